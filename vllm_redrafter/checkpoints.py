@@ -1,0 +1,167 @@
+"""Reading and writing drafter checkpoints: folders with config.json and model.safetensors.
+
+Three spellings of the tensor names are read: our own, which is Apple's; and the two older ones
+that TensorRT-LLM's converter also accepted (`input_projs.*` with `lm_heads.*`, and `0.*`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from vllm_redrafter.config import MODEL_TYPE, ConfigError, DrafterConfig
+from vllm_redrafter.drafter import Drafter
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+_OLD_NAMES = ((re.compile(r"^input_projs\."), "input_proj."), (re.compile(r"^(lm_heads|0)\."), "lm_head."))
+_LOAD_ERRORS = (OSError, HfHubHTTPError, HFValidationError, ValueError)
+
+
+def resolve_file(model: str, name: str, revision: str | None = None) -> Path | None:
+    """A file of a checkpoint folder or hub repository; None where the checkpoint has no such file.
+
+    Raises:
+        ConfigError: there is neither such a folder nor such a repository within reach.
+    """
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        path = folder / name
+        return path if path.is_file() else None
+    if folder.is_file():
+        raise ConfigError(f"speculative model {model!r} is a file; give the checkpoint's folder")
+    if model.startswith((".", "/", "~")):
+        raise ConfigError(f"speculative model {model!r}: no such folder")
+    try:
+        return Path(hf_hub_download(model, name, revision=revision))
+    except EntryNotFoundError:
+        return None
+    except _LOAD_ERRORS as error:
+        raise ConfigError(
+            f"speculative model {model!r}: no such folder, and not to be had from the hub: {error}"
+        ) from error
+
+
+def read_config(model: str, revision: str | None = None) -> dict[str, Any]:
+    """A checkpoint's config.json; empty where it has none.
+
+    Raises:
+        ConfigError: no such checkpoint, or its config.json is not a JSON object.
+    """
+    path = resolve_file(model, CONFIG_FILE, revision)
+    if path is None:
+        return {}
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: not readable as JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: expected a JSON object, got {type(values).__name__}")
+    return values
+
+
+def is_redrafter(config: Mapping[str, Any]) -> bool:
+    """Does this config.json belong to a ReDrafter checkpoint?"""
+    return config.get("model_type") == MODEL_TYPE
+
+
+def load_config(model: str, revision: str | None = None) -> DrafterConfig:
+    """The drafter's sizes.
+
+    Raises:
+        ConfigError: no such checkpoint, or not a ReDrafter's.
+    """
+    values = read_config(model, revision)
+    if not is_redrafter(values):
+        found = values.get("model_type", "none")
+        raise ConfigError(
+            f"{model!r} is not a ReDrafter checkpoint: its config.json must say "
+            f'"model_type": "{MODEL_TYPE}", found {found!r}'
+        )
+    return DrafterConfig.from_dict(values)
+
+
+def load_drafter(
+    model: str, dtype: torch.dtype = torch.float32, revision: str | None = None
+) -> Drafter:
+    """Read a checkpoint and check every tensor's name and shape.
+
+    Args:
+        model: a folder, or a hub repository's id.
+        dtype: of the returned parameters.
+        revision: of the hub repository.
+
+    Raises:
+        ConfigError: missing, misshapen or unknown tensors, all of them listed.
+    """
+    config = load_config(model, revision)
+    path = resolve_file(model, WEIGHTS_FILE, revision)
+    if path is None:
+        raise ConfigError(f"{model!r}: the checkpoint has no {WEIGHTS_FILE}")
+    try:
+        tensors = {own_name(name): tensor for name, tensor in load_file(path).items()}
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{path}: not readable as safetensors: {error}") from error
+    with torch.device("meta"):
+        drafter = Drafter(config)
+    _check_tensors(str(path), drafter.state_dict(), tensors)
+    drafter.load_state_dict({name: t.to(dtype) for name, t in tensors.items()}, assign=True)
+    return drafter.eval().requires_grad_(False)
+
+
+def save_drafter(
+    drafter: Drafter, folder: str | Path, verifier: str | None = None, **extra: Any
+) -> None:
+    """Write a checkpoint folder.
+
+    Args:
+        drafter: what to write.
+        folder: made if it does not exist.
+        verifier: the target's name or path, recorded under `speculators_config`.
+        extra: further entries of config.json, such as training settings.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: t.detach().contiguous().cpu() for name, t in drafter.state_dict().items()}
+    save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    config = {
+        "model_type": MODEL_TYPE,
+        "architectures": ["RecurrentDrafter"],
+        **vars(drafter.config),
+        "torch_dtype": str(next(iter(tensors.values())).dtype).removeprefix("torch."),
+        "speculators_config": {
+            "algorithm": "redrafter",
+            "verifier": {"name_or_path": verifier},
+        },
+        **extra,
+    }
+    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
+
+
+def own_name(name: str) -> str:
+    """Our (and Apple's) name of a tensor that TensorRT-LLM's converter named differently."""
+    for pattern, replacement in _OLD_NAMES:
+        name = pattern.sub(replacement, name)
+    return name
+
+
+def _check_tensors(path: str, expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+    problems = [f"missing {name}" for name in expected if name not in found]
+    problems += [f"unknown {name}" for name in found if name not in expected]
+    problems += [
+        f"{name} has shape {list(found[name].shape)}, config.json asks for {list(want.shape)}"
+        for name, want in expected.items()
+        if name in found and found[name].shape != want.shape
+    ]
+    if problems:
+        raise ConfigError(f"{path} does not fit its config.json: {'; '.join(problems)}")

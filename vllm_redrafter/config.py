@@ -1,0 +1,138 @@
+"""The two configurations: what a drafter checkpoint is, and how to speculate with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
+
+MODEL_TYPE = "recurrent_drafting_drafter"
+"""`model_type` in a checkpoint's config.json: Apple's own name, kept so that both can read it."""
+
+MAX_NODES = 128
+"""The most nodes in a tree, root included: vLLM's own MAX_SPEC_LEN."""
+
+TOP_TOKENS = 50
+"""Draft logits keep their top 50 before the log-softmax (Apple's `warp_logits`)."""
+
+TreeKind = Literal["explored", "beams"]
+
+
+class ConfigError(ValueError):
+    """A setting or a checkpoint that cannot work; the message names the value and the remedy."""
+
+
+def _require_positive(owner: str, **values: int) -> None:
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(f"{owner}: {name} must be an integer of at least 1, got {value!r}")
+
+
+@dataclass(frozen=True)
+class DrafterConfig:
+    """What a drafter checkpoint is: the sizes of its layers.
+
+    Field names are those of Apple's config.json. `num_lookback_tokens` is recorded by Apple's
+    training code and read by nothing.
+
+    Raises:
+        ConfigError: a size is below 1 or not an integer.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    exit_dim: int
+    num_draft_layers: int = 1
+    rnn: bool = True
+    num_lookback_tokens: int = -1
+
+    def __post_init__(self) -> None:
+        _require_positive(
+            "drafter config.json",
+            vocab_size=self.vocab_size,
+            hidden_size=self.hidden_size,
+            exit_dim=self.exit_dim,
+        )
+        if not isinstance(self.num_draft_layers, int) or self.num_draft_layers < 0:
+            raise ConfigError(
+                "drafter config.json: num_draft_layers must be an integer of at least 0, "
+                f"got {self.num_draft_layers!r}"
+            )
+
+    @property
+    def has_input_projection(self) -> bool:
+        """`input_proj` exists only where [h ; s] (2H wide) does not fit the head as it is."""
+        return self.exit_dim != 2 * self.hidden_size
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> DrafterConfig:
+        """Read a config.json; keys that are not the drafter's (transformers' own) are ignored.
+
+        Raises:
+            ConfigError: a size is missing or invalid.
+        """
+        known = {field.name for field in fields(cls)}
+        required = ("vocab_size", "hidden_size", "exit_dim")
+        if missing := [name for name in required if name not in values]:
+            raise ConfigError(
+                f"drafter config.json lacks {', '.join(missing)}: is this a ReDrafter checkpoint?"
+            )
+        return cls(**{name: value for name, value in values.items() if name in known})
+
+
+@dataclass(frozen=True)
+class ReDrafterConfig:
+    """How to speculate: the part of vLLM's speculative config that is ours.
+
+    Attributes:
+        num_speculative_tokens: K, the most tree nodes verified per request and step, the root
+            not counted; vLLM's own setting.
+        beam_width: W, the beams kept by the search.
+        beam_length: L, the tokens drafted per beam.
+        tree: `explored` verifies the K most probable nodes that the search visited; `beams`
+            only those on a finished beam (the paper's prefix dedup).
+
+    Raises:
+        ConfigError: a value is out of range; the message names the limit.
+    """
+
+    num_speculative_tokens: int
+    beam_width: int = 4
+    beam_length: int = 5
+    tree: TreeKind = "explored"
+
+    def __post_init__(self) -> None:
+        _require_positive("speculative config", beam_width=self.beam_width)
+        _require_positive("speculative config", beam_length=self.beam_length)
+        k = self.num_speculative_tokens
+        if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k < MAX_NODES:
+            raise ConfigError(
+                f"speculative config: num_speculative_tokens must be between 1 and {MAX_NODES - 1} "
+                f"(tree nodes per request and step, the root not counted), got {k!r}; "
+                "to decode without speculation, leave the speculative config out"
+            )
+        if self.beam_width > TOP_TOKENS:
+            raise ConfigError(
+                f"speculative config: beam_width must be at most {TOP_TOKENS} (the drafter ranks "
+                f"its {TOP_TOKENS} best tokens per beam), got {self.beam_width}"
+            )
+        if self.beam_length >= MAX_NODES:
+            raise ConfigError(
+                f"speculative config: beam_length must be at most {MAX_NODES - 1}, "
+                f"got {self.beam_length}"
+            )
+        if self.tree not in get_args(TreeKind):
+            raise ConfigError(
+                f"speculative config: tree must be one of {', '.join(get_args(TreeKind))}, "
+                f"got {self.tree!r}"
+            )
+
+    @property
+    def max_explored(self) -> int:
+        """Nodes that a beam search of this shape visits: at most W on each of L levels."""
+        return self.beam_width * self.beam_length
+
+    @classmethod
+    def own_keys(cls) -> tuple[str, ...]:
+        """The keys of a speculative config that are ours and unknown to vLLM."""
+        return tuple(f.name for f in fields(cls) if f.name != "num_speculative_tokens")
