@@ -33,7 +33,7 @@ class ExploredNodes:
     log_probs: Tensor
 
     def beams(self) -> tuple[Tensor, Tensor]:
-        """The finished beams, token by token: ([R, W, L] tokens, [R, W, L] cumulative log-probs)."""
+        """The finished beams: ([R, W, L] tokens, [R, W, L] cumulative log-probabilities)."""
         _, length, _ = self.tokens.shape
         beam = torch.arange(self.tokens.shape[2], device=self.tokens.device)
         beam = beam.expand(self.tokens.shape[0], -1)

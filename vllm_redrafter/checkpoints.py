@@ -15,16 +15,18 @@ from typing import Any
 import torch
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from vllm_redrafter.config import MODEL_TYPE, ConfigError, DrafterConfig
 from vllm_redrafter.drafter import Drafter
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
-_OLD_NAMES = ((re.compile(r"^input_projs\."), "input_proj."), (re.compile(r"^(lm_heads|0)\."), "lm_head."))
+_OLD_NAMES = (
+    (re.compile(r"^input_projs\."), "input_proj."),
+    (re.compile(r"^(lm_heads|0)\."), "lm_head."),
+)
 _LOAD_ERRORS = (OSError, HfHubHTTPError, HFValidationError, ValueError)
 
 
@@ -91,6 +93,26 @@ def load_config(model: str, revision: str | None = None) -> DrafterConfig:
     return DrafterConfig.from_dict(values)
 
 
+def check_checkpoint(model: str, revision: str | None = None) -> DrafterConfig:
+    """Check a checkpoint's tensors by name and shape, without reading them.
+
+    Raises:
+        ConfigError: see `load_drafter`.
+    """
+    config = load_config(model, revision)
+    path = _weights_path(model, revision)
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = list(file.keys())
+            shapes = {own_name(name): file.get_slice(name).get_shape() for name in names}
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{path}: not readable as safetensors: {error}") from error
+    with torch.device("meta"):
+        expected = Drafter(config).state_dict()
+    _check_shapes(str(path), {name: list(t.shape) for name, t in expected.items()}, shapes)
+    return config
+
+
 def load_drafter(
     model: str, dtype: torch.dtype = torch.float32, revision: str | None = None
 ) -> Drafter:
@@ -104,18 +126,12 @@ def load_drafter(
     Raises:
         ConfigError: missing, misshapen or unknown tensors, all of them listed.
     """
-    config = load_config(model, revision)
-    path = resolve_file(model, WEIGHTS_FILE, revision)
-    if path is None:
-        raise ConfigError(f"{model!r}: the checkpoint has no {WEIGHTS_FILE}")
-    try:
-        tensors = {own_name(name): tensor for name, tensor in load_file(path).items()}
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(f"{path}: not readable as safetensors: {error}") from error
+    config = check_checkpoint(model, revision)
+    tensors = load_file(_weights_path(model, revision))
     with torch.device("meta"):
         drafter = Drafter(config)
-    _check_tensors(str(path), drafter.state_dict(), tensors)
-    drafter.load_state_dict({name: t.to(dtype) for name, t in tensors.items()}, assign=True)
+    converted = {own_name(name): tensor.to(dtype) for name, tensor in tensors.items()}
+    drafter.load_state_dict(converted, assign=True)
     return drafter.eval().requires_grad_(False)
 
 
@@ -155,13 +171,22 @@ def own_name(name: str) -> str:
     return name
 
 
-def _check_tensors(path: str, expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
+def _weights_path(model: str, revision: str | None) -> Path:
+    path = resolve_file(model, WEIGHTS_FILE, revision)
+    if path is None:
+        raise ConfigError(f"{model!r}: the checkpoint has no {WEIGHTS_FILE}")
+    return path
+
+
+def _check_shapes(
+    path: str, expected: Mapping[str, list[int]], found: Mapping[str, list[int]]
+) -> None:
     problems = [f"missing {name}" for name in expected if name not in found]
     problems += [f"unknown {name}" for name in found if name not in expected]
     problems += [
-        f"{name} has shape {list(found[name].shape)}, config.json asks for {list(want.shape)}"
+        f"{name} has shape {list(found[name])}, config.json asks for {want}"
         for name, want in expected.items()
-        if name in found and found[name].shape != want.shape
+        if name in found and list(found[name]) != want
     ]
     if problems:
         raise ConfigError(f"{path} does not fit its config.json: {'; '.join(problems)}")

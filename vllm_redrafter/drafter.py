@@ -84,8 +84,7 @@ class Drafter(nn.Module):
             )
         else:
             x = torch.cat([hidden.expand_as(state), state], dim=-1)
-        for block in self.lm_head[:-1]:
-            x = block(x)
+        x = self.lm_head[:-1](x)
         return x
 
     def logits(self, hidden: Tensor, state: Tensor) -> Tensor:

@@ -36,13 +36,12 @@ class AcceptedPath:
     last_node: Tensor
 
 
-def accept_path(tree: TokenTree, sampled: Tensor, ancestor_mask: Tensor) -> AcceptedPath:
+def accept_path(tree: TokenTree, sampled: Tensor) -> AcceptedPath:
     """Walk every request's tree along the tokens that the target sampled.
 
     Args:
         tree: the verified trees, K+1 slots each.
         sampled: [R, K+1] integers, the target's token at each node; unused slots are not read.
-        ancestor_mask: [R, K+1, K+1] bool, `tree.ancestor_mask` (attention needed it before).
 
     Returns:
         The accepted path of each request.
@@ -52,7 +51,7 @@ def accept_path(tree: TokenTree, sampled: Tensor, ancestor_mask: Tensor) -> Acce
     matches[:, 0] = True
     # A node is walked through if it and all its ancestors match what their parents sampled.
     # Siblings carry different tokens, so the walked nodes are one path, one node per depth.
-    walked = (matches.unsqueeze(1) | ~ancestor_mask).all(dim=2) & tree.is_node
+    walked = (matches.unsqueeze(1) | ~tree.ancestor_mask).all(dim=2) & tree.is_node
     num_sampled = walked.sum(dim=1)
 
     slots = tree.tokens.shape[1]

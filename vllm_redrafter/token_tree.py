@@ -66,6 +66,15 @@ class TokenTree:
             num_nodes=kept,
         )
 
+    def select(self, requests: Tensor) -> TokenTree:
+        """The trees of some requests: [N] int64 indices."""
+        return TokenTree(
+            self.tokens[requests],
+            self.parents[requests],
+            self.depths[requests],
+            self.num_nodes[requests],
+        )
+
     @classmethod
     def from_explored(
         cls,
@@ -161,7 +170,7 @@ def pack_bits(mask: Tensor) -> Tensor:
     words = -(-mask.shape[-1] // WORD_BITS)
     padded = torch.nn.functional.pad(mask, (0, words * WORD_BITS - mask.shape[-1]))
     bits = torch.arange(WORD_BITS, device=mask.device)
-    packed = (padded.unflatten(-1, (words, WORD_BITS)).long() << bits).sum(dim=-1)
+    packed = (padded.view(*mask.shape[:-1], words, WORD_BITS).long() << bits).sum(dim=-1)
     # Two's complement: a word with bit 31 set is a negative int32.
     return torch.where(packed >= 1 << 31, packed - (1 << 32), packed).to(torch.int32)
 
@@ -188,7 +197,7 @@ def _select(
     A stable sort over candidates in level order keeps a parent before a child that is exactly as
     probable (log-probability 0), so ranks are a topological order.
     """
-    num_requests, length, width = tokens.shape
+    _, length, width = tokens.shape
     num_candidates = length * width
     sorted_scores, order = log_probs.flatten(1).sort(dim=1, descending=True, stable=True)
     order, sorted_scores = order[:, :max_nodes], sorted_scores[:, :max_nodes]

@@ -1,0 +1,26 @@
+# Works on a machine with nothing but Python >= 3.11 and a C compiler: everything else goes into .venv.
+# ARGS is passed on: make test ARGS="-x -k tree"
+
+.PHONY: setup demo test lint clean
+
+setup: .venv/.ready
+
+.venv/.ready: pyproject.toml setup.py scripts/setup_env.sh
+	bash scripts/setup_env.sh
+
+demo: .venv/.ready
+	.venv/bin/vllm-redrafter demo $(ARGS)
+
+# Not `python -m pytest`: it puts the repository root on sys.path, and with it a plain `triton_kernels`.
+test: .venv/.ready
+	.venv/bin/pytest tests $(ARGS)
+
+lint: .venv/.ready
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/mypy
+
+# .venv stays: it takes minutes to build.
+clean:
+	rm -rf .cache build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name .venv -prune -o -name __pycache__ -type d -exec rm -rf {} +

@@ -1,0 +1,5 @@
+"""All metadata is in pyproject.toml, which can find packages or list them, but not both."""
+
+from setuptools import find_packages, setup
+
+setup(packages=[*find_packages(include=["vllm_redrafter*"]), "vllm_redrafter.triton_kernels"])

@@ -1,0 +1,142 @@
+"""Every limit of the two configurations, and what the errors say."""
+
+from typing import Any
+
+import pytest
+
+from vllm_redrafter.config import ConfigError, DrafterConfig, ReDrafterConfig
+
+SIZES: dict[str, Any] = {"vocab_size": 32, "hidden_size": 8, "exit_dim": 16}
+
+
+@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("value", [0, -1, True, 8.0, "8", None])
+def test_drafter_sizes_must_be_positive_integers(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=rf"{name} .* at least 1, got {value!r}"):
+        DrafterConfig(**{**SIZES, name: value})
+
+
+def test_drafter_sizes_of_one_are_accepted() -> None:
+    config = DrafterConfig(vocab_size=1, hidden_size=1, exit_dim=1)
+    assert (config.vocab_size, config.hidden_size, config.exit_dim) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("value", [-1, 1.0, "1", None])
+def test_number_of_draft_layers_must_be_a_non_negative_integer(value: object) -> None:
+    with pytest.raises(ConfigError, match=rf"num_draft_layers .* at least 0, got {value!r}"):
+        DrafterConfig.from_dict({**SIZES, "num_draft_layers": value})
+
+
+def test_a_head_without_draft_layers_is_accepted() -> None:
+    assert DrafterConfig(**SIZES, num_draft_layers=0).num_draft_layers == 0
+
+
+@pytest.mark.parametrize(("exit_dim", "expected"), [(15, True), (16, False), (17, True), (8, True)])
+def test_input_projection_exists_unless_exit_dim_is_twice_the_hidden_size(
+    exit_dim: int, expected: bool
+) -> None:
+    config = DrafterConfig(vocab_size=32, hidden_size=8, exit_dim=exit_dim)
+    assert config.has_input_projection is expected
+
+
+def test_from_dict_reads_apples_keys_and_ignores_those_of_transformers() -> None:
+    values = {
+        **SIZES,
+        "num_draft_layers": 2,
+        "num_lookback_tokens": 3,
+        "rnn": False,
+        "model_type": "recurrent_drafting_drafter",
+        "architectures": ["Drafter"],
+        "torch_dtype": "float32",
+        "transformers_version": "4.38.2",
+    }
+    assert DrafterConfig.from_dict(values) == DrafterConfig(
+        vocab_size=32,
+        hidden_size=8,
+        exit_dim=16,
+        num_draft_layers=2,
+        num_lookback_tokens=3,
+        rnn=False,
+    )
+
+
+@pytest.mark.parametrize("names", [["vocab_size"], ["hidden_size", "exit_dim"], list(SIZES)])
+def test_from_dict_names_all_missing_sizes(names: list[str]) -> None:
+    values = {name: size for name, size in SIZES.items() if name not in names}
+    with pytest.raises(ConfigError, match=f"lacks {', '.join(names)}"):
+        DrafterConfig.from_dict(values)
+
+
+@pytest.mark.parametrize("num_speculative_tokens", [1, 127])
+def test_limits_of_num_speculative_tokens_are_accepted(num_speculative_tokens: int) -> None:
+    config = ReDrafterConfig(num_speculative_tokens)
+    assert config.num_speculative_tokens == num_speculative_tokens
+
+
+@pytest.mark.parametrize("value", [0, -1, 128, True, 16.0, "16", None])
+def test_num_speculative_tokens_out_of_range_is_refused(value: Any) -> None:
+    with pytest.raises(ConfigError) as error:
+        ReDrafterConfig(value)
+    assert (
+        f"must be between 1 and 127 (tree nodes per request and step, the root not counted), got {value!r}"
+        in str(error.value)
+    )
+    assert "to decode without speculation, leave the speculative config out" in str(error.value)
+
+
+@pytest.mark.parametrize("beam_width", [1, 50])
+def test_limits_of_beam_width_are_accepted(beam_width: int) -> None:
+    assert ReDrafterConfig(16, beam_width=beam_width).beam_width == beam_width
+
+
+@pytest.mark.parametrize(
+    ("value", "limit"),
+    [
+        *[(value, "at least 1") for value in (0, -1, True, "4", None)],
+        (51, "at most 50"),
+    ],
+)
+def test_beam_width_out_of_range_is_refused(value: Any, limit: str) -> None:
+    with pytest.raises(ConfigError, match=rf"beam_width must be .*{limit}.*, got {value!r}"):
+        ReDrafterConfig(16, beam_width=value)
+
+
+@pytest.mark.parametrize("beam_length", [1, 127])
+def test_limits_of_beam_length_are_accepted(beam_length: int) -> None:
+    assert ReDrafterConfig(16, beam_length=beam_length).beam_length == beam_length
+
+
+@pytest.mark.parametrize(
+    ("value", "limit"),
+    [
+        *[(value, "at least 1") for value in (0, -1, True, 5.0, None)],
+        (128, "at most 127"),
+    ],
+)
+def test_beam_length_out_of_range_is_refused(value: Any, limit: str) -> None:
+    with pytest.raises(ConfigError, match=rf"beam_length must be .*{limit}.*, got {value!r}"):
+        ReDrafterConfig(16, beam_length=value)
+
+
+@pytest.mark.parametrize("tree", ["explored", "beams"])
+def test_both_kinds_of_tree_are_accepted(tree: Any) -> None:
+    assert ReDrafterConfig(16, tree=tree).tree == tree
+
+
+@pytest.mark.parametrize("tree", ["prefix", "Beams", "", None, ["beams"]])
+def test_an_unknown_tree_is_refused_and_the_known_ones_are_named(tree: Any) -> None:
+    with pytest.raises(ConfigError) as error:
+        ReDrafterConfig(16, tree=tree)
+    assert f"tree must be one of explored, beams, got {tree!r}" in str(error.value)
+
+
+def test_a_search_explores_width_times_length_nodes() -> None:
+    assert ReDrafterConfig(16, beam_width=4, beam_length=5).max_explored == 20
+
+
+def test_own_keys_are_those_unknown_to_vllm() -> None:
+    assert ReDrafterConfig.own_keys() == ("beam_width", "beam_length", "tree")
+
+
+def test_config_errors_are_value_errors() -> None:
+    assert issubclass(ConfigError, ValueError)

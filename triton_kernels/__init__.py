@@ -1,0 +1,1 @@
+"""The device kernels live here; they are imported as `vllm_redrafter.triton_kernels`."""

@@ -1,0 +1,1 @@
+"""Adapters to vLLM: with plugin.py the only code that imports vLLM's internals."""

@@ -1,0 +1,1 @@
+"""ReDrafter on vLLM's CPU backend (V1 model runner)."""

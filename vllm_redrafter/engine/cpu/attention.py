@@ -1,0 +1,149 @@
+"""vLLM's CPU attention backend, extended by tree attention.
+
+Rows that are no tree (prefill chunks, plain decodes, chains) stay with vLLM's C++ kernel: linear
+positions and a causal mask are exact for them. Tree rows go through `paged_tree_attention`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+from torch import Tensor
+from vllm.v1.attention.backend import AttentionLayer, CommonAttentionMetadata
+from vllm.v1.attention.backends.cpu_attn import (
+    CPUAttentionBackend,
+    CPUAttentionBackendImpl,
+    CPUAttentionMetadata,
+    CPUAttentionMetadataBuilder,
+)
+
+from vllm_redrafter.engine.cpu.kv_cache import key_value_views
+from vllm_redrafter.engine.cpu.stats import StepStats
+from vllm_redrafter.tree_attention import AttentionVariant, TreeQueries, paged_tree_attention
+
+
+@dataclass
+class TreeAttentionMetadata(CPUAttentionMetadata):
+    """vLLM's metadata of one step and KV cache group, with the step's trees.
+
+    Attributes:
+        trees: the requests whose tree is not a chain; None where there is none.
+        block_size: tokens per cache block.
+        only_trees: no other request is in the batch, so vLLM's kernel has nothing to do.
+        stats: where the time spent is added.
+    """
+
+    trees: TreeQueries | None = None
+    block_size: int = 0
+    only_trees: bool = False
+    stats: StepStats | None = None
+
+
+class TreeAttentionMetadataBuilder(CPUAttentionMetadataBuilder):
+    def _set_isa_to_layers(self, layer_names: list[str]) -> None:
+        # AMX packs K in a layout of its own; "vec" keeps it a plain transposed matrix, which
+        # tree attention and compaction read. The layers write what is set here.
+        if self.isa == "amx":
+            self.isa: str = "vec"
+        super()._set_isa_to_layers(layer_names)
+
+    def build(
+        self,
+        common_prefix_len: int,
+        common_attn_metadata: CommonAttentionMetadata,
+        fast_build: bool = False,
+    ) -> TreeAttentionMetadata:
+        plain = super().build(common_prefix_len, common_attn_metadata, fast_build)
+        return TreeAttentionMetadata(**vars(plain), block_size=self.block_size)
+
+
+class TreeAttentionImpl(CPUAttentionBackendImpl):
+    def forward(
+        self,
+        layer: AttentionLayer,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        attn_metadata: CPUAttentionMetadata | None,
+        output: Tensor,
+        output_scale: Tensor | None = None,
+        output_block_scale: Tensor | None = None,
+    ) -> Tensor:
+        """As vLLM's; tree rows of `output` are then written by tree attention."""
+        assert attn_metadata is None or isinstance(attn_metadata, TreeAttentionMetadata)
+        if attn_metadata is None or not attn_metadata.only_trees:
+            super().forward(
+                layer,
+                query,
+                key,
+                value,
+                kv_cache,
+                attn_metadata,
+                output,
+                output_scale,
+                output_block_scale,
+            )
+        if attn_metadata is not None and attn_metadata.trees is not None:
+            started = perf_counter()
+            self._attend_trees(query, kv_cache, attn_metadata.trees, output)
+            if attn_metadata.stats is not None:
+                attn_metadata.stats.attention += perf_counter() - started
+        return output
+
+    def _attend_trees(
+        self, query: Tensor, kv_cache: Tensor, trees: TreeQueries, output: Tensor
+    ) -> None:
+        requests, blocks = trees.block_ids.shape
+        # One copy of the blocks in use; bf16 and fp16 are widened, as vLLM's kernel does.
+        cache = kv_cache.index_select(0, trees.block_ids.flatten()).float()
+        keys, values = key_value_views(cache.view(requests, blocks, *cache.shape[1:]))
+        attended = paged_tree_attention(query[trees.rows], keys, values, trees, self._variant())
+        output[trees.node_rows] = attended[trees.tree.is_node].to(output.dtype)
+
+    def _variant(self) -> AttentionVariant:
+        return AttentionVariant(
+            scale=self.scale,
+            sliding_window=self.sliding_window,
+            soft_cap=self.logits_soft_cap,
+            alibi_slopes=self.alibi_slopes,
+            sinks=self.sinks,
+        )
+
+
+class TreeAttentionBackend(CPUAttentionBackend):
+    """Registered in place of CPU_ATTN by our worker, and in its process only."""
+
+    @staticmethod
+    def get_impl_cls() -> type[CPUAttentionBackendImpl]:
+        return TreeAttentionImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[CPUAttentionMetadataBuilder]:
+        return TreeAttentionMetadataBuilder
+
+
+def check_cache_layout(isa: str, head_size: int, block_size: int, dtype: torch.dtype) -> None:
+    """Prove on a scratch block that vLLM writes the cache in the layout that we read.
+
+    Raises:
+        RuntimeError: it does not; decoding would be wrong.
+    """
+    from vllm import _custom_ops as ops
+
+    cache = torch.zeros(1, 1, block_size, 2 * head_size, dtype=dtype)
+    keys, values = cache.view(1, 1, 2 * block_size, head_size).chunk(2, dim=2)
+    rows = torch.randn(2, block_size, 1, head_size).to(dtype)
+    slots = torch.arange(block_size)
+    ops.cpu_attn_reshape_and_cache(
+        rows[0], rows[1], keys, values, slots, isa, k_scale=1.0, v_scale=1.0, kv_cache_dtype="auto"
+    )
+    k, v = key_value_views(cache)
+    if not (torch.equal(k[0, 0].T, rows[0, :, 0]) and torch.equal(v[0, 0], rows[1, :, 0])):
+        raise RuntimeError(
+            f"vLLM's CPU attention stores its KV cache in a layout that ReDrafter does not know "
+            f"(instruction set {isa!r}, head size {head_size}, block size {block_size}, {dtype}); "
+            "on this processor, run without --spec-model, or report it with this message"
+        )

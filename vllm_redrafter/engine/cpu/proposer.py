@@ -1,0 +1,55 @@
+"""The drafter at work: from the last hidden states to the next step's token trees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from torch import Tensor, nn
+from vllm.config import VllmConfig
+
+from vllm_redrafter.beam_search import beam_search
+from vllm_redrafter.checkpoints import load_drafter
+from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.plugin import METHOD
+from vllm_redrafter.token_tree import TokenTree
+
+
+def redrafter_settings(vllm_config: VllmConfig) -> dict[str, Any]:
+    """What plugin.py recorded: the checkpoint (`model`, `revision`) and our speculative keys."""
+    settings: dict[str, Any] = vllm_config.additional_config[METHOD]
+    return settings
+
+
+class TreeProposer:
+    """vLLM's custom proposer (`method="custom_class"`), made by the model runner."""
+
+    def __init__(self, vllm_config: VllmConfig) -> None:
+        settings = dict(redrafter_settings(vllm_config))
+        self.model = settings.pop("model")
+        self.revision = settings.pop("revision", None)
+        self.config = ReDrafterConfig(**settings)
+        self.dtype = vllm_config.model_config.dtype
+
+    def load_model(self, target: nn.Module) -> None:
+        """Read the checkpoint; the target's embedding is shared, not copied."""
+        self.drafter = load_drafter(self.model, self.dtype, self.revision)
+        self.embed = cast(Callable[[Tensor], Tensor], target.embed_input_ids)
+
+    def propose(
+        self, hidden: Tensor, root_tokens: Tensor, chain: Tensor | None, max_nodes: int
+    ) -> TokenTree:
+        """Draft trees for R requests.
+
+        Args:
+            hidden: [R, H], the target's hidden state that predicted each root token.
+            root_tokens: [R] int64.
+            chain: [R] bool, requests that need a chain; None where none does.
+            max_nodes: K of this step.
+
+        Returns:
+            Trees with max_nodes + 1 slots.
+        """
+        shape = (self.config.beam_width, min(self.config.beam_length, max_nodes))
+        explored = beam_search(self.drafter, self.embed, hidden, root_tokens, *shape)
+        return TokenTree.from_explored(root_tokens, explored, max_nodes, self.config.tree, chain)

@@ -1,0 +1,272 @@
+"""vLLM's CPU model runner with token trees in place of draft chains.
+
+The decoding step, in the order in which vLLM calls the overridden methods:
+
+1. `_prepare_inputs`: look up the trees of the scheduled draft tokens; give their rows the
+   positions n + depth (the slots stay linear).
+2. `_build_attention_metadata`: hand the trees to the attention layers.
+3. `_model_forward`: the target reads all nodes of all requests in one pass.
+4. `_sample`: vLLM's sampler draws at every node, the walk accepts a path, compaction moves its
+   KV rows into the linear slots.
+5. `propose_draft_token_ids`: beam search from the last accepted node's hidden state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from vllm.config import VllmConfig
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import SamplerOutput
+from vllm.v1.sample.logits_processor import (
+    BUILTIN_LOGITS_PROCESSORS,
+    STR_SPEC_DEC_REJECTS_LOGITSPROCS,
+    LogitsProcessors,
+)
+from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
+from vllm.v1.worker import gpu_model_runner
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+from vllm_redrafter.engine.cpu.attention import TreeAttentionMetadata, check_cache_layout
+from vllm_redrafter.engine.cpu.kv_cache import compact, moves, stack_layers
+from vllm_redrafter.engine.cpu.node_sampler import NodeRows, NodeSampler
+from vllm_redrafter.engine.cpu.proposer import TreeProposer
+from vllm_redrafter.engine.cpu.stats import StepStats
+from vllm_redrafter.plugin import substituted
+from vllm_redrafter.scorer import accept_path
+from vllm_redrafter.token_tree import TokenTree
+from vllm_redrafter.tree_attention import TreeQueries
+
+
+@dataclass(frozen=True)
+class VerificationStep:
+    """One engine step's batch: R requests, those without a draft being trees of one node.
+
+    Attributes:
+        tree: the trees under verification, T node slots.
+        root_rows: [R] int64, the flat row of each root among the step's tokens; a request's
+            other nodes follow it.
+        rows: how the rows of hidden states and logits, which leave out all but the last row of
+            a prompt, relate to the trees.
+    """
+
+    tree: TokenTree
+    root_rows: Tensor
+    rows: NodeRows
+
+
+class TreeModelRunner(CPUModelRunner):
+    """Verifies token trees; everything else is vLLM's."""
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
+        # vLLM leaves min-p and logit bias out when it speculates; NodeSampler applies them.
+        with substituted(gpu_model_runner, "build_logitsprocs", _builtin_logits_processors):
+            super().__init__(vllm_config, device)
+        self.stats = StepStats()
+        # By request: [2, K+1], parents and depths of the tree drafted last. Kept until the
+        # scheduler runs the request again, which need not be in the next step.
+        self._links: dict[str, Tensor] = {}
+        self._step: VerificationStep | None = None
+        self._last_rows: Tensor | None = None
+
+    def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
+        super().initialize_kv_cache(*args, **kwargs)
+        layers = self.compilation_config.static_forward_context
+        self._kv_stacks: list[list[Tensor]] = []
+        for group in self.kv_cache_config.kv_cache_groups:
+            caches = {name: layers[name].kv_cache for name in group.layer_names}
+            self._kv_stacks.append(stack_layers(caches.values()))
+            for isa, cache in {layers[name].isa: cache for name, cache in caches.items()}.items():
+                check_cache_layout(isa, cache.shape[3] // 2, cache.shape[2], cache.dtype)
+
+    def _on_request_state_removed(self, req_id: str, req_state: Any) -> None:
+        super()._on_request_state_removed(req_id, req_state)
+        self._links.pop(req_id, None)
+
+    # 1 -- inputs
+
+    def _prepare_inputs(
+        self, scheduler_output: SchedulerOutput, num_scheduled_tokens: np.ndarray
+    ) -> tuple[Tensor, SpecDecodeMetadata | None, int]:
+        prepared = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
+        assert prepared[1] is not None
+        num_drafted = torch.tensor(prepared[1].num_draft_tokens, dtype=torch.int32)
+        ends = self.query_start_loc.cpu[1 : num_drafted.shape[0] + 1]
+        root_rows = (ends - num_drafted - 1).long()
+        tree = self._scheduled_trees(root_rows, num_drafted)
+        self._step = VerificationStep(tree, root_rows, NodeRows.of(tree))
+        # The slots have been computed from linear positions by now; RoPE shall see the depth.
+        root_positions = self.positions[root_rows].unsqueeze(1)
+        node_rows = _node_rows(self._step)[tree.is_node]
+        self.positions[node_rows] = (root_positions + tree.depths)[tree.is_node]
+        self.stats.count_drafts(num_drafted)
+        return prepared
+
+    def _scheduled_trees(self, root_rows: Tensor, num_drafted: Tensor) -> TokenTree:
+        """For each request the first nodes, as many as are scheduled, of the tree drafted last."""
+        slots = int(num_drafted.max()) + 1
+        no_links = torch.zeros(2, slots, dtype=torch.int32)
+        links = torch.stack(
+            [
+                self._links[request][:, :slots] if drafted else no_links
+                for request, drafted in zip(
+                    self.input_batch.req_ids, num_drafted.tolist(), strict=True
+                )
+            ]
+        )
+        input_ids = self.input_ids.cpu
+        rows = (root_rows.unsqueeze(1) + torch.arange(slots)).clamp(max=input_ids.shape[0] - 1)
+        full = TokenTree(input_ids[rows], links[:, 0], links[:, 1], num_drafted + 1)
+        return full.prefix(full.num_nodes)
+
+    # 2 -- attention
+
+    def _build_attention_metadata(self, *args: Any, **kwargs: Any) -> Any:
+        built = super()._build_attention_metadata(*args, **kwargs)
+        if self._step is not None:
+            branching = _branching_requests(self._step.tree)
+            if branching.numel():
+                for metadata in {id(m): m for m in built[0].values()}.values():
+                    self._attach_trees(metadata, self._step, branching)
+        return built
+
+    def _attach_trees(
+        self, metadata: TreeAttentionMetadata, step: VerificationStep, requests: Tensor
+    ) -> None:
+        tree = step.tree.select(requests)
+        metadata.trees = TreeQueries(
+            tree=tree,
+            rows=_node_rows(step)[requests],
+            context_lens=(metadata.seq_lens[requests] - tree.num_nodes).long(),
+            block_table=metadata.block_table[requests],
+            block_size=metadata.block_size,
+        )
+        metadata.only_trees = requests.shape[0] == step.tree.tokens.shape[0]
+        metadata.stats = self.stats
+
+    # 3 -- forward
+
+    def _model_forward(self, *args: Any, **kwargs: Any) -> Any:
+        with self.stats.measure("forward"):
+            return super()._model_forward(*args, **kwargs)
+
+    # 4 -- sample, accept, compact
+
+    def _sample(
+        self, logits: Tensor | None, spec_decode_metadata: SpecDecodeMetadata | None
+    ) -> SamplerOutput:
+        step = self._step
+        assert step is not None and logits is not None
+        with self.stats.measure("accept"):
+            metadata = self.input_batch.sampling_metadata
+            node_sampler = NodeSampler(self.sampler, step.rows, metadata)
+            sampled = node_sampler.draw(logits)
+            accepted = accept_path(step.tree, sampled)
+            output = node_sampler.finish(accepted)
+            self._last_rows = step.rows.at(accepted.last_node)
+        with self.stats.measure("compact"):
+            source, destination = moves(accepted.path, step.root_rows)
+            if source.numel():
+                self._move_kv_rows(source, destination)
+        self.stats.count_sampled(step.tree.num_nodes, accepted.num_sampled)
+        self._step = None
+        return output
+
+    def _move_kv_rows(self, source: Tensor, destination: Tensor) -> None:
+        for group, stacks in enumerate(self._kv_stacks):
+            slots = self.input_batch.block_table[group].slot_mapping.cpu
+            compact(stacks, slots[source].long(), slots[destination].long())
+
+    def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
+        # vLLM winds back the generators of requests whose sample is discarded (a prompt not yet
+        # read to its end) by CUDA's counters, which CPU generators lack: keep them out of it.
+        # NodeSampler has left these generators where they were.
+        generators = self.input_batch.generators
+        discarded = self.discard_request_mask.np
+        self.input_batch.generators = {
+            request: g for request, g in generators.items() if not discarded[request]
+        }
+        try:
+            return super()._bookkeeping_sync(*args, **kwargs)
+        finally:
+            self.input_batch.generators = generators
+
+    # 5 -- draft
+
+    def _input_fits_in_drafter(self, common_attn_metadata: Any) -> bool:
+        # The drafter has no positions, so no maximum; the scheduler cuts trees at max_model_len.
+        return common_attn_metadata is not None
+
+    def propose_draft_token_ids(
+        self,
+        scheduler_output: SchedulerOutput,
+        sampled_token_ids: Tensor | list[list[int]],
+        sampling_metadata: Any,
+        hidden_states: Tensor,
+        sample_hidden_states: Tensor,
+        *args: Any,
+        **kwargs: Any,
+    ) -> list[list[int]]:
+        """Draft for every request that has sampled a token; called with the tokens as lists."""
+        assert self._last_rows is not None
+        max_nodes = scheduler_output.num_spec_tokens_to_schedule
+        drafts: list[list[int]] = [[] for _ in sampled_token_ids]
+        active = [i for i, tokens in enumerate(sampled_token_ids) if len(tokens)]
+        if not max_nodes or not active:
+            return drafts
+        with self.stats.measure("draft"):
+            roots = torch.tensor([sampled_token_ids[i][-1] for i in active])
+            hidden = sample_hidden_states[self._last_rows[active]]
+            request_ids = [self.input_batch.req_ids[i] for i in active]
+            chain = self._needs_chain(request_ids)
+            tree = self.proposer.propose(hidden, roots, chain, max_nodes)
+            links = torch.stack([tree.parents, tree.depths], dim=1)
+            self._links.update(zip(request_ids, links, strict=True))
+            tokens, num_nodes = tree.tokens.tolist(), tree.num_nodes.tolist()
+            for i, row, nodes in zip(active, tokens, num_nodes, strict=True):
+                drafts[i] = row[1:nodes]
+        return drafts
+
+    @property
+    def proposer(self) -> TreeProposer:
+        drafter = self.drafter
+        assert isinstance(drafter, TreeProposer)
+        return drafter
+
+    def _needs_chain(self, request_ids: list[str]) -> Tensor | None:
+        """[R] bool: requests with a grammar, which vLLM advances along a chain; None if none."""
+        params = [self.requests[request].sampling_params for request in request_ids]
+        chain = [p is not None and p.structured_outputs is not None for p in params]
+        return torch.tensor(chain) if any(chain) else None
+
+
+def _node_rows(step: VerificationStep) -> Tensor:
+    """[R, T] int64, the flat row of each node; unused slots repeat their root's."""
+    node = torch.arange(step.tree.tokens.shape[1]).expand(step.tree.tokens.shape)
+    return step.root_rows.unsqueeze(1) + node.masked_fill(~step.tree.is_node, 0)
+
+
+def _branching_requests(tree: TokenTree) -> Tensor:
+    """[N] int64, the requests whose tree is no chain (chains are linear: vLLM's kernel serves)."""
+    in_line = (torch.arange(tree.tokens.shape[1]) - 1).clamp(min=0)
+    branches = (tree.parents != in_line) & tree.is_node
+    return branches.any(dim=1).nonzero().squeeze(1)
+
+
+def _builtin_logits_processors(
+    vllm_config: VllmConfig,
+    device: torch.device,
+    is_pin_memory: bool,
+    is_pooling_model: bool,
+    custom_logitsprocs: Any = (),
+) -> LogitsProcessors:
+    """vLLM's `build_logitsprocs` for plain decoding, without custom processors."""
+    if custom_logitsprocs:
+        raise ValueError(STR_SPEC_DEC_REJECTS_LOGITSPROCS)
+    return LogitsProcessors(
+        make(vllm_config, device, is_pin_memory) for make in BUILTIN_LOGITS_PROCESSORS
+    )

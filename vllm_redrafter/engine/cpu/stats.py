@@ -1,0 +1,61 @@
+"""Where a step's time goes, and what it accepts: counters that cost a clock reading each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from time import perf_counter
+
+from torch import Tensor
+
+
+@dataclass
+class StepStats:
+    """Sums since the last reset.
+
+    Attributes:
+        steps: engine steps that verified at least one request's draft.
+        verifications: requests verified, summed over steps.
+        drafted_tokens: tree nodes verified, roots not counted.
+        sampled_tokens: tokens that the verifications output.
+        draft: seconds in beam search and tree building.
+        forward: seconds in the target's forward pass, tree attention included.
+        attention: seconds in tree attention.
+        accept: seconds in sampling at the nodes and the walk.
+        compact: seconds in moving KV rows.
+    """
+
+    steps: int = 0
+    verifications: int = 0
+    drafted_tokens: int = 0
+    sampled_tokens: int = 0
+    draft: float = 0.0
+    forward: float = 0.0
+    attention: float = 0.0
+    accept: float = 0.0
+    compact: float = 0.0
+
+    @contextmanager
+    def measure(self, part: str) -> Iterator[None]:
+        """Add the seconds that the body takes to the field named `part`."""
+        started = perf_counter()
+        try:
+            yield
+        finally:
+            setattr(self, part, getattr(self, part) + perf_counter() - started)
+
+    def count_drafts(self, num_drafted: Tensor) -> None:
+        """Count a step's drafts: [R] integers, 0 for a request without one."""
+        verified = int((num_drafted > 0).sum())
+        self.steps += verified > 0
+        self.verifications += verified
+        self.drafted_tokens += int(num_drafted.sum())
+
+    def count_sampled(self, num_nodes: Tensor, num_sampled: Tensor) -> None:
+        """Count what the verified requests (more than one node) output: [R] integers each."""
+        self.sampled_tokens += int(num_sampled[num_nodes > 1].sum())
+
+    def reset(self) -> None:
+        for field in fields(self):
+            setattr(self, field.name, field.default)

