@@ -77,10 +77,8 @@ def test_limits_of_num_speculative_tokens_are_accepted(num_speculative_tokens: i
 def test_num_speculative_tokens_out_of_range_is_refused(value: Any) -> None:
     with pytest.raises(ConfigError) as error:
         ReDrafterConfig(value)
-    assert (
-        f"must be between 1 and 127 (tree nodes per request and step, the root not counted), got {value!r}"
-        in str(error.value)
-    )
+    limit = "between 1 and 127 (tree nodes per request and step, the root not counted)"
+    assert f"num_speculative_tokens must be {limit}, got {value!r}" in str(error.value)
     assert "to decode without speculation, leave the speculative config out" in str(error.value)
 
 

@@ -221,6 +221,7 @@ def test_a_beams_tree_equals_the_papers_dedup_of_the_finished_beams(
         log_probs = explored_log_probs(explored, request)
         assume(len(set(log_probs.values())) == len(log_probs))
     beams, log_probs_of_beams = explored.beams()
+    # The paper's dedup is given finished beams only: what a dead slot points back to is not one.
     dead = log_probs_of_beams[:, :, -1:] == -math.inf
     deduplicated = TokenTree.from_beams(
         root_tokens(explored), beams, max_nodes, log_probs_of_beams.masked_fill(dead, -math.inf)
@@ -363,6 +364,21 @@ def test_a_prefix_leaves_the_tree_it_was_cut_from_alone() -> None:
     assert torch.equal(before[0], tree.tokens)
     assert torch.equal(before[1], tree.num_nodes)
     assert torch.equal(before[2], tree.ancestors)
+
+
+@drawn
+@given(explored_nodes(), max_nodes_of_a_tree, st.data())
+def test_selected_trees_are_those_of_the_requests_asked_for(
+    explored: ExploredNodes, max_nodes: int, data: st.DataObject
+) -> None:
+    tree = build(explored, max_nodes)
+    last = len(explored.tokens) - 1
+    requests = data.draw(st.lists(st.integers(0, last), max_size=4), label="requests")
+    index = torch.tensor(requests, dtype=torch.int64)
+    selected = tree.select(index)
+    assert_trees(selected, root_tokens(explored)[index], max_nodes + 1)
+    for row, request in enumerate(requests):
+        assert prefixes_of(selected, row) == prefixes_of(tree, request)
 
 
 def chain_or_star(length: int, width: int) -> ExploredNodes:

@@ -16,6 +16,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
@@ -78,10 +79,18 @@ class NodeSampler:
     Use: `sampled = draw(...)`, walk, `output = finish(path)`.
     """
 
-    def __init__(self, sampler: Sampler, rows: NodeRows, metadata: SamplingMetadata) -> None:
+    def __init__(
+        self, sampler: Sampler, rows: NodeRows, metadata: SamplingMetadata, discarded: np.ndarray
+    ) -> None:
+        """Prepare for one step; `discarded` [R] bool marks requests whose sample is not used."""
         self.sampler = sampler
         self.rows = rows
         self.metadata = metadata
+        self._untouched = {
+            request: generator.get_state()
+            for request, generator in metadata.generators.items()
+            if discarded[request]
+        }
         self._generator_states: dict[int, list[Tensor]] = {}
         self._logprobs: LogprobsTensors | None = None
 
@@ -105,6 +114,8 @@ class NodeSampler:
         for request, states in self._generator_states.items():
             used = int(accepted.num_sampled[request])
             self.metadata.generators[request].set_state(states[used])
+        for request, state in self._untouched.items():
+            self.metadata.generators[request].set_state(state)
         logprobs = self._logprobs
         if logprobs is not None:
             row = self.rows.at(accepted.path.clamp(min=0)).flatten()

@@ -163,7 +163,9 @@ class TreeModelRunner(CPUModelRunner):
         assert step is not None and logits is not None
         with self.stats.measure("accept"):
             metadata = self.input_batch.sampling_metadata
-            node_sampler = NodeSampler(self.sampler, step.rows, metadata)
+            node_sampler = NodeSampler(
+                self.sampler, step.rows, metadata, self.discard_request_mask.np
+            )
             sampled = node_sampler.draw(logits)
             accepted = accept_path(step.tree, sampled)
             output = node_sampler.finish(accepted)
@@ -184,7 +186,7 @@ class TreeModelRunner(CPUModelRunner):
     def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
         # vLLM winds back the generators of requests whose sample is discarded (a prompt not yet
         # read to its end) by CUDA's counters, which CPU generators lack: keep them out of it.
-        # NodeSampler has left these generators where they were.
+        # NodeSampler has put these generators back where they were.
         generators = self.input_batch.generators
         discarded = self.discard_request_mask.np
         self.input_batch.generators = {

@@ -1,0 +1,153 @@
+"""Output with speculation equals output without it, through real vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import workloads
+from engine_harness import engine, proposer
+from oracle import allowed_depth, write_oracle
+
+pytestmark = pytest.mark.engine
+
+GREEDY = workloads.greedy(count=64, max_tokens=128)
+# The oracle must know some tokens more than are asked for, to the end of the last tree.
+KNOWN = workloads.greedy(count=64, max_tokens=128 + 8)
+CASES = {case.name: workloads.sampling(case) for case in workloads.CASES}
+MIXED = workloads.mixed()
+
+
+@pytest.fixture(scope="module")
+def plain(target: Path) -> dict[str, list[Any]]:
+    """What vLLM answers without speculation, by workload."""
+    loads = {"greedy": KNOWN, "mixed": MIXED, **CASES}
+    with engine(target) as llm:
+        return {name: load.run(llm) for name, load in loads.items()}
+
+
+@pytest.fixture(scope="module")
+def oracle(target: Path, drafter: Path, plain: dict[str, list[Any]]) -> Iterator[Any]:
+    """An engine that speculates well, with chunked prefill forced and a KV cache too small."""
+    known = [
+        (list(answer.prompt_token_ids), list(output.token_ids))
+        for answers in plain.values()
+        for answer in answers
+        for output in answer.outputs
+    ]
+    write_oracle(drafter, target, known)
+    config = {"model": str(drafter), "num_speculative_tokens": 15}
+    with (
+        proposer("oracle.OracleProposer"),
+        engine(
+            target,
+            speculative_config=config,
+            max_num_batched_tokens=288,  # 16 trees of 16 nodes, and 32 tokens of a prompt
+            enable_prefix_caching=True,
+            num_gpu_blocks_override=64,
+        ) as llm,
+    ):
+        yield llm
+
+
+def tokens_of(answers: list[Any]) -> list[list[list[int]]]:
+    return [[list(o.token_ids) for o in answer.outputs] for answer in answers]
+
+
+def counter(llm: Any, name: str) -> float:
+    return sum(metric.value for metric in llm.get_metrics() if metric.name == name)
+
+
+def test_greedy_output_equals_plain_with_chunks_prefix_caching_and_preemption(
+    oracle: Any, plain: dict[str, list[Any]]
+) -> None:
+    preempted = counter(oracle, "vllm:num_preemptions")
+    cached = counter(oracle, "vllm:prefix_cache_hits")
+    answers = GREEDY.run(oracle)
+    expected = [[tokens[:128] for tokens in answer] for answer in tokens_of(plain["greedy"])]
+    assert tokens_of(answers) == expected
+    assert counter(oracle, "vllm:num_preemptions") > preempted
+    assert counter(oracle, "vllm:prefix_cache_hits") > cached
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_sampling_parameters_act_as_without_speculation(
+    name: str, oracle: Any, plain: dict[str, list[Any]]
+) -> None:
+    oracle.collective_rpc("reset_redrafter_stats")
+    answers = CASES[name].run(oracle)
+    expected = plain[name]
+    assert tokens_of(answers) == tokens_of(expected)
+    assert [[o.text for o in a.outputs] for a in answers] == [
+        [o.text for o in a.outputs] for a in expected
+    ]
+    assert_logprobs_close(answers, expected)
+    stats = oracle.collective_rpc("redrafter_stats")[0]
+    assert stats["sampled_tokens"] > 1.2 * stats["verifications"], "little was accepted"
+
+
+def assert_logprobs_close(answers: list[Any], expected: list[Any]) -> None:
+    for answer, other in zip(answers, expected, strict=True):
+        for output, wanted in zip(answer.outputs, other.outputs, strict=True):
+            if wanted.logprobs is None:
+                continue
+            assert len(output.logprobs) == len(wanted.logprobs)
+            for step, wanted_step in zip(output.logprobs, wanted.logprobs, strict=True):
+                assert step.keys() == wanted_step.keys()
+                for token, logprob in step.items():
+                    assert logprob.rank == wanted_step[token].rank
+                    assert logprob.logprob == pytest.approx(wanted_step[token].logprob, abs=1e-4)
+
+
+def test_all_sampling_parameters_in_one_batch(oracle: Any, plain: dict[str, list[Any]]) -> None:
+    assert tokens_of(MIXED.run(oracle)) == tokens_of(plain["mixed"])
+
+
+def test_an_oracle_reaches_the_tokens_per_step_that_its_trees_allow(oracle: Any) -> None:
+    few = workloads.Workload(GREEDY.prompts[:3], GREEDY.params[:3])
+    few.run(oracle)  # prompts are cached now: no request waits for the budget
+    oracle.collective_rpc("reset_redrafter_stats")
+    few.run(oracle)
+    steps, sampled = 0, 0
+    for prompt in few.prompts:
+        position, end = len(prompt), len(prompt) + 128
+        while position + 1 < end:
+            accepted = 1 + allowed_depth(position)
+            steps, sampled, position = steps + 1, sampled + accepted, position + accepted
+    stats = oracle.collective_rpc("redrafter_stats")[0]
+    assert (stats["verifications"], stats["sampled_tokens"]) == (steps, sampled)
+
+
+def test_max_model_len_reached_in_the_middle_of_a_tree(
+    oracle: Any, plain: dict[str, list[Any]]
+) -> None:
+    # A prompt that leaves 20 tokens of max_model_len=512, then max_tokens far above.
+    answer = plain["greedy"][0]
+    known = list(answer.prompt_token_ids) + list(answer.outputs[0].token_ids)
+    padding = [7] * (512 - 20 - len(known))
+    from vllm import SamplingParams
+
+    params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+    load = workloads.Workload([padding + known], [params])
+    first = tokens_of(load.run(oracle))
+    assert len(first[0][0]) == 20
+    assert first == tokens_of(load.run(oracle))
+
+
+def test_a_finished_request_in_a_batch_leaves_the_others_as_they_were(
+    oracle: Any, plain: dict[str, list[Any]]
+) -> None:
+    from vllm import SamplingParams
+
+    params = [
+        SamplingParams(temperature=0, max_tokens=1 + 5 * (i % 7), ignore_eos=True)
+        for i in range(24)
+    ]
+    load = workloads.Workload(GREEDY.prompts[:24], params)
+    expected = [
+        [tokens[: p.max_tokens] for tokens in answer]
+        for p, answer in zip(params, tokens_of(plain["greedy"])[:24], strict=True)
+    ]
+    assert tokens_of(load.run(oracle)) == expected

@@ -1,0 +1,88 @@
+"""A proposer that knows the continuation: verification tested apart from any drafter's quality.
+
+It recognises where a request stands by the hidden state it is given: the nearest of those that
+the target produces along the known sequences. Its trees contain the true continuation down to a
+depth that depends on the root's position alone, `allowed_depth`, among noise.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from vllm_redrafter.beam_search import ExploredNodes
+from vllm_redrafter.engine.cpu.proposer import TreeProposer
+from vllm_redrafter.token_tree import TokenTree
+
+ORACLE_FILE = "oracle.pt"
+LENGTH, WIDTH = 5, 3
+
+
+def allowed_depth(root_position: Tensor | int) -> Tensor | int:
+    """How deep the true continuation goes in the tree of a root at this position: 0 to 5."""
+    return root_position * 7919 % (LENGTH + 1)
+
+
+def write_oracle(folder: Path, target: Path, sequences: list[tuple[list[int], list[int]]]) -> None:
+    """Record hidden states and continuations of (prompt, output) pairs for OracleProposer."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    hidden, continuation, position = [], [], []
+    for prompt, output in sequences:
+        tokens = torch.tensor(prompt + output)
+        with torch.inference_mode():
+            states = model.model(tokens.unsqueeze(0)).last_hidden_state[0]
+        padded = torch.cat([tokens, tokens.new_full((LENGTH + 2,), -1)])
+        for t in range(len(prompt) - 1, len(tokens) - 1):
+            hidden.append(states[t])
+            continuation.append(padded[t + 2 : t + 2 + LENGTH])
+            position.append(t + 1)
+    torch.save(
+        (torch.stack(hidden), torch.stack(continuation), torch.tensor(position)),
+        folder / ORACLE_FILE,
+    )
+
+
+class OracleProposer(TreeProposer):
+    def load_model(self, target: nn.Module) -> None:
+        super().load_model(target)
+        loaded = torch.load(Path(self.model) / ORACLE_FILE)
+        self.hidden, self.continuation, self.position = loaded
+        self.generator = torch.Generator().manual_seed(0)
+
+    def propose(
+        self, hidden: Tensor, root_tokens: Tensor, chain: Tensor | None, max_nodes: int
+    ) -> TokenTree:
+        nearest = torch.cdist(hidden.float(), self.hidden).argmin(dim=1)
+        explored = self._explored(nearest)
+        return TokenTree.from_explored(root_tokens, explored, max_nodes, "explored", chain)
+
+    def _explored(self, row: Tensor) -> ExploredNodes:
+        requests, vocab = row.shape[0], self.drafter.config.vocab_size
+        truth = self.continuation[row]
+        allowed = allowed_depth(self.position[row]).unsqueeze(1)
+        known = (torch.arange(LENGTH) < allowed) & (truth >= 0)
+        known = known.cumprod(dim=1).bool()
+        # Per level one slot holds the truth (if allowed), the others its successors in the
+        # vocabulary: all distinct, so siblings are.
+        slot = self._random(requests, LENGTH)
+        offset = (torch.arange(WIDTH) - slot.unsqueeze(2)) % WIDTH
+        wrong = 1 + (~known).long().unsqueeze(2) * WIDTH
+        tokens = (truth.clamp(min=0).unsqueeze(2) + offset * wrong + (wrong > 1).long()) % vocab
+        back_pointers = self._random(requests, LENGTH, WIDTH)
+        above = slot.roll(1, dims=1)
+        back_pointers.scatter_(2, slot.unsqueeze(2), above.unsqueeze(2))
+        back_pointers[:, 0] = 0
+        steps = -torch.rand(requests, LENGTH, WIDTH, generator=self.generator)
+        log_probs = [steps[:, 0]]
+        for level in range(1, LENGTH):
+            log_probs.append(log_probs[-1].gather(1, back_pointers[:, level]) + steps[:, level])
+        # The chain fallback takes slot 0 of the last level, the best finished beam: let the truth
+        # stand there, so that chains are accepted too.
+        return ExploredNodes(tokens, back_pointers, torch.stack(log_probs, dim=1))
+
+    def _random(self, *shape: int) -> Tensor:
+        return torch.randint(WIDTH, shape, generator=self.generator)

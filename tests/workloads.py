@@ -1,0 +1,110 @@
+"""Requests whose answers must not depend on speculation, by name."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm import SamplingParams
+from vllm.sampling_params import StructuredOutputsParams
+
+VOCAB = 512
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Prompts (token ids) and the parameters that all, or one each, are sampled with."""
+
+    prompts: list[list[int]]
+    params: list[SamplingParams]
+
+    def run(self, llm: Any) -> list[Any]:
+        prompts = [{"prompt_token_ids": prompt} for prompt in self.prompts]
+        return llm.generate(prompts, self.params, use_tqdm=False)
+
+
+def prompts(count: int, seed: int, longest: int = 220) -> list[list[int]]:
+    """Prompts of mixed length; every third starts with the same 96 tokens (prefix caching)."""
+    rng = random.Random(seed)
+    shared = [rng.randrange(2, VOCAB) for _ in range(96)]
+    made = []
+    for i in range(count):
+        own = [rng.randrange(2, VOCAB) for _ in range(rng.randrange(1, longest - 96))]
+        made.append(shared + own if i % 3 == 0 else own)
+    return made
+
+
+def greedy(count: int, max_tokens: int, seed: int = 0) -> Workload:
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    return Workload(prompts(count, seed), [params] * count)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to sample; seeded, so that the tokens are comparable."""
+
+    name: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+    seeded: bool = True
+
+
+JSON_SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "n": {"type": "integer"}},
+    "required": ["name", "n"],
+}
+
+CASES = [
+    Case("temperature", {"temperature": 0.8}),
+    Case("top-p", {"temperature": 0.9, "top_p": 0.8}),
+    Case("top-k", {"temperature": 1.2, "top_k": 7}),
+    Case("min-p", {"temperature": 1.0, "min_p": 0.1}),
+    Case("logit-bias", {"temperature": 0.8, "logit_bias": {5: 3.0, 9: -100.0}}),
+    Case("logit-bias-greedy", {"temperature": 0, "logit_bias": {7: 2.0, 11: 1.0}}),
+    Case("allowed-tokens", {"temperature": 1.0, "allowed_token_ids": list(range(10, 40))}),
+    Case("bad-words", {"temperature": 0, "bad_words": ["e", "al", '"name']}),
+    Case("repetition-penalty", {"temperature": 0, "repetition_penalty": 1.3}),
+    Case(
+        "presence-and-frequency-penalty",
+        {"temperature": 0.7, "presence_penalty": 0.8, "frequency_penalty": 0.5},
+    ),
+    Case("greedy-with-eos", {"temperature": 0, "ignore_eos": False, "logit_bias": {1: 4.0}}),
+    Case(
+        "min-tokens",
+        {"temperature": 0, "ignore_eos": False, "min_tokens": 20, "logit_bias": {1: 9.0}},
+    ),
+    Case("stop-token", {"temperature": 0, "stop_token_ids": list(range(100, 120))}),
+    Case("stop-string", {"temperature": 0, "stop": ["a", "1"]}),
+    Case("logprobs", {"temperature": 0.8, "logprobs": 3}),
+    Case("greedy-logprobs", {"temperature": 0, "logprobs": 5, "prompt_logprobs": 2}),
+    Case("n", {"temperature": 0.9, "n": 3}),
+    Case(
+        "json",
+        {"temperature": 0.9, "structured_outputs": StructuredOutputsParams(json=JSON_SCHEMA)},
+    ),
+    Case(
+        "regex-greedy",
+        {
+            "temperature": 0,
+            "structured_outputs": StructuredOutputsParams(regex="(ab|cd|[0-9]{3}){2,9}"),
+        },
+    ),
+]
+
+
+def sampling(case: Case, count: int = 4) -> Workload:
+    settings = {"max_tokens": 40, "ignore_eos": "structured_outputs" not in case.params}
+    settings |= dict(case.params)
+    params = [SamplingParams(**settings, seed=1000 + i) for i in range(count)]
+    return Workload(prompts(count, seed=7), params)
+
+
+def mixed() -> Workload:
+    """All cases in one batch: trees, chains, plain rows and prefill chunks side by side."""
+    loads = [sampling(case, count=2) for case in CASES]
+    return Workload(
+        [prompt for load in loads for prompt in load.prompts],
+        [params for load in loads for params in load.params],
+    )
