@@ -1,0 +1,123 @@
+"""Sampled output has the target's distribution: the joint of three tokens, through real vLLM."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import biased_rule
+import pytest
+import torch
+from engine_harness import engine
+from scipy.stats import chisquare
+from tiny_models import make_drafter, make_target
+
+pytestmark = pytest.mark.engine
+
+VOCAB = 8
+PROMPT = [2, 3, 5, 7, 4, 6]
+SAMPLES = 20_000
+# A correct engine fails by chance once in a million runs; the biased rule is far below.
+SIGNIFICANCE = 1e-6
+
+
+@pytest.fixture(scope="module")
+def small_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_target(tmp_path_factory.mktemp("small"), vocab_size=VOCAB, seed=3)
+
+
+@pytest.fixture(scope="module")
+def llm(small_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    drafter = make_drafter(tmp_path_factory.mktemp("small_drafter"), vocab_size=VOCAB)
+    config = {
+        "model": str(drafter),
+        "num_speculative_tokens": 12,
+        "beam_width": 4,
+        "beam_length": 3,
+    }
+    with engine(
+        small_target,
+        speculative_config=config,
+        skip_tokenizer_init=True,
+        max_num_seqs=256,
+        max_num_batched_tokens=8192,
+    ) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def logits(small_target: Path) -> dict[tuple[int, ...], torch.Tensor]:
+    """The target's next-token logits after the prompt and each of up to two tokens."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(small_target, dtype=torch.float32)
+    table = {}
+    for length in range(3):
+        for tokens in product(range(VOCAB), repeat=length):
+            with torch.inference_mode():
+                out = model(torch.tensor([[*PROMPT, *tokens]])).logits[0, -1]
+            table[tokens] = out.double()
+    return table
+
+
+def joint(
+    logits: dict[tuple[int, ...], torch.Tensor], temperature: float, top_p: float
+) -> torch.Tensor:
+    """[V^3], the exact probability of each sequence of three tokens."""
+
+    def conditional(prefix: tuple[int, ...]) -> torch.Tensor:
+        probabilities = (logits[prefix] / temperature).softmax(dim=-1)
+        ascending, order = probabilities.sort()
+        dropped = order[ascending.cumsum(dim=0) <= 1 - top_p]
+        probabilities[dropped] = 0
+        return probabilities / probabilities.sum()
+
+    cells = []
+    for a, b in product(range(VOCAB), repeat=2):
+        prefix = conditional(())[a] * conditional((a,))[b]
+        cells.append(prefix * conditional((a, b)))
+    return torch.cat(cells)
+
+
+def sample(llm: Any, temperature: float, top_p: float) -> torch.Tensor:
+    """[V^3], how often each sequence of three tokens came."""
+    from vllm import SamplingParams
+
+    params = SamplingParams(
+        temperature=temperature, top_p=top_p, max_tokens=3, ignore_eos=True, detokenize=False
+    )
+    llm.collective_rpc("reset_redrafter_stats")
+    answers = llm.generate([{"prompt_token_ids": PROMPT}] * SAMPLES, params, use_tqdm=False)
+    counts = Counter(tuple(answer.outputs[0].token_ids) for answer in answers)
+    return torch.tensor([counts[cell] for cell in product(range(VOCAB), repeat=3)])
+
+
+def p_value(counts: torch.Tensor, probabilities: torch.Tensor) -> float:
+    """Chi-square; cells with an expectation below 5 are pooled, impossible ones must be empty."""
+    expected = probabilities * counts.sum()
+    assert counts[expected == 0].sum() == 0, "a token that top-p excludes was sampled"
+    rare = expected < 5
+    observed = torch.cat([counts[~rare], counts[rare].sum().unsqueeze(0)])
+    expected = torch.cat([expected[~rare], expected[rare].sum().unsqueeze(0)])
+    kept = expected > 0
+    return float(chisquare(observed[kept], expected[kept]).pvalue)
+
+
+@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.7, 0.9)])
+def test_the_joint_of_three_tokens_is_the_target_s(
+    llm: Any, logits: dict[tuple[int, ...], torch.Tensor], temperature: float, top_p: float
+) -> None:
+    counts = sample(llm, temperature, top_p)
+    stats = llm.collective_rpc("redrafter_stats")[0]
+    assert stats["sampled_tokens"] > 1.3 * stats["verifications"], "trees were hardly used"
+    assert p_value(counts, joint(logits, temperature, top_p)) > SIGNIFICANCE
+
+
+def test_a_biased_rule_fails_the_same_test(
+    llm: Any, logits: dict[tuple[int, ...], torch.Tensor]
+) -> None:
+    llm.collective_rpc(biased_rule.use)  # to the end of this engine: the last test of the module
+    assert p_value(sample(llm, 1.0, 1.0), joint(logits, 1.0, 1.0)) < SIGNIFICANCE
