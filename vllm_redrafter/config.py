@@ -53,11 +53,14 @@ class DrafterConfig:
             hidden_size=self.hidden_size,
             exit_dim=self.exit_dim,
         )
-        if not isinstance(self.num_draft_layers, int) or self.num_draft_layers < 0:
+        layers = self.num_draft_layers
+        if isinstance(layers, bool) or not isinstance(layers, int) or layers < 0:
             raise ConfigError(
                 "drafter config.json: num_draft_layers must be an integer of at least 0, "
                 f"got {self.num_draft_layers!r}"
             )
+        if not isinstance(self.rnn, bool):
+            raise ConfigError(f"drafter config.json: rnn must be true or false, got {self.rnn!r}")
 
     @property
     def has_input_projection(self) -> bool:
@@ -77,7 +80,9 @@ class DrafterConfig:
             raise ConfigError(
                 f"drafter config.json lacks {', '.join(missing)}: is this a ReDrafter checkpoint?"
             )
-        return cls(**{name: value for name, value in values.items() if name in known})
+        # A config.json that does not say is of a time before the RNN (Apple's default).
+        present = {"rnn": False} | dict(values)
+        return cls(**{name: value for name, value in present.items() if name in known})
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,8 +12,8 @@ import pytest
 os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # collective_rpc with a function
-TESTS = str(Path(__file__).parent.parent)
-os.environ["PYTHONPATH"] = os.pathsep.join([TESTS, os.environ.get("PYTHONPATH", "")])
+SUPPORT = str(Path(__file__).parents[1] / "support")
+os.environ["PYTHONPATH"] = os.pathsep.join([SUPPORT, os.environ.get("PYTHONPATH", "")])
 
 
 @pytest.fixture(scope="session")
@@ -29,3 +30,34 @@ def drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tiny_models import make_drafter
 
     return make_drafter(tmp_path_factory.mktemp("drafter"))
+
+
+@pytest.fixture(scope="session")
+def plain(target: Path) -> dict[str, list[Any]]:
+    """What vLLM answers without speculation, by workload.
+
+    Greedy answers are some tokens longer than the tests ask for: the oracle has to know the
+    continuation to the end of the last tree.
+    """
+    import workloads
+    from engine_harness import engine
+
+    known = workloads.greedy(count=64, max_tokens=128 + 8)
+    loads = {"greedy": known, "mixed": workloads.MIXED, **workloads.SAMPLED}
+    with engine(target) as llm:
+        return {name: load.run(llm) for name, load in loads.items()}
+
+
+@pytest.fixture(scope="session")
+def oracle_drafter(target: Path, drafter: Path, plain: dict[str, list[Any]]) -> Path:
+    """A drafter's folder from which `oracle.OracleProposer` knows all of `plain`'s answers."""
+    from oracle import write_oracle
+
+    known = [
+        (list(answer.prompt_token_ids), list(output.token_ids))
+        for answers in plain.values()
+        for answer in answers
+        for output in answer.outputs
+    ]
+    write_oracle(drafter, target, known)
+    return drafter

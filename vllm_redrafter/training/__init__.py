@@ -1,0 +1,1 @@
+"""Training a drafter: text that the target wrote, a distillation loss, a loop. No vLLM import."""
