@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -25,7 +26,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from throughput_engine import Job, Run
 from throughput_methods import InputError, Method, plan
-from throughput_process import environment, run_engine
+from throughput_process import EngineError, environment, run_engine
 from throughput_prompts import choose, read_dataset, tokenize
 from throughput_report import Measurement, measurements, summarise, table
 
@@ -127,7 +128,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         prompts = _prompts(args, console)
     except (InputError, ConfigError) as error:
         command.error(str(error))
-    _compare(args, methods, prompts, console)
+    try:
+        _compare(args, methods, prompts, console)
+    except EngineError as error:
+        sys.exit(str(error))
 
 
 def _check_outputs(args: argparse.Namespace) -> None:

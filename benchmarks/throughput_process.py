@@ -19,6 +19,10 @@ ENGINE_SCRIPT = Path(__file__).with_name("throughput_engine.py")
 LOG_LINES_SHOWN = 30
 
 
+class EngineError(RuntimeError):
+    """An engine's process failed."""
+
+
 def environment(is_cpu: bool) -> dict[str, str]:
     """What is set for all engines alike, on top of the surroundings."""
     variables = {"VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR")}
@@ -33,18 +37,22 @@ def environment(is_cpu: bool) -> dict[str, str]:
 
 
 def run_engine(job: Job, variables: dict[str, str], advance: Callable[[], None]) -> list[Run]:
-    """Run a job in a process of its own; `advance` is called for each run that it completes."""
+    """Run a job in a process of its own; `advance` is called for each run that it completes.
+
+    Raises:
+        EngineError: it failed; the message has the end of its log and says where all of it is.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        job_file, results, log = folder / "job.json", folder / "results.jsonl", folder / "log"
+        job_file, results = folder / "job.json", folder / "results.jsonl"
         job_file.write_text(json.dumps(asdict(job)))
         results.touch()
-        with log.open("w") as stream:
+        with tempfile.NamedTemporaryFile("w", suffix=".log", delete=False) as log:
             process = subprocess.Popen(
                 [sys.executable, ENGINE_SCRIPT, job_file, results],
                 env={**os.environ, **variables},
-                stdout=stream,
-                stderr=stream,
+                stdout=log,
+                stderr=log,
             )
         seen = 0
         try:
@@ -61,8 +69,12 @@ def run_engine(job: Job, variables: dict[str, str], advance: Callable[[], None])
         finally:
             process.terminate()
             process.wait()
+        log_file = Path(log.name)
         if process.returncode:
-            tail = "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:])
+            tail = log_file.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:]
             config = job.engine["speculative_config"]
-            sys.exit(f"{tail}\n\nThe engine with speculative_config={config} failed: see above.")
+            raise EngineError(
+                "\n".join([*tail, f"The engine with {config=} failed; its log: {log_file}"])
+            )
+        log_file.unlink()
         return [Run.from_json(line) for line in results.read_text().splitlines()]

@@ -244,8 +244,9 @@ CAPTION = (
     "tokens/s and × plain: median over repeats (lowest–highest); × plain within a repeat. "
     "tokens/step: per request and decoding step. "
     f"repeated: share of the output's {NGRAM}-grams that occurred before in the same output; text "
-    "that repeats itself is easy to draft. draft … compact: share of the wall time; verify is "
-    "the target's forward pass without tree attention."
+    "that repeats itself is easy to draft. draft … compact: share of the wall time, the rest is "
+    "vLLM's; verify is the target's forward pass without attention, which is that of branching "
+    "trees: chains (1xL) go through vLLM's own, within verify."
 )
 
 

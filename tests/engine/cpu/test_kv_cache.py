@@ -1,0 +1,88 @@
+"""Compaction moves the accepted path's rows, all layers at once, and nothing else."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vllm_redrafter.engine.cpu.kv_cache import compact, key_value_views, moves, stack_layers
+
+BLOCK_SIZE, KV_HEADS, HEAD_SIZE, BLOCKS = 4, 2, 3, 8
+
+
+def layers_in_one_allocation(count: int) -> list[torch.Tensor]:
+    """As vLLM allocates them: evenly spaced in one buffer."""
+    shape = (count, BLOCKS, KV_HEADS, BLOCK_SIZE, 2 * HEAD_SIZE)
+    return list(torch.randn(shape).unbind(0))
+
+
+def rows(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """K and V of a layer by slot: [slots, KV heads, head size] each."""
+    keys, values = key_value_views(cache)
+    return (
+        keys.permute(0, 3, 1, 2).reshape(-1, KV_HEADS, HEAD_SIZE),
+        values.permute(0, 2, 1, 3).reshape(-1, KV_HEADS, HEAD_SIZE),
+    )
+
+
+def test_layers_of_one_allocation_are_one_stack() -> None:
+    layers = layers_in_one_allocation(5)
+    (stack,) = stack_layers([*layers, layers[2]])  # a shared cache counts once
+    assert stack.shape[0] == 5
+    for view, layer in zip(stack, layers, strict=True):
+        assert view.data_ptr() == layer.data_ptr()
+        assert torch.equal(view, layer)
+
+
+def test_layers_of_their_own_are_stacks_of_their_own() -> None:
+    layers = [torch.randn(BLOCKS, KV_HEADS, BLOCK_SIZE, 2 * HEAD_SIZE) for _ in range(3)]
+    uneven = [layers_in_one_allocation(5)[i] for i in (0, 1, 4)]
+    assert [s.shape[0] for s in stack_layers(layers)] == [1, 1, 1]
+    assert [s.shape[0] for s in stack_layers(uneven)] == [1, 1, 1]
+
+
+@st.composite
+def accepted_paths(draw: st.DrawFn) -> tuple[list[list[int]], list[int]]:
+    """Paths (node 0, then growing node numbers) and disjoint first rows."""
+    slots = draw(st.integers(1, 6))
+    requests = draw(st.integers(1, 4))
+    paths = [
+        [0, *sorted(draw(st.sets(st.integers(1, slots - 1)) if slots > 1 else st.just(set())))]
+        for _ in range(requests)
+    ]
+    return [path + [-1] * (slots - len(path)) for path in paths], [
+        r * slots for r in range(requests)
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(accepted_paths(), st.randoms(use_true_random=False))
+def test_compaction_equals_a_naive_copy(
+    case: tuple[list[list[int]], list[int]], rng: object
+) -> None:
+    paths, first_rows = case
+    slot_of = list(range(BLOCKS * BLOCK_SIZE))
+    rng.shuffle(slot_of)  # type: ignore[attr-defined]
+    slot_mapping = torch.tensor(slot_of)
+    layers = layers_in_one_allocation(3)
+    before = [[part.clone() for part in rows(layer)] for layer in layers]
+
+    source, destination = moves(torch.tensor(paths), torch.tensor(first_rows))
+    compact(stack_layers(layers), slot_mapping[source], slot_mapping[destination])
+
+    for layer, old in zip(layers, before, strict=True):
+        for now, was in zip(rows(layer), old, strict=True):
+            expected = was.clone()
+            for path, first in zip(paths, first_rows, strict=True):
+                for depth, node in enumerate(path):
+                    if node >= 0:
+                        expected[slot_of[first + depth]] = was[slot_of[first + node]]
+            assert torch.equal(now, expected)
+
+
+def test_a_path_in_place_moves_nothing() -> None:
+    source, destination = moves(
+        torch.tensor([[0, 1, 2, -1], [0, -1, -1, -1]]), torch.tensor([0, 4])
+    )
+    assert source.numel() == destination.numel() == 0

@@ -1,0 +1,201 @@
+"""Tree attention over paged K and V equals attention along each node's own path."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from vllm_redrafter.token_tree import TokenTree
+from vllm_redrafter.tree_attention import AttentionVariant, TreeQueries, paged_tree_attention
+
+BLOCK_SIZE, NUM_BLOCKS = 16, 40
+KV_HEADS, GROUP, HEAD_SIZE = 2, 3, 8
+
+
+def random_trees(num_nodes: list[int], seed: int = 0) -> TokenTree:
+    """Trees with random parents; tokens do not matter to attention."""
+    generator = torch.Generator().manual_seed(seed)
+    slots = max(num_nodes)
+    parents = torch.zeros(len(num_nodes), slots, dtype=torch.int32)
+    depths = torch.zeros_like(parents)
+    for r, nodes in enumerate(num_nodes):
+        for node in range(1, nodes):
+            parent = int(torch.randint(node, (), generator=generator))
+            parents[r, node] = parent
+            depths[r, node] = depths[r, parent] + 1
+    return TokenTree(torch.zeros_like(parents), parents, depths, torch.tensor(num_nodes).int())
+
+
+class Case:
+    """Requests with random K and V, laid into a paged cache whose unused slots hold NaN."""
+
+    def __init__(self, context_lens: list[int], num_nodes: list[int], poison: float) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.tree = random_trees(num_nodes)
+        self.context_lens = context_lens
+        lengths = [n + k for n, k in zip(context_lens, num_nodes, strict=True)]
+        shape = (KV_HEADS, HEAD_SIZE)
+        self.keys = [torch.randn(n, *shape, generator=generator) for n in lengths]
+        self.values = [torch.randn(n, *shape, generator=generator) for n in lengths]
+        slots = self.tree.tokens.shape[1]
+        heads = KV_HEADS * GROUP
+        self.query = torch.randn(len(lengths), slots, heads, HEAD_SIZE, generator=generator)
+        # K in its paged, transposed layout: [blocks, KV heads, head size, block size].
+        self.key_cache = torch.full((NUM_BLOCKS, KV_HEADS, HEAD_SIZE, BLOCK_SIZE), poison)
+        self.value_cache = torch.full((NUM_BLOCKS, KV_HEADS, BLOCK_SIZE, HEAD_SIZE), poison)
+        free = torch.randperm(NUM_BLOCKS, generator=generator).tolist()
+        width = max(-(-n // BLOCK_SIZE) for n in lengths)
+        self.block_table = torch.full((len(lengths), width + 2), NUM_BLOCKS + 7)
+        for r, length in enumerate(lengths):
+            for position in range(length):
+                index, offset = divmod(position, BLOCK_SIZE)
+                if offset == 0:
+                    self.block_table[r, index] = free.pop()
+                block = int(self.block_table[r, index])
+                self.key_cache[block, :, :, offset] = self.keys[r][position]
+                self.value_cache[block, :, offset] = self.values[r][position]
+
+    def paged(self, variant: AttentionVariant) -> Tensor:
+        slots = self.tree.tokens.shape[1]
+        queries = TreeQueries(
+            tree=self.tree,
+            rows=torch.arange(len(self.keys) * slots).view(-1, slots),
+            context_lens=torch.tensor(self.context_lens),
+            block_table=self.block_table,
+            block_size=BLOCK_SIZE,
+        )
+        keys, values = self.key_cache[queries.block_ids], self.value_cache[queries.block_ids]
+        return paged_tree_attention(self.query, keys, values, queries, variant)
+
+    def naive(self, variant: AttentionVariant, request: int, node: int) -> Tensor:
+        """[heads, head size] float64, by walking up from the node."""
+        path = [node]
+        while path[0]:
+            path.insert(0, int(self.tree.parents[request, path[0]]))
+        n = self.context_lens[request]
+        rows = [*range(n), *(n + p for p in path)]
+        query_position = len(rows) - 1
+        keys = self.keys[request][rows].double().repeat_interleave(GROUP, dim=1)
+        values = self.values[request][rows].double().repeat_interleave(GROUP, dim=1)
+        query = self.query[request, node].double()
+        scores = torch.einsum("hd,phd->hp", query, keys) * variant.scale
+        if variant.soft_cap:
+            scores = variant.soft_cap * torch.tanh(scores / variant.soft_cap)
+        distance = query_position - torch.arange(len(rows))
+        if variant.alibi_slopes is not None:
+            scores = scores - variant.alibi_slopes.double()[:, None] * distance
+        if variant.sliding_window > 0:
+            scores = scores.masked_fill(distance >= variant.sliding_window, -math.inf)
+        if variant.sinks is not None:
+            scores = torch.cat([scores, variant.sinks.double()[:, None]], dim=1)
+        weights = scores.softmax(dim=1)[:, : len(rows)]
+        return torch.einsum("hp,phd->hd", weights, values)
+
+
+PLAIN = AttentionVariant(scale=0.3)
+HEADS = KV_HEADS * GROUP
+VARIANTS = {
+    "plain": PLAIN,
+    "sliding window": replace(PLAIN, sliding_window=7),
+    "window of one": replace(PLAIN, sliding_window=1),
+    "soft cap": replace(PLAIN, soft_cap=1.5),
+    "ALiBi": replace(PLAIN, alibi_slopes=torch.linspace(0.1, 1.0, HEADS)),
+    "sinks": replace(PLAIN, sinks=torch.linspace(-1.0, 2.0, HEADS)),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS.keys())
+@pytest.mark.parametrize(
+    ("context_lens", "num_nodes"),
+    [
+        ([0], [1]),
+        ([0, 5], [7, 3]),
+        ([BLOCK_SIZE - 1, BLOCK_SIZE, BLOCK_SIZE + 1], [9, 9, 9]),
+        ([100, 3, 31, 64], [17, 1, 5, 33]),
+    ],
+    ids=["root only", "empty context", "block edges", "mixed sizes"],
+)
+def test_every_node_attends_to_its_context_and_ancestors_alone(
+    variant: AttentionVariant, context_lens: list[int], num_nodes: list[int]
+) -> None:
+    case = Case(context_lens, num_nodes, poison=1e4)
+    out = case.paged(variant)
+    for request, nodes in enumerate(num_nodes):
+        for node in range(nodes):
+            expected = case.naive(variant, request, node)
+            torch.testing.assert_close(out[request, node].double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_hidden_has_no_influence_at_all() -> None:
+    first = Case([20, 70], [5, 12], poison=3.0).paged(PLAIN)
+    second = Case([20, 70], [5, 12], poison=-500.0).paged(PLAIN)
+    is_node = random_trees([5, 12]).is_node
+    assert torch.equal(first[is_node], second[is_node])
+
+
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS.keys())
+def test_a_chain_gives_what_vllm_s_own_kernel_gives(variant: AttentionVariant) -> None:
+    """The conventions (ALiBi's sign, the window's edge, sinks) are vLLM's."""
+    vllm_ops = pytest.importorskip("vllm._custom_ops")
+    from vllm_redrafter.engine.cpu.kv_cache import key_value_views
+
+    head_size, block_size, context, nodes = 32, 32, 50, 9
+    generator = torch.Generator().manual_seed(2)
+    length = context + nodes
+    query = torch.randn(nodes, HEADS, head_size, generator=generator)
+    rows = torch.randn(2, length, KV_HEADS, head_size, generator=generator)
+    cache = torch.zeros(4, KV_HEADS, block_size, 2 * head_size)
+    block_table = torch.tensor([[2, 1]], dtype=torch.int32)
+    position = torch.arange(length)
+    slots = block_table[0].long()[position // block_size] * block_size + position % block_size
+    key_cache, value_cache = cache.view(4, KV_HEADS, 2 * block_size, head_size).chunk(2, dim=2)
+    kernel: dict[str, Any] = {"k_scale": 1.0, "v_scale": 1.0, "kv_cache_dtype": "auto"}
+    vllm_ops.cpu_attn_reshape_and_cache(
+        rows[0], rows[1], key_cache, value_cache, slots, "vec", **kernel
+    )
+    start, end = torch.tensor([0, nodes]).int(), torch.tensor([length]).int()
+    metadata = vllm_ops.cpu_attn_get_scheduler_metadata(
+        num_reqs=1,
+        num_heads=HEADS,
+        num_kv_heads=KV_HEADS,
+        head_dim=head_size,
+        seq_lens=end,
+        dtype=torch.float32,
+        query_start_loc=start,
+        causal=True,
+        sliding_window_size=variant.sliding_window,
+        isa="vec",
+        enable_kv_split=True,
+        dynamic_causal=None,
+        kv_cache_dtype="auto",
+    )
+    expected = torch.empty(nodes, HEADS, head_size)
+    vllm_ops.cpu_attention_with_kv_cache(
+        query=query,
+        key_cache=key_cache,
+        value_cache=value_cache,
+        output=expected,
+        query_start_loc=start,
+        seq_lens=end,
+        scale=variant.scale,
+        causal=True,
+        alibi_slopes=variant.alibi_slopes,
+        sliding_window=variant.sliding_window,
+        block_table=block_table,
+        softcap=variant.soft_cap,
+        scheduler_metadata=metadata,
+        s_aux=variant.sinks,
+        dynamic_causal=None,
+        **kernel,
+    )
+    chain = torch.arange(nodes, dtype=torch.int32).unsqueeze(0)
+    tree = TokenTree(chain, (chain - 1).clamp(min=0), chain, torch.tensor([nodes]).int())
+    queries = TreeQueries(tree, chain.long(), torch.tensor([context]), block_table, block_size)
+    keys, values = key_value_views(cache[queries.block_ids])
+    ours = paged_tree_attention(query.unsqueeze(0), keys, values, queries, variant)[0]
+    torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
