@@ -110,7 +110,17 @@ def _create_engine_config(
         # The caller's arguments stay as they were: an engine may be made from them again.
         _set_all(args, before)
     _check_target(vllm_config, drafter)
+    _announce(settings)
     return vllm_config
+
+
+def _announce(settings: Mapping[str, Any]) -> None:
+    from vllm.logger import init_logger
+
+    described = ", ".join(
+        f"{key}={value!r}" for key, value in settings.items() if value is not None
+    )
+    init_logger("vllm.redrafter").info("Speculating with ReDrafter: %s", described)
 
 
 def _set_all(owner: Any, values: Mapping[str, Any]) -> None:

@@ -33,7 +33,7 @@ class TreeQueries:
     context_lens: Tensor
     block_table: Tensor
     block_size: int
-    _visible: dict[int, Tensor] = field(default_factory=dict)
+    _bias: dict[int, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         nodes = self.tree.num_nodes
@@ -43,7 +43,32 @@ class TreeQueries:
         table = self.block_table[:, : self.num_blocks].long()
         # Beyond a request's own blocks the table holds stale numbers: read block 0 there.
         self.block_ids = table.masked_fill(index >= used.unsqueeze(1), 0)
-        self.node_rows = self.rows[self.tree.is_node]
+        self._nodes = self.tree.is_node.flatten().nonzero().squeeze(1)
+        self._node_rows = self.rows.flatten()[self._nodes]
+        # The common case of decoding: trees of one size, and nothing else in the batch.
+        self._in_order = torch.equal(self._node_rows, torch.arange(self.rows.numel()))
+
+    def gather(self, query: Tensor) -> Tensor:
+        """[tokens, ...] of the whole batch -> [R, T, ...] of the trees' nodes."""
+        if self._in_order:
+            nodes = query[: self.rows.numel()]
+            return nodes.view(*self.rows.shape, *query.shape[1:])
+        return query[self.rows]
+
+    def scatter(self, attended: Tensor, output: Tensor) -> None:
+        """Write [R, T, ...] into the nodes' rows of `output`, [tokens, ...]."""
+        attended = attended.flatten(0, 1).to(output.dtype)
+        if self._in_order:
+            output[: attended.shape[0]] = attended
+        else:
+            output[self._node_rows] = attended[self._nodes]
+
+    def bias(self, sliding_window: int) -> Tensor:
+        """`visible` as what is added to scores: [R, T, S] float32, 0 or -inf."""
+        if sliding_window not in self._bias:
+            hidden = ~self.visible(sliding_window)
+            self._bias[sliding_window] = torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
+        return self._bias[sliding_window]
 
     def key_positions(self) -> Tensor:
         """[R, S] int64: the position of each slot's key; S = num_blocks * block_size."""
@@ -63,19 +88,17 @@ class TreeQueries:
         Args:
             sliding_window: keys at least this many positions back are hidden; -1 for none.
         """
-        if sliding_window not in self._visible:
-            slot = torch.arange(self.num_blocks * self.block_size, device=self.rows.device)
-            nodes = self.tree.tokens.shape[1]
-            in_context = slot < self.context_lens.unsqueeze(1)
-            index = self._tree_index(slot).unsqueeze(1).expand(-1, nodes, -1)
-            end = (self.context_lens + self.tree.num_nodes).unsqueeze(1)
-            in_tree = (~in_context & (slot < end)).unsqueeze(1)
-            seen = in_context.unsqueeze(1) | (in_tree & self.tree.ancestor_mask.gather(2, index))
-            if sliding_window > 0:
-                distance = self.query_positions().unsqueeze(2) - self.key_positions().unsqueeze(1)
-                seen &= distance < sliding_window
-            self._visible[sliding_window] = seen
-        return self._visible[sliding_window]
+        slot = torch.arange(self.num_blocks * self.block_size, device=self.rows.device)
+        nodes = self.tree.tokens.shape[1]
+        in_context = slot < self.context_lens.unsqueeze(1)
+        index = self._tree_index(slot).unsqueeze(1).expand(-1, nodes, -1)
+        end = (self.context_lens + self.tree.num_nodes).unsqueeze(1)
+        in_tree = (~in_context & (slot < end)).unsqueeze(1)
+        seen = in_context.unsqueeze(1) | (in_tree & self.tree.ancestor_mask.gather(2, index))
+        if sliding_window > 0:
+            distance = self.query_positions().unsqueeze(2) - self.key_positions().unsqueeze(1)
+            seen &= distance < sliding_window
+        return seen
 
     def _tree_index(self, slot: Tensor) -> Tensor:
         """[R, S]: the node whose row lies in each slot, where it is a tree's slot."""
@@ -123,20 +146,22 @@ def paged_tree_attention(
     requests, nodes, heads, size = query.shape
     blocks, kv_heads, block_size = keys.shape[1], keys.shape[2], keys.shape[4]
     group = heads // kv_heads
+    per_block = (requests, blocks, kv_heads, group * nodes)
     # Rows of one product: the group's query heads times the nodes.
     q = query.to(keys.dtype).view(requests, nodes, kv_heads, group, size)
     q = (q.permute(0, 2, 3, 1, 4) * variant.scale).reshape(requests, 1, kv_heads, -1, size)
-    scores = torch.matmul(q, keys)
+    q = q.expand(*per_block, size).reshape(-1, group * nodes, size)
+    scores = torch.bmm(q, keys.reshape(-1, size, block_size)).view(*per_block, block_size)
     scores = scores.permute(0, 2, 3, 1, 4).reshape(
         requests, kv_heads, group, nodes, blocks * block_size
     )
     scores = _bend_scores(scores, queries, variant)
-    hidden = ~queries.visible(variant.sliding_window)
-    scores = scores.masked_fill(hidden[:, None, None], -torch.inf)
+    scores += queries.bias(variant.sliding_window)[:, None, None]
     weights = _softmax(scores, variant.sinks)
     weights = weights.view(requests, kv_heads, group * nodes, blocks, block_size)
-    output = torch.matmul(weights.permute(0, 3, 1, 2, 4), values).sum(dim=1)
-    return output.view(requests, heads, nodes, size).transpose(1, 2)
+    weights = weights.permute(0, 3, 1, 2, 4).reshape(-1, group * nodes, block_size)
+    output = torch.bmm(weights, values.reshape(-1, block_size, size)).view(*per_block, size)
+    return output.sum(dim=1).view(requests, heads, nodes, size).transpose(1, 2)
 
 
 def _bend_scores(scores: Tensor, queries: TreeQueries, variant: AttentionVariant) -> Tensor:

@@ -6,18 +6,21 @@ import io
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import throughput
+import throughput_process
 from rich.console import Console
-from throughput_engine import Generation, Run, generate
+from throughput_engine import Generation, Job, Run, generate
 from throughput_methods import InputError, Method, plan
 from throughput_plot import plot
+from throughput_process import EngineError, run_engine
 from throughput_prompts import choose, read_dataset, tokenize
 from throughput_report import (
     Measurement,
@@ -324,6 +327,36 @@ def test_requests_are_kept_in_flight_and_steps_are_counted() -> None:
     assert engine.most_in_flight == 2
     assert (made.steps, made.request_steps) == (12, 20)
     assert made.seconds > 0
+
+
+# An engine's process
+
+JOB = Job({"speculative_config": None}, [[1]], [1, 2], [0.0], 8, False, False)
+
+
+def test_runs_are_read_back_and_counted_as_they_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [run(1.0, [[1, 2]]), run(2.0, [[3]], parts=PARTS)]
+    lines = "".join(json.dumps(asdict(made)) + "\n" for made in runs)
+    script = written(tmp_path, "engine.py", f"import sys; open(sys.argv[2], 'w').write({lines!r})")
+    monkeypatch.setattr(throughput_process, "ENGINE_SCRIPT", script)
+    completed: list[None] = []
+
+    assert run_engine(JOB, {}, lambda: completed.append(None)) == runs
+    assert len(completed) == 2
+
+
+def test_a_failed_engine_shows_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = written(tmp_path, "engine.py", "import os; exit(os.environ['SET'])")
+    monkeypatch.setattr(throughput_process, "ENGINE_SCRIPT", script)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    with pytest.raises(
+        EngineError, match="no such model\nThe engine .* failed; its log: "
+    ) as failed:
+        run_engine(JOB, {"SET": "no such model"}, lambda: None)
+    assert Path(str(failed.value).split()[-1]).read_text() == "no such model\n"
 
 
 # Measurements and the table

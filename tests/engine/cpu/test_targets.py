@@ -56,6 +56,8 @@ def test_greedy_output_equals_plain(config: Any, tmp_path: Path) -> None:
         "num_speculative_tokens": 14,
         "beam_width": 5,
         "beam_length": 4,
+        # Another K as the batch shrinks: trees are cut to their first nodes.
+        "num_speculative_tokens_per_batch_size": [[1, 6, 14], [7, 16, 5]],
     }
     arguments = {"skip_tokenizer_init": True, "max_num_batched_tokens": 192}
     with engine(target, **arguments) as plain:

@@ -100,8 +100,8 @@ class TreeAttentionImpl(CPUAttentionBackendImpl):
         # One copy of the blocks in use; bf16 and fp16 are widened, as vLLM's kernel does.
         cache = kv_cache.index_select(0, trees.block_ids.flatten()).float()
         keys, values = key_value_views(cache.view(requests, blocks, *cache.shape[1:]))
-        attended = paged_tree_attention(query[trees.rows], keys, values, trees, self._variant())
-        output[trees.node_rows] = attended[trees.tree.is_node].to(output.dtype)
+        attended = paged_tree_attention(trees.gather(query), keys, values, trees, self._variant())
+        trees.scatter(attended, output)
 
     def _variant(self) -> AttentionVariant:
         return AttentionVariant(

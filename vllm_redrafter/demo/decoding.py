@@ -1,0 +1,248 @@
+"""Decoding in vLLM, in a process of its own: `decode` starts it, `main` is what runs there.
+
+One process per engine, so that the second starts as the first did: with all memory free, no
+threads left over, and the same environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from vllm_redrafter.config import ConfigError
+
+PROGRESS = "@progress"
+"""Begins a line of the worker's output that tells how many answers are finished."""
+
+
+@dataclass(frozen=True)
+class DecodingRequest:
+    """What to decode, and how.
+
+    Attributes:
+        target: the target's folder.
+        speculative_config: vLLM's, or None for plain decoding.
+        prompts: token ids.
+        max_tokens: of an answer.
+        levels: how many requests are in flight; all prompts are decoded once for each level.
+        max_model_len: of the engine; prompt and answer together.
+        seed: of the engine.
+    """
+
+    target: str
+    speculative_config: dict[str, Any] | None
+    prompts: list[list[int]]
+    max_tokens: int
+    levels: list[int]
+    max_model_len: int
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class LevelResult:
+    """All prompts decoded with `in_flight` requests at once.
+
+    Attributes:
+        in_flight: the level.
+        seconds: from the first request to the last token, prefills included.
+        answers: per prompt and engine step, the tokens that the step output; the last of a step
+            is the target's own, those before it were drafted and accepted.
+        stats: the engine's counters; empty without speculation.
+    """
+
+    in_flight: int
+    seconds: float
+    answers: list[list[list[int]]]
+    stats: dict[str, float]
+
+    def tokens(self) -> list[list[int]]:
+        """Per prompt, the whole answer."""
+        return [[token for step in answer for token in step] for answer in self.answers]
+
+    @property
+    def tokens_per_second(self) -> float:
+        return sum(map(len, self.tokens())) / self.seconds
+
+    @property
+    def tokens_per_target_step(self) -> float:
+        """Per request; prefills are not counted on either side."""
+        verifications = self.stats.get("verifications", 0)
+        return self.stats["sampled_tokens"] / verifications if verifications else 1.0
+
+
+# The side that asks
+
+
+def decode(
+    request: DecodingRequest, log: Path, on_progress: Callable[[int], None]
+) -> list[LevelResult]:
+    """Start an engine in a fresh process and decode.
+
+    Args:
+        request: what to decode.
+        log: takes the engine's own output.
+        on_progress: told how many answers are finished, over all levels.
+
+    Raises:
+        ConfigError: the engine failed; the message has the end of the log.
+    """
+    folder = log.parent
+    request_file, result_file = folder / "request.json", folder / "result.json"
+    request_file.write_text(json.dumps(asdict(request)))
+    result_file.unlink(missing_ok=True)
+    command = [sys.executable, "-m", __name__, str(request_file), str(result_file)]
+    with (
+        log.open("w") as output,
+        subprocess.Popen(
+            command,
+            env=engine_environment(os.environ),
+            stdout=subprocess.PIPE,
+            stderr=output,
+            text=True,
+        ) as process,
+    ):
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith(PROGRESS):
+                on_progress(int(line.split()[1]))
+            else:
+                output.write(line)
+    if process.returncode != 0 or not result_file.is_file():
+        raise ConfigError(f"vLLM failed; the end of {log}:\n{_tail(log)}")
+    return [LevelResult(**values) for values in json.loads(result_file.read_text())]
+
+
+def _tail(log: Path, lines: int = 15) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+
+
+def engine_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a CPU engine: quiet, offline, with the libraries it is fast with.
+
+    vLLM's CPU kernels want Intel's OpenMP runtime and tcmalloc, and both only work preloaded.
+    """
+    preloaded = environment.get("LD_PRELOAD", "").split(":")
+    preload = [*filter(None, preloaded), *map(str, _fast_libraries())]
+    return {
+        **environment,
+        "LD_PRELOAD": ":".join(dict.fromkeys(preload)),
+        # Without it a process started from a source folder would import what lies there.
+        "PYTHONSAFEPATH": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "VLLM_CPU_KVCACHE_SPACE": environment.get("VLLM_CPU_KVCACHE_SPACE", "1"),
+        "VLLM_LOGGING_LEVEL": environment.get("VLLM_LOGGING_LEVEL", "ERROR"),
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+
+
+def _fast_libraries() -> Iterator[Path]:
+    openmp = Path(sys.prefix) / "lib" / "libiomp5.so"
+    if openmp.is_file():
+        yield openmp
+    folders = [Path(sys.prefix, "lib"), *Path("/usr/lib").glob("*-linux-gnu"), Path("/usr/lib64")]
+    for folder in folders:
+        for tcmalloc in sorted(folder.glob("libtcmalloc_minimal.so.*")):
+            yield tcmalloc
+            return
+
+
+# The side that runs vLLM
+
+
+def main(request_file: str, result_file: str) -> None:
+    """Decode what `request_file` asks for, and write the results."""
+    request = DecodingRequest(**json.loads(Path(request_file).read_text()))
+    from vllm import LLM
+
+    llm = LLM(
+        model=request.target,
+        speculative_config=request.speculative_config,
+        dtype="float32",
+        enforce_eager=True,
+        # A prompt is decoded once per level: its prefill must cost the same each time.
+        enable_prefix_caching=False,
+        max_model_len=request.max_model_len,
+        max_num_seqs=max(request.levels),
+        seed=request.seed,
+        disable_log_stats=True,
+    )
+    results = list(_decode_levels(llm, request))
+    Path(result_file).write_text(json.dumps([asdict(result) for result in results]))
+
+
+def _decode_levels(llm: Any, request: DecodingRequest) -> Iterator[LevelResult]:
+    engine, finished = llm.llm_engine, 0
+
+    def count() -> None:
+        nonlocal finished
+        finished += 1
+        print(PROGRESS, finished, flush=True)
+
+    # First calls compile and allocate.
+    decode_all(engine, request.prompts[:1], request.max_tokens, 1)
+    for in_flight in request.levels:
+        if request.speculative_config:
+            llm.collective_rpc("reset_redrafter_stats")
+        started = time.perf_counter()
+        answers = decode_all(engine, request.prompts, request.max_tokens, in_flight, count)
+        seconds = time.perf_counter() - started
+        stats = llm.collective_rpc("redrafter_stats")[0] if request.speculative_config else {}
+        yield LevelResult(in_flight, seconds, answers, stats)
+
+
+def decode_all(
+    engine: Any,
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int,
+    in_flight: int,
+    on_finished: Callable[[], None] = lambda: None,
+) -> list[list[list[int]]]:
+    """Decode all prompts greedily, `in_flight` at a time, keeping what each step output.
+
+    Args:
+        engine: vLLM's LLMEngine.
+        prompts: token ids.
+        max_tokens: of an answer.
+        in_flight: how many requests the engine holds at once.
+        on_finished: called for each finished answer.
+
+    Returns:
+        Per prompt and step, the step's tokens.
+    """
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    params = SamplingParams(
+        temperature=0.0,
+        max_tokens=max_tokens,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+    )
+    steps: list[list[list[int]]] = [[] for _ in prompts]
+    waiting, running = deque(range(len(prompts))), 0
+    while waiting or running:
+        while waiting and running < in_flight:
+            index = waiting.popleft()
+            engine.add_request(str(index), {"prompt_token_ids": list(prompts[index])}, params)
+            running += 1
+        for output in engine.step():
+            tokens = list(output.outputs[0].token_ids)
+            if tokens:
+                steps[int(output.request_id)].append(tokens)
+            if output.finished:
+                running -= 1
+                on_finished()
+    return steps
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
