@@ -1,0 +1,382 @@
+"""From beam search's candidates to a TokenTree of the K best, on the device.
+
+A candidate (level l, beam w) of R requests has a token, the beam of the level above that it grew
+from, and a cumulative log-probability; -inf marks one that is none. Its rank is the number of
+candidates before it in the order "more probable first, ties by level, then by beam":
+
+    rank(i) = |{ j : p_j > p_i, or p_j = p_i and j < i }|,    candidates numbered level by level
+
+Ranks 0 .. K-1 become nodes 1 .. K. A parent is never less probable than its child and stands on an
+earlier level, so this order is topological and every prefix of it is a tree.
+
+The prefix dedup of the paper (arXiv 2403.09919, section 3.3) over finished beams is the same
+selection, after each beam's node has been handed to the first beam that shares its prefix.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from vllm_redrafter.triton_kernels.checks import (
+    MAX_NODES,
+    require,
+    require_integers,
+    require_last_dim_contiguous,
+    require_same_device,
+)
+
+WORD_BITS = 32
+MAX_CANDIDATES = 2048
+
+
+@triton.jit
+def _rank(scores, index, scores_ptr, NUM: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr):
+    """How many of the request's candidates stand before (scores, index), both [BLOCK]."""
+    rank = tl.zeros([BLOCK], dtype=tl.int32)
+    for start in range(0, NUM, CHUNK):
+        other = start + tl.arange(0, CHUNK)
+        others = tl.load(scores_ptr + other, mask=other < NUM, other=float("-inf"))
+        before = (others[None, :] > scores[:, None]) | (
+            (others[None, :] == scores[:, None]) & (other[None, :] < index[:, None])
+        )
+        before = before & (other < NUM)[None, :]
+        rank += tl.sum(before.to(tl.int32), axis=1)
+    return rank
+
+
+@triton.jit
+def _select_nodes(
+    root_tokens,
+    tokens,
+    back_pointers,
+    log_probs,
+    out_tokens,
+    out_parents,
+    out_depths,
+    out_num_nodes,
+    WIDTH: tl.constexpr,
+    NUM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
+    SLOTS: tl.constexpr,
+    BLOCK_SLOTS: tl.constexpr,
+):
+    """One request: rank the candidates, write the best as nodes, blank the unused slots."""
+    request = tl.program_id(0)
+    scores_ptr = log_probs + request * NUM
+    index = tl.arange(0, BLOCK)
+    is_candidate = index < NUM
+    scores = tl.load(scores_ptr + index, mask=is_candidate, other=float("-inf"))
+    rank = _rank(scores, index, scores_ptr, NUM, BLOCK, CHUNK)
+    is_node = is_candidate & (scores > float("-inf")) & (rank < SLOTS - 1)
+
+    level = index // WIDTH
+    beam_above = tl.load(back_pointers + request * NUM + index, mask=is_node, other=0)
+    parent = (level - 1) * WIDTH + beam_above.to(tl.int32)
+    has_parent = is_node & (level > 0)
+    parent_scores = tl.load(scores_ptr + parent, mask=has_parent, other=float("-inf"))
+    parent_rank = _rank(parent_scores, parent, scores_ptr, NUM, BLOCK, CHUNK)
+
+    at = request * SLOTS + rank + 1
+    token = tl.load(tokens + request * NUM + index, mask=is_node, other=0)
+    tl.store(out_tokens + at, token.to(tl.int32), mask=is_node)
+    tl.store(out_parents + at, tl.where(has_parent, parent_rank + 1, 0), mask=is_node)
+    tl.store(out_depths + at, level + 1, mask=is_node)
+
+    num_nodes = tl.sum(is_node.to(tl.int32), axis=0) + 1
+    slot = tl.arange(0, BLOCK_SLOTS)
+    unused = (slot >= num_nodes) & (slot < SLOTS)
+    tl.store(out_tokens + request * SLOTS + slot, -1, mask=unused)
+    tl.store(out_parents + request * SLOTS + slot, 0, mask=unused | (slot == 0))
+    tl.store(out_depths + request * SLOTS + slot, 0, mask=unused | (slot == 0))
+    tl.store(out_tokens + request * SLOTS, tl.load(root_tokens + request).to(tl.int32))
+    tl.store(out_num_nodes + request, num_nodes)
+
+
+@triton.jit
+def _set_ancestors(
+    parents,
+    depths,
+    ancestors,
+    SLOTS: tl.constexpr,
+    BLOCK_SLOTS: tl.constexpr,
+    WORDS: tl.constexpr,
+):
+    """One request: each node climbs to its root and sets a bit per node on the way."""
+    request = tl.program_id(0)
+    slot = tl.arange(0, BLOCK_SLOTS)
+    is_slot = slot < SLOTS
+    deepest = tl.max(tl.load(depths + request * SLOTS + slot, mask=is_slot, other=0), axis=0)
+    for word in tl.static_range(WORDS):
+        bits = tl.zeros([BLOCK_SLOTS], dtype=tl.int32)
+        node = slot
+        for _ in range(deepest + 1):
+            bit = tl.full([BLOCK_SLOTS], 1, dtype=tl.int32) << (node % 32)
+            bits = bits | tl.where(node // 32 == word, bit, 0)
+            node = tl.load(parents + request * SLOTS + node, mask=is_slot, other=0)
+        at = (request * SLOTS + slot) * WORDS + word
+        tl.store(ancestors + at, bits, mask=is_slot)
+
+
+@triton.jit
+def _share_prefixes(
+    beams,
+    log_probs,
+    level_tokens,
+    back_pointers,
+    scores,
+    WIDTH: tl.constexpr,
+    LENGTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_LOG_PROBS: tl.constexpr,
+):
+    """One request: per level, the first beam with the same prefix owns the node."""
+    request = tl.program_id(0)
+    beam = tl.arange(0, BLOCK)
+    is_beam = beam < WIDTH
+    same = is_beam[:, None] & is_beam[None, :]
+    owner_above = tl.zeros([BLOCK], dtype=tl.int32)
+    for level in range(LENGTH):
+        at = request * WIDTH * LENGTH + beam * LENGTH + level
+        token = tl.load(beams + at, mask=is_beam, other=-1)
+        same = same & (token[:, None] == token[None, :])
+        owner = tl.min(tl.where(same, beam[None, :], BLOCK), axis=1)
+        if HAS_LOG_PROBS:
+            score = tl.load(log_probs + at, mask=is_beam, other=float("-inf"))
+        else:
+            score = -(level * WIDTH + beam).to(tl.float32)
+        score = tl.where(owner == beam, score, float("-inf"))
+        to = (request * LENGTH + level) * WIDTH + beam
+        tl.store(level_tokens + to, token, mask=is_beam)
+        tl.store(back_pointers + to, owner_above, mask=is_beam)
+        tl.store(scores + to, score, mask=is_beam)
+        owner_above = owner
+
+
+class TreeBuffers:
+    """What a tree build writes, allocated once: contiguous, fixed in shape.
+
+    Attributes:
+        tokens, parents, depths: [R, K+1] int32, as in TokenTree.
+        num_nodes: [R] int32.
+        ancestors: [R, K+1, words] int32 bit sets.
+    """
+
+    def __init__(self, max_requests: int, max_nodes: int, device: torch.device | str) -> None:
+        """Room for R = max_requests trees of K = max_nodes nodes besides the root (at most 127)."""
+        require(
+            1 <= max_nodes < MAX_NODES,
+            f"max_nodes must be 1 to {MAX_NODES - 1} besides the root, got {max_nodes}",
+        )
+        slots = max_nodes + 1
+        shape = (max_requests, slots)
+
+        def buffer(*size: int) -> Tensor:
+            return torch.zeros(size, dtype=torch.int32, device=device)
+
+        self.tokens, self.parents, self.depths = buffer(*shape), buffer(*shape), buffer(*shape)
+        self.num_nodes = buffer(max_requests)
+        self.ancestors = buffer(*shape, triton.cdiv(slots, WORD_BITS))
+
+
+def build_tree(
+    root_tokens: Tensor,
+    tokens: Tensor,
+    back_pointers: Tensor,
+    log_probs: Tensor,
+    out: TreeBuffers,
+) -> TreeBuffers:
+    """The K best candidates of each request as a tree, K by the size of `out`.
+
+    Args:
+        root_tokens: [R] int32 or int64.
+        tokens: [R, L, W] int32 or int64, contiguous; L * W at most 2048.
+        back_pointers: [R, L, W] likewise: the beam of the level above; not read on level 0.
+        log_probs: [R, L, W] fp32, cumulative; -inf for no candidate.
+        out: at least R requests; the others' entries are left alone.
+
+    Returns:
+        out.
+
+    Raises:
+        ValueError: an argument's dtype, device, shape or stride does not fit; it is named.
+    """
+    _check_candidates(root_tokens, tokens, back_pointers, log_probs, out)
+    requests, length, width = tokens.shape
+    num, slots = length * width, out.tokens.shape[1]
+    block, block_slots = triton.next_power_of_2(num), triton.next_power_of_2(slots)
+    _select_nodes[(requests,)](
+        root_tokens,
+        tokens,
+        back_pointers,
+        log_probs,
+        out.tokens,
+        out.parents,
+        out.depths,
+        out.num_nodes,
+        WIDTH=width,
+        NUM=num,
+        BLOCK=block,
+        CHUNK=min(block, max(1, 16384 // block)),
+        SLOTS=slots,
+        BLOCK_SLOTS=block_slots,
+        num_warps=4,
+    )
+    _set_ancestors[(requests,)](
+        out.parents,
+        out.depths,
+        out.ancestors,
+        SLOTS=slots,
+        BLOCK_SLOTS=block_slots,
+        WORDS=out.ancestors.shape[2],
+        num_warps=1 if block_slots <= 32 else 4,
+    )
+    return out
+
+
+def build_tree_from_beams(
+    root_tokens: Tensor, beams: Tensor, out: TreeBuffers, log_probs: Tensor | None = None
+) -> TreeBuffers:
+    """Trees in which any two finished beams share the nodes of their common prefix.
+
+    Args:
+        root_tokens: [R] int32 or int64.
+        beams: [R, W, L] int32 or int64 tokens, contiguous, the root not among them.
+        out: see `build_tree`.
+        log_probs: [R, W, L] fp32 cumulative, or None for breadth-first order.
+
+    Returns:
+        out.
+
+    Raises:
+        ValueError: see `build_tree`.
+    """
+    require(beams.dim() == 3, f"beams: expected [R, W, L], got {list(beams.shape)}")
+    require(beams.is_contiguous(), "beams: must be contiguous")
+    if log_probs is not None:
+        require(
+            log_probs.shape == beams.shape and log_probs.is_contiguous(),
+            f"log_probs: must be contiguous and of beams' shape, got {list(log_probs.shape)}",
+        )
+        require_integers(torch.float32, log_probs=log_probs)
+    requests, width, length = beams.shape
+    level_tokens = beams.new_empty(requests, length, width)
+    back_pointers = beams.new_empty(requests, length, width, dtype=torch.int32)
+    scores = beams.new_empty(requests, length, width, dtype=torch.float32)
+    _share_prefixes[(requests,)](
+        beams,
+        log_probs if log_probs is not None else scores,
+        level_tokens,
+        back_pointers,
+        scores,
+        WIDTH=width,
+        LENGTH=length,
+        BLOCK=triton.next_power_of_2(width),
+        HAS_LOG_PROBS=log_probs is not None,
+        num_warps=4,
+    )
+    return build_tree(root_tokens, level_tokens, back_pointers, scores, out)
+
+
+def _check_candidates(
+    root_tokens: Tensor,
+    tokens: Tensor,
+    back_pointers: Tensor,
+    log_probs: Tensor,
+    out: TreeBuffers,
+) -> None:
+    integers = (torch.int32, torch.int64)
+    for name, tensor in {
+        "root_tokens": root_tokens,
+        "tokens": tokens,
+        "back_pointers": back_pointers,
+    }.items():
+        require(tensor.dtype in integers, f"{name}: expected int32 or int64, got {tensor.dtype}")
+    require(log_probs.dtype == torch.float32, f"log_probs: expected fp32, got {log_probs.dtype}")
+    require(tokens.dim() == 3, f"tokens: expected [R, L, W], got {list(tokens.shape)}")
+    for name, tensor in {
+        "tokens": tokens,
+        "back_pointers": back_pointers,
+        "log_probs": log_probs,
+    }.items():
+        require(
+            tensor.shape == tokens.shape and tensor.is_contiguous(),
+            f"{name}: must be contiguous and of shape {list(tokens.shape)}, "
+            f"got {list(tensor.shape)}",
+        )
+    candidates = tokens.shape[1] * tokens.shape[2]
+    require(
+        candidates <= MAX_CANDIDATES,
+        f"tokens: {candidates} candidates per request, at most {MAX_CANDIDATES} are supported",
+    )
+    require(
+        root_tokens.shape == tokens.shape[:1] and tokens.shape[0] <= out.tokens.shape[0],
+        f"root_tokens: {list(root_tokens.shape)} and out's {out.tokens.shape[0]} requests do not "
+        f"fit tokens' {tokens.shape[0]}",
+    )
+    require_last_dim_contiguous(root_tokens=root_tokens)
+    require_same_device(
+        tokens,
+        root_tokens=root_tokens,
+        back_pointers=back_pointers,
+        log_probs=log_probs,
+        out=out.tokens,
+    )
+
+
+def naive_build_tree(
+    root_tokens: Tensor, tokens: Tensor, back_pointers: Tensor, log_probs: Tensor, max_nodes: int
+) -> list[dict[str, list[int]]]:
+    """`build_tree` by sorting and dictionaries: per request tokens, parents, depths, ancestors.
+
+    Lists end at the last node; an ancestor set is one Python integer.
+    """
+    trees = []
+    _, length, width = tokens.shape
+    for request, root in enumerate(root_tokens.tolist()):
+        candidates = [
+            (-float(log_probs[request, level, beam]), level, beam)
+            for level in range(length)
+            for beam in range(width)
+            if log_probs[request, level, beam] > -torch.inf
+        ]
+        kept = sorted(candidates)[:max_nodes]
+        node_of = {(level, beam): i for i, (_, level, beam) in enumerate(kept, start=1)}
+        parents, ancestors = [0], [1]
+        for _, level, beam in kept:
+            above = (level - 1, int(back_pointers[request, level, beam]))
+            parents.append(node_of[above] if level else 0)
+            ancestors.append(ancestors[parents[-1]] | 1 << len(ancestors))
+        trees.append(
+            {
+                "tokens": [root, *(int(tokens[request, level, b]) for _, level, b in kept)],
+                "parents": parents,
+                "depths": [0, *(level + 1 for _, level, _ in kept)],
+                "ancestors": ancestors,
+            }
+        )
+    return trees
+
+
+def naive_share_prefixes(beams: Tensor, log_probs: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Finished beams [R, W, L] as candidates (tokens, back-pointers, log-probs), [R, L, W] each."""
+    requests, width, length = beams.shape
+    back_pointers = torch.zeros(requests, length, width, dtype=torch.int64)
+    scores = torch.full((requests, length, width), -torch.inf)
+    for request in range(requests):
+        owners: dict[tuple[int, ...], int] = {(): 0}
+        rows = beams[request].tolist()
+        for level in range(length):
+            for beam, row in enumerate(rows):
+                back_pointers[request, level, beam] = owners[tuple(row[:level])]
+                if tuple(row[: level + 1]) not in owners:
+                    owners[tuple(row[: level + 1])] = beam
+                    scores[request, level, beam] = (
+                        -(level * width + beam)
+                        if log_probs is None
+                        else log_probs[request, beam, level]
+                    )
+    return beams.transpose(1, 2).contiguous(), back_pointers, scores

@@ -1,0 +1,40 @@
+"""What a launcher asks of its arguments; a kernel given anything else would read wild memory."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+MAX_NODES = 128
+"""The most nodes in a tree, root included."""
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise ValueError with the message unless the condition holds."""
+    if not condition:
+        raise ValueError(message)
+
+
+def require_integers(dtype: torch.dtype, **tensors: Tensor) -> None:
+    """Each tensor has this dtype and contiguous rows; the first that has not is named."""
+    for name, tensor in tensors.items():
+        require(tensor.dtype == dtype, f"{name}: expected {dtype}, got {tensor.dtype}")
+    require_last_dim_contiguous(**tensors)
+
+
+def require_last_dim_contiguous(**tensors: Tensor) -> None:
+    """Each tensor's last dimension has stride 1; the first whose has not is named."""
+    for name, tensor in tensors.items():
+        require(
+            tensor.shape[-1] <= 1 or tensor.stride(-1) == 1,
+            f"{name}: the last dimension must be contiguous, its stride is {tensor.stride(-1)}",
+        )
+
+
+def require_same_device(reference: Tensor, **tensors: Tensor) -> None:
+    """Each tensor is on the reference's device; the first that is not is named."""
+    for name, tensor in tensors.items():
+        require(
+            tensor.device == reference.device,
+            f"{name}: on {tensor.device}, expected {reference.device}",
+        )

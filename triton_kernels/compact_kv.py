@@ -1,0 +1,185 @@
+"""Compaction on the device: the accepted path's K and V rows move to the linear slots.
+
+Node path[d] of a request was computed in linear slot path[d] and belongs into slot d. The path's
+nodes grow in number and path[d] >= d, so going through d = 1, 2, ... never overwrites a row that
+is still to be read: slot d is written after all of path[0..d], and path[e] > d for e > d unless
+path[e] = e. Each program moves one stripe of bytes of a row through all depths, in that order.
+
+Rows are moved as raw words, whatever the cache's dtype. All layers go in one launch: their base
+addresses are in a table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from vllm_redrafter.triton_kernels.checks import require, require_integers, require_same_device
+
+_WORDS = ((8, torch.int64), (4, torch.int32), (2, torch.int16), (1, torch.int8))
+
+
+@triton.jit
+def _compact(
+    bases,
+    path,
+    num_sampled,
+    row_start,
+    slot_mapping,
+    example,
+    stride_path,
+    stride_block,
+    stride_slot,
+    stride_head,
+    HEADS: tl.constexpr,
+    WORDS_PER_HEAD: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One request, one cache (K or V of a layer), one stripe of a row's words."""
+    request = tl.program_id(0)
+    base = tl.load(bases + tl.program_id(1)).to(tl.pointer_type(example.dtype.element_ty))
+    word = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    is_word = word < HEADS * WORDS_PER_HEAD
+    within = (word // WORDS_PER_HEAD) * stride_head + word % WORDS_PER_HEAD
+    first_row = tl.load(row_start + request)
+    for depth in range(1, tl.load(num_sampled + request)):
+        node = tl.load(path + request * stride_path + depth)
+        if node != depth:
+            source = tl.load(slot_mapping + first_row + node).to(tl.int64)
+            target = tl.load(slot_mapping + first_row + depth).to(tl.int64)
+            source_at = source // BLOCK_SIZE * stride_block + source % BLOCK_SIZE * stride_slot
+            target_at = target // BLOCK_SIZE * stride_block + target % BLOCK_SIZE * stride_slot
+            row = tl.load(base + source_at + within, mask=is_word, other=0)
+            tl.store(base + target_at + within, row, mask=is_word)
+
+
+@dataclass(frozen=True)
+class CacheTable:
+    """The K and V caches of all layers as one table of addresses; made once, at start-up.
+
+    Attributes:
+        bases: [caches] int64 addresses.
+        caches: the tensors themselves, viewed as words, [blocks, block_size, heads, words].
+    """
+
+    bases: Tensor
+    caches: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, caches: Sequence[Tensor]) -> CacheTable:
+        """K and V caches, [blocks, block_size, KV heads, head_dim] each, of one shape and strides.
+
+        Raises:
+            ValueError: they differ in shape, strides, dtype or device, or a row's last dimension
+                is not contiguous.
+        """
+        require(len(caches) > 0, "caches: expected at least one")
+        first = caches[0]
+        for index, cache in enumerate(caches):
+            same = (cache.shape, cache.stride(), cache.dtype, cache.device) == (
+                first.shape,
+                first.stride(),
+                first.dtype,
+                first.device,
+            )
+            require(
+                cache.dim() == 4 and same,
+                f"caches[{index}]: {list(cache.shape)} {cache.dtype} with strides "
+                f"{cache.stride()} differs from caches[0]",
+            )
+        require(first.stride(3) == 1, "caches: the last dimension must be contiguous")
+        words = tuple(cache.view(_widest_word(caches)) for cache in caches)
+        addresses = [cache.data_ptr() for cache in words]
+        bases = torch.tensor(addresses, dtype=torch.int64, device=first.device)
+        return cls(bases, words)
+
+
+def _widest_word(caches: Sequence[Tensor]) -> torch.dtype:
+    """The widest integer that all strides, the row length and the addresses are multiples of."""
+    first = caches[0]
+    item = first.element_size()
+    offsets = [int(n) * item for n in (*first.stride()[:3], first.shape[3])]
+    offsets += [c.data_ptr() for c in caches] + [c.storage_offset() * item for c in caches]
+    return next(
+        dtype
+        for size, dtype in _WORDS
+        if size >= item and all(offset % size == 0 for offset in offsets)
+    )
+
+
+def compact_kv(
+    table: CacheTable, path: Tensor, num_sampled: Tensor, row_start: Tensor, slot_mapping: Tensor
+) -> None:
+    """Move the accepted rows of all requests, in all caches; a path in place moves nothing.
+
+    Args:
+        table: the caches.
+        path: [R, T] int32 from `accept_path`: the nodes accepted, root first.
+        num_sampled: [R] int32: how many entries of `path` count.
+        row_start: [R] int32: the row of each request's root among the step's rows.
+        slot_mapping: [rows] int32 or int64: the cache slot of each row.
+
+    Raises:
+        ValueError: an argument's dtype, device or shape does not fit; it is named.
+    """
+    require_integers(torch.int32, path=path, num_sampled=num_sampled, row_start=row_start)
+    require(
+        slot_mapping.dtype in (torch.int32, torch.int64),
+        f"slot_mapping: expected int32 or int64, got {slot_mapping.dtype}",
+    )
+    requests = num_sampled.shape[0]
+    require(
+        path.shape[0] >= requests and row_start.shape[0] >= requests,
+        f"path and row_start: {path.shape[0]} and {row_start.shape[0]} entries for {requests}",
+    )
+    example = table.caches[0]
+    require_same_device(
+        example,
+        path=path,
+        num_sampled=num_sampled,
+        row_start=row_start,
+        slot_mapping=slot_mapping,
+    )
+    _, block_size, heads, words = example.shape
+    block = min(1024, triton.next_power_of_2(heads * words))
+    _compact[(requests, len(table.caches), triton.cdiv(heads * words, block))](
+        table.bases,
+        path,
+        num_sampled,
+        row_start,
+        slot_mapping,
+        example,
+        path.stride(0),
+        *example.stride()[:3],
+        HEADS=heads,
+        WORDS_PER_HEAD=words,
+        BLOCK_SIZE=block_size,
+        BLOCK=block,
+        num_warps=4,
+    )
+
+
+def naive_compact_kv(
+    caches: Sequence[Tensor],
+    path: Tensor,
+    num_sampled: Tensor,
+    row_start: Tensor,
+    slot_mapping: Tensor,
+) -> None:
+    """`compact_kv` by loops, on [blocks, block_size, KV heads, head_dim] caches."""
+    for cache in caches:
+        block_size = cache.shape[1]
+        before = cache.clone()
+        for request, count in enumerate(num_sampled.tolist()):
+            first = int(row_start[request])
+            for depth in range(count):
+                source = int(slot_mapping[first + int(path[request, depth])])
+                target = int(slot_mapping[first + depth])
+                row = before[source // block_size, source % block_size]
+                cache[target // block_size, target % block_size] = row
