@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from rich import box
 from rich.table import Table
 from throughput_engine import Run
 from throughput_methods import Method
-
-T = TypeVar("T")
 
 PARTS = ("draft", "verify", "attention", "accept", "compact")
 """Where a ReDrafter step's time goes; `verify` is the target's forward pass less attention."""
@@ -74,9 +72,9 @@ class Measurement:
 
     @property
     def shares(self) -> dict[str, float] | None:
-        """PARTS as shares of the wall time; the rest is vLLM's: scheduling, batches, prompts' text.
+        """PARTS as shares of the wall time; None where the worker does not measure them.
 
-        None where the worker does not measure them.
+        The rest is vLLM's: scheduling, preparing batches, messages between processes, text.
         """
         if self.parts is None:
             return None

@@ -20,6 +20,7 @@ from vllm_redrafter.triton_kernels.checks import (
     MAX_NODES,
     require,
     require_integers,
+    require_last_dim_contiguous,
     require_same_device,
 )
 
@@ -43,6 +44,7 @@ def _accept_path(
     stride_output,
     stride_path,
     OUTPUT_SLOTS: tl.constexpr,
+    PATH_SLOTS: tl.constexpr,
     BLOCK_SLOTS: tl.constexpr,
     WORDS: tl.constexpr,
 ):
@@ -73,9 +75,9 @@ def _accept_path(
     tl.store(output_tokens + request * stride_output + depth, drawn.to(tl.int32), mask=accepted)
     tl.store(path + request * stride_path + depth, node, mask=accepted)
     count = tl.sum(accepted.to(tl.int32), axis=0)
-    after = (node >= count) & (node < OUTPUT_SLOTS)
-    tl.store(output_tokens + request * stride_output + node, -1, mask=after)
-    tl.store(path + request * stride_path + node, -1, mask=after)
+    after = node >= count
+    tl.store(output_tokens + request * stride_output + node, -1, mask=after & (node < OUTPUT_SLOTS))
+    tl.store(path + request * stride_path + node, -1, mask=after & (node < PATH_SLOTS))
     tl.store(num_sampled + request, count)
     tl.store(last_row + request, first_row + tl.max(tl.where(accepted, node, 0), axis=0))
 
@@ -102,9 +104,10 @@ def accept_path(
         sampled: [rows] int32 or int64, the target's token at each node; request r's nodes are
             rows row_start[r] and following.
         row_start: [R] int32.
-        output_tokens: [>= R, >= T] int32, receives the accepted tokens and the extra one, then -1.
+        output_tokens: [>= R, >= T] int32, receives the accepted tokens and the extra one, then -1
+            up to the row's end.
         num_sampled: [>= R] int32, receives their number, 1 to T.
-        path: [>= R, >= T] int32, receives the nodes walked, root first, then -1.
+        path: [>= R, >= T] int32, receives the nodes walked, root first, then likewise -1.
         last_row: [>= R] int32, receives the row of the last accepted node.
 
     Raises:
@@ -127,8 +130,19 @@ def accept_path(
         sampled.dtype in (torch.int32, torch.int64) and sampled.dim() == 1,
         f"sampled: expected [rows] int32 or int64, got {list(sampled.shape)} {sampled.dtype}",
     )
+    require_last_dim_contiguous(sampled=sampled)
     requests, slots = num_nodes.shape[0], tokens.shape[1]
     require(slots <= MAX_NODES, f"tokens: at most {MAX_NODES} nodes, got {slots} slots")
+    for name, tensor in {
+        "tokens": tokens,
+        "row_start": row_start,
+        "num_sampled": num_sampled,
+        "last_row": last_row,
+    }.items():
+        require(
+            tensor.shape[0] >= requests,
+            f"{name}: {tensor.shape[0]} entries are too few for num_nodes' {requests} requests",
+        )
     for name, tensor in {"parents": parents, "depths": depths}.items():
         require(
             tensor.shape == tokens.shape and tensor.stride(0) == tokens.stride(0),
@@ -141,8 +155,11 @@ def accept_path(
         )
     words = triton.cdiv(slots, 32)
     require(
-        ancestors.shape[2] >= words,
-        f"ancestors: {ancestors.shape[2]} words have no room for {slots} nodes",
+        ancestors.dim() == 3
+        and ancestors.shape[0] >= requests
+        and ancestors.shape[1] >= slots
+        and ancestors.shape[2] >= words,
+        f"ancestors: {list(ancestors.shape)} has no room for {requests} trees of {slots} nodes",
     )
     require_same_device(
         tokens,
@@ -153,9 +170,11 @@ def accept_path(
         sampled=sampled,
         row_start=row_start,
         output_tokens=output_tokens,
+        num_sampled=num_sampled,
         path=path,
+        last_row=last_row,
     )
-    output_slots = min(output_tokens.shape[1], path.shape[1])
+    block_slots = triton.next_power_of_2(max(output_tokens.shape[1], path.shape[1]))
     _accept_path[(requests,)](
         tokens,
         parents,
@@ -173,10 +192,11 @@ def accept_path(
         ancestors.stride(1),
         output_tokens.stride(0),
         path.stride(0),
-        OUTPUT_SLOTS=output_slots,
-        BLOCK_SLOTS=triton.next_power_of_2(output_slots),
+        OUTPUT_SLOTS=output_tokens.shape[1],
+        PATH_SLOTS=path.shape[1],
+        BLOCK_SLOTS=block_slots,
         WORDS=words,
-        num_warps=1 if output_slots <= 32 else 4,
+        num_warps=1 if block_slots <= 32 else 4,
     )
 
 

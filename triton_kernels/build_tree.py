@@ -23,7 +23,6 @@ from torch import Tensor
 from vllm_redrafter.triton_kernels.checks import (
     MAX_NODES,
     require,
-    require_integers,
     require_last_dim_contiguous,
     require_same_device,
 )
@@ -254,14 +253,7 @@ def build_tree_from_beams(
     Raises:
         ValueError: see `build_tree`.
     """
-    require(beams.dim() == 3, f"beams: expected [R, W, L], got {list(beams.shape)}")
-    require(beams.is_contiguous(), "beams: must be contiguous")
-    if log_probs is not None:
-        require(
-            log_probs.shape == beams.shape and log_probs.is_contiguous(),
-            f"log_probs: must be contiguous and of beams' shape, got {list(log_probs.shape)}",
-        )
-        require_integers(torch.float32, log_probs=log_probs)
+    _check_beams(root_tokens, beams, out, log_probs)
     requests, width, length = beams.shape
     level_tokens = beams.new_empty(requests, length, width)
     back_pointers = beams.new_empty(requests, length, width, dtype=torch.int32)
@@ -281,6 +273,48 @@ def build_tree_from_beams(
     return build_tree(root_tokens, level_tokens, back_pointers, scores, out)
 
 
+def _check_beams(
+    root_tokens: Tensor, beams: Tensor, out: TreeBuffers, log_probs: Tensor | None
+) -> None:
+    _check_tokens(root_tokens=root_tokens, beams=beams)
+    require(beams.dim() == 3, f"beams: expected [R, W, L], got {list(beams.shape)}")
+    require(beams.is_contiguous(), "beams: must be contiguous")
+    _check_requests("beams", root_tokens, beams, out)
+    if log_probs is not None:
+        require(
+            log_probs.shape == beams.shape and log_probs.is_contiguous(),
+            f"log_probs: must be contiguous and of beams' shape, got {list(log_probs.shape)}",
+        )
+        require(
+            log_probs.dtype == torch.float32, f"log_probs: expected fp32, got {log_probs.dtype}"
+        )
+        require_same_device(beams, log_probs=log_probs)
+
+
+def _check_tokens(**tensors: Tensor) -> None:
+    for name, tensor in tensors.items():
+        require(
+            tensor.dtype in (torch.int32, torch.int64),
+            f"{name}: expected int32 or int64, got {tensor.dtype}",
+        )
+
+
+def _check_requests(name: str, root_tokens: Tensor, tokens: Tensor, out: TreeBuffers) -> None:
+    """`tokens`, named `name`, is [R, L, W] or [R, W, L]."""
+    candidates = tokens.shape[1] * tokens.shape[2]
+    require(
+        candidates <= MAX_CANDIDATES,
+        f"{name}: {candidates} candidates per request, at most {MAX_CANDIDATES} are supported",
+    )
+    require(
+        root_tokens.shape == tokens.shape[:1] and tokens.shape[0] <= out.tokens.shape[0],
+        f"root_tokens: {list(root_tokens.shape)} and out's {out.tokens.shape[0]} requests do not "
+        f"fit {name}' {tokens.shape[0]}",
+    )
+    require_last_dim_contiguous(root_tokens=root_tokens)
+    require_same_device(tokens, root_tokens=root_tokens, out=out.tokens)
+
+
 def _check_candidates(
     root_tokens: Tensor,
     tokens: Tensor,
@@ -288,13 +322,7 @@ def _check_candidates(
     log_probs: Tensor,
     out: TreeBuffers,
 ) -> None:
-    integers = (torch.int32, torch.int64)
-    for name, tensor in {
-        "root_tokens": root_tokens,
-        "tokens": tokens,
-        "back_pointers": back_pointers,
-    }.items():
-        require(tensor.dtype in integers, f"{name}: expected int32 or int64, got {tensor.dtype}")
+    _check_tokens(root_tokens=root_tokens, tokens=tokens, back_pointers=back_pointers)
     require(log_probs.dtype == torch.float32, f"log_probs: expected fp32, got {log_probs.dtype}")
     require(tokens.dim() == 3, f"tokens: expected [R, L, W], got {list(tokens.shape)}")
     for name, tensor in {
@@ -307,24 +335,8 @@ def _check_candidates(
             f"{name}: must be contiguous and of shape {list(tokens.shape)}, "
             f"got {list(tensor.shape)}",
         )
-    candidates = tokens.shape[1] * tokens.shape[2]
-    require(
-        candidates <= MAX_CANDIDATES,
-        f"tokens: {candidates} candidates per request, at most {MAX_CANDIDATES} are supported",
-    )
-    require(
-        root_tokens.shape == tokens.shape[:1] and tokens.shape[0] <= out.tokens.shape[0],
-        f"root_tokens: {list(root_tokens.shape)} and out's {out.tokens.shape[0]} requests do not "
-        f"fit tokens' {tokens.shape[0]}",
-    )
-    require_last_dim_contiguous(root_tokens=root_tokens)
-    require_same_device(
-        tokens,
-        root_tokens=root_tokens,
-        back_pointers=back_pointers,
-        log_probs=log_probs,
-        out=out.tokens,
-    )
+    _check_requests("tokens", root_tokens, tokens, out)
+    require_same_device(tokens, back_pointers=back_pointers, log_probs=log_probs)
 
 
 def naive_build_tree(

@@ -19,7 +19,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vllm_redrafter.triton_kernels.checks import require, require_integers, require_same_device
+from vllm_redrafter.triton_kernels.checks import (
+    require,
+    require_integers,
+    require_last_dim_contiguous,
+    require_same_device,
+)
 
 _WORDS = ((8, torch.int64), (4, torch.int32), (2, torch.int16), (1, torch.int8))
 
@@ -105,7 +110,7 @@ def _widest_word(caches: Sequence[Tensor]) -> torch.dtype:
     first = caches[0]
     item = first.element_size()
     offsets = [int(n) * item for n in (*first.stride()[:3], first.shape[3])]
-    offsets += [c.data_ptr() for c in caches] + [c.storage_offset() * item for c in caches]
+    offsets += [c.data_ptr() for c in caches]
     return next(
         dtype
         for size, dtype in _WORDS
@@ -130,9 +135,11 @@ def compact_kv(
     """
     require_integers(torch.int32, path=path, num_sampled=num_sampled, row_start=row_start)
     require(
-        slot_mapping.dtype in (torch.int32, torch.int64),
-        f"slot_mapping: expected int32 or int64, got {slot_mapping.dtype}",
+        slot_mapping.dtype in (torch.int32, torch.int64) and slot_mapping.dim() == 1,
+        f"slot_mapping: expected [rows] int32 or int64, got {list(slot_mapping.shape)} "
+        f"{slot_mapping.dtype}",
     )
+    require_last_dim_contiguous(slot_mapping=slot_mapping)
     requests = num_sampled.shape[0]
     require(
         path.shape[0] >= requests and row_start.shape[0] >= requests,

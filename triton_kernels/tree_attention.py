@@ -122,10 +122,10 @@ def _attend_part(
     if HAS_WINDOW:
         query_depth = tl.load(depths + request * stride_depths + node, mask=is_row, other=0)
         query_position = context_len + query_depth
-        # Keys before the first row's window are hidden from all rows.
-        part_start = tl.maximum(
-            part_start, (context_len - sliding_window + 1) // BLOCK_KEYS * BLOCK_KEYS
-        )
+        # Keys before the root's window are hidden from all rows. They are not read: vLLM may have
+        # freed their blocks.
+        first_key = context_len - sliding_window + 1
+        part_start = tl.maximum(part_start, first_key // BLOCK_KEYS * BLOCK_KEYS)
 
     row_max = tl.full([BLOCK_ROWS], float("-inf"), dtype=tl.float32)
     row_sum = tl.zeros([BLOCK_ROWS], dtype=tl.float32)
@@ -133,6 +133,8 @@ def _attend_part(
     for start in range(part_start, part_end, BLOCK_KEYS):
         position = start + tl.arange(0, BLOCK_KEYS)
         is_key = position < part_end
+        if HAS_WINDOW:
+            is_key = is_key & (position >= first_key)
         block = tl.load(
             block_table + request * stride_table + position // BLOCK_SIZE, mask=is_key, other=0
         ).to(tl.int64)
@@ -158,7 +160,8 @@ def _attend_part(
                 mask=visible & in_tree[None, :],
                 other=0,
             )
-            is_ancestor = ((word >> (key_node % 32)[None, :]) & 1) == 1
+            # `& 31`, not `% 32`: shifting by a negative number is undefined.
+            is_ancestor = ((word >> (key_node & 31)[None, :]) & 1) == 1
             visible = visible & (is_ancestor | (key_node < 0)[None, :])
         if HAS_WINDOW:
             key_node = position - context_len
@@ -311,7 +314,7 @@ def tree_attention(
         sliding_window: keys this many positions back or more are hidden; 0 for none. A tree's
             positions are n + depth.
         soft_cap: 0 for none.
-        sinks: [query heads] or None.
+        sinks: [query heads] floats or None.
         key_scale, value_scale: what an fp8 cache's numbers are multiplied with.
         lse: [rows, query heads] fp32 that receives the log-sum-exp, or None.
         num_parts: how many parts the keys are split into; None chooses by the number of programs.
@@ -325,14 +328,14 @@ def tree_attention(
     _check(query, key_cache, value_cache, block_table, context_lens, query_start_loc, ancestors)
     block_size, kv_heads = key_cache.shape[1], key_cache.shape[2]
     requests, heads, head_dim = context_lens.shape[0], query.shape[1], query.shape[2]
-    _check_sizes(block_table, ancestors, max_nodes, max_context_len, block_size)
+    _check_sizes(block_table, ancestors, requests, max_nodes, max_context_len, block_size)
     require(
         sliding_window == 0 or depths is not None,
         "depths is needed with a sliding window: positions in a tree are n + depth",
     )
+    require(num_parts is None or num_parts >= 1, f"num_parts must be at least 1, got {num_parts}")
     out = torch.empty_like(query) if out is None else out
-    require(out.shape == query.shape, f"out must have query's shape, got {list(out.shape)}")
-    require_last_dim_contiguous(out=out)
+    _check_options(query, requests, max_nodes, out, depths, sinks, lse)
 
     group = heads // kv_heads
     rows = triton.next_power_of_2(max_nodes * group)
@@ -485,6 +488,12 @@ def _check(
         query_start_loc=query_start_loc,
         ancestors=ancestors,
     )
+    require(
+        value_cache.shape == key_cache.shape,
+        f"value_cache: expected key_cache's shape {list(key_cache.shape)}, "
+        f"got {list(value_cache.shape)}",
+    )
+    require(block_table.dim() == 2, f"block_table: expected [R, blocks], got {block_table.dim()}D")
     requests = context_lens.shape[0]
     require(
         query_start_loc.shape[0] == requests + 1 and block_table.shape[0] >= requests,
@@ -503,14 +512,20 @@ def _check(
 
 
 def _check_sizes(
-    block_table: Tensor, ancestors: Tensor, max_nodes: int, max_context_len: int, block_size: int
+    block_table: Tensor,
+    ancestors: Tensor,
+    requests: int,
+    max_nodes: int,
+    max_context_len: int,
+    block_size: int,
 ) -> None:
     require(1 <= max_nodes <= MAX_NODES, f"max_nodes must be 1 to {MAX_NODES}, got {max_nodes}")
     require(
         ancestors.dim() == 3
+        and ancestors.shape[0] >= requests
         and ancestors.shape[1] >= max_nodes
         and ancestors.shape[2] * WORD_BITS >= max_nodes,
-        f"ancestors: {list(ancestors.shape)} has no room for {max_nodes} nodes",
+        f"ancestors: {list(ancestors.shape)} has no room for {requests} trees of {max_nodes} nodes",
     )
     needed = triton.cdiv(max_context_len + max_nodes, block_size)
     require(
@@ -518,6 +533,45 @@ def _check_sizes(
         f"block_table: {block_table.shape[1]} blocks of {block_size} per request are too few for "
         f"max_context_len {max_context_len} and {max_nodes} nodes, which need {needed}",
     )
+
+
+def _check_options(
+    query: Tensor,
+    requests: int,
+    max_nodes: int,
+    out: Tensor,
+    depths: Tensor | None,
+    sinks: Tensor | None,
+    lse: Tensor | None,
+) -> None:
+    require(
+        out.shape == query.shape and out.dtype == query.dtype,
+        f"out: expected query's {list(query.shape)} {query.dtype}, "
+        f"got {list(out.shape)} {out.dtype}",
+    )
+    require_last_dim_contiguous(out=out)
+    require_same_device(query, out=out)
+    if depths is not None:
+        require_integers(torch.int32, depths=depths)
+        require(
+            depths.dim() == 2 and depths.shape[0] >= requests and depths.shape[1] >= max_nodes,
+            f"depths: {list(depths.shape)} has no room for [{requests}, {max_nodes}]",
+        )
+        require_same_device(query, depths=depths)
+    if sinks is not None:
+        require(
+            sinks.shape == query.shape[1:2] and sinks.is_floating_point(),
+            f"sinks: expected [{query.shape[1]}] floats, got {list(sinks.shape)} {sinks.dtype}",
+        )
+        require_last_dim_contiguous(sinks=sinks)
+        require_same_device(query, sinks=sinks)
+    if lse is not None:
+        require(
+            lse.shape == query.shape[:2] and lse.dtype == torch.float32,
+            f"lse: expected {list(query.shape[:2])} fp32, got {list(lse.shape)} {lse.dtype}",
+        )
+        require_last_dim_contiguous(lse=lse)
+        require_same_device(query, lse=lse)
 
 
 def naive_tree_attention(

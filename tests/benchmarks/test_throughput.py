@@ -353,7 +353,7 @@ def test_a_failed_engine_shows_its_log(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
     with pytest.raises(
-        EngineError, match="no such model\nThe engine .* failed; its log: "
+        EngineError, match=r"no such model\nThe engine .* failed; its log: "
     ) as failed:
         run_engine(JOB, {"SET": "no such model"}, lambda: None)
     assert Path(str(failed.value).split()[-1]).read_text() == "no such model\n"

@@ -58,7 +58,9 @@ class OracleProposer(TreeProposer):
     ) -> TokenTree:
         nearest = torch.cdist(hidden.float(), self.hidden).argmin(dim=1)
         explored = self._explored(nearest)
-        return TokenTree.from_explored(root_tokens, explored, max_nodes, "explored", chain)
+        slots = self.config.num_speculative_tokens
+        tree = TokenTree.from_explored(root_tokens, explored, slots, "explored", chain)
+        return tree.prefix(max_nodes + 1)
 
     def _explored(self, row: Tensor) -> ExploredNodes:
         requests, vocab = row.shape[0], self.drafter.config.vocab_size

@@ -43,6 +43,15 @@ def test_fewer_blocks_than_a_batch_are_one_batch() -> None:
     assert [sorted(b.tokens[:, 0].tolist()) for b in islice(batches, 2)] == [[0, 1], [0, 1]]
 
 
+def test_batches_are_sorted_by_length_and_trimmed() -> None:
+    lengths = [2, 9, 3, 8, 2, 9, 3, 8]
+    blocks = TokenBlocks.from_answers([[5]] * 8, [[6] * (n - 1) for n in lengths])
+    assert blocks.lengths.tolist() == lengths
+    batches = list(islice(blocks.shuffled_batches(2, torch.Generator().manual_seed(0)), 4))
+    assert sorted(b.tokens.shape[1] for b in batches) == [2, 3, 8, 9]
+    assert all(b.generated[:, 1:].all() for b in batches)
+
+
 def test_blocks_survive_a_file(tmp_path: Path) -> None:
     blocks = TokenBlocks.from_answers([[5, 6], [7]], [[8], [9, 3, 4]])
     blocks.save(tmp_path / "blocks.safetensors")

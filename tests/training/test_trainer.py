@@ -42,7 +42,7 @@ def untrained() -> Drafter:
 
 
 def train(
-    drafter: Drafter, kind: LossKind = "kl", num_steps: int = 250, **settings: Any
+    drafter: Drafter, kind: LossKind = "kl", num_steps: int = 100, **settings: Any
 ) -> TrainingResult:
     config = TrainingConfig(
         num_steps=num_steps,
@@ -64,7 +64,7 @@ def test_a_trained_drafter_predicts_a_certain_language(kind: LossKind) -> None:
     before = estimate_acceptance(drafter, CycleTarget(), cycle_blocks(), SPECULATION)
     assert before.tokens_per_step < 2
     result = train(drafter, kind)
-    assert result.loss < 0.05
+    assert result.loss < 0.2
     assert result.tokens_per_step == L + 1
     assert not drafter.training
 

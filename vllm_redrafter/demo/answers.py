@@ -7,8 +7,13 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from torch import Tensor
+from transformers import DynamicCache
 
 from vllm_redrafter.training.trainer import progress_bar
+
+CLEAR_EVERY = 8
+"""Steps between clearing ended answers out of the batch: each time copies the KV cache."""
 
 
 def write_answers(
@@ -43,23 +48,41 @@ def write_answers(
 def _decode(
     target: Any, prompts: Sequence[Sequence[int]], eos: int, max_tokens: int
 ) -> list[list[int]]:
+    """As `target.generate` would, but answers that have ended leave the batch."""
+    tokens, mask = _left_padded(prompts, eos)
+    cache = DynamicCache(config=target.config)
+    answers: list[list[int]] = [[] for _ in prompts]
+    rows = list(range(len(prompts)))
+    for step in range(max_tokens):
+        positions = (mask.cumsum(dim=1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
+        logits = target(
+            input_ids=tokens,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            logits_to_keep=1,
+        ).logits
+        tokens = logits[:, -1].argmax(dim=1, keepdim=True)
+        mask = torch.cat([mask, torch.ones_like(tokens)], dim=1)
+        for row, token in zip(rows, tokens.flatten().tolist(), strict=True):
+            if eos not in answers[row][-1:]:
+                answers[row].append(token)
+        running = [i for i, row in enumerate(rows) if answers[row][-1] != eos]
+        if not running:
+            break
+        if step % CLEAR_EVERY == CLEAR_EVERY - 1 and len(running) < len(rows):
+            kept = torch.tensor(running)
+            cache.batch_select_indices(kept)
+            tokens, mask, rows = tokens[kept], mask[kept], [rows[i] for i in running]
+    return answers
+
+
+def _left_padded(prompts: Sequence[Sequence[int]], padding: int) -> tuple[Tensor, Tensor]:
+    """Tokens and attention mask, [B, longest]."""
     longest = max(map(len, prompts))
-    padded = [[eos] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
-    real = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
-    output = target.generate(
-        torch.tensor(padded),
-        attention_mask=torch.tensor(real),
-        max_new_tokens=max_tokens,
-        do_sample=False,
-        eos_token_id=eos,
-        pad_token_id=eos,
-    )
-    return [up_to(answer, eos) for answer in output[:, longest:].tolist()]
-
-
-def up_to(tokens: list[int], eos: int) -> list[int]:
-    """The tokens up to the first EOS, which is kept."""
-    return tokens[: tokens.index(eos) + 1] if eos in tokens else tokens
+    tokens = [[padding] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
+    mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    return torch.tensor(tokens), torch.tensor(mask)
 
 
 def repeated_share(answers: Sequence[Sequence[int]], length: int = 8) -> float:

@@ -28,13 +28,17 @@ SKIPPED = {
 """Tables, tests, and packages that distributions leave out."""
 
 
-def standard_library_functions(seed: int = 0) -> list[str]:
+def standard_library_functions(folder: Path | None = None, seed: int = 0) -> list[str]:
     """All functions and methods, each once, without comments and docstrings, in random order.
 
     Prose is the hard part of source text; without it a model that trains for two minutes writes
     Python.
+
+    Args:
+        folder: where to look; the standard library if None.
+        seed: of the order.
     """
-    folder = Path(sysconfig.get_path("stdlib"))
+    folder = folder or Path(sysconfig.get_path("stdlib"))
     paths = [p for p in folder.rglob("*.py") if not SKIPPED & set(p.relative_to(folder).parts)]
     functions: dict[str, None] = {}
     for path in sorted(paths):

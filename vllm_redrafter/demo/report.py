@@ -73,6 +73,7 @@ def print_answer(
         done = decoded
     num_drafted = sum(len(step) - 1 for step in steps)
     num_tokens = sum(map(len, steps))
-    caption = f"{num_drafted} of {num_tokens} tokens were drafted, in {len(steps)} target steps"
-    title = f"one answer; [{DRAFTED}]accepted draft tokens[/]"
-    console.print(Panel(text, title=title, subtitle=caption, expand=False))
+    console.print(Panel(text, title=f"one answer; [{DRAFTED}]accepted draft tokens[/]"))
+    console.print(
+        f"{num_drafted} of its {num_tokens} tokens were drafted, in {len(steps)} target steps"
+    )

@@ -8,8 +8,9 @@ CPU has too few of.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from rich.console import Console
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from vllm_redrafter.training.trainer import progress_bar, warmup_cosine
@@ -35,9 +37,8 @@ class TargetSettings:
     num_heads: int = 4
     max_length: int = 512
     max_function_tokens: int = 128
-    num_steps: int = 270
-    batch_size: int = 8
-    block_size: int = 256
+    num_steps: int = 260
+    batch_tokens: int = 2048
     muon_learning_rate: float = 0.02
     adam_learning_rate: float = 3e-3
     warmup_steps: int = 15
@@ -53,10 +54,10 @@ def make_target(
         The loss at the end, per token.
     """
     tokenizer = train_tokenizer(functions, settings.vocab_size)
-    blocks = pack(tokenizer, functions, settings)
+    texts = encode(tokenizer, functions, settings.max_function_tokens)
     torch.manual_seed(settings.seed)
     model = LlamaForCausalLM(llama_config(tokenizer, settings))
-    loss = train(model, blocks, settings, console)
+    loss = train(model, texts, settings, console)
     # Nothing but the tokens: whoever reads this file must not find sampling defaults.
     model.generation_config = GenerationConfig(
         bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id
@@ -85,16 +86,33 @@ def train_tokenizer(texts: Sequence[str], vocab_size: int) -> PreTrainedTokenize
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=BOS, eos_token=EOS)
 
 
-def pack(
-    tokenizer: PreTrainedTokenizerFast, functions: Sequence[str], settings: TargetSettings
-) -> Tensor:
-    """[N, block_size] tokens: the functions one after the other, each between BOS and EOS."""
-    stream: list[int] = []
-    for ids in tokenizer(list(functions))["input_ids"]:
-        if len(ids) < settings.max_function_tokens:
-            stream += [*ids, tokenizer.eos_token_id]
-    whole = len(stream) // settings.block_size * settings.block_size
-    return torch.tensor(stream[:whole]).view(-1, settings.block_size)
+def encode(
+    tokenizer: PreTrainedTokenizerFast, functions: Sequence[str], max_tokens: int
+) -> list[list[int]]:
+    """The functions as tokens, each between BOS and EOS; longer ones are left out."""
+    encoded = tokenizer(list(functions))["input_ids"]
+    return [[*ids, tokenizer.eos_token_id] for ids in encoded if len(ids) < max_tokens]
+
+
+def batches_by_length(
+    texts: Sequence[list[int]], batch_tokens: int, seed: int
+) -> Iterator[list[list[int]]]:
+    """Batches without end, of about `batch_tokens` each, of texts of about one length.
+
+    A text per row, as the target will meet its prompts: at position 0, with nothing before it.
+    """
+    order = random.Random(seed)
+    while True:
+        # A little noise, so that the same texts do not meet in every pass.
+        texts = sorted(texts, key=lambda text: len(text) + order.uniform(0, 4))
+        batches: list[list[list[int]]] = [[]]
+        for text in texts:
+            grown = [*batches[-1], text]
+            if len(grown) > 1 and len(grown) * max(map(len, grown)) > batch_tokens:
+                batches.append([])
+            batches[-1].append(text)
+        order.shuffle(batches)
+        yield from batches
 
 
 def llama_config(tokenizer: PreTrainedTokenizerFast, settings: TargetSettings) -> LlamaConfig:
@@ -112,24 +130,20 @@ def llama_config(tokenizer: PreTrainedTokenizerFast, settings: TargetSettings) -
     )
 
 
-def train(model: Any, blocks: Tensor, settings: TargetSettings, console: Console) -> float:
+def train(
+    model: Any, texts: Sequence[list[int]], settings: TargetSettings, console: Console
+) -> float:
     """Train in place; returns the smoothed loss at the end."""
     # The copy computes, the model itself keeps what small updates would lose in bfloat16.
     fast = copy.deepcopy(model).to(fast_dtype())
     optimizers = _optimizers(model, settings)
-    generator = torch.Generator().manual_seed(settings.seed)
-    order = torch.cat(
-        [
-            torch.randperm(len(blocks), generator=generator)
-            for _ in range(-(-settings.num_steps * settings.batch_size // len(blocks)))
-        ]
-    ).split(settings.batch_size)
+    batches = batches_by_length(texts, settings.batch_tokens, settings.seed)
     smoothed = 0.0
     with progress_bar(console) as progress:
         task = progress.add_task("training the target", total=settings.num_steps, status="")
         for step in range(settings.num_steps):
             factor = warmup_cosine(step, settings.warmup_steps, settings.num_steps)
-            loss = _train_step(model, fast, optimizers, blocks[order[step]], factor)
+            loss = _train_step(model, fast, optimizers, next(batches), factor)
             smoothed = 0.95 * smoothed + 0.05 * loss if step else loss
             progress.update(task, advance=1, status=f"loss {smoothed:.2f}")
     return smoothed
@@ -155,10 +169,12 @@ def _train_step(
     model: Any,
     fast: Any,
     optimizers: Sequence[torch.optim.Optimizer],
-    tokens: Tensor,
+    texts: Sequence[list[int]],
     factor: float,
 ) -> float:
-    loss = fast(input_ids=tokens, labels=tokens, use_cache=False).loss
+    """One step at `factor` of the peak learning rates; returns the loss."""
+    tokens, labels = _padded(texts)
+    loss = fast(input_ids=tokens, labels=labels, use_cache=False).loss
     torch.autograd.backward(loss)
     pairs = list(zip(model.parameters(), fast.parameters(), strict=True))
     for kept, used in pairs:
@@ -174,13 +190,15 @@ def _train_step(
     return float(loss.detach())
 
 
+def _padded(texts: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
+    """Tokens and labels, [B, longest]; padding is no label, and causal attention never sees it."""
+    rows = [torch.tensor(text) for text in texts]
+    tokens = pad_sequence(rows, batch_first=True, padding_value=0)
+    return tokens, pad_sequence(rows, batch_first=True, padding_value=-100)
+
+
 def fast_dtype() -> torch.dtype:
     """bfloat16 where this processor multiplies it natively, else float32."""
     capabilities = torch.cpu.get_capabilities()
     native = any("bf16" in name and value is True for name, value in capabilities.items())
     return torch.bfloat16 if native else torch.float32
-
-
-def describe(settings: TargetSettings) -> dict[str, Any]:
-    """For the settings file beside the checkpoint."""
-    return asdict(settings)

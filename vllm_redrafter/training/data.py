@@ -13,6 +13,9 @@ from torch import Tensor
 
 from vllm_redrafter.config import ConfigError
 
+SORTED_BATCHES = 16
+"""So many batches are drawn at random, then sorted by length among themselves."""
+
 
 @dataclass(frozen=True)
 class TokenBlocks:
@@ -48,18 +51,41 @@ class TokenBlocks:
         for start in range(0, len(self), batch_size):
             yield self[start : start + batch_size]
 
+    def trimmed(self) -> TokenBlocks:
+        """Without the columns after the last generated token of all blocks."""
+        length = int(self.lengths.amax()) if len(self) else 0
+        return TokenBlocks(self.tokens[:, :length], self.generated[:, :length])
+
+    @property
+    def lengths(self) -> Tensor:
+        """[N]: tokens up to a block's last generated one, which is all that matters of it."""
+        index = torch.arange(1, self.tokens.shape[1] + 1, device=self.tokens.device)
+        return (index * self.generated).amax(dim=1)
+
     def shuffled_batches(
         self, batch_size: int, generator: torch.Generator
     ) -> Iterator[TokenBlocks]:
-        """Batches without end, each pass over the blocks in a new order."""
+        """Batches without end, each pass over the blocks in a new order.
+
+        Blocks of about the same length share a batch, which is trimmed to the longest of them.
+
+        Raises:
+            ConfigError: there are no blocks.
+        """
         if not len(self):
             raise ConfigError("token blocks: there are none to draw batches from")
+        lengths = self.lengths
+        whole = max(len(self) // batch_size, 1) * batch_size
         while True:
-            order = torch.randperm(len(self), generator=generator)
-            # Whole batches only, so that every step costs and weighs the same.
-            whole = max(len(self) // batch_size, 1) * batch_size
-            for rows in torch.split(order[:whole], batch_size):
-                yield self[rows]
+            order = torch.randperm(len(self), generator=generator)[:whole]
+            windows = torch.split(order, SORTED_BATCHES * batch_size)
+            batches = [
+                rows
+                for window in windows
+                for rows in torch.split(window[lengths[window].argsort()], batch_size)
+            ]
+            for index in torch.randperm(len(batches), generator=generator).tolist():
+                yield self[batches[index]].trimmed()
 
     @classmethod
     def from_answers(

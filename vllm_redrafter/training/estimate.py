@@ -55,7 +55,7 @@ def estimate_acceptance(
     steps = tokens = 0
     embed = target.get_input_embeddings()
     for batch in blocks.batches(batch_size):
-        hidden = read_target(target, batch.tokens).hidden
+        hidden = read_target(target, batch.tokens, with_logits=False).hidden
         part = replay(drafter, embed, hidden, batch, config)
         steps, tokens = steps + part.steps, tokens + part.tokens
     return Acceptance(steps, tokens)
@@ -80,8 +80,7 @@ def replay(
         blocks: N answers, each in one piece and with at least one token before it.
         config: beam width, beam length, K and kind of tree.
     """
-    index = torch.arange(blocks.tokens.shape[1], device=blocks.tokens.device)
-    last = index.masked_fill(~blocks.generated, -1).amax(dim=1)
+    last = blocks.lengths - 1
     root = torch.where(last >= 0, blocks.generated.int().argmax(dim=1), last)
     steps = tokens = 0
     while (rows := (root < last).nonzero().squeeze(1)).numel():

@@ -21,7 +21,8 @@ class TargetOutputs:
         hidden: [B, T, H], the last hidden state after the final norm: what lm_head reads, and
             what the drafter is conditioned on.
         embedded: [B, T, H], the target's input embedding of each token.
-        logits: [B, T, V], the target's distribution of the token after each position.
+        logits: [B, T, V], the target's distribution of the token after each position; empty
+            where they were not asked for.
     """
 
     hidden: Tensor
@@ -46,7 +47,7 @@ def load_target(folder: str | Path, dtype: torch.dtype = torch.float32) -> Any:
 
 
 @torch.no_grad()
-def read_target(target: Any, tokens: Tensor) -> TargetOutputs:
+def read_target(target: Any, tokens: Tensor, with_logits: bool = True) -> TargetOutputs:
     """Run the target over whole sequences (teacher forcing).
 
     Padding at the end needs no mask: attention is causal.
@@ -54,10 +55,12 @@ def read_target(target: Any, tokens: Tensor) -> TargetOutputs:
     Args:
         target: a transformers causal language model.
         tokens: [B, T] int64.
+        with_logits: the vocabulary-wide layer costs as much as some of the others together.
     """
-    outputs = target(input_ids=tokens, output_hidden_states=True, use_cache=False)
+    kept = {} if with_logits else {"logits_to_keep": 1}
+    outputs = target(input_ids=tokens, output_hidden_states=True, use_cache=False, **kept)
     return TargetOutputs(
         hidden=outputs.hidden_states[-1],
         embedded=target.get_input_embeddings()(tokens),
-        logits=outputs.logits,
+        logits=outputs.logits if with_logits else outputs.logits[:, :0],
     )

@@ -149,7 +149,7 @@ def _train_step(
     """One optimizer step; returns the batch's loss."""
     device = batch.tokens.device.type
     with torch.autocast(device, config.autocast, enabled=config.autocast is not None):
-        outputs = read_target(target, batch.tokens)
+        outputs = read_target(target, batch.tokens, with_logits=config.loss == "kl")
         loss = distillation_loss(
             drafter, batch.tokens, outputs, config.unroll_steps, batch.generated, config.loss
         )

@@ -45,11 +45,17 @@ class TreeProposer:
             hidden: [R, H], the target's hidden state that predicted each root token.
             root_tokens: [R] int64.
             chain: [R] bool, requests that need a chain; None where none does.
-            max_nodes: K of this step.
+            max_nodes: how many nodes the scheduler wants in this step, at most K.
 
         Returns:
-            Trees with max_nodes + 1 slots.
+            Trees with K + 1 slots whatever the step's wish, so that trees of different steps
+            can be verified together.
         """
-        shape = (self.config.beam_width, min(self.config.beam_length, max_nodes))
-        explored = beam_search(self.drafter, self.embed, hidden, root_tokens, *shape)
-        return TokenTree.from_explored(root_tokens, explored, max_nodes, self.config.tree, chain)
+        config = self.config
+        length = min(config.beam_length, max_nodes)
+        explored = beam_search(
+            self.drafter, self.embed, hidden, root_tokens, config.beam_width, length
+        )
+        slots = config.num_speculative_tokens
+        tree = TokenTree.from_explored(root_tokens, explored, slots, config.tree, chain)
+        return tree.prefix(max_nodes + 1)

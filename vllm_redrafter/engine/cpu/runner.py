@@ -137,7 +137,9 @@ class TreeModelRunner(CPUModelRunner):
     def _attach_trees(
         self, metadata: TreeAttentionMetadata, step: VerificationStep, requests: Tensor
     ) -> None:
-        tree = step.tree.select(requests)
+        metadata.only_trees = requests.shape[0] == step.tree.tokens.shape[0]
+        # The whole batch keeps its object, whose ancestor mask the walk uses again.
+        tree = step.tree if metadata.only_trees else step.tree.select(requests)
         metadata.trees = TreeQueries(
             tree=tree,
             rows=_node_rows(step)[requests],
@@ -145,7 +147,6 @@ class TreeModelRunner(CPUModelRunner):
             block_table=metadata.block_table[requests],
             block_size=metadata.block_size,
         )
-        metadata.only_trees = requests.shape[0] == step.tree.tokens.shape[0]
         metadata.stats = self.stats
 
     # 3 -- forward

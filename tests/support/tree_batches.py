@@ -1,0 +1,56 @@
+"""Trees of given shapes side by side, for tests of the kernels. A tree is the list of its parents."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from vllm_redrafter.token_tree import TokenTree
+
+GARBAGE = 2**31 - 7
+"""As an index or a token, nothing that exists."""
+
+
+def chain(nodes: int) -> list[int]:
+    return [0, *range(nodes - 1)]
+
+
+def star(nodes: int) -> list[int]:
+    return [0] * nodes
+
+
+def bushy(nodes: int, seed: int = 0) -> list[int]:
+    """Any earlier node may be a node's parent."""
+    rng = random.Random(seed)
+    return [0, *(rng.randrange(node) for node in range(1, nodes))]
+
+
+def token_trees(
+    parents: Sequence[Sequence[int]],
+    slots: int,
+    tokens: Sequence[Sequence[int]] | None = None,
+) -> TokenTree:
+    """The trees as a TokenTree fills its tensors; without tokens, a node's token is its index."""
+    requests = len(parents)
+    all_tokens = torch.full((requests, slots), -1, dtype=torch.int32)
+    all_parents = torch.zeros(requests, slots, dtype=torch.int32)
+    depths = torch.zeros(requests, slots, dtype=torch.int32)
+    for request, tree in enumerate(parents):
+        nodes = len(tree)
+        own = range(nodes) if tokens is None else tokens[request]
+        all_tokens[request, :nodes] = torch.tensor(list(own))
+        all_parents[request, :nodes] = torch.tensor(list(tree))
+        for node in range(1, nodes):
+            depths[request, node] = depths[request, tree[node]] + 1
+    num_nodes = torch.tensor([len(tree) for tree in parents], dtype=torch.int32)
+    return TokenTree(all_tokens, all_parents, depths, num_nodes)
+
+
+def poisoned(field: Tensor, tree: TokenTree) -> Tensor:
+    """A copy of one of the tree's tensors, [R, T, ...], with garbage in the unused slots."""
+    field = field.clone()
+    field[~tree.is_node] = GARBAGE
+    return field

@@ -1,0 +1,127 @@
+"""Triton's interpreter for this process: kernels run on CPU tensors, as NumPy.
+
+It is switched on when a kernel is *defined*, by TRITON_INTERPRET=1. The variable is set around the
+import of the kernels' modules and at no other time, so that subprocesses do not inherit it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+
+def import_interpreted(*modules: str) -> None:
+    """Import the modules, afresh if they are imported already, so that their kernels are interpreted."""
+    for name in modules:
+        sys.modules.pop(name, None)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("TRITON_INTERPRET", "1")
+        # A launch imports this, and it looks at the variable too.
+        importlib.import_module("triton.experimental.gluon")
+        for name in modules:
+            importlib.import_module(name)
+
+
+class Memory:
+    """Which memory the kernels touch: an access outside the launch's tensors is an error.
+
+    Attributes:
+        stored: how many elements were stored so far.
+    """
+
+    def __init__(self) -> None:
+        self.stored = 0
+        self._more: list[Tensor] = []
+        self._starts = self._ends = np.empty(0, dtype=np.uint64)
+
+    @contextmanager
+    def allow(self, tensors: Iterable[Tensor]) -> Iterator[None]:
+        """Tensors that a launch reaches by addresses in memory, not as arguments."""
+        self._more = list(tensors)
+        try:
+            yield
+        finally:
+            self._more = []
+
+    def open(self, arguments: Iterable[Any]) -> None:
+        tensors = [*(x for x in arguments if isinstance(x, Tensor)), *self._more]
+        storages = {s.data_ptr(): s.nbytes() for s in (x.untyped_storage() for x in tensors)}
+        starts = sorted(storages)
+        self._starts = np.array(starts, dtype=np.uint64)
+        self._ends = np.array([start + storages[start] for start in starts], dtype=np.uint64)
+
+    def check(self, pointers: Any, mask: Any) -> int:
+        """Every address is inside; returns how many there are."""
+        at = pointers.data[mask.data]
+        size = np.uint64(max(1, pointers.get_element_ty().primitive_bitwidth // 8))
+        tensor = np.searchsorted(self._starts, at, side="right") - 1
+        inside = (tensor >= 0) & (at + size <= self._ends[tensor])
+        assert inside.all(), "the kernel touches memory outside its arguments"
+        return at.size
+
+
+@contextmanager
+def interpreted() -> Iterator[Memory]:
+    """While this is entered, what `import_interpreted` imported runs, and runs as on a GPU.
+
+    Two things are missing otherwise. If anything imported Triton before, without the variable, the
+    functions of `tl` that are written in Triton (`tl.sum`, ...) are not interpreted. And products of
+    bf16 matrices are those of their bits, taken as integers.
+    """
+    import triton.language as tl
+    from triton.runtime.interpreter import (
+        GridExecutor,
+        InterpretedFunction,
+        InterpreterBuilder,
+        TensorHandle,
+    )
+    from triton.runtime.jit import JITFunction
+
+    memory = Memory()
+    interpret = functools.cache(InterpretedFunction)
+
+    def call(self: JITFunction, *args: Any, **kwargs: Any) -> Any:
+        return interpret(self.fn)(*args, **kwargs)
+
+    def wrap(cls: type, name: str, wrapper: Callable[..., Any]) -> None:
+        patch.setattr(cls, name, functools.partialmethod(wrapper, getattr(cls, name)))
+
+    def dot(
+        builder: InterpreterBuilder, original: Any, a: TensorHandle, b: TensorHandle, *rest: Any
+    ) -> TensorHandle:
+        a, b = (
+            builder.cast_impl(x, tl.float32) if x.dtype.scalar == tl.bfloat16 else x for x in (a, b)
+        )
+        return original(builder, a, b, *rest)
+
+    def load(
+        builder: InterpreterBuilder, original: Any, pointers: Any, mask: Any, *rest: Any
+    ) -> TensorHandle:
+        memory.check(pointers, mask)
+        return original(builder, pointers, mask, *rest)
+
+    def store(
+        builder: InterpreterBuilder, original: Any, pointers: Any, value: Any, mask: Any, *rest: Any
+    ) -> None:
+        memory.stored += memory.check(pointers, mask)
+        original(builder, pointers, value, mask, *rest)
+
+    def begin(executor: GridExecutor, original: Any, args: Any, kwargs: Any) -> Any:
+        memory.open([*args, *kwargs.values()])
+        return original(executor, args, kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(JITFunction, "__call__", call)
+        wrap(InterpreterBuilder, "create_dot", dot)
+        wrap(InterpreterBuilder, "create_masked_load", load)
+        wrap(InterpreterBuilder, "create_masked_store", store)
+        wrap(GridExecutor, "_init_args_hst", begin)
+        yield memory
