@@ -11,7 +11,8 @@ explored; `8x5`: all nodes on 8 finished beams of 5 tokens). It is timed beside
     (a) one node: the same kernel with the roots alone, which is plain decoding;
     (b) flex: torch's flex_attention, compiled, with the tree as mask, on contiguous K and V;
     (c) beams apart: no dedup. The same kernel; the path to every leaf is a request of its own with
-        its own copy of the block table, so the context is read once per beam.
+        its own copy of the block table, so the context is read once per beam. (The context's blocks
+        are shared, as with prefix caching: the L2 cache can serve some of these reads.)
 
 (b) and (c) have to give the tree's result, else their cell says so, as it does if they fail.
 

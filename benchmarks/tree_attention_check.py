@@ -9,15 +9,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
-from tree_attention_cases import (
-    Case,
-    Heads,
-    Inputs,
-    TreeShape,
-    contiguous,
-    make_problem,
-    tree_mask,
-)
+from tree_attention_cases import Case, Heads, TreeShape
+from tree_attention_problem import Inputs, contiguous, make_problem, tree_mask
 from tree_attention_report import Check
 from tree_attention_steps import make_build, make_walk
 

@@ -12,8 +12,9 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-from tree_attention_cases import Case, Problem, contiguous, make_problem, tree_mask
+from tree_attention_cases import Case
 from tree_attention_check import TOLERANCE, relative_error
+from tree_attention_problem import Problem, contiguous, make_problem, tree_mask
 from tree_attention_report import BUILD, STEP, AttentionResult, Cell, Missing, StepResult, Timing
 from tree_attention_steps import make_build, make_walk
 

@@ -56,7 +56,7 @@ def test_logits_are_apples_head_over_hidden_and_state(config: DrafterConfig) -> 
     drafter = random_drafter(config)
     hidden, state = random_tensor(REQUESTS, BEAMS, HIDDEN), random_tensor(REQUESTS, BEAMS, HIDDEN)
     expected = naive.drafter_logits(drafter.state_dict(), hidden, state)
-    logits = drafter.logits(hidden, state)
+    logits = drafter.logits(drafter.condition(hidden), state)
     assert logits.shape == (REQUESTS, BEAMS, VOCAB)
     torch.testing.assert_close(logits, expected)
 
@@ -66,17 +66,21 @@ def test_one_hidden_state_serves_all_beams_of_a_request(config: DrafterConfig) -
     drafter = random_drafter(config)
     hidden, state = random_tensor(REQUESTS, 1, HIDDEN), random_tensor(REQUESTS, BEAMS, HIDDEN)
     copied = hidden.repeat(1, BEAMS, 1)
-    torch.testing.assert_close(drafter.logits(hidden, state), drafter.logits(copied, state))
+    torch.testing.assert_close(
+        drafter.logits(drafter.condition(hidden), state), drafter.logits(copied, state)
+    )
 
 
 @every_variant
 def test_logits_are_the_last_layer_over_the_features(config: DrafterConfig) -> None:
     drafter = random_drafter(config)
     hidden, state = random_tensor(REQUESTS, BEAMS, HIDDEN), random_tensor(REQUESTS, BEAMS, HIDDEN)
-    features = drafter.features(hidden, state)
+    features = drafter.features(drafter.condition(hidden), state)
     assert features.shape == (REQUESTS, BEAMS, config.exit_dim)
     last_layer = drafter.state_dict()[f"lm_head.{config.num_draft_layers}.weight"]
-    torch.testing.assert_close(features @ last_layer.T, drafter.logits(hidden, state))
+    torch.testing.assert_close(
+        features @ last_layer.T, drafter.logits(drafter.condition(hidden), state)
+    )
 
 
 @every_variant

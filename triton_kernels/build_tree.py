@@ -112,7 +112,8 @@ def _set_ancestors(
     for word in tl.static_range(WORDS):
         bits = tl.zeros([BLOCK_SLOTS], dtype=tl.int32)
         node = slot
-        for _ in range(deepest + 1):
+        # At least one step: the root is the parent of unused slots too.
+        for _ in range(tl.maximum(deepest, 1) + 1):
             bit = tl.full([BLOCK_SLOTS], 1, dtype=tl.int32) << (node % 32)
             bits = bits | tl.where(node // 32 == word, bit, 0)
             node = tl.load(parents + request * SLOTS + node, mask=is_slot, other=0)

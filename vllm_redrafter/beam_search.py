@@ -91,10 +91,10 @@ def beam_search(
     Returns:
         The explored nodes, [R, L, W].
     """
-    hidden = hidden.unsqueeze(1)
+    condition = drafter.condition(hidden).unsqueeze(1)
     # The first level has one beam, the root itself; only from the second on are there W.
     state = drafter.step(None, embed(root_tokens.unsqueeze(1)))
-    scores, tokens = log_softmax_of_top(drafter.logits(hidden, state), beam_width)
+    scores, tokens = log_softmax_of_top(drafter.logits(condition, state), beam_width)
     log_probs, tokens = scores.squeeze(1), tokens.squeeze(1)
     back_pointers = torch.zeros_like(tokens)
     levels = [(tokens, back_pointers, log_probs)]
@@ -103,7 +103,7 @@ def beam_search(
         parent = back_pointers.unsqueeze(-1).expand(-1, -1, state.shape[-1])
         state = drafter.step(state.gather(1, parent), embed(tokens))
         # A beam of the next level is among its parent's W best, so W x W candidates suffice.
-        scores, candidates = log_softmax_of_top(drafter.logits(hidden, state), beam_width)
+        scores, candidates = log_softmax_of_top(drafter.logits(condition, state), beam_width)
         scores = (scores + log_probs.unsqueeze(-1)).flatten(1)
         log_probs, best = scores.topk(beam_width, dim=1)
         tokens = candidates.flatten(1).gather(1, best)

@@ -34,7 +34,7 @@ class ResidualBlock(nn.Module):
 class Drafter(nn.Module):
     """The draft head; parameter names are those of Apple's checkpoints.
 
-    `step` and `logits` are all there is: beam search and training call the same two functions.
+    `step`, `condition` and `logits` are all there is: beam search and training call the same.
     """
 
     def __init__(self, config: DrafterConfig) -> None:
@@ -66,28 +66,42 @@ class Drafter(nn.Module):
         recurrent = self.rnn_u.bias if state is None else self.rnn_u(state)
         return F.silu(self.rnn_w(embedded) + recurrent)
 
-    def features(self, hidden: Tensor, state: Tensor) -> Tensor:
+    def condition(self, hidden: Tensor) -> Tensor:
+        """The part of the head that depends on h alone, the same for all beams and levels.
+
+        W [h ; s] + b = (W_h h + b) + W_s s, of which this is the first term.
+
+        Args:
+            hidden: [..., H], the target's hidden state h.
+
+        Returns:
+            [..., exit_dim]; h itself where the head has no input projection.
+        """
+        if not self.config.has_input_projection:
+            return hidden
+        weight_hidden = self.input_proj.weight[:, : self.config.hidden_size]
+        return F.linear(hidden, weight_hidden, self.input_proj.bias)
+
+    def features(self, condition: Tensor, state: Tensor) -> Tensor:
         """What the last, vocabulary-wide layer reads; training runs that layer in chunks.
 
         Args:
-            hidden: [..., H], the target's hidden state h; broadcast against `state`.
+            condition: `condition(h)`; broadcast against `state`.
             state: [..., H], s_t.
 
         Returns:
             [..., exit_dim].
         """
         if self.config.has_input_projection:
-            # W [h ; s] = W_h h + W_s s: h is shared by a request's beams and projected once.
-            weight_hidden, weight_state = self.input_proj.weight.chunk(2, dim=1)
-            x = F.linear(hidden, weight_hidden, self.input_proj.bias) + F.linear(
-                state, weight_state
-            )
+            weight_state = self.input_proj.weight[:, self.config.hidden_size :]
+            x = condition + F.linear(state, weight_state)
         else:
-            x = torch.cat([hidden.expand_as(state), state], dim=-1)
-        x = self.lm_head[:-1](x)
+            x = torch.cat([condition.expand_as(state), state], dim=-1)
+        for index in range(self.config.num_draft_layers):
+            x = self.lm_head[index](x)
         return x
 
-    def logits(self, hidden: Tensor, state: Tensor) -> Tensor:
+    def logits(self, condition: Tensor, state: Tensor) -> Tensor:
         """Logits of the next draft token: [..., V], arguments as in `features`."""
-        out: Tensor = self.lm_head[-1](self.features(hidden, state))
+        out: Tensor = self.lm_head[-1](self.features(condition, state))
         return out

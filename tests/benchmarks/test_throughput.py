@@ -14,9 +14,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
+from tiny_models import add_tokenizer, make_drafter, make_target
+
+from vllm_redrafter import ConfigError
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # as Python does for a script
+
 import throughput
 import throughput_process
-from rich.console import Console
 from throughput_engine import Generation, Job, Run, generate
 from throughput_methods import InputError, Method, plan
 from throughput_plot import plot
@@ -31,9 +37,6 @@ from throughput_report import (
     summarise,
     table,
 )
-from tiny_models import add_tokenizer, make_drafter, make_target
-
-from vllm_redrafter import ConfigError
 
 SCRIPT = Path(throughput.__file__)
 PARTS = {"draft": 0.1, "forward": 0.5, "attention": 0.2, "accept": 0.05, "compact": 0.01}

@@ -26,29 +26,23 @@ from rich.table import Table
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # as Python does for a script
 
 import tree_attention
-from tree_attention_cases import (
-    HEADS,
-    Case,
-    Heads,
-    TreeShape,
-    contiguous,
-    leaf_paths,
-    make_problem,
-    tree_mask,
-)
+from tree_attention_cases import HEADS, Case, Heads, TreeShape, leaf_paths
+from tree_attention_problem import Inputs, contiguous, make_problem, tree_mask
 from tree_attention_report import (
     STEP,
     AttentionResult,
     Cell,
     Check,
-    Footnotes,
     Missing,
     StepResult,
     Timing,
     Verdict,
+    judge,
+)
+from tree_attention_tables import (
+    Footnotes,
     attention_table,
     check_table,
-    judge,
     step_table,
     tune_table,
     verdict_table,
@@ -219,12 +213,14 @@ def test_memory_is_that_of_the_tensors() -> None:
 # The three problems
 
 
-def keys_of(inputs: Any, request: int, count: int) -> torch.Tensor:
+def keys_of(inputs: Inputs, request: int, count: int) -> torch.Tensor:
     """A request's first keys and values, read through its block table."""
     size = inputs.key_cache.shape[1]
     position = torch.arange(count)
     block = inputs.block_table[request][position // size].long()
-    return torch.stack([c[block, position % size] for c in inputs[1:3]])
+    return torch.stack(
+        [cache[block, position % size] for cache in (inputs.key_cache, inputs.value_cache)]
+    )
 
 
 @pytest.mark.parametrize("context", [1, 20, 31, 32])

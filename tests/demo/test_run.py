@@ -14,21 +14,15 @@ from typer.testing import CliRunner
 from vllm_redrafter import Drafter, DrafterConfig, save_drafter
 from vllm_redrafter.cli import app
 from vllm_redrafter.config import ConfigError
-from vllm_redrafter.demo import run
 from vllm_redrafter.demo.decoding import LevelResult, engine_environment
 from vllm_redrafter.demo.report import identical, print_answer, print_comparison
-from vllm_redrafter.demo.run import _check_sizes, _made_once, choose_prompts
+from vllm_redrafter.demo.run import _check_sizes, _made_once, prompts_of
 from vllm_redrafter.training.data import TokenBlocks
 
-EOS = 1
 
-
-def test_prompts_with_whole_answers_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "MIN_ANSWER_TOKENS", 3)
-    monkeypatch.setattr(run, "NUM_PROMPTS", 3)
-    answers = [[5, 5, 5, 5], [5, EOS], [5, 5, EOS], [6, 6, 6, EOS]]
-    blocks = TokenBlocks.from_answers([[0, 10 + i] for i in range(4)], answers)
-    assert choose_prompts(blocks, EOS) == [[0, 12], [0, 13], [0, 10]]
+def test_prompts_are_what_the_target_did_not_write() -> None:
+    blocks = TokenBlocks.from_answers([[0, 10], [0, 11, 12]], [[5, 5], [6]])
+    assert prompts_of(blocks) == [[0, 10], [0, 11, 12]]
 
 
 def test_artifacts_are_made_once_per_settings(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Trees of given shapes side by side, for tests of the kernels. A tree is the list of its parents."""
+"""Trees of given shapes, for tests of the kernels. One tree is the list of its nodes' parents."""
 
 from __future__ import annotations
 

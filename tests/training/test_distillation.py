@@ -63,7 +63,7 @@ def naive_loss(
                 label = start + 2 + index
                 if label >= T or not generated[row, start + 1 : label + 1].all():
                     continue
-                logits = drafter.logits(target.hidden[row, start], state)
+                logits = drafter.logits(drafter.condition(target.hidden[row, start]), state)
                 log_q = logits.log_softmax(-1)
                 log_p = target.logits[row, label - 1].log_softmax(-1)
                 kl = (log_p.exp() * (log_p - log_q)).sum()

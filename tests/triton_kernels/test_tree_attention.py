@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 from tree_batches import bushy, chain, poisoned, star, token_trees
 
-from vllm_redrafter.token_tree import TokenTree
 from vllm_redrafter.tree_attention import AttentionVariant, TreeQueries, paged_tree_attention
 from vllm_redrafter.triton_kernels.tree_attention import (
     choose_parts,
@@ -78,7 +77,7 @@ class Launch:
         self,
         device: torch.device,
         requests: Sequence[Request],
-        shape: Shape = Shape(),  # noqa: B008: frozen
+        shape: Shape | None = None,
         *,
         slots: int = 0,
         caches: tuple[Tensor, Tensor] | None = None,
@@ -90,6 +89,7 @@ class Launch:
         def randn(*size: int) -> Tensor:
             return torch.randn(size, generator=generator)
 
+        shape = shape or Shape()
         self.device, self.shape = device, shape
         context_lens = [n for n, _ in requests]
         parents = [tree for _, tree in requests]
@@ -97,7 +97,7 @@ class Launch:
         self.max_context_len = max(n for n, tree in requests if tree)
         # A tree's tensors are wider than the launch, and there are more of them than requests.
         trees = token_trees([*parents, []], max(slots, self.max_nodes))
-        self.trees = TokenTree(*(x[:-1] for x in (trees.tokens, trees.parents, trees.depths)), trees.num_nodes[:-1])
+        self.trees = trees.select(torch.arange(len(requests)))
         self.ancestors = poisoned(trees.ancestors, trees).to(device)
         self.depths = poisoned(trees.depths, trees).to(device)
         self.context_lens = torch.tensor(context_lens, dtype=torch.int32, device=device)
@@ -194,11 +194,11 @@ def needs_fp8(device: torch.device) -> None:
 MIXED: list[Request] = [
     (0, [0]),  # one node and nothing before it
     (37, [0]),  # a plain decode
-    (0, bushy(9)),
+    (0, bushy(7)),
     (5, []),  # fills up the batch
-    (50, chain(14)),
-    (33, star(11)),
-    (100, bushy(23, seed=1)),
+    (50, chain(10)),
+    (33, star(6)),
+    (100, bushy(12, seed=1)),
 ]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 names = {"ids": lambda value: str(value).removeprefix("torch.")}
@@ -229,12 +229,16 @@ def test_the_reference_is_attention_along_each_nodes_path(device: torch.device) 
     assert_close(out.double(), launch.reference(**options)[0], 1e-5)
 
 
-@pytest.mark.parametrize("num_parts", [1, 2, 5, 64])
+@pytest.mark.parametrize("num_parts", [1, 2, 5])
 @pytest.mark.parametrize("dtype", DTYPES, **names)
 def test_trees_and_plain_decodes_in_one_launch_are_exact(
     launch: Callable[..., Launch], dtype: torch.dtype, num_parts: int
 ) -> None:
     launch(MIXED, Shape(dtype=dtype)).check(num_parts=num_parts)
+
+
+def test_there_may_be_more_parts_than_keys(launch: Callable[..., Launch]) -> None:
+    launch([(0, [0]), (3, bushy(6)), (70, chain(2))]).check(num_parts=64)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], **names)
@@ -361,8 +365,11 @@ def test_large_scores_do_not_overflow(
     batch.key_cache.copy_(batch.key_cache.mul(8).round())
     assert batch.reference(scale=1.0)[1].max() > 1000
     batch.check(scale=1.0, num_parts=num_parts)
-    batch.check(scale=1.0, num_parts=num_parts, sinks=batch.sinks * 100)
     batch.check(scale=1.0, num_parts=num_parts, soft_cap=2.0)
+    # Sinks far above the scores of some rows, which fp32 leaves at 0, and far below others.
+    options = {"scale": 1.0, "sinks": batch.sinks * 500}
+    out, expected = batch(**options, num_parts=num_parts)[0], batch.reference(**options)[0]
+    assert (out - expected).abs().max() < TOLERANCE[dtype] * expected.abs().max()
 
 
 @pytest.mark.parametrize("num_parts", [1, 5])
@@ -586,8 +593,8 @@ REFUSED: list[tuple[str, Callable[[Any], Any]]] = [
 
 @pytest.fixture(scope="module")
 def good_arguments(device: torch.device) -> dict[str, Any]:
-    launch = Launch(device, [(20, bushy(40)), (3, chain(5))])
-    return launch.arguments() | {
+    launch = Launch(device, [(20, bushy(40)), (3, chain(5))], Shape(group=1))
+    arguments = launch.arguments() | {
         "out": torch.empty_like(launch.query).contiguous(),
         "depths": launch.depths,
         "sliding_window": 3,
@@ -595,13 +602,14 @@ def good_arguments(device: torch.device) -> dict[str, Any]:
         "lse": launch.query.new_empty(launch.query.shape[:2]),
         "num_parts": 2,
     }
+    tree_attention(**arguments)
+    return arguments
 
 
 @pytest.mark.parametrize(("name", "spoil"), REFUSED, ids=[name for name, _ in REFUSED])
 def test_what_does_not_fit_is_refused_by_name(
     good_arguments: dict[str, Any], name: str, spoil: Callable[[Any], Any]
 ) -> None:
-    tree_attention(**good_arguments)
     bad = good_arguments | {name: spoil(good_arguments[name])}
     with pytest.raises(ValueError, match=rf"\b{name}\b"):
         tree_attention(**bad)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import os
@@ -17,11 +16,12 @@ from typing import Any, Literal
 
 from rich.console import Console
 from transformers import AutoConfig, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
 
 from vllm_redrafter.checkpoints import load_config, save_drafter
 from vllm_redrafter.config import ConfigError, ReDrafterConfig
 from vllm_redrafter.demo.answers import write_answers
-from vllm_redrafter.demo.corpus import header, standard_library_functions
+from vllm_redrafter.demo.corpus import MODULES, excerpts, standard_library_sources
 from vllm_redrafter.demo.decoding import DecodingRequest, LevelResult, decode
 from vllm_redrafter.demo.report import print_answer, print_comparison
 from vllm_redrafter.demo.target import TargetSettings, fast_dtype, make_target
@@ -35,28 +35,24 @@ from vllm_redrafter.training.trainer import (
 )
 
 TARGET = TargetSettings()
-HELD_OUT_FUNCTIONS = 400
-"""Seen by neither target nor drafter: the prompts that are measured come from these."""
-
-MAX_PROMPT_TOKENS = 32
+MAX_PROMPT_TOKENS = 80
 MAX_ANSWER_TOKENS = 96
-NUM_TRAINING_PROMPTS = 1536
-NUM_HELD_OUT_PROMPTS = 128
+NUM_TRAINING_PROMPTS = 896
+NUM_HELD_OUT_PROMPTS = 64
+"""Prompts that the drafter does not train on; those that are measured come from these."""
 ANSWER_BATCH = 128
 
 DRAFTER_TRAINING = TrainingConfig(
-    num_steps=200, batch_size=32, learning_rate=2e-3, unroll_steps=5, loss="ce"
+    num_steps=360, batch_size=8, learning_rate=2e-3, unroll_steps=5, loss="kl"
 )
-"""Against the text alone: greedy decoding asks which token comes, not how probable it was."""
 
-SPECULATION = ReDrafterConfig(num_speculative_tokens=8, beam_width=3, beam_length=4)
-NODES_BY_REQUESTS = [[1, 1, 8], [2, 4, 4], [5, 8, 3]]
+SPECULATION = ReDrafterConfig(num_speculative_tokens=12, beam_width=3, beam_length=5)
+NODES_BY_REQUESTS = [[1, 1, 12], [2, 4, 3], [5, 8, 2]]
 """vLLM's num_speculative_tokens_per_batch_size: the more requests share a step on a CPU, the more
 a verified node costs."""
 
 LEVELS = [1, 4, 8]
-NUM_PROMPTS = 16
-MIN_ANSWER_TOKENS = 24
+NUM_PROMPTS = 8
 
 
 @dataclass(frozen=True)
@@ -99,6 +95,8 @@ def run_demo(
     """
     console = console or Console()
     started = time.monotonic()
+    # Bars of its own for every file it reads or writes.
+    disable_progress_bar()
     space = _workspace(cache_dir, target)
     if target is None:
         _make_target(space, console)
@@ -109,15 +107,14 @@ def run_demo(
         drafter = space.folder / "drafter"
         training = _answers(space, "training", console)
         _make_drafter(space, drafter, training, held_out, console)
-    eos = AutoTokenizer.from_pretrained(space.target).eos_token_id
-    _compare(space, drafter, choose_prompts(held_out, eos), console)
+    _compare(space, drafter, prompts_of(held_out[:NUM_PROMPTS]), console)
     console.print(f"{time.monotonic() - started:.0f} s in total; artifacts are in {space.folder}")
 
 
 def _workspace(cache_dir: Path, target: Path | None) -> Workspace:
     cache_dir = cache_dir.expanduser().resolve()
     if target is None:
-        settings = {**asdict(TARGET), "held_out": HELD_OUT_FUNCTIONS}
+        settings = {**asdict(TARGET), "modules": list(MODULES)}
         # The text is this Python's own.
         settings["python"] = platform.python_version()
         settings["dtype"] = str(fast_dtype())
@@ -166,33 +163,26 @@ def _made_once(path: Path, settings: dict[str, Any], console: Console) -> Iterat
     console.print(f"{path.name}: made in {time.monotonic() - started:.0f} s")
 
 
-@functools.cache
-def _functions() -> tuple[list[str], list[str]]:
-    """The functions that are held out, and those to train on; parsing them takes seconds."""
-    functions = standard_library_functions()
-    return functions[:HELD_OUT_FUNCTIONS], functions[HELD_OUT_FUNCTIONS:]
-
-
 def _make_target(space: Workspace, console: Console) -> None:
     with _made_once(space.target, space.target_settings, console) as needed:
         if needed:
-            make_target(space.target, _functions()[1], TARGET, console)
+            make_target(space.target, standard_library_sources(), TARGET, console)
 
 
 def _answers(
     space: Workspace, name: Literal["held-out", "training"], console: Console
 ) -> TokenBlocks:
-    """What the target writes for the headers of held-out, or of all other functions."""
+    """How the target continues the held-out excerpts of its text, or some of the others."""
     wanted = NUM_HELD_OUT_PROMPTS if name == "held-out" else NUM_TRAINING_PROMPTS
     settings = {**space.target_settings, "prompts": wanted, "max_tokens": MAX_ANSWER_TOKENS}
     path = space.answers(name)
     with _made_once(path, settings, console) as needed:
         if needed:
-            held_out, others = _functions()
             tokenizer = AutoTokenizer.from_pretrained(space.target)
-            headers = [header(f) for f in (held_out if name == "held-out" else others)]
-            prompts = [p for p in tokenizer(headers)["input_ids"] if len(p) <= MAX_PROMPT_TOKENS]
-            prompts = prompts[:wanted]
+            encoded = tokenizer(excerpts(standard_library_sources()))["input_ids"]
+            short = [ids for ids in encoded if len(ids) <= MAX_PROMPT_TOKENS]
+            held_out, others = short[:NUM_HELD_OUT_PROMPTS], short[NUM_HELD_OUT_PROMPTS:]
+            prompts = (held_out if name == "held-out" else others)[:wanted]
             target, eos = load_target(space.target), tokenizer.eos_token_id
             answers = write_answers(target, prompts, eos, MAX_ANSWER_TOKENS, ANSWER_BATCH, console)
             TokenBlocks.from_answers(prompts, answers).save(path)
@@ -213,20 +203,10 @@ def _make_drafter(
             save_drafter(drafter, folder, verifier=str(space.target), training=recipe)
 
 
-def choose_prompts(held_out: TokenBlocks, eos: int) -> list[list[int]]:
-    """The prompts to measure, chosen by what the target alone answers.
-
-    An answer that has to be cut off has usually fallen into a loop, which would flatter
-    speculation; a very short one is mostly prefill. Where too few others are left, they serve
-    all the same.
-    """
-    prompts: list[tuple[bool, list[int]]] = []
-    for tokens, generated in zip(held_out.tokens, held_out.generated, strict=True):
-        answer = tokens[generated].tolist()
-        suitable = len(answer) >= MIN_ANSWER_TOKENS and eos in answer[-1:]
-        prompts.append((not suitable, tokens[: int(generated.int().argmax())].tolist()))
-    prompts.sort(key=lambda unsuitable_and_prompt: unsuitable_and_prompt[0])
-    return [prompt for _, prompt in prompts[:NUM_PROMPTS]]
+def prompts_of(blocks: TokenBlocks) -> list[list[int]]:
+    """The part of each block that the target did not write."""
+    starts = blocks.generated.int().argmax(dim=1).tolist()
+    return [tokens[:start].tolist() for tokens, start in zip(blocks.tokens, starts, strict=True)]
 
 
 def _compare(space: Workspace, drafter: Path, prompts: list[list[int]], console: Console) -> None:

@@ -1,4 +1,4 @@
-"""The demo's target: a small Llama that learns to write Python functions in two minutes.
+"""The demo's target: a small Llama that learns to write Python in two minutes.
 
 Weights are kept in float32 and multiplied in bfloat16 where the processor has instructions for
 it. Muon on the matrices learns about twice as much per token as AdamW, and tokens are what a
@@ -8,7 +8,6 @@ CPU has too few of.
 from __future__ import annotations
 
 import copy
-import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,6 @@ import torch
 from rich.console import Console
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from vllm_redrafter.training.trainer import progress_bar, warmup_cosine
@@ -30,15 +28,15 @@ BOS, EOS = "<s>", "</s>"
 class TargetSettings:
     """Sizes and training of the target; all that decides what it becomes, besides the text."""
 
-    vocab_size: int = 2048
+    vocab_size: int = 320
     hidden_size: int = 256
     intermediate_size: int = 768
     num_layers: int = 6
     num_heads: int = 4
     max_length: int = 512
-    max_function_tokens: int = 128
-    num_steps: int = 260
-    batch_tokens: int = 2048
+    block_size: int = 256
+    batch_size: int = 8
+    num_steps: int = 240
     muon_learning_rate: float = 0.02
     adam_learning_rate: float = 3e-3
     warmup_steps: int = 15
@@ -46,18 +44,18 @@ class TargetSettings:
 
 
 def make_target(
-    folder: Path, functions: Sequence[str], settings: TargetSettings, console: Console
+    folder: Path, sources: Sequence[str], settings: TargetSettings, console: Console
 ) -> float:
-    """Train a tokenizer and a Llama on the functions, and save both.
+    """Train a tokenizer and a Llama on the sources, and save both.
 
     Returns:
         The loss at the end, per token.
     """
-    tokenizer = train_tokenizer(functions, settings.vocab_size)
-    texts = encode(tokenizer, functions, settings.max_function_tokens)
+    tokenizer = train_tokenizer(sources, settings.vocab_size)
+    stream = torch.tensor([token for ids in tokenizer(list(sources))["input_ids"] for token in ids])
     torch.manual_seed(settings.seed)
     model = LlamaForCausalLM(llama_config(tokenizer, settings))
-    loss = train(model, texts, settings, console)
+    loss = train(model, windows(stream, settings), settings, console)
     # Nothing but the tokens: whoever reads this file must not find sampling defaults.
     model.generation_config = GenerationConfig(
         bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id
@@ -86,33 +84,14 @@ def train_tokenizer(texts: Sequence[str], vocab_size: int) -> PreTrainedTokenize
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=BOS, eos_token=EOS)
 
 
-def encode(
-    tokenizer: PreTrainedTokenizerFast, functions: Sequence[str], max_tokens: int
-) -> list[list[int]]:
-    """The functions as tokens, each between BOS and EOS; longer ones are left out."""
-    encoded = tokenizer(list(functions))["input_ids"]
-    return [[*ids, tokenizer.eos_token_id] for ids in encoded if len(ids) < max_tokens]
-
-
-def batches_by_length(
-    texts: Sequence[list[int]], batch_tokens: int, seed: int
-) -> Iterator[list[list[int]]]:
-    """Batches without end, of about `batch_tokens` each, of texts of about one length.
-
-    A text per row, as the target will meet its prompts: at position 0, with nothing before it.
-    """
-    order = random.Random(seed)
+def windows(stream: Tensor, settings: TargetSettings) -> Iterator[Tensor]:
+    """Batches without end, [batch_size, block_size], cut from the text at random places."""
+    generator = torch.Generator().manual_seed(settings.seed)
+    places = stream.shape[0] - settings.block_size
+    offset = torch.arange(settings.block_size)
     while True:
-        # A little noise, so that the same texts do not meet in every pass.
-        texts = sorted(texts, key=lambda text: len(text) + order.uniform(0, 4))
-        batches: list[list[list[int]]] = [[]]
-        for text in texts:
-            grown = [*batches[-1], text]
-            if len(grown) > 1 and len(grown) * max(map(len, grown)) > batch_tokens:
-                batches.append([])
-            batches[-1].append(text)
-        order.shuffle(batches)
-        yield from batches
+        start = torch.randint(places, (settings.batch_size, 1), generator=generator)
+        yield stream[start + offset]
 
 
 def llama_config(tokenizer: PreTrainedTokenizerFast, settings: TargetSettings) -> LlamaConfig:
@@ -131,13 +110,12 @@ def llama_config(tokenizer: PreTrainedTokenizerFast, settings: TargetSettings) -
 
 
 def train(
-    model: Any, texts: Sequence[list[int]], settings: TargetSettings, console: Console
+    model: Any, batches: Iterator[Tensor], settings: TargetSettings, console: Console
 ) -> float:
     """Train in place; returns the smoothed loss at the end."""
     # The copy computes, the model itself keeps what small updates would lose in bfloat16.
     fast = copy.deepcopy(model).to(fast_dtype())
     optimizers = _optimizers(model, settings)
-    batches = batches_by_length(texts, settings.batch_tokens, settings.seed)
     smoothed = 0.0
     with progress_bar(console) as progress:
         task = progress.add_task("training the target", total=settings.num_steps, status="")
@@ -169,12 +147,11 @@ def _train_step(
     model: Any,
     fast: Any,
     optimizers: Sequence[torch.optim.Optimizer],
-    texts: Sequence[list[int]],
+    tokens: Tensor,
     factor: float,
 ) -> float:
     """One step at `factor` of the peak learning rates; returns the loss."""
-    tokens, labels = _padded(texts)
-    loss = fast(input_ids=tokens, labels=labels, use_cache=False).loss
+    loss = fast(input_ids=tokens, labels=tokens, use_cache=False).loss
     torch.autograd.backward(loss)
     pairs = list(zip(model.parameters(), fast.parameters(), strict=True))
     for kept, used in pairs:
@@ -188,13 +165,6 @@ def _train_step(
         for kept, used in pairs:
             used.copy_(kept)
     return float(loss.detach())
-
-
-def _padded(texts: Sequence[list[int]]) -> tuple[Tensor, Tensor]:
-    """Tokens and labels, [B, longest]; padding is no label, and causal attention never sees it."""
-    rows = [torch.tensor(text) for text in texts]
-    tokens = pad_sequence(rows, batch_first=True, padding_value=0)
-    return tokens, pad_sequence(rows, batch_first=True, padding_value=-100)
 
 
 def fast_dtype() -> torch.dtype:

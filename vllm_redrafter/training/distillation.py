@@ -114,7 +114,7 @@ def distillation_loss(
     for step, (state, counted) in enumerate(zip(states, counts, strict=True), start=1):
         # Rows are picked before the vocabulary-wide layer, which costs the most.
         hidden = target.hidden[:, : -1 - step][counted]
-        logits = drafter.logits(hidden, state[:, :-1][counted])
+        logits = drafter.logits(drafter.condition(hidden), state[:, :-1][counted])
         if kind == "kl":
             losses.append(kl_divergence(logits, target.logits[:, step:-1][counted]))
         else:

@@ -1,0 +1,400 @@
+"""Trees built on the device are those that TokenTree builds, and those that sorting gives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from tree_batches import GARBAGE
+
+from vllm_redrafter.beam_search import ExploredNodes
+from vllm_redrafter.token_tree import TokenTree
+from vllm_redrafter.triton_kernels.build_tree import (
+    TreeBuffers,
+    build_tree,
+    build_tree_from_beams,
+    naive_build_tree,
+    naive_share_prefixes,
+)
+
+SENTINEL = -77
+FIELDS = ("tokens", "parents", "depths", "num_nodes", "ancestors")
+INTEGERS = st.sampled_from([torch.int32, torch.int64])
+
+
+def buffers(device: torch.device, max_requests: int, max_nodes: int) -> TreeBuffers:
+    """Full of what no tree holds: all that a tree has must be written."""
+    out = TreeBuffers(max_requests, max_nodes, device)
+    for name in FIELDS:
+        getattr(out, name).fill_(SENTINEL)
+    return out
+
+
+def assert_built(out: TreeBuffers, expected: TokenTree, naive: list[dict[str, list[int]]]) -> None:
+    """Equal to both references; the buffers' other requests are untouched."""
+    requests = len(naive)
+    for name in FIELDS:
+        found = getattr(out, name).cpu()
+        assert torch.equal(found[:requests], getattr(expected, name)), name
+        assert (found[requests:] == SENTINEL).all(), f"{name}: another request's is written"
+    for request, tree in enumerate(naive):
+        nodes = len(tree["tokens"])
+        assert int(out.num_nodes[request]) == nodes
+        for name in ("tokens", "parents", "depths"):
+            assert getattr(out, name)[request, :nodes].tolist() == tree[name]
+        for words, bits in zip(
+            out.ancestors[request, :nodes].tolist(), tree["ancestors"], strict=True
+        ):
+            assert sum((word % 2**32) << (32 * i) for i, word in enumerate(words)) == bits
+
+
+def roots(requests: int, dtype: torch.dtype = torch.int64) -> Tensor:
+    return torch.arange(requests, dtype=dtype) + 100
+
+
+def on(device: torch.device, explored: ExploredNodes) -> list[Tensor]:
+    tensors = (explored.tokens, explored.back_pointers, explored.log_probs)
+    return [tensor.to(device) for tensor in tensors]
+
+
+def check(
+    device: torch.device,
+    explored: ExploredNodes,
+    max_nodes: int,
+    *,
+    tokens: torch.dtype = torch.int64,
+    pointers: torch.dtype = torch.int64,
+    root: torch.dtype = torch.int64,
+    more_requests: int = 0,
+) -> TreeBuffers:
+    """`build_tree` on a search's nodes, with garbage in the back-pointers that point nowhere."""
+    requests = len(explored.tokens)
+    nowhere = explored.log_probs == -math.inf
+    nowhere[:, 0] = True
+    back_pointers = explored.back_pointers.masked_fill(nowhere, GARBAGE)
+    out = buffers(device, requests + more_requests, max_nodes)
+    returned = build_tree(
+        roots(requests, root).to(device),
+        explored.tokens.to(tokens).to(device),
+        back_pointers.to(pointers).to(device),
+        explored.log_probs.to(device),
+        out,
+    )
+    assert returned is out
+    expected = TokenTree.from_explored(roots(requests), explored, max_nodes)
+    naive = naive_build_tree(
+        roots(requests), explored.tokens, explored.back_pointers, explored.log_probs, max_nodes
+    )
+    assert_built(out, expected, naive)
+    return out
+
+
+# What a kernel is compiled for varies little: on a GPU, each combination takes seconds.
+lengths_and_widths = st.sampled_from([(1, 1), (1, 5), (3, 4), (4, 3), (5, 2)])
+sizes = st.sampled_from([1, 2, 7, 12, 31, 32, 40])
+
+
+@st.composite
+def searches(draw: st.DrawFn) -> ExploredNodes:
+    """Up to 3 requests. Scores are full of ties, also between parent and child; some are -inf."""
+    length, width = draw(lengths_and_widths)
+    requests = []
+    for _ in range(draw(st.integers(1, 3))):
+        levels: list[list[tuple[int, int, float]]] = []
+        for level in range(length):
+            above = levels[-1] if level else [(0, 0, 0.0)]
+            live = [slot for slot, node in enumerate(above) if node[2] > -math.inf]
+            row = []
+            for _ in range(width):
+                if live and draw(st.integers(0, 3)):
+                    slot = draw(st.sampled_from(live))
+                    score = above[slot][2] + draw(st.sampled_from([0.0, -0.5, -1.0]))
+                else:
+                    slot, score = 0, -math.inf
+                row.append((draw(st.integers(0, 1000)), slot, score))
+            levels.append(row)
+        requests.append(levels)
+    tokens, back_pointers, log_probs = torch.tensor(requests, dtype=torch.float64).unbind(-1)
+    return ExploredNodes(tokens.long(), back_pointers.long(), log_probs.float())
+
+
+@settings(deadline=None, max_examples=60)
+@given(searches(), sizes, INTEGERS, INTEGERS, INTEGERS, st.integers(0, 2))
+def test_the_tree_of_a_search_is_that_of_both_references(
+    device: torch.device,
+    explored: ExploredNodes,
+    max_nodes: int,
+    tokens: torch.dtype,
+    pointers: torch.dtype,
+    root: torch.dtype,
+    more_requests: int,
+) -> None:
+    check(
+        device,
+        explored,
+        max_nodes,
+        tokens=tokens,
+        pointers=pointers,
+        root=root,
+        more_requests=more_requests,
+    )
+
+
+def random_search(requests: int, length: int, width: int, seed: int = 0) -> ExploredNodes:
+    """Scores fall by a random multiple of 1/4 per level, which is exact and often ties."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def randint(high: int, *size: int) -> Tensor:
+        return torch.randint(high, size, generator=generator)
+
+    scores, pointers = [-randint(8, requests, width) / 4], [torch.zeros(requests, width).long()]
+    for _ in range(length - 1):
+        pointers.append(randint(width, requests, width))
+        scores.append(scores[-1].gather(1, pointers[-1]) - randint(8, requests, width) / 4)
+    tokens = randint(50_000, requests, length, width)
+    return ExploredNodes(tokens, torch.stack(pointers, 1), torch.stack(scores, 1))
+
+
+@pytest.mark.parametrize(
+    ("length", "width", "max_nodes"),
+    [(5, 10, 49), (5, 10, 50), (5, 10, 127), (3, 7, 20), (7, 33, 100), (127, 1, 127), (1, 50, 33)],
+)
+def test_searches_of_any_size_make_trees(
+    device: torch.device, length: int, width: int, max_nodes: int
+) -> None:
+    """More slots than candidates and fewer; widths that are no power of two; a chain; a star."""
+    check(device, random_search(2, length, width), max_nodes, more_requests=1)
+
+
+@pytest.mark.parametrize(("length", "width"), [(16, 128), (45, 45)])
+def test_up_to_2048_candidates_are_ranked(device: torch.device, length: int, width: int) -> None:
+    check(device, random_search(1, length, width), 127)
+
+
+def test_equal_scores_go_by_level_then_by_beam(device: torch.device) -> None:
+    """A log-probability of 0: all are certain, and the first levels are kept."""
+    zeros = torch.zeros(1, 9, 3)
+    tokens = torch.arange(27).view(1, 9, 3)
+    out = check(device, ExploredNodes(tokens, torch.arange(3).expand(1, 9, 3), zeros), 20)
+    assert out.tokens[0].tolist() == [100, *range(20)]
+
+
+def test_nodes_of_128_have_all_bits(device: torch.device) -> None:
+    """Node 31 and its like are the sign of a word; on a chain each node has all bits before it."""
+    scores = -torch.arange(127.0).view(1, 127, 1)
+    zeros = torch.zeros(1, 127, 1, dtype=torch.int64)
+    out = check(device, ExploredNodes(zeros, zeros, scores), 127)
+    assert out.ancestors[0, 127].tolist() == [-1, -1, -1, -1]
+    assert out.ancestors[0, 31].tolist() == [-1, 0, 0, 0]
+    assert out.ancestors[0, 63].tolist() == [-1, -1, 0, 0]
+
+
+def test_no_candidates_leave_the_root(device: torch.device) -> None:
+    nothing = torch.full((2, 3, 4), 7, dtype=torch.int64)
+    out = check(device, ExploredNodes(nothing, nothing % 4, torch.full((2, 3, 4), -math.inf)), 5)
+    assert out.num_nodes.tolist() == [1, 1]
+    assert out.tokens.tolist() == [[100, -1, -1, -1, -1, -1], [101, -1, -1, -1, -1, -1]]
+
+
+def test_64_requests_are_built(device: torch.device) -> None:
+    check(device, random_search(64, 2, 3), 5)
+
+
+def test_a_smaller_tree_leaves_nothing_of_a_larger_one(device: torch.device) -> None:
+    large, small = random_search(2, 4, 3), random_search(2, 4, 3, seed=1)
+    small = replace(small, log_probs=small.log_probs.masked_fill(small.log_probs < -1, -math.inf))
+    out = check(device, small, 9)
+    first = {name: getattr(out, name).clone() for name in FIELDS}
+    for explored in (large, small, small):
+        build_tree(roots(2).to(device), *on(device, explored), out)
+    for name in FIELDS:
+        assert torch.equal(getattr(out, name), first[name])
+
+
+def check_beams(
+    device: torch.device,
+    beams: Tensor,
+    max_nodes: int,
+    log_probs: Tensor | None,
+    *,
+    tokens: torch.dtype = torch.int64,
+    more_requests: int = 0,
+) -> None:
+    requests = len(beams)
+    out = buffers(device, requests + more_requests, max_nodes)
+    returned = build_tree_from_beams(
+        roots(requests).to(device),
+        beams.to(tokens).to(device),
+        out,
+        None if log_probs is None else log_probs.to(device),
+    )
+    assert returned is out
+    expected = TokenTree.from_beams(roots(requests), beams, max_nodes, log_probs)
+    naive = naive_build_tree(roots(requests), *naive_share_prefixes(beams, log_probs), max_nodes)
+    assert_built(out, expected, naive)
+
+
+def scores_of(beams: Tensor) -> Tensor:
+    """A score per prefix, the same for all beams that share it, with many ties."""
+    requests, width, length = beams.shape
+    scores = torch.zeros(beams.shape)
+    for request in range(requests):
+        for beam in range(width):
+            score = 0.0
+            for level in range(length):
+                prefix = tuple(beams[request, beam, : level + 1].tolist())
+                score -= hash(prefix) % 3 / 2
+                scores[request, beam, level] = score
+    return scores
+
+
+@st.composite
+def finished_beams(draw: st.DrawFn) -> Tensor:
+    """[R, W, L] of 3 tokens: most beams share prefixes, some are the same."""
+    length, width = draw(lengths_and_widths)
+    requests = draw(st.integers(1, 3))
+    count = requests * width * length
+    drawn = draw(st.lists(st.integers(0, 2), min_size=count, max_size=count))
+    return torch.tensor(drawn).view(requests, width, length)
+
+
+@settings(deadline=None, max_examples=60)
+@given(finished_beams(), sizes, st.booleans(), INTEGERS, st.integers(0, 2))
+def test_the_tree_of_finished_beams_is_that_of_both_references(
+    device: torch.device,
+    beams: Tensor,
+    max_nodes: int,
+    with_scores: bool,
+    tokens: torch.dtype,
+    more_requests: int,
+) -> None:
+    log_probs = scores_of(beams) if with_scores else None
+    check_beams(device, beams, max_nodes, log_probs, tokens=tokens, more_requests=more_requests)
+
+
+@pytest.mark.parametrize(
+    ("width", "length", "max_nodes"), [(10, 5, 49), (10, 5, 127), (33, 7, 100), (50, 2, 12)]
+)
+@pytest.mark.parametrize("with_scores", [False, True])
+def test_beams_of_any_size_make_trees(
+    device: torch.device, width: int, length: int, max_nodes: int, with_scores: bool
+) -> None:
+    beams = torch.randint(3, (2, width, length), generator=torch.Generator().manual_seed(0))
+    check_beams(device, beams, max_nodes, scores_of(beams) if with_scores else None)
+
+
+def test_beams_without_a_common_prefix_share_nothing(device: torch.device) -> None:
+    """Equal tokens below different ones are different nodes."""
+    beams = torch.tensor([[[1, 5, 5], [2, 5, 5], [3, 5, 5]]])
+    check_beams(device, beams, 12, None)
+
+
+@pytest.mark.parametrize("max_nodes", [0, 128, -1])
+def test_buffers_hold_1_to_127_nodes(device: torch.device, max_nodes: int) -> None:
+    with pytest.raises(ValueError, match=r"^max_nodes must be 1 to 127"):
+        TreeBuffers(2, max_nodes, device)
+
+
+def strided(tensor: Tensor) -> Tensor:
+    return torch.stack([tensor, tensor], dim=-1)[..., 0]
+
+
+def meta(tensor: Tensor) -> Tensor:
+    return tensor.to("meta")
+
+
+def transposed(tensor: Tensor) -> Tensor:
+    """The same shape, but not contiguous."""
+    return tensor.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+REFUSED: list[tuple[str, Callable[[Tensor], Tensor]]] = [
+    ("root_tokens", Tensor.float),
+    ("root_tokens", strided),
+    ("root_tokens", meta),
+    ("root_tokens", lambda root: root[:1]),
+    ("root_tokens", lambda root: root.unsqueeze(1)),
+    ("tokens", Tensor.float),
+    ("tokens", Tensor.short),
+    ("tokens", transposed),
+    ("tokens", lambda tokens: tokens[0]),
+    ("tokens", lambda tokens: tokens.repeat(1, 1, 200)),
+    ("back_pointers", Tensor.float),
+    ("back_pointers", transposed),
+    ("back_pointers", meta),
+    ("back_pointers", lambda pointers: pointers[:1]),
+    ("log_probs", Tensor.double),
+    ("log_probs", Tensor.half),
+    ("log_probs", transposed),
+    ("log_probs", meta),
+    ("log_probs", lambda log_probs: log_probs[:, :2]),
+]
+BEAMS_REFUSED: list[tuple[str, Callable[[Tensor], Tensor]]] = [
+    ("root_tokens", Tensor.float),
+    ("root_tokens", strided),
+    ("root_tokens", meta),
+    ("root_tokens", lambda root: root[:1]),
+    ("beams", Tensor.float),
+    ("beams", transposed),
+    ("beams", lambda beams: beams[0]),
+    ("beams", lambda beams: beams.repeat(1, 1, 200)),
+    ("log_probs", Tensor.double),
+    ("log_probs", transposed),
+    ("log_probs", meta),
+    ("log_probs", lambda log_probs: log_probs[:, :2]),
+]
+
+
+@pytest.mark.parametrize(("name", "spoil"), REFUSED, ids=[name for name, _ in REFUSED])
+def test_candidates_that_do_not_fit_are_refused_by_name(
+    device: torch.device, name: str, spoil: Callable[[Tensor], Tensor]
+) -> None:
+    tokens, back_pointers, log_probs = on(device, random_search(2, 3, 4))
+    good: dict[str, Any] = {
+        "root_tokens": roots(2).to(device),
+        "tokens": tokens,
+        "back_pointers": back_pointers,
+        "log_probs": log_probs,
+        "out": buffers(device, 2, 5),
+    }
+    bad = good | {name: spoil(good[name])}
+    if name == "tokens" and bad["tokens"].shape[-1] > 4:
+        bad |= {x: bad[x].repeat(1, 1, 200) for x in ("back_pointers", "log_probs")}
+    with pytest.raises(ValueError, match=rf"^{name}: "):
+        build_tree(**bad)
+    assert (good["out"].tokens == SENTINEL).all()
+
+
+@pytest.mark.parametrize(("name", "spoil"), BEAMS_REFUSED, ids=[name for name, _ in BEAMS_REFUSED])
+def test_beams_that_do_not_fit_are_refused_by_name(
+    device: torch.device, name: str, spoil: Callable[[Tensor], Tensor]
+) -> None:
+    beams = torch.zeros(2, 4, 3, dtype=torch.int64, device=device)
+    good: dict[str, Any] = {
+        "root_tokens": roots(2).to(device),
+        "beams": beams,
+        "out": buffers(device, 2, 5),
+        "log_probs": beams.float(),
+    }
+    with pytest.raises(ValueError, match=rf"^{name}: "):
+        build_tree_from_beams(**good | {name: spoil(good[name])})
+    assert (good["out"].tokens == SENTINEL).all()
+
+
+@pytest.mark.parametrize("max_requests", [1, 2])
+def test_buffers_too_small_or_elsewhere_are_refused(
+    device: torch.device, max_requests: int
+) -> None:
+    out = TreeBuffers(max_requests, 5, "meta" if max_requests == 2 else device)
+    inputs = on(device, random_search(2, 3, 4))
+    with pytest.raises(ValueError, match=r"\bout\b"):
+        build_tree(roots(2).to(device), *inputs, out)
+    with pytest.raises(ValueError, match=r"\bout\b"):
+        build_tree_from_beams(roots(2).to(device), inputs[0], out)

@@ -1,0 +1,373 @@
+"""The accepted rows move, bit by bit, as if all were read before any is written; no other does."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from tree_batches import GARBAGE, bushy, token_trees
+from triton_interpreter import Memory
+
+from vllm_redrafter.scorer import accept_path
+from vllm_redrafter.triton_kernels.compact_kv import CacheTable, compact_kv, naive_compact_kv
+
+FP8 = torch.float8_e4m3fn
+
+
+@dataclass(frozen=True)
+class Caches:
+    """K and V of some layers, [blocks, block_size, KV heads, head_dim] each, of random bytes.
+
+    Attributes:
+        layout: `NHD` or `HND`, each cache a tensor of its own; `one tensor` for K and V of a layer
+            in one, `one allocation` for those of all layers; `offset` for one that begins at an
+            odd address.
+    """
+
+    layers: int = 1
+    blocks: int = 6
+    block_size: int = 4
+    heads: int = 2
+    head_dim: int = 8
+    dtype: torch.dtype = torch.bfloat16
+    layout: str = "NHD"
+
+    def make(self, device: torch.device) -> list[Tensor]:
+        """The same bytes each time."""
+        generator = torch.Generator().manual_seed(0)
+        item = torch.empty(0, dtype=self.dtype).element_size()
+        size = (self.blocks, self.block_size, self.heads, self.head_dim)
+
+        def random_bytes(*shape: int) -> Tensor:
+            shape = (*shape[:-1], shape[-1] * item)
+            tensor = torch.randint(256, shape, generator=generator, dtype=torch.uint8)
+            return tensor.to(device).view(self.dtype)
+
+        if self.layout == "NHD":
+            return [random_bytes(*size) for _ in range(2 * self.layers)]
+        if self.layout == "HND":
+            size = (size[0], size[2], size[1], size[3])
+            return [random_bytes(*size).transpose(1, 2) for _ in range(2 * self.layers)]
+        if self.layout == "one tensor":
+            both = [random_bytes(size[0], 2, *size[1:]) for _ in range(self.layers)]
+            return [cache for tensor in both for cache in tensor.unbind(1)]
+        if self.layout == "one allocation":
+            return [cache for x in random_bytes(self.layers, 2, *size) for cache in x]
+        assert self.layout == "offset" and item == 1
+        count = self.blocks * self.block_size * self.heads * self.head_dim
+        return [random_bytes(count + 3)[3:].view(size) for _ in range(2 * self.layers)]
+
+
+def step(
+    device: torch.device,
+    paths: Sequence[Sequence[int]],
+    caches: Caches,
+    *,
+    dtype: torch.dtype = torch.int64,
+    seed: int = 0,
+) -> dict[str, Tensor]:
+    """What `compact_kv` takes besides the caches: garbage wherever it has no reason to look.
+
+    Request r has one row per node up to the last on its path; the slots of all rows are drawn
+    without repetition.
+    """
+    rng = random.Random(seed)
+    slots = rng.sample(range(caches.blocks * caches.block_size), sum(p[-1] + 1 for p in paths))
+    width = max(map(len, paths)) + 2
+    slot_mapping, row_start = [-1], []
+    for path in paths:
+        row_start.append(len(slot_mapping))
+        slot_mapping += [slots.pop() for _ in range(path[-1] + 1)]
+        slot_mapping.append(-1)
+    rows = [[*path, *[GARBAGE] * (width - len(path))] for path in paths]
+    return {
+        "path": torch.tensor([*rows, [GARBAGE] * width], dtype=torch.int32, device=device),
+        "num_sampled": torch.tensor([len(p) for p in paths], dtype=torch.int32, device=device),
+        "row_start": torch.tensor([*row_start, GARBAGE], dtype=torch.int32, device=device),
+        "slot_mapping": torch.tensor(slot_mapping, dtype=dtype, device=device),
+    }
+
+
+def whole_storage(tensor: Tensor) -> Tensor:
+    """All bytes of the allocation, whatever the tensor's view of it."""
+    storage = tensor.untyped_storage()
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
+
+
+@pytest.fixture(scope="module")
+def compact(device: torch.device, memory: Memory | None) -> Callable[..., None]:
+    """Compacts, and compares every byte with those that loops over clones leave."""
+
+    def run(caches: Caches, paths: Sequence[Sequence[int]], **options: Any) -> None:
+        arguments = step(device, paths, caches, **options)
+        found, expected = caches.make(device), caches.make(torch.device("cpu"))
+        table = CacheTable.of(found)
+        if memory is None:
+            compact_kv(table, **arguments)
+        else:
+            with memory.allow(found):
+                compact_kv(table, **arguments)
+        naive_compact_kv(expected, **{name: value.cpu() for name, value in arguments.items()})
+        for cache, right in zip(found, expected, strict=True):
+            assert torch.equal(whole_storage(cache).cpu(), whole_storage(right))
+
+    return run
+
+
+PATHS = [[0, 2, 3, 7], [0], [0, 1, 2], [0, 1, 4], [0, 5]]
+LAYOUTS = ["NHD", "HND", "one tensor", "one allocation"]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    "dtype", [torch.bfloat16, torch.float16, torch.float32, FP8, torch.uint8], ids=str
+)
+def test_rows_of_any_dtype_and_layout_move(
+    compact: Callable[..., None], dtype: torch.dtype, layout: str
+) -> None:
+    compact(Caches(blocks=10, dtype=dtype, layout=layout), PATHS)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_all_layers_move_in_one_launch(compact: Callable[..., None], layout: str) -> None:
+    compact(Caches(layers=7, blocks=10, layout=layout), PATHS)
+
+
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "dtype"),
+    [
+        (1, 1, torch.uint8),
+        (1, 7, FP8),
+        (3, 5, FP8),
+        (1, 3, torch.bfloat16),
+        (5, 6, torch.bfloat16),
+        (2, 3, torch.float32),
+        (3, 12, FP8),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rows_of_any_number_of_bytes_move(
+    compact: Callable[..., None], heads: int, head_dim: int, dtype: torch.dtype, layout: str
+) -> None:
+    compact(Caches(blocks=10, heads=heads, head_dim=head_dim, dtype=dtype, layout=layout), PATHS)
+
+
+def test_caches_may_begin_at_any_address(compact: Callable[..., None]) -> None:
+    compact(Caches(blocks=10, dtype=FP8, layout="offset"), PATHS)
+
+
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "dtype"), [(32, 128, torch.float32), (9, 255, FP8)], ids=str
+)
+def test_rows_longer_than_a_stripe_move(
+    compact: Callable[..., None], heads: int, head_dim: int, dtype: torch.dtype
+) -> None:
+    """2048 words are two stripes; 2295 are three, the last one not full."""
+    compact(Caches(blocks=10, heads=heads, head_dim=head_dim, dtype=dtype), PATHS)
+
+
+@pytest.mark.parametrize("block_size", [1, 16, 48, 256])
+def test_blocks_may_have_any_size(compact: Callable[..., None], block_size: int) -> None:
+    compact(Caches(blocks=max(1, 64 // block_size) + 1, block_size=block_size), PATHS)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        [0, *range(2, 12)],
+        [0, *range(3, 20, 2)],
+        [0, 1, 2, 4, 5, 6, 7],
+        [0, *range(64, 128)],
+        [0, *range(2, 128)],
+        [0, 1, *range(3, 128, 5)],
+    ],
+    ids=["each to the next", "strides", "in place at first", "far", "127 rows", "many"],
+)
+def test_a_row_is_read_before_another_overwrites_it(
+    compact: Callable[..., None], path: list[int]
+) -> None:
+    """Most rows on these paths are both a source and a destination."""
+    compact(Caches(blocks=40), [path])
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    paths=st.lists(
+        st.sets(st.integers(1, 20), max_size=8).map(lambda nodes: [0, *sorted(nodes)]),
+        min_size=1,
+        max_size=4,
+    ),
+    caches=st.builds(
+        Caches,
+        layers=st.integers(1, 3),
+        blocks=st.just(25),
+        heads=st.sampled_from([1, 3]),
+        head_dim=st.sampled_from([3, 8]),
+        dtype=st.sampled_from([torch.bfloat16, FP8]),
+        layout=st.sampled_from(LAYOUTS),
+    ),
+    dtype=st.sampled_from([torch.int32, torch.int64]),
+    seed=st.integers(0, 100),
+)
+def test_whatever_the_paths_the_rows_are_those_of_the_loop(
+    compact: Callable[..., None],
+    paths: list[list[int]],
+    caches: Caches,
+    dtype: torch.dtype,
+    seed: int,
+) -> None:
+    compact(caches, paths, dtype=dtype, seed=seed)
+
+
+def test_64_requests_move(compact: Callable[..., None]) -> None:
+    rng = random.Random(0)
+    paths = [[0, *sorted(rng.sample(range(1, 9), r % 5))] for r in range(64)]
+    compact(Caches(blocks=150), paths)
+
+
+def test_after_compaction_the_path_lies_in_the_linear_slots(
+    device: torch.device, memory: Memory | None
+) -> None:
+    """The chain of reasoning from tree to cache, with no reference kernel in it."""
+    tree = token_trees([bushy(30)], 30)
+    sampled = torch.zeros(1, 30, dtype=torch.int64)
+    node = 29
+    while node:
+        sampled[0, int(tree.parents[0, node])] = node
+        node = int(tree.parents[0, node])
+    accepted = accept_path(tree, sampled)
+    nodes = accepted.path[0][: int(accepted.num_sampled[0])]
+    assert len(nodes) > 3
+
+    n, block_size = 13, 8
+    blocks = torch.tensor([7, 2, 5, 0, 3, 6])
+    slots = torch.arange(n, n + 30)
+    slots = blocks[slots // block_size] * block_size + slots % block_size
+    cache = torch.full((8, block_size, 1, 1), -1, dtype=torch.int32)
+    cache.view(-1)[slots] = torch.arange(30, dtype=torch.int32)
+    cache = cache.to(device)
+    compact_kv(
+        CacheTable.of([cache]),
+        accepted.path.int().to(device),
+        accepted.num_sampled.to(device),
+        torch.zeros(1, dtype=torch.int32, device=device),
+        slots.to(device),
+    )
+    after = cache.cpu().view(-1)[slots]
+    assert torch.equal(after[: len(nodes)], nodes.int())
+    assert torch.equal(after[len(nodes) :], torch.arange(len(nodes), 30, dtype=torch.int32))
+
+
+def test_a_path_in_place_stores_nothing(device: torch.device, memory: Memory | None) -> None:
+    if memory is None:
+        pytest.skip("only the interpreter can count stores")
+    caches = Caches(blocks=20, heads=1, head_dim=8, dtype=torch.float32)
+    table = CacheTable.of(caches.make(device))
+
+    def stored(paths: list[list[int]]) -> int:
+        before = memory.stored
+        with memory.allow(table.caches):
+            compact_kv(table, **step(device, paths, caches))
+        return memory.stored - before
+
+    assert stored([[0], [0, 1], [*range(20)]]) == 0
+    # 8 numbers are 4 words; K and V; three rows are out of place.
+    assert stored([[0], [0, 1, 2, 4], [0, 2, 3]]) == 4 * 2 * 3
+
+
+def test_words_are_as_wide_as_the_rows_allow(device: torch.device) -> None:
+    def word(**fields: Any) -> torch.dtype:
+        return CacheTable.of(Caches(**fields).make(device)).caches[0].dtype
+
+    assert word(heads=1, head_dim=64, dtype=torch.bfloat16) == torch.int64
+    assert word(heads=3, head_dim=12, dtype=FP8) == torch.int32
+    assert word(heads=1, head_dim=3, dtype=torch.bfloat16) == torch.int16
+    assert word(heads=1, head_dim=7, dtype=FP8) == torch.int8
+    assert word(heads=1, head_dim=8, dtype=FP8, layout="offset") == torch.int8
+
+
+def test_a_cache_may_be_larger_than_2_to_the_31_words(
+    device: torch.device, memory: Memory | None
+) -> None:
+    """2 GiB of address space; only the rows that move take memory (all of it on a GPU)."""
+    block_size, row = 16, 63
+    blocks = 2**31 // (block_size * row) + 2
+    cache = torch.empty(blocks, block_size, 1, row, dtype=torch.uint8, device=device)
+    last = blocks * block_size - 1
+    slots = torch.tensor([last - 40, last - 30, last - 1, last])
+    index = (slots // block_size, slots % block_size)
+    rows = torch.arange(4 * row, dtype=torch.uint8).view(4, 1, row).to(device)
+    cache[index] = rows
+    compact_kv(
+        CacheTable.of([cache]),
+        torch.tensor([[0, 2, 3]], dtype=torch.int32, device=device),
+        torch.tensor([3], dtype=torch.int32, device=device),
+        torch.zeros(1, dtype=torch.int32, device=device),
+        slots.to(device),
+    )
+    assert torch.equal(cache[index], rows[[0, 2, 3, 3]])
+
+
+def strided(tensor: Tensor) -> Tensor:
+    return torch.stack([tensor, tensor], dim=-1)[..., 0]
+
+
+def meta(tensor: Tensor) -> Tensor:
+    return tensor.to("meta")
+
+
+REFUSED: list[tuple[str, Callable[[Tensor], Tensor]]] = [
+    *((name, Tensor.long) for name in ("path", "num_sampled", "row_start")),
+    *(
+        (name, spoil)
+        for name in ("path", "num_sampled", "row_start", "slot_mapping")
+        for spoil in (Tensor.float, strided, meta)
+    ),
+    ("path", lambda path: path[:1]),
+    ("row_start", lambda start: start[:1]),
+    ("slot_mapping", lambda slots: slots.unsqueeze(0)),
+]
+
+
+@pytest.mark.parametrize(("name", "spoil"), REFUSED, ids=[name for name, _ in REFUSED])
+def test_what_does_not_fit_is_refused_by_name(
+    device: torch.device, name: str, spoil: Callable[[Tensor], Tensor]
+) -> None:
+    caches = Caches(blocks=10)
+    good = step(device, PATHS, caches)
+    with pytest.raises(ValueError, match=rf"\b{name}\b"):
+        compact_kv(CacheTable.of(caches.make(device)), **good | {name: spoil(good[name])})
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        lambda cache: cache[:3],
+        lambda cache: cache.transpose(1, 2).contiguous().transpose(1, 2),
+        lambda cache: cache.view(torch.float16),
+        lambda cache: cache.to("meta"),
+        lambda cache: cache[0],
+    ],
+    ids=["shape", "strides", "dtype", "device", "dimensions"],
+)
+def test_caches_that_differ_are_refused_by_index(
+    device: torch.device, second: Callable[[Tensor], Tensor]
+) -> None:
+    first, *_ = Caches().make(device)
+    with pytest.raises(ValueError, match=r"^caches\[1\]: "):
+        CacheTable.of([first, second(first)])
+
+
+def test_no_caches_and_strided_rows_are_refused(device: torch.device) -> None:
+    with pytest.raises(ValueError, match=r"^caches: expected at least one"):
+        CacheTable.of([])
+    with pytest.raises(ValueError, match=r"^caches: the last dimension must be contiguous"):
+        CacheTable.of([strided(cache) for cache in Caches().make(device)])
