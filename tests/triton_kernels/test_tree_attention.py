@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -178,6 +178,15 @@ class Launch:
 def assert_close(out: Tensor, expected: Tensor, tolerance: float) -> None:
     error = (out - expected).norm(dim=-1) / expected.norm(dim=-1)
     assert error.max() < tolerance
+
+
+@pytest.fixture(scope="module", autouse=True)
+def new_tensors_hold_nan() -> Iterator[None]:
+    """The launcher's own buffers are poisoned too: PyTorch fills new tensors in this mode."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    assert torch.empty(1).isnan()
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture
@@ -414,12 +423,11 @@ def test_a_repeated_launch_gives_the_same_bits(
     batch = launch(MIXED)
     out, lse = torch.empty_like(batch.query), batch.query.new_empty(batch.query.shape[:2])
     results = []
-    for _ in range(3):
+    for _ in range(2):
         tree_attention(**batch.arguments(), out=out, lse=lse, num_parts=num_parts)
         results.append((out[batch.rows].clone(), lse[batch.rows].clone()))
-    for again, again_lse in results[1:]:
-        assert torch.equal(again, results[0][0])
-        assert torch.equal(again_lse, results[0][1])
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
 
 
 def test_by_default_a_tensor_is_made_and_parts_are_chosen(launch: Callable[..., Launch]) -> None:
@@ -478,7 +486,7 @@ shapes = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=30)
 @given(
     requests=requests_of_a_batch,
     shape=shapes,
