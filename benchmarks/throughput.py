@@ -25,15 +25,13 @@ import machine
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from throughput_engine import Job, Run
-from throughput_methods import InputError, Method, plan
+from throughput_methods import NGRAM_NOTE, InputError, Method, plan
 from throughput_process import EngineError, environment, run_engine
 from throughput_prompts import choose, read_dataset, tokenize
-from throughput_report import Measurement, measurements, summarise, table
+from throughput_report import Measurement, measurements, print_table, summarise
 
 from vllm_redrafter import ConfigError
 from vllm_redrafter.checkpoints import check_checkpoint
-
-TABLE_WIDTH = 160
 
 
 def parser() -> argparse.ArgumentParser:
@@ -170,9 +168,15 @@ def _compare(
 ) -> None:
     from vllm.platforms import current_platform
 
-    variables = environment(current_platform.is_cpu())
-    gpu = None if current_platform.is_cpu() else current_platform.get_device_name()
+    is_cpu = current_platform.is_cpu()
+    gpu = None if is_cpu else current_platform.get_device_name()
+    variables = environment(is_cpu)
     settings = _settings(args, prompts, variables)
+    if is_cpu and any(args.temperature):
+        console.print(NGRAM_NOTE)
+        settings["note"] = NGRAM_NOTE
+    temperatures = {m.label: m.temperatures(args.temperature, is_cpu) for m in methods}
+    methods = [method for method in methods if temperatures[method.label]]
     report: dict[str, Any] = {**machine.describe(gpu), "settings": settings}
     measured: list[Measurement] = []
     with Progress(
@@ -182,14 +186,14 @@ def _compare(
         TimeElapsedColumn(),
         console=console,
     ) as progress:
-        runs_per_repeat = len(args.temperature) * sum(len(method.levels) for method in methods)
+        runs_per_repeat = sum(len(m.levels) * len(temperatures[m.label]) for m in methods)
         task = progress.add_task("", total=args.repeats * runs_per_repeat)
         for repeat in range(args.repeats):
             runs: dict[str, list[Run]] = {}
             for method in rotated(methods, repeat):
                 shown = f"repeat {repeat + 1} of {args.repeats}, {method.label}"
                 progress.update(task, description=shown)
-                job = _job(args, method, repeat, prompts)
+                job = _job(args, method, temperatures[method.label], repeat, prompts)
                 runs[method.label] = run_engine(job, variables, lambda: progress.advance(task))
             for method in methods:
                 measured += measurements(method, repeat, runs[method.label], runs["plain"])
@@ -199,10 +203,7 @@ def _compare(
             # After each repeat: should a later one fail, this much is not lost.
             if args.output:
                 args.output.write_text(json.dumps(report, indent=1) + "\n")
-    output = Console()
-    if not output.is_terminal:
-        output.width = TABLE_WIDTH
-    output.print(table(rows, settings))
+    print_table(rows, settings, Console())
     if args.plot:
         from throughput_plot import plot
 
@@ -216,7 +217,13 @@ def rotated(methods: Sequence[Method], repeat: int) -> list[Method]:
     return [*methods[start:], *methods[:start]]
 
 
-def _job(args: argparse.Namespace, method: Method, repeat: int, prompts: list[list[int]]) -> Job:
+def _job(
+    args: argparse.Namespace,
+    method: Method,
+    temperatures: list[float],
+    repeat: int,
+    prompts: list[list[int]],
+) -> Job:
     engine = {
         "model": args.model,
         "dtype": args.dtype,
@@ -235,7 +242,7 @@ def _job(args: argparse.Namespace, method: Method, repeat: int, prompts: list[li
         engine=engine,
         prompts=prompts,
         levels=list(method.levels),
-        temperatures=args.temperature,
+        temperatures=temperatures,
         max_tokens=args.max_tokens,
         ignore_eos=args.ignore_eos,
         timed_parts=method.name == "ReDrafter",

@@ -17,6 +17,15 @@ S = TypeVar("S")
 
 NGRAM_LOOKUP = {"prompt_lookup_max": 4, "prompt_lookup_min": 2}
 
+NGRAM_NOTE = (
+    "n-gram speculation is measured at temperature 0 only: with vLLM's CPU backend (0.32.0) its "
+    "sampled output is not the target's"
+)
+"""V1's rejection sampler expands the requests' temperatures to their draft tokens by
+`_expand_kernel_impl` (vllm/utils/cpu_triton_utils.py), which writes into a converted copy that is
+dropped: drafts are judged at whatever temperature the memory held before, and hardly one is
+accepted, even at temperature 0.001."""
+
 
 class InputError(ValueError):
     """Something that was asked for cannot be measured; the message names it and the remedy."""
@@ -41,6 +50,11 @@ class Method:
     @property
     def label(self) -> str:
         return f"{self.name} {self.shape}".strip()
+
+    def temperatures(self, asked: Sequence[float], is_cpu: bool) -> list[float]:
+        """Those at which the method can be measured, of those asked for; see NGRAM_NOTE."""
+        greedy_only = self.name == "n-gram" and is_cpu
+        return [temperature for temperature in asked if temperature == 0 or not greedy_only]
 
 
 def plan(

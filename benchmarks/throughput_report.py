@@ -12,6 +12,7 @@ from statistics import median
 from typing import NamedTuple
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 from throughput_engine import Run
 from throughput_methods import Method
@@ -59,6 +60,11 @@ class Measurement:
     @property
     def tokens_per_second(self) -> float:
         return self.output_tokens / self.seconds
+
+    @property
+    def in_flight(self) -> float:
+        """Requests in flight on average: below `concurrency`, as the last ones end one by one."""
+        return self.request_steps / self.steps
 
     @property
     def tokens_per_step(self) -> float | None:
@@ -142,6 +148,7 @@ class Row:
     """A line of the table: one method and shape at one temperature and concurrency.
 
     Attributes:
+        in_flight: requests, on average; median over repeats.
         tokens_per_second: over repeats.
         ratio: to plain decoding in the same repeat.
         tokens_per_step, shares, repeated_ngrams: medians over repeats; see `Measurement`.
@@ -153,6 +160,7 @@ class Row:
     concurrency: int
     method: str
     shape: str
+    in_flight: float
     tokens_per_second: Spread
     ratio: Spread
     tokens_per_step: float | None
@@ -181,6 +189,7 @@ def summarise(measured: Sequence[Measurement]) -> list[Row]:
         rows.append(
             Row(
                 *key,
+                in_flight=median(m.in_flight for m in group),
                 tokens_per_second=Spread.of([m.tokens_per_second for m in group]),
                 ratio=Spread.of(ratios),
                 tokens_per_step=_median_of([m.tokens_per_step for m in group]),
@@ -208,14 +217,16 @@ def table(rows: Sequence[Row], settings: Mapping[str, object]) -> Table:
     drawn = Table(
         box=box.SIMPLE_HEAD,
         padding=(0, 1),
+        collapse_padding=True,
+        pad_edge=False,
         title=f"{settings['model']}, {settings['dtype']}, up to {settings['max_tokens']} tokens",
         caption=CAPTION,
         caption_justify="left",
     )
-    for name in ("T", "in flight"):
-        drawn.add_column(name, justify="right")
+    for name in ("T", "requests"):
+        drawn.add_column(name, justify="right", no_wrap=True)
     drawn.add_column("method", no_wrap=True)
-    for name in ("tokens/s", "× plain", "tokens/step", "repeated", *PARTS, "same as plain"):
+    for name in ("tok/s", "× plain", "tok/step", "repeated", *PARTS, "same"):
         drawn.add_column(name, justify="right", no_wrap=True)
     previous = None
     for row in rows:
@@ -226,7 +237,7 @@ def table(rows: Sequence[Row], settings: Mapping[str, object]) -> Table:
         shares = row.shares or {}
         drawn.add_row(
             f"{row.temperature:g}",
-            str(row.concurrency),
+            f"{row.concurrency} ({row.in_flight:.1f})",
             f"{row.method} {row.shape}".strip(),
             _spread(row.tokens_per_second, ".0f"),
             "1" if row.method == "plain" else _spread(row.ratio, ".2f"),
@@ -239,13 +250,24 @@ def table(rows: Sequence[Row], settings: Mapping[str, object]) -> Table:
 
 
 CAPTION = (
-    "tokens/s and × plain: median over repeats (lowest–highest); × plain within a repeat. "
-    "tokens/step: per request and decoding step. "
+    "requests: in flight (on average, as the last ones end one by one). "
+    "tok/s, × plain: median over repeats (lowest–highest); × plain within a repeat. "
+    "tok/step: per request and decoding step. "
     f"repeated: share of the output's {NGRAM}-grams that occurred before in the same output; text "
-    "that repeats itself is easy to draft. draft … compact: share of the wall time, the rest is "
-    "vLLM's; verify is the target's forward pass without attention, which is that of branching "
-    "trees: chains (1xL) go through vLLM's own, within verify."
+    "that repeats itself is easy to draft. "
+    "draft … compact: share of the wall time, the rest is vLLM's; verify is the target's forward "
+    "pass without attention, which is that of branching trees: chains (1xL) go through vLLM's own, "
+    "within verify. "
+    "same: greedy outputs identical to plain decoding's."
 )
+
+
+def print_table(rows: Sequence[Row], settings: Mapping[str, object], console: Console) -> None:
+    """Print all of it: in a narrow terminal lines are broken rather than figures left out."""
+    drawn = table(rows, settings)
+    whole = drawn.__rich_measure__(console, console.options.update(max_width=1000)).maximum
+    console.width = max(console.width, whole)
+    console.print(drawn)
 
 
 def _spread(values: Spread, form: str) -> str:

@@ -67,7 +67,8 @@ def test_one_hidden_state_serves_all_beams_of_a_request(config: DrafterConfig) -
     hidden, state = random_tensor(REQUESTS, 1, HIDDEN), random_tensor(REQUESTS, BEAMS, HIDDEN)
     copied = hidden.repeat(1, BEAMS, 1)
     torch.testing.assert_close(
-        drafter.logits(drafter.condition(hidden), state), drafter.logits(copied, state)
+        drafter.logits(drafter.condition(hidden), state),
+        drafter.logits(drafter.condition(copied), state),
     )
 
 

@@ -32,10 +32,10 @@ from throughput_report import (
     Measurement,
     Row,
     measurements,
+    print_table,
     repeated_share,
     same_as_plain,
     summarise,
-    table,
 )
 
 SCRIPT = Path(throughput.__file__)
@@ -77,6 +77,14 @@ def test_shapes_are_measured_at_the_level_they_are_bound_to() -> None:
         "ReDrafter 1x3:3": (1, 8),
         "ReDrafter 2x4:6": (1, 4, 8),
     }
+
+
+def test_sampled_ngram_speculation_is_left_out_on_cpus() -> None:
+    plain, ngram, redrafter = plan("drafter", [1], ["2x4:6"], ["5"])
+    for method in (plain, redrafter):
+        assert method.temperatures([0, 0.7], is_cpu=True) == [0, 0.7]
+    assert ngram.temperatures([0, 0.7], is_cpu=True) == [0]
+    assert ngram.temperatures([0, 0.7], is_cpu=False) == [0, 0.7]
 
 
 @pytest.mark.parametrize("shape", ["", "2x4", "2:4x6", "2x4:6:8", "x4:6", "-1x4:6", "=2x4:6"])
@@ -472,14 +480,16 @@ def test_rows_are_ordered_for_reading() -> None:
     assert len(rows) == 16
 
 
-def test_the_table_has_every_figure() -> None:
-    console = Console(width=160, record=True, file=io.StringIO())
-    console.print(table(several_rows(), {"model": "m", "dtype": "float32", "max_tokens": 8}))
+def test_the_table_has_every_figure_in_the_narrowest_terminal() -> None:
+    console = Console(width=40, record=True, file=io.StringIO())
+    settings = {"model": "m", "dtype": "float32", "max_tokens": 8}
+    print_table(several_rows(), settings, console)
     lines = [line for line in console.export_text().splitlines() if line.strip()[:1].isdigit()]
 
     def cells(method: str) -> list[str]:
         return next(line.split(method)[1].split() for line in lines if method in line)
 
+    assert lines[0].split()[:3] == ["0", "1", "(2.0)"]
     assert cells("plain ") == ["100", "1", "1.00", "25%", *"–––––", "–"]
     assert cells("n-gram 5") == ["125", "1.25", "1.00", "25%", *"–––––", "yes"]
     assert cells("ReDrafter 2x4:6") == (
@@ -519,13 +529,17 @@ def canned_engine(repeats_seen: list[int]) -> Callable[..., list[Run]]:
     return run_engine
 
 
+@pytest.mark.parametrize("is_cpu", [True, False])
 def test_from_arguments_to_files_without_an_engine(
+    is_cpu: bool,
     tmp_path: Path,
     models: tuple[Path, Path],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     pytest.importorskip("vllm")
+    platform = SimpleNamespace(is_cpu=lambda: is_cpu, get_device_name=lambda: "a GPU")
+    monkeypatch.setattr("vllm.platforms.current_platform", platform)
     seeds: list[int] = []
     monkeypatch.setattr(throughput, "run_engine", canned_engine(seeds))
     output, picture = tmp_path / "out.json", tmp_path / "out.png"
@@ -539,9 +553,13 @@ def test_from_arguments_to_files_without_an_engine(
     report = json.loads(text)
     assert str(tmp_path.parent) not in text, "a results file must not hold this machine's paths"
     assert seeds == [0, 0, 0, 0, 1, 1, 1, 1]  # four engines per repeat
-    assert len(report["measurements"]) == 2 * 2 * (2 + 2 + 1 + 1)
-    assert len(report["rows"]) == 2 * (2 + 2 + 1 + 1)
+    # Two levels, at each ReDrafter has one shape; two temperatures, but for n-grams on CPUs.
+    rows = 2 * 2 + 2 * (1 if is_cpu else 2) + 2 * 2
+    assert len(report["rows"]) == rows
+    assert len(report["measurements"]) == 2 * rows
     assert report["settings"]["num_prompts"] == 4  # two prompts, repeated to fill concurrency 4
+    assert report["machine"]["gpu"] == (None if is_cpu else "a GPU")
+    assert is_cpu or not report["settings"]["environment"]["LD_PRELOAD"]
     assert picture.exists()
     assert "ReDrafter 2x4:6" in capsys.readouterr().out
 

@@ -162,10 +162,11 @@ class Launch:
         return results
 
     def reference(self, **options: Any) -> tuple[Tensor, Tensor]:
-        known = self.arguments()
-        del known["max_nodes"], known["max_context_len"]
-        options.pop("num_parts", None)
-        out, lse = naive_tree_attention(**known, **options)
+        options = self.arguments() | options
+        for name in ("max_nodes", "max_context_len", "num_parts"):
+            options.pop(name, None)
+        on_cpu = {k: v.cpu() if isinstance(v, Tensor) else v for k, v in options.items()}
+        out, lse = naive_tree_attention(**on_cpu)
         return out[self.rows], lse[self.rows]
 
     def check(self, **options: Any) -> None:
@@ -248,6 +249,21 @@ def test_trees_and_plain_decodes_in_one_launch_are_exact(
 
 def test_there_may_be_more_parts_than_keys(launch: Callable[..., Launch]) -> None:
     launch([(0, [0]), (3, bushy(6)), (70, chain(2))]).check(num_parts=64)
+
+
+@pytest.mark.parametrize("num_parts", [1, 2])
+@pytest.mark.parametrize("dtype", DTYPES, **names)
+def test_nan_in_the_unused_slots_of_a_used_block_stays_there(
+    launch: Callable[..., Launch], dtype: torch.dtype, num_parts: int
+) -> None:
+    """They are in the same tile as the last keys; a weight of zero would not keep NaN out."""
+    batch = launch([(20, chain(3)), (15, [0]), (17, bushy(4))], Shape(dtype=dtype))
+    for request, length in enumerate((23, 16, 21)):
+        last = int(batch.block_table[request, (length - 1) // 16])
+        used = (length - 1) % 16 + 1
+        for cache in (batch.key_cache, batch.value_cache):
+            assert cache[last, :used].isfinite().all() and cache[last, used:].isnan().all()
+    batch.check(num_parts=num_parts)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], **names)
