@@ -1,4 +1,4 @@
-"""Plain decoding, ReDrafter and vLLM's n-gram speculation side by side.
+r"""Plain decoding, ReDrafter and vLLM's n-gram speculation side by side.
 
     python benchmarks/throughput.py --model TARGET --drafter DRAFTER --dataset prompts.jsonl \
         --concurrency 1 4 8 --shape 1=2x4:8 4=2x3:4 8=1x3:3 --output results.json --plot out.png
