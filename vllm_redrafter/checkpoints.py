@@ -23,12 +23,14 @@ from huggingface_hub.errors import (
 )
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from vllm_redrafter.config import MODEL_TYPE, ConfigError, DrafterConfig
 from vllm_redrafter.drafter import Drafter
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
+DRAFT_TO_TARGET = "d2t"
 _OLD_NAMES = (
     (re.compile(r"^input_projs\."), "input_proj."),
     (re.compile(r"^(lm_heads|0)\."), "lm_head."),
@@ -115,11 +117,14 @@ def check_checkpoint(model: str, revision: str | None = None) -> DrafterConfig:
         with safe_open(path, framework="pt") as file:
             names = list(file.keys())
             shapes = {own_name(name): file.get_slice(name).get_shape() for name in names}
+            d2t = file.get_tensor(DRAFT_TO_TARGET) if DRAFT_TO_TARGET in names else None
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"{path}: not readable as safetensors: {error}") from error
     with torch.device("meta"):
         expected = Drafter(config).state_dict()
     _check_shapes(str(path), {name: list(t.shape) for name, t in expected.items()}, shapes)
+    if d2t is not None:
+        _check_draft_vocabulary(str(path), d2t, config.vocab_size)
     return config
 
 
@@ -140,7 +145,10 @@ def load_drafter(
     tensors = load_file(_weights_path(model, revision))
     with torch.device("meta"):
         drafter = Drafter(config)
-    converted = {own_name(name): tensor.to(dtype) for name, tensor in tensors.items()}
+    converted = {
+        own_name(name): tensor.to(dtype) if tensor.is_floating_point() else tensor.long()
+        for name, tensor in tensors.items()
+    }
     drafter.load_state_dict(converted, assign=True)
     return drafter.eval().requires_grad_(False)
 
@@ -163,8 +171,8 @@ def save_drafter(
     config = {
         "model_type": MODEL_TYPE,
         "architectures": ["RecurrentDrafter"],
-        **vars(drafter.config),
-        "torch_dtype": str(next(iter(tensors.values())).dtype).removeprefix("torch."),
+        **{key: value for key, value in vars(drafter.config).items() if value is not None},
+        "torch_dtype": str(drafter.last_layer.weight.dtype).removeprefix("torch."),
         "speculators_config": {
             "algorithm": "redrafter",
             "verifier": {"name_or_path": verifier},
@@ -200,3 +208,17 @@ def _check_shapes(
     ]
     if problems:
         raise ConfigError(f"{path} does not fit its config.json: {'; '.join(problems)}")
+
+
+def _check_draft_vocabulary(path: str, d2t: Tensor, vocab_size: int) -> None:
+    if d2t.is_floating_point():
+        raise ConfigError(f"{path}: d2t must hold integers, has {d2t.dtype}")
+    tokens = torch.arange(len(d2t)) + d2t.long()
+    outside = tokens[(tokens < 0) | (tokens >= vocab_size)]
+    if len(outside):
+        raise ConfigError(
+            f"{path}: d2t points to token {int(outside[0])}, outside the target's vocabulary of "
+            f"{vocab_size}"
+        )
+    if len(torch.unique(tokens)) < len(tokens):
+        raise ConfigError(f"{path}: d2t names a token of the target twice")
