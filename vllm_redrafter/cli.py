@@ -52,7 +52,7 @@ def demo(
 @app.command("generate-data")
 def generate_data(
     target: Annotated[
-        str, typer.Argument(help="The target, which writes the data: a folder or a hub id.")
+        str, typer.Argument(metavar="TARGET", help="Writes the data: a folder or a hub id.")
     ],
     prompts: Annotated[
         str,
@@ -69,7 +69,7 @@ def generate_data(
     ],
     split: Annotated[
         str | None,
-        typer.Option(help="Split of a hub dataset.  [default: train]", show_default=False),
+        typer.Option(help="Split of a hub dataset.", show_default="train"),
     ] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 1.0,
     top_p: Annotated[
@@ -77,9 +77,7 @@ def generate_data(
     ] = 1.0,
     top_k: Annotated[
         int | None,
-        typer.Option(
-            help="Draw among the k most probable tokens.  [default: all]", show_default=False
-        ),
+        typer.Option(help="Draw among the k most probable tokens.", show_default="all"),
     ] = None,
     max_tokens: Annotated[int, typer.Option(help="The most tokens of one answer.")] = 1024,
     seed: Annotated[int, typer.Option(help="Of the data.")] = 0,
@@ -91,8 +89,8 @@ def generate_data(
         int | None,
         typer.Option(
             help="The most tokens of a conversation; longer ones are truncated, or skipped if the "
-            "first prompt is too long.  [default: what the target allows]",
-            show_default=False,
+            "first prompt is too long.",
+            show_default="what the target allows",
         ),
     ] = None,
     dtype: Annotated[str, typer.Option(help="Of the target, as vLLM takes it.")] = "auto",
@@ -110,8 +108,7 @@ def generate_data(
     spec_tokens: Annotated[
         int | None,
         typer.Option(
-            help="With --drafter: tree nodes verified per request and step.  [default: 12]",
-            show_default=False,
+            help="With --drafter: tree nodes verified per request and step.", show_default="12"
         ),
     ] = None,
     in_flight: Annotated[int, typer.Option(help="Conversations worked on at once.")] = 256,

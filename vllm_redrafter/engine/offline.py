@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from vllm import LLM, RequestOutput, SamplingParams
@@ -100,10 +100,23 @@ def decode_all(
     return steps
 
 
-def shut_down(llm: LLM) -> None:
-    """End the engine's processes; the `LLM` must not be used after it."""
-    llm.llm_engine.engine_core.shutdown()
-    gc.collect()
+@contextmanager
+def _core_in_this_process() -> Iterator[None]:
+    """Engines that are started in the body have their core in this process.
+
+    A core in a process of its own does not notice when this one is killed: it and its worker
+    would keep the memory that the next run needs. A worker of this process does notice
+    (`death_pipe` in vLLM's multiproc_executor.py).
+    """
+    name = "VLLM_ENABLE_V1_MULTIPROCESSING"
+    if name in os.environ:  # the user's own decision
+        yield
+        return
+    os.environ[name] = "0"
+    try:
+        yield
+    finally:
+        del os.environ[name]
 
 
 class OfflineEngine:
@@ -123,16 +136,19 @@ class OfflineEngine:
         speculation = None
         if drafter is not None:
             speculation = {"model": drafter, "num_speculative_tokens": settings.spec_tokens}
-        self._llm = start_llm(
-            target,
-            dtype=sampling.dtype,
-            max_model_len=sampling.max_model_len,
-            max_num_seqs=settings.in_flight,
-            max_logprobs=max(settings.top_logprobs, MAX_LOGPROBS),
-            speculative_config=speculation,
-            enforce_eager=settings.enforce_eager,
-            disable_log_stats=drafter is None,
-        )
+        with _core_in_this_process():
+            self._llm = start_llm(
+                target,
+                dtype=sampling.dtype,
+                max_model_len=sampling.max_model_len,
+                max_num_seqs=settings.in_flight,
+                max_logprobs=max(settings.top_logprobs, MAX_LOGPROBS),
+                speculative_config=speculation,
+                enforce_eager=settings.enforce_eager,
+                # Not in this process: a worker binds threads and memory of the one it is in.
+                distributed_executor_backend="mp",
+                disable_log_stats=drafter is None,
+            )
 
     @property
     def max_model_len(self) -> int:
@@ -156,10 +172,10 @@ class OfflineEngine:
             for output in outputs:
                 if output.finished:
                     yield self._answer(output)
-        except EngineDeadError as error:
+        except (EngineDeadError, RuntimeError) as error:  # of another process, of this one
             raise ConfigError(
-                f"vLLM's engine died, its own message stands above ({error}). Finished shards are "
-                "kept: start the same command again to continue"
+                f"vLLM failed while generating: {error}. Finished shards are kept: start the same "
+                "command again to continue"
             ) from error
 
     def _params(self, request: TurnRequest) -> SamplingParams:
@@ -204,4 +220,5 @@ class OfflineEngine:
         return 1 + accepted / drafts if drafts else None
 
     def close(self) -> None:
-        shut_down(self._llm)
+        """See `TargetEngine`."""
+        self._llm.llm_engine.engine_core.shutdown()

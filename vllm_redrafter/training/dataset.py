@@ -266,6 +266,8 @@ def read_dataset(folder: str | Path) -> tuple[DatasetInfo, Dataset]:
 def exclusive(folder: Path) -> Iterator[None]:
     """Nobody else writes to the folder while the body runs; it is made if it does not exist.
 
+    The lock file stays: deleting it would let in whoever has just opened it.
+
     Raises:
         ConfigError: another process is writing, or the folder cannot be made.
     """
@@ -278,11 +280,13 @@ def exclusive(folder: Path) -> Iterator[None]:
         try:
             # lockf, not flock: child processes must not inherit it. It ends with the process.
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             raise ConfigError(
                 f"--output {folder}: another process is generating data there; wait for it to "
                 "end, or give another folder"
             ) from error
+        except OSError:
+            pass  # a file system without locks keeps nobody out
         yield
 
 

@@ -140,6 +140,8 @@ class GenerationSummary:
 
 def start_vllm(target: str, settings: GenerationSettings) -> TargetEngine:
     """The real engine; vLLM is imported here and not before."""
+    # Its log would run through the progress bar; whoever wants it says so in the environment.
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     from vllm_redrafter.engine.offline import OfflineEngine
 
     return OfflineEngine(target, settings)
@@ -182,15 +184,18 @@ def generate_data(
         missing = _missing_shards(output, info)
         summary.kept_shards = info.num_shards - len(missing)
         if not missing:
-            console.print(f"{output} is complete: {info.num_shards} shards")
+            console.print(f"{output} is complete: {info.num_shards} shards", markup=False)
             return summary
+        console.print(f"starting the engine with {target}", markup=False)
         with closing(start_engine(target, settings)) as engine:
             job = _Generation(engine, info, prompts, renderer, output, missing, summary)
             try:
                 job.run(settings.in_flight, console)
             finally:
                 done = len(finished_shards(output))
-                console.print(f"{done} of {info.num_shards} shards are finished in {output}")
+                rest = "; the same command continues" if done < info.num_shards else ""
+                finished = f"{done} of {info.num_shards} shards are finished in {output}{rest}"
+                console.print(finished, markup=False)
             summary.tokens_per_step = engine.tokens_per_step()
     return summary
 
