@@ -22,6 +22,10 @@ class ConfigError(ValueError):
     """A setting or a checkpoint that cannot work; the message names the value and the remedy."""
 
 
+class TrainingError(RuntimeError):
+    """Training stopped; the message says why, and what is left to go on from."""
+
+
 def _require_positive(owner: str, **values: int) -> None:
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
