@@ -1,4 +1,4 @@
-"""A drafter that ranks only some of the target's tokens drafts as one that is forbidden the rest."""
+"""A drafter that ranks only some tokens drafts as one that is forbidden the others."""
 
 from __future__ import annotations
 

@@ -123,11 +123,12 @@ def misfits(config: DrafterConfig, target: str) -> list[str]:
     Raises:
         ConfigError: transformers knows no such model.
     """
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     try:
         text_config = AutoConfig.from_pretrained(target).get_text_config()
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, StrictDataclassError) as error:
         raise ConfigError(
             f"target {target!r}: transformers cannot read its config.json; give a folder in "
             f"Hugging Face format, or a hub id: {error}"
@@ -150,7 +151,7 @@ def print_inspection(console: Console, found: Inspection) -> None:
         f"{found.checkpoint}: a ReDrafter drafter of {found.num_parameters:,} parameters, "
         f"{decimal(found.num_bytes)}",
     )
-    console.print(_pairs("sizes", asdict(config)))
+    console.print(_size_table(config))
     console.print(_tensor_table(found.tensors))
     ranked, all_tokens = config.num_ranked_tokens, config.vocab_size
     reduced = f"{ranked:,} of the target's {all_tokens:,} tokens ({ranked / all_tokens:.1%}), d2t"
@@ -164,7 +165,10 @@ def print_inspection(console: Console, found: Inspection) -> None:
         f"targets: hidden size {config.hidden_size}, vocabulary size {all_tokens}; trained for "
         f"{found.verifier or 'a target that is not recorded'}",
     )
-    _print_training(console, found.training)
+    if isinstance(found.training, Mapping) and found.training:
+        console.print(_training_table(found.training))
+    else:
+        _say(console, f"training: {found.training or 'nothing is recorded'}")
 
 
 def _header(file: Any, name: str) -> TensorHeader:
@@ -181,12 +185,11 @@ def _say(console: Console, text: str) -> None:
     console.print(Text(text))
 
 
-def _pairs(title: str, values: Mapping[str, Any]) -> Table:
-    table = Table(title=title, title_justify="left", show_header=False)
-    for key, value in values.items():
+def _size_table(config: DrafterConfig) -> Table:
+    table = Table(title="sizes", title_justify="left", show_header=False)
+    for key, value in asdict(config).items():
         if value is not None:
-            text = value if isinstance(value, str) else json.dumps(value)
-            table.add_row(Text(key), Text(text))
+            table.add_row(key, json.dumps(value))
     return table
 
 
@@ -203,14 +206,13 @@ def _tensor_table(tensors: list[TensorHeader]) -> Table:
     return table
 
 
-def _print_training(console: Console, training: Any) -> None:
-    if not training:
-        _say(console, "training: nothing is recorded")
-    elif not isinstance(training, Mapping):
-        _say(console, f"training: {json.dumps(training)}")
-    else:
-        entries = {key: value for key, value in training.items() if isinstance(value, Mapping)}
-        if single := {key: value for key, value in training.items() if key not in entries}:
-            console.print(_pairs("training", single))
-        for key, value in entries.items():
-            console.print(_pairs(f"training: {key}", value))
+def _training_table(training: Mapping[str, Any]) -> Table:
+    """A section for each of the record's parts: settings, speculation, data, result."""
+    table = Table(title="training", title_justify="left", show_header=False)
+    for part, values in training.items():
+        rows = values if isinstance(values, Mapping) else {"": values}
+        for index, (key, value) in enumerate(rows.items()):
+            text = value if isinstance(value, str) else json.dumps(value)
+            table.add_row(Text(part if index == 0 else ""), Text(key), Text(text))
+        table.add_section()
+    return table

@@ -82,7 +82,7 @@ def _shards(model: str, index: Path) -> list[Path]:
     paths = []
     for name in names:
         # A shard lies beside its index; anything else would read files of the user's at large.
-        if not isinstance(name, str) or Path(name).name != name:
+        if not isinstance(name, str) or Path(name).name != name or name in ("", ".."):
             raise ConfigError(f"{index}: {name!r} is not the name of a file beside it")
         path = resolve_file(model, name)
         if path is None:

@@ -115,11 +115,12 @@ def decode(
             else:
                 output.write(line)
     if process.returncode != 0 or not result_file.is_file():
-        raise ConfigError(f"vLLM failed; the end of {log}:\n{_tail(log)}")
+        raise ConfigError(f"vLLM failed; the end of {log}:\n{tail(log)}")
     return [LevelResult(**values) for values in json.loads(result_file.read_text())]
 
 
-def _tail(log: Path, lines: int = 15) -> str:
+def tail(log: Path, lines: int = 15) -> str:
+    """The end of a log."""
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
 
 

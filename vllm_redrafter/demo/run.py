@@ -25,7 +25,13 @@ from transformers.utils.logging import disable_progress_bar
 from vllm_redrafter.checkpoints import load_config
 from vllm_redrafter.config import ConfigError, ReDrafterConfig
 from vllm_redrafter.demo.corpus import MODULES, excerpts, standard_library_sources
-from vllm_redrafter.demo.decoding import DecodingRequest, LevelResult, decode, engine_environment
+from vllm_redrafter.demo.decoding import (
+    DecodingRequest,
+    LevelResult,
+    decode,
+    engine_environment,
+    tail,
+)
 from vllm_redrafter.demo.report import print_answer, print_comparison
 from vllm_redrafter.demo.target import TargetSettings, fast_dtype, make_target
 from vllm_redrafter.training.config import TrainingConfig
@@ -199,6 +205,7 @@ def make_data(space: Workspace, console: Console) -> None:
             prompts.write_text("\n".join(lines) + "\n")
             _run_command(
                 console,
+                space.folder / "generate-data.log",
                 "generate-data",
                 *(str(space.target), "--prompts", str(prompts), "--output", str(space.data)),
                 *("--temperature", "0", "--max-tokens", str(MAX_ANSWER_TOKENS)),
@@ -214,13 +221,16 @@ def _excerpts(space: Workspace) -> list[str]:
     return short[:NUM_DATA_PROMPTS]
 
 
-def _run_command(console: Console, *arguments: str) -> None:
+def _run_command(console: Console, log: Path, *arguments: str) -> None:
     """Run one of our own commands in a process of its own, where vLLM finds all memory free."""
     console.print(f"$ vllm-redrafter {shlex.join(arguments)}", style="dim", soft_wrap=True)
     command = [sys.executable, "-m", "vllm_redrafter", *arguments]
-    done = subprocess.run(command, env=engine_environment(os.environ), check=False)
+    # vLLM's warnings would run through the progress bar.
+    with log.open("w") as errors:
+        environment = engine_environment(os.environ)
+        done = subprocess.run(command, env=environment, stderr=errors, check=False)
     if done.returncode:
-        raise ConfigError(f"{arguments[0]} failed, see above")
+        raise ConfigError(f"{arguments[0]} failed; the end of {log}:\n{tail(log)}")
 
 
 def _make_drafter(space: Workspace, folder: Path, console: Console) -> None:

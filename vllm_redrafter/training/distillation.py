@@ -112,9 +112,11 @@ def predictions(
             f"got {length}; use longer blocks or a smaller beam length"
         )
     first = torch.arange(generated.shape[0], device=generated.device).unsqueeze(1) * length
-    condition = drafter.condition(target.hidden)
+    # The target may be of lower precision.
+    dtype = drafter.last_layer.weight.dtype
+    condition = drafter.condition(target.hidden.to(dtype))
     features, starts, steps = [], [], []
-    states = unroll(drafter, target.embedded, num_steps)
+    states = unroll(drafter, target.embedded.to(dtype), num_steps)
     counts = counted_starts(generated, num_steps)
     for step, (state, counted) in enumerate(zip(states, counts, strict=True), start=1):
         features.append(

@@ -107,10 +107,18 @@ def replay(
     row, root, last = answers(batch.generated)
     steps = tokens = 0
     by_depth = torch.zeros(config.beam_length, dtype=torch.int64)
-    hidden = outputs.hidden.to(drafter.last_layer.weight.dtype)
+    # The target may be of lower precision than a drafter in training.
+    dtype = drafter.last_layer.weight.dtype
+    hidden = outputs.hidden.to(dtype)
+
+    def embed_as_drafter(tokens: Tensor) -> Tensor:
+        return embed(tokens).to(dtype)
+
     while (running := (root < last).nonzero().squeeze(1)).numel():
         at, end = root[running], last[running]
-        depth = _accepted_depth(drafter, embed, hidden, batch.tokens, row[running], at, end, config)
+        depth = _accepted_depth(
+            drafter, embed_as_drafter, hidden, batch.tokens, row[running], at, end, config
+        )
         output = torch.minimum(depth + 1, end - at)
         root[running] += output
         steps, tokens = steps + running.numel(), tokens + int(output.sum())

@@ -91,7 +91,7 @@ class TargetHead:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of hidden states [..., H]."""
-        logits: Tensor = self.layer(hidden) * self.scale
+        logits: Tensor = self.layer(hidden.to(self.layer.weight.dtype)) * self.scale
         if self.soft_cap is not None:
             logits = self.soft_cap * torch.tanh(logits / self.soft_cap)
         return logits
