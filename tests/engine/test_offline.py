@@ -23,6 +23,7 @@ from rich.console import Console
 from tiny_models import EOS, make_drafter
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from vllm_redrafter.demo.decoding import DecodingRequest, decode
 from vllm_redrafter.training.dataset import SamplingSettings, finished_shards, read_dataset
 from vllm_redrafter.training.generation import (
     GenerationSettings,
@@ -220,3 +221,18 @@ def test_a_command_killed_midway_continues_to_the_data_of_an_uninterrupted_one(
     assert f"{len(kept)} shards were there already" in result.stdout
     assert all(path.read_bytes() == content for path, content in kept.items())
     assert rows_of(tmp_path) == rows_of(runs.sampled) != rows_of(runs.greedy)
+
+
+def test_the_demos_process_keeps_what_each_step_put_out(target: Path, tmp_path: Path) -> None:
+    prompts = [[5, 6, 7], [8, 9], list(range(10, 30))]
+    request = DecodingRequest(str(target), None, prompts, 12, levels=[1, 2], max_model_len=64)
+    progress: list[int] = []
+    results = decode(request, tmp_path / "log", progress.append)
+    assert progress == [1, 2, 3, 4, 5, 6]
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    for prompt, *answers in zip(prompts, *(r.tokens() for r in results), strict=True):
+        written = model.generate(
+            torch.tensor([prompt]), max_new_tokens=12, do_sample=False, pad_token_id=EOS
+        )
+        assert answers == [written[0, len(prompt) :].tolist()] * 2
+    assert all(len(step) == 1 for r in results for answer in r.answers for step in answer)

@@ -185,10 +185,14 @@ def test_what_only_a_template_could_express_is_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_conversation_that_the_template_refuses_is_named(tmp_path: Path) -> None:
-    target = make_folder(tmp_path / "target", "{{ raise_exception('no system messages') }}")
-    with pytest.raises(ConfigError, match="line 4: the target's chat template refuses it: no sys"):
-        run(target, tmp_path / "data", [replace(SINGLE[4], system="Be brief.")])
+def test_a_conversation_that_the_template_refuses_is_named_before_anything_starts(
+    tmp_path: Path,
+) -> None:
+    refusal = "{% if messages | length > 2 %}{{ raise_exception('one turn only') }}{% endif %}"
+    target = make_folder(tmp_path / "target", refusal + APPENDING)
+    with pytest.raises(ConfigError, match="line 1: the target's chat template refuses it: one tu"):
+        run(target, tmp_path / "data", PROMPTS)
+    assert not (tmp_path / "data").exists()
 
 
 def test_a_prompt_without_tokens_is_refused(tmp_path: Path) -> None:

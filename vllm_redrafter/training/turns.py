@@ -104,14 +104,16 @@ class PromptRenderer:
         return bool(self._tokenizer.chat_template)
 
     def check(self, conversation: Conversation) -> None:
-        """Refuse what only a chat template could express.
+        """Refuse at once what could not be written when its turn comes.
 
         Raises:
-            ConfigError: there are several turns or a system message, and no chat template.
+            ConfigError: the chat template refuses the conversation; or there is none, and only
+                one could express several turns or a system message.
         """
         if self.has_template:
-            return
-        if len(conversation.turns) > 1 or conversation.system is not None:
+            some_answers = ["answer"] * (len(conversation.turns) - 1)
+            self._apply_template(conversation, some_answers, tokenize=False)
+        elif len(conversation.turns) > 1 or conversation.system is not None:
             raise ConfigError(
                 f"{conversation.source}: a conversation of {len(conversation.turns)} user turns"
                 f"{' and a system message' if conversation.system else ''}, but the target's "
@@ -141,6 +143,12 @@ class PromptRenderer:
     def _tokens(self, conversation: Conversation, answers: Sequence[str]) -> list[int]:
         if not self.has_template:
             return list(self._tokenizer(conversation.turns[0])["input_ids"])
+        return list(self._apply_template(conversation, answers, tokenize=True))
+
+    def _apply_template(
+        self, conversation: Conversation, answers: Sequence[str], tokenize: bool
+    ) -> Any:
+        """Token ids or text, up to where the next answer begins."""
         messages = []
         if system := conversation.system or self._system_prompt:
             messages.append({"role": "system", "content": system})
@@ -148,10 +156,8 @@ class PromptRenderer:
             messages.append({"role": "user", "content": said})
             messages += [{"role": "assistant", "content": a} for a in answers[turn : turn + 1]]
         try:
-            return list(
-                self._tokenizer.apply_chat_template(
-                    messages, add_generation_prompt=True, return_dict=False
-                )
+            return self._tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, tokenize=tokenize, return_dict=False
             )
         except TemplateError as error:
             raise ConfigError(
