@@ -136,7 +136,7 @@ def test_all_recorded_top_tokens_are_the_targets_distribution(target: Path, data
         recorded = DataTeacher(
             vocabulary, batch.top_tokens[0, written], batch.top_log_probs[0, written], torch.float32
         )
-        computed = TargetTeacher(vocabulary, model.lm_head, hidden[written - 1], torch.float32)
+        computed = TargetTeacher(vocabulary, model.lm_head, hidden, written - 1, torch.float32)
         everything = slice(len(written))
         torch.testing.assert_close(recorded(everything), computed(everything))
 

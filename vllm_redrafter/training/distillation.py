@@ -38,7 +38,7 @@ from vllm_redrafter.training.teachers import (
 
 @dataclass(frozen=True)
 class Predictions:
-    """All that the drafter predicts in a batch: N rows, step by step.
+    """All that the drafter predicts in a batch: N rows, by the position that teaches them.
 
     Attributes:
         features: [N, E], what the last layer reads.
@@ -125,7 +125,9 @@ def predictions(
         start = first + torch.arange(length - 1 - step, device=generated.device)
         starts.append(start[counted])
         steps.append(torch.full_like(starts[-1], step))
-    return Predictions(torch.cat(features), torch.cat(starts), torch.cat(steps))
+    start_of, step_of = torch.cat(starts), torch.cat(steps)
+    order = (start_of + step_of).argsort(stable=True)
+    return Predictions(torch.cat(features)[order], start_of[order], step_of[order])
 
 
 @dataclass(frozen=True)
@@ -200,6 +202,6 @@ class Distillation(nn.Module):
             teacher: Teacher = DataTeacher(vocabulary, tokens, log_probs, dtype)
         else:
             assert self.head is not None
-            hidden = target.hidden.flatten(0, 1)[position]
-            teacher = TargetTeacher(vocabulary, self.head, hidden, dtype)
+            hidden = target.hidden.flatten(0, 1)
+            teacher = TargetTeacher(vocabulary, self.head, hidden, position, dtype)
         return teacher if self.kind == "kl" else MixedTeacher(teacher, text, self.kl_weight)

@@ -295,7 +295,11 @@ def draw_heat_map(evaluation: Evaluation, path: Path) -> None:
                 grid[row, column] = value
                 panel.text(column, row, f"{value:.2f}", ha="center", va="center", color="white")
         panel.imshow(
-            grid.numpy(), vmin=min(1.0, *values), vmax=max(values) * 1.15, cmap="viridis", origin="lower"
+            grid.numpy(),
+            vmin=min(1.0, *values),
+            vmax=max(values) * 1.15,
+            cmap="viridis",
+            origin="lower",
         )
         panel.set_title(f"K = {k}")
         panel.set_xticks(range(len(widths)), [str(width) for width in widths])

@@ -65,17 +65,30 @@ class TextTeacher:
 
 @dataclass(frozen=True)
 class TargetTeacher:
-    """The target's full distribution, from its hidden states [N, H]."""
+    """The target's full distribution, from its hidden states.
+
+    Up to L rows, of different starts, have the same teacher; where they follow each other it is
+    computed once.
+
+    Attributes:
+        vocabulary: what the drafter ranks.
+        head: the target's vocabulary-wide layer.
+        hidden: [positions, H].
+        position: [N] int64, that of each row.
+        dtype: of the softmax.
+    """
 
     vocabulary: DraftVocabulary
     head: Callable[[Tensor], Tensor]
     hidden: Tensor
+    position: Tensor
     dtype: torch.dtype
 
     def __call__(self, rows: slice) -> Tensor:
-        probs = F.softmax(self.head(self.hidden[rows]).to(self.dtype), dim=-1)
+        position, row = torch.unique_consecutive(self.position[rows], return_inverse=True)
+        probs = F.softmax(self.head(self.hidden[position]).to(self.dtype), dim=-1)
         kept = self.vocabulary.kept
-        return probs if kept is None else probs[:, kept]
+        return probs[row] if kept is None else probs[row.unsqueeze(1), kept]
 
 
 @dataclass(frozen=True)

@@ -296,7 +296,8 @@ def adamw(drafter: Drafter, config: TrainingConfig) -> torch.optim.AdamW:
         {"params": matrices, "weight_decay": config.weight_decay},
         {"params": biases, "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.95))
+    # Fused: otherwise an update makes temporary tensors of the size of all parameters.
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.95), fused=True)
 
 
 def warmup_cosine(step: int, warmup_steps: int, num_steps: int) -> float:
