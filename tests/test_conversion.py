@@ -465,6 +465,24 @@ def test_a_full_disk_leaves_nothing_behind(
     assert not existed or not any(destination.iterdir())
 
 
+def test_a_destination_that_was_filled_meanwhile_is_left_alone(
+    source: Path, destination: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (source / "README.md").write_text("the last file to be written")
+    real = shutil.copyfile
+
+    def copy(*args: Any) -> None:
+        real(*args)
+        destination.mkdir()
+        (destination / "model.safetensors").write_text("another's")
+
+    monkeypatch.setattr(shutil, "copyfile", copy)
+    with pytest.raises(ConfigError, match="could not be written"):
+        convert(str(source), destination)
+    assert [path.read_text() for path in destination.iterdir()] == ["another's"]
+    assert sorted(path.name for path in source.parent.iterdir()) == ["destination", "source"]
+
+
 def test_an_interruption_leaves_nothing_behind(
     source: Path, destination: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
