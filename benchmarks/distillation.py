@@ -53,6 +53,7 @@ RECIPES = (
     Recipe("cross-entropy, target's text", "target", "ce"),
     Recipe("KL, original text", "original", "kl"),
     Recipe("KL, target's text", "target", "kl"),
+    Recipe("half of each, target's text", "target", "mix"),
     Recipe("KL, target's text, random head", "target", "kl", init="random"),
     Recipe("KL, target's text, half the vocabulary", "target", "kl", draft_vocab_size=160),
 )

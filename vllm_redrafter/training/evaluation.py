@@ -32,7 +32,7 @@ class StepCosts:
     """What a step costs, in units of a plain decoding step, the target's own pass being 1.
 
     Attributes:
-        draft: one level of beam search; a draft has beam_length of them.
+        draft: one level of beam search; a draft has beam_length of them, or K if that is less.
         verify: one verified node more.
 
     Raises:
@@ -49,7 +49,8 @@ class StepCosts:
 
     def of(self, shape: ReDrafterConfig) -> float:
         """A step of this shape."""
-        return 1 + self.draft * shape.beam_length + self.verify * shape.num_speculative_tokens
+        nodes = shape.num_speculative_tokens
+        return 1 + self.draft * min(shape.beam_length, nodes) + self.verify * nodes
 
 
 @dataclass(frozen=True)

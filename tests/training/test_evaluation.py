@@ -1,0 +1,97 @@
+"""The grid, the costs and the recommendation; the replay itself is test_estimate.py's."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from tests.training.cycle_language import HIDDEN_SIZE, VOCAB_SIZE, CycleTarget, rows
+from vllm_redrafter.config import ConfigError, DrafterConfig, ReDrafterConfig
+from vllm_redrafter.drafter import Drafter
+from vllm_redrafter.training.data import ListRows, TextRow
+from vllm_redrafter.training.estimate import estimate_acceptance
+from vllm_redrafter.training.evaluation import (
+    RANKS,
+    Evaluation,
+    StepCosts,
+    draw_heat_map,
+    evaluate_shapes,
+    print_evaluation,
+    shapes,
+)
+
+
+def evaluated(costs: StepCosts | None = None) -> Evaluation:
+    torch.manual_seed(0)
+    drafter = Drafter(DrafterConfig(VOCAB_SIZE, HIDDEN_SIZE, exit_dim=16)).eval()
+    quiet = Console(file=io.StringIO())
+    grid = shapes([1, 3], [2, 3], [2, 6])
+    return evaluate_shapes(drafter, CycleTarget(), rows(), grid, costs or StepCosts(), quiet)
+
+
+def test_the_grid_has_the_shapes_that_a_search_can_fill() -> None:
+    found = [
+        (s.beam_width, s.beam_length, s.num_speculative_tokens)
+        for s in shapes([1, 3], [2], [2, 6, 2])
+    ]
+    assert found == [(1, 2, 2), (3, 2, 2), (3, 2, 6)]
+    with pytest.raises(
+        ConfigError, match=r"no search of widths \[1\] and lengths \[2\] explores 9"
+    ):
+        shapes([1], [2], [9])
+    with pytest.raises(ConfigError, match="beam_width must be at most 50"):
+        shapes([51], [2], [2])
+
+
+def test_a_step_costs_its_levels_and_its_nodes() -> None:
+    costs = StepCosts(draft=0.1, verify=0.01)
+    assert costs.of(ReDrafterConfig(12, 3, 5)) == pytest.approx(1 + 0.5 + 0.12)
+    # With fewer nodes than levels the engine searches no deeper.
+    assert costs.of(ReDrafterConfig(2, 3, 5)) == pytest.approx(1 + 0.2 + 0.02)
+    with pytest.raises(ConfigError, match="the cost of draft must be at least 0, got -1"):
+        StepCosts(draft=-1)
+
+
+def test_each_shape_is_replayed_by_itself() -> None:
+    found = evaluated()
+    torch.manual_seed(0)
+    drafter = Drafter(DrafterConfig(VOCAB_SIZE, HIDDEN_SIZE, exit_dim=16)).eval()
+    for result in found.results:
+        alone = estimate_acceptance(drafter, CycleTarget(), rows(), result.shape)
+        assert result.acceptance == alone
+    assert found.accuracy.shape == (3, len(RANKS))
+
+
+def test_dear_nodes_make_small_trees_the_best() -> None:
+    free, dear = (evaluated(StepCosts(0.0, cost)).best.shape for cost in (0.0, 10.0))
+    assert dear.num_speculative_tokens == 2
+    assert free.num_speculative_tokens == 6
+
+
+def test_figures_are_printed_written_and_drawn(tmp_path: Path) -> None:
+    found = evaluated()
+    console = Console(file=io.StringIO(), width=150)
+    print_evaluation(console, found)
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    best = found.best
+    assert f"--spec-tokens {best.shape.num_speculative_tokens}" in printed
+    assert f"{best.acceptance.tokens_per_step:.2f}" in printed
+    figures = json.loads(found.to_json())
+    assert len(figures["results"]) == len(found.results)
+    draw_heat_map(found, tmp_path / "map.png")
+    assert (tmp_path / "map.png").stat().st_size > 1000
+    with pytest.raises(ConfigError, match=r"cannot be written"):
+        draw_heat_map(found, tmp_path / "none" / "map.png")
+
+
+def test_text_without_answers_cannot_be_evaluated() -> None:
+    drafter = Drafter(DrafterConfig(VOCAB_SIZE, HIDDEN_SIZE, exit_dim=16))
+    prompts = ListRows([TextRow.from_answer([0, 1, 0, 2, 0, 3, 1, 4, 4, 2], [])])
+    quiet = Console(file=io.StringIO())
+    with pytest.raises(ConfigError, match="has no answer of two tokens or more"):
+        evaluate_shapes(drafter, CycleTarget(), prompts, shapes([1], [2], [2]), StepCosts(), quiet)
