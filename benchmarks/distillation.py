@@ -106,7 +106,7 @@ def main() -> None:
     )
     parser.add_argument("--cache-dir", type=Path, default=demo.default_cache_dir())
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--max-steps", type=int, default=demo.DRAFTER_TRAINING.max_steps)
+    parser.add_argument("--max-steps", type=int, default=360)
     parser.add_argument("--output", type=Path, help="JSON with all figures")
     arguments = parser.parse_args()
     console = Console()

@@ -48,7 +48,7 @@ NUM_HELD_OUT = 64
 """Conversations that the drafter does not train on; the prompts that are measured are theirs."""
 
 DRAFTER_TRAINING = TrainingConfig(
-    max_steps=360,
+    max_steps=240,
     batch_size=8,
     micro_batch_size=8,
     block_length=MAX_PROMPT_TOKENS + MAX_ANSWER_TOKENS,
@@ -60,7 +60,7 @@ DRAFTER_TRAINING = TrainingConfig(
     precision="bf16" if fast_dtype() == torch.bfloat16 else "no",
     target_dtype="float32",
     held_out=NUM_HELD_OUT,
-    evaluate_every=120,
+    evaluate_every=240,
 )
 
 SPECULATION = ReDrafterConfig(num_speculative_tokens=12, beam_width=3, beam_length=5)
