@@ -28,6 +28,7 @@ from transformers import AutoTokenizer
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.demo import run as demo
 from vllm_redrafter.demo.corpus import standard_library_sources
+from vllm_redrafter.demo.target import TargetSettings
 from vllm_redrafter.training.choices import Initialisation, LossKind
 from vllm_redrafter.training.config import TrainingConfig
 from vllm_redrafter.training.data import ListRows, TextRow, TextRows
@@ -35,6 +36,11 @@ from vllm_redrafter.training.initialisation import most_used_tokens, new_drafter
 from vllm_redrafter.training.source import read_checked, split
 from vllm_redrafter.training.target import load_target
 from vllm_redrafter.training.trainer import Trainer, make_accelerator
+
+
+TARGET = TargetSettings(num_steps=200)
+NUM_PROMPTS = 864
+"""The demo's own are less, so that it takes few minutes; 64 of these are held out."""
 
 
 @dataclass(frozen=True)
@@ -104,15 +110,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--cache-dir", type=Path, default=demo.default_cache_dir())
+    cache_dir = demo.default_cache_dir().with_name("distillation")
+    parser.add_argument("--cache-dir", type=Path, default=cache_dir)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--max-steps", type=int, default=360)
     parser.add_argument("--output", type=Path, help="JSON with all figures")
     arguments = parser.parse_args()
     console = Console()
 
-    space = demo.workspace(arguments.cache_dir)
-    demo.make_demo_target(space, console)
+    space = demo.workspace(arguments.cache_dir, training=TARGET)
+    space = replace(space, num_prompts=NUM_PROMPTS)
+    demo.make_demo_target(space, console, TARGET)
     demo.make_data(space, console)
     steps = arguments.max_steps
     config = replace(demo.DRAFTER_TRAINING, max_steps=steps, evaluate_every=10 * steps)

@@ -43,7 +43,7 @@ from vllm_redrafter.training.trainer import progress_bar
 TARGET = TargetSettings()
 MAX_PROMPT_TOKENS = 80
 MAX_ANSWER_TOKENS = 96
-NUM_DATA_PROMPTS = 864
+NUM_DATA_PROMPTS = 640
 NUM_HELD_OUT = 64
 """Conversations that the drafter does not train on; the prompts that are measured are theirs."""
 
@@ -82,6 +82,7 @@ class Workspace:
     folder: Path
     target: Path
     target_settings: dict[str, Any]
+    num_prompts: int = NUM_DATA_PROMPTS
 
     @property
     def data(self) -> Path:
@@ -128,7 +129,9 @@ def run_demo(
     console.print(f"{time.monotonic() - started:.0f} s in total; artifacts are in {space.folder}")
 
 
-def workspace(cache_dir: Path, target: Path | None = None) -> Workspace:
+def workspace(
+    cache_dir: Path, target: Path | None = None, training: TargetSettings = TARGET
+) -> Workspace:
     """Where artifacts of the demo's own target, or of another one, are.
 
     Raises:
@@ -136,7 +139,7 @@ def workspace(cache_dir: Path, target: Path | None = None) -> Workspace:
     """
     cache_dir = cache_dir.expanduser().resolve()
     if target is None:
-        settings = {**asdict(TARGET), "modules": list(MODULES)}
+        settings = {**asdict(training), "modules": list(MODULES)}
         # The text is this Python's own.
         settings["python"] = platform.python_version()
         settings["dtype"] = str(fast_dtype())
@@ -185,18 +188,18 @@ def _made_once(path: Path, settings: dict[str, Any], console: Console) -> Iterat
     console.print(f"{path.name}: made in {time.monotonic() - started:.0f} s")
 
 
-def make_demo_target(space: Workspace, console: Console) -> None:
+def make_demo_target(space: Workspace, console: Console, training: TargetSettings = TARGET) -> None:
     """Train the demo's target, unless it is there."""
     with _made_once(space.target, space.target_settings, console) as needed:
         if needed:
-            make_target(space.target, standard_library_sources(), TARGET, console)
+            make_target(space.target, standard_library_sources(), training, console)
 
 
 def make_data(space: Workspace, console: Console) -> None:
     """How the target continues excerpts of its text: `vllm-redrafter generate-data`."""
     settings = {
         **space.target_settings,
-        "prompts": NUM_DATA_PROMPTS,
+        "prompts": space.num_prompts,
         "max_tokens": MAX_ANSWER_TOKENS,
     }
     with _made_once(space.data, settings, console) as needed:
@@ -219,7 +222,7 @@ def _excerpts(space: Workspace) -> list[str]:
     texts = excerpts(standard_library_sources())
     lengths = [len(ids) for ids in tokenizer(texts)["input_ids"]]
     short = [t for t, n in zip(texts, lengths, strict=True) if n <= MAX_PROMPT_TOKENS]
-    return short[:NUM_DATA_PROMPTS]
+    return short[: space.num_prompts]
 
 
 def _run_command(console: Console, log: Path, *arguments: str) -> None:
