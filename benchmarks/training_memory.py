@@ -4,8 +4,8 @@ r"""Peak memory of a training step, measured on a CPU for growing sizes, the fro
     python benchmarks/training_memory.py 4096,128256,5,2048  # H, V, L, T: 8 B-class target
 
 Each size runs in a process of its own: KL distillation of one block of T tokens, all written by
-the target, forward, backward and AdamW's update, twice. The peak of the process's resident memory, less
-what it had before the drafter was made, is set against a count of what has to be there:
+the target, forward, backward and AdamW's update, twice. The peak of the process's resident
+memory, less what it had before the drafter was made, is set against what has to be there:
 
     16 bytes per parameter (weight, gradient, two moments; float32)
   + the chunk's logits and their like: CHUNK_ELEMENTS x 4 bytes, a few times
