@@ -1,0 +1,139 @@
+"""vLLM with Model Runner V2 on the CPU, its Triton kernels and ours under Triton's interpreter.
+
+The interpreter is a matter of the whole process, so the engine's front end lives in one of its
+own, which answers calls over a pipe. Start-up takes as long as that of any engine: share it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+SUPPORT = Path(__file__).parent
+
+ENVIRONMENT = {
+    "TRITON_INTERPRET": "1",
+    "VLLM_USE_V2_MODEL_RUNNER": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # collective_rpc with a function
+    "VLLM_CPU_CI_ENV": "1",  # no warm-up run
+    "PYTHONPATH": os.pathsep.join([str(SUPPORT / "interpreted"), str(SUPPORT)]),
+}
+
+
+class InterpretedEngine:
+    """What a test does with an engine; each method is answered by the engine's process."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def run(self, workload: Any) -> list[Any]:
+        """vLLM's answers to the workload's requests."""
+        return self.call(_run, workload)
+
+    def rpc(self, function: Callable[..., Any] | str, *args: Any) -> Any:
+        """What the function returns, called with the worker in the worker's process."""
+        return self.call(_rpc, function, *args)
+
+    def counter(self, name: str) -> float:
+        """The value of one of vLLM's counters."""
+        return self.call(_counter, name)
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """What `function(llm, *args)` returns in the engine's process."""
+        self._connection.send((function, args))
+        failed, result = self._connection.recv()
+        if failed:
+            raise RuntimeError(f"in the engine's process:\n{result}")
+        return result
+
+
+@contextmanager
+def interpreted_engine(target: Path, **arguments: Any) -> Iterator[InterpretedEngine]:
+    """An engine in float32 that is gone, processes included, when the body ends.
+
+    `setup=function` calls the function in the engine's process before vLLM is imported.
+    """
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, str(target), arguments))
+    with _environment(ENVIRONMENT):
+        process.start()
+    theirs.close()
+    try:
+        failed, result = ours.recv()
+        if failed:
+            raise RuntimeError(f"the engine did not start:\n{result}")
+        yield InterpretedEngine(ours)
+    finally:
+        ours.close()
+        process.join(timeout=60)
+        if process.is_alive():
+            process.terminate()
+            process.join()
+
+
+@contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+# In the engine's process
+
+
+def _serve(connection: Connection, target: str, arguments: dict[str, Any]) -> None:
+    try:
+        if setup := arguments.pop("setup", None):
+            setup()
+        from vllm import LLM
+
+        llm = LLM(
+            target,
+            dtype="float32",
+            enforce_eager=True,
+            seed=0,
+            disable_log_stats=False,
+            **{"max_num_seqs": 8, "block_size": 32, "max_model_len": 256, **arguments},
+        )
+    except BaseException:
+        connection.send((True, traceback.format_exc()))
+        return
+    connection.send((False, None))
+    try:
+        while True:
+            function, args = connection.recv()
+            try:
+                connection.send((False, function(llm, *args)))
+            except Exception:
+                connection.send((True, traceback.format_exc()))
+    except EOFError:
+        pass
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+
+
+def _run(llm: Any, workload: Any) -> list[Any]:
+    return workload.run(llm)
+
+
+def _rpc(llm: Any, function: Any, *args: Any) -> Any:
+    return llm.collective_rpc(function, args=args)
+
+
+def _counter(llm: Any, name: str) -> float:
+    return sum(metric.value for metric in llm.get_metrics() if metric.name == name)
