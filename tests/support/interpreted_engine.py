@@ -23,6 +23,7 @@ ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # collective_rpc with a function
     "VLLM_CPU_CI_ENV": "1",  # no warm-up run
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # workers of other engines would share one core
     "PYTHONPATH": os.pathsep.join([str(SUPPORT / "interpreted"), str(SUPPORT)]),
 }
 
@@ -113,6 +114,7 @@ def _serve(connection: Connection, target: str, arguments: dict[str, Any]) -> No
     except BaseException:
         connection.send((True, traceback.format_exc()))
         return
+    llm.collective_rpc(settle_worker)
     connection.send((False, None))
     try:
         while True:
@@ -125,6 +127,37 @@ def _serve(connection: Connection, target: str, arguments: dict[str, Any]) -> No
         pass
     finally:
         llm.llm_engine.engine_core.shutdown()
+
+
+def settle_worker(worker: Any) -> None:
+    """Replace two kernels of vLLM's, which are not what is tested, by PyTorch.
+
+    One fails under the interpreter ('int' object has no attribute 'to'): top-k and top-p. The
+    other, the KV cache's update, is a program per token and layer, and a third of the time.
+    """
+    from vllm.v1.attention.backends import triton_attn
+    from vllm.v1.sample.ops import topk_topp_sampler
+
+    topk_topp_sampler.HAS_TRITON = False
+    triton_attn.triton_reshape_and_cache_flash = _write_kv
+
+
+def _write_kv(
+    key: Any,
+    value: Any,
+    key_cache: Any,
+    value_cache: Any,
+    slot_mapping: Any,
+    kv_cache_dtype: str,
+    k_scale: Any,
+    v_scale: Any,
+) -> None:
+    slots = slot_mapping[slot_mapping >= 0]
+    rows = (slot_mapping >= 0).nonzero().squeeze(1)
+    at = (slots // key_cache.shape[1], slots % key_cache.shape[1])
+    for cache, new, scale in ((key_cache, key, k_scale), (value_cache, value, v_scale)):
+        quantised = kv_cache_dtype.startswith("fp8")
+        cache[at] = (new[rows] / scale if quantised else new[rows]).to(cache.dtype)
 
 
 def _run(llm: Any, workload: Any) -> list[Any]:
