@@ -96,9 +96,11 @@ def _beams(text: str) -> tuple[int, int]:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     if options.job is not None:
-        print(json.dumps([asdict(cost) for cost in measure(Job(**json.loads(
-            options.job.read_text()
-        )))]))
+        print(
+            json.dumps(
+                [asdict(cost) for cost in measure(Job(**json.loads(options.job.read_text())))]
+            )
+        )
         return 0
     import torch
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from vllm_redrafter.checkpoints import check_checkpoint, is_redrafter, read_config
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 METHOD = "redrafter"
 """May be given as the speculative config's `method`, to insist on a ReDrafter checkpoint."""
 
-SUPPORTED_VLLM = ("0.32",)
+SUPPORTED_VLLM = ("0.32", "0.33")
 CPU_WORKER = "vllm_redrafter.engine.cpu.worker.ReDrafterCPUWorker"
 CPU_PROPOSER = "vllm_redrafter.engine.cpu.proposer.TreeProposer"
 V2_WORKER = "vllm_redrafter.engine.v2.worker.ReDrafterWorker"
@@ -114,7 +114,7 @@ def _create_engine_config(
         "spec_tokens": None,
         "additional_config": {**args.additional_config, METHOD: settings},
         "worker_cls": engine.worker,
-        **engine.attention,
+        **engine.arguments,
     }
     before = {name: getattr(args, name) for name in changed}
     _set_all(args, changed)
@@ -219,18 +219,16 @@ class Engine:
     """One of our adapters to vLLM: what it is named by in vLLM's configuration.
 
     Attributes:
-        name: for messages.
         worker: path of the worker class.
         proposer: path of the class that drafts.
-        attention: engine arguments that choose the attention backend.
-        unsupported: why it cannot run a configuration.
+        is_v2: it runs on Model Runner V2 and brings its own attention backend.
+        arguments: further engine arguments that it needs.
     """
 
-    name: str
     worker: str
     proposer: str
-    attention: dict[str, Any]
-    unsupported: Callable[[VllmConfig], Iterator[str]]
+    is_v2: bool
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _engine() -> Engine:
@@ -245,14 +243,14 @@ def _engine() -> Engine:
     if current_platform.is_cpu():
         # The CUDA engine under Triton's interpreter: made for tests.
         if envs.VLLM_USE_V2_MODEL_RUNNER:
-            return Engine("V2", V2_INTERPRETED_WORKER, V2_SPECULATOR, {}, _unsupported_v2)
-        return Engine("CPU", CPU_WORKER, CPU_PROPOSER, {}, _unsupported_cpu)
+            return Engine(V2_INTERPRETED_WORKER, V2_SPECULATOR, is_v2=True)
+        return Engine(CPU_WORKER, CPU_PROPOSER, is_v2=False)
     if current_platform.is_cuda():
         from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
         register_backend(AttentionBackendEnum.CUSTOM, TREE_ATTENTION)
-        backend = {"attention_backend": AttentionBackendEnum.CUSTOM}
-        return Engine("CUDA", V2_WORKER, V2_SPECULATOR, backend, _unsupported_v2)
+        arguments = {"attention_backend": AttentionBackendEnum.CUSTOM}
+        return Engine(V2_WORKER, V2_SPECULATOR, is_v2=True, arguments=arguments)
     raise ConfigError(
         f"ReDrafter runs on CUDA and on vLLM's CPU backend, not on {current_platform.device_type}: "
         "leave the speculative config out"
@@ -267,7 +265,7 @@ def _check_arguments(args: EngineArgs, engine: Engine) -> None:
         )
     attention = args.attention_config
     requested = args.attention_backend or attention.backend or attention.backend_per_kind
-    if requested and engine.unsupported is _unsupported_v2:
+    if engine.is_v2 and requested:
         raise ConfigError(
             f"the attention backend {requested} cannot verify token trees, ReDrafter brings its "
             "own: leave --attention-backend out"
@@ -286,7 +284,8 @@ def _check_target(vllm_config: VllmConfig, drafter: DrafterConfig, engine: Engin
                 f"the drafter's {what} is {found}, that of the target {model.model!r} is "
                 f"{wanted}: use the drafter that was trained for this target"
             )
-    for reason in (*_unsupported(vllm_config), *engine.unsupported(vllm_config)):
+    unsupported_here = _unsupported_by_our_v2 if engine.is_v2 else _unsupported_by_our_cpu
+    for reason in (*_unsupported(vllm_config), *unsupported_here(vllm_config)):
         raise ConfigError(f"ReDrafter cannot speculate for {model.model!r}: {reason}")
 
 
@@ -317,7 +316,7 @@ def _unsupported(vllm_config: VllmConfig) -> Iterator[str]:
             yield f"{name} is {size}, it must be 1"
 
 
-def _unsupported_cpu(vllm_config: VllmConfig) -> Iterator[str]:
+def _unsupported_by_our_cpu(vllm_config: VllmConfig) -> Iterator[str]:
     model = vllm_config.model_config
     if (size := vllm_config.parallel_config.tensor_parallel_size) > 1:
         yield f"tensor_parallel_size is {size}; on the CPU backend it must be 1"
@@ -332,7 +331,7 @@ def _unsupported_cpu(vllm_config: VllmConfig) -> Iterator[str]:
         yield "custom logits processors are not supported with speculation; leave them out"
 
 
-def _unsupported_v2(vllm_config: VllmConfig) -> Iterator[str]:
+def _unsupported_by_our_v2(vllm_config: VllmConfig) -> Iterator[str]:
     from vllm_redrafter.triton_kernels.tree_attention import HEAD_DIMS
 
     model, parallel = vllm_config.model_config, vllm_config.parallel_config

@@ -29,6 +29,9 @@ WAITING = (
     "aten.repeat_interleave.Tensor",
 )
 
+INDEXING = ("aten.index.", "aten.index_put", "aten._index_put_impl")
+"""They wait if the index is a mask."""
+
 
 class NoWaiting(TorchDispatchMode):
     """While entered, `found` collects what would wait, each as a name and where it was called."""
@@ -47,9 +50,10 @@ class NoWaiting(TorchDispatchMode):
         name = str(func)
         if name.startswith(WAITING):
             self.add(name)
-        elif name.startswith(("aten.index.", "aten.index_put", "aten._index_put_impl")):
-            if any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1]):
-                self.add(f"{name} with a mask")
+        elif name.startswith(INDEXING) and any(
+            index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
+        ):
+            self.add(f"{name} with a mask")
         return func(*args, **(kwargs or {}))
 
     @contextmanager

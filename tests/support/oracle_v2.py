@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from oracle import Oracle
 from torch import Tensor, nn
@@ -25,3 +26,19 @@ def use() -> None:
     from vllm_redrafter import plugin
 
     plugin.V2_SPECULATOR = "oracle_v2.OracleSpeculator"
+
+
+def use_with_async_scheduling() -> None:
+    """Likewise, and scheduling is asynchronous as it is on a GPU: a step is scheduled before the
+    one before it has output its tokens. vLLM decides so, and its CPU platform takes it back."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    use()
+    update = CpuPlatform.check_and_update_config.__func__
+
+    def keep(cls: type, vllm_config: Any) -> None:
+        decided = vllm_config.scheduler_config.async_scheduling
+        update(cls, vllm_config)
+        vllm_config.scheduler_config.async_scheduling = decided
+
+    CpuPlatform.check_and_update_config = classmethod(keep)

@@ -79,6 +79,21 @@ MEMBERS = {
         num_sampled num_rejected""",
     f"{GPU}.spec_decode.rejection_sampler:RejectionSampler": "__call__",
     "vllm.v1.outputs:LogprobsTensors": "cat",
+    "vllm.v1.outputs:SamplerOutput": "sampled_token_ids logprobs_tensors",
+    # The CPU engine's
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner": """_prepare_inputs _build_attention_metadata
+        _model_forward _sample _bookkeeping_sync _input_fits_in_drafter propose_draft_token_ids
+        initialize_kv_cache _on_request_state_removed""",
+    "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackendImpl": """forward scale
+        sliding_window logits_soft_cap alibi_slopes sinks""",
+    "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackend": "get_impl_cls get_builder_cls",
+    "vllm.v1.attention.backends.cpu_attn:CPUAttentionMetadataBuilder": """build isa
+        _set_isa_to_layers""",
+    "vllm.v1.sample.sampler:Sampler": "__init__ forward",
+    "vllm.v1.spec_decode.metadata:SpecDecodeMetadata": "num_draft_tokens",
+    "vllm.v1.sample.metadata:SamplingMetadata": """temperature top_p top_k generators
+        prompt_token_ids output_token_ids allowed_token_ids_mask bad_words_token_ids
+        logprob_token_ids logitsprocs spec_token_ids no_penalties""",
     "vllm.v1.core.sched.output:NewRequestData": "sampling_params",
 }
 """What is used of classes, by the class that defines it: methods, fields, attributes."""
@@ -91,10 +106,9 @@ def names() -> list[str]:
 
 
 def imported() -> Iterator[str]:
-    """What engine/v2, engine/settings.py and plugin.py import from vLLM's own modules."""
+    """What engine/ and plugin.py import from vLLM's modules."""
     package = REPO / "vllm_redrafter"
-    files = [package / "plugin.py", package / "engine" / "settings.py"]
-    for file in (*files, *(package / "engine" / "v2").glob("*.py")):
+    for file in (package / "plugin.py", *(package / "engine").rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vllm."):
                 yield from (f"{node.module}:{alias.name}" for alias in node.names)

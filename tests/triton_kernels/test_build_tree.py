@@ -409,9 +409,7 @@ def test_trees_go_to_the_entries_named(device: torch.device, integers: torch.dty
     arguments = [x.to(device) for x in (roots(3), tokens, back_pointers, log_probs)]
     in_order = build_tree(*arguments, out=buffers(device, 3, 6))
     entries = torch.tensor([4, 0, 2])
-    out = build_tree(
-        *arguments, out=buffers(device, 6, 6), entries=entries.to(integers).to(device)
-    )
+    out = build_tree(*arguments, out=buffers(device, 6, 6), entries=entries.to(integers).to(device))
     for name in FIELDS:
         found = getattr(out, name).cpu()
         assert torch.equal(found[entries], getattr(in_order, name).cpu()), name

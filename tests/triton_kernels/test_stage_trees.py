@@ -81,9 +81,7 @@ def check(
 
 @pytest.mark.parametrize("integers", [torch.int32, torch.int64])
 @pytest.mark.parametrize("max_nodes", [5, 40])
-def test_a_batch_of_all_kinds(
-    device: torch.device, max_nodes: int, integers: torch.dtype
-) -> None:
+def test_a_batch_of_all_kinds(device: torch.device, max_nodes: int, integers: torch.dtype) -> None:
     """Whole and cut trees, unused slots, a prompt's chunk, a plain row, padding."""
     trees = [bushy(6), [0], bushy(max_nodes + 1, seed=1), bushy(3, seed=2), bushy(6, seed=3)]
     batch = [

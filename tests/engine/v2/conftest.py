@@ -58,12 +58,11 @@ def oracle_v2(small_target: Path, small_drafter: Path, plain_v2: dict[str, list[
 
 @pytest.fixture(scope="session")
 def oracle(small_target: Path, oracle_v2: Path) -> Iterator[Any]:
-    """An engine that speculates well, with chunked prefill forced and a KV cache too small."""
+    """Speculates well, scheduled asynchronously, with chunks forced and a KV cache too small."""
     import oracle_v2 as speculator
     from interpreted_engine import interpreted_engine
 
     config = {"model": str(oracle_v2), "num_speculative_tokens": 12}
-    with interpreted_engine(
-        small_target, setup=speculator.use, speculative_config=config, **TIGHT
-    ) as llm:
+    setup = speculator.use_with_async_scheduling
+    with interpreted_engine(small_target, setup=setup, speculative_config=config, **TIGHT) as llm:
         yield llm

@@ -11,6 +11,7 @@ from interpreted_engine import InterpretedEngine
 
 pytestmark = pytest.mark.engine
 
+
 def tokens_of(answers: list[Any]) -> list[list[list[int]]]:
     return [[list(o.token_ids) for o in answer.outputs] for answer in answers]
 
