@@ -9,7 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -57,15 +57,24 @@ class InterpretedEngine:
 
 
 @contextmanager
-def interpreted_engine(target: Path, **arguments: Any) -> Iterator[InterpretedEngine]:
+def interpreted_engine(
+    target: Path,
+    setup: Callable[[], None] | None = None,
+    environment: Mapping[str, str] | None = None,
+    **arguments: Any,
+) -> Iterator[InterpretedEngine]:
     """An engine in float32 that is gone, processes included, when the body ends.
 
-    `setup=function` calls the function in the engine's process before vLLM is imported.
+    Args:
+        target: the model.
+        setup: called in the engine's process before vLLM is imported.
+        environment: variables besides, or instead of, ENVIRONMENT's.
+        arguments: of vllm.LLM.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, str(target), arguments))
-    with _environment(ENVIRONMENT):
+    process = context.Process(target=_serve, args=(theirs, str(target), setup, arguments))
+    with _environment({**ENVIRONMENT, **(environment or {})}):
         process.start()
     theirs.close()
     try:
@@ -82,7 +91,7 @@ def interpreted_engine(target: Path, **arguments: Any) -> Iterator[InterpretedEn
 
 
 @contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -98,9 +107,14 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
 # In the engine's process
 
 
-def _serve(connection: Connection, target: str, arguments: dict[str, Any]) -> None:
+def _serve(
+    connection: Connection,
+    target: str,
+    setup: Callable[[], None] | None,
+    arguments: dict[str, Any],
+) -> None:
     try:
-        if setup := arguments.pop("setup", None):
+        if setup is not None:
             setup()
         from vllm import LLM
 
