@@ -363,9 +363,6 @@ def _unsupported_by_our_v2(vllm_config: VllmConfig) -> Iterator[str]:
         "KV-sharing fast prefill is not supported; leave --kv-sharing-fast-prefill out": (
             vllm_config.cache_config.kv_sharing_fast_prefill
         ),
-        "scales of the KV cache cannot be calculated on the fly; leave --calculate-kv-scales out": (
-            getattr(vllm_config.cache_config, "calculate_kv_scales", False)
-        ),
         "reference sliding-window attention is not supported": model.rswa_window is not None,
         "PrefixLM attention is not supported": model.is_mm_prefix_lm,
     }
@@ -376,11 +373,10 @@ def _unsupported_by_our_v2(vllm_config: VllmConfig) -> Iterator[str]:
 
 
 def _is_v2(vllm_config: VllmConfig) -> bool:
-    speculative = vllm_config.speculative_config
+    ours = (V2_WORKER, V2_INTERPRETED_WORKER)
     return (
-        speculative is not None
-        and METHOD in vllm_config.additional_config
-        and vllm_config.parallel_config.worker_cls in (V2_WORKER, V2_INTERPRETED_WORKER)
+        vllm_config.speculative_config is not None
+        and vllm_config.parallel_config.worker_cls in ours
     )
 
 

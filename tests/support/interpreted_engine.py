@@ -185,3 +185,19 @@ def _rpc(llm: Any, function: Any, *args: Any) -> Any:
 
 def _counter(llm: Any, name: str) -> float:
     return sum(metric.value for metric in llm.get_metrics() if metric.name == name)
+
+
+def run_with_aborts(llm: Any, workload: Any, aborted: list[int], after: int) -> dict[int, Any]:
+    """For `InterpretedEngine.call`: abort some requests after some steps; the others' answers."""
+    engine = llm.llm_engine
+    for index, (prompt, params) in enumerate(zip(workload.prompts, workload.params, strict=True)):
+        engine.add_request(str(index), {"prompt_token_ids": prompt}, params)
+    answers, steps = {}, 0
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            if output.finished:
+                answers[int(output.request_id)] = output
+        steps += 1
+        if steps == after:
+            engine.abort_request([str(index) for index in aborted])
+    return answers

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import small_workloads
 import workloads
-from interpreted_engine import InterpretedEngine
+from interpreted_engine import InterpretedEngine, run_with_aborts
 
 pytestmark = pytest.mark.engine
 
@@ -58,6 +58,18 @@ def test_all_sampling_parameters_in_one_batch(
     for case, answer, expected in zip(workloads.CASES, answers, plain_v2["mixed"], strict=True):
         assert tokens_of([answer]) == tokens_of([expected]), case.name
         assert_logprobs_close(answer, expected)
+
+
+def test_aborted_requests_leave_the_others_as_they_were(
+    oracle: InterpretedEngine, plain_v2: dict[str, list[Any]]
+) -> None:
+    aborted = [1, 4, 6]
+    answers = oracle.call(run_with_aborts, small_workloads.GREEDY, aborted, 5)
+    for index, expected in enumerate(tokens_of(plain_v2["greedy"])):
+        if index not in aborted:
+            assert tokens_of([answers[index]])[0] == [
+                tokens[: small_workloads.GREEDY_TOKENS] for tokens in expected
+            ]
 
 
 def assert_logprobs_close(answer: Any, expected: Any) -> None:

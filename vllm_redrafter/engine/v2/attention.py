@@ -110,6 +110,10 @@ class TreeAttentionImpl(TritonAttentionImpl):
         }
         return [reason for reason, applies in reasons.items() if applies]
 
+    def fused_output_quant_supported(self, quant_key: Any) -> bool:
+        """Tree attention's output is never quantised, so `output_scale` must not be given."""
+        return False
+
     def forward(
         self,
         layer: Any,
