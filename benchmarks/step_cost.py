@@ -193,7 +193,7 @@ def measure(job: Job) -> list[Cost]:
 
 def engine_arguments(job: Job) -> dict[str, Any]:
     most = max(context for _, context in job.cases)
-    largest = max(requests for requests, _ in job.cases)
+    batches = {requests for requests, _ in job.cases}
     # Each step adds one token at least, and needs room for a tree.
     room = WARM_UP_STEPS + job.steps + 3 * (job.nodes + 1)
     arguments: dict[str, Any] = {
@@ -202,9 +202,12 @@ def engine_arguments(job: Job) -> dict[str, Any]:
         "dtype": "bfloat16",
         "enable_prefix_caching": False,
         "max_model_len": most + room,
-        "max_num_seqs": largest,
-        # Decoding steps of all batches are graphs: that is what is timed.
-        "compilation_config": {"max_cudagraph_capture_size": largest * (job.nodes + 1)},
+        "max_num_seqs": max(batches),
+        # Graphs for what is timed alone: decoding steps, by tokens, and drafts, by requests.
+        "compilation_config": {
+            "cudagraph_mode": "FULL_DECODE_ONLY",
+            "cudagraph_capture_sizes": sorted(batches | {b * (job.nodes + 1) for b in batches}),
+        },
     }
     if job.nodes:
         arguments["speculative_config"] = {

@@ -14,11 +14,11 @@ LONGEST = 130
 TOP_P = workloads.Case("top-p", {"temperature": 0.8, "top_p": 0.95})
 
 ALL = {
-    "greedy": workloads.greedy(10, GREEDY_TOKENS + KNOWN, longest=LONGEST),
+    "greedy": workloads.greedy(8, GREEDY_TOKENS + KNOWN, longest=LONGEST),
     "sampled": workloads.sampling(TOP_P, count=4, max_tokens=24, longest=LONGEST, seed=3),
     "mixed": workloads.mixed(count=1, max_tokens=24, longest=LONGEST),
 }
-GREEDY = workloads.greedy(10, GREEDY_TOKENS, longest=LONGEST)
+GREEDY = workloads.greedy(8, GREEDY_TOKENS, longest=LONGEST)
 SAMPLED, MIXED = ALL["sampled"], ALL["mixed"]
 
 EVERYTHING = workloads.joined(

@@ -91,13 +91,14 @@ class TreeScorer:
             _invalidate(staged.tokens, input_batch, invalid_drafts)
         tokens = staged.tokens.new_empty(requests, staged.tokens.shape[1])
         num_sampled = staged.tokens.new_empty(requests)
+        dims = self.sampler.get_logprobs_dims(input_batch.idx_mapping_np)
         limit = get_max_chunk_logits(logits.shape[1])
         chunks = [
             Chunk.of(input_batch, start, end)
             for start, end in _iter_request_chunks(input_batch.cu_num_logits_np, limit)
         ]
         logprobs = [
-            self._verify(logits[chunk.rows], input_batch, chunk, tokens, num_sampled)
+            self._verify(logits[chunk.rows], input_batch, chunk, tokens, num_sampled, dims)
             for chunk in chunks
         ]
         self.state.compact(self.state.path[:requests], num_sampled, slice(0, requests))
@@ -123,11 +124,15 @@ class TreeScorer:
         chunk: Chunk,
         tokens: Tensor,
         num_sampled: Tensor,
+        dims: tuple[int, int] | None,
     ) -> LogprobsTensors | None:
-        """Draw at the chunk's nodes and walk: fills its part of `tokens` and `num_sampled`."""
+        """Draw at the chunk's nodes and walk: fills its part of `tokens` and `num_sampled`.
+
+        Returns:
+            Logprobs along the accepted paths, `dims` telling how many; None where it is None.
+        """
         requests, rows = chunk.requests, chunk.rows
         logits_indices = input_batch.logits_indices[rows]
-        dims = self.sampler.get_logprobs_dims(input_batch.idx_mapping_np[requests])
         sampled, processed_logits = self.sampler.sample(
             logits,
             input_batch.expanded_idx_mapping[rows],
