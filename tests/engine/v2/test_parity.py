@@ -72,6 +72,20 @@ def test_aborted_requests_leave_the_others_as_they_were(
             ]
 
 
+def test_statistics_agree_with_vllm_s_counters(oracle: InterpretedEngine) -> None:
+    few = workloads.Workload(small_workloads.GREEDY.prompts[:2], small_workloads.GREEDY.params[:2])
+    oracle.rpc("reset_redrafter_stats")
+    before = counters(oracle)
+    oracle.run(few)
+    drafts, accepted = (b - a for a, b in zip(before, counters(oracle), strict=True))
+    (stats,) = oracle.rpc("redrafter_stats")
+    assert stats["verifications"] == drafts > 0
+    # The last verification of a request outputs more than vLLM takes.
+    assert accepted <= stats["sampled_tokens"] - drafts <= accepted + 2 * 5
+    assert 0 < stats["drafted_tokens"] <= 12 * drafts
+    assert all(stats[part] > 0 for part in ("forward", "draft", "accept", "compact"))
+
+
 def assert_logprobs_close(answer: Any, expected: Any) -> None:
     for output, wanted in zip(answer.outputs, expected.outputs, strict=True):
         if wanted.logprobs is None:

@@ -15,6 +15,7 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_b
 from vllm.v1.worker.cpu import model_runner as cpu_model_runner
 
 from vllm_redrafter.engine.v2.runner import TreeModelRunner
+from vllm_redrafter.engine.v2.worker import StatisticsRpc
 from vllm_redrafter.plugin import TREE_ATTENTION, substituted
 
 
@@ -22,7 +23,7 @@ class InterpretedTreeModelRunner(TreeModelRunner, cpu_model_runner.CPUModelRunne
     """TreeModelRunner with what CPUWorker calls besides."""
 
 
-class InterpretedWorker(cpu_worker.CPUWorker):
+class InterpretedWorker(StatisticsRpc, cpu_worker.CPUWorker):
     """vLLM's CPU worker with our V2 model runner and attention backend."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

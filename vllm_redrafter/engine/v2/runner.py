@@ -47,6 +47,10 @@ class TreeModelRunner(model_runner.GPUModelRunner):
             self.speculator.load_model(self.model)
         self.model_memory_usage += memory.consumed_memory
 
+    def execute_model(self, *args: Any, **kwargs: Any) -> Any:
+        with self.speculator.meter.measure("forward"):
+            return super().execute_model(*args, **kwargs)
+
     def reload_weights(self, *args: Any, **kwargs: Any) -> None:
         """Reload the target as vLLM does; from its own files, reload the drafter as well.
 

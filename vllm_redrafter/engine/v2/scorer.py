@@ -97,11 +97,15 @@ class TreeScorer:
             Chunk.of(input_batch, start, end)
             for start, end in _iter_request_chunks(input_batch.cu_num_logits_np, limit)
         ]
-        logprobs = [
-            self._verify(logits[chunk.rows], input_batch, chunk, tokens, num_sampled, dims)
-            for chunk in chunks
-        ]
-        self.state.compact(self.state.path[:requests], num_sampled, slice(0, requests))
+        meter = self.state.speculator.meter
+        with meter.measure("accept"):
+            logprobs = [
+                self._verify(logits[chunk.rows], input_batch, chunk, tokens, num_sampled, dims)
+                for chunk in chunks
+            ]
+        with meter.measure("compact"):
+            self.state.compact(self.state.path[:requests], num_sampled, slice(0, requests))
+        meter.count(input_batch, staged.num_nodes, num_sampled)
         num_sampled, num_rejected = get_num_sampled_and_rejected(
             num_sampled,
             input_batch.seq_lens,

@@ -23,6 +23,7 @@ from vllm.v1.worker.gpu.states import RequestState
 from vllm_redrafter.beam_search import ExploredNodes, beam_search
 from vllm_redrafter.checkpoints import load_drafter
 from vllm_redrafter.engine.settings import Settings
+from vllm_redrafter.engine.v2.stats import StepMeter
 from vllm_redrafter.token_tree import candidate_log_probs
 from vllm_redrafter.triton_kernels.build_tree import TreeBuffers, build_tree
 
@@ -36,6 +37,7 @@ class TreeSpeculator(BaseSpeculator):
         chains: [slots] int32 on the device, 1 for requests that get a chain.
         last_rows: [slots] int64, in batch order: the row, among the step's rows of hidden states,
             that the next draft starts from. The scorer writes it.
+        meter: the step's statistics, the other parts' included.
     """
 
     # What the model runner asks of any speculator, besides BaseSpeculator.
@@ -53,6 +55,7 @@ class TreeSpeculator(BaseSpeculator):
         self.dtype = vllm_config.model_config.dtype
         self.max_num_reqs = req_states.max_num_reqs
         self.graphs: CudaGraphManager | None = None
+        self.meter = StepMeter(device)
 
         slots, k = self.max_num_reqs, self.config.num_speculative_tokens
         self.trees = TreeBuffers(slots + 1, k, device)
@@ -160,11 +163,12 @@ class TreeSpeculator(BaseSpeculator):
             self._slots[:requests].fill_(self.max_num_reqs)
         else:
             self._load(input_batch, last_hidden_states, last_sampled)
-        if desc is not None and desc.cg_mode == CUDAGraphMode.FULL:
-            assert self.graphs is not None
-            self.graphs.run_fullgraph(desc)
-        else:
-            self.draft(padded)
+        with self.meter.measure("draft"):
+            if desc is not None and desc.cg_mode == CUDAGraphMode.FULL:
+                assert self.graphs is not None
+                self.graphs.run_fullgraph(desc)
+            else:
+                self.draft(padded)
         return self._drafts[:requests]
 
     def _load(self, input_batch: InputBatch, hidden_states: Tensor, last_sampled: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
@@ -11,7 +12,21 @@ from vllm_redrafter.engine.v2.runner import TreeModelRunner
 from vllm_redrafter.plugin import TREE_ATTENTION
 
 
-class ReDrafterWorker(Worker):
+class StatisticsRpc:
+    """What a V2 worker answers to `LLM.collective_rpc` besides vLLM's own."""
+
+    model_runner: TreeModelRunner
+
+    def redrafter_stats(self) -> dict[str, float]:
+        """Counters and seconds since the last reset; all zero before the first."""
+        return asdict(self.model_runner.speculator.meter.read())
+
+    def reset_redrafter_stats(self) -> None:
+        """Zero the statistics; they are kept from the first call on."""
+        self.model_runner.speculator.meter.reset()
+
+
+class ReDrafterWorker(StatisticsRpc, Worker):
     """vLLM's GPU worker with our model runner and attention backend."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
