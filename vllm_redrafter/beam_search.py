@@ -89,13 +89,13 @@ def beam_search(
         beam_length: L.
 
     Returns:
-        The explored nodes, [R, L, W].
+        The explored nodes, [R, L, W], in the target's token ids.
     """
     condition = drafter.condition(hidden).unsqueeze(1)
     # The first level has one beam, the root itself; only from the second on are there W.
     state = drafter.step(None, embed(root_tokens.unsqueeze(1)))
     scores, tokens = log_softmax_of_top(drafter.logits(condition, state), beam_width)
-    log_probs, tokens = scores.squeeze(1), tokens.squeeze(1)
+    log_probs, tokens = scores.squeeze(1), drafter.target_tokens(tokens.squeeze(1))
     back_pointers = torch.zeros_like(tokens)
     levels = [(tokens, back_pointers, log_probs)]
 
@@ -106,7 +106,7 @@ def beam_search(
         scores, candidates = log_softmax_of_top(drafter.logits(condition, state), beam_width)
         scores = (scores + log_probs.unsqueeze(-1)).flatten(1)
         log_probs, best = scores.topk(beam_width, dim=1)
-        tokens = candidates.flatten(1).gather(1, best)
+        tokens = drafter.target_tokens(candidates.flatten(1).gather(1, best))
         back_pointers = best // beam_width
         levels.append((tokens, back_pointers, log_probs))
 

@@ -22,6 +22,10 @@ class ConfigError(ValueError):
     """A setting or a checkpoint that cannot work; the message names the value and the remedy."""
 
 
+class TrainingError(RuntimeError):
+    """Training stopped; the message says why, and what is left to go on from."""
+
+
 def _require_positive(owner: str, **values: int) -> None:
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -35,8 +39,11 @@ class DrafterConfig:
     Field names are those of Apple's config.json. `num_lookback_tokens` is recorded by Apple's
     training code and read by nothing.
 
+    `draft_vocab_size` is ours: the drafter ranks only so many of the target's tokens, those that
+    the checkpoint's `d2t` lists; None ranks them all.
+
     Raises:
-        ConfigError: a size is below 1 or not an integer.
+        ConfigError: a size is below 1 or not an integer, or the draft vocabulary the larger one.
     """
 
     vocab_size: int
@@ -45,6 +52,7 @@ class DrafterConfig:
     num_draft_layers: int = 1
     rnn: bool = True
     num_lookback_tokens: int = -1
+    draft_vocab_size: int | None = None
 
     def __post_init__(self) -> None:
         _require_positive(
@@ -61,6 +69,18 @@ class DrafterConfig:
             )
         if not isinstance(self.rnn, bool):
             raise ConfigError(f"drafter config.json: rnn must be true or false, got {self.rnn!r}")
+        if self.draft_vocab_size is not None:
+            _require_positive("drafter config.json", draft_vocab_size=self.draft_vocab_size)
+            if self.draft_vocab_size > self.vocab_size:
+                raise ConfigError(
+                    f"drafter config.json: draft_vocab_size {self.draft_vocab_size} exceeds "
+                    f"vocab_size {self.vocab_size}; leave it out to rank all tokens"
+                )
+
+    @property
+    def num_ranked_tokens(self) -> int:
+        """Rows of the vocabulary-wide layer."""
+        return self.vocab_size if self.draft_vocab_size is None else self.draft_vocab_size
 
     @property
     def has_input_projection(self) -> bool:

@@ -34,8 +34,13 @@ class ResidualBlock(nn.Module):
 class Drafter(nn.Module):
     """The draft head; parameter names are those of Apple's checkpoints.
 
-    `step`, `condition` and `logits` are all there is: beam search and training call the same.
+    `step`, `condition`, `features` and `logits` are all there is: beam search and training call
+    the same. The vocabulary-wide layer dominates a draft's cost; with a reduced draft vocabulary
+    it has rows for some of the target's tokens only, which the buffer `d2t` tells as EAGLE-3's
+    checkpoints do: draft token i is the target's token i + d2t[i].
     """
+
+    d2t: Tensor
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
@@ -45,11 +50,13 @@ class Drafter(nn.Module):
             self.input_proj = nn.Linear(2 * hidden, exit_dim)
         self.lm_head = nn.Sequential(
             *(ResidualBlock(exit_dim) for _ in range(config.num_draft_layers)),
-            nn.Linear(exit_dim, config.vocab_size, bias=False),
+            nn.Linear(exit_dim, config.num_ranked_tokens, bias=False),
         )
         if config.rnn:
             self.rnn_u = nn.Linear(hidden, hidden)
             self.rnn_w = nn.Linear(hidden, hidden, bias=False)
+        if config.draft_vocab_size is not None:
+            self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
 
     def step(self, state: Tensor | None, embedded: Tensor) -> Tensor:
         """Advance the recurrence by one token.
@@ -102,6 +109,24 @@ class Drafter(nn.Module):
         return x
 
     def logits(self, condition: Tensor, state: Tensor) -> Tensor:
-        """Logits of the next draft token: [..., V], arguments as in `features`."""
+        """Logits of the next draft token: [..., draft tokens], arguments as in `features`."""
         out: Tensor = self.lm_head[-1](self.features(condition, state))
         return out
+
+    def target_tokens(self, draft_tokens: Tensor) -> Tensor:
+        """The target's ids of draft tokens [...] int64: themselves, unless there is a `d2t`."""
+        if self.config.draft_vocab_size is None:
+            return draft_tokens
+        return draft_tokens + self.d2t[draft_tokens]
+
+    @property
+    def last_layer(self) -> nn.Linear:
+        """The vocabulary-wide layer, which training runs in chunks."""
+        layer = self.lm_head[-1]
+        assert isinstance(layer, nn.Linear)
+        return layer
+
+    def keep_tokens(self, target_tokens: Tensor) -> None:
+        """Make these of the target's tokens the draft vocabulary: [draft tokens] int64."""
+        index = torch.arange(len(target_tokens), device=target_tokens.device)
+        self.d2t.copy_(target_tokens - index)

@@ -1,75 +1,102 @@
-"""Blocks of tokens: what counts, batches, files."""
+"""Rows and batches: what counts, packing, and the plan of the steps."""
 
 from __future__ import annotations
 
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tests.training.cycle_language import rows
 from vllm_redrafter.config import ConfigError
-from vllm_redrafter.training.data import TokenBlocks
+from vllm_redrafter.training.data import BatchPlan, TextBatch, TextRow, pack
 from vllm_redrafter.training.target import load_target
 
 
-def numbered(num: int) -> TokenBlocks:
-    tokens = torch.arange(num).unsqueeze(1).expand(-1, 3)
-    return TokenBlocks(tokens, torch.ones_like(tokens, dtype=torch.bool))
-
-
 def test_prompts_and_padding_are_not_generated() -> None:
-    blocks = TokenBlocks.from_answers([[5, 6], [7]], [[8], [9, 3, 4]])
-    assert blocks.tokens.tolist() == [[5, 6, 8, 0], [7, 9, 3, 4]]
-    assert blocks.generated.int().tolist() == [[0, 0, 1, 0], [0, 1, 1, 1]]
+    batch = TextBatch.of(
+        [[TextRow.from_answer([5, 6], [8])], [TextRow.from_answer([7], [9, 3, 4])]]
+    )
+    assert batch.tokens.tolist() == [[5, 6, 8, 0], [7, 9, 3, 4]]
+    assert batch.generated.int().tolist() == [[0, 0, 1, 0], [0, 1, 1, 1]]
+    assert batch.positions.tolist() == [[0, 1, 2, 0], [0, 1, 2, 3]]
 
 
-def test_batches_keep_the_order_and_the_rest() -> None:
-    batches = list(numbered(7).batches(3))
-    assert [b.tokens[:, 0].tolist() for b in batches] == [[0, 1, 2], [3, 4, 5], [6]]
+def test_packed_rows_follow_each_other_and_count_positions_anew() -> None:
+    batch = TextBatch.of([[TextRow.from_answer([5, 6], [8]), TextRow.from_answer([7], [9])]])
+    assert batch.tokens.tolist() == [[5, 6, 8, 7, 9]]
+    assert batch.generated.int().tolist() == [[0, 0, 1, 0, 1]]
+    assert batch.positions.tolist() == [[0, 1, 2, 0, 1]]
 
 
-def test_shuffled_batches_pass_over_all_blocks_in_whole_batches() -> None:
-    batches = numbered(7).shuffled_batches(3, torch.Generator().manual_seed(0))
-    first, second, third, fourth = (b.tokens[:, 0].tolist() for b in islice(batches, 4))
-    for one, other in ((first, second), (third, fourth)):
-        assert len(one) == len(other) == 3
-        assert not set(one) & set(other)
-    assert first + second != third + fourth
+def test_top_tokens_are_padded_with_none() -> None:
+    def row(width: int, length: int) -> TextRow:
+        shape = (length, width)
+        tops, log_probs = torch.full(shape, 3), torch.zeros(shape)
+        return TextRow(torch.zeros(length).long(), torch.zeros(length).bool(), tops, log_probs)
+
+    batch = TextBatch.of([[row(2, 1), row(1, 1)], [row(1, 3)]], min_length=4)
+    assert batch.top_tokens is not None and batch.top_log_probs is not None
+    none = [-1, -1]
+    assert batch.top_tokens.tolist() == [
+        [[3, 3], [3, -1], none, none],
+        [[3, -1], [3, -1], [3, -1], none],
+    ]
+    assert (batch.top_log_probs.isinf() == (batch.top_tokens == -1)).all()
 
 
-def test_fewer_blocks_than_a_batch_are_one_batch() -> None:
-    batches = numbered(2).shuffled_batches(5, torch.Generator().manual_seed(0))
-    assert [sorted(b.tokens[:, 0].tolist()) for b in islice(batches, 2)] == [[0, 1], [0, 1]]
+def test_a_batch_is_as_long_as_is_asked_for() -> None:
+    batch = TextBatch.of([[TextRow.from_answer([5], [8])]], min_length=4)
+    assert batch.tokens.tolist() == [[5, 8, 0, 0]]
+    assert batch.generated.int().tolist() == [[0, 1, 0, 0]]
 
 
-def test_batches_are_sorted_by_length_and_trimmed() -> None:
-    lengths = [2, 9, 3, 8, 2, 9, 3, 8]
-    blocks = TokenBlocks.from_answers([[5]] * 8, [[6] * (n - 1) for n in lengths])
-    assert blocks.lengths.tolist() == lengths
-    batches = list(islice(blocks.shuffled_batches(2, torch.Generator().manual_seed(0)), 4))
-    assert sorted(b.tokens.shape[1] for b in batches) == [2, 3, 8, 9]
-    assert all(b.generated[:, 1:].all() for b in batches)
+@given(st.lists(st.integers(1, 20), max_size=60), st.randoms())
+def test_packing_keeps_every_row_within_capacity(lengths: list[int], random: object) -> None:
+    order = list(range(len(lengths)))
+    blocks = pack(lengths, order, capacity=20)
+    assert sorted(row for block in blocks for row in block) == order
+    totals = [sum(lengths[row] for row in block) for block in blocks]
+    assert all(total <= 20 for total in totals)
+    # Of two blocks that are at most half full one would have taken the other's rows.
+    assert sum(total <= 10 for total in totals) <= 1
 
 
-def test_blocks_survive_a_file(tmp_path: Path) -> None:
-    blocks = TokenBlocks.from_answers([[5, 6], [7]], [[8], [9, 3, 4]])
-    blocks.save(tmp_path / "blocks.safetensors")
-    loaded = TokenBlocks.load(tmp_path / "blocks.safetensors")
-    assert torch.equal(loaded.tokens, blocks.tokens) and loaded.tokens.dtype == torch.int64
-    assert torch.equal(loaded.generated, blocks.generated)
+def plan(num: int = 50, batch_size: int = 4, seed: int = 0) -> BatchPlan:
+    lengths = torch.randint(1, 9, (num,), generator=torch.Generator().manual_seed(3)).numpy()
+    return BatchPlan(lengths, block_length=16, batch_size=batch_size, seed=seed)
 
 
-def test_bad_blocks_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"must both be \[N, T\], got \[2, 3\] and \[2, 4\]"):
-        TokenBlocks(torch.zeros(2, 3), torch.zeros(2, 4))
-    with pytest.raises(ConfigError, match="nothing here"):
-        TokenBlocks.load(tmp_path / "nothing here")
-    (tmp_path / "text").write_text("text")
-    with pytest.raises(ConfigError, match="not a file of token blocks"):
-        TokenBlocks.load(tmp_path / "text")
-    with pytest.raises(ConfigError, match="there are none"):
-        next(numbered(0).shuffled_batches(2, torch.Generator()))
+def test_an_epoch_reads_each_row_at_most_once_in_whole_steps() -> None:
+    steps = plan().epoch(0)
+    read = [row for step in steps for block in step for row in block]
+    assert len(read) == len(set(read)) > 30
+    assert all(len(step) == 4 for step in steps)
+    assert steps != plan().epoch(1) != plan(seed=1).epoch(1)
+
+
+def test_steps_can_start_anywhere() -> None:
+    everything = list(islice(plan().steps(), 25))
+    for first in (0, 1, 6, 7, 20):
+        assert list(islice(plan().steps(first), 25 - first)) == everything[first:]
+    assert plan().num_steps(2) == len(plan().epoch(0)) + len(plan().epoch(1))
+
+
+def test_fewer_blocks_than_a_batch_are_one_step() -> None:
+    assert [len(step) for step in plan(num=3, batch_size=50).epoch(0)] == [1]
+
+
+def test_no_text_is_refused() -> None:
+    with pytest.raises(ConfigError, match="there is no text"):
+        BatchPlan(np.array([]), block_length=8, batch_size=1, seed=0)
+
+
+def test_rows_in_memory_know_their_lengths() -> None:
+    assert rows(num=3, length=7).lengths.tolist() == [7, 7, 7]
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:

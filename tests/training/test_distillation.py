@@ -2,41 +2,71 @@
 
 from __future__ import annotations
 
+from itertools import product
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from vllm_redrafter.config import ConfigError, DrafterConfig
 from vllm_redrafter.drafter import Drafter
-from vllm_redrafter.training.distillation import (
-    LossKind,
-    cross_entropy,
-    distillation_loss,
-    kl_divergence,
-    unroll,
-)
+from vllm_redrafter.training import chunked_loss
+from vllm_redrafter.training.data import TextBatch
+from vllm_redrafter.training.distillation import Distillation, count_rows, unroll
 from vllm_redrafter.training.target import TargetOutputs
 
 B, T, H, V, L = 2, 9, 6, 7, 3
+KEPT = torch.tensor([0, 2, 3, 6])
 
 
-@pytest.fixture(params=[True, False], ids=["rnn", "sum"])
+@pytest.fixture(params=["rnn", "sum", "reduced vocabulary"])
 def drafter(request: pytest.FixtureRequest) -> Drafter:
     torch.manual_seed(0)
-    return Drafter(DrafterConfig(V, H, exit_dim=5, rnn=request.param)).double()
+    reduced = request.param == "reduced vocabulary"
+    config = DrafterConfig(
+        V, H, exit_dim=5, rnn=request.param != "sum", draft_vocab_size=4 if reduced else None
+    )
+    drafter = Drafter(config).double()
+    if reduced:
+        drafter.keep_tokens(KEPT)
+    return drafter
 
 
 @pytest.fixture
-def tokens() -> Tensor:
-    return torch.randint(V, (B, T), generator=torch.Generator().manual_seed(2))
+def batch() -> TextBatch:
+    """A prompt, an answer, a second prompt; and a row whose answer is long."""
+    generator = torch.Generator().manual_seed(2)
+    generated = torch.ones(B, T, dtype=torch.bool)
+    generated[0, :2] = generated[0, 6:7] = generated[1, :1] = False
+    probs = torch.rand(B, T, V, generator=generator).double().softmax(dim=-1)
+    top = probs.topk(3)
+    return TextBatch(
+        torch.randint(V, (B, T), generator=generator),
+        generated,
+        torch.arange(T).expand(B, T),
+        top.indices.masked_fill(~generated.unsqueeze(2), -1),
+        top.values.log().masked_fill(~generated.unsqueeze(2), -torch.inf),
+    )
 
 
 @pytest.fixture
-def target(tokens: Tensor) -> TargetOutputs:
+def target(batch: TextBatch) -> TargetOutputs:
     torch.manual_seed(3)
     embedding = torch.randn(V, H).double()
-    hidden, logits = torch.randn(B, T, H).double(), torch.randn(B, T, V).double()
-    return TargetOutputs(hidden, embedding[tokens], logits)
+    return TargetOutputs(torch.randn(B, T, H).double(), embedding[batch.tokens])
+
+
+@pytest.fixture(params=[10**9, 3 * V], ids=["one chunk", "chunks of three rows"])
+def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunked_loss, "CHUNK_ELEMENTS", request.param)
+
+
+HEAD = torch.randn(V, H, generator=torch.Generator().manual_seed(7)).double()
+
+
+def head(hidden: Tensor) -> Tensor:
+    return hidden @ HEAD.T
 
 
 def states_from(drafter: Drafter, target: TargetOutputs, row: int, start: int) -> list[Tensor]:
@@ -48,31 +78,68 @@ def states_from(drafter: Drafter, target: TargetOutputs, row: int, start: int) -
     return states
 
 
-def naive_loss(
-    drafter: Drafter,
-    tokens: Tensor,
-    target: TargetOutputs,
-    generated: Tensor,
-    kind: LossKind,
-) -> Tensor:
-    """[L], one position, one step, one row at a time."""
-    sums, counts = torch.zeros(L).double(), torch.zeros(L)
-    for row in range(B):
-        for start in range(T):
-            for index, state in enumerate(states_from(drafter, target, row, start)):
-                label = start + 2 + index
-                if label >= T or not generated[row, start + 1 : label + 1].all():
-                    continue
-                logits = drafter.logits(drafter.condition(target.hidden[row, start]), state)
-                log_q = logits.log_softmax(-1)
-                log_p = target.logits[row, label - 1].log_softmax(-1)
-                kl = (log_p.exp() * (log_p - log_q)).sum()
-                sums[index] += kl if kind == "kl" else -log_q[tokens[row, label]]
-                counts[index] += 1
-    return sums / counts.clamp(min=1)
+def taught(kind: str, batch: TextBatch, target: TargetOutputs, row: int, label: int) -> Tensor:
+    """[V], what the drafter is taught to say in place of the token at `label`."""
+    text = torch.nn.functional.one_hot(batch.tokens[row, label], V).double()
+    if kind == "ce":
+        return text
+    if kind == "data":
+        assert batch.top_tokens is not None and batch.top_log_probs is not None
+        probs = torch.zeros(V).double()
+        for token, log_prob in zip(
+            batch.top_tokens[row, label], batch.top_log_probs[row, label], strict=True
+        ):
+            probs[token] = log_prob.exp()
+        return probs
+    probs = head(target.hidden[row, label - 1]).softmax(dim=-1)
+    return probs if kind == "kl" else 0.25 * probs + 0.75 * text
 
 
-def test_unroll_is_step_after_step(drafter: Drafter, target: TargetOutputs) -> None:
+def naive_loss(drafter: Drafter, batch: TextBatch, target: TargetOutputs, kind: str) -> Tensor:
+    """[L], one position, one step, one row at a time; all logits by `drafter.logits`."""
+    sums = [torch.zeros(()).double() for _ in range(L)]
+    kept = drafter.target_tokens(torch.arange(drafter.config.num_ranked_tokens))
+    for row, start in product(range(B), range(T)):
+        for index, state in enumerate(states_from(drafter, target, row, start)):
+            label = start + 2 + index
+            if label >= T or not batch.generated[row, start + 1 : label + 1].all():
+                continue
+            logits = drafter.logits(drafter.condition(target.hidden[row, start]), state)
+            t = taught(kind, batch, target, row, label)[kept]
+            sums[index] = sums[index] + (torch.xlogy(t, t) - t * logits.log_softmax(-1)).sum()
+    return torch.stack(sums)
+
+
+def distillation(drafter: Drafter, kind: str) -> Distillation:
+    if kind == "data":
+        return Distillation(drafter, None, L, "kl", use_data=True)
+    return Distillation(drafter, head, L, kind, kl_weight=0.25)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["kl", "ce", "mix", "data"])
+@pytest.mark.usefixtures("chunks")
+def test_loss_and_gradients_are_those_of_a_loop_over_positions(
+    drafter: Drafter, batch: TextBatch, target: TargetOutputs, kind: str
+) -> None:
+    weights = torch.tensor([0.5, 0.3, 0.2]).double()
+    expected = naive_loss(drafter, batch, target, kind)
+    parameters = dict(drafter.named_parameters())
+    gradients = torch.autograd.grad((expected * weights).sum() * 3.0, list(parameters.values()))
+
+    loss = distillation(drafter, kind)(batch, target, weights)
+    (loss.total * 3.0).backward()
+
+    close: dict[str, Any] = {"rtol": 1e-10, "atol": 1e-12}
+    torch.testing.assert_close(loss.per_step, expected.detach(), **close)
+    torch.testing.assert_close(loss.total, (expected * weights).sum(), **close)
+    for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
+        assert gradient.abs().sum() > 0, name
+        torch.testing.assert_close(parameter.grad, gradient, **close)
+    assert target.hidden.grad is None and target.embedded.grad is None
+
+
+def test_unroll_is_step_after_step(batch: TextBatch, target: TargetOutputs) -> None:
+    drafter = Drafter(DrafterConfig(V, H, exit_dim=5)).double()
     unrolled = list(unroll(drafter, target.embedded, L))
     assert [s.shape for s in unrolled] == [(B, T - j, H) for j in range(1, L + 1)]
     for row in range(B):
@@ -81,58 +148,68 @@ def test_unroll_is_step_after_step(drafter: Drafter, target: TargetOutputs) -> N
                 torch.testing.assert_close(unrolled[index][row, start], state)
 
 
-@pytest.mark.parametrize("kind", ["kl", "ce"])
-@pytest.mark.parametrize("masked", [False, True])
-def test_loss_is_that_of_a_loop_over_positions(
-    drafter: Drafter, tokens: Tensor, target: TargetOutputs, kind: LossKind, masked: bool
-) -> None:
-    generated = torch.ones(B, T, dtype=torch.bool)
-    if masked:
-        # A prompt, an answer, a second prompt; and a row whose answer is long.
-        generated[0, :2] = generated[0, 6:7] = generated[1, :3] = False
-    loss = distillation_loss(drafter, tokens, target, L, generated if masked else None, kind)
-    expected = naive_loss(drafter, tokens, target, generated, kind)
-    torch.testing.assert_close(loss.per_step, expected.detach())
-    torch.testing.assert_close(loss.total, expected.mean())
-
-
-def test_gradients_reach_every_parameter_and_nothing_else(
-    tokens: Tensor, target: TargetOutputs
-) -> None:
-    drafter = Drafter(DrafterConfig(V, H, exit_dim=5)).double()
-    distillation_loss(drafter, tokens, target, L).total.backward()
-    for name, parameter in drafter.named_parameters():
-        assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
-    assert target.hidden.grad is None and target.embedded.grad is None
-
-
-def test_teacher_and_text_are_aligned(
-    drafter: Drafter, tokens: Tensor, target: TargetOutputs
-) -> None:
+def test_teacher_and_text_are_aligned(batch: TextBatch, target: TargetOutputs) -> None:
     """A teacher that is certain of the text makes KL the cross-entropy."""
-    certain = torch.nn.functional.one_hot(tokens.roll(-1, dims=1), V) * 1e4
-    target = TargetOutputs(target.hidden, target.embedded, certain.double())
-    kl = distillation_loss(drafter, tokens, target, L, kind="kl")
-    ce = distillation_loss(drafter, tokens, target, L, kind="ce")
+    drafter = Drafter(DrafterConfig(V, H, exit_dim=5)).double()
+    # The hidden state is where a target would read the next token off.
+    target.hidden[..., 0] = batch.tokens.roll(-1, dims=1).double()
+
+    def certain(hidden: Tensor) -> Tensor:
+        return torch.nn.functional.one_hot(hidden[:, 0].long(), V).double() * 1e4
+
+    weights = torch.ones(L).double()
+    kl = Distillation(drafter, certain, L, "kl")(batch, target, weights)
+    ce = Distillation(drafter, None, L, "ce")(batch, target, weights)
     torch.testing.assert_close(kl.per_step, ce.per_step)
 
 
-def test_kl_of_equal_distributions_is_zero() -> None:
-    logits = torch.randn(4, V, dtype=torch.float64)
-    shifted = logits + 3.0
-    torch.testing.assert_close(kl_divergence(logits, shifted), torch.tensor(0.0).double())
-    assert kl_divergence(logits, -logits) > 0
-
-
-def test_no_counted_position_gives_zero_loss(tokens: Tensor, target: TargetOutputs) -> None:
-    drafter = Drafter(DrafterConfig(V, H, exit_dim=5)).double()
-    none = torch.zeros(B, T, dtype=torch.bool)
-    assert distillation_loss(drafter, tokens, target, L, none).total == 0.0
-    assert cross_entropy(torch.empty(0, V), torch.empty(0, dtype=torch.int64)) == 0.0
-
-
-def test_too_short_a_text_is_refused(
-    drafter: Drafter, tokens: Tensor, target: TargetOutputs
+def test_rows_are_counted_before_they_are_computed(
+    drafter: Drafter, batch: TextBatch, target: TargetOutputs
 ) -> None:
+    counts = count_rows(batch.generated, L)
+    kept = drafter.target_tokens(torch.arange(drafter.config.num_ranked_tokens))
+    flat = TargetOutputs(torch.zeros_like(target.hidden), torch.zeros_like(target.embedded))
+    with torch.no_grad():
+        for parameter in drafter.parameters():
+            parameter.zero_()
+        batch.tokens.fill_(int(kept[0]))
+        loss = Distillation(drafter, None, L, "ce")(batch, flat, torch.ones(L))
+    # Equal logits cost log(ranked tokens) a row.
+    torch.testing.assert_close(
+        loss.per_step, counts * torch.tensor(len(kept)).double().log(), check_dtype=False
+    )
+    assert counts.tolist() == [11, 8, 6]
+
+
+def test_a_batch_without_counted_positions_gives_zero_gradients(
+    drafter: Drafter, batch: TextBatch, target: TargetOutputs
+) -> None:
+    nothing = TextBatch(batch.tokens, torch.zeros_like(batch.generated), batch.positions)
+    loss = Distillation(drafter, head, L, "kl")(nothing, target, torch.ones(L).double())
+    loss.total.backward()
+    assert loss.total == 0.0
+    for parameter in drafter.parameters():
+        assert parameter.grad is not None and not parameter.grad.any()
+
+
+def test_reduced_precision_is_for_the_products_alone(
+    batch: TextBatch, target: TargetOutputs
+) -> None:
+    drafter = Drafter(DrafterConfig(V, H, exit_dim=5))
+    outputs = TargetOutputs(target.hidden.float(), target.embedded.float())
+    head32 = torch.nn.Linear(H, V, bias=False)
+    model = Distillation(drafter, head32, L)
+    exact = model(batch, outputs, torch.ones(L))
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = model(batch, outputs, torch.ones(L))
+    rounded.total.backward()
+    assert rounded.total.dtype == torch.float32
+    assert drafter.last_layer.weight.grad is not None
+    assert drafter.last_layer.weight.grad.dtype == torch.float32
+    assert 0 < (rounded.total - exact.total).abs() < 0.02 * exact.total
+
+
+def test_too_short_a_text_is_refused(batch: TextBatch, target: TargetOutputs) -> None:
+    drafter = Drafter(DrafterConfig(V, H, exit_dim=5)).double()
     with pytest.raises(ConfigError, match=r"8 steps need blocks of at least 10 tokens, got 9"):
-        distillation_loss(drafter, tokens, target, 8)
+        Distillation(drafter, head, 8)(batch, target, torch.ones(8))

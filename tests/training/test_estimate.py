@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tests.training.cycle_language import CycleTarget, rows
 from vllm_redrafter.beam_search import beam_search
 from vllm_redrafter.config import DrafterConfig, ReDrafterConfig
 from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.token_tree import TokenTree
-from vllm_redrafter.training.data import TokenBlocks
-from vllm_redrafter.training.estimate import Acceptance, estimate_acceptance
-from vllm_redrafter.training.target import read_target
+from vllm_redrafter.training.data import ListRows, TextBatch, TextRow
+from vllm_redrafter.training.estimate import Acceptance, estimate_acceptance, top_accuracy
+from vllm_redrafter.training.target import TargetHead, read_target
 
 V = 11
 
@@ -34,37 +35,48 @@ def target() -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval().requires_grad_(False)
 
 
-def blocks() -> TokenBlocks:
-    """Answers of different places and lengths: whole, short, one token, and none."""
-    tokens = torch.randint(V, (5, 14), generator=torch.Generator().manual_seed(1))
+def written() -> ListRows:
+    """Answers of different places and lengths: whole, short, one token, none, and two in a row."""
+    tokens = torch.randint(V, (6, 14), generator=torch.Generator().manual_seed(1))
     generated = torch.zeros_like(tokens, dtype=torch.bool)
     generated[0, 3:] = generated[1, 2:9] = generated[2, 5:6] = generated[4, 1:13] = True
-    return TokenBlocks(tokens, generated)
+    generated[5, 2:7] = generated[5, 9:] = True
+    return ListRows(map(TextRow, tokens, generated))
 
 
 def naive_acceptance(
-    drafter: Drafter, target: LlamaForCausalLM, blocks: TokenBlocks, config: ReDrafterConfig
+    drafter: Drafter, target: LlamaForCausalLM, config: ReDrafterConfig
 ) -> Acceptance:
     """One answer at a time; the tree is walked by looking for the child with the next token."""
     steps = tokens = 0
-    for row in range(len(blocks)):
-        text, answer = blocks.tokens[row], blocks.generated[row].nonzero().flatten().tolist()
-        if not answer:
-            continue
-        hidden = read_target(target, text.unsqueeze(0)).hidden[0]
-        root = answer[0]
-        while root < answer[-1]:
-            node, accepted = 0, 0
-            tree = search(drafter, target, hidden[root - 1], text[root], config)
-            while True:
-                following = root + accepted + 1
-                child = find_child(tree, node, int(text[following])) if following < 14 else None
-                if child is None or following > answer[-1]:
-                    break
-                node, accepted = child, accepted + 1
-            output = min(accepted + 1, answer[-1] - root)
-            steps, tokens, root = steps + 1, tokens + output, root + output
-    return Acceptance(steps, tokens)
+    by_depth = [0] * config.beam_length
+    for row in written():
+        hidden = read_target(target, TextBatch.of([[row]])).hidden[0]
+        for first, last in runs(row.generated.tolist()):
+            root = first
+            while root < last:
+                node, accepted = 0, 0
+                tree = search(drafter, target, hidden[root - 1], row.tokens[root], config)
+                while (following := root + accepted + 1) <= last:
+                    child = find_child(tree, node, int(row.tokens[following]))
+                    if child is None:
+                        break
+                    node, accepted = child, accepted + 1
+                    by_depth[accepted - 1] += 1
+                output = min(accepted + 1, last - root)
+                steps, tokens, root = steps + 1, tokens + output, root + output
+    return Acceptance(steps, tokens, tuple(by_depth))
+
+
+def runs(generated: list[bool]) -> list[tuple[int, int]]:
+    found, first = [], None
+    for place, here in enumerate([*generated, False]):
+        if here and first is None:
+            first = place
+        if not here and first is not None:
+            found.append((first, place - 1))
+            first = None
+    return found
 
 
 def search(
@@ -101,21 +113,63 @@ def find_child(tree: TokenTree, node: int, token: int) -> int | None:
     ids=str,
 )
 @pytest.mark.parametrize("batch_size", [2, 64])
+@pytest.mark.parametrize("draft_vocab_size", [None, 7])
 def test_replay_is_that_of_one_answer_at_a_time(
-    target: LlamaForCausalLM, config: ReDrafterConfig, batch_size: int
+    target: LlamaForCausalLM,
+    config: ReDrafterConfig,
+    batch_size: int,
+    draft_vocab_size: int | None,
 ) -> None:
     torch.manual_seed(5)
-    drafter = Drafter(DrafterConfig(V, 16, exit_dim=8)).eval()
-    expected = naive_acceptance(drafter, target, blocks(), config)
-    assert estimate_acceptance(drafter, target, blocks(), config, batch_size) == expected
+    sizes = DrafterConfig(V, 16, exit_dim=8, draft_vocab_size=draft_vocab_size)
+    drafter = Drafter(sizes).eval()
+    if draft_vocab_size:
+        drafter.keep_tokens(torch.tensor([0, 1, 4, 5, 7, 8, 10]))
+    expected = naive_acceptance(drafter, target, config)
+    assert estimate_acceptance(drafter, target, written(), config, batch_size) == expected
     # Every answer's tokens after its first one are output by some step.
-    assert expected.tokens == 10 + 6 + 0 + 0 + 11
+    assert expected.tokens == 10 + 6 + 0 + 0 + 11 + 4 + 4
+    assert expected.by_depth[0] > 0
 
 
-def test_hidden_state_is_what_lm_head_reads(target: LlamaForCausalLM) -> None:
-    outputs = read_target(target, blocks().tokens)
-    torch.testing.assert_close(target.lm_head(outputs.hidden), outputs.logits)
+def test_acceptances_add_up() -> None:
+    total = Acceptance(2, 5, (2, 1)) + Acceptance(1, 1, (1,))
+    assert total == Acceptance(3, 6, (3, 1))
+    assert total.tokens_per_step == 2.0
 
 
 def test_no_steps_count_as_plain_decoding() -> None:
     assert Acceptance(steps=0, tokens=0).tokens_per_step == 1.0
+
+
+def test_top_accuracy_counts_the_drafters_own_predictions() -> None:
+    """Against one row at a time; a drafter that ranks all tokens finds each among the best V."""
+    torch.manual_seed(0)
+    drafter, target = Drafter(DrafterConfig(8, 16, exit_dim=8)).eval(), CycleTarget()
+    shares = top_accuracy(drafter, target, rows(), 3, (1, 2, 8))
+    assert shares.shape == (3, 3)
+    assert (shares[:, 2] == 1).all()
+    assert (shares[:, 0] <= shares[:, 1]).all()
+    hits = total = 0
+    for row in rows():
+        outputs = read_target(target, TextBatch.of([[row]]))
+        for start in range(4, len(row.tokens) - 2):
+            state = drafter.step(None, outputs.embedded[0, start + 1])
+            logits = drafter.logits(drafter.condition(outputs.hidden[0, start]), state)
+            hits += int(logits.argmax() == row.tokens[start + 2])
+            total += 1
+    assert shares[0, 0] == pytest.approx(hits / total)
+
+
+def test_hidden_state_is_what_lm_head_reads(target: LlamaForCausalLM) -> None:
+    batch = TextBatch.of([[row] for row in written()])
+    logits = target(input_ids=batch.tokens).logits
+    torch.testing.assert_close(TargetHead(target)(read_target(target, batch).hidden), logits)
+
+
+def test_packed_rows_are_read_as_if_they_were_alone(target: LlamaForCausalLM) -> None:
+    one, other = written()[0], TextRow.from_answer([3, 1, 4], [1, 5])
+    packed = read_target(target, TextBatch.of([[one, other], [other]]))
+    alone = [read_target(target, TextBatch.of([[row]])).hidden[0] for row in (one, other)]
+    torch.testing.assert_close(packed.hidden[0], torch.cat([alone[0][:14], alone[1]]))
+    torch.testing.assert_close(packed.hidden[1, :5], alone[1])

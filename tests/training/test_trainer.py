@@ -4,86 +4,265 @@ from __future__ import annotations
 
 import io
 import itertools
+import json
+import math
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from rich.console import Console
 
-from tests.training.cycle_language import HIDDEN_SIZE, VOCAB_SIZE, CycleTarget, texts
-from vllm_redrafter.config import ConfigError, DrafterConfig, ReDrafterConfig
+from tests.training.cycle_language import HIDDEN_SIZE, VOCAB_SIZE, CycleTarget, rows
+from vllm_redrafter.checkpoints import load_drafter
+from vllm_redrafter.config import ConfigError, DrafterConfig, ReDrafterConfig, TrainingError
 from vllm_redrafter.drafter import Drafter
-from vllm_redrafter.training.data import TokenBlocks
-from vllm_redrafter.training.distillation import LossKind
+from vllm_redrafter.training.checkpointing import Checkpoints
+from vllm_redrafter.training.config import TrainingConfig
+from vllm_redrafter.training.data import ListRows, TextRow
 from vllm_redrafter.training.estimate import estimate_acceptance
-from vllm_redrafter.training.trainer import (
-    TrainingConfig,
-    TrainingResult,
-    new_drafter,
-    train_drafter,
-    warmup_cosine,
-)
+from vllm_redrafter.training.initialisation import most_used_tokens, new_drafter
+from vllm_redrafter.training.trainer import Trainer, make_accelerator, warmup_cosine
 
 L = 4
 SPECULATION = ReDrafterConfig(num_speculative_tokens=L, beam_width=1, beam_length=L)
+SETTINGS: dict[str, Any] = {
+    "max_steps": 100,
+    "batch_size": 4,
+    "micro_batch_size": 4,
+    "block_length": 80,
+    "unroll_steps": L,
+    "learning_rate": 1e-2,
+    "warmup_steps": 10,
+    "evaluate_every": 1000,
+    "save_every": 1000,
+}
 
 
-def cycle_blocks() -> TokenBlocks:
-    """Answers after a prompt of 5 tokens, a whole number of full steps long."""
-    tokens = texts(num=20, length=5 + 1 + 6 * (L + 1))
-    generated = torch.ones_like(tokens, dtype=torch.bool)
-    generated[:, :5] = False
-    return TokenBlocks(tokens, generated)
+@pytest.fixture(autouse=True)
+def fresh_accelerate() -> Iterator[None]:
+    """Its settings are those of the process otherwise."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
 
 
-def untrained() -> Drafter:
+def untrained(vocab: int | None = None) -> Drafter:
     torch.manual_seed(0)
-    return Drafter(DrafterConfig(VOCAB_SIZE, HIDDEN_SIZE, exit_dim=32))
+    config = DrafterConfig(VOCAB_SIZE, HIDDEN_SIZE, exit_dim=32, draft_vocab_size=vocab)
+    return Drafter(config)
 
 
-def train(
-    drafter: Drafter, kind: LossKind = "kl", num_steps: int = 100, **settings: Any
-) -> TrainingResult:
-    config = TrainingConfig(
-        num_steps=num_steps,
-        batch_size=10,
-        unroll_steps=L,
-        loss=kind,
-        learning_rate=1e-2,
-        **settings,
-    )
+def trainer(
+    drafter: Drafter,
+    output: Path | None = None,
+    text: ListRows | None = None,
+    record: dict[str, Any] | None = None,
+    **settings: Any,
+) -> Trainer:
+    config = TrainingConfig(**{**SETTINGS, **settings})
     quiet = Console(file=io.StringIO())
-    blocks = cycle_blocks()
-    return train_drafter(drafter, CycleTarget(), blocks, blocks, config, SPECULATION, quiet)
+    text = rows() if text is None else text
+    return Trainer(
+        drafter,
+        CycleTarget(),
+        text,
+        rows(),
+        config,
+        SPECULATION,
+        make_accelerator(config, output),
+        output,
+        record,
+        quiet,
+    )
 
 
-@pytest.mark.parametrize("kind", ["kl", "ce"])
-def test_a_trained_drafter_predicts_a_certain_language(kind: LossKind) -> None:
+@pytest.mark.parametrize("kind", ["kl", "ce", "mix"])
+def test_a_trained_drafter_predicts_a_certain_language(kind: str) -> None:
     """Training and inference must agree on which hidden state goes with which root."""
     drafter = untrained()
-    before = estimate_acceptance(drafter, CycleTarget(), cycle_blocks(), SPECULATION)
+    before = estimate_acceptance(drafter, CycleTarget(), rows(), SPECULATION)
     assert before.tokens_per_step < 2
-    result = train(drafter, kind)
-    assert result.loss < 0.2
-    assert result.tokens_per_step == L + 1
+    result = trainer(drafter, loss=kind).run()
+    assert result.losses[-1] < 0.1
+    assert result.acceptance.tokens_per_step == L + 1
+    assert set(result.acceptance.by_depth) == {result.acceptance.steps}
     assert not drafter.training
 
 
+def test_a_reduced_vocabulary_learns_the_language_too() -> None:
+    kept, share = most_used_tokens(rows(), VOCAB_SIZE, 5)
+    assert kept.tolist() == [0, 1, 2, 3, 4] and share == 1.0
+    drafter = untrained(vocab=5)
+    drafter.keep_tokens(kept)
+    assert trainer(drafter).run().acceptance.tokens_per_step == L + 1
+
+
 def test_training_is_repeatable_and_the_seed_matters() -> None:
-    results = [untrained() for _ in range(3)]
-    for drafter, seed in zip(results, (0, 0, 1), strict=True):
-        train(drafter, num_steps=3, seed=seed)
-    first, same, other = (d.rnn_w.weight for d in results)
+    drafters = [untrained() for _ in range(3)]
+    for drafter, seed in zip(drafters, (0, 0, 1), strict=True):
+        trainer(drafter, max_steps=3, seed=seed).run()
+    first, same, other = (d.rnn_w.weight for d in drafters)
     assert torch.equal(first, same)
     assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("kind", ["kl", "ce"])
+def test_small_batches_add_up_to_a_large_one(kind: str) -> None:
+    whole, parts = untrained(), untrained()
+    losses = trainer(whole, max_steps=5, loss=kind).run().losses
+    accumulated = trainer(parts, max_steps=5, loss=kind, micro_batch_size=1).run().losses
+    assert accumulated == pytest.approx(losses, rel=1e-5)
+    for one, other in zip(whole.parameters(), parts.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
+    whole, interrupted, resumed = untrained(), untrained(), untrained()
+    trainer(whole, tmp_path / "whole", max_steps=9, save_every=3).run()
+
+    run = trainer(interrupted, tmp_path / "parts", max_steps=9, save_every=3)
+    reading = iter(range(5))
+    run.plan.steps = lambda first=0, steps=run.plan.steps: (  # type: ignore[method-assign]
+        step for step, _ in zip(steps(first), reading, strict=False)
+    )
+    with pytest.raises((StopIteration, RuntimeError)):
+        run.run()
+    again = trainer(resumed, tmp_path / "parts", max_steps=9, save_every=3)
+    assert len(again.run(resume=True).losses) == 6
+    for one, other in zip(whole.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_checkpoints_are_drafters_and_the_last_two_stay(tmp_path: Path) -> None:
+    drafter = untrained()
+    trainer(drafter, tmp_path, max_steps=7, save_every=2).run()
+    paths = Checkpoints(tmp_path).paths()
+    assert [path.name for path in paths] == ["step-00000006", "step-00000007"]
+    assert torch.equal(load_drafter(str(paths[1])).rnn_w.weight, drafter.rnn_w.weight)
+    assert list((tmp_path / "logs").rglob("events.out.tfevents.*"))
+
+
+def test_a_run_is_not_resumed_with_other_settings(tmp_path: Path) -> None:
+    trainer(untrained(), tmp_path, max_steps=2, record={"seed": 0}).run()
+    with pytest.raises(ConfigError, match=r"seed: 1, not 0"):
+        trainer(untrained(), tmp_path, max_steps=2, record={"seed": 1}).run(resume=True)
+    with pytest.raises(ConfigError, match="no checkpoint to resume from"):
+        trainer(untrained(), tmp_path / "empty").run(resume=True)
+
+
+def test_a_loss_that_is_no_number_stops_with_the_last_good_weights(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"warmup_steps": 0, "max_grad_norm": 1e9, "save_every": 1000}
+    with pytest.raises(TrainingError, match=r"step \d+: the loss is .*step-0.* has the weights"):
+        trainer(untrained(), tmp_path, learning_rate=1e30, **settings).run()
+    progress = Checkpoints(tmp_path).newest()
+    saved = load_drafter(str(Checkpoints(tmp_path).paths()[-1]))
+    assert progress.step >= 1 and math.isfinite(progress.loss)
+    assert all(parameter.isfinite().all() for parameter in saved.parameters())
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path: Path) -> None:
+    run = trainer(untrained(), tmp_path, max_steps=4, save_every=2)
+    save, limits = run.checkpoints.save, resource.getrlimit(resource.RLIMIT_FSIZE)  # type: ignore[union-attr]
+
+    def save_on_a_full_disk(drafter: Any, optimizer: Any, progress: Any) -> Path:
+        if progress.step == 4:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+        return save(drafter, optimizer, progress)
+
+    run.checkpoints.save = save_on_a_full_disk  # type: ignore[union-attr, method-assign]
+    try:
+        with pytest.raises(TrainingError, match=r"could not be written.*step-00000002 is the last"):
+            run.run()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert Checkpoints(tmp_path).newest().step == 2
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000002"]
 
 
 def test_reduced_precision_trains_float32_parameters() -> None:
     drafter = untrained()
     before = drafter.rnn_w.weight.clone()
-    train(drafter, num_steps=2, autocast=torch.bfloat16)
+    trainer(drafter, max_steps=2, precision="bf16").run()
     assert drafter.rnn_w.weight.dtype == torch.float32
     assert not torch.equal(drafter.rnn_w.weight, before)
+
+
+def test_a_dry_run_changes_nothing(tmp_path: Path) -> None:
+    drafter = untrained()
+    before = drafter.rnn_w.weight.clone()
+    assert trainer(drafter).dry_run() > 0
+    assert torch.equal(drafter.rnn_w.weight, before) and drafter.rnn_w.weight.grad is None
+    assert not list(tmp_path.iterdir())
+
+
+TWO_PROCESSES = """
+import json, sys
+from tests.training.test_trainer import trainer, untrained
+drafter = untrained()
+losses = trainer(drafter, max_steps=8, micro_batch_size=1).run().losses
+from accelerate import PartialState
+state = PartialState()
+assert state.num_processes == 2, state
+weights = drafter.rnn_w.weight.detach().sum().item()
+open(f"{sys.argv[1]}.{state.process_index}", "w").write(json.dumps([losses, weights]))
+"""
+
+
+def test_two_processes_follow_one_with_the_same_batch(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(TWO_PROCESSES)
+    root = Path(__file__).parents[2]
+    # As pytest's importlib mode sees it: the tests, and not the repository's root.
+    (tmp_path / "path").mkdir()
+    os.symlink(root / "tests", tmp_path / "path" / "tests")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(tmp_path / "path"),
+        "OMP_NUM_THREADS": "1",
+        "ACCELERATE_USE_CPU": "1",
+    }
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    launch += [str(script), str(tmp_path / "result")]
+    done = subprocess.run(launch, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    results = [json.loads((tmp_path / f"result.{rank}").read_text()) for rank in (0, 1)]
+
+    drafter = untrained()
+    losses = trainer(drafter, max_steps=8).run().losses
+    for other, weights in results:
+        assert other == pytest.approx(losses, rel=1e-5)
+        assert weights == pytest.approx(float(drafter.rnn_w.weight.detach().sum()), abs=1e-4)
+
+
+def test_batches_that_do_not_divide_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"batch_size must be a multiple of micro_batch_size"):
+        TrainingConfig(batch_size=6, micro_batch_size=4)
+
+
+def test_data_without_top_tokens_cannot_teach() -> None:
+    with pytest.raises(ConfigError, match="needs data that was generated with --top-logprobs"):
+        trainer(untrained(), teacher="data").run()
+
+
+def test_recorded_top_tokens_teach_as_the_target_does() -> None:
+    """The language is certain: one token says it all."""
+
+    def with_tops(row: TextRow) -> TextRow:
+        tops = row.tokens.masked_fill(~row.generated, -1).unsqueeze(1)
+        log_probs = torch.zeros(tops.shape).masked_fill(tops < 0, -torch.inf)
+        return TextRow(row.tokens, row.generated, tops, log_probs)
+
+    text = ListRows(map(with_tops, rows()))
+    result = trainer(untrained(), text=text, teacher="data").run()
+    assert result.acceptance.tokens_per_step == L + 1
 
 
 def test_schedule_warms_up_and_decays_to_zero() -> None:
@@ -92,26 +271,52 @@ def test_schedule_warms_up_and_decays_to_zero() -> None:
     assert factors[4] == 1.0 and factors[12] == pytest.approx(0.5)
     assert factors[20] == pytest.approx(0.0)
     assert all(a >= b for a, b in itertools.pairwise(factors[4:]))
+    assert [warmup_cosine(step, 100, 2) for step in range(2)] == [0.5, 1.0]
 
 
-@pytest.mark.parametrize("name", ["num_steps", "batch_size", "unroll_steps", "evaluate_every"])
-def test_counts_below_one_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"{name} must be at least 1, got 0"):
-        TrainingConfig(**{"num_steps": 5, name: 0})
+@pytest.mark.parametrize(
+    ("name", "value", "limit"),
+    [
+        ("max_steps", 0, "at least 1"),
+        ("batch_size", 0, "at least 1"),
+        ("unroll_steps", 0, "at least 1"),
+        ("warmup_steps", -1, "at least 0"),
+        ("learning_rate", math.nan, "a positive number"),
+        ("kl_weight", 1.5, "between 0 and 1"),
+        ("block_length", 6, "at least 7"),
+        ("loss", "mse", "one of kl, ce, mix"),
+        ("precision", "fp16", "one of no, bf16"),
+    ],
+)
+def test_settings_out_of_range_are_refused(name: str, value: Any, limit: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{name} must be {limit}, got {value!r}"):
+        TrainingConfig(**{name: value})
 
 
 def test_new_drafter_starts_from_the_targets_head() -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM
+    target = CycleTarget()
+    same = new_drafter(target, TrainingConfig())
+    assert torch.equal(same.last_layer.weight, target.lm_head.weight)
+    assert same.last_layer.weight is not target.lm_head.weight
+    kept = torch.tensor([1, 4])
+    reduced = new_drafter(target, TrainingConfig(), kept)
+    assert torch.equal(reduced.last_layer.weight, target.lm_head.weight[kept])
+    assert reduced.target_tokens(torch.tensor([0, 1])).tolist() == [1, 4]
+    random = new_drafter(target, TrainingConfig(init="random"))
+    assert not torch.equal(random.last_layer.weight, target.lm_head.weight)
+    assert new_drafter(target, TrainingConfig(exit_dim=6)).last_layer.weight.shape == (8, 6)
 
-    config = LlamaConfig(
-        vocab_size=20,
-        hidden_size=8,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-    )
-    target = LlamaForCausalLM(config)
-    drafter = new_drafter(target, exit_dim=8)
-    assert torch.equal(drafter.lm_head[-1].weight, target.lm_head.weight)
-    assert drafter.lm_head[-1].weight is not target.lm_head.weight
-    assert new_drafter(target, exit_dim=6).lm_head[-1].weight.shape == (20, 6)
+
+def test_the_most_used_tokens_are_those_of_the_answers() -> None:
+    text = ListRows([TextRow.from_answer([7, 7, 7, 7], [5, 2, 5, 0, 5, 2])])
+    kept, share = most_used_tokens(text, VOCAB_SIZE, 2)
+    assert kept.tolist() == [2, 5] and share == pytest.approx(5 / 6)
+    with pytest.raises(ConfigError, match="draft_vocab_size 9 exceeds the target's voc"):
+        most_used_tokens(text, VOCAB_SIZE, 9)
+
+
+def test_a_partial_checkpoint_is_not_one(tmp_path: Path) -> None:
+    trainer(untrained(), tmp_path, max_steps=4, save_every=2).run()
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(folder / "step-00000004", folder / ".step-00000006.partial")
+    assert Checkpoints(tmp_path).newest().step == 4

@@ -11,8 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -116,11 +115,12 @@ def decode(
             else:
                 output.write(line)
     if process.returncode != 0 or not result_file.is_file():
-        raise ConfigError(f"vLLM failed; the end of {log}:\n{_tail(log)}")
+        raise ConfigError(f"vLLM failed; the end of {log}:\n{tail(log)}")
     return [LevelResult(**values) for values in json.loads(result_file.read_text())]
 
 
-def _tail(log: Path, lines: int = 15) -> str:
+def tail(log: Path, lines: int = 15) -> str:
+    """The end of a log."""
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
 
 
@@ -161,10 +161,10 @@ def _fast_libraries() -> Iterator[Path]:
 def main(request_file: str, result_file: str) -> None:
     """Decode what `request_file` asks for, and write the results."""
     request = DecodingRequest(**json.loads(Path(request_file).read_text()))
-    from vllm import LLM
+    from vllm_redrafter.engine.offline import start_llm
 
-    llm = LLM(
-        model=request.target,
+    llm = start_llm(
+        request.target,
         speculative_config=request.speculative_config,
         dtype="float32",
         enforce_eager=True,
@@ -180,6 +180,8 @@ def main(request_file: str, result_file: str) -> None:
 
 
 def _decode_levels(llm: Any, request: DecodingRequest) -> Iterator[LevelResult]:
+    from vllm_redrafter.engine.offline import decode_all
+
     engine, finished = llm.llm_engine, 0
 
     def count() -> None:
@@ -197,51 +199,6 @@ def _decode_levels(llm: Any, request: DecodingRequest) -> Iterator[LevelResult]:
         seconds = time.perf_counter() - started
         stats = llm.collective_rpc("redrafter_stats")[0] if request.speculative_config else {}
         yield LevelResult(in_flight, seconds, answers, stats)
-
-
-def decode_all(
-    engine: Any,
-    prompts: Sequence[Sequence[int]],
-    max_tokens: int,
-    in_flight: int,
-    on_finished: Callable[[], None] = lambda: None,
-) -> list[list[list[int]]]:
-    """Decode all prompts greedily, `in_flight` at a time, keeping what each step output.
-
-    Args:
-        engine: vLLM's LLMEngine.
-        prompts: token ids.
-        max_tokens: of an answer.
-        in_flight: how many requests the engine holds at once.
-        on_finished: called for each finished answer.
-
-    Returns:
-        Per prompt and step, the step's tokens.
-    """
-    from vllm import SamplingParams
-    from vllm.sampling_params import RequestOutputKind
-
-    params = SamplingParams(
-        temperature=0.0,
-        max_tokens=max_tokens,
-        detokenize=False,
-        output_kind=RequestOutputKind.DELTA,
-    )
-    steps: list[list[list[int]]] = [[] for _ in prompts]
-    waiting, running = deque(range(len(prompts))), 0
-    while waiting or running:
-        while waiting and running < in_flight:
-            index = waiting.popleft()
-            engine.add_request(str(index), {"prompt_token_ids": list(prompts[index])}, params)
-            running += 1
-        for output in engine.step():
-            tokens = list(output.outputs[0].token_ids)
-            if tokens:
-                steps[int(output.request_id)].append(tokens)
-            if output.finished:
-                running -= 1
-                on_finished()
-    return steps
 
 
 if __name__ == "__main__":

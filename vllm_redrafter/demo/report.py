@@ -10,7 +10,6 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from vllm_redrafter.demo.answers import repeated_share
 from vllm_redrafter.demo.decoding import LevelResult
 
 DRAFTED = "bold green"
@@ -77,3 +76,12 @@ def print_answer(
     console.print(
         f"{num_drafted} of its {num_tokens} tokens were drafted, in {len(steps)} target steps"
     )
+
+
+def repeated_share(answers: Sequence[Sequence[int]], length: int = 8) -> float:
+    """The share of n-grams that occurred earlier in the same answer: how much it loops."""
+    total = distinct = 0
+    for answer in answers:
+        grams = [tuple(answer[i : i + length]) for i in range(len(answer) - length + 1)]
+        total, distinct = total + len(grams), distinct + len(set(grams))
+    return 1 - distinct / total if total else 0.0

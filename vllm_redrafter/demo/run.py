@@ -6,44 +6,60 @@ import hashlib
 import json
 import os
 import platform
+import shlex
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+import torch
 from rich.console import Console
 from transformers import AutoConfig, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from vllm_redrafter.checkpoints import load_config, save_drafter
+from vllm_redrafter.checkpoints import load_config
 from vllm_redrafter.config import ConfigError, ReDrafterConfig
-from vllm_redrafter.demo.answers import write_answers
 from vllm_redrafter.demo.corpus import MODULES, excerpts, standard_library_sources
-from vllm_redrafter.demo.decoding import DecodingRequest, LevelResult, decode
+from vllm_redrafter.demo.decoding import (
+    DecodingRequest,
+    LevelResult,
+    decode,
+    engine_environment,
+    tail,
+)
 from vllm_redrafter.demo.report import print_answer, print_comparison
 from vllm_redrafter.demo.target import TargetSettings, fast_dtype, make_target
-from vllm_redrafter.training.data import TokenBlocks
-from vllm_redrafter.training.target import load_target
-from vllm_redrafter.training.trainer import (
-    TrainingConfig,
-    new_drafter,
-    progress_bar,
-    train_drafter,
-)
+from vllm_redrafter.training.config import TrainingConfig
+from vllm_redrafter.training.data import TextRows
+from vllm_redrafter.training.run import TrainingRequest, train
+from vllm_redrafter.training.source import read_checked, split
+from vllm_redrafter.training.trainer import progress_bar
 
 TARGET = TargetSettings()
 MAX_PROMPT_TOKENS = 80
 MAX_ANSWER_TOKENS = 96
-NUM_TRAINING_PROMPTS = 896
-NUM_HELD_OUT_PROMPTS = 64
-"""Prompts that the drafter does not train on; those that are measured come from these."""
-ANSWER_BATCH = 128
+NUM_DATA_PROMPTS = 864
+NUM_HELD_OUT = 64
+"""Conversations that the drafter does not train on; the prompts that are measured are theirs."""
 
 DRAFTER_TRAINING = TrainingConfig(
-    num_steps=360, batch_size=8, learning_rate=2e-3, unroll_steps=5, loss="kl"
+    max_steps=360,
+    batch_size=8,
+    micro_batch_size=8,
+    block_length=MAX_PROMPT_TOKENS + MAX_ANSWER_TOKENS,
+    learning_rate=2e-3,
+    warmup_steps=20,
+    unroll_steps=5,
+    loss="kl",
+    precision="bf16" if fast_dtype() == torch.bfloat16 else "no",
+    target_dtype="float32",
+    held_out=NUM_HELD_OUT,
+    evaluate_every=120,
 )
 
 SPECULATION = ReDrafterConfig(num_speculative_tokens=12, beam_width=3, beam_length=5)
@@ -66,8 +82,9 @@ class Workspace:
     target: Path
     target_settings: dict[str, Any]
 
-    def answers(self, name: str) -> Path:
-        return self.folder / f"{name}-answers.safetensors"
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
 
 
 def default_cache_dir() -> Path:
@@ -97,21 +114,25 @@ def run_demo(
     started = time.monotonic()
     # Bars of its own for every file it reads or writes.
     disable_progress_bar()
-    space = _workspace(cache_dir, target)
+    space = workspace(cache_dir, target)
     if target is None:
-        _make_target(space, console)
+        make_demo_target(space, console)
     if drafter is not None:
         _check_sizes(space.target, drafter)
-    held_out = _answers(space, "held-out", console)
+    make_data(space, console)
     if drafter is None:
         drafter = space.folder / "drafter"
-        training = _answers(space, "training", console)
-        _make_drafter(space, drafter, training, held_out, console)
-    _compare(space, drafter, prompts_of(held_out[:NUM_PROMPTS]), console)
+        _make_drafter(space, drafter, console)
+    _compare(space, drafter, held_out_prompts(space, NUM_PROMPTS), console)
     console.print(f"{time.monotonic() - started:.0f} s in total; artifacts are in {space.folder}")
 
 
-def _workspace(cache_dir: Path, target: Path | None) -> Workspace:
+def workspace(cache_dir: Path, target: Path | None = None) -> Workspace:
+    """Where artifacts of the demo's own target, or of another one, are.
+
+    Raises:
+        ConfigError: `target` is no model's folder.
+    """
     cache_dir = cache_dir.expanduser().resolve()
     if target is None:
         settings = {**asdict(TARGET), "modules": list(MODULES)}
@@ -163,50 +184,82 @@ def _made_once(path: Path, settings: dict[str, Any], console: Console) -> Iterat
     console.print(f"{path.name}: made in {time.monotonic() - started:.0f} s")
 
 
-def _make_target(space: Workspace, console: Console) -> None:
+def make_demo_target(space: Workspace, console: Console) -> None:
+    """Train the demo's target, unless it is there."""
     with _made_once(space.target, space.target_settings, console) as needed:
         if needed:
             make_target(space.target, standard_library_sources(), TARGET, console)
 
 
-def _answers(
-    space: Workspace, name: Literal["held-out", "training"], console: Console
-) -> TokenBlocks:
-    """How the target continues the held-out excerpts of its text, or some of the others."""
-    wanted = NUM_HELD_OUT_PROMPTS if name == "held-out" else NUM_TRAINING_PROMPTS
-    settings = {**space.target_settings, "prompts": wanted, "max_tokens": MAX_ANSWER_TOKENS}
-    path = space.answers(name)
-    with _made_once(path, settings, console) as needed:
+def make_data(space: Workspace, console: Console) -> None:
+    """How the target continues excerpts of its text: `vllm-redrafter generate-data`."""
+    settings = {
+        **space.target_settings,
+        "prompts": NUM_DATA_PROMPTS,
+        "max_tokens": MAX_ANSWER_TOKENS,
+    }
+    with _made_once(space.data, settings, console) as needed:
         if needed:
-            tokenizer = AutoTokenizer.from_pretrained(space.target)
-            encoded = tokenizer(excerpts(standard_library_sources()))["input_ids"]
-            short = [ids for ids in encoded if len(ids) <= MAX_PROMPT_TOKENS]
-            held_out, others = short[:NUM_HELD_OUT_PROMPTS], short[NUM_HELD_OUT_PROMPTS:]
-            prompts = (held_out if name == "held-out" else others)[:wanted]
-            target, eos = load_target(space.target), tokenizer.eos_token_id
-            answers = write_answers(target, prompts, eos, MAX_ANSWER_TOKENS, ANSWER_BATCH, console)
-            TokenBlocks.from_answers(prompts, answers).save(path)
-    return TokenBlocks.load(path)
+            prompts = space.folder / "prompts.jsonl"
+            lines = (json.dumps({"prompt": text}) for text in _excerpts(space))
+            prompts.write_text("\n".join(lines) + "\n")
+            _run_command(
+                console,
+                space.folder / "generate-data.log",
+                "generate-data",
+                *(str(space.target), "--prompts", str(prompts), "--output", str(space.data)),
+                *("--temperature", "0", "--max-tokens", str(MAX_ANSWER_TOKENS)),
+                *("--in-flight", "128", "--dtype", "float32", "--enforce-eager"),
+            )
 
 
-def _make_drafter(
-    space: Workspace, folder: Path, training: TokenBlocks, held_out: TokenBlocks, console: Console
-) -> None:
-    recipe = {**asdict(DRAFTER_TRAINING), "autocast": str(fast_dtype())}
+def _excerpts(space: Workspace) -> list[str]:
+    tokenizer = AutoTokenizer.from_pretrained(space.target)
+    texts = excerpts(standard_library_sources())
+    lengths = [len(ids) for ids in tokenizer(texts)["input_ids"]]
+    short = [t for t, n in zip(texts, lengths, strict=True) if n <= MAX_PROMPT_TOKENS]
+    return short[:NUM_DATA_PROMPTS]
+
+
+def _run_command(console: Console, log: Path, *arguments: str) -> None:
+    """Run one of our own commands in a process of its own, where vLLM finds all memory free."""
+    console.print(f"$ vllm-redrafter {shlex.join(arguments)}", style="dim", soft_wrap=True)
+    command = [sys.executable, "-m", "vllm_redrafter", *arguments]
+    # vLLM's warnings would run through the progress bar.
+    with log.open("w") as errors:
+        environment = engine_environment(os.environ)
+        done = subprocess.run(command, env=environment, stderr=errors, check=False)
+    if done.returncode:
+        raise ConfigError(f"{arguments[0]} failed; the end of {log}:\n{tail(log)}")
+
+
+def _make_drafter(space: Workspace, folder: Path, console: Console) -> None:
+    """`vllm-redrafter train`."""
+    recipe = asdict(DRAFTER_TRAINING)
     settings = {"target": space.target_settings, "training": recipe}
     with _made_once(folder, settings, console) as needed:
         if needed:
-            target = load_target(space.target)
-            drafter = new_drafter(target, exit_dim=target.config.get_text_config().hidden_size)
-            config = replace(DRAFTER_TRAINING, autocast=fast_dtype())
-            train_drafter(drafter, target, training, held_out, config, SPECULATION, console)
-            save_drafter(drafter, folder, verifier=str(space.target), training=recipe)
+            request = TrainingRequest(
+                str(space.target), space.data, folder, DRAFTER_TRAINING, SPECULATION
+            )
+            train(request, console)
 
 
-def prompts_of(blocks: TokenBlocks) -> list[list[int]]:
-    """The part of each block that the target did not write."""
-    starts = blocks.generated.int().argmax(dim=1).tolist()
-    return [tokens[:start].tolist() for tokens, start in zip(blocks.tokens, starts, strict=True)]
+def held_out_prompts(space: Workspace, num: int) -> list[list[int]]:
+    """The first prompts of those that the drafter was not trained on."""
+    info, dataset = read_checked(space.data, str(space.target))
+    config = DRAFTER_TRAINING
+    rows = split(info, dataset, config.held_out, config.seed, config.block_length).held_out
+    return prompts_of(rows, num)
+
+
+def prompts_of(rows: TextRows, num: int) -> list[list[int]]:
+    """What the target did not write, of the first rows."""
+    prompts = []
+    for index in range(min(num, len(rows))):
+        row = rows[index]
+        prompts.append(row.tokens[: int(row.generated.int().argmax())].tolist())
+    return prompts
 
 
 def _compare(space: Workspace, drafter: Path, prompts: list[list[int]], console: Console) -> None:

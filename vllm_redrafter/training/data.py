@@ -1,118 +1,254 @@
-"""Blocks of tokens: what the trainer and the estimator read."""
+"""Text that the target wrote, as training and evaluation read it: rows, batches, packing."""
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
+import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from vllm_redrafter.config import ConfigError
 
-SORTED_BATCHES = 16
-"""So many batches are drawn at random, then sorted by length among themselves."""
+OPEN_BLOCKS = 64
+"""So many blocks wait for a row that fits while rows are packed: enough to fill them well."""
 
 
 @dataclass(frozen=True)
-class TokenBlocks:
-    """Sequences of one length, with the part that the target wrote marked.
+class TextRow:
+    """One conversation, or a part of it.
 
     Attributes:
-        tokens: [N, T] int64; what stands outside the sequence (padding) is any valid token.
-        generated: [N, T] bool, True where the target wrote the token: prompts and padding are
-            context, and nothing is learnt or measured from predicting them.
-
-    Raises:
-        ConfigError: the two shapes differ, or are not [N, T].
+        tokens: [T] int64.
+        generated: [T] bool, True where the target wrote the token; prompts are context, and
+            nothing is learnt or measured from predicting them. The first token is a prompt's.
+        top_tokens: [T, k] int64, the target's k most probable tokens at each generated one, -1
+            elsewhere; None where the data has none.
+        top_log_probs: [T, k] float32, theirs.
     """
 
     tokens: Tensor
     generated: Tensor
+    top_tokens: Tensor | None = None
+    top_log_probs: Tensor | None = None
 
-    def __post_init__(self) -> None:
-        if self.tokens.ndim != 2 or self.tokens.shape != self.generated.shape:
-            raise ConfigError(
-                "token blocks: tokens and generated must both be [N, T], got "
-                f"{list(self.tokens.shape)} and {list(self.generated.shape)}"
-            )
+    @classmethod
+    def from_answer(cls, prompt: Sequence[int], answer: Sequence[int]) -> TextRow:
+        """A prompt and what the target answered."""
+        tokens = torch.tensor([*prompt, *answer], dtype=torch.int64)
+        return cls(tokens, torch.arange(len(tokens)) >= len(prompt))
 
-    def __len__(self) -> int:
-        return self.tokens.shape[0]
 
-    def __getitem__(self, rows: slice | Tensor) -> TokenBlocks:
-        return TokenBlocks(self.tokens[rows], self.generated[rows])
-
-    def batches(self, batch_size: int) -> Iterator[TokenBlocks]:
-        """The blocks in order, `batch_size` at a time; the last batch may be smaller."""
-        for start in range(0, len(self), batch_size):
-            yield self[start : start + batch_size]
-
-    def trimmed(self) -> TokenBlocks:
-        """Without the columns after the last generated token of all blocks."""
-        length = int(self.lengths.amax()) if len(self) else 0
-        return TokenBlocks(self.tokens[:, :length], self.generated[:, :length])
+class TextRows(Protocol):
+    """Rows by number, with their lengths at hand."""
 
     @property
-    def lengths(self) -> Tensor:
-        """[N]: tokens up to a block's last generated one, which is all that matters of it."""
-        index = torch.arange(1, self.tokens.shape[1] + 1, device=self.tokens.device)
-        return (index * self.generated).amax(dim=1)
+    def lengths(self) -> np.ndarray: ...
 
-    def shuffled_batches(
-        self, batch_size: int, generator: torch.Generator
-    ) -> Iterator[TokenBlocks]:
-        """Batches without end, each pass over the blocks in a new order.
+    def __len__(self) -> int: ...
 
-        Blocks of about the same length share a batch, which is trimmed to the longest of them.
+    def __getitem__(self, index: int, /) -> TextRow: ...
 
-        Raises:
-            ConfigError: there are no blocks.
+
+class ListRows(list[TextRow]):
+    """Rows in memory."""
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.array([len(row.tokens) for row in self])
+
+
+class DatasetRows:
+    """Rows of a dataset that `generate-data` wrote, read from disk when they are asked for.
+
+    Args:
+        dataset: a `datasets.Dataset` with the columns of `training/dataset.py`.
+        indices: which rows, in order.
+        max_length: rows are cut behind so many tokens.
+    """
+
+    def __init__(self, dataset: Any, indices: Sequence[int], max_length: int) -> None:
+        import pyarrow.compute as pc
+
+        self.dataset, self.indices, self.max_length = dataset, list(indices), max_length
+        whole = pc.list_value_length(dataset.data.column("input_ids")).to_numpy()
+        whole = whole[np.asarray(self.indices, dtype=np.int64)]
+        self.num_cut = int((whole > max_length).sum())
+        self._lengths = np.minimum(whole, max_length)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return self._lengths
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int, /) -> TextRow:
+        values = self.dataset[self.indices[index]]
+        kept = slice(self.max_length)
+        tokens = torch.tensor(values["input_ids"][kept], dtype=torch.int64)
+        generated = torch.tensor(values["assistant_mask"][kept], dtype=torch.bool)
+        if "top_tokens" not in values:
+            return TextRow(tokens, generated)
+        top_tokens = _rectangle(values["top_tokens"][kept], -1, torch.int64)
+        top_log_probs = _rectangle(values["top_log_probs"][kept], -torch.inf, torch.float32)
+        return TextRow(tokens, generated, top_tokens, top_log_probs)
+
+
+def _rectangle(ragged: Sequence[Sequence[float]], padding: float, dtype: torch.dtype) -> Tensor:
+    parts = [torch.tensor(values, dtype=dtype) for values in ragged]
+    return pad_sequence(parts, batch_first=True, padding_value=padding)
+
+
+@dataclass(frozen=True)
+class TextBatch:
+    """Rows side by side, and one behind another: B blocks of T tokens.
+
+    Attributes:
+        tokens: [B, T] int64; padding, at a block's end, is token 0.
+        generated: [B, T] bool; False on padding.
+        positions: [B, T] int64, from 0 in each row; a target that is given them keeps the rows
+            of a block apart (transformers' packed sequences).
+        top_tokens: [B, T, k] int64 or None, as in TextRow.
+        top_log_probs: [B, T, k] float32 or None.
+    """
+
+    tokens: Tensor
+    generated: Tensor
+    positions: Tensor
+    top_tokens: Tensor | None = None
+    top_log_probs: Tensor | None = None
+
+    @classmethod
+    def of(cls, blocks: Sequence[Sequence[TextRow]], min_length: int = 0) -> TextBatch:
+        """Pack each block's rows one behind another; blocks are padded to the longest.
+
+        Args:
+            blocks: per block, its rows.
+            min_length: T is at least this.
         """
-        if not len(self):
-            raise ConfigError("token blocks: there are none to draw batches from")
-        lengths = self.lengths
-        whole = max(len(self) // batch_size, 1) * batch_size
+        lengths = [sum(len(row.tokens) for row in rows) for rows in blocks]
+        if max(lengths) < min_length:
+            missing = min_length - lengths[0]
+            padding = TextRow(torch.zeros(missing).long(), torch.zeros(missing).bool())
+            blocks = [[*blocks[0], _like(padding, blocks[0][0])], *blocks[1:]]
+        positions = [[torch.arange(len(row.tokens)) for row in rows] for rows in blocks]
+        batch = cls(
+            _padded([[row.tokens for row in rows] for rows in blocks], 0),
+            _padded([[row.generated for row in rows] for rows in blocks], False),
+            _padded(positions, 0),
+        )
+        tops = [(row.top_tokens, row.top_log_probs) for rows in blocks for row in rows]
+        if any(tokens is None for tokens, _ in tops):
+            return batch
+        width = max(tokens.shape[1] for tokens, _ in tops if tokens is not None)
+        return replace(
+            batch,
+            top_tokens=_padded([[_wide(r.top_tokens, width, -1) for r in b] for b in blocks], -1),
+            top_log_probs=_padded(
+                [[_wide(r.top_log_probs, width, -torch.inf) for r in b] for b in blocks],
+                -torch.inf,
+            ),
+        )
+
+    def to(self, device: torch.device | str) -> TextBatch:
+        """The same on another device."""
+        values = (None if v is None else v.to(device) for v in vars(self).values())
+        return TextBatch(*values)  # type: ignore[arg-type]
+
+
+def _padded(blocks: Sequence[Sequence[Tensor]], padding: float) -> Tensor:
+    whole = [torch.cat(list(parts)) for parts in blocks]
+    return pad_sequence(whole, batch_first=True, padding_value=padding)
+
+
+def _like(row: TextRow, other: TextRow) -> TextRow:
+    """With top tokens if the other row has them: none, at each token."""
+    if other.top_tokens is None:
+        return row
+    none = torch.full((len(row.tokens), 1), -1)
+    return TextRow(row.tokens, row.generated, none, torch.full(none.shape, -torch.inf))
+
+
+def _wide(values: Tensor | None, width: int, padding: float) -> Tensor:
+    """[T, k] made [T, width]."""
+    assert values is not None
+    return torch.nn.functional.pad(values, (0, width - values.shape[1]), value=padding)
+
+
+def pack(lengths: Sequence[int], order: Sequence[int], capacity: int) -> list[list[int]]:
+    """Put rows into blocks of at most `capacity` tokens, each row into the fullest that has room.
+
+    Args:
+        lengths: of all rows, none above the capacity.
+        order: the rows to pack, in the order in which they come.
+        capacity: of a block, in tokens.
+
+    Returns:
+        Per block, its rows.
+    """
+    blocks: list[list[int]] = []
+    room: list[tuple[int, int]] = []  # of open blocks: (tokens left, block), ascending
+    for row in order:
+        length = int(lengths[row])
+        place = bisect.bisect_left(room, (length, -1))
+        if place < len(room):
+            left, block = room.pop(place)
+        else:
+            left, block = capacity, len(blocks)
+            blocks.append([])
+            if len(room) == OPEN_BLOCKS:
+                room.pop(0)  # the fullest
+        blocks[block].append(row)
+        bisect.insort(room, (left - length, block))
+    return blocks
+
+
+class BatchPlan:
+    """Which rows each optimizer step reads.
+
+    It follows from the lengths, the sizes and the seed alone: every process finds the same plan,
+    and training can start at any step.
+
+    Args:
+        lengths: of all rows.
+        block_length: tokens in a block.
+        batch_size: blocks in a step.
+        seed: of the order of the rows, which differs from epoch to epoch.
+
+    Raises:
+        ConfigError: there are no rows.
+    """
+
+    def __init__(self, lengths: np.ndarray, block_length: int, batch_size: int, seed: int) -> None:
+        if not len(lengths):
+            raise ConfigError("training: there is no text to draw batches from")
+        self.lengths, self.block_length = lengths.tolist(), block_length
+        self.batch_size, self.seed = batch_size, seed
+
+    def epoch(self, number: int) -> list[list[list[int]]]:
+        """Per step, per block, its rows; blocks that fill no whole step are left out, unless
+        there are no others."""
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
+        order = torch.randperm(len(self.lengths), generator=generator).tolist()
+        blocks = pack(self.lengths, order, self.block_length)
+        order = torch.randperm(len(blocks), generator=generator).tolist()
+        size = min(self.batch_size, len(blocks))
+        steps = [order[i : i + size] for i in range(0, len(blocks) - size + 1, size)]
+        return [[blocks[block] for block in step] for step in steps]
+
+    def num_steps(self, epochs: int) -> int:
+        """How many steps so many epochs have."""
+        return sum(len(self.epoch(number)) for number in range(epochs))
+
+    def steps(self, first: int = 0) -> Iterator[list[list[int]]]:
+        """Steps without end, epoch after epoch, from step `first` on."""
+        number = 0
         while True:
-            order = torch.randperm(len(self), generator=generator)[:whole]
-            windows = torch.split(order, SORTED_BATCHES * batch_size)
-            batches = [
-                rows
-                for window in windows
-                for rows in torch.split(window[lengths[window].argsort()], batch_size)
-            ]
-            for index in torch.randperm(len(batches), generator=generator).tolist():
-                yield self[batches[index]].trimmed()
-
-    @classmethod
-    def from_answers(
-        cls, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]
-    ) -> TokenBlocks:
-        """Prompts with the target's answers, padded at the end to the longest of them."""
-        lengths = [len(p) + len(a) for p, a in zip(prompts, answers, strict=True)]
-        tokens = torch.zeros(len(lengths), max(lengths, default=0), dtype=torch.int64)
-        generated = torch.zeros_like(tokens, dtype=torch.bool)
-        for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-            tokens[row, : lengths[row]] = torch.tensor([*prompt, *answer], dtype=torch.int64)
-            generated[row, len(prompt) : lengths[row]] = True
-        return cls(tokens, generated)
-
-    def save(self, path: Path) -> None:
-        """Write a safetensors file."""
-        save_file({"tokens": self.tokens.int(), "generated": self.generated}, path)
-
-    @classmethod
-    def load(cls, path: Path) -> TokenBlocks:
-        """Read what `save` wrote.
-
-        Raises:
-            ConfigError: the file is missing, or holds something else.
-        """
-        try:
-            tensors = load_file(path)
-            return cls(tensors["tokens"].long(), tensors["generated"].bool())
-        except (OSError, SafetensorError, KeyError) as error:
-            raise ConfigError(f"{path}: not a file of token blocks: {error}") from error
+            epoch = self.epoch(number)
+            yield from epoch[first:]
+            first, number = max(first - len(epoch), 0), number + 1

@@ -14,32 +14,41 @@ tokens that will be accepted in use.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F
+from torch import Tensor, nn
 
 from vllm_redrafter.config import ConfigError
 from vllm_redrafter.drafter import Drafter
+from vllm_redrafter.training.choices import LossKind
+from vllm_redrafter.training.chunked_loss import head_loss
+from vllm_redrafter.training.data import TextBatch
 from vllm_redrafter.training.target import TargetOutputs
-
-LossKind = Literal["kl", "ce"]
+from vllm_redrafter.training.teachers import (
+    DataTeacher,
+    DraftVocabulary,
+    MixedTeacher,
+    TargetTeacher,
+    Teacher,
+    TextTeacher,
+)
 
 
 @dataclass(frozen=True)
-class DistillationLoss:
-    """The loss of one batch.
+class Predictions:
+    """All that the drafter predicts in a batch: N rows, by the position that teaches them.
 
     Attributes:
-        total: scalar, the mean over the L steps; backward starts here.
-        per_step: [L], detached; a step that no position counts for has 0.
+        features: [N, E], what the last layer reads.
+        start: [N] int64, the flat position t among the batch's B * T that the row starts from.
+        step: [N] int64, j from 1; the teacher is at position start + j, the label one further.
     """
 
-    total: Tensor
-    per_step: Tensor
+    features: Tensor
+    start: Tensor
+    step: Tensor
 
 
 def unroll(drafter: Drafter, embedded: Tensor, num_steps: int) -> Iterator[Tensor]:
@@ -65,6 +74,8 @@ def unroll(drafter: Drafter, embedded: Tensor, num_steps: int) -> Iterator[Tenso
 def counted_starts(generated: Tensor, num_steps: int) -> Iterator[Tensor]:
     """Which starts count: those whose root, path and label were all written by the target.
 
+    Rows packed into one block stay apart: a row begins with a token of its prompt.
+
     Args:
         generated: [B, T] bool.
         num_steps: L.
@@ -78,65 +89,119 @@ def counted_starts(generated: Tensor, num_steps: int) -> Iterator[Tensor]:
         yield counted
 
 
-def distillation_loss(
-    drafter: Drafter,
-    tokens: Tensor,
-    target: TargetOutputs,
-    num_steps: int,
-    generated: Tensor | None = None,
-    kind: LossKind = "kl",
-) -> DistillationLoss:
-    """Loss of an L-step unroll from every position.
+def count_rows(generated: Tensor, num_steps: int) -> Tensor:
+    """[L] int64: how many rows each step has."""
+    counts = torch.zeros(num_steps, dtype=torch.int64)
+    for index, counted in enumerate(counted_starts(generated, num_steps)):
+        counts[index] = counted.sum()
+    return counts
 
-    Args:
-        drafter: the draft head; gradients reach its parameters only.
-        tokens: [B, T] int64.
-        target: the frozen target's outputs for these tokens.
-        num_steps: L, the beam length to train for.
-        generated: [B, T] bool, what the target wrote; None counts every token.
-        kind: `kl`, against the target's distribution; `ce`, against the text alone.
+
+def predictions(
+    drafter: Drafter, generated: Tensor, target: TargetOutputs, num_steps: int
+) -> Predictions:
+    """Unroll the drafter L steps from every position, and keep the rows that count.
 
     Raises:
-        ConfigError: the text is too short for L steps.
+        ConfigError: the blocks are too short for L steps.
     """
-    length = tokens.shape[1]
+    length = generated.shape[1]
     if length < num_steps + 2:
         raise ConfigError(
             f"distillation: {num_steps} steps need blocks of at least {num_steps + 2} tokens, "
             f"got {length}; use longer blocks or a smaller beam length"
         )
-    if generated is None:
-        generated = torch.ones_like(tokens, dtype=torch.bool)
-
-    losses = []
-    states = unroll(drafter, target.embedded, num_steps)
+    first = torch.arange(generated.shape[0], device=generated.device).unsqueeze(1) * length
+    # The target may be of lower precision.
+    dtype = drafter.last_layer.weight.dtype
+    condition = drafter.condition(target.hidden.to(dtype))
+    features, starts, steps = [], [], []
+    states = unroll(drafter, target.embedded.to(dtype), num_steps)
     counts = counted_starts(generated, num_steps)
     for step, (state, counted) in enumerate(zip(states, counts, strict=True), start=1):
-        # Rows are picked before the vocabulary-wide layer, which costs the most.
-        hidden = target.hidden[:, : -1 - step][counted]
-        logits = drafter.logits(drafter.condition(hidden), state[:, :-1][counted])
-        if kind == "kl":
-            losses.append(kl_divergence(logits, target.logits[:, step:-1][counted]))
+        features.append(
+            drafter.features(condition[:, : -1 - step][counted], state[:, :-1][counted])
+        )
+        start = first + torch.arange(length - 1 - step, device=generated.device)
+        starts.append(start[counted])
+        steps.append(torch.full_like(starts[-1], step))
+    start_of, step_of = torch.cat(starts), torch.cat(steps)
+    order = (start_of + step_of).argsort(stable=True)
+    return Predictions(torch.cat(features)[order], start_of[order], step_of[order])
+
+
+@dataclass(frozen=True)
+class DistillationLoss:
+    """The loss of one batch.
+
+    Attributes:
+        total: scalar; backward starts here.
+        per_step: [L], detached: the sum of each step's rows.
+    """
+
+    total: Tensor
+    per_step: Tensor
+
+
+class Distillation(nn.Module):
+    """Drafter and loss in one module, which is what data parallelism wants to wrap.
+
+    Args:
+        drafter: the draft head; gradients reach its parameters only.
+        head: the target's vocabulary-wide layer; needed where `kind` is not `ce` and the
+            batches bring no distributions of their own.
+        num_steps: L, the beam length to train for.
+        kind: `kl`, against the target's distribution; `ce`, against the text alone; `mix`.
+        kl_weight: of the target's distribution in `mix`; the text has the rest.
+        use_data: take the distributions that the batches bring (the target's top tokens).
+    """
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        head: Callable[[Tensor], Tensor] | None,
+        num_steps: int,
+        kind: LossKind = "kl",
+        kl_weight: float = 0.5,
+        use_data: bool = False,
+    ) -> None:
+        super().__init__()
+        self.drafter, self.head, self.num_steps = drafter, head, num_steps
+        self.kind, self.kl_weight, self.use_data = kind, kl_weight, use_data
+
+    def forward(
+        self, batch: TextBatch, target: TargetOutputs, step_weights: Tensor
+    ) -> DistillationLoss:
+        """The loss of an L-step unroll from every position.
+
+        Args:
+            batch: B blocks of T tokens.
+            target: the frozen target's outputs for them.
+            step_weights: [L], what a row of each step counts in the total.
+        """
+        rows = predictions(self.drafter, batch.generated, target, self.num_steps)
+        teacher = self._teacher(batch, target, rows)
+        total, losses = head_loss(
+            rows.features, self.drafter.last_layer.weight, step_weights[rows.step - 1], teacher
+        )
+        per_step = torch.zeros(self.num_steps, dtype=losses.dtype, device=losses.device)
+        return DistillationLoss(total, per_step.index_add_(0, rows.step - 1, losses))
+
+    def _teacher(self, batch: TextBatch, target: TargetOutputs, rows: Predictions) -> Teacher:
+        vocabulary = DraftVocabulary(self.drafter)
+        dtype = torch.promote_types(rows.features.dtype, torch.float32)
+        position = rows.start + rows.step
+        text = TextTeacher(vocabulary, batch.tokens.flatten()[position + 1], dtype)
+        if self.kind == "ce":
+            return text
+        if self.use_data:
+            assert batch.top_tokens is not None and batch.top_log_probs is not None
+            # Recorded with the token that they were the distribution of: one further.
+            tokens = batch.top_tokens.flatten(0, 1)[position + 1]
+            log_probs = batch.top_log_probs.flatten(0, 1)[position + 1]
+            teacher: Teacher = DataTeacher(vocabulary, tokens, log_probs, dtype)
         else:
-            losses.append(cross_entropy(logits, tokens[:, step + 1 :][counted]))
-    per_step = torch.stack(losses)
-    return DistillationLoss(per_step.mean(), per_step.detach())
-
-
-def kl_divergence(logits: Tensor, teacher_logits: Tensor) -> Tensor:
-    """KL(teacher || drafter), [N, V] each, averaged over the N rows; 0 without rows."""
-    total = F.kl_div(
-        _log_softmax(logits), _log_softmax(teacher_logits), reduction="sum", log_target=True
-    )
-    return total / max(logits.shape[0], 1)
-
-
-def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of logits [N, V] and labels [N], averaged over the N rows; 0 without rows."""
-    total = F.nll_loss(_log_softmax(logits), labels, reduction="sum")
-    return total / max(logits.shape[0], 1)
-
-
-def _log_softmax(logits: Tensor) -> Tensor:
-    # Reduced precision is for the matrix products only.
-    return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=-1)
+            assert self.head is not None
+            hidden = target.hidden.flatten(0, 1)
+            teacher = TargetTeacher(vocabulary, self.head, hidden, position, dtype)
+        return teacher if self.kind == "kl" else MixedTeacher(teacher, text, self.kl_weight)

@@ -1,14 +1,16 @@
-"""Tokens per target step, estimated offline: no engine, only text that the target wrote greedily.
+"""Tokens per target step, estimated offline: no engine, only text that the target wrote.
 
-Greedy text makes the acceptance walk deterministic: the token that the target draws at a node of
-the true path is the next token of the text. So the engine's steps can be replayed: search, build
-the tree, walk it along the text, jump behind what was accepted, search again.
+The acceptance walk follows what the target draws, and the text is what it drew: the token drawn
+at a node of the true path is the next token of the text. So the engine's steps can be replayed:
+search, build the tree, walk it along the text, jump behind what was accepted, search again. For
+greedy text this is what the engine does, step by step; for sampled text it is a fair sample of
+it, with the sampling parameters that the text was written with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,27 +21,51 @@ from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.scorer import accept_path
 from vllm_redrafter.token_tree import TokenTree
-from vllm_redrafter.training.data import TokenBlocks
-from vllm_redrafter.training.target import read_target
+from vllm_redrafter.training.data import TextBatch, TextRows
+from vllm_redrafter.training.distillation import predictions
+from vllm_redrafter.training.target import TargetOutputs, read_target
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """What replayed decoding needed: target steps, and tokens that they output."""
+    """What replayed decoding needed.
+
+    Attributes:
+        steps: of the target, verifications that is.
+        tokens: that they output.
+        by_depth: [L], in how many of the steps the draft token of depth 1 .. L was accepted.
+    """
 
     steps: int
     tokens: int
+    by_depth: tuple[int, ...] = field(default=())
 
     @property
     def tokens_per_step(self) -> float:
         """1 is plain decoding, which is also what no steps at all count as."""
         return self.tokens / self.steps if self.steps else 1.0
 
+    def __add__(self, other: Acceptance) -> Acceptance:
+        shorter, longer = sorted((self.by_depth, other.by_depth), key=len)
+        padded = shorter + (0,) * (len(longer) - len(shorter))
+        by_depth = tuple(a + b for a, b in zip(padded, longer, strict=True))
+        return Acceptance(self.steps + other.steps, self.tokens + other.tokens, by_depth)
+
+
+def batches(
+    rows: TextRows, batch_size: int, device: torch.device | str, min_length: int = 0
+) -> Iterator[TextBatch]:
+    """All rows, those of about the same length together."""
+    order = rows.lengths.argsort().tolist()
+    for start in range(0, len(order), batch_size):
+        chunk = [[rows[index]] for index in order[start : start + batch_size]]
+        yield TextBatch.of(chunk, min_length).to(device)
+
 
 def estimate_acceptance(
     drafter: Drafter,
     target: Any,
-    blocks: TokenBlocks,
+    rows: TextRows,
     config: ReDrafterConfig,
     batch_size: int = 64,
 ) -> Acceptance:
@@ -47,28 +73,26 @@ def estimate_acceptance(
 
     Args:
         drafter: the draft head.
-        target: the transformers model that wrote the text, greedily.
-        blocks: the text; each block's generated part is one answer.
+        target: the transformers model that wrote the text.
+        rows: the text; each run of generated tokens is one answer.
         config: beam width, beam length, K and kind of tree.
-        batch_size: blocks read by the target at once.
+        batch_size: rows read by the target at once.
     """
-    steps = tokens = 0
+    total = Acceptance(0, 0)
     embed = target.get_input_embeddings()
-    for batch in blocks.batches(batch_size):
-        hidden = read_target(target, batch.tokens, with_logits=False).hidden
-        part = replay(drafter, embed, hidden, batch, config)
-        steps, tokens = steps + part.steps, tokens + part.tokens
-    return Acceptance(steps, tokens)
+    for batch in batches(rows, batch_size, embed.weight.device):
+        total += replay(drafter, embed, read_target(target, batch), batch, config)
+    return total
 
 
 def replay(
     drafter: Drafter,
     embed: Callable[[Tensor], Tensor],
-    hidden: Tensor,
-    blocks: TokenBlocks,
+    outputs: TargetOutputs,
+    batch: TextBatch,
     config: ReDrafterConfig,
 ) -> Acceptance:
-    """Decode all blocks at once by jumps, as the engine would.
+    """Decode all answers at once by jumps, as the engine would.
 
     The first token of an answer comes from the prefill; the steps that follow output the rest.
     As in the engine, the last step's tokens beyond the end of the answer do not count.
@@ -76,19 +100,42 @@ def replay(
     Args:
         drafter: the draft head.
         embed: the target's input embedding.
-        hidden: [N, T, H], the target's hidden states for `blocks`.
-        blocks: N answers, each in one piece and with at least one token before it.
+        outputs: the target's, for `batch`.
+        batch: B blocks; each run of generated tokens has at least one token before it.
         config: beam width, beam length, K and kind of tree.
     """
-    last = blocks.lengths - 1
-    root = torch.where(last >= 0, blocks.generated.int().argmax(dim=1), last)
+    row, root, last = answers(batch.generated)
     steps = tokens = 0
-    while (rows := (root < last).nonzero().squeeze(1)).numel():
-        accepted = _accepted_depth(drafter, embed, hidden, blocks.tokens, rows, root, last, config)
-        output = torch.minimum(accepted + 1, (last - root)[rows])
-        root[rows] += output
-        steps, tokens = steps + rows.numel(), tokens + int(output.sum())
-    return Acceptance(steps, tokens)
+    by_depth = torch.zeros(config.beam_length, dtype=torch.int64)
+    # The target may be of lower precision than a drafter in training.
+    dtype = drafter.last_layer.weight.dtype
+    hidden = outputs.hidden.to(dtype)
+
+    def embed_as_drafter(tokens: Tensor) -> Tensor:
+        return embed(tokens).to(dtype)
+
+    while (running := (root < last).nonzero().squeeze(1)).numel():
+        at, end = root[running], last[running]
+        depth = _accepted_depth(
+            drafter, embed_as_drafter, hidden, batch.tokens, row[running], at, end, config
+        )
+        output = torch.minimum(depth + 1, end - at)
+        root[running] += output
+        steps, tokens = steps + running.numel(), tokens + int(output.sum())
+        reached = torch.bincount(depth.cpu(), minlength=config.beam_length + 1)
+        by_depth += reached.flip(0).cumsum(0).flip(0)[1:]
+    return Acceptance(steps, tokens, tuple(by_depth.tolist()))
+
+
+def answers(generated: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Runs of generated tokens in [B, T]: their block, first and last position, each [A] int64."""
+    edge = generated.new_zeros(generated.shape[0], 1)
+    before = torch.cat([edge, generated[:, :-1]], dim=1)
+    after = torch.cat([generated[:, 1:], edge], dim=1)
+    row, first = (generated & ~before).nonzero().unbind(1)
+    last = (generated & ~after).nonzero()[:, 1]
+    # A token without one before it has no hidden state that predicted it.
+    return row, first.clamp(min=1), last
 
 
 def _accepted_depth(
@@ -96,22 +143,55 @@ def _accepted_depth(
     embed: Callable[[Tensor], Tensor],
     hidden: Tensor,
     tokens: Tensor,
-    rows: Tensor,
+    row: Tensor,
     root: Tensor,
     last: Tensor,
     config: ReDrafterConfig,
 ) -> Tensor:
-    """How many draft tokens [rows] one step accepts from the roots at tokens[row, root[row]]."""
-    at, end = root[rows], last[rows]
-    root_tokens = tokens[rows, at]
+    """How many draft tokens [A] one step accepts from the roots at tokens[row, root]."""
+    root_tokens = tokens[row, root]
     explored = beam_search(
-        drafter, embed, hidden[rows, at - 1], root_tokens, config.beam_width, config.beam_length
+        drafter, embed, hidden[row, root - 1], root_tokens, config.beam_width, config.beam_length
     )
     tree = TokenTree.from_explored(
         root_tokens, explored, config.num_speculative_tokens, tree=config.tree
     )
     # What the target draws at a node: right on the true path, and not read off it.
-    following = at.unsqueeze(1) + tree.depths.long() + 1
-    sampled = tokens[rows.unsqueeze(1), following.clamp(max=tokens.shape[1] - 1)]
-    sampled = sampled.masked_fill(following > end.unsqueeze(1), -1)
+    following = root.unsqueeze(1) + tree.depths.long() + 1
+    sampled = tokens[row.unsqueeze(1), following.clamp(max=tokens.shape[1] - 1)]
+    sampled = sampled.masked_fill(following > last.unsqueeze(1), -1)
     return accept_path(tree, sampled).num_sampled.long() - 1
+
+
+@torch.no_grad()
+def top_accuracy(
+    drafter: Drafter, target: Any, rows: TextRows, num_steps: int, ranks: tuple[int, ...]
+) -> Tensor:
+    """How often the text's token is among the drafter's best, teacher-forced.
+
+    Args:
+        drafter: the draft head.
+        target: the transformers model that wrote the text.
+        rows: the text.
+        num_steps: L.
+        ranks: k of each top-k.
+
+    Returns:
+        [L, ranks] shares; NaN for a step that no position counts for.
+    """
+    hits = torch.zeros(num_steps, len(ranks))
+    counts = torch.zeros(num_steps, 1)
+    device = target.get_input_embeddings().weight.device
+    for batch in batches(rows, 8, device, num_steps + 2):
+        found = predictions(drafter, batch.generated, read_target(target, batch), num_steps)
+        labels = batch.tokens.flatten()[found.start + found.step + 1]
+        for part in torch.split(torch.arange(len(labels), device=device), 1024):
+            logits = drafter.last_layer(found.features[part])
+            kept = min(max(ranks), logits.shape[-1])
+            best = drafter.target_tokens(logits.topk(kept, dim=-1).indices)
+            hit = best == labels[part].unsqueeze(1)
+            step = (found.step[part] - 1).cpu()
+            for column, rank in enumerate(ranks):
+                hits[:, column].index_add_(0, step, hit[:, :rank].any(dim=1).float().cpu())
+            counts.index_add_(0, step, torch.ones(len(step), 1))
+    return hits / counts

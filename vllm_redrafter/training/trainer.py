@@ -1,163 +1,291 @@
-"""The training loop: AdamW, warm-up and cosine decay, clipping, and a progress bar that tells
-what matters, the tokens per target step that the drafter would give."""
+"""The training loop: accelerate for the devices, AdamW, warm-up and cosine decay, checkpoints, and
+a progress bar that tells what matters, the tokens per target step that the drafter would give.
+
+What a step reads and at which rate it learns follows from its number alone, so that a run which is
+resumed takes the very steps that it would have taken.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from torch import nn
+from torch import Tensor
 
-from vllm_redrafter.config import ConfigError, DrafterConfig, ReDrafterConfig
+from vllm_redrafter.config import ConfigError, ReDrafterConfig, TrainingError
 from vllm_redrafter.drafter import Drafter
-from vllm_redrafter.training.data import TokenBlocks
-from vllm_redrafter.training.distillation import LossKind, distillation_loss
-from vllm_redrafter.training.estimate import estimate_acceptance
-from vllm_redrafter.training.target import read_target
-
-
-@dataclass(frozen=True)
-class TrainingConfig:
-    """How to train.
-
-    Attributes:
-        num_steps: optimizer steps.
-        batch_size: blocks per step.
-        unroll_steps: L of the loss, the drafted tokens that the drafter is trained for.
-        loss: `kl` against the target's distribution, or `ce` against its text.
-        learning_rate: the peak, reached after `warmup_steps`; a cosine then takes it to 0.
-        weight_decay: AdamW's, on matrices only.
-        max_grad_norm: gradients are clipped to this norm.
-        evaluate_every: steps between estimates on the held-out blocks.
-        seed: of the order of the blocks.
-        autocast: dtype of matrix products, or None for that of the parameters.
-
-    Raises:
-        ConfigError: a count is below 1.
-    """
-
-    num_steps: int
-    batch_size: int = 16
-    unroll_steps: int = 5
-    loss: LossKind = "kl"
-    learning_rate: float = 1e-3
-    warmup_steps: int = 20
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
-    evaluate_every: int = 100
-    seed: int = 0
-    autocast: torch.dtype | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("num_steps", "batch_size", "unroll_steps", "evaluate_every"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"training: {name} must be at least 1, got {getattr(self, name)}")
+from vllm_redrafter.training.checkpointing import Checkpoints
+from vllm_redrafter.training.checkpointing import Progress as RunProgress
+from vllm_redrafter.training.config import TrainingConfig
+from vllm_redrafter.training.data import BatchPlan, TextBatch, TextRows
+from vllm_redrafter.training.distillation import Distillation, count_rows
+from vllm_redrafter.training.estimate import Acceptance, estimate_acceptance
+from vllm_redrafter.training.target import TargetHead, read_target
 
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What a training run reached: smoothed loss, tokens per target step on held-out text."""
+    """What a training run reached.
 
-    loss: float
-    tokens_per_step: float
-
-
-def new_drafter(target: Any, exit_dim: int, num_draft_layers: int = 1, seed: int = 0) -> Drafter:
-    """A drafter of the target's sizes; its last layer starts as the target's own, where it fits.
-
-    Args:
-        target: a transformers causal language model.
-        exit_dim: width of the draft head; with the target's hidden size the target's lm_head is
-            copied, which saves most of the training.
-        num_draft_layers: residual blocks before the last layer.
-        seed: of the initial weights.
+    Attributes:
+        steps: optimizer steps, those before a resume included.
+        loss: smoothed, at the end.
+        losses: of each step of this run.
+        acceptance: on the held-out text; nothing where none was held out.
+        seconds: of this run.
     """
-    config = DrafterConfig(
-        vocab_size=target.config.get_text_config().vocab_size,
-        hidden_size=target.config.get_text_config().hidden_size,
-        exit_dim=exit_dim,
-        num_draft_layers=num_draft_layers,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        drafter = Drafter(config)
-    last = drafter.lm_head[-1]
-    lm_head = target.get_output_embeddings()
-    if (
-        isinstance(last, nn.Linear)
-        and lm_head is not None
-        and lm_head.weight.shape == last.weight.shape
-    ):
-        last.weight.data.copy_(lm_head.weight)
-    return drafter
+
+    steps: int
+    loss: float
+    losses: list[float]
+    acceptance: Acceptance
+    seconds: float
 
 
-def train_drafter(
-    drafter: Drafter,
-    target: Any,
-    blocks: TokenBlocks,
-    held_out: TokenBlocks,
-    config: TrainingConfig,
-    speculation: ReDrafterConfig,
-    console: Console | None = None,
-) -> TrainingResult:
-    """Train the drafter in place.
+class Trainer:
+    """Trains a drafter in place.
 
     Args:
-        drafter: changed in place, left in eval mode.
-        target: the frozen transformers model that wrote the blocks.
-        blocks: to learn from.
+        drafter: float32 parameters.
+        target: the frozen transformers model that wrote the text.
+        rows: to learn from.
         held_out: to estimate tokens per target step on.
         config: how to train.
         speculation: beam width, length and K of that estimate.
+        accelerator: the processes and their devices.
+        output: takes checkpoints and TensorBoard's logs; None for neither.
+        record: what the run is about; a checkpoint made for something else is refused.
         console: where the progress bar goes.
+
+    Raises:
+        ConfigError: settings that do not fit the number of processes, the target or the text.
     """
-    optimizer = adamw(drafter, config)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: warmup_cosine(step, config.warmup_steps, config.num_steps)
-    )
-    generator = torch.Generator().manual_seed(config.seed)
-    batches = blocks.shuffled_batches(config.batch_size, generator)
-    loss, tokens_per_step = math.nan, math.nan
-    drafter.train()
-    with progress_bar(console) as progress:
-        task = progress.add_task("training the drafter", total=config.num_steps, status="")
-        for step in range(1, config.num_steps + 1):
-            value = _train_step(drafter, target, next(batches), config, optimizer)
-            schedule.step()
-            loss = value if math.isnan(loss) else 0.95 * loss + 0.05 * value
-            if step % config.evaluate_every == 0 or step == config.num_steps:
-                estimate = estimate_acceptance(drafter, target, held_out, speculation)
-                tokens_per_step = estimate.tokens_per_step
-            status = f"{config.loss} {loss:.3f}, {tokens_per_step:.2f} tokens per target step"
-            progress.update(task, advance=1, status=status)
-    drafter.eval()
-    return TrainingResult(loss, tokens_per_step)
 
-
-def _train_step(
-    drafter: Drafter,
-    target: Any,
-    batch: TokenBlocks,
-    config: TrainingConfig,
-    optimizer: torch.optim.Optimizer,
-) -> float:
-    """One optimizer step; returns the batch's loss."""
-    device = batch.tokens.device.type
-    with torch.autocast(device, config.autocast, enabled=config.autocast is not None):
-        outputs = read_target(target, batch.tokens, with_logits=config.loss == "kl")
-        loss = distillation_loss(
-            drafter, batch.tokens, outputs, config.unroll_steps, batch.generated, config.loss
+    def __init__(
+        self,
+        drafter: Drafter,
+        target: Any,
+        rows: TextRows,
+        held_out: TextRows,
+        config: TrainingConfig,
+        speculation: ReDrafterConfig,
+        accelerator: Accelerator,
+        output: Path | None = None,
+        record: dict[str, Any] | None = None,
+        console: Console | None = None,
+    ) -> None:
+        self.target, self.rows, self.held_out = target, rows, held_out
+        self.config, self.speculation, self.accelerator = config, speculation, accelerator
+        self.console, self.record = console, record or {}
+        self.checkpoints = None if output is None else Checkpoints(output)
+        shared = config.micro_batch_size * accelerator.num_processes
+        if config.batch_size % shared:
+            raise ConfigError(
+                f"training: batch_size {config.batch_size} must be a multiple of micro_batch_size "
+                f"× processes ({config.micro_batch_size} × {accelerator.num_processes})"
+            )
+        self.plan = BatchPlan(rows.lengths, config.block_length, config.batch_size, config.seed)
+        self.num_steps = config.max_steps or self.plan.num_steps(config.epochs)
+        self.drafter = drafter.to(accelerator.device)
+        use_data = config.teacher == "data"
+        head = TargetHead(target) if config.loss != "ce" and not use_data else None
+        model = Distillation(
+            self.drafter, head, config.unroll_steps, config.loss, config.kl_weight, use_data
         )
-    torch.autograd.backward(loss.total)
-    nn.utils.clip_grad_norm_(drafter.parameters(), config.max_grad_norm)
-    optimizer.step()
-    optimizer.zero_grad()
-    return float(loss.total.detach())
+        self.model, self.optimizer = accelerator.prepare(model, adamw(self.drafter, config))
+        decay = config.step_decay ** torch.arange(config.unroll_steps, dtype=torch.float64)
+        self.step_shares = decay / decay.sum()
+
+    def run(self, resume: bool = False) -> TrainingResult:
+        """Train to the end.
+
+        Args:
+            resume: go on from the newest checkpoint.
+
+        Raises:
+            TrainingError: the loss is not a number any more, or a checkpoint cannot be written.
+            ConfigError: there is nothing to resume, or it was made otherwise.
+        """
+        started = time.monotonic()
+        first, loss = self._start(resume)
+        losses: list[float] = []
+        acceptance = Acceptance(0, 0)
+        steps = self.plan.steps(first)
+        self.drafter.train()
+        with progress_bar(self.console, disable=not self.accelerator.is_main_process) as bar:
+            task = bar.add_task(
+                "training the drafter", total=self.num_steps, completed=first, status=""
+            )
+            for step in range(first + 1, self.num_steps + 1):
+                value = self._step(step, next(steps), loss)
+                losses.append(value)
+                loss = value if math.isnan(loss) else 0.95 * loss + 0.05 * value
+                last = step == self.num_steps
+                if len(self.held_out) and (last or step % self.config.evaluate_every == 0):
+                    acceptance = self._estimate(step)
+                if self.checkpoints and (last or step % self.config.save_every == 0):
+                    self._save(step, loss)
+                status = f"{self.config.loss} {loss:.3f}"
+                if acceptance.steps:
+                    status += f", {acceptance.tokens_per_step:.2f} tokens per target step"
+                bar.update(task, completed=step, status=status)
+        self.drafter.eval()
+        return TrainingResult(self.num_steps, loss, losses, acceptance, time.monotonic() - started)
+
+    def dry_run(self) -> float:
+        """Seconds that one step takes, but for the optimizer; the weights stay as they are."""
+        started = time.monotonic()
+        self.drafter.train()
+        self._backward(next(self.plan.steps()))
+        self.optimizer.zero_grad()
+        self.drafter.eval()
+        return time.monotonic() - started
+
+    def _start(self, resume: bool) -> tuple[int, float]:
+        """Steps already done, and the smoothed loss."""
+        if not resume:
+            return 0, math.nan
+        assert self.checkpoints is not None
+        progress = self.checkpoints.newest()
+        if progress.record != self.record:
+            differing = ", ".join(
+                f"{key}: {self.record.get(key)!r}, not {progress.record.get(key)!r}"
+                for key in {**self.record, **progress.record}
+                if self.record.get(key) != progress.record.get(key)
+            )
+            raise ConfigError(
+                f"{self.checkpoints.folder} cannot be resumed with other settings or data "
+                f"({differing}): use those, or another output folder"
+            )
+        # The wrapped optimizer's state is what was saved, and is loaded where the parameters are.
+        self.checkpoints.load(self.drafter, self.optimizer)
+        return progress.step, progress.loss
+
+    def _step(self, step: int, blocks: list[list[int]], smoothed: float) -> float:
+        """One optimizer step; returns the loss over all processes."""
+        loss, per_step = self._backward(blocks)
+        norm = self.accelerator.clip_grad_norm_(
+            self.drafter.parameters(), self.config.max_grad_norm
+        )
+        if not (math.isfinite(loss) and math.isfinite(float(norm))):
+            self._stop(step, loss, float(norm), smoothed)
+        factor = warmup_cosine(step - 1, self.config.warmup_steps, self.num_steps)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.learning_rate * factor
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        values = {f"loss/step_{j}": value for j, value in enumerate(per_step.tolist(), start=1)}
+        rate = self.config.learning_rate * factor
+        self.accelerator.log(
+            {"loss": loss, "learning_rate": rate, "gradient_norm": float(norm), **values}, step
+        )
+        return loss
+
+    def _backward(self, blocks: list[list[int]]) -> tuple[float, Tensor]:
+        """Gradients of one optimizer step's blocks; its loss, and [L] that of each step."""
+        accelerator, config = self.accelerator, self.config
+        batches = list(self._own_batches(blocks))
+        counts = sum(
+            (count_rows(batch.generated, config.unroll_steps) for batch in batches),
+            torch.zeros(config.unroll_steps, dtype=torch.int64),
+        )
+        counts = accelerator.reduce(counts.to(accelerator.device), "sum").clamp(min=1)
+        row_weights = (self.step_shares.to(counts.device) / counts).float()
+        sums = torch.zeros(config.unroll_steps, device=accelerator.device)
+        for index, batch in enumerate(batches):
+            on_device = batch.to(accelerator.device)
+            with accelerator.autocast():
+                outputs = read_target(self.target, on_device)
+            last = index == len(batches) - 1
+            with nullcontext() if last else accelerator.no_sync(self.model):
+                loss = self.model(on_device, outputs, row_weights)
+                # Data parallelism takes the mean over the processes; the loss is their sum.
+                accelerator.backward(loss.total * accelerator.num_processes)
+            sums += loss.per_step
+        sums = accelerator.reduce(sums, "sum")
+        return float((sums * row_weights).sum()), sums / counts
+
+    def _own_batches(self, blocks: list[list[int]]) -> Iterator[TextBatch]:
+        """This process's part of a step's blocks, as many batches as any other process has."""
+        size, accelerator = self.config.micro_batch_size, self.accelerator
+        own = blocks[accelerator.process_index :: accelerator.num_processes]
+        if len(blocks) % accelerator.num_processes:
+            raise ConfigError(
+                f"training: the data has only {len(blocks)} blocks, no whole number for each of "
+                f"{accelerator.num_processes} processes: use more data or shorter blocks"
+            )
+        for start in range(0, len(own), size):
+            rows = [[self.rows[row] for row in block] for block in own[start : start + size]]
+            batch = TextBatch.of(rows, self.config.unroll_steps + 2)
+            if self.config.teacher == "data" and batch.top_tokens is None:
+                raise ConfigError(
+                    "training: --teacher data needs data that was generated with --top-logprobs"
+                )
+            yield batch
+
+    def _estimate(self, step: int) -> Acceptance:
+        acceptance = Acceptance(0, 0)
+        if self.accelerator.is_main_process:
+            self.drafter.eval()
+            acceptance = estimate_acceptance(
+                self.drafter, self.target, self.held_out, self.speculation, batch_size=8
+            )
+            self.drafter.train()
+            values = {"tokens_per_target_step": acceptance.tokens_per_step}
+            self.accelerator.log(values, step)
+        self.accelerator.wait_for_everyone()
+        return acceptance
+
+    def _save(self, step: int, loss: float) -> None:
+        assert self.checkpoints is not None
+        if self.accelerator.is_main_process:
+            progress = RunProgress(step, loss, self.record)
+            self.checkpoints.save(self.drafter, self.optimizer.optimizer, progress)
+        self.accelerator.wait_for_everyone()
+
+    def _stop(self, step: int, loss: float, norm: float, smoothed: float) -> None:
+        """The step has not been taken: the weights are those of the step before."""
+        left = "nothing was saved"
+        if self.checkpoints:
+            if step > 1:
+                self._save(step - 1, smoothed)
+            if paths := self.checkpoints.paths():
+                left = f"{paths[-1]} has the weights before it"
+        raise TrainingError(
+            f"step {step}: the loss is {loss} and its gradient's norm {norm}; {left}: go on from "
+            "there with a lower --learning-rate and another --output, or look for bad data"
+        )
+
+
+def make_accelerator(config: TrainingConfig, output: Path | None = None) -> Accelerator:
+    """The processes and their devices, as `accelerate launch` started them.
+
+    Args:
+        config: says the precision.
+        output: TensorBoard's logs go to `logs` in there; None for none.
+    """
+    # With one step rnn_u takes no part, which data parallelism has to know.
+    kwargs = DistributedDataParallelKwargs(find_unused_parameters=config.unroll_steps == 1)
+    accelerator = Accelerator(
+        mixed_precision=config.precision,
+        log_with=None if output is None else "tensorboard",
+        project_dir=None if output is None else str(output),
+        kwargs_handlers=[kwargs],
+    )
+    if output is not None:
+        values = {k: v for k, v in asdict(config).items() if v is not None}
+        accelerator.init_trackers("logs", config=values)
+    return accelerator
 
 
 def adamw(drafter: Drafter, config: TrainingConfig) -> torch.optim.AdamW:
@@ -168,18 +296,20 @@ def adamw(drafter: Drafter, config: TrainingConfig) -> torch.optim.AdamW:
         {"params": matrices, "weight_decay": config.weight_decay},
         {"params": biases, "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.95))
+    # Fused: otherwise an update makes temporary tensors of the size of all parameters.
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.95), fused=True)
 
 
 def warmup_cosine(step: int, warmup_steps: int, num_steps: int) -> float:
     """Factor on the peak learning rate: up to 1 in `warmup_steps`, then a cosine down to 0."""
+    warmup_steps = min(warmup_steps, num_steps)
     if step < warmup_steps:
         return (step + 1) / warmup_steps
     done = (step - warmup_steps) / max(num_steps - warmup_steps, 1)
     return 0.5 * (1.0 + math.cos(math.pi * min(done, 1.0)))
 
 
-def progress_bar(console: Console | None = None) -> Progress:
+def progress_bar(console: Console | None = None, disable: bool = False) -> Progress:
     """A progress bar whose tasks have a `status` field."""
     return Progress(
         TextColumn("{task.description:<32}"),
@@ -188,4 +318,5 @@ def progress_bar(console: Console | None = None) -> Progress:
         TimeElapsedColumn(),
         TextColumn("{task.fields[status]}"),
         console=console,
+        disable=disable,
     )

@@ -1,0 +1,89 @@
+"""What `evaluate` says of a trained drafter is what vLLM reports when it serves it."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from engine_harness import engine
+from rich.console import Console
+from training_data import PROMPT_LENGTH, write_data
+
+from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.training.config import TrainingConfig
+from vllm_redrafter.training.dataset import Row
+from vllm_redrafter.training.evaluation import EvaluationRequest, StepCosts, evaluate
+from vllm_redrafter.training.run import TrainingRequest, train
+
+pytestmark = pytest.mark.engine
+
+SHAPE = ReDrafterConfig(num_speculative_tokens=9, beam_width=3, beam_length=4)
+MAX_TOKENS = 40
+
+
+@pytest.fixture(scope="module")
+def written(target: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Row]]:
+    folder = tmp_path_factory.mktemp("data")
+    return folder, write_data(folder, target, num=24, max_tokens=MAX_TOKENS)
+
+
+@pytest.fixture(scope="module", params=[None, 300], ids=["all tokens", "300 draft tokens"])
+def trained(
+    request: pytest.FixtureRequest,
+    target: Path,
+    written: tuple[Path, list[Row]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Path]:
+    """A drafter that learnt the very answers by heart: it drafts well, and not perfectly."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    output = tmp_path_factory.mktemp("drafter")
+    config = TrainingConfig(
+        max_steps=120,
+        batch_size=4,
+        micro_batch_size=4,
+        block_length=64,
+        unroll_steps=SHAPE.beam_length,
+        learning_rate=3e-3,
+        warmup_steps=10,
+        held_out=1,
+        evaluate_every=1000,
+        draft_vocab_size=request.param,
+    )
+    asked = TrainingRequest(str(target), written[0], output, config, SHAPE)
+    train(asked, Console(file=io.StringIO()))
+    torch.set_num_threads(threads)
+    yield output
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def test_vllm_reports_the_tokens_per_step_that_evaluate_finds(
+    target: Path, written: tuple[Path, list[Row]], trained: Path
+) -> None:
+    from vllm import SamplingParams
+
+    folder, rows = written
+    request = EvaluationRequest(str(target), str(trained), folder, [SHAPE], StepCosts())
+    [found] = evaluate(request).results
+    assert 1.5 < found.acceptance.tokens_per_step < 5
+
+    params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, detokenize=False)
+    prompts = [{"prompt_token_ids": row.input_ids[:PROMPT_LENGTH]} for row in rows]
+    speculation = {"model": str(trained), "num_speculative_tokens": 9}
+    with engine(
+        target, speculative_config={**speculation, "beam_width": 3, "beam_length": 4}
+    ) as llm:
+        answers: list[Any] = llm.generate(prompts, params, use_tqdm=False)
+        stats = llm.collective_rpc("redrafter_stats")[0]
+    assert [list(a.outputs[0].token_ids) for a in answers] == [
+        row.input_ids[PROMPT_LENGTH:] for row in rows
+    ]
+    served = stats["sampled_tokens"] / stats["verifications"]
+    assert served == pytest.approx(found.acceptance.tokens_per_step, rel=0.03)
+    print(f"evaluate {found.acceptance.tokens_per_step:.4f}, vLLM {served:.4f}")

@@ -1,0 +1,238 @@
+"""Training data through real vLLM: what the target would write, killed, continued, drafted."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from engine_harness import proposer
+from fake_engine import APPENDING
+from rich.console import Console
+from tiny_models import EOS, make_drafter
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from vllm_redrafter.demo.decoding import DecodingRequest, decode
+from vllm_redrafter.training.dataset import SamplingSettings, finished_shards, read_dataset
+from vllm_redrafter.training.generation import (
+    GenerationSettings,
+    GenerationSummary,
+    generate_data,
+)
+from vllm_redrafter.training.prompts import read_prompts
+
+pytestmark = pytest.mark.engine
+
+MAX_TOKENS = 40
+GREEDY = GenerationSettings(
+    sampling=SamplingSettings(temperature=0.0, max_tokens=MAX_TOKENS, dtype="float32"),
+    top_logprobs=3,
+    shard_size=4,
+    in_flight=4,
+    enforce_eager=True,
+    spec_tokens=15,
+)
+SAMPLED = replace(
+    GREEDY,
+    sampling=replace(GREEDY.sampling, temperature=0.9, top_p=0.95, top_k=50, seed=3),
+    top_logprobs=0,
+)
+NUM_PROMPTS = 32
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Folders that were written in one go, and what was said about them."""
+
+    greedy: Path
+    sampled: Path
+    drafted: Path
+    drafted_summary: GenerationSummary
+
+
+@pytest.fixture(scope="module")
+def chat_target(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The target with a chat template, so that conversations have several turns."""
+    folder = Path(shutil.copytree(target, tmp_path_factory.mktemp("chat") / "target"))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = APPENDING
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of conversations with one or two turns."""
+    rows = [
+        {"messages": [{"role": "user", "content": f"value {i * 7} {t}"} for t in range(1 + i % 2)]}
+        for i in range(NUM_PROMPTS)
+    ]
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def runs(chat_target: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    folder = tmp_path_factory.mktemp("data")
+    drafter = make_drafter(folder / "drafter")
+    with shared_engine(chat_target, GREEDY, prompts) as generate:
+        generate(folder / "greedy", GREEDY)
+        generate(folder / "sampled", SAMPLED)
+    write_oracle_of(folder / "greedy", chat_target, drafter)
+    drafted = replace(GREEDY, drafter=str(drafter))
+    with shared_engine(chat_target, drafted, prompts, "oracle.OracleProposer") as generate:
+        summary = generate(folder / "drafted", drafted)
+    return Runs(folder / "greedy", folder / "sampled", folder / "drafted", summary)
+
+
+@contextmanager
+def shared_engine(
+    target: Path, settings: GenerationSettings, prompts: Path, proposer_class: str | None = None
+) -> Iterator[Any]:
+    """`generate(output, settings)` in one engine: it takes long to start."""
+    from vllm_redrafter.engine.offline import OfflineEngine
+
+    class Again(OfflineEngine):
+        def __init__(self, _: str, settings: GenerationSettings) -> None:
+            self._llm, self._settings = engine._llm, settings
+
+        def close(self) -> None:
+            pass
+
+    def generate(output: Path, settings: GenerationSettings) -> GenerationSummary:
+        console = Console(file=io.StringIO())
+        conversations, _ = read_prompts(str(prompts))
+        return generate_data(str(target), conversations, output, settings, console, Again)
+
+    with proposer(proposer_class) if proposer_class else nullcontext():
+        engine = OfflineEngine(str(target), settings)
+    try:
+        yield generate
+    finally:
+        engine.close()
+
+
+def answers_of(row: dict[str, Any]) -> Iterator[tuple[int, int]]:
+    """Begin and end of each answer in a row."""
+    mask = [*row["assistant_mask"], False]
+    start = 0
+    while True in mask[start:]:
+        start = mask.index(True, start)
+        end = mask.index(False, start)
+        yield start, end
+        start = end
+
+
+def write_oracle_of(data: Path, target: Path, drafter: Path) -> None:
+    from oracle import write_oracle
+
+    known = [
+        (row["input_ids"][:start], row["input_ids"][start:end])
+        for row in read_dataset(data)[1]
+        for start, end in answers_of(row)
+    ]
+    write_oracle(drafter, target, known)
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    return list(read_dataset(folder)[1])
+
+
+def test_greedy_answers_are_those_of_transformers(runs: Runs, chat_target: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(chat_target, dtype=torch.float32)
+    ended = 0
+    rows = rows_of(runs.greedy)
+    for row in rows:
+        for start, end in answers_of(row):
+            prompt = torch.tensor([row["input_ids"][:start]])
+            written = model.generate(
+                prompt, max_new_tokens=MAX_TOKENS, do_sample=False, pad_token_id=EOS
+            )
+            assert row["input_ids"][start:end] == written[0, start:].tolist()
+            ended += row["input_ids"][end - 1] == EOS
+    assert {row["conversation"] for row in rows} == set(range(NUM_PROMPTS))
+    assert sum(len(list(answers_of(row))) for row in rows) == NUM_PROMPTS * 3 // 2
+    assert 0 < ended < NUM_PROMPTS, "some answers must end by themselves, and some not"
+
+
+@pytest.mark.parametrize("name", ["greedy", "drafted"])
+def test_log_probabilities_are_the_targets_own(name: str, runs: Runs, chat_target: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(chat_target, dtype=torch.float32)
+    for row in rows_of(getattr(runs, name)):
+        with torch.inference_mode():
+            logits = model(torch.tensor([row["input_ids"]])).logits[0]
+        best = logits.log_softmax(dim=-1).topk(3)
+        for position, marked in enumerate(row["assistant_mask"]):
+            tokens, log_probs = row["top_tokens"][position], row["top_log_probs"][position]
+            if not marked:
+                assert tokens == log_probs == []
+                continue
+            assert tokens == best.indices[position - 1].tolist()
+            assert tokens[0] == row["input_ids"][position]
+            expected = best.values[position - 1].tolist()
+            assert log_probs == pytest.approx(expected, abs=1e-4)
+
+
+def test_with_a_drafter_the_data_is_the_same(runs: Runs) -> None:
+    for row, drafted in zip(rows_of(runs.greedy), rows_of(runs.drafted), strict=True):
+        for column in ("conversation", "input_ids", "assistant_mask", "top_tokens"):
+            assert row[column] == drafted[column]
+    per_step = runs.drafted_summary.tokens_per_step
+    assert per_step is not None and per_step > 1.2, "little was accepted"
+    assert "tokens per target step" in str(runs.drafted_summary)
+
+
+def test_a_command_killed_midway_continues_to_the_data_of_an_uninterrupted_one(
+    runs: Runs, chat_target: Path, prompts: Path, tmp_path: Path
+) -> None:
+    sampling = SAMPLED.sampling
+    command = [
+        *(sys.executable, "-c", "from vllm_redrafter.cli import app; app()", "generate-data"),
+        *(str(chat_target), "--prompts", str(prompts), "--output", str(tmp_path)),
+        *("--temperature", str(sampling.temperature), "--top-p", str(sampling.top_p)),
+        *("--top-k", str(sampling.top_k), "--seed", str(sampling.seed)),
+        *("--max-tokens", str(MAX_TOKENS), "--dtype", "float32", "--enforce-eager"),
+        *("--shard-size", "4", "--in-flight", "4"),
+    ]
+    with subprocess.Popen(command) as process:
+        while not finished_shards(tmp_path):
+            assert process.poll() is None, "it must not end before the first shard"
+            time.sleep(0.005)
+        workers = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
+    kept = {path: path.read_bytes() for path in tmp_path.glob("*.parquet")}
+    assert 0 < len(kept) < NUM_PROMPTS // 4, "killed too late to say anything"
+    assert workers, "vLLM's worker is a process of its own"
+    _, left = psutil.wait_procs(workers, timeout=30)
+    assert not left, "they keep the memory that the next run needs"
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert f"{len(kept)} shards were there already" in result.stdout
+    assert all(path.read_bytes() == content for path, content in kept.items())
+    assert rows_of(tmp_path) == rows_of(runs.sampled) != rows_of(runs.greedy)
+
+
+def test_the_demos_process_keeps_what_each_step_put_out(target: Path, tmp_path: Path) -> None:
+    prompts = [[5, 6, 7], [8, 9], list(range(10, 30))]
+    request = DecodingRequest(str(target), None, prompts, 12, levels=[1, 2], max_model_len=64)
+    progress: list[int] = []
+    results = decode(request, tmp_path / "log", progress.append)
+    assert progress == [1, 2, 3, 4, 5, 6]
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    for prompt, *answers in zip(prompts, *(r.tokens() for r in results), strict=True):
+        written = model.generate(
+            torch.tensor([prompt]), max_new_tokens=12, do_sample=False, pad_token_id=EOS
+        )
+        assert answers == [written[0, len(prompt) :].tolist()] * 2
+    assert all(len(step) == 1 for r in results for answer in r.answers for step in answer)

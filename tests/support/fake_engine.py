@@ -1,0 +1,92 @@
+"""A target that answers without a model: what it says depends on the request and nothing else."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from vllm_redrafter.training.generation import GenerationSettings
+from vllm_redrafter.training.turns import TurnAnswer, TurnRequest
+
+WORDS = ["value", "name", "list", "7", "49", "value 3"]
+
+APPENDING = (
+    "{% for m in messages %}<s>{{ m['role'] }}\n{{ m['content'] }}"
+    "{% if m['role'] == 'assistant' %}</s>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<s>assistant\n{% endif %}"
+)
+"""A chat template that leaves what was said as it was."""
+
+REWRITING = APPENDING.replace("m['content']", "m['content'].split(' ')[-1]")
+"""One that shortens messages to their last word, as others do with an answer's thoughts."""
+
+
+class Killed(BaseException):
+    """Nothing in the program catches it, as nothing can catch `kill -9`."""
+
+
+class FakeEngine:
+    """Answers of a few words, finished in random order; remembers what it was asked.
+
+    Args:
+        tokenizer: of the words.
+        settings: for `in_flight`, and k of the log-probabilities.
+        max_model_len: tokens of a prompt and its answer.
+        order: seed of the order in which answers are finished.
+        answers_until_killed: after so many it raises `death`.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        settings: GenerationSettings,
+        max_model_len: int = 512,
+        order: int = 0,
+        answers_until_killed: int | None = None,
+        death: type[BaseException] = Killed,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.settings = settings
+        self.max_model_len = max_model_len
+        self.order = random.Random(order)
+        self.left = answers_until_killed
+        self.death = death
+        self.asked: list[tuple[TurnRequest, TurnAnswer]] = []
+        self.most_in_flight = 0
+        self.closed = False
+
+    def answers(self, waiting: deque[TurnRequest]) -> Iterator[TurnAnswer]:
+        running: list[TurnRequest] = []
+        while waiting or running:
+            while waiting:
+                running.append(waiting.popleft())
+            self.most_in_flight = max(self.most_in_flight, len(running))
+            request = running.pop(self.order.randrange(len(running)))
+            if self.left is not None and len(self.asked) == self.left:
+                raise self.death
+            answer = self.answer(request)
+            self.asked.append((request, answer))
+            yield answer
+
+    def answer(self, request: TurnRequest) -> TurnAnswer:
+        assert len(request.prompt) + request.max_tokens <= self.max_model_len
+        rng = random.Random(f"{request.prompt} {request.seed}")
+        text = " ".join(rng.choices(WORDS, k=rng.randrange(1, 6)))
+        whole = [*self.tokenizer(text)["input_ids"], self.tokenizer.eos_token_id]
+        tokens = whole[: request.max_tokens]
+        k = self.settings.top_logprobs
+        return TurnAnswer(
+            conversation=request.conversation,
+            tokens=tokens,
+            ended=len(tokens) == len(whole),
+            top_tokens=[[token, *range(k - 1)] for token in tokens] if k else [],
+            top_log_probs=[[-0.5 * i for i in range(k)] for _ in tokens] if k else [],
+        )
+
+    def tokens_per_step(self) -> float | None:
+        return None
+
+    def close(self) -> None:
+        self.closed = True

@@ -1,0 +1,528 @@
+"""Conversion changes the form of a checkpoint and no bit of it; what cannot be is refused whole."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+from typer.testing import CliRunner, Result
+
+from vllm_redrafter import checkpoints, conversion
+from vllm_redrafter.checkpoints import load_config, load_drafter, save_drafter
+from vllm_redrafter.cli import app
+from vllm_redrafter.config import ConfigError, DrafterConfig
+from vllm_redrafter.conversion import convert
+from vllm_redrafter.drafter import Drafter
+
+PROJECTED = DrafterConfig(11, 4, exit_dim=6, num_draft_layers=2)
+PLAIN = DrafterConfig(11, 4, exit_dim=8, num_draft_layers=1, rnn=False)
+BARE = DrafterConfig(11, 4, exit_dim=8, num_draft_layers=0, num_lookback_tokens=3)
+REDUCED = DrafterConfig(11, 4, exit_dim=6, draft_vocab_size=3)
+ALL_TOKENS = [PROJECTED, PLAIN, BARE]
+KEPT = torch.tensor([2, 3, 9])
+TRAINING = {"settings": {"loss": "kl"}, "result": {"steps": 7}}
+
+APPLE_KEYS = {
+    "architectures",
+    "exit_dim",
+    "hidden_size",
+    "model_type",
+    "num_draft_layers",
+    "num_lookback_tokens",
+    "rnn",
+    "torch_dtype",
+    "vocab_size",
+}
+"""What `save_pretrained` writes of Apple's config, but for the version of transformers."""
+
+
+def new_drafter(config: DrafterConfig, dtype: torch.dtype = torch.float32) -> Drafter:
+    torch.manual_seed(0)
+    drafter = Drafter(config).to(dtype).requires_grad_(False)
+    if config.draft_vocab_size:
+        drafter.keep_tokens(KEPT)
+    return drafter
+
+
+def write(folder: Path, config: DrafterConfig = PROJECTED, **settings: Any) -> dict[str, Tensor]:
+    """A checkpoint of ours; returns its tensors."""
+    drafter = new_drafter(config)
+    save_drafter(drafter, folder, **settings)
+    return drafter.state_dict()
+
+
+def edit_config(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    path = folder / "config.json"
+    values = json.loads(path.read_text())
+    edit(values)
+    path.write_text(json.dumps(values))
+
+
+def edit_tensors(folder: Path, edit: Callable[[dict[str, Tensor]], object]) -> None:
+    path = folder / "model.safetensors"
+    tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
+    edit(tensors)
+    save_file(tensors, path)
+
+
+def assert_bits(folder: Path, expected: dict[str, Tensor]) -> None:
+    found = load_file(folder / "model.safetensors")
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert found[name].dtype == tensor.dtype, name
+        assert torch.equal(found[name].view(torch.uint8), tensor.view(torch.uint8)), name
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    write(tmp_path / "source")
+    return tmp_path / "source"
+
+
+@pytest.fixture
+def destination(tmp_path: Path) -> Path:
+    return tmp_path / "destination"
+
+
+# --- Bits ---
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("config", ALL_TOKENS, ids=["projected", "plain", "bare"])
+def test_a_round_trip_through_apples_form_is_bit_exact(
+    tmp_path: Path, config: DrafterConfig, dtype: torch.dtype
+) -> None:
+    drafter = new_drafter(config, dtype)
+    # Bits that arithmetic would lose.
+    drafter.last_layer.weight[0, :3] = torch.tensor([-0.0, torch.nan, -torch.inf])
+    save_drafter(drafter, tmp_path / "a")
+    convert(str(tmp_path / "a"), tmp_path / "b", to="apple")
+    convert(str(tmp_path / "b"), tmp_path / "c")
+    assert_bits(tmp_path / "b", drafter.state_dict())
+    assert_bits(tmp_path / "c", drafter.state_dict())
+    assert load_config(str(tmp_path / "b")) == load_config(str(tmp_path / "c")) == config
+    assert (tmp_path / "a/config.json").read_text() == (tmp_path / "c/config.json").read_text()
+
+
+def test_our_own_form_keeps_the_draft_vocabulary_and_the_record(
+    tmp_path: Path, destination: Path
+) -> None:
+    tensors = write(tmp_path / "a", REDUCED, verifier="org/target", training=TRAINING)
+    (tmp_path / "a/README.md").write_text("# its card")
+    convert(str(tmp_path / "a"), destination)
+    assert_bits(destination, tensors)
+    for name in ("config.json", "README.md"):
+        assert (tmp_path / "a" / name).read_text() == (destination / name).read_text()
+
+
+def rename(name: str) -> str:
+    return name.replace("input_proj.", "input_projs.").replace("lm_head.", "lm_heads.")
+
+
+@pytest.mark.parametrize("name", [rename, lambda name: name.replace("lm_head.", "0.")])
+def test_tensorrt_llms_names_become_ours(
+    source: Path, destination: Path, name: Callable[[str], str]
+) -> None:
+    tensors = load_drafter(str(source)).state_dict()
+    save_file({name(n): t for n, t in tensors.items()}, source / "model.safetensors")
+    convert(str(source), destination)
+    assert_bits(destination, tensors)
+
+
+def test_pytorch_shards_become_one_safetensors_file(source: Path, destination: Path) -> None:
+    tensors = load_drafter(str(source)).state_dict()
+    (source / "model.safetensors").unlink()
+    weight_map = {name: f"shard-{i % 2}.bin" for i, name in enumerate(tensors)}
+    for file in set(weight_map.values()):
+        part = {name: t for name, t in tensors.items() if weight_map[name] == file}
+        torch.save(part, source / file)
+    index = source / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    convert(str(source), destination)
+    assert_bits(destination, tensors)
+    assert sorted(path.name for path in destination.iterdir()) == [
+        "config.json",
+        "model.safetensors",
+    ]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("to", ["own", "apple"])
+def test_a_dtype_is_converted_to_and_recorded(
+    source: Path, destination: Path, dtype: str, to: conversion.Layout
+) -> None:
+    convert(str(source), destination, to, dtype=dtype)
+    wanted = getattr(torch, dtype)
+    assert_bits(destination, new_drafter(PROJECTED).to(wanted).state_dict())
+    assert json.loads((destination / "config.json").read_text())["torch_dtype"] == dtype
+
+
+def test_the_map_of_the_draft_vocabulary_has_no_dtype_to_convert(
+    tmp_path: Path, destination: Path
+) -> None:
+    write(tmp_path / "a", REDUCED)
+    convert(str(tmp_path / "a"), destination, dtype="float16")
+    drafter = load_drafter(str(destination))
+    assert drafter.d2t.dtype == torch.int64
+    assert drafter.target_tokens(torch.arange(3)).tolist() == KEPT.tolist()
+
+
+def test_numbers_too_large_for_a_dtype_are_refused_with_their_tensor(
+    source: Path, destination: Path
+) -> None:
+    edit_tensors(source, lambda tensors: tensors["rnn_u.bias"].fill_(-70000))
+    with pytest.raises(ConfigError, match=r"float16 ends at 65504, .* rnn_u\.bias \(up to 70000\)"):
+        convert(str(source), destination, dtype="float16")
+    assert not destination.exists()
+    convert(str(source), destination, dtype="bfloat16")
+
+
+# --- Apple's form ---
+
+
+class AppleConfig(PretrainedConfig):
+    """Apple's config.json: six entries, whose defaults cannot work."""
+
+    model_type = "recurrent_drafting_drafter"
+
+    def __init__(
+        self,
+        vocab_size: int = -1,
+        hidden_size: int = -1,
+        exit_dim: int = -1,
+        num_draft_layers: int = -1,
+        num_lookback_tokens: int = -1,
+        rnn: bool = False,
+        **others: Any,
+    ) -> None:
+        super().__init__(**others)
+        self.vocab_size, self.hidden_size, self.exit_dim = vocab_size, hidden_size, exit_dim
+        self.num_draft_layers, self.num_lookback_tokens = num_draft_layers, num_lookback_tokens
+        self.rnn = rnn
+
+
+class AppleModel(PreTrainedModel):
+    """A transformers model with the parameters of Apple's drafter."""
+
+    config_class = AppleConfig
+
+    def __init__(self, config: AppleConfig) -> None:
+        super().__init__(config)
+        sizes = DrafterConfig.from_dict(vars(config))
+        for name, child in Drafter(sizes).named_children():
+            self.add_module(name, child)
+        self.post_init()
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Nothing: what a checkpoint lacks must not look as if it had been there."""
+
+
+@pytest.mark.parametrize("config", ALL_TOKENS, ids=["projected", "plain", "bare"])
+def test_transformers_loads_apples_form_whole(
+    tmp_path: Path, destination: Path, config: DrafterConfig
+) -> None:
+    tensors = write(tmp_path / "a", config, verifier="org/target", training=TRAINING)
+    done = convert(str(tmp_path / "a"), destination, to="apple")
+    assert any("training record and verifier" in note for note in done.notes)
+    values = json.loads((destination / "config.json").read_text())
+    assert values.keys() == APPLE_KEYS
+    assert values["architectures"] == ["Drafter"]
+    model, loading = AppleModel.from_pretrained(destination, output_loading_info=True)
+    assert not loading["missing_keys"] and not loading["unexpected_keys"]
+    assert model.config.num_lookback_tokens == config.num_lookback_tokens
+    assert model.state_dict().keys() == tensors.keys()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, tensors[name]), name
+
+
+def test_what_transformers_saves_is_converted(tmp_path: Path, destination: Path) -> None:
+    torch.manual_seed(1)
+    model = AppleModel(AppleConfig(11, 4, 8, 1, 2, True))
+    model.save_pretrained(tmp_path / "apple")
+    convert(str(tmp_path / "apple"), destination, verifier="lmsys/vicuna-7b-v1.3")
+    assert_bits(destination, dict(model.state_dict()))
+    assert load_config(str(destination)) == DrafterConfig(
+        11, 4, 8, num_draft_layers=1, rnn=True, num_lookback_tokens=2
+    )
+    values = json.loads((destination / "config.json").read_text())
+    assert values["speculators_config"]["verifier"] == {"name_or_path": "lmsys/vicuna-7b-v1.3"}
+
+
+def test_a_reduced_draft_vocabulary_is_refused_for_apple(tmp_path: Path, destination: Path) -> None:
+    write(tmp_path / "a", REDUCED)
+    with pytest.raises(ConfigError, match=r"ranks 3 of 11 tokens.*Apple's code ranks all tokens"):
+        convert(str(tmp_path / "a"), destination, to="apple")
+    assert not destination.exists()
+
+
+def test_a_verifier_is_refused_for_apple(source: Path, destination: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--verifier: Apple's config\.json has no place for it"):
+        convert(str(source), destination, to="apple", verifier="org/target")
+
+
+# --- Sizes ---
+
+
+@pytest.mark.parametrize(
+    "config", [*ALL_TOKENS, REDUCED], ids=["projected", "plain", "bare", "reduced"]
+)
+@pytest.mark.parametrize("without_file", [True, False], ids=["no config.json", "no sizes"])
+def test_sizes_are_read_off_the_tensors(
+    tmp_path: Path, destination: Path, config: DrafterConfig, without_file: bool
+) -> None:
+    source = tmp_path / "a"
+    write(source, config)
+    known = {"num_lookback_tokens": config.num_lookback_tokens, "rnn": None}
+    if config.draft_vocab_size:
+        known["vocab_size"] = config.vocab_size
+    (source / "config.json").write_text(json.dumps(known))
+    if without_file and config in (PROJECTED, PLAIN):
+        (source / "config.json").unlink()
+    done = convert(str(source), destination)
+    assert load_config(str(destination)) == config
+    for name in ("hidden_size", "exit_dim", "num_draft_layers", "rnn"):
+        value = getattr(config, name)
+        assert f"{name} = {value!r}: not in config.json, read off the tensors" in done.notes
+
+
+def test_what_config_json_says_is_not_called_derived(source: Path, destination: Path) -> None:
+    assert convert(str(source), destination).notes == ["read model.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("vocab_size", 12, 11),
+        ("hidden_size", 8, 4),
+        ("exit_dim", -1, 6),
+        ("num_draft_layers", 1, 2),
+        ("rnn", False, True),
+        ("rnn", 1, True),
+        ("hidden_size", "4", 4),
+        ("draft_vocab_size", 5, None),
+    ],
+)
+def test_a_contradiction_is_refused_with_both_values(
+    source: Path, destination: Path, name: str, value: object, told: object
+) -> None:
+    edit_config(source, lambda values: values.update({name: value, "torch_dtype": "float32"}))
+    with pytest.raises(ConfigError) as error:
+        convert(str(source), destination)
+    assert f"{name} is {value!r} in config.json, {told!r} by the tensors" in str(error.value)
+    assert not destination.exists()
+
+
+def test_the_targets_vocabulary_cannot_be_read_off_a_reduced_one(
+    tmp_path: Path, destination: Path
+) -> None:
+    write(tmp_path / "a", REDUCED)
+    edit_config(tmp_path / "a", lambda values: values.pop("vocab_size"))
+    with pytest.raises(
+        ConfigError, match="must say vocab_size, the target's: d2t and a last layer"
+    ):
+        convert(str(tmp_path / "a"), destination)
+
+
+def test_an_odd_input_of_the_head_is_refused(tmp_path: Path, destination: Path) -> None:
+    (tmp_path / "a").mkdir()
+    save_file({"lm_head.0.weight": torch.zeros(11, 7)}, tmp_path / "a/model.safetensors")
+    with pytest.raises(ConfigError, match="the head reads 7 numbers"):
+        convert(str(tmp_path / "a"), destination)
+
+
+# --- What is no drafter ---
+
+
+def test_another_models_config_is_refused(source: Path, destination: Path) -> None:
+    edit_config(source, lambda values: values.update(model_type="llama"))
+    with pytest.raises(ConfigError, match=r"is not a ReDrafter checkpoint: .* model_type 'llama'"):
+        convert(str(source), destination)
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        {},
+        {"model.embed.weight": torch.zeros(2, 2)},
+        {"lm_head.weight": torch.zeros(2, 2)},
+        {"lm_head.0.weight": torch.zeros(2, 2), "lm_head.1.weight": torch.zeros(2, 2)},
+        {"lm_head.0.weight": torch.zeros(2)},
+    ],
+    ids=["nothing", "another", "a target's", "two last layers", "a vector"],
+)
+def test_another_models_tensors_are_refused(
+    source: Path, destination: Path, tensors: dict[str, Tensor]
+) -> None:
+    save_file(tensors, source / "model.safetensors")
+    with pytest.raises(ConfigError, match="not a ReDrafter's weights: expected one matrix"):
+        convert(str(source), destination)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda t: t.pop("rnn_u.bias"), r"missing rnn_u\.bias"),
+        (lambda t: t.update(medusa=torch.zeros(1)), "unknown medusa"),
+        (lambda t: t.update({"rnn_w.weight": torch.tensor(1.0)}), r"rnn_w\.weight has shape \[\]"),
+        (
+            lambda t: t.update({"lm_heads.2.weight": torch.zeros(11, 6)}),
+            r"(lm_head\.2\.weight and lm_heads|lm_heads\.2\.weight and lm_head)\.2\.weight are the",
+        ),
+        (
+            lambda t: t.update({"rnn_u.bias": torch.zeros(4, dtype=torch.int8)}),
+            r"weights must be float32.* but rnn_u\.bias is int8",
+        ),
+    ],
+    ids=["missing", "unknown", "scalar", "twice", "quantised"],
+)
+def test_damaged_tensors_are_refused(
+    source: Path, destination: Path, edit: Callable[[dict[str, Tensor]], object], message: str
+) -> None:
+    edit_tensors(source, edit)
+    with pytest.raises(ConfigError, match=message):
+        convert(str(source), destination)
+    assert not destination.exists()
+
+
+def test_an_impossible_draft_vocabulary_is_refused(tmp_path: Path, destination: Path) -> None:
+    write(tmp_path / "a", REDUCED)
+    edit_tensors(tmp_path / "a", lambda tensors: tensors["d2t"].fill_(11))
+    with pytest.raises(ConfigError, match="d2t points to token 11"):
+        convert(str(tmp_path / "a"), destination)
+
+
+# --- The destination ---
+
+
+def test_an_empty_folder_is_taken(source: Path, destination: Path) -> None:
+    destination.mkdir()
+    convert(str(source), destination)
+    assert load_config(str(destination)) == PROJECTED
+
+
+def test_a_link_to_an_empty_folder_is_followed(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    convert(str(source), tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert load_config(str(tmp_path / "real")) == PROJECTED
+
+
+def test_other_content_is_left_alone(source: Path, destination: Path) -> None:
+    destination.mkdir()
+    (destination / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="is not empty: give another destination, or delete it"):
+        convert(str(source), destination)
+    assert [path.name for path in destination.iterdir()] == ["notes.txt"]
+
+
+def test_a_file_is_left_alone(source: Path, destination: Path) -> None:
+    destination.write_text("mine")
+    with pytest.raises(ConfigError, match="is a file: give another destination"):
+        convert(str(source), destination)
+    assert destination.read_text() == "mine"
+
+
+def test_a_checkpoint_is_not_converted_onto_itself(source: Path) -> None:
+    before = {path.name: path.read_bytes() for path in source.iterdir()}
+    with pytest.raises(ConfigError, match="is not empty"):
+        convert(str(source), source)
+    assert {path.name: path.read_bytes() for path in source.iterdir()} == before
+
+
+def test_a_folder_is_made_with_those_above_it(source: Path, tmp_path: Path) -> None:
+    convert(str(source), tmp_path / "some" / "new" / "folder")
+    assert [path.name for path in (tmp_path / "some/new").iterdir()] == ["folder"]
+    # As any folder that the user makes, not as a temporary one.
+    made = tmp_path / "some"
+    assert (made / "new/folder").stat().st_mode == made.stat().st_mode
+
+
+@pytest.mark.parametrize("existed", [True, False])
+def test_a_full_disk_leaves_nothing_behind(
+    source: Path, destination: Path, existed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if existed:
+        destination.mkdir()
+    (source / "README.md").write_text("the last file to be written")
+
+    def fail(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfile", fail)
+    with pytest.raises(ConfigError, match=r"could not be written: .*No space left on device; make"):
+        convert(str(source), destination)
+    left = [path.name for path in source.parent.iterdir()]
+    assert sorted(left) == (["destination", "source"] if existed else ["source"])
+    assert not existed or not any(destination.iterdir())
+
+
+def test_an_interruption_leaves_nothing_behind(
+    source: Path, destination: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoints, "save_file", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        convert(str(source), destination)
+    assert [path.name for path in source.parent.iterdir()] == ["source"]
+
+
+# --- The hub, and the command ---
+
+
+def test_a_hub_id_is_converted_without_a_card_that_is_out_of_reach(
+    source: Path, destination: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def download(repo: str, name: str, revision: str | None = None) -> str:
+        if name == "README.md":
+            raise ConnectionError("offline")
+        return str(source / name)
+
+    monkeypatch.setattr(checkpoints, "hf_hub_download", download)
+    done = convert("org/drafter", destination)
+    assert_bits(destination, new_drafter(PROJECTED).state_dict())
+    assert any(note.startswith("its README.md is left out") for note in done.notes)
+
+
+def command(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["convert", *map(str, arguments)])
+
+
+def test_the_command_converts_and_says_what_it_did(source: Path, destination: Path) -> None:
+    edit_config(source, lambda values: values.pop("exit_dim"))
+    result = command(source, destination, "--verifier", "org/target", "--dtype", "bfloat16")
+    assert result.exit_code == 0, result.output
+    assert result.output.splitlines() == [
+        "read model.safetensors",
+        "exit_dim = 6: not in config.json, read off the tensors",
+        f"wrote {destination}",
+    ]
+    assert load_drafter(str(destination), torch.bfloat16).last_layer.weight.dtype == torch.bfloat16
+    values = json.loads((destination / "config.json").read_text())
+    assert values["speculators_config"]["verifier"]["name_or_path"] == "org/target"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--to", "medusa"], "--to must be one of own, apple, got 'medusa'"),
+        (["--dtype", "int8"], "--dtype must be one of float32, bfloat16, float16, got 'int8'"),
+    ],
+)
+def test_the_command_refuses_with_a_message_and_status_1(
+    source: Path, destination: Path, arguments: list[str], message: str
+) -> None:
+    result = command(source, destination, *arguments)
+    assert result.exit_code == 1
+    assert result.output.startswith(f"error: {message}")
+    assert not destination.exists()

@@ -1,0 +1,101 @@
+"""A drafter that ranks only some tokens drafts as one that is forbidden the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from vllm_redrafter.beam_search import beam_search
+from vllm_redrafter.checkpoints import check_checkpoint, load_drafter, save_drafter
+from vllm_redrafter.config import ConfigError, DrafterConfig
+from vllm_redrafter.drafter import Drafter
+from vllm_redrafter.token_tree import TokenTree
+
+V, H = 40, 8
+KEPT = torch.tensor([3, 4, 9, 17, 18, 30, 39])
+
+
+def reduced() -> Drafter:
+    torch.manual_seed(0)
+    drafter = Drafter(DrafterConfig(V, H, exit_dim=6, draft_vocab_size=len(KEPT)))
+    drafter.keep_tokens(KEPT)
+    return drafter.eval().requires_grad_(False)
+
+
+class Forbidding(nn.Linear):
+    """The last layer of the whole vocabulary, with -inf for all tokens but the kept."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        allowed = torch.zeros(V, dtype=torch.bool).index_fill_(0, KEPT, True)
+        return super().forward(x).masked_fill(~allowed, -torch.inf)
+
+
+def forbidden() -> Drafter:
+    """The same drafter with the whole vocabulary."""
+    small = reduced()
+    whole = Drafter(DrafterConfig(V, H, exit_dim=6)).eval().requires_grad_(False)
+    last = Forbidding(6, V, bias=False).requires_grad_(False)
+    last.weight.index_copy_(0, KEPT, small.last_layer.weight)
+    tensors = {n: t for n, t in small.state_dict().items() if n not in ("d2t", "lm_head.1.weight")}
+    whole.load_state_dict(tensors, strict=False)
+    whole.lm_head[-1] = last
+    return whole
+
+
+def test_the_search_is_that_of_a_drafter_that_is_forbidden_the_other_tokens() -> None:
+    torch.manual_seed(1)
+    embed = nn.Embedding(V, H).requires_grad_(False)
+    hidden, roots = torch.randn(5, H), torch.randint(V, (5,))
+    found = beam_search(reduced(), embed, hidden, roots, beam_width=4, beam_length=3)
+    expected = beam_search(forbidden(), embed, hidden, roots, beam_width=4, beam_length=3)
+    assert torch.equal(found.tokens, expected.tokens)
+    assert torch.isin(found.tokens, KEPT).all()
+    torch.testing.assert_close(found.log_probs, expected.log_probs)
+    trees = [TokenTree.from_explored(roots, explored, 6) for explored in (found, expected)]
+    assert torch.equal(trees[0].tokens, trees[1].tokens)
+
+
+def test_a_search_wider_than_the_draft_vocabulary_leaves_slots_dead() -> None:
+    embed = nn.Embedding(V, H).requires_grad_(False)
+    roots = torch.tensor([1])
+    found = beam_search(reduced(), embed, torch.randn(1, H), roots, beam_width=9, beam_length=1)
+    assert found.log_probs[0, 0].isinf().sum() == 9 - len(KEPT)
+
+
+def test_a_checkpoint_keeps_the_map(tmp_path: Path) -> None:
+    save_drafter(reduced(), tmp_path)
+    loaded = load_drafter(str(tmp_path), torch.bfloat16)
+    assert loaded.target_tokens(torch.arange(len(KEPT))).tolist() == KEPT.tolist()
+    assert loaded.d2t.dtype == torch.int64 and loaded.last_layer.weight.dtype == torch.bfloat16
+    # The convention of EAGLE-3's checkpoints: offsets, not ids.
+    assert load_file(tmp_path / "model.safetensors")["d2t"][:3].tolist() == [3, 3, 7]
+
+
+@pytest.mark.parametrize(
+    ("offset", "message"),
+    [
+        (torch.full((7,), 40), r"d2t points to token 40, outside the target's vocabulary of 40"),
+        (-torch.arange(7), r"d2t names a token of the target twice"),
+        (torch.zeros(7), r"d2t must hold integers, has torch.float32"),
+        (torch.zeros(6).long(), r"d2t has shape \[6\], config.json asks for \[7\]"),
+    ],
+)
+def test_a_map_that_cannot_be_is_refused_at_start_up(
+    tmp_path: Path, offset: Tensor, message: str
+) -> None:
+    save_drafter(reduced(), tmp_path)
+    path = tmp_path / "model.safetensors"
+    save_file({**load_file(path), "d2t": offset}, path)
+    with pytest.raises(ConfigError, match=message):
+        check_checkpoint(str(tmp_path))
+
+
+def test_a_draft_vocabulary_larger_than_the_targets_is_refused() -> None:
+    with pytest.raises(ConfigError, match="draft_vocab_size 41 exceeds vocab_size 40"):
+        DrafterConfig(V, H, exit_dim=6, draft_vocab_size=41)
+    with pytest.raises(ConfigError, match="draft_vocab_size must be an integer of at least 1"):
+        DrafterConfig(V, H, exit_dim=6, draft_vocab_size=0)

@@ -1,0 +1,260 @@
+"""Inspection says what a checkpoint is and whom it fits, from its headers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import Gemma3Config, LlamaConfig
+from typer.testing import CliRunner, Result
+
+from vllm_redrafter import inspection
+from vllm_redrafter.checkpoints import save_drafter
+from vllm_redrafter.cli import app
+from vllm_redrafter.config import ConfigError, DrafterConfig
+from vllm_redrafter.drafter import Drafter
+from vllm_redrafter.inspection import inspect_checkpoint, misfits
+
+CONFIG = DrafterConfig(11, 4, exit_dim=6, num_draft_layers=1)
+REDUCED = DrafterConfig(40, 4, exit_dim=6, draft_vocab_size=3)
+TRAINING = {
+    "settings": {"loss": "kl", "learning_rate": 0.001},
+    "speculation": {"beam_width": 4},
+    "data": {"target": "org/[bold]target", "rows": 12},
+    "result": {"steps": 345, "tokens_per_step": None},
+}
+# input_proj 6×8 + 6, one block 6×6 + 6, rnn_u 4×4 + 4, rnn_w 4×4: without the last layer.
+REST = 54 + 42 + 20 + 16
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    drafter = Drafter(CONFIG).bfloat16()
+    save_drafter(drafter, tmp_path / "drafter", verifier="org/target", training=TRAINING)
+    return tmp_path / "drafter"
+
+
+@pytest.fixture
+def reduced(tmp_path: Path) -> Path:
+    drafter = Drafter(REDUCED)
+    drafter.keep_tokens(torch.tensor([2, 3, 39]))
+    save_drafter(drafter, tmp_path / "reduced")
+    return tmp_path / "reduced"
+
+
+def save_target(folder: Path, vocab_size: int = 11, hidden_size: int = 4) -> str:
+    LlamaConfig(
+        vocab_size=vocab_size, hidden_size=hidden_size, num_attention_heads=1
+    ).save_pretrained(folder)
+    return str(folder)
+
+
+def command(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["inspect", *map(str, arguments)], env={"COLUMNS": "200"})
+
+
+# --- The facts ---
+
+
+def test_tensors_are_listed_with_shape_dtype_and_bytes(folder: Path) -> None:
+    found = inspect_checkpoint(str(folder))
+    stored = load_file(folder / "model.safetensors")
+    assert [tensor.name for tensor in found.tensors] == sorted(stored)
+    for tensor in found.tensors:
+        assert tensor.shape == list(stored[tensor.name].shape)
+        assert tensor.dtype == "bfloat16"
+        assert tensor.bytes == stored[tensor.name].nbytes
+    assert found.num_parameters == REST + 11 * 6
+    assert found.num_bytes == 2 * found.num_parameters
+
+
+def test_the_map_of_the_draft_vocabulary_is_no_parameter_but_takes_bytes(reduced: Path) -> None:
+    found = inspect_checkpoint(str(reduced))
+    assert found.num_parameters == REST + 3 * 6
+    assert found.num_bytes == 4 * found.num_parameters + 3 * 8
+
+
+def test_dtypes_may_differ_between_tensors(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
+    tensors["rnn_u.bias"] = tensors["rnn_u.bias"].float()
+    save_file(tensors, path)
+    dtypes = {tensor.name: tensor.dtype for tensor in inspect_checkpoint(str(folder)).tensors}
+    assert dtypes.pop("rnn_u.bias") == "float32"
+    assert set(dtypes.values()) == {"bfloat16"}
+
+
+def test_names_are_those_of_the_file(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    save_file({n.replace("lm_head.", "0."): t.clone() for n, t in tensors.items()}, path)
+    names = [tensor.name for tensor in inspect_checkpoint(str(folder)).tensors]
+    assert "0.1.weight" in names and "lm_head.1.weight" not in names
+
+
+def test_weights_are_not_read(reduced: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever opens the file may read d2t, and of other tensors the header alone."""
+    from vllm_redrafter import checkpoints
+
+    class HeadersOnly:
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            self.file = real(*args, **kwargs)
+
+        def __enter__(self) -> HeadersOnly:
+            self.opened = self.file.__enter__()
+            return self
+
+        def __exit__(self, *error: Any) -> None:
+            self.file.__exit__(*error)
+
+        def keys(self) -> Any:
+            return self.opened.keys()
+
+        def get_tensor(self, name: str) -> Any:
+            assert name == "d2t", f"{name} was read"
+            return self.opened.get_tensor(name)
+
+        def get_slice(self, name: str) -> Any:
+            return Header(self.opened.get_slice(name))
+
+    class Header:
+        def __init__(self, header: Any) -> None:
+            self.header = header
+
+        def get_shape(self) -> Any:
+            return self.header.get_shape()
+
+        def __getitem__(self, key: slice) -> Any:
+            part = self.header[key]
+            assert part.numel() == 0, "rows were read"
+            return part
+
+    real = inspection.safe_open
+    monkeypatch.setattr(inspection, "safe_open", HeadersOnly)
+    monkeypatch.setattr(checkpoints, "safe_open", HeadersOnly)
+    assert inspect_checkpoint(str(reduced)).num_parameters == REST + 3 * 6
+
+
+def test_weights_in_another_format_are_refused_with_the_way_to_convert_them(folder: Path) -> None:
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"has no model\.safetensors; .*`vllm-redrafter convert`"):
+        inspect_checkpoint(str(folder))
+
+
+# --- Targets ---
+
+
+def test_a_target_of_the_same_sizes_fits(tmp_path: Path) -> None:
+    assert misfits(CONFIG, save_target(tmp_path)) == []
+
+
+def test_every_difference_is_named(tmp_path: Path) -> None:
+    assert misfits(CONFIG, save_target(tmp_path, vocab_size=12, hidden_size=8)) == [
+        "hidden size: the drafter's is 4, the target's 8",
+        "vocabulary size: the drafter's is 11, the target's 12",
+    ]
+
+
+def test_a_multimodal_target_is_measured_by_its_text_model(tmp_path: Path) -> None:
+    text = {"vocab_size": 11, "hidden_size": 4, "num_attention_heads": 1}
+    Gemma3Config(text_config=text).save_pretrained(tmp_path)
+    assert misfits(CONFIG, str(tmp_path)) == []
+
+
+def test_what_is_no_target_is_refused(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "invalid").mkdir()
+    values = {"model_type": "gemma3_text", "hidden_size": 4, "num_attention_heads": 3}
+    (tmp_path / "invalid/config.json").write_text(json.dumps(values))
+    for path in (folder, tmp_path / "empty", tmp_path / "invalid"):
+        with pytest.raises(ConfigError, match=r"transformers cannot read its config\.json"):
+            misfits(CONFIG, str(path))
+
+
+# --- The command ---
+
+
+def test_the_command_shows_all_of_it(folder: Path) -> None:
+    result = command(folder)
+    assert result.exit_code == 0, result.output
+    lines = [" ".join(line.replace("│", " ").split()) for line in result.output.splitlines()]
+    for line in (
+        f"{folder}: a ReDrafter drafter of 198 parameters, 396 bytes",
+        "exit_dim 6",
+        "lm_head.1.weight [11, 6] bfloat16 132 bytes",
+        "draft vocabulary: all 11 tokens",
+        "targets: hidden size 4, vocabulary size 11; trained for org/target",
+        "settings loss kl",
+        "data target org/[bold]target",
+        "result steps 345",
+        "tokens_per_step null",
+    ):
+        assert line in lines
+    assert not any(line.startswith("draft_vocab_size") for line in lines)
+
+
+def test_the_command_says_what_a_checkpoint_does_not_record(reduced: Path) -> None:
+    output = command(reduced).output
+    assert "draft vocabulary: 3 of the target's 40 tokens (7.5%), d2t" in output
+    assert "trained for a target that is not recorded" in output
+    assert "training: nothing is recorded" in output
+
+
+@pytest.mark.parametrize("training", ["by hand", {"steps": 3, "lr": {"peak": 0.1}}, [1, 2]])
+def test_a_training_record_of_another_form_is_shown(folder: Path, training: Any) -> None:
+    save_drafter(Drafter(CONFIG), folder, training=training)
+    result = command(folder)
+    assert result.exit_code == 0, result.output
+    shown = {"by hand": "training: by hand", "[1, 2]": "training: [1, 2]"}
+    assert shown.get(str(training), "peak") in result.output
+
+
+def test_json_has_the_same_facts(folder: Path) -> None:
+    result = command(folder, "--json")
+    assert result.exit_code == 0
+    facts = json.loads(result.output)
+    assert facts["checkpoint"] == str(folder)
+    assert DrafterConfig(**facts["sizes"]) == CONFIG
+    assert facts["parameters"] == 198 and facts["bytes"] == 396
+    assert {
+        "name": "lm_head.1.weight",
+        "shape": [11, 6],
+        "dtype": "bfloat16",
+        "bytes": 132,
+    } in facts["tensors"]
+    assert facts["draft_vocabulary"] == {"tokens": 11, "of": 11}
+    assert facts["target"] == {"hidden_size": 4, "vocab_size": 11, "verifier": "org/target"}
+    assert facts["training"] == TRAINING
+    assert "target_check" not in facts
+
+
+def test_a_fitting_target_is_confirmed(folder: Path, tmp_path: Path) -> None:
+    target = save_target(tmp_path / "target")
+    result = command(folder, "--target", target)
+    assert result.exit_code == 0, result.output
+    assert result.output.endswith(f"the drafter fits {target}\n")
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_another_target_is_status_1_and_named_with_the_difference(
+    folder: Path, tmp_path: Path, as_json: bool
+) -> None:
+    target = save_target(tmp_path / "target", vocab_size=12)
+    result = command(folder, "--target", target, *(["--json"] if as_json else []))
+    difference = "vocabulary size: the drafter's is 11, the target's 12"
+    assert result.exit_code == 1
+    assert f"error: the drafter does not fit {target!r}: {difference}" in result.stderr
+    if as_json:
+        check = json.loads(result.stdout)["target_check"]
+        assert check == {"target": target, "differences": [difference]}
+
+
+def test_what_is_no_checkpoint_is_status_1(tmp_path: Path) -> None:
+    result = command(tmp_path)
+    assert result.exit_code == 1
+    assert "error:" in result.output and "is not a ReDrafter checkpoint" in result.output

@@ -1,0 +1,220 @@
+"""The training data's folder: whole shards or none, and only what belongs together."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from vllm_redrafter.config import ConfigError
+from vllm_redrafter.training.dataset import (
+    DatasetInfo,
+    Row,
+    SamplingSettings,
+    exclusive,
+    finished_shards,
+    read_dataset,
+    write_shard,
+)
+
+INFO = DatasetInfo(
+    target="somewhere/target",
+    target_fingerprint="aa",
+    tokenizer_fingerprint="bb",
+    template_fingerprint=None,
+    prompts_fingerprint="cc",
+    num_conversations=5,
+    shard_size=2,
+    vocab_size=10,
+    top_logprobs=2,
+    sampling=SamplingSettings(temperature=0.7, top_k=5),
+)
+ROWS = [
+    Row(0, [1, 2, 3], [False, True, True], [[], [2, 7], [3, 8]], [[], [-0.5, -2.0], [-0.25, -3.0]]),
+    Row(1, [4, 5], [False, True], [[], [6, 5]], [[], [-1.0, -1.5]]),
+]
+
+
+def columns(rows: list[Row], names: list[str]) -> dict[str, list[object]]:
+    return {name: [getattr(row, name) for row in rows] for name in names}
+
+
+def test_rows_survive_the_disk(tmp_path: Path) -> None:
+    INFO.save(tmp_path)
+    write_shard(tmp_path, 0, ROWS, top_logprobs=2)
+    write_shard(tmp_path, 2, [replace(ROWS[0], conversation=4)], top_logprobs=2)
+    info, data = read_dataset(tmp_path)
+    assert info == INFO
+    assert finished_shards(tmp_path) == [0, 2]
+    assert data[:] == columns([*ROWS, replace(ROWS[0], conversation=4)], data.column_names)
+    assert str(data.features["top_log_probs"].feature.feature.dtype) == "float32"
+    assert data.features["input_ids"].feature.dtype == "int32"
+
+
+def test_without_log_probabilities_there_are_no_columns_for_them(tmp_path: Path) -> None:
+    replace(INFO, top_logprobs=0).save(tmp_path)
+    write_shard(tmp_path, 0, ROWS, top_logprobs=0)
+    _, data = read_dataset(tmp_path)
+    assert data.column_names == ["conversation", "input_ids", "assistant_mask"]
+
+
+def test_reading_leaves_nothing_in_the_home_or_the_folder(tmp_path: Path) -> None:
+    home, folder, temporary = (tmp_path / name for name in ("home", "data", "tmp"))
+    for path in (home, folder, temporary):
+        path.mkdir()
+    INFO.save(folder)
+    write_shard(folder, 0, ROWS, top_logprobs=2)
+    before = sorted(folder.iterdir())
+    program = (
+        "from vllm_redrafter.training.dataset import read_dataset; import sys; "
+        "print(len(read_dataset(sys.argv[1])[1]))"
+    )
+    environment = {**os.environ, "HOME": str(home), "TMPDIR": str(temporary)}
+    for name in ("HF_HOME", "HF_DATASETS_CACHE", "XDG_CACHE_HOME"):
+        environment.pop(name, None)
+    result = subprocess.run(
+        [sys.executable, "-c", program, folder],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert result.stdout == "2\n"
+    assert sorted(folder.iterdir()) == before
+    assert not list(temporary.iterdir())
+    assert not [path for path in home.rglob("*") if path.is_file()]
+
+
+def test_leftovers_of_a_killed_run_are_not_read(tmp_path: Path) -> None:
+    INFO.save(tmp_path)
+    (tmp_path / ".shard-00000.parquet.tmp").write_bytes(b"PAR1 half")
+    (tmp_path / "shard-1.parquet").write_bytes(b"not ours")
+    with pytest.raises(ConfigError, match="no finished shard there"):
+        read_dataset(tmp_path)
+    write_shard(tmp_path, 1, ROWS, top_logprobs=2)
+    assert finished_shards(tmp_path) == [1]
+    assert len(read_dataset(tmp_path)[1]) == 2
+
+
+def test_a_shard_is_seen_under_its_name_only_when_it_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    fsync = os.fsync
+
+    def watched(descriptor: int) -> None:
+        seen.append((finished_shards(tmp_path), os.fstat(descriptor).st_size > 500))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    write_shard(tmp_path, 0, ROWS, top_logprobs=2)
+    # First the content, under another name; then the folder, with the name.
+    assert seen[0] == ([], True)
+    assert [shards for shards, _ in seen] == [[], [0]]
+
+
+def test_a_full_disk_leaves_no_shard_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(ConfigError, match=r"shard-00000\.parquet: the disk is full .*continue"):
+            write_shard(tmp_path, 0, ROWS, top_logprobs=2)
+        assert not list(tmp_path.iterdir())
+    # The device that is always full, in the writer itself.
+    (tmp_path / ".shard-00000.parquet.tmp").symlink_to("/dev/full")
+    with pytest.raises(ConfigError, match="the disk is full"):
+        write_shard(tmp_path, 0, ROWS, top_logprobs=2)
+    assert not list(tmp_path.iterdir())
+
+
+def test_damaged_and_foreign_shards_are_named(tmp_path: Path) -> None:
+    INFO.save(tmp_path)
+    write_shard(tmp_path, 0, ROWS, top_logprobs=2)
+    path = tmp_path / "shard-00001.parquet"
+    whole = (tmp_path / "shard-00000.parquet").read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ConfigError, match=r"shard-00001\.parquet: not readable .*delete it"):
+        read_dataset(tmp_path)
+    write_shard(tmp_path, 1, ROWS, top_logprobs=0)
+    with pytest.raises(ConfigError, match=r"shard-00001\.parquet: has columns .* other data"):
+        read_dataset(tmp_path)
+
+
+def test_folders_without_data_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no dataset\.json there; give a folder that generate-d"):
+        read_dataset(tmp_path)
+    INFO.save(tmp_path)
+    write_shard(tmp_path, 0, [], top_logprobs=2)
+    with pytest.raises(ConfigError, match="its 1 shards have no row: every prompt was too long"):
+        read_dataset(tmp_path)
+    values = json.loads((tmp_path / "dataset.json").read_text())
+    for content, message in (
+        (json.dumps(values | {"format_version": 2}), "format version 2, this version .* reads 1"),
+        (json.dumps([1]), "format version None"),
+        (json.dumps(values | {"colour": "red"}), "not what generate-data writes"),
+        ("{", "not readable as JSON"),
+    ):
+        (tmp_path / "dataset.json").write_text(content)
+        with pytest.raises(ConfigError, match=message):
+            read_dataset(tmp_path)
+
+
+def test_differences_are_named_but_for_the_targets_name() -> None:
+    other = replace(INFO, target="elsewhere", sampling=SamplingSettings(temperature=0.7))
+    assert INFO.differences(other) == ["top_k: 5, not None"]
+    assert INFO.differences(replace(INFO, target="elsewhere")) == []
+    assert INFO.differences(replace(INFO, shard_size=3)) == ["shard_size: 2, not 3"]
+
+
+def test_the_last_shard_has_the_rest() -> None:
+    assert INFO.num_shards == 3
+    assert [list(INFO.conversations_of(i)) for i in range(3)] == [[0, 1], [2, 3], [4]]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"temperature": -0.1},
+        {"top_p": 0.0},
+        {"top_p": 1.1},
+        {"top_k": 0},
+        {"max_tokens": 0},
+        {"seed": -1},
+        {"max_model_len": 1},
+    ],
+)
+def test_sampling_out_of_range_is_refused(setting: dict[str, float]) -> None:
+    ((name, value),) = setting.items()
+    with pytest.raises(ConfigError, match=rf"sampling: {name} must be .*, got {value}"):
+        SamplingSettings(**setting)
+
+
+def test_two_processes_cannot_write_to_one_folder(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; "
+        "from vllm_redrafter.training.dataset import exclusive\n"
+        "with exclusive(Path(sys.argv[1])):\n    print('held', flush=True); sys.stdin.read()"
+    )
+    folder = tmp_path / "new" / "data"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, folder],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        with pytest.raises(ConfigError, match="another process is generating"), exclusive(folder):
+            pass
+        process.kill()
+    with exclusive(folder):
+        pass

@@ -1,0 +1,120 @@
+"""Fingerprints: the same for the same thing elsewhere, another for everything else."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from tiny_models import add_tokenizer, make_target
+from transformers import AutoTokenizer
+
+from vllm_redrafter.config import ConfigError
+from vllm_redrafter.training import fingerprint
+from vllm_redrafter.training.fingerprint import target_fingerprint, tokenizer_fingerprint
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_target(tmp_path_factory.mktemp("target"))
+    add_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture
+def copy(target: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(target, tmp_path / "copy"))
+
+
+def test_a_tokenizer_is_known_wherever_it_lies(target: Path, copy: Path) -> None:
+    tokenizer, other = (AutoTokenizer.from_pretrained(folder) for folder in (target, copy))
+    other.chat_template = "{{ messages }}"
+    other("used", truncation=True, max_length=3)
+    assert tokenizer_fingerprint(tokenizer) == tokenizer_fingerprint(other)
+    other.save_pretrained(copy / "again")
+    again = AutoTokenizer.from_pretrained(copy / "again")
+    assert tokenizer_fingerprint(again) == tokenizer_fingerprint(tokenizer)
+
+
+def test_vocabulary_added_and_special_tokens_all_count(target: Path, tmp_path: Path) -> None:
+    def load() -> object:
+        return AutoTokenizer.from_pretrained(target)
+
+    added, special, role = load(), load(), load()
+    added.add_tokens(["<plain>"])
+    special.add_tokens(["<plain>"], special_tokens=True)
+    role.pad_token = role.eos_token
+    add_tokenizer(tmp_path, vocab_size=300)
+    smaller = AutoTokenizer.from_pretrained(tmp_path)
+    found = [tokenizer_fingerprint(t) for t in (load(), added, special, role, smaller)]
+    assert len(set(found)) == 5
+
+
+def test_a_target_is_known_wherever_it_lies_and_whichever_version_wrote_its_config(
+    target: Path, copy: Path
+) -> None:
+    path = copy / "config.json"
+    config = json.loads(path.read_text()) | {"transformers_version": "9.9", "use_cache": False}
+    path.write_text(json.dumps(dict(reversed(config.items()))))
+    assert target_fingerprint(copy) == target_fingerprint(str(target))
+
+
+def test_a_fetched_repository_is_known_as_the_same_target(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def snapshot_download(name: str, **arguments: object) -> str:
+        asked.append((name, arguments["revision"]))
+        return str(target)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    assert target_fingerprint("someone/target", "v1") == target_fingerprint(target)
+    assert asked == [("someone/target", "v1")]
+
+
+def test_architecture_and_weights_count(
+    copy: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fingerprint, "PIECE_BYTES", 512)
+    weights, original = copy / "model.safetensors", target_fingerprint(target)
+    content = weights.read_bytes()
+    assert len(content) > 64 * 512, "pieces must be a part of the file only"
+    for change in (
+        content[:100] + bytes([content[100] ^ 1]) + content[101:],
+        content[:-1] + bytes([content[-1] ^ 1]),
+        bytes(byte ^ 1 for byte in content[: len(content) // 3]) + content[len(content) // 3 :],
+        content + b"0",
+    ):
+        weights.write_bytes(change)
+        assert target_fingerprint(copy) != original
+    weights.write_bytes(content)
+    assert target_fingerprint(copy) == original
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"num_attention_heads": 8}))
+    assert target_fingerprint(copy) != original
+
+
+def test_pieces_cover_small_files_and_reach_the_ends_of_large_ones() -> None:
+    size, length = fingerprint.NUM_PIECES, fingerprint.PIECE_BYTES
+    small = list(fingerprint._offsets(size * length - 5))
+    assert small == list(range(0, size * length, length))
+    large = list(fingerprint._offsets(10**12))
+    assert len(large) == size and large[0] == 0 and large[-1] == 10**12 - length
+    assert all(b - a > length for a, b in pairwise(large))
+
+
+def test_what_is_no_model_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="no such folder; give a model's folder or a hub id"):
+        target_fingerprint(tmp_path / "nothing")
+    with pytest.raises(ConfigError, match=r"its config\.json cannot be read"):
+        target_fingerprint(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "consolidated.safetensors").touch()
+    with pytest.raises(ConfigError, match=r"no weights there; expected .*safetensors or \*\.bin"):
+        target_fingerprint(tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ConfigError, match="not to be had from the hub"):
+        target_fingerprint("someone/nothing")

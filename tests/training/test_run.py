@@ -1,0 +1,265 @@
+"""`train` and `evaluate` from folder to folder: what they write, resume and refuse."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from rich.console import Console
+from safetensors.torch import load_file
+from tiny_models import add_tokenizer, make_target
+from training_data import write_data
+from transformers import LlamaForCausalLM
+from typer.testing import CliRunner
+
+from vllm_redrafter.checkpoints import check_checkpoint, load_drafter, read_config
+from vllm_redrafter.cli import app
+from vllm_redrafter.config import ConfigError, ReDrafterConfig
+from vllm_redrafter.training.config import TrainingConfig
+from vllm_redrafter.training.data import DatasetRows, TextBatch
+from vllm_redrafter.training.dataset import read_dataset
+from vllm_redrafter.training.run import TrainingRequest, train
+from vllm_redrafter.training.teachers import DataTeacher, DraftVocabulary, TargetTeacher
+
+V = 64
+CONFIG = TrainingConfig(
+    max_steps=4,
+    batch_size=2,
+    micro_batch_size=2,
+    block_length=64,
+    unroll_steps=3,
+    warmup_steps=1,
+    held_out=4,
+    save_every=2,
+)
+SHAPE = ReDrafterConfig(num_speculative_tokens=6, beam_width=2, beam_length=3)
+
+
+@pytest.fixture(autouse=True)
+def fresh_accelerate() -> Iterator[None]:
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_target(tmp_path_factory.mktemp("target"), vocab_size=V)
+    add_tokenizer(folder, vocab_size=V)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    write_data(folder, target, num=24, max_tokens=20, top_logprobs=V)
+    return folder
+
+
+def request(target: Path, data: Path, output: Path, **settings: Any) -> TrainingRequest:
+    return TrainingRequest(str(target), data, output, replace(CONFIG, **settings), SHAPE)
+
+
+def run(asked: TrainingRequest, **arguments: bool) -> tuple[Any, str]:
+    AcceleratorState._reset_state(reset_partial_state=True)
+    console = Console(file=io.StringIO(), width=200)
+    return train(asked, console, **arguments), console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_drafter_comes_with_its_record_and_its_card(
+    target: Path, data: Path, tmp_path: Path
+) -> None:
+    result, printed = run(request(target, data, tmp_path))
+    assert "4 steps of 2 blocks on 1 × cpu" in printed and "tokens per target step" in printed
+    config = check_checkpoint(str(tmp_path))
+    assert (config.vocab_size, config.hidden_size, config.exit_dim) == (V, 128, 128)
+    record = read_config(str(tmp_path))
+    assert record["speculators_config"]["verifier"]["name_or_path"] == str(target)
+    assert record["training"]["settings"]["unroll_steps"] == 3
+    assert record["training"]["data"]["rows"] == 20
+    assert record["training"]["result"]["tokens_per_step"] == result.acceptance.tokens_per_step
+    card = (tmp_path / "README.md").read_text()
+    assert f"ReDrafter for {target}" in card and "library_name: vllm" in card
+    assert f"{result.acceptance.tokens_per_step:.2f} tokens per target step" in card
+
+
+def test_the_drafter_is_saved_in_the_targets_dtype(
+    target: Path, data: Path, tmp_path: Path
+) -> None:
+    run(request(target, data, tmp_path, target_dtype="bfloat16", precision="bf16"))
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
+    [*_, newest] = sorted((tmp_path / "checkpoints").iterdir())
+    assert load_file(newest / "model.safetensors")["rnn_u.bias"].dtype == torch.float32
+
+
+def test_a_reduced_vocabulary_is_that_of_the_answers(
+    target: Path, data: Path, tmp_path: Path
+) -> None:
+    _, printed = run(request(target, data, tmp_path, draft_vocab_size=16))
+    assert re.search(r"draft vocabulary: 16 of 64 tokens, \d\d\.\d\d% of the answers", printed)
+    drafter = load_drafter(str(tmp_path))
+    _, dataset = read_dataset(data)
+    kept = set(drafter.target_tokens(torch.arange(16)).tolist())
+    counts = torch.zeros(V)
+    rows = DatasetRows(dataset, range(24), 64)
+    for index in range(24):
+        counts += torch.bincount(rows[index].tokens[rows[index].generated], minlength=V)
+    assert counts[list(kept)].sum() > 0.95 * counts.topk(16).values.sum()
+    assert drafter.last_layer.weight.shape == (16, 128)
+
+
+def test_all_recorded_top_tokens_are_the_targets_distribution(target: Path, data: Path) -> None:
+    """With k = V nothing is missing: both teachers say the same, at the same places."""
+    _, dataset = read_dataset(data)
+    batch = TextBatch.of([[DatasetRows(dataset, [3], 64)[0]]])
+    assert batch.top_tokens is not None and batch.top_log_probs is not None
+    model = LlamaForCausalLM.from_pretrained(target, dtype=torch.float32)
+    with torch.no_grad():
+        hidden = model.model(batch.tokens).last_hidden_state[0]
+        written = batch.generated[0].nonzero().flatten()
+        vocabulary = DraftVocabulary(load_drafter_of(V))
+        recorded = DataTeacher(
+            vocabulary, batch.top_tokens[0, written], batch.top_log_probs[0, written], torch.float32
+        )
+        computed = TargetTeacher(vocabulary, model.lm_head, hidden, written - 1, torch.float32)
+        everything = slice(len(written))
+        torch.testing.assert_close(recorded(everything), computed(everything))
+
+
+def load_drafter_of(vocab_size: int) -> Any:
+    from vllm_redrafter import Drafter, DrafterConfig
+
+    return Drafter(DrafterConfig(vocab_size, 8, 8))
+
+
+def test_recorded_distributions_train_as_computed_ones_do(
+    target: Path, data: Path, tmp_path: Path
+) -> None:
+    computed, _ = run(request(target, data, tmp_path / "computed"))
+    recorded, _ = run(request(target, data, tmp_path / "recorded", teacher="data"))
+    assert recorded.losses == pytest.approx(computed.losses, rel=1e-3)
+
+
+def test_a_dry_run_writes_nothing(target: Path, data: Path, tmp_path: Path) -> None:
+    result, printed = run(request(target, data, tmp_path), dry_run=True)
+    assert result is None and "nothing was written" in printed and not list(tmp_path.iterdir())
+
+
+def test_an_output_with_checkpoints_is_resumed_or_refused(
+    target: Path, data: Path, tmp_path: Path
+) -> None:
+    run(request(target, data, tmp_path))
+    with pytest.raises(ConfigError, match=r"has checkpoints of an earlier run: --resume goes on"):
+        run(request(target, data, tmp_path))
+    with pytest.raises(ConfigError, match=r"cannot be resumed with other settings or data"):
+        run(request(target, data, tmp_path, seed=1), resume=True)
+
+
+def test_data_of_another_target_or_tokenizer_is_refused(
+    target: Path, data: Path, tmp_path: Path
+) -> None:
+    other = make_target(tmp_path / "other", vocab_size=V, seed=1)
+    add_tokenizer(other, vocab_size=V)
+    with pytest.raises(ConfigError, match=r"written by another target .* pass --other-target"):
+        run(request(other, data, tmp_path / "out"), dry_run=True)
+    allowed = replace(request(other, data, tmp_path / "out"), other_target=True)
+    run(allowed, dry_run=True)
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    names = [name for name, index in vocabulary.items() if index in (40, 41)]
+    vocabulary[names[0]], vocabulary[names[1]] = vocabulary[names[1]], vocabulary[names[0]]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(ConfigError, match=r"made with another tokenizer"):
+        run(allowed, dry_run=True)
+
+
+def test_more_is_held_out_than_there_is(target: Path, data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"24 conversations are to be held out .* only 24"):
+        run(request(target, data, tmp_path, held_out=24))
+
+
+def test_rows_longer_than_a_block_are_cut_and_counted(
+    target: Path, data: Path, tmp_path: Path
+) -> None:
+    _, printed = run(request(target, data, tmp_path, block_length=20), dry_run=True)
+    assert re.search(r"\([1-9]\d* rows cut to 20\)", printed)
+
+
+def arguments(target: Path, data: Path, output: Path) -> list[str]:
+    sizes = ["--batch-size=2", "--micro-batch-size=2", "--block-length=64", "--unroll-steps=3"]
+    return ["train", str(target), f"--data={data}", f"--output={output}", "--held-out=4", *sizes]
+
+
+def test_a_killed_run_is_resumed_to_the_same_weights(
+    target: Path, data: Path, tmp_path: Path
+) -> None:
+    """kill -9 anywhere, and the same command with --resume."""
+    settings = ["--max-steps=60", "--save-every=5", "--spec-tokens=6"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
+
+    def command(output: Path, *more: str) -> list[str]:
+        program = [sys.executable, "-m", "vllm_redrafter"]
+        return [*program, *arguments(target, data, output), *settings, *more]
+
+    process = subprocess.Popen(command(tmp_path / "killed"), env=environment)
+    deadline = time.monotonic() + 120
+    while not list((tmp_path / "killed").glob("checkpoints/step-*")):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "killed" / "model.safetensors").exists()
+    for output, more in (("killed", ["--resume"]), ("whole", [])):
+        subprocess.run(command(tmp_path / output, *more), env=environment, check=True, timeout=200)
+    whole, resumed = (load_file(tmp_path / o / "model.safetensors") for o in ("whole", "killed"))
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_commands_say_what_is_wrong(target: Path, data: Path, tmp_path: Path) -> None:
+    runner = CliRunner()
+    result = runner.invoke(app, arguments(target, tmp_path / "none", tmp_path / "out"))
+    assert result.exit_code == 1 and "no dataset.json there" in result.stderr
+    result = runner.invoke(app, [*arguments(target, data, tmp_path / "out"), "--epochs=0"])
+    assert result.exit_code == 1 and "epochs must be at least 1, got 0" in result.stderr
+    evaluation = ["evaluate", str(target), str(tmp_path / "none"), f"--data={data}"]
+    result = runner.invoke(app, evaluation)
+    assert result.exit_code == 1 and "no such folder" in result.stderr
+    result = runner.invoke(app, [*evaluation, "--spec-tokens=3,x"])
+    assert result.exit_code == 1 and "--spec-tokens '3,x': expected integers" in result.stderr
+
+
+def test_evaluate_prints_writes_and_draws(target: Path, data: Path, tmp_path: Path) -> None:
+    drafter = tmp_path / "drafter"
+    run(request(target, data, drafter))
+    shutil.rmtree(drafter / "checkpoints")
+    files = [f"--plot={tmp_path / 'map.png'}", f"--json={tmp_path / 'figures.json'}"]
+    grid = ["--beam-widths=1,2", "--beam-lengths=2,3", "--spec-tokens=2,6"]
+    command = ["evaluate", str(target), str(drafter), f"--data={data}", "--held-out=4"]
+    result = CliRunner().invoke(app, [*command, *grid, *files])
+    assert result.exit_code == 0, result.output
+    assert "4 rows" in result.output and "At 0.02 of a plain step per draft level" in result.output
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    shapes = [
+        (r["beam_width"], r["beam_length"], r["num_speculative_tokens"]) for r in figures["results"]
+    ]
+    # A search of 2 x 2 or 1 x 3 has no 6 nodes.
+    assert shapes == [(1, 2, 2), (1, 3, 2), (2, 2, 2), (2, 3, 2), (2, 3, 6)]
+    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
+    # What train says of its held-out conversations, evaluate says of the same ones.
+    trained = read_config(str(drafter))["training"]["result"]["tokens_per_step"]
+    assert figures["results"][-1]["tokens_per_step"] == pytest.approx(trained)

@@ -1,0 +1,5 @@
+"""`python -m vllm_redrafter`, which is what `accelerate launch -m` starts."""
+
+from vllm_redrafter.cli import app
+
+app()

@@ -1,0 +1,277 @@
+"""`vllm-redrafter convert`: from every known form of a checkpoint to ours, or to Apple's.
+
+What differs between them: the names of the tensors, the file format of the weights, and what
+config.json says. Sizes that config.json leaves out are read off the tensors.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from vllm_redrafter.checkpoints import (
+    DRAFT_TO_TARGET,
+    build_drafter,
+    check_tensors,
+    own_names,
+    read_config,
+    resolve_file,
+    save_drafter,
+    verifier_of,
+    write_files,
+)
+from vllm_redrafter.config import MODEL_TYPE, ConfigError, DrafterConfig
+from vllm_redrafter.drafter import Drafter
+from vllm_redrafter.weight_files import find_weights, read_weights
+
+Layout = Literal["own", "apple"]
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+CARD_FILE = "README.md"
+
+_FLOATS = (torch.float64, *DTYPES.values())
+_LAST_LAYER = re.compile(r"lm_head\.(\d+)\.weight")
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What was converted.
+
+    Attributes:
+        drafter: as it was written.
+        notes: what a user should know, a sentence each: files read, sizes derived, things left
+            out.
+    """
+
+    drafter: Drafter
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class _Source:
+    config: DrafterConfig
+    tensors: dict[str, Tensor]
+    verifier: str | None
+    training: Any
+    notes: list[str]
+
+
+def convert(
+    source: str,
+    destination: str | Path,
+    to: Layout = "own",
+    verifier: str | None = None,
+    dtype: str | None = None,
+) -> Conversion:
+    """Write a checkpoint anew; in the same dtype every number stays bit for bit what it was.
+
+    Args:
+        source: folder or hub id; our tensor names, Apple's or TensorRT-LLM's, as safetensors or
+            as pickled state dict, in one file or in shards.
+        destination: folder to make; it appears when it is complete.
+        to: `own`; or `apple`, which has the tensors and config.json entries that Apple's
+            `recurrent_drafting` reads.
+        verifier: the target's name, recorded under `speculators_config`; None keeps the source's.
+        dtype: `float32`, `bfloat16` or `float16`; None keeps the source's.
+
+    Raises:
+        ConfigError: a source that is no drafter or contradicts itself, a destination with other
+            content, or what the other side cannot express.
+    """
+    if to not in get_args(Layout):
+        raise ConfigError(f"--to must be one of {', '.join(get_args(Layout))}, got {to!r}")
+    if dtype is not None and dtype not in DTYPES:
+        raise ConfigError(f"--dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    if to == "apple" and verifier is not None:
+        raise ConfigError("--verifier: Apple's config.json has no place for it; leave it out")
+    folder = _free_folder(destination)
+    found = _read(source)
+    notes = list(found.notes)
+    if to == "apple":
+        notes += _check_fits_apple(source, found)
+    tensors = found.tensors if dtype is None else _to_dtype(found.tensors, DTYPES[dtype])
+    drafter = build_drafter(found.config, tensors)
+    card, note = _model_card(source)
+    with _written_whole(folder) as partial:
+        if to == "apple":
+            write_files(drafter, partial, "Drafter", {})
+        else:
+            extra = {} if found.training is None else {"training": found.training}
+            save_drafter(drafter, partial, verifier or found.verifier, **extra)
+        if card:
+            shutil.copyfile(card, partial / CARD_FILE)
+    return Conversion(drafter, notes + note)
+
+
+def sizes_from_tensors(where: str, shapes: Mapping[str, list[int]]) -> dict[str, Any]:
+    """The entries of config.json that the tensors tell.
+
+    Args:
+        where: what messages call them.
+        shapes: of all tensors, by own name.
+
+    Returns:
+        exit_dim, hidden_size, num_draft_layers, rnn, draft_vocab_size (None without `d2t`), and
+        vocab_size, unless there is a `d2t`: the last layer then has rows for some tokens only.
+
+    Raises:
+        ConfigError: these are not a drafter's tensors.
+    """
+    matches = [match for name in shapes if (match := _LAST_LAYER.fullmatch(name))]
+    if len(matches) != 1 or len(shapes[matches[0][0]]) != 2:
+        raise ConfigError(
+            f"{where}: not a ReDrafter's weights: expected one matrix lm_head.N.weight behind the "
+            f"N residual blocks of the head; found {', '.join(sorted(shapes)) or 'no tensor'}"
+        )
+    rows, exit_dim = shapes[matches[0][0]]
+    reduced = DRAFT_TO_TARGET in shapes
+    sizes = {
+        "hidden_size": _hidden_size(where, shapes, exit_dim),
+        "exit_dim": exit_dim,
+        "num_draft_layers": int(matches[0][1]),
+        "rnn": "rnn_w.weight" in shapes,
+        "draft_vocab_size": rows if reduced else None,
+    }
+    return sizes if reduced else {"vocab_size": rows, **sizes}
+
+
+def _hidden_size(where: str, shapes: Mapping[str, list[int]], exit_dim: int) -> int:
+    """From the RNN; else half of what goes into the head: [h ; s]."""
+    if recurrent := shapes.get("rnn_w.weight"):
+        return recurrent[-1]
+    projection = shapes.get("input_proj.weight")
+    doubled = projection[-1] if projection else exit_dim
+    if doubled % 2:
+        raise ConfigError(
+            f"{where}: the head reads {doubled} numbers, but they must be two halves of equal "
+            "size, the hidden and the recurrent state"
+        )
+    return doubled // 2
+
+
+def _sizes(
+    where: str, values: Mapping[str, Any], shapes: Mapping[str, list[int]]
+) -> tuple[DrafterConfig, list[str]]:
+    """What config.json says, completed from the tensors; and what had to be completed."""
+    told = sizes_from_tensors(where, shapes)
+    stated = {name: values[name] for name in told if values.get(name) is not None}
+    # 1 == True, but a size is no truth value.
+    if wrong := [
+        f"{name} is {value!r} in config.json, {told[name]!r} by the tensors"
+        for name, value in stated.items()
+        if value != told[name] or type(value) is not type(told[name])
+    ]:
+        raise ConfigError(f"{where} does not fit its config.json: {'; '.join(wrong)}")
+    derived = {k: v for k, v in told.items() if v is not None and k not in stated}
+    if "vocab_size" not in told and values.get("vocab_size") is None:
+        raise ConfigError(
+            f"{where}: config.json must say vocab_size, the target's: d2t and a last layer of "
+            f"{told['draft_vocab_size']} rows leave it open"
+        )
+    config = DrafterConfig.from_dict(
+        {**{k: v for k, v in values.items() if v is not None}, **stated, **derived}
+    )
+    notes = [f"{k} = {v!r}: not in config.json, read off the tensors" for k, v in derived.items()]
+    return config, notes
+
+
+def _read(source: str) -> _Source:
+    """Read and check everything, so that only a full disk can stop the writing."""
+    values = read_config(source)
+    model_type = values.get("model_type")
+    if model_type not in (None, MODEL_TYPE):
+        raise ConfigError(
+            f"{source!r} is not a ReDrafter checkpoint: its config.json says model_type "
+            f"{model_type!r}, a ReDrafter's says {MODEL_TYPE!r} or nothing"
+        )
+    paths = find_weights(source)
+    where = str(paths[0]) if len(paths) == 1 else f"{paths[0].parent} ({len(paths)} shards)"
+    loaded = read_weights(paths)
+    tensors = {own: loaded[name] for own, name in own_names(where, loaded).items()}
+    shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+    config, derived = _sizes(where, values, shapes)
+    check_tensors(where, config, shapes, tensors.get(DRAFT_TO_TARGET))
+    if wrong := [
+        f"{name} is {str(tensor.dtype).removeprefix('torch.')}"
+        for name, tensor in tensors.items()
+        if tensor.dtype not in _FLOATS and name != DRAFT_TO_TARGET
+    ]:
+        raise ConfigError(
+            f"{where}: weights must be float32, bfloat16, float16 or float64, but "
+            f"{'; '.join(wrong)}: convert the checkpoint as it was before it was quantised"
+        )
+    notes = [f"read {', '.join(path.name for path in paths)}", *derived]
+    return _Source(config, tensors, verifier_of(values), values.get("training"), notes)
+
+
+def _check_fits_apple(source: str, found: _Source) -> list[str]:
+    """Refuse what Apple's code cannot run; say what its config.json cannot hold."""
+    if found.config.draft_vocab_size is not None:
+        raise ConfigError(
+            f"{source!r} ranks {found.config.draft_vocab_size} of {found.config.vocab_size} "
+            "tokens (d2t); Apple's code ranks all tokens and would take a draft token's index "
+            "for a token: train without --draft-vocab-size for it"
+        )
+    entries = {"training record": found.training, "verifier": found.verifier}
+    left_out = " and ".join(name for name, value in entries.items() if value is not None)
+    return [f"left out, having no place in Apple's config.json: {left_out}"] if left_out else []
+
+
+def _to_dtype(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """All weights in another dtype, unless a number is too large for it."""
+    converted = {n: t.to(dtype) if t.is_floating_point() else t for n, t in tensors.items()}
+    if overflown := [
+        f"{name} (up to {float(tensor.abs().max()):g})"
+        for name, tensor in tensors.items()
+        if not torch.equal(tensor.isfinite(), converted[name].isfinite())
+    ]:
+        raise ConfigError(
+            f"{str(dtype).removeprefix('torch.')} ends at {torch.finfo(dtype).max:g}, too small "
+            f"for {', '.join(overflown)}: take a dtype of wider range"
+        )
+    return converted
+
+
+def _model_card(source: str) -> tuple[Path | None, list[str]]:
+    """The README.md that comes with a checkpoint: it says where the weights are from."""
+    try:
+        return resolve_file(source, CARD_FILE), []
+    except ConfigError as error:
+        # The hub is out of reach, and its cache had the weights but no README.md.
+        return None, [f"its {CARD_FILE} is left out: {error}"]
+
+
+def _free_folder(destination: str | Path) -> Path:
+    """The folder to write, with links followed: what is put in its place is a folder."""
+    folder = Path(destination).expanduser().resolve()
+    if folder.is_dir() and not any(folder.iterdir()):
+        return folder
+    if folder.exists():
+        what = "is not empty" if folder.is_dir() else "is a file"
+        raise ConfigError(f"{folder} {what}: give another destination, or delete it first")
+    return folder
+
+
+@contextmanager
+def _written_whole(folder: Path) -> Iterator[Path]:
+    """A folder that gets its name when all of it is written."""
+    partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        os.replace(partial, folder)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(
+            f"{folder} could not be written: {error}; make room, or give another destination"
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

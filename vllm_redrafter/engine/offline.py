@@ -1,0 +1,224 @@
+"""vLLM without a server: many requests through one `LLM`, a limited number of them at a time."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from vllm import LLM, RequestOutput, SamplingParams
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from vllm_redrafter.config import ConfigError
+from vllm_redrafter.training.generation import GenerationSettings
+from vllm_redrafter.training.turns import TurnAnswer, TurnRequest
+
+MAX_LOGPROBS = 20
+"""vLLM's own limit of log-probabilities per token, where it is not told another one."""
+
+
+class EngineRequest(NamedTuple):
+    """What `run_requests` hands to vLLM: a name that comes back with the output, tokens, how."""
+
+    name: str
+    prompt: Sequence[int]
+    params: SamplingParams
+
+
+def start_llm(target: str, **arguments: Any) -> LLM:
+    """vLLM with the target, a folder or a hub id.
+
+    Raises:
+        ConfigError: vLLM refuses the arguments, or cannot start with them.
+    """
+    try:
+        return LLM(model=os.path.expanduser(target), **arguments)
+    except (ValueError, RuntimeError, OSError) as error:
+        raise ConfigError(f"vLLM cannot start with target {target!r}: {error}") from error
+
+
+def run_requests(
+    engine: Any, next_request: Callable[[], EngineRequest | None], in_flight: int
+) -> Iterator[RequestOutput]:
+    """Keep up to `in_flight` requests in the engine, and yield what its steps put out.
+
+    Args:
+        engine: vLLM's LLMEngine.
+        next_request: asked whenever there is room. Where it has none, the engine goes on with
+            those that it has; the iterator ends when there are no others either.
+        in_flight: the most requests at once.
+    """
+    running = 0
+    while True:
+        while running < in_flight and (request := next_request()) is not None:
+            prompt = {"prompt_token_ids": list(request.prompt)}
+            engine.add_request(request.name, prompt, request.params)
+            running += 1
+        if not running:
+            return
+        for output in engine.step():
+            running -= output.finished
+            yield output
+
+
+def decode_all(
+    engine: Any,
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int,
+    in_flight: int,
+    on_finished: Callable[[], None] = lambda: None,
+) -> list[list[list[int]]]:
+    """Decode all prompts greedily, `in_flight` at a time, keeping what each step output.
+
+    Args:
+        engine: vLLM's LLMEngine.
+        prompts: token ids.
+        max_tokens: of an answer.
+        in_flight: how many requests the engine holds at once.
+        on_finished: called for each finished answer.
+
+    Returns:
+        Per prompt and step, the step's tokens.
+    """
+    params = SamplingParams(
+        temperature=0.0,
+        max_tokens=max_tokens,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+    )
+    requests = (EngineRequest(str(index), prompt, params) for index, prompt in enumerate(prompts))
+    steps: list[list[list[int]]] = [[] for _ in prompts]
+    for output in run_requests(engine, lambda: next(requests, None), in_flight):
+        tokens = list(output.outputs[0].token_ids)
+        if tokens:
+            steps[int(output.request_id)].append(tokens)
+        if output.finished:
+            on_finished()
+    return steps
+
+
+@contextmanager
+def _core_in_this_process() -> Iterator[None]:
+    """Engines that are started in the body have their core in this process.
+
+    A core in a process of its own does not notice when this one is killed: it and its worker
+    would keep the memory that the next run needs. A worker of this process does notice
+    (`death_pipe` in vLLM's multiproc_executor.py).
+    """
+    name = "VLLM_ENABLE_V1_MULTIPROCESSING"
+    if name in os.environ:  # the user's own decision
+        yield
+        return
+    os.environ[name] = "0"
+    try:
+        yield
+    finally:
+        del os.environ[name]
+
+
+class OfflineEngine:
+    """The target in vLLM, writing training data: a `TargetEngine`.
+
+    Args:
+        target: a folder, or a hub id.
+        settings: how to generate.
+
+    Raises:
+        ConfigError: vLLM cannot start with them.
+    """
+
+    def __init__(self, target: str, settings: GenerationSettings) -> None:
+        self._settings = settings
+        sampling, drafter = settings.sampling, settings.drafter
+        speculation = None
+        if drafter is not None:
+            speculation = {"model": drafter, "num_speculative_tokens": settings.spec_tokens}
+        with _core_in_this_process():
+            self._llm = start_llm(
+                target,
+                dtype=sampling.dtype,
+                max_model_len=sampling.max_model_len,
+                max_num_seqs=settings.in_flight,
+                max_logprobs=max(settings.top_logprobs, MAX_LOGPROBS),
+                speculative_config=speculation,
+                enforce_eager=settings.enforce_eager,
+                # Not in this process: a worker binds threads and memory of the one it is in.
+                distributed_executor_backend="mp",
+                disable_log_stats=drafter is None,
+            )
+
+    @property
+    def max_model_len(self) -> int:
+        return int(self._llm.llm_engine.model_config.max_model_len)
+
+    def answers(self, waiting: deque[TurnRequest]) -> Iterator[TurnAnswer]:
+        """See `TargetEngine`.
+
+        Raises:
+            ConfigError: the engine died.
+        """
+
+        def next_request() -> EngineRequest | None:
+            if not waiting:
+                return None
+            request = waiting.popleft()
+            return EngineRequest(str(request.conversation), request.prompt, self._params(request))
+
+        try:
+            outputs = run_requests(self._llm.llm_engine, next_request, self._settings.in_flight)
+            for output in outputs:
+                if output.finished:
+                    yield self._answer(output)
+        except (EngineDeadError, RuntimeError) as error:  # of another process, of this one
+            raise ConfigError(
+                f"vLLM failed while generating: {error}. Finished shards are kept: start the same "
+                "command again to continue"
+            ) from error
+
+    def _params(self, request: TurnRequest) -> SamplingParams:
+        sampling = self._settings.sampling
+        return SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k or 0,
+            max_tokens=request.max_tokens,
+            seed=request.seed,
+            logprobs=self._settings.top_logprobs or None,
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+    def _answer(self, output: RequestOutput) -> TurnAnswer:
+        written = output.outputs[0]
+        tokens = list(written.token_ids)
+        top_tokens, top_log_probs = [], []
+        if k := self._settings.top_logprobs:
+            flat = written.logprobs
+            # The drawn token comes first, then the k best.
+            for start in flat.start_indices:
+                top_tokens.append(flat.token_ids[start + 1 : start + 1 + k])
+                top_log_probs.append(flat.logprobs[start + 1 : start + 1 + k])
+        return TurnAnswer(
+            conversation=int(output.request_id),
+            tokens=tokens,
+            ended=written.finish_reason == "stop",
+            top_tokens=top_tokens,
+            top_log_probs=top_log_probs,
+        )
+
+    def tokens_per_step(self) -> float | None:
+        """See `TargetEngine`; from vLLM's own counters."""
+        if self._settings.drafter is None:
+            return None
+        counters = {metric.name: metric for metric in self._llm.get_metrics()}
+        drafts = counters["vllm:spec_decode_num_drafts"].value
+        accepted = counters["vllm:spec_decode_num_accepted_tokens"].value
+        return 1 + accepted / drafts if drafts else None
+
+    def close(self) -> None:
+        """See `TargetEngine`."""
+        self._llm.llm_engine.engine_core.shutdown()

@@ -1,0 +1,218 @@
+"""`vllm-redrafter inspect`: what a checkpoint is, and for which targets, without its weights.
+
+Only the headers of model.safetensors are read, and of its tensors `d2t` alone, to check it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import prod
+from typing import Any
+
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
+from rich.text import Text
+from safetensors import safe_open
+
+from vllm_redrafter.checkpoints import (
+    DRAFT_TO_TARGET,
+    check_checkpoint,
+    own_name,
+    read_config,
+    verifier_of,
+    weights_path,
+)
+from vllm_redrafter.config import ConfigError, DrafterConfig
+
+
+@dataclass(frozen=True)
+class TensorHeader:
+    """One tensor of a checkpoint.
+
+    Attributes:
+        name: as the file has it.
+        shape: as the file has it.
+        dtype: by torch's name, such as `bfloat16`.
+        bytes: its size in the file.
+    """
+
+    name: str
+    shape: list[int]
+    dtype: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What a checkpoint is.
+
+    Attributes:
+        checkpoint: as the user named it.
+        config: the drafter's sizes.
+        tensors: all of the file's, by name.
+        verifier: the target that the checkpoint names, if it does.
+        training: how it was trained, as `train` records it; None where nothing is recorded.
+    """
+
+    checkpoint: str
+    config: DrafterConfig
+    tensors: list[TensorHeader]
+    verifier: str | None
+    training: Any
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers that training sets: `d2t` is none of them."""
+        return sum(prod(t.shape) for t in self.tensors if own_name(t.name) != DRAFT_TO_TARGET)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.bytes for tensor in self.tensors)
+
+    def facts(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        return {
+            "checkpoint": self.checkpoint,
+            "sizes": asdict(self.config),
+            "tensors": [asdict(tensor) for tensor in self.tensors],
+            "parameters": self.num_parameters,
+            "bytes": self.num_bytes,
+            "draft_vocabulary": {
+                "tokens": self.config.num_ranked_tokens,
+                "of": self.config.vocab_size,
+            },
+            "target": {
+                "hidden_size": self.config.hidden_size,
+                "vocab_size": self.config.vocab_size,
+                "verifier": self.verifier,
+            },
+            "training": self.training,
+        }
+
+
+def inspect_checkpoint(model: str) -> Inspection:
+    """Read and check what a checkpoint says of itself.
+
+    Args:
+        model: a folder, or a hub repository's id.
+
+    Raises:
+        ConfigError: not a checkpoint that vLLM could serve; the message says why.
+    """
+    config = check_checkpoint(model)
+    values = read_config(model)
+    with safe_open(weights_path(model), framework="pt") as file:
+        tensors = [_header(file, name) for name in sorted(file.keys())]
+    return Inspection(model, config, tensors, verifier_of(values), values.get("training"))
+
+
+def misfits(config: DrafterConfig, target: str) -> list[str]:
+    """Why a target cannot be drafted for: vLLM's start-up refuses the same.
+
+    Args:
+        config: the drafter's sizes.
+        target: a folder or hub id; its config.json alone is read.
+
+    Returns:
+        A line for each difference; none if the drafter fits.
+
+    Raises:
+        ConfigError: transformers knows no such model.
+    """
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig
+
+    try:
+        text_config = AutoConfig.from_pretrained(target).get_text_config()
+    except (OSError, ValueError, StrictDataclassError) as error:
+        raise ConfigError(
+            f"target {target!r}: transformers cannot read its config.json; give a folder in "
+            f"Hugging Face format, or a hub id: {error}"
+        ) from error
+    return [
+        f"{what}: the drafter's is {own}, the target's {found}"
+        for what, own, found in (
+            ("hidden size", config.hidden_size, getattr(text_config, "hidden_size", None)),
+            ("vocabulary size", config.vocab_size, getattr(text_config, "vocab_size", None)),
+        )
+        if own != found
+    ]
+
+
+def print_inspection(console: Console, found: Inspection) -> None:
+    """Show it to a reader."""
+    config = found.config
+    _say(
+        console,
+        f"{found.checkpoint}: a ReDrafter drafter of {found.num_parameters:,} parameters, "
+        f"{decimal(found.num_bytes)}",
+    )
+    console.print(_size_table(config))
+    console.print(_tensor_table(found.tensors))
+    ranked, all_tokens = config.num_ranked_tokens, config.vocab_size
+    reduced = f"{ranked:,} of the target's {all_tokens:,} tokens ({ranked / all_tokens:.1%}), d2t"
+    _say(
+        console,
+        "draft vocabulary: "
+        + (f"all {all_tokens:,} tokens" if config.draft_vocab_size is None else reduced),
+    )
+    _say(
+        console,
+        f"targets: hidden size {config.hidden_size}, vocabulary size {all_tokens}; trained for "
+        f"{found.verifier or 'a target that is not recorded'}",
+    )
+    if isinstance(found.training, Mapping) and found.training:
+        console.print(_training_table(found.training))
+    else:
+        _say(console, f"training: {found.training or 'nothing is recorded'}")
+
+
+def _header(file: Any, name: str) -> TensorHeader:
+    header = file.get_slice(name)
+    # No rows: a tensor that knows its dtype and has read nothing.
+    empty = header[:0]
+    shape = list(header.get_shape())
+    dtype = str(empty.dtype).removeprefix("torch.")
+    return TensorHeader(name, shape, dtype, prod(shape) * empty.element_size())
+
+
+def _say(console: Console, text: str) -> None:
+    """Names of checkpoints are no markup."""
+    console.print(Text(text))
+
+
+def _size_table(config: DrafterConfig) -> Table:
+    table = Table(title="sizes", title_justify="left", show_header=False)
+    for key, value in asdict(config).items():
+        if value is not None:
+            table.add_row(key, json.dumps(value))
+    return table
+
+
+def _tensor_table(tensors: list[TensorHeader]) -> Table:
+    table = Table(title="tensors", title_justify="left")
+    table.add_column("name", overflow="fold")
+    table.add_column("shape")
+    table.add_column("dtype")
+    table.add_column("size", justify="right")
+    for tensor in tensors:
+        table.add_row(
+            Text(tensor.name), Text(str(tensor.shape)), tensor.dtype, decimal(tensor.bytes)
+        )
+    return table
+
+
+def _training_table(training: Mapping[str, Any]) -> Table:
+    """A section for each of the record's parts: settings, speculation, data, result."""
+    table = Table(title="training", title_justify="left", show_header=False)
+    for part, values in training.items():
+        rows = values if isinstance(values, Mapping) else {"": values}
+        for index, (key, value) in enumerate(rows.items()):
+            text = value if isinstance(value, str) else json.dumps(value)
+            table.add_row(Text(part if index == 0 else ""), Text(key), Text(text))
+        table.add_section()
+    return table

@@ -1,0 +1,108 @@
+"""Saving a training run so that it can go on from there, or be thrown away, but never half."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from vllm_redrafter.checkpoints import WEIGHTS_FILE, save_drafter
+from vllm_redrafter.config import ConfigError, TrainingError
+from vllm_redrafter.drafter import Drafter
+
+OPTIMIZER_FILE = "optimizer.pt"
+PROGRESS_FILE = "progress.json"
+KEPT = 2
+"""Checkpoints that stay: the last one, and the one before in case a disk loses the last."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands.
+
+    Attributes:
+        step: optimizer steps done.
+        loss: smoothed.
+        record: the settings and the data that the run must go on with.
+    """
+
+    step: int
+    loss: float
+    record: dict[str, Any]
+
+
+class Checkpoints:
+    """The checkpoints of a run, in `OUTPUT/checkpoints/step-00000500` and so on."""
+
+    def __init__(self, output: Path) -> None:
+        self.folder = output / "checkpoints"
+
+    def paths(self) -> list[Path]:
+        """Whole checkpoints, oldest first."""
+        return sorted(self.folder.glob("step-[0-9]*"))
+
+    def save(self, drafter: Drafter, optimizer: torch.optim.Optimizer, progress: Progress) -> Path:
+        """Write one, and delete the oldest.
+
+        Raises:
+            TrainingError: it could not be written (a full disk, say).
+        """
+        path = self.folder / f"step-{progress.step:08d}"
+        with self._written_whole(path) as folder:
+            save_drafter(drafter, folder)
+            torch.save(optimizer.state_dict(), folder / OPTIMIZER_FILE)
+            (folder / PROGRESS_FILE).write_text(json.dumps(vars(progress), indent=2) + "\n")
+        for old in self.paths()[:-KEPT]:
+            shutil.rmtree(old)
+        return path
+
+    def load(self, drafter: Drafter, optimizer: torch.optim.Optimizer) -> Progress:
+        """Read the newest into the drafter and the optimizer.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        progress = self.newest()
+        path = self.paths()[-1]
+        drafter.load_state_dict(load_file(path / WEIGHTS_FILE))
+        optimizer.load_state_dict(torch.load(path / OPTIMIZER_FILE, weights_only=True))
+        return progress
+
+    def newest(self) -> Progress:
+        """Where the newest checkpoint stands.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if not (paths := self.paths()):
+            raise ConfigError(f"{self.folder}: no checkpoint to resume from; leave --resume out")
+        return Progress(**json.loads((paths[-1] / PROGRESS_FILE).read_text()))
+
+    @contextmanager
+    def _written_whole(self, path: Path) -> Iterator[Path]:
+        """A folder that gets its name when all of it is written."""
+        partial = path.with_name(f".{path.name}.partial")
+        try:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            yield partial
+            shutil.rmtree(path, ignore_errors=True)
+            os.replace(partial, path)
+        # torch.save turns a failed write into a RuntimeError, safetensors into its own.
+        except (OSError, RuntimeError, SafetensorError) as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            whole = self.paths()
+            left = f"{whole[-1]} is the last whole one" if whole else "there is none before it"
+            raise TrainingError(
+                f"checkpoint {path} could not be written: {error}; {left}; make room and go on "
+                "with --resume"
+            ) from error

@@ -1,0 +1,9 @@
+"""What a user may choose among; without imports, so that `--help` is quick."""
+
+from typing import Literal
+
+LossKind = Literal["kl", "ce", "mix"]
+Precision = Literal["no", "bf16"]
+TargetDtype = Literal["auto", "float32", "bfloat16", "float16"]
+TeacherKind = Literal["target", "data"]
+Initialisation = Literal["lm_head", "random"]

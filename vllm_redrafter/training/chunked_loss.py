@@ -1,0 +1,94 @@
+"""The vocabulary-wide layer and its loss in one, a chunk of rows at a time.
+
+Logits of all rows, [L * B * T, V], would be the largest tensor of training by far. Here they
+never exist: the forward pass takes a chunk of rows, computes their loss *and* its gradient
+(the idea of Liger's fused linear cross-entropy), and lets go of the chunk:
+
+    z = W f,   q = softmax(z),   loss = sum_v t_v (log t_v - log q_v)
+    d loss / d z = q sum_v t_v - t,   d loss / d f = W^T d z,   d loss / d W = d z f^T
+
+What is alive at a time: a few [chunk, V] tensors, and one gradient of W.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from vllm_redrafter.training.teachers import Teacher
+
+CHUNK_ELEMENTS = 1 << 26
+"""Elements of a chunk's logits: 256 MiB in float32."""
+
+
+def head_loss(
+    features: Tensor, weight: Tensor, row_weights: Tensor, teacher: Teacher
+) -> tuple[Tensor, Tensor]:
+    """Weighted sum of the rows' losses.
+
+    Args:
+        features: [N, E], what the last layer reads.
+        weight: [draft tokens, E], the last layer's.
+        row_weights: [N].
+        teacher: gives the rows' distributions.
+
+    Returns:
+        (scalar that backward starts from, [N] the rows' losses, detached).
+    """
+    device = features.device.type
+    product_dtype = features.dtype
+    if torch.is_autocast_enabled(device):
+        product_dtype = torch.get_autocast_dtype(device)
+    chunk = max(1, CHUNK_ELEMENTS // weight.shape[0])
+    total, losses = _HeadLoss.apply(  # type: ignore[no-untyped-call]
+        features, weight, row_weights, teacher, product_dtype, chunk
+    )
+    return total, losses
+
+
+class _HeadLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        features: Tensor,
+        weight: Tensor,
+        row_weights: Tensor,
+        teacher: Teacher,
+        product_dtype: torch.dtype,
+        chunk: int,
+    ) -> tuple[Tensor, Tensor]:
+        loss_dtype = torch.promote_types(features.dtype, torch.float32)
+        inputs, matrix = features.to(product_dtype), weight.to(product_dtype)
+        needs_gradients = any(ctx.needs_input_grad[:2])
+        if needs_gradients:
+            grad_features, grad_weight = torch.empty_like(features), torch.zeros_like(weight)
+        losses = torch.empty(len(features), dtype=loss_dtype, device=features.device)
+        with torch.autocast(features.device.type, enabled=False):
+            for start in range(0, len(features), chunk):
+                rows = slice(start, start + chunk)
+                log_q = (inputs[rows] @ matrix.T).to(loss_dtype).log_softmax(dim=-1)
+                taught = teacher(rows)
+                losses[rows] = (torch.xlogy(taught, taught) - taught * log_q).sum(dim=-1)
+                if needs_gradients:
+                    mass = taught.sum(dim=-1, keepdim=True)
+                    grad = log_q.exp_().mul_(mass).sub_(taught)
+                    grad = grad.mul_(row_weights[rows, None]).to(product_dtype)
+                    grad_features[rows] = (grad @ matrix).to(features.dtype)
+                    if product_dtype == weight.dtype:
+                        grad_weight.addmm_(grad.T, inputs[rows])
+                    else:
+                        grad_weight += grad.T @ inputs[rows]
+        if needs_gradients:
+            ctx.save_for_backward(grad_features, grad_weight)
+        ctx.mark_non_differentiable(losses)
+        return (losses * row_weights).sum(), losses
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_total: Tensor, _: Tensor) -> tuple[Any, ...]:
+        grad_features, grad_weight = ctx.saved_tensors
+        # In place: a second gradient of W would be the largest tensor there is.
+        return grad_features.mul_(grad_total), grad_weight.mul_(grad_total), None, None, None, None

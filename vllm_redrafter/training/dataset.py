@@ -1,0 +1,356 @@
+"""Training data on disk: a folder of Parquet shards with a description of how they were made.
+
+```
+DIR/
+  dataset.json             DatasetInfo
+  shard-00000.parquet      the rows of the conversations 0 to shard_size - 1
+  shard-00001.parquet      and so on; one that is there is whole
+```
+
+A row is a sequence of T tokens; a conversation may have several rows. The columns:
+
+- `conversation`, int64: which of the prompts it came from, from 0;
+- `input_ids`, T × int32: prompts and answers;
+- `assistant_mask`, T × bool: True where the target wrote the token in just that context;
+- `top_tokens`, T lists of int32: the target's k most probable tokens in place of each token;
+- `top_log_probs`, T lists of float32: their log-probabilities at temperature 1.
+
+The last two are there only with `top_logprobs`; an inner list is empty where the mask is False.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import fcntl
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from datasets import (
+    Dataset,
+    Features,
+    List,
+    Value,
+    are_progress_bars_disabled,
+    disable_progress_bars,
+    enable_progress_bars,
+)
+
+from vllm_redrafter.config import ConfigError
+
+FORMAT_VERSION = 1
+INFO_FILE = "dataset.json"
+LOCK_FILE = ".lock"
+_SHARD_NAME = re.compile(r"shard-(\d{5,})\.parquet")
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass(frozen=True)
+class SamplingSettings:
+    """How the target's tokens are drawn.
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_p: tokens beyond this cumulative probability are never drawn.
+        top_k: nor are those beyond the k most probable; None for no limit.
+        max_tokens: of one answer.
+        seed: of the data: every answer's own seed is derived from it.
+        max_model_len: tokens of a conversation; None for what the target allows.
+        dtype: of the target's weights, as vLLM takes it.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int | None = None
+    max_tokens: int = 1024
+    seed: int = 0
+    max_model_len: int | None = None
+    dtype: str = "auto"
+
+    def __post_init__(self) -> None:
+        limits = [
+            ("temperature", self.temperature, self.temperature >= 0, "at least 0"),
+            ("top_p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1"),
+            ("top_k", self.top_k, self.top_k is None or self.top_k >= 1, "at least 1"),
+            ("max_tokens", self.max_tokens, self.max_tokens >= 1, "at least 1"),
+            ("seed", self.seed, self.seed >= 0, "at least 0"),
+            (
+                "max_model_len",
+                self.max_model_len,
+                self.max_model_len is None or self.max_model_len >= 2,
+                "at least 2",
+            ),
+        ]
+        for name, value, fits, limit in limits:
+            if not fits:
+                raise ConfigError(f"sampling: {name} must be {limit}, got {value!r}")
+
+
+@dataclass(frozen=True)
+class DatasetInfo:
+    """How a folder's data was made: dataset.json.
+
+    Attributes:
+        target: its folder or hub id, as it was given; only a name.
+        target_fingerprint: of the model that wrote the data.
+        tokenizer_fingerprint: of the tokenizer whose ids these are.
+        template_fingerprint: of its chat template; None where the prompts are plain text.
+        prompts_fingerprint: of the conversations.
+        num_conversations: prompts asked for; some may have been too long for any row.
+        shard_size: conversations per shard.
+        vocab_size: of the target.
+        top_logprobs: k of the columns `top_tokens` and `top_log_probs`; 0 where there are none.
+        system_prompt: for conversations without one of their own.
+        sampling: how the tokens were drawn.
+        format_version: of the folder.
+    """
+
+    target: str
+    target_fingerprint: str
+    tokenizer_fingerprint: str
+    template_fingerprint: str | None
+    prompts_fingerprint: str
+    num_conversations: int
+    shard_size: int
+    vocab_size: int
+    top_logprobs: int = 0
+    system_prompt: str | None = None
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    format_version: int = FORMAT_VERSION
+
+    @property
+    def num_shards(self) -> int:
+        return -(-self.num_conversations // self.shard_size)
+
+    def conversations_of(self, shard: int) -> range:
+        """The indices of a shard's conversations."""
+        start = shard * self.shard_size
+        return range(start, min(start + self.shard_size, self.num_conversations))
+
+    def differences(self, other: DatasetInfo) -> list[str]:
+        """`setting: own value, not the other's value` for all that decides what the data is."""
+        own, others = (_flat(info) for info in (self, other))
+        return [
+            f"{name}: {value!r}, not {others[name]!r}"
+            for name, value in own.items()
+            # The same files by another name are the same target.
+            if name != "target" and value != others[name]
+        ]
+
+    def save(self, folder: Path) -> None:
+        """Write dataset.json."""
+        with _written_whole(folder / INFO_FILE) as file:
+            file.write((json.dumps(asdict(self), indent=2) + "\n").encode())
+
+    @classmethod
+    def load(cls, folder: Path) -> DatasetInfo:
+        """Read dataset.json.
+
+        Raises:
+            ConfigError: it is missing, malformed, or of another format version.
+        """
+        path = folder / INFO_FILE
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise ConfigError(
+                f"{folder}: no {INFO_FILE} there; give a folder that generate-data wrote"
+            ) from error
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path}: not readable as JSON: {error}") from error
+        found = values.get("format_version") if isinstance(values, dict) else None
+        if found != FORMAT_VERSION:
+            raise ConfigError(
+                f"{path}: format version {found!r}, this version of vllm-redrafter reads "
+                f"{FORMAT_VERSION}: generate the data again, or use the version that wrote it"
+            )
+        try:
+            return cls(**{**values, "sampling": SamplingSettings(**values["sampling"])})
+        except (KeyError, TypeError) as error:
+            raise ConfigError(f"{path}: not what generate-data writes: {error}") from error
+
+
+def _flat(info: DatasetInfo) -> dict[str, Any]:
+    values = {f.name: getattr(info, f.name) for f in fields(info) if f.name != "sampling"}
+    return {**values, **asdict(info.sampling)}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A sequence of T tokens; the columns are described above."""
+
+    conversation: int
+    input_ids: list[int]
+    assistant_mask: list[bool]
+    top_tokens: list[list[int]] = field(default_factory=list)
+    top_log_probs: list[list[float]] = field(default_factory=list)
+
+
+def features(top_logprobs: int) -> Features:
+    """The columns."""
+    columns = {
+        "conversation": Value("int64"),
+        "input_ids": List(Value("int32")),
+        "assistant_mask": List(Value("bool")),
+    }
+    if top_logprobs:
+        columns["top_tokens"] = List(List(Value("int32")))
+        columns["top_log_probs"] = List(List(Value("float32")))
+    return Features(columns)
+
+
+def write_shard(folder: Path, shard: int, rows: Sequence[Row], top_logprobs: int) -> None:
+    """Write a shard, which bears its name only when all of it is on the disk.
+
+    Raises:
+        ConfigError: the disk is full.
+    """
+    columns = features(top_logprobs)
+    values = {name: [getattr(row, name) for row in rows] for name in columns}
+    data = Dataset.from_dict(values, features=columns)
+    with _written_whole(_shard_path(folder, shard)) as file, _no_progress_bars():
+        data.to_parquet(file, batch_size=max(len(rows), 1))
+
+
+def finished_shards(folder: Path) -> list[int]:
+    """The numbers of the shards that are there, in order."""
+    names = (_SHARD_NAME.fullmatch(path.name) for path in folder.glob("shard-*.parquet"))
+    return sorted(int(name.group(1)) for name in names if name)
+
+
+def read_dataset(folder: str | Path) -> tuple[DatasetInfo, Dataset]:
+    """Read the finished shards, in order; what a killed run left behind is not looked at.
+
+    The rows are mapped into memory from a temporary folder (`$TMPDIR`) that this process deletes
+    when it ends.
+
+    Raises:
+        ConfigError: no dataset.json or one of another format version, no finished shard, no row,
+            or a shard that is damaged.
+    """
+    folder = Path(folder).expanduser()
+    info = DatasetInfo.load(folder)
+    paths = [_shard_path(folder, shard) for shard in finished_shards(folder)]
+    if not paths:
+        raise ConfigError(
+            f"{folder}: no finished shard there; start generate-data again to finish some"
+        )
+    columns = features(info.top_logprobs)
+    num_rows = sum(_check_shard(path, columns) for path in paths)
+    if not num_rows:
+        raise ConfigError(
+            f"{folder}: its {len(paths)} shards have no row: every prompt was too long for the "
+            "target; generate data from shorter ones"
+        )
+    cache = tempfile.mkdtemp(prefix="vllm-redrafter-")
+    atexit.register(shutil.rmtree, cache, ignore_errors=True)
+    with _no_progress_bars():
+        data = Dataset.from_parquet(
+            [str(path) for path in paths], features=columns, cache_dir=cache
+        )
+    return info, data
+
+
+@contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """Nobody else writes to the folder while the body runs; it is made if it does not exist.
+
+    The lock file stays: deleting it would let in whoever has just opened it.
+
+    Raises:
+        ConfigError: another process is writing, or the folder cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / LOCK_FILE).open("w")
+    except OSError as error:
+        raise ConfigError(f"--output {folder}: cannot be written to: {error}") from error
+    with lock:
+        try:
+            # lockf, not flock: child processes must not inherit it. It ends with the process.
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"--output {folder}: another process is generating data there; wait for it to "
+                "end, or give another folder"
+            ) from error
+        except OSError:
+            pass  # a file system without locks keeps nobody out
+        yield
+
+
+def _shard_path(folder: Path, shard: int) -> Path:
+    return folder / f"shard-{shard:05d}.parquet"
+
+
+def _check_shard(path: Path, columns: Features) -> int:
+    """The number of a shard's rows."""
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        found = parquet.read_schema(path)
+        num_rows: int = parquet.read_metadata(path).num_rows
+    except (OSError, pyarrow.ArrowException) as error:
+        raise ConfigError(
+            f"{path}: not readable as Parquet ({error}); delete it and start generate-data again, "
+            "which writes what is missing"
+        ) from error
+    if not found.equals(columns.arrow_schema):
+        raise ConfigError(
+            f"{path}: has columns {found.names} where {INFO_FILE} promises {list(columns)} "
+            "in the types of this format: it belongs to other data"
+        )
+    return num_rows
+
+
+@contextmanager
+def _written_whole(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes its name when its content is on the disk; until then it has another one."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        if error.errno not in _DISK_FULL:
+            raise
+        raise ConfigError(
+            f"{path}: the disk is full ({error.strerror}). Finished shards are kept: free some "
+            "space and start the same command again to continue"
+        ) from error
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """`datasets` would show a bar of its own for each file."""
+    shown = not are_progress_bars_disabled()
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            enable_progress_bars()

@@ -1,0 +1,314 @@
+"""`vllm-redrafter evaluate`: how good a drafter is, before anybody serves it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from torch import Tensor
+
+from vllm_redrafter.checkpoints import load_drafter
+from vllm_redrafter.config import ConfigError, ReDrafterConfig
+from vllm_redrafter.drafter import Drafter
+from vllm_redrafter.training.choices import TargetDtype
+from vllm_redrafter.training.data import DatasetRows, TextRows
+from vllm_redrafter.training.estimate import Acceptance, batches, replay, top_accuracy
+from vllm_redrafter.training.source import held_out_conversations, read_checked
+from vllm_redrafter.training.target import load_target, read_target
+
+RANKS = (1, 2, 4, 8)
+"""k of the top-k accuracies."""
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """What a step costs, in units of a plain decoding step, the target's own pass being 1.
+
+    Attributes:
+        draft: one level of beam search; a draft has beam_length of them.
+        verify: one verified node more.
+
+    Raises:
+        ConfigError: a cost below 0.
+    """
+
+    draft: float = 0.02
+    verify: float = 0.005
+
+    def __post_init__(self) -> None:
+        for name, cost in asdict(self).items():
+            if not cost >= 0:
+                raise ConfigError(f"evaluation: the cost of {name} must be at least 0, got {cost}")
+
+    def of(self, shape: ReDrafterConfig) -> float:
+        """A step of this shape."""
+        return 1 + self.draft * shape.beam_length + self.verify * shape.num_speculative_tokens
+
+
+@dataclass(frozen=True)
+class ShapeResult:
+    """One shape on the grid."""
+
+    shape: ReDrafterConfig
+    acceptance: Acceptance
+    costs: StepCosts
+
+    @property
+    def speed_up(self) -> float:
+        """Over plain decoding, if the costs are as given."""
+        return self.acceptance.tokens_per_step / self.costs.of(self.shape)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Results of the whole grid.
+
+    Attributes:
+        results: one per shape.
+        accuracy: [L, RANKS] shares of positions whose token is among the drafter's best.
+    """
+
+    results: list[ShapeResult]
+    accuracy: Tensor
+
+    @property
+    def best(self) -> ShapeResult:
+        """The fastest at the given costs."""
+        return max(self.results, key=lambda result: result.speed_up)
+
+    def to_json(self) -> str:
+        """All figures."""
+        return json.dumps(
+            {
+                "results": [
+                    {
+                        **asdict(result.shape),
+                        "tokens_per_step": result.acceptance.tokens_per_step,
+                        "steps": result.acceptance.steps,
+                        "accepted_by_depth": result.acceptance.by_depth,
+                        "speed_up": result.speed_up,
+                    }
+                    for result in self.results
+                ],
+                "costs": asdict(self.results[0].costs),
+                "top_accuracy": {
+                    f"top-{rank}": self.accuracy[:, column].tolist()
+                    for column, rank in enumerate(RANKS)
+                },
+            },
+            indent=2,
+        )
+
+
+def shapes(
+    beam_widths: Sequence[int], beam_lengths: Sequence[int], num_nodes: Sequence[int]
+) -> list[ReDrafterConfig]:
+    """The grid; a K that a search cannot fill is left out, for a smaller one is the same.
+
+    Raises:
+        ConfigError: a value out of range, or nothing is left.
+    """
+    grid = []
+    for width in beam_widths:
+        for length in beam_lengths:
+            fitting = [k for k in sorted(set(num_nodes)) if k <= width * length]
+            grid += [ReDrafterConfig(k, width, length) for k in fitting]
+    if not grid:
+        raise ConfigError(
+            f"evaluation: no search of widths {list(beam_widths)} and lengths "
+            f"{list(beam_lengths)} explores {min(num_nodes, default=0)} nodes; ask for fewer"
+        )
+    return grid
+
+
+def evaluate_shapes(
+    drafter: Drafter,
+    target: Any,
+    rows: TextRows,
+    grid: Sequence[ReDrafterConfig],
+    costs: StepCosts,
+    console: Console | None = None,
+    batch_size: int = 16,
+) -> Evaluation:
+    """Replay the decoding of target-written text with every shape.
+
+    Args:
+        drafter: the draft head.
+        target: the transformers model that wrote the text.
+        rows: the text.
+        grid: the shapes.
+        costs: for the recommendation.
+        console: where the progress bar goes.
+        batch_size: rows read by the target at once.
+    """
+    totals = [Acceptance(0, 0)] * len(grid)
+    embed = target.get_input_embeddings()
+    with Progress(console=console) as progress:
+        task = progress.add_task("replaying", total=len(grid) * -(-len(rows) // batch_size))
+        for batch in batches(rows, batch_size, embed.weight.device):
+            outputs = read_target(target, batch)
+            for index, shape in enumerate(grid):
+                totals[index] += replay(drafter, embed, outputs, batch, shape)
+                progress.advance(task)
+    if not totals[0].steps:
+        raise ConfigError("evaluation: the text has no answer of two tokens or more")
+    results = [ShapeResult(s, total, costs) for s, total in zip(grid, totals, strict=True)]
+    length = max(shape.beam_length for shape in grid)
+    return Evaluation(results, top_accuracy(drafter, target, rows, length, RANKS))
+
+
+@dataclass(frozen=True)
+class EvaluationRequest:
+    """What to evaluate, and on what.
+
+    Attributes:
+        target: folder or hub id.
+        drafter: checkpoint folder or hub id.
+        data: folder that generate-data wrote, other than the training's; or the training's, with
+            `held_out` and `seed` as they were given to `train`.
+        grid: the shapes.
+        costs: for the recommendation.
+        held_out: evaluate only these conversations of the data; None for all.
+        seed: which they are.
+        max_length: rows are cut behind so many tokens.
+        target_dtype: of the target's parameters.
+        other_target: the data may come from another target with the same tokenizer.
+        device: where to compute; None for a GPU, if there is one.
+    """
+
+    target: str
+    drafter: str
+    data: Path
+    grid: list[ReDrafterConfig]
+    costs: StepCosts
+    held_out: int | None = None
+    seed: int = 0
+    max_length: int = 2048
+    target_dtype: TargetDtype = "auto"
+    other_target: bool = False
+    device: str | None = None
+
+
+def evaluate(request: EvaluationRequest, console: Console | None = None) -> Evaluation:
+    """Evaluate a drafter.
+
+    Raises:
+        ConfigError: input that cannot work.
+    """
+    device = request.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    info, dataset = read_checked(request.data, request.target, not request.other_target)
+    indices = list(range(len(dataset)))
+    if request.held_out is not None:
+        away = held_out_conversations(dataset, request.held_out, request.seed)
+        indices = away.nonzero().flatten().tolist()
+    rows = DatasetRows(dataset, indices, request.max_length)
+    target = load_target(request.target, request.target_dtype, device)
+    drafter = load_drafter(request.drafter, target.dtype).to(device)
+    sizes = target.config.get_text_config()
+    for name in ("hidden_size", "vocab_size"):
+        if getattr(drafter.config, name) != getattr(sizes, name):
+            raise ConfigError(
+                f"drafter {request.drafter!r} has {name} {getattr(drafter.config, name)}, target "
+                f"{request.target!r} {getattr(sizes, name)}: give the target it was trained for"
+            )
+    if console:
+        console.print(
+            f"{len(rows)} rows, {rows.lengths.sum():,} tokens, written at temperature "
+            f"{info.sampling.temperature:g}, top-p {info.sampling.top_p:g}"
+        )
+    return evaluate_shapes(drafter, target, rows, request.grid, request.costs, console)
+
+
+def print_evaluation(console: Console, evaluation: Evaluation) -> None:
+    """Tables: the grid, acceptance by depth, top-k accuracy; and what to use."""
+    table = Table(title="Tokens per target step")
+    for column in ("beam width", "beam length", "K", "tokens per step", "speed-up at these costs"):
+        table.add_column(column, justify="right")
+    table.add_column("acceptance by depth")
+    best = evaluation.best
+    for result in evaluation.results:
+        shape, acceptance = result.shape, result.acceptance
+        by_depth = " ".join(f"{count / acceptance.steps:.2f}" for count in acceptance.by_depth)
+        table.add_row(
+            str(shape.beam_width),
+            str(shape.beam_length),
+            str(shape.num_speculative_tokens),
+            f"{acceptance.tokens_per_step:.2f}",
+            f"{result.speed_up:.2f}×",
+            by_depth,
+            style="bold green" if result is best else "",
+        )
+    console.print(table)
+    table = Table(title="The text's token among the drafter's best (teacher-forced)")
+    table.add_column("step", justify="right")
+    for rank in RANKS:
+        table.add_column(f"top {rank}", justify="right")
+    for step, shares in enumerate(evaluation.accuracy.tolist(), start=1):
+        table.add_row(str(step), *(f"{share:.3f}" for share in shares))
+    console.print(table)
+    shape, costs = best.shape, best.costs
+    console.print(
+        f"At {costs.draft:g} of a plain step per draft level and {costs.verify:g} per verified "
+        f"node: --spec-tokens {shape.num_speculative_tokens}, beam_width {shape.beam_width}, "
+        f"beam_length {shape.beam_length} "
+        f"({best.acceptance.tokens_per_step:.2f} tokens per step, {best.speed_up:.2f}×). Measure "
+        "both costs where you serve; with many requests at once a node costs more."
+    )
+
+
+def draw_heat_map(evaluation: Evaluation, path: Path) -> None:
+    """Tokens per step: a panel per K, beam widths against beam lengths.
+
+    Raises:
+        ConfigError: matplotlib is not installed, or the file cannot be written.
+    """
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ConfigError('--plot needs matplotlib: pip install "vllm-redrafter[train]"') from error
+    matplotlib.use("Agg")  # draws without a display
+    import matplotlib.pyplot as plt
+
+    results = evaluation.results
+    nodes = sorted({result.shape.num_speculative_tokens for result in results})
+    widths = sorted({result.shape.beam_width for result in results})
+    lengths = sorted({result.shape.beam_length for result in results})
+    size = (max(2.5, 0.8 * len(widths) + 1) * len(nodes), 0.6 * len(lengths) + 2)
+    figure, panels = plt.subplots(
+        1, len(nodes), figsize=size, squeeze=False, sharey=True, layout="constrained"
+    )
+    values = [result.acceptance.tokens_per_step for result in results]
+    for panel, k in zip(panels[0], nodes, strict=True):
+        grid = torch.full((len(lengths), len(widths)), torch.nan)
+        for result in results:
+            if result.shape.num_speculative_tokens == k:
+                row = lengths.index(result.shape.beam_length)
+                column = widths.index(result.shape.beam_width)
+                value = result.acceptance.tokens_per_step
+                grid[row, column] = value
+                panel.text(column, row, f"{value:.2f}", ha="center", va="center", color="white")
+        panel.imshow(
+            grid.numpy(),
+            vmin=min(1.0, *values),
+            vmax=max(values) * 1.15,
+            cmap="viridis",
+            origin="lower",
+        )
+        panel.set_title(f"K = {k}")
+        panel.set_xticks(range(len(widths)), [str(width) for width in widths])
+        panel.set_yticks(range(len(lengths)), [str(length) for length in lengths])
+        panel.set_xlabel("beam width")
+    panels[0][0].set_ylabel("beam length")
+    figure.suptitle("Tokens per target step")
+    try:
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--plot {path}: cannot be written: {error}") from error
+    plt.close(figure)

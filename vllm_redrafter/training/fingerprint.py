@@ -1,0 +1,170 @@
+"""Fingerprints of tokenizer and target: data made with one pair must not train for another."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vllm_redrafter.config import ConfigError
+
+ARCHITECTURE_FIELDS = (
+    "architectures",
+    "model_type",
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "hidden_act",
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+    "sliding_window",
+    "tie_word_embeddings",
+)
+"""Of config.json. Its other fields say how a model is loaded or used, or which version wrote it."""
+
+NUM_PIECES = 64
+PIECE_BYTES = 16 * 1024
+"""A weights file is known by 1 MiB of it: 64 pieces, evenly spread from its first byte to its
+last, so that a model of 100 GB takes a second, and training any of its layers shows."""
+
+WEIGHTS = ("*.safetensors", "*.bin")
+"""Weights files, in order of preference: where there are safetensors, nothing else is looked at."""
+
+OTHER_FORMAT = "consolidated*"
+"""The same weights once more, in Mistral's own format, which transformers does not read."""
+
+LENGTH = 16
+"""Hexadecimal digits kept of a sha256: 64 bits, against mix-ups rather than forgery."""
+
+
+def tokenizer_fingerprint(tokenizer: Any) -> str:
+    """What a tokenizer's ids mean: vocabulary, added tokens, special tokens.
+
+    Independent of where the tokenizer lies and of what it is called.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+
+    Returns:
+        16 hexadecimal digits.
+    """
+    added = {
+        index: [token.content, token.special]
+        for index, token in tokenizer.added_tokens_decoder.items()
+    }
+    return digest(
+        {
+            "vocabulary": sorted(tokenizer.get_vocab().items()),
+            "added": sorted(added.items()),
+            "special": sorted(
+                (name, str(token)) for name, token in tokenizer.special_tokens_map.items()
+            ),
+        }
+    )
+
+
+def target_fingerprint(target: str | Path, revision: str | None = None) -> str:
+    """Which model this is: its architecture, and pieces of each of its weights files.
+
+    The same files give the same fingerprint wherever they lie; a target that was trained further
+    has another one, and so has the same model cut into other files.
+
+    Args:
+        target: a folder, or a hub id; the files of the latter are fetched if they are not there.
+        revision: of the hub repository.
+
+    Returns:
+        16 hexadecimal digits.
+
+    Raises:
+        ConfigError: no such model, or one without config.json or weights files.
+    """
+    folder = _local_folder(str(target), revision)
+    config_file = folder / "config.json"
+    try:
+        config = json.loads(config_file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"target {str(target)!r}: its config.json cannot be read: {error}"
+        ) from error
+    weights = {path.name: _pieces(path) for path in _weights_files(folder, str(target))}
+    return digest({"architecture": _architecture(config), "weights": weights})
+
+
+def digest(value: Any) -> str:
+    """16 hexadecimal digits that stand for a value that JSON can express."""
+    text = json.dumps(value, sort_keys=True, ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:LENGTH]
+
+
+def _architecture(config: Mapping[str, Any]) -> dict[str, Any]:
+    found = {name: config[name] for name in ARCHITECTURE_FIELDS if name in config}
+    # Of a multimodal model, the language model is what drafts are made for.
+    if isinstance(config.get("text_config"), dict):
+        found["text_config"] = _architecture(config["text_config"])
+    return found
+
+
+def _local_folder(target: str, revision: str | None) -> Path:
+    path = Path(target).expanduser()
+    if path.is_dir():
+        return path
+    if target.startswith((".", "/", "~")) or path.exists():
+        raise ConfigError(f"target {target!r}: no such folder; give a model's folder or a hub id")
+    from huggingface_hub import snapshot_download
+
+    try:
+        for pattern in WEIGHTS:
+            folder = Path(
+                snapshot_download(
+                    target,
+                    revision=revision,
+                    allow_patterns=["*.json", pattern],
+                    ignore_patterns=["*/*", OTHER_FORMAT],
+                )
+            )
+            if any(folder.glob(pattern)):
+                break
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"target {target!r}: no such folder, and not to be had from the hub: {error}"
+        ) from error
+    return folder
+
+
+def _weights_files(folder: Path, target: str) -> Sequence[Path]:
+    for pattern in WEIGHTS:
+        found = (path for path in folder.glob(pattern) if not path.match(OTHER_FORMAT))
+        if files := sorted(found):
+            return files
+    raise ConfigError(
+        f"target {target!r}: no weights there; expected files named {' or '.join(WEIGHTS)}"
+    )
+
+
+def _pieces(path: Path) -> list[Any]:
+    """A weights file's size, and the digest of some pieces of it."""
+    size = path.stat().st_size
+    sha = hashlib.sha256()
+    with path.open("rb") as file:
+        for offset in _offsets(size):
+            file.seek(offset)
+            sha.update(file.read(PIECE_BYTES))
+    return [size, sha.hexdigest()]
+
+
+def _offsets(size: int) -> Iterator[int]:
+    """Where the pieces begin; those of a small file cover all of it."""
+    if size <= NUM_PIECES * PIECE_BYTES:
+        yield from range(0, size, PIECE_BYTES)
+    else:
+        last = size - PIECE_BYTES
+        for piece in range(NUM_PIECES):
+            yield last * piece // (NUM_PIECES - 1)

@@ -1,0 +1,212 @@
+"""`vllm-redrafter train`: from a target and its data to a drafter's checkpoint folder."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from rich.console import Console
+
+from vllm_redrafter.checkpoints import save_drafter
+from vllm_redrafter.config import ConfigError, ReDrafterConfig
+from vllm_redrafter.drafter import Drafter
+from vllm_redrafter.training.checkpointing import Checkpoints
+from vllm_redrafter.training.config import TrainingConfig
+from vllm_redrafter.training.initialisation import most_used_tokens, new_drafter
+from vllm_redrafter.training.model_card import model_card
+from vllm_redrafter.training.source import TrainingData, read_checked, split
+from vllm_redrafter.training.target import load_target
+from vllm_redrafter.training.trainer import Trainer, TrainingResult, make_accelerator
+
+CARD_FILE = "README.md"
+BYTES_PER_PARAMETER = 16
+"""float32 weight, gradient and AdamW's two moments."""
+
+
+@dataclass(frozen=True)
+class TrainingRequest:
+    """What to train, and from what.
+
+    Attributes:
+        target: folder or hub id.
+        data: folder that generate-data wrote.
+        output: the drafter's folder; its checkpoints go to `checkpoints` in there.
+        config: how.
+        speculation: the shape that tokens per target step are estimated for.
+        other_target: the data may come from another target with the same tokenizer.
+    """
+
+    target: str
+    data: Path
+    output: Path
+    config: TrainingConfig
+    speculation: ReDrafterConfig
+    other_target: bool = False
+
+
+def train(
+    request: TrainingRequest,
+    console: Console | None = None,
+    resume: bool = False,
+    dry_run: bool = False,
+) -> TrainingResult | None:
+    """Train a drafter and write its folder.
+
+    Args:
+        request: what to train.
+        console: where to print.
+        resume: go on from the newest checkpoint in the output folder.
+        dry_run: say what would be done, take one step, write nothing.
+
+    Returns:
+        What was reached; None from a dry run.
+
+    Raises:
+        ConfigError: input that cannot work.
+        TrainingError: training stopped.
+    """
+    console = console or Console()
+    config, output = request.config, request.output.expanduser()
+    if not (resume or dry_run) and Checkpoints(output).paths():
+        raise ConfigError(
+            f"{output} has checkpoints of an earlier run: --resume goes on with it; to start "
+            "afresh give another --output, or delete it"
+        )
+    info, dataset = read_checked(request.data, request.target, not request.other_target)
+    data = split(info, dataset, config.held_out, config.seed, config.block_length)
+    accelerator = make_accelerator(config, None if dry_run else output)
+    if not accelerator.is_main_process:
+        console.quiet = True
+    target = load_target(request.target, config.target_dtype, accelerator.device)
+    _check_vocabulary(target, data)
+    drafter = _drafter(target, data, config, console)
+    record = _record(request, data)
+    trainer = Trainer(
+        drafter,
+        target,
+        data.rows,
+        data.held_out,
+        config,
+        request.speculation,
+        accelerator,
+        None if dry_run else output,
+        record,
+        console,
+    )
+    _print_plan(console, trainer, drafter, data, accelerator)
+    if dry_run:
+        _print_dry_run(console, trainer, accelerator)
+        return None
+    result = trainer.run(resume)
+    if accelerator.is_main_process:
+        save_result(request, drafter, target, record, result)
+        console.print(_summary(result, output))
+    accelerator.end_training()
+    return result
+
+
+def save_result(
+    request: TrainingRequest,
+    drafter: Drafter,
+    target: Any,
+    record: dict[str, Any],
+    result: TrainingResult,
+) -> None:
+    """Write the drafter in the target's dtype, its record and its model card."""
+    training = {
+        **record,
+        "result": {
+            "steps": result.steps,
+            "loss": result.loss,
+            "tokens_per_step": result.acceptance.tokens_per_step
+            if result.acceptance.steps
+            else None,
+        },
+    }
+    output = request.output.expanduser()
+    save_drafter(drafter.to(target.dtype), output, verifier=request.target, training=training)
+    (output / CARD_FILE).write_text(model_card(drafter.config, request.target, training))
+
+
+def _check_vocabulary(target: Any, data: TrainingData) -> None:
+    size = target.config.get_text_config().vocab_size
+    if size != data.info.vocab_size:
+        raise ConfigError(
+            f"the data was written with a vocabulary of {data.info.vocab_size}, the target has "
+            f"{size}: generate the data again with this target"
+        )
+
+
+def _drafter(target: Any, data: TrainingData, config: TrainingConfig, console: Console) -> Drafter:
+    kept = None
+    if config.draft_vocab_size is not None:
+        vocab_size = target.config.get_text_config().vocab_size
+        kept, share = most_used_tokens(data.rows, vocab_size, config.draft_vocab_size)
+        console.print(
+            f"draft vocabulary: {len(kept)} of {vocab_size} tokens, {share:.2%} of the answers"
+        )
+    return new_drafter(target, config, kept)
+
+
+def _record(request: TrainingRequest, data: TrainingData) -> dict[str, Any]:
+    """What decides the weights; kept in every checkpoint and in the drafter's config.json."""
+    settings = {
+        key: value
+        for key, value in asdict(request.config).items()
+        if value is not None and key not in ("evaluate_every", "save_every")
+    }
+    info = data.info
+    return {
+        "settings": settings,
+        "speculation": asdict(request.speculation),
+        "data": {
+            "target": info.target,
+            "target_fingerprint": info.target_fingerprint,
+            "prompts_fingerprint": info.prompts_fingerprint,
+            "rows": len(data.rows),
+            "tokens": int(data.rows.lengths.sum()),
+            "temperature": info.sampling.temperature,
+            "top_p": info.sampling.top_p,
+        },
+    }
+
+
+def _print_plan(
+    console: Console,
+    trainer: Trainer,
+    drafter: Drafter,
+    data: TrainingData,
+    accelerator: Accelerator,
+) -> None:
+    parameters = sum(p.numel() for p in drafter.parameters())
+    console.print(
+        f"{len(data.rows)} rows, {data.rows.lengths.sum():,} tokens "
+        f"({data.rows.num_cut} rows cut to {trainer.config.block_length}); "
+        f"{len(data.held_out)} rows held out"
+    )
+    console.print(
+        f"{trainer.num_steps} steps of {trainer.config.batch_size} blocks on "
+        f"{accelerator.num_processes} × {accelerator.device.type}; drafter of {parameters:,} "
+        f"parameters ({parameters * BYTES_PER_PARAMETER / 2**30:.2f} GiB with gradient and AdamW)"
+    )
+
+
+def _print_dry_run(console: Console, trainer: Trainer, accelerator: Accelerator) -> None:
+    seconds = trainer.dry_run()
+    console.print(
+        f"dry run: one step took {seconds:.1f} s; {trainer.num_steps} of them take about "
+        f"{trainer.num_steps * seconds / 60:.0f} min; nothing was written"
+    )
+    if accelerator.device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated() / 2**30
+        console.print(f"peak memory on the device: {peak:.1f} GiB, the target included")
+
+
+def _summary(result: TrainingResult, output: Path) -> str:
+    reached = f"loss {result.loss:.3f}"
+    if result.acceptance.steps:
+        reached += f", {result.acceptance.tokens_per_step:.2f} tokens per target step"
+    return f"{result.steps} steps in {result.seconds:.0f} s: {reached}; the drafter is in {output}"

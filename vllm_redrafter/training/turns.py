@@ -1,0 +1,271 @@
+"""From conversations to requests to the target, and from its answers to rows of training data.
+
+`TargetEngine` is the seam to whatever lets the target answer: `engine/offline.py` does it with
+vLLM.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from jinja2 import TemplateError
+
+from vllm_redrafter.config import ConfigError
+from vllm_redrafter.training.dataset import Row, SamplingSettings
+from vllm_redrafter.training.prompts import Conversation
+
+
+@dataclass(frozen=True)
+class TurnRequest:
+    """One answer that the target shall write.
+
+    Attributes:
+        conversation: its index.
+        turn: which of the conversation's answers.
+        prompt: token ids; all that comes before the answer.
+        max_tokens: of the answer.
+        seed: of this answer's random numbers.
+    """
+
+    conversation: int
+    turn: int
+    prompt: list[int]
+    max_tokens: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class TurnAnswer:
+    """What the target wrote.
+
+    Attributes:
+        conversation: the request's.
+        tokens: n token ids; the EOS token is one of them where the target ended by itself.
+        ended: it did; otherwise `max_tokens` were written.
+        top_tokens: n lists of the target's k most probable tokens in place of each token, best
+            first; empty where none were asked for.
+        top_log_probs: likewise their log-probabilities, at temperature 1 without any truncation.
+    """
+
+    conversation: int
+    tokens: list[int]
+    ended: bool
+    top_tokens: list[list[int]] = field(default_factory=list)
+    top_log_probs: list[list[float]] = field(default_factory=list)
+
+
+class TargetEngine(Protocol):
+    """Lets the target write answers."""
+
+    @property
+    def max_model_len(self) -> int:
+        """The most tokens of a prompt and its answer together."""
+
+    def answers(self, waiting: deque[TurnRequest]) -> Iterator[TurnAnswer]:
+        """Yield answers in the order in which they are finished, as many at once as it can.
+
+        Requests are taken from `waiting`, to which the caller adds between two answers; the
+        answers end when it is empty and nothing is in flight.
+        """
+
+    def tokens_per_step(self) -> float | None:
+        """Tokens per verification of a draft; None without a drafter."""
+
+    def close(self) -> None:
+        """End it, and whatever processes it has."""
+
+
+class PromptRenderer:
+    """Writes a conversation as the target expects it: by its chat template, or as plain text.
+
+    Args:
+        tokenizer: the target's, of transformers.
+        system_prompt: for conversations without a system message of their own.
+
+    Raises:
+        ConfigError: there is a system prompt, but no chat template that could express it.
+    """
+
+    def __init__(self, tokenizer: Any, system_prompt: str | None = None) -> None:
+        self._tokenizer = tokenizer
+        self._system_prompt = system_prompt
+        if system_prompt is not None and not self.has_template:
+            raise ConfigError(
+                "--system-prompt: the target's tokenizer has no chat template that could express "
+                "it; leave it out, or write it into the prompts"
+            )
+
+    @property
+    def has_template(self) -> bool:
+        return bool(self._tokenizer.chat_template)
+
+    def check(self, conversation: Conversation) -> None:
+        """Refuse at once what could not be written when its turn comes.
+
+        Raises:
+            ConfigError: the chat template refuses the conversation; or there is none, and only
+                one could express several turns or a system message.
+        """
+        if self.has_template:
+            some_answers = ["answer"] * (len(conversation.turns) - 1)
+            self._apply_template(conversation, some_answers, tokenize=False)
+        elif len(conversation.turns) > 1 or conversation.system is not None:
+            raise ConfigError(
+                f"{conversation.source}: a conversation of {len(conversation.turns)} user turns"
+                f"{' and a system message' if conversation.system else ''}, but the target's "
+                "tokenizer has no chat template: give prompts of one turn, or a tokenizer with "
+                "a chat template"
+            )
+
+    def prompt(self, conversation: Conversation, answers: Sequence[str]) -> list[int]:
+        """Token ids up to where the next answer begins.
+
+        Args:
+            conversation: whose turns are said.
+            answers: to the turns before the next one.
+
+        Raises:
+            ConfigError: the chat template refuses the conversation, or nothing comes of it.
+        """
+        tokens = self._tokens(conversation, answers)
+        if not tokens:
+            # The first token of a sequence is never predicted, so an answer cannot begin there.
+            raise ConfigError(
+                f"{conversation.source}: the prompt {conversation.turns[0]!r} has no tokens, and "
+                "the tokenizer adds none (such as BOS); leave it out"
+            )
+        return tokens
+
+    def _tokens(self, conversation: Conversation, answers: Sequence[str]) -> list[int]:
+        if not self.has_template:
+            return list(self._tokenizer(conversation.turns[0])["input_ids"])
+        return list(self._apply_template(conversation, answers, tokenize=True))
+
+    def _apply_template(
+        self, conversation: Conversation, answers: Sequence[str], tokenize: bool
+    ) -> Any:
+        """Token ids or text, up to where the next answer begins."""
+        messages = []
+        if system := conversation.system or self._system_prompt:
+            messages.append({"role": "system", "content": system})
+        for turn, said in enumerate(conversation.turns[: len(answers) + 1]):
+            messages.append({"role": "user", "content": said})
+            messages += [{"role": "assistant", "content": a} for a in answers[turn : turn + 1]]
+        try:
+            return self._tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, tokenize=tokenize, return_dict=False
+            )
+        except TemplateError as error:
+            raise ConfigError(
+                f"{conversation.source}: the target's chat template refuses it: {error}"
+            ) from error
+
+    def text(self, answer: Sequence[int]) -> str:
+        """An answer as a message's content."""
+        return str(self._tokenizer.decode(answer, skip_special_tokens=True))
+
+
+class Dialogue:
+    """A conversation while it is being written, turn after turn.
+
+    A row goes on as long as a turn's prompt begins with exactly the tokens so far, answers
+    included. Where a chat template rewrites what was said before (drops an answer's thoughts,
+    say), or an answer's text has other tokens than those that the target drew, the sequence so
+    far becomes a row of its own: a token counts as the target's in the very context that it was
+    written in, and nowhere else.
+
+    Attributes:
+        truncated: turns or tokens are missing, for lack of room.
+        cut_answers: answers that reached `max_tokens`.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        conversation: Conversation,
+        renderer: PromptRenderer,
+        sampling: SamplingSettings,
+        max_model_len: int,
+    ) -> None:
+        self.index = index
+        self.truncated = False
+        self.cut_answers = 0
+        self._conversation = conversation
+        self._renderer = renderer
+        self._sampling = sampling
+        self._max_model_len = max_model_len
+        self._answers: list[str] = []
+        self._rows: list[Row] = []
+        self._row: Row | None = None
+
+    def next_request(self) -> TurnRequest | None:
+        """What the target has to answer next; None when the conversation is over.
+
+        Raises:
+            ConfigError: the prompt cannot be written.
+        """
+        turn = len(self._answers)
+        if self.truncated or turn == len(self._conversation.turns):
+            return None
+        prompt = self._renderer.prompt(self._conversation, self._answers)
+        room = self._max_model_len - len(prompt)
+        if room < 1:
+            self.truncated = True
+            return None
+        self._say(prompt)
+        sampling = self._sampling
+        return TurnRequest(
+            self.index,
+            turn,
+            prompt,
+            min(sampling.max_tokens, room),
+            answer_seed(sampling.seed, self.index, turn),
+        )
+
+    def take(self, answer: TurnAnswer) -> None:
+        """Add what the target wrote after the last request."""
+        row = self._row
+        assert row is not None
+        self._append(row, answer.tokens, True, answer.top_tokens, answer.top_log_probs)
+        self._answers.append(self._renderer.text(answer.tokens))
+        if not answer.ended:
+            self.truncated = len(row.input_ids) >= self._max_model_len
+            self.cut_answers += not self.truncated
+
+    def rows(self) -> list[Row]:
+        """All rows; none where even the first prompt was too long."""
+        return self._rows + ([self._row] if self._row is not None else [])
+
+    def _say(self, prompt: list[int]) -> None:
+        """Make the row end with the prompt: by appending to it where possible."""
+        if self._row is not None:
+            known = len(self._row.input_ids)
+            if prompt[:known] == self._row.input_ids:
+                self._append(self._row, prompt[known:], False)
+                return
+            self._rows.append(self._row)
+        self._row = Row(self.index, [], [])
+        self._append(self._row, prompt, False)
+
+    @staticmethod
+    def _append(
+        row: Row,
+        tokens: list[int],
+        generated: bool,
+        top_tokens: list[list[int]] | None = None,
+        top_log_probs: list[list[float]] | None = None,
+    ) -> None:
+        row.input_ids.extend(tokens)
+        row.assistant_mask.extend([generated] * len(tokens))
+        row.top_tokens.extend(top_tokens or [[]] * len(tokens))
+        row.top_log_probs.extend(top_log_probs or [[]] * len(tokens))
+
+
+def answer_seed(seed: int, conversation: int, turn: int) -> int:
+    """The seed of one answer, so that it does not depend on which others are written: 63 bits."""
+    text = f"{seed} {conversation} {turn}".encode()
+    return int.from_bytes(hashlib.sha256(text).digest()[:8]) >> 1

@@ -1,0 +1,138 @@
+"""A checkpoint's weights in every format that Hugging Face and PyTorch write.
+
+Serving reads `model.safetensors` alone; the others (shards, pickles) are for `conversion`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import list_repo_files
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from vllm_redrafter.checkpoints import WEIGHTS_FILE, resolve_file
+from vllm_redrafter.config import ConfigError
+
+INDEX = ".index.json"
+FILES = (WEIGHTS_FILE, WEIGHTS_FILE + INDEX, "pytorch_model.bin", "pytorch_model.bin" + INDEX)
+"""In the order in which transformers looks for them; behind them, a lone `*.pt`."""
+
+_PICKLE_ERRORS = (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError)
+
+
+def find_weights(model: str) -> list[Path]:
+    """The files that hold a checkpoint's weights, all of one format.
+
+    Args:
+        model: a folder, or a hub repository's id (the files are downloaded).
+
+    Raises:
+        ConfigError: no such checkpoint, no weights, a shard missing, or several `*.pt`.
+    """
+    for name in FILES:
+        if path := resolve_file(model, name):
+            return _shards(model, path) if name.endswith(INDEX) else [path]
+    names = _pt_files(model)
+    if len(names) > 1:
+        raise ConfigError(
+            f"{model!r}: which of {', '.join(names)} holds the weights? Leave that one alone in "
+            "its folder"
+        )
+    if names and (path := resolve_file(model, names[0])):
+        return [path]
+    raise ConfigError(
+        f"{model!r}: the checkpoint has no weights; looked for {', '.join(FILES)} and *.pt"
+    )
+
+
+def read_weights(paths: list[Path]) -> dict[str, Tensor]:
+    """All tensors of these files on the CPU, under the names that the files give them.
+
+    Pickles are read as tensors only: code in them does not run.
+
+    Raises:
+        ConfigError: a file is not readable, holds anything but tensors, or repeats a name.
+    """
+    tensors: dict[str, Tensor] = {}
+    for path in paths:
+        found = _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickle(path)
+        if twice := sorted(found.keys() & tensors.keys()):
+            raise ConfigError(f"{path}: an earlier shard has {', '.join(twice)} already")
+        tensors |= found
+    return tensors
+
+
+def _shards(model: str, index: Path) -> list[Path]:
+    """The files that an index names."""
+    try:
+        weight_map = json.loads(index.read_text())["weight_map"]
+        names = sorted(set(weight_map.values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{index}: expected a JSON object with a weight_map from tensors to files: {error!r}"
+        ) from error
+    paths = []
+    for name in names:
+        # A shard lies beside its index; anything else would read files of the user's at large.
+        if not isinstance(name, str) or Path(name).name != name or name in ("", ".."):
+            raise ConfigError(f"{index}: {name!r} is not the name of a file beside it")
+        path = resolve_file(model, name)
+        if path is None:
+            raise ConfigError(f"{index}: the shard {name} is missing; fetch the checkpoint again")
+        paths.append(path)
+    if not paths:
+        raise ConfigError(f"{index}: its weight_map is empty")
+    return paths
+
+
+def _pt_files(model: str) -> list[str]:
+    folder = Path(os.path.expanduser(model))
+    if folder.is_dir():
+        return sorted(path.name for path in folder.glob("*.pt"))
+    try:
+        names = list_repo_files(model)
+    except (OSError, HfHubHTTPError, HFValidationError) as error:
+        raise ConfigError(f"{model!r}: the hub does not tell its files: {error}") from error
+    return sorted(name for name in names if name.endswith(".pt") and "/" not in name)
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        tensors: dict[str, Tensor] = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{path}: not readable as safetensors: {error}") from error
+    return tensors
+
+
+def _read_pickle(path: Path) -> dict[str, Tensor]:
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except _PICKLE_ERRORS as error:
+        raise ConfigError(
+            f"{path}: not readable as a state dict of tensors; if it is a whole pickled module, "
+            f"write torch.save(module.state_dict(), ...) instead: {error}"
+        ) from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: expected a state dict, got {type(content).__name__}")
+    if others := [name for name, value in content.items() if not _is_dense(name, value)]:
+        raise ConfigError(
+            f"{path}: expected a state dict of dense tensors, but {', '.join(map(repr, others))} "
+            "is none; if the state dict is nested in there, save it alone"
+        )
+    # Tensors of a pickle may share memory (tied, or cut from one storage); safetensors refuses it.
+    return {
+        name: tensor.detach().clone(memory_format=torch.contiguous_format)
+        for name, tensor in content.items()
+    }
+
+
+def _is_dense(name: Any, value: Any) -> bool:
+    return isinstance(name, str) and isinstance(value, Tensor) and value.layout is torch.strided
