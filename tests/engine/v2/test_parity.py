@@ -79,10 +79,11 @@ def test_statistics_agree_with_vllm_s_counters(oracle: InterpretedEngine) -> Non
     oracle.run(few)
     drafts, accepted = (b - a for a, b in zip(before, counters(oracle), strict=True))
     (stats,) = oracle.rpc("redrafter_stats")
-    assert stats["verifications"] == drafts > 0
-    # The last verification of a request outputs more than vLLM takes.
-    assert accepted <= stats["sampled_tokens"] - drafts <= accepted + 2 * 5
-    assert 0 < stats["drafted_tokens"] <= 12 * drafts
+    # The worker verifies once more for a request whose end is not yet known to the scheduler, and
+    # a request's last verification may output more than is taken.
+    assert drafts > 0 and drafts <= stats["verifications"] <= drafts + 2
+    assert accepted <= stats["sampled_tokens"] - stats["verifications"] <= accepted + 4 * 5
+    assert 0 < stats["drafted_tokens"] <= 12 * stats["verifications"]
     assert all(stats[part] > 0 for part in ("forward", "draft", "accept", "compact"))
 
 

@@ -1,7 +1,8 @@
 """Greedy output equals plain Model Runner V2's on another kind of target, and with other settings.
 
-A Qwen-style target: biases in q, k and v, and norms of q and k. The drafter is a real one, the tree
-the paper's, K changes with the batch size, and scheduling is synchronous.
+A Qwen-style target: biases in q, k and v, and norms of q and k. The drafter is a real one with a
+reduced vocabulary, the tree the paper's, K changes with the batch size, and scheduling is
+synchronous.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import torch
 import transformers
 import workloads
 from interpreted_engine import interpreted_engine
-from tiny_models import make_drafter
 from vllm import SamplingParams
+
+from vllm_redrafter import Drafter, DrafterConfig, save_drafter
 
 pytestmark = pytest.mark.engine
 
@@ -44,12 +46,20 @@ def random_biases(model: torch.nn.Module) -> None:
             torch.nn.init.normal_(parameter, std=0.3)
 
 
+def reduced_drafter() -> Drafter:
+    """It drafts 20 of the 24 tokens."""
+    drafter = Drafter(DrafterConfig(VOCAB, 64, 64, draft_vocab_size=20))
+    drafter.keep_tokens(torch.arange(3, 23))
+    return drafter
+
+
 def test_greedy_output_equals_plain_on_a_qwen_style_target(tmp_path: Path) -> None:
     torch.manual_seed(5)
     model = transformers.AutoModelForCausalLM.from_config(CONFIG).float()
     random_biases(model)
     model.save_pretrained(tmp_path / "target")
-    drafter = make_drafter(tmp_path / "drafter", vocab_size=VOCAB, hidden_size=64)
+    drafter = tmp_path / "drafter"
+    save_drafter(reduced_drafter(), drafter)
     rng = random.Random(0)
     prompts = [[rng.randrange(2, VOCAB) for _ in range(rng.randrange(3, 70))] for _ in range(6)]
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, detokenize=False)
