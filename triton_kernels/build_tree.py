@@ -52,6 +52,7 @@ def _select_nodes(
     tokens,
     back_pointers,
     log_probs,
+    entries,
     out_tokens,
     out_parents,
     out_depths,
@@ -62,9 +63,11 @@ def _select_nodes(
     CHUNK: tl.constexpr,
     SLOTS: tl.constexpr,
     BLOCK_SLOTS: tl.constexpr,
+    HAS_ENTRIES: tl.constexpr,
 ):
     """One request: rank the candidates, write the best as nodes, blank the unused slots."""
     request = tl.program_id(0)
+    entry = tl.load(entries + request).to(tl.int32) if HAS_ENTRIES else request
     scores_ptr = log_probs + request * NUM
     index = tl.arange(0, BLOCK)
     is_candidate = index < NUM
@@ -79,7 +82,7 @@ def _select_nodes(
     parent_scores = tl.load(scores_ptr + parent, mask=has_parent, other=float("-inf"))
     parent_rank = _rank(parent_scores, parent, scores_ptr, NUM, BLOCK, CHUNK)
 
-    at = request * SLOTS + rank + 1
+    at = entry * SLOTS + rank + 1
     token = tl.load(tokens + request * NUM + index, mask=is_node, other=0)
     tl.store(out_tokens + at, token.to(tl.int32), mask=is_node)
     tl.store(out_parents + at, tl.where(has_parent, parent_rank + 1, 0), mask=is_node)
@@ -88,27 +91,30 @@ def _select_nodes(
     num_nodes = tl.sum(is_node.to(tl.int32), axis=0) + 1
     slot = tl.arange(0, BLOCK_SLOTS)
     unused = (slot >= num_nodes) & (slot < SLOTS)
-    tl.store(out_tokens + request * SLOTS + slot, -1, mask=unused)
-    tl.store(out_parents + request * SLOTS + slot, 0, mask=unused | (slot == 0))
-    tl.store(out_depths + request * SLOTS + slot, 0, mask=unused | (slot == 0))
-    tl.store(out_tokens + request * SLOTS, tl.load(root_tokens + request).to(tl.int32))
-    tl.store(out_num_nodes + request, num_nodes)
+    tl.store(out_tokens + entry * SLOTS + slot, -1, mask=unused)
+    tl.store(out_parents + entry * SLOTS + slot, 0, mask=unused | (slot == 0))
+    tl.store(out_depths + entry * SLOTS + slot, 0, mask=unused | (slot == 0))
+    tl.store(out_tokens + entry * SLOTS, tl.load(root_tokens + request).to(tl.int32))
+    tl.store(out_num_nodes + entry, num_nodes)
 
 
 @triton.jit
 def _set_ancestors(
     parents,
     depths,
+    entries,
     ancestors,
     SLOTS: tl.constexpr,
     BLOCK_SLOTS: tl.constexpr,
     WORDS: tl.constexpr,
+    HAS_ENTRIES: tl.constexpr,
 ):
     """One request: each node climbs to its root and sets a bit per node on the way."""
     request = tl.program_id(0)
+    entry = tl.load(entries + request).to(tl.int32) if HAS_ENTRIES else request
     slot = tl.arange(0, BLOCK_SLOTS)
     is_slot = slot < SLOTS
-    deepest = tl.max(tl.load(depths + request * SLOTS + slot, mask=is_slot, other=0), axis=0)
+    deepest = tl.max(tl.load(depths + entry * SLOTS + slot, mask=is_slot, other=0), axis=0)
     for word in tl.static_range(WORDS):
         bits = tl.zeros([BLOCK_SLOTS], dtype=tl.int32)
         node = slot
@@ -116,8 +122,8 @@ def _set_ancestors(
         for _ in range(tl.maximum(deepest, 1) + 1):
             bit = tl.full([BLOCK_SLOTS], 1, dtype=tl.int32) << (node % 32)
             bits = bits | tl.where(node // 32 == word, bit, 0)
-            node = tl.load(parents + request * SLOTS + node, mask=is_slot, other=0)
-        at = (request * SLOTS + slot) * WORDS + word
+            node = tl.load(parents + entry * SLOTS + node, mask=is_slot, other=0)
+        at = (entry * SLOTS + slot) * WORDS + word
         tl.store(ancestors + at, bits, mask=is_slot)
 
 
@@ -188,6 +194,7 @@ def build_tree(
     back_pointers: Tensor,
     log_probs: Tensor,
     out: TreeBuffers,
+    entries: Tensor | None = None,
 ) -> TreeBuffers:
     """The K best candidates of each request as a tree, K by the size of `out`.
 
@@ -197,6 +204,9 @@ def build_tree(
         back_pointers: [R, L, W] likewise: the beam of the level above; not read on level 0.
         log_probs: [R, L, W] fp32, cumulative; -inf for no candidate.
         out: at least R requests; the others' entries are left alone.
+        entries: [R] int32 or int64, which entry of `out` each request's tree goes to; None for
+            the first R in order. Requests that share an entry leave any one of their trees,
+            or a mixture: harmless in an entry that nobody reads.
 
     Returns:
         out.
@@ -205,6 +215,15 @@ def build_tree(
         ValueError: an argument's dtype, device, shape or stride does not fit; it is named.
     """
     _check_candidates(root_tokens, tokens, back_pointers, log_probs, out)
+    if entries is not None:
+        _check_tokens(entries=entries)
+        require(
+            entries.shape == root_tokens.shape,
+            f"entries: expected {list(root_tokens.shape)}, got {list(entries.shape)}",
+        )
+        require_last_dim_contiguous(entries=entries)
+        require_same_device(tokens, entries=entries)
+    has_entries, entries = entries is not None, root_tokens if entries is None else entries
     requests, length, width = tokens.shape
     num, slots = length * width, out.tokens.shape[1]
     block, block_slots = triton.next_power_of_2(num), triton.next_power_of_2(slots)
@@ -213,6 +232,7 @@ def build_tree(
         tokens,
         back_pointers,
         log_probs,
+        entries,
         out.tokens,
         out.parents,
         out.depths,
@@ -223,15 +243,18 @@ def build_tree(
         CHUNK=min(block, max(1, 16384 // block)),
         SLOTS=slots,
         BLOCK_SLOTS=block_slots,
+        HAS_ENTRIES=has_entries,
         num_warps=4,
     )
     _set_ancestors[(requests,)](
         out.parents,
         out.depths,
+        entries,
         out.ancestors,
         SLOTS=slots,
         BLOCK_SLOTS=block_slots,
         WORDS=out.ancestors.shape[2],
+        HAS_ENTRIES=has_entries,
         num_warps=1 if block_slots <= 32 else 4,
     )
     return out

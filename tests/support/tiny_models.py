@@ -35,6 +35,27 @@ def make_target(folder: Path, vocab_size: int = 512, seed: int = 0) -> Path:
     return folder
 
 
+def make_small_target(folder: Path, vocab_size: int = 512, hidden_size: int = 64) -> Path:
+    """A smaller Llama, for what is slow; its head size is the smallest that kernels know."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        intermediate_size=2 * hidden_size,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=64,
+        max_position_embeddings=MAX_LENGTH,
+        bos_token_id=BOS,
+        eos_token_id=EOS,
+        initializer_range=0.3,
+        tie_word_embeddings=False,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
 def add_tokenizer(folder: Path, vocab_size: int = 512) -> None:
     """A byte-level BPE tokenizer, so that stop strings, bad words and grammars have text."""
     tokenizer = ByteLevelBPETokenizer()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,9 +36,9 @@ def prompts(count: int, seed: int, longest: int = 220) -> list[list[int]]:
     return made
 
 
-def greedy(count: int, max_tokens: int, seed: int = 0) -> Workload:
+def greedy(count: int, max_tokens: int, seed: int = 0, longest: int = 220) -> Workload:
     params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
-    return Workload(prompts(count, seed), [params] * count)
+    return Workload(prompts(count, seed, longest), [params] * count)
 
 
 @dataclass(frozen=True)
@@ -94,20 +94,27 @@ CASES = [
 ]
 
 
-def sampling(case: Case, count: int = 4) -> Workload:
-    settings = {"max_tokens": 40, "ignore_eos": "structured_outputs" not in case.params}
+def sampling(
+    case: Case, count: int = 4, max_tokens: int = 40, longest: int = 220, seed: int = 7
+) -> Workload:
+    settings = {"max_tokens": max_tokens, "ignore_eos": "structured_outputs" not in case.params}
     settings |= dict(case.params)
     params = [SamplingParams(**settings, seed=1000 + i) for i in range(count)]
-    return Workload(prompts(count, seed=7), params)
+    return Workload(prompts(count, seed, longest), params)
 
 
-def mixed() -> Workload:
-    """All cases in one batch: trees, chains, plain rows and prefill chunks side by side."""
-    loads = [sampling(case, count=2) for case in CASES]
+def joined(loads: Iterable[Workload]) -> Workload:
+    """The requests of all the loads, in one."""
+    loads = list(loads)
     return Workload(
         [prompt for load in loads for prompt in load.prompts],
         [params for load in loads for params in load.params],
     )
+
+
+def mixed(count: int = 2, max_tokens: int = 40, longest: int = 220) -> Workload:
+    """All cases in one batch: trees, chains, plain rows and prefill chunks side by side."""
+    return joined(sampling(case, count, max_tokens, longest) for case in CASES)
 
 
 SAMPLED = {case.name: sampling(case) for case in CASES}

@@ -16,6 +16,7 @@ if not ON_GPU:
         "vllm_redrafter.triton_kernels.accept_path",
         "vllm_redrafter.triton_kernels.build_tree",
         "vllm_redrafter.triton_kernels.compact_kv",
+        "vllm_redrafter.triton_kernels.stage_trees",
         "vllm_redrafter.triton_kernels.tree_attention",
     )
 

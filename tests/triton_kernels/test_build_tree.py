@@ -398,3 +398,30 @@ def test_buffers_too_small_or_elsewhere_are_refused(
         build_tree(roots(2).to(device), *inputs, out)
     with pytest.raises(ValueError, match=r"\bout\b"):
         build_tree_from_beams(roots(2).to(device), inputs[0], out)
+
+
+@pytest.mark.parametrize("integers", [torch.int32, torch.int64])
+def test_trees_go_to_the_entries_named(device: torch.device, integers: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(100, (3, 2, 4), generator=generator)
+    back_pointers = torch.randint(4, (3, 2, 4), generator=generator)
+    log_probs = -torch.rand(3, 2, 4, generator=generator).cumsum(1)
+    arguments = [x.to(device) for x in (roots(3), tokens, back_pointers, log_probs)]
+    in_order = build_tree(*arguments, out=buffers(device, 3, 6))
+    entries = torch.tensor([4, 0, 2])
+    out = build_tree(*arguments, out=buffers(device, 6, 6), entries=entries.to(integers).to(device))
+    for name in FIELDS:
+        found = getattr(out, name).cpu()
+        assert torch.equal(found[entries], getattr(in_order, name).cpu()), name
+        assert (found[[1, 3, 5]] == SENTINEL).all(), f"{name}: another entry is written"
+
+
+def test_entries_that_do_not_fit_are_named(device: torch.device) -> None:
+    tokens = torch.zeros(2, 1, 1, dtype=torch.int64, device=device)
+    arguments = (roots(2).to(device), tokens, tokens, tokens.float())
+    for entries, message in (
+        (torch.zeros(2, device=device), "entries: expected int32 or int64"),
+        (torch.zeros(1, dtype=torch.int64, device=device), r"entries: expected \[2\], got \[1\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            build_tree(*arguments, out=TreeBuffers(2, 1, device), entries=entries)

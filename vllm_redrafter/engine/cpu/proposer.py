@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 from torch import Tensor, nn
 from vllm.config import VllmConfig
 
 from vllm_redrafter.beam_search import beam_search
 from vllm_redrafter.checkpoints import load_drafter
-from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.plugin import METHOD
+from vllm_redrafter.engine.settings import Settings
 from vllm_redrafter.token_tree import TokenTree
-
-
-def redrafter_settings(vllm_config: VllmConfig) -> dict[str, Any]:
-    """What plugin.py recorded: the checkpoint (`model`, `revision`) and our speculative keys."""
-    settings: dict[str, Any] = vllm_config.additional_config[METHOD]
-    return settings
 
 
 class TreeProposer:
     """vLLM's custom proposer (`method="custom_class"`), made by the model runner."""
 
     def __init__(self, vllm_config: VllmConfig) -> None:
-        settings = dict(redrafter_settings(vllm_config))
-        self.model = settings.pop("model")
-        self.revision = settings.pop("revision", None)
-        self.config = ReDrafterConfig(**settings)
+        settings = Settings.of(vllm_config)
+        self.model, self.revision = settings.model, settings.revision
+        self.config = settings.config
         self.dtype = vllm_config.model_config.dtype
 
     def load_model(self, target: nn.Module) -> None:

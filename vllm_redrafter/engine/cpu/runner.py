@@ -35,7 +35,7 @@ from vllm_redrafter.engine.cpu.attention import TreeAttentionMetadata, check_cac
 from vllm_redrafter.engine.cpu.kv_cache import compact, moves, stack_layers
 from vllm_redrafter.engine.cpu.node_sampler import NodeRows, NodeSampler
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
-from vllm_redrafter.engine.cpu.stats import StepStats
+from vllm_redrafter.engine.stats import StepStats
 from vllm_redrafter.plugin import substituted
 from vllm_redrafter.scorer import accept_path
 from vllm_redrafter.token_tree import TokenTree

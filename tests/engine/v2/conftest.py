@@ -1,0 +1,68 @@
+"""Targets and engines for Model Runner V2: as small as they can be, the interpreter is slow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HIDDEN = 64
+
+# 8 trees of 13 nodes, and 40 tokens of a prompt: prompts are read in chunks. 14 blocks of 32
+# tokens do not hold 8 requests to their end: some are preempted.
+TIGHT = {"max_num_batched_tokens": 144, "num_gpu_blocks_override": 14}
+
+
+@pytest.fixture(scope="session")
+def small_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tiny_models import add_tokenizer, make_small_target
+
+    folder = make_small_target(tmp_path_factory.mktemp("small"), hidden_size=HIDDEN)
+    add_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def small_drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tiny_models import make_drafter
+
+    return make_drafter(tmp_path_factory.mktemp("drafter"), hidden_size=HIDDEN)
+
+
+@pytest.fixture(scope="session")
+def plain_v2(small_target: Path) -> dict[str, list[Any]]:
+    """What Model Runner V2 answers without speculation, by workload."""
+    import small_workloads
+    from interpreted_engine import interpreted_engine
+
+    with interpreted_engine(small_target) as llm:
+        return {name: llm.run(load) for name, load in small_workloads.ALL.items()}
+
+
+@pytest.fixture(scope="session")
+def oracle_v2(small_target: Path, small_drafter: Path, plain_v2: dict[str, list[Any]]) -> Path:
+    """A drafter's folder from which `oracle_v2.OracleSpeculator` knows all of these answers."""
+    from oracle import write_oracle
+
+    known = [
+        (list(answer.prompt_token_ids), list(output.token_ids))
+        for answers in plain_v2.values()
+        for answer in answers
+        for output in answer.outputs
+    ]
+    write_oracle(small_drafter, small_target, known)
+    return small_drafter
+
+
+@pytest.fixture(scope="session")
+def oracle(small_target: Path, oracle_v2: Path) -> Iterator[Any]:
+    """Speculates well, scheduled asynchronously, with chunks forced and a KV cache too small."""
+    import oracle_v2 as speculator
+    from interpreted_engine import interpreted_engine
+
+    config = {"model": str(oracle_v2), "num_speculative_tokens": 12}
+    setup = speculator.use_with_async_scheduling
+    with interpreted_engine(small_target, setup=setup, speculative_config=config, **TIGHT) as llm:
+        yield llm

@@ -1,0 +1,121 @@
+"""What plugin.py makes of a configuration for Model Runner V2, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_models import make_target
+from vllm.engine.arg_utils import EngineArgs
+from vllm.platforms import current_platform
+
+from vllm_redrafter import ConfigError, plugin
+
+plugin.register()
+
+
+@pytest.fixture(autouse=True)
+def model_runner_v2(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
+    # Triton has no CPU backend in this process; nothing is run.
+    monkeypatch.setattr("vllm.config.vllm.HAS_TRITON", True)
+
+
+def speculate(target: Path, drafter: Path, **arguments: Any) -> Any:
+    config = {"model": str(drafter), "num_speculative_tokens": 12, "beam_width": 3}
+    return EngineArgs(
+        model=str(target), enforce_eager=True, speculative_config=config, **arguments
+    ).create_engine_config()
+
+
+def test_the_v2_engine_is_chosen(small_target: Path, small_drafter: Path) -> None:
+    config = speculate(small_target, small_drafter)
+    assert config.parallel_config.worker_cls == plugin.V2_INTERPRETED_WORKER
+    assert config.speculative_config.model == plugin.V2_SPECULATOR
+    assert config.additional_config[plugin.METHOD]["beam_width"] == 3
+    assert config.use_v2_model_runner
+    assert config._get_v2_model_runner_unsupported_features() == []
+    assert config.num_speculative_tokens == 12
+
+
+def test_cuda_gets_its_worker_and_attention_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
+    monkeypatch.setattr(type(current_platform), "is_cuda", lambda self: True)
+    engine = plugin._engine()
+    assert (engine.worker, engine.proposer) == (plugin.V2_WORKER, plugin.V2_SPECULATOR)
+    assert engine.arguments == {"attention_backend": AttentionBackendEnum.CUSTOM}
+    assert AttentionBackendEnum.CUSTOM.get_path() == plugin.TREE_ATTENTION
+
+
+def test_other_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
+    with pytest.raises(ConfigError, match=r"runs on CUDA and on vLLM's CPU backend, not on cpu"):
+        plugin._engine()
+
+
+def test_other_custom_proposers_stay_unsupported_by_v2(small_target: Path) -> None:
+    other = {"method": "custom_class", "model": "some.Proposer", "num_speculative_tokens": 3}
+    with pytest.raises(ValueError, match=r"does not yet support.*custom_class"):
+        EngineArgs(
+            model=str(small_target), enforce_eager=True, speculative_config=other
+        ).create_engine_config()
+
+
+@pytest.mark.parametrize("asked", [None, True, False])
+def test_async_scheduling_is_allowed(
+    small_target: Path,
+    small_drafter: Path,
+    asked: bool | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What vLLM decides, before the CPU platform turns it off."""
+    platform = type(current_platform)
+    update = platform.check_and_update_config.__func__
+    decided = []
+
+    def note(cls: Any, config: Any) -> None:
+        decided.append(config.scheduler_config.async_scheduling)
+        update(cls, config)
+
+    monkeypatch.setattr(platform, "check_and_update_config", classmethod(note))
+    config = speculate(small_target, small_drafter, async_scheduling=asked)
+    assert decided == [asked is not False]
+    # The engine's process looks at it again.
+    config.scheduler_config.async_scheduling = True
+    config.__post_init__()
+    assert decided[-1] is True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"attention_backend": "TRITON_ATTN"}, "TRITON_ATTN cannot verify token trees.*its own"),
+        ({"attention_config": {"backend": "FLASHINFER"}}, "FLASHINFER cannot verify"),
+        ({"kv_cache_dtype": "fp8_e5m2"}, "kv_cache_dtype is 'fp8_e5m2'; use 'auto'"),
+        ({"enable_lora": True}, "LoRA adapters.*leave --enable-lora out"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size is 2, it must be 1"),
+        ({"worker_cls": "other.Worker"}, "worker_cls='other.Worker' cannot be combined"),
+        ({"enable_trace_replay": True}, "trace replay"),
+        ({"logprobs_mode": "processed_logprobs", "return_sampling_mask": True}, "sampling masks"),
+    ],
+    ids=lambda value: next(reversed(value)) if isinstance(value, dict) else "",
+)
+def test_what_cannot_be_combined_is_refused(
+    small_target: Path, small_drafter: Path, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        speculate(small_target, small_drafter, **arguments)
+
+
+def test_a_head_size_that_tree_attention_does_not_know(tmp_path: Path) -> None:
+    from tiny_models import add_tokenizer, make_drafter
+
+    target = make_target(tmp_path / "target")
+    add_tokenizer(target)
+    drafter = make_drafter(tmp_path / "drafter")
+    with pytest.raises(ConfigError, match=r"its head size is 32; tree attention knows \(64,"):
+        speculate(target, drafter)

@@ -1,0 +1,86 @@
+"""Nothing in the step waits for the device: staging, sampling, walk, compaction, drafting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import no_waiting
+import pytest
+import small_workloads
+import torch
+from interpreted_engine import InterpretedEngine
+from no_waiting import NoWaiting
+
+
+@pytest.mark.parametrize(
+    "waits",
+    [
+        lambda x: x.sum().item(),
+        lambda x: x.tolist(),
+        lambda x: x.cpu(),
+        lambda x: x[x > 0],
+        lambda x: x.nonzero(),
+        lambda x: torch.nonzero(x),
+        lambda x: x.masked_select(x > 0),
+        lambda x: x.unique(),
+        lambda x: bool(x.any()),
+        lambda x: int(x[0]),
+        lambda x: x.index_put_((x > 0,), torch.tensor(1.0)),
+        lambda x: torch.repeat_interleave(x.long()),
+        lambda x: range(4)[x.long()[0]],
+        lambda x: 1 if x[0] else 0,
+    ],
+)
+def test_waiting_is_noticed(waits: Callable[[torch.Tensor], Any]) -> None:
+    watcher = NoWaiting()
+    with watcher.watching():
+        waits(torch.tensor([1.0, 0.0, 2.0]))
+    assert watcher.found
+
+
+def test_what_needs_no_waiting_is_let_through() -> None:
+    x = torch.tensor([1.0, 0.0, 2.0])
+    watcher = NoWaiting()
+    with watcher.watching():
+        index = x.argsort()
+        x[index] = x.index_select(0, index).clamp(min=0.5)
+        x.masked_fill_(x > 1, 0.0)
+        with watcher.allowed():
+            assert x.tolist()
+    assert not watcher.found
+    assert x.tolist()
+
+
+@pytest.mark.engine
+def test_nothing_in_the_step_waits(oracle: InterpretedEngine) -> None:
+    oracle.rpc(no_waiting.watch)
+    oracle.run(small_workloads.EVERYTHING)
+    ((calls, found),) = oracle.rpc(no_waiting.findings)
+    assert calls > 10
+    assert not found
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch's sync debug mode needs a GPU")
+def test_a_draft_does_not_wait_on_a_gpu() -> None:
+    from vllm_redrafter import Drafter, DrafterConfig, beam_search
+    from vllm_redrafter.token_tree import candidate_log_probs
+    from vllm_redrafter.triton_kernels.build_tree import TreeBuffers, build_tree
+
+    drafter = Drafter(DrafterConfig(512, 64, 64)).cuda()
+    embedding = torch.randn(512, 64, device="cuda")
+    hidden, roots = torch.randn(3, 64, device="cuda"), torch.arange(3, device="cuda")
+    trees = TreeBuffers(3, 12, "cuda")
+
+    def draft() -> None:
+        explored = beam_search(drafter, lambda t: embedding[t], hidden, roots, 4, 4)
+        scores = candidate_log_probs(explored, "beams", roots > 1)
+        build_tree(roots, explored.tokens, explored.back_pointers, scores, out=trees)
+
+    draft()  # compiles the kernels
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        draft()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -1,0 +1,99 @@
+"""Output with speculation equals plain output, on Model Runner V2 under Triton's interpreter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import small_workloads
+import workloads
+from interpreted_engine import InterpretedEngine, run_with_aborts
+
+pytestmark = pytest.mark.engine
+
+
+def tokens_of(answers: list[Any]) -> list[list[list[int]]]:
+    return [[list(o.token_ids) for o in answer.outputs] for answer in answers]
+
+
+def accepted_per_draft(llm: InterpretedEngine, before: tuple[float, float]) -> float:
+    drafts, accepted = counters(llm)
+    return (accepted - before[1]) / (drafts - before[0])
+
+
+def counters(llm: InterpretedEngine) -> tuple[float, float]:
+    return (
+        llm.counter("vllm:spec_decode_num_drafts"),
+        llm.counter("vllm:spec_decode_num_accepted_tokens"),
+    )
+
+
+def test_greedy_output_equals_plain_with_chunks_prefix_caching_and_preemption(
+    oracle: InterpretedEngine, plain_v2: dict[str, list[Any]]
+) -> None:
+    before = counters(oracle)
+    answers = oracle.run(small_workloads.GREEDY)
+    expected = [
+        [tokens[: small_workloads.GREEDY_TOKENS] for tokens in answer]
+        for answer in tokens_of(plain_v2["greedy"])
+    ]
+    assert tokens_of(answers) == expected
+    assert oracle.counter("vllm:num_preemptions") > 0
+    assert oracle.counter("vllm:prefix_cache_hits") > 0
+    assert accepted_per_draft(oracle, before) > 1, "trees were hardly used"
+
+
+def test_sampled_output_equals_plain_token_for_token(
+    oracle: InterpretedEngine, plain_v2: dict[str, list[Any]]
+) -> None:
+    before = counters(oracle)
+    assert tokens_of(oracle.run(small_workloads.SAMPLED)) == tokens_of(plain_v2["sampled"])
+    assert accepted_per_draft(oracle, before) > 1, "trees were hardly used"
+
+
+def test_all_sampling_parameters_in_one_batch(
+    oracle: InterpretedEngine, plain_v2: dict[str, list[Any]]
+) -> None:
+    answers = oracle.run(small_workloads.MIXED)
+    for case, answer, expected in zip(workloads.CASES, answers, plain_v2["mixed"], strict=True):
+        assert tokens_of([answer]) == tokens_of([expected]), case.name
+        assert_logprobs_close(answer, expected)
+
+
+def test_aborted_requests_leave_the_others_as_they_were(
+    oracle: InterpretedEngine, plain_v2: dict[str, list[Any]]
+) -> None:
+    aborted = [1, 4, 6]
+    answers = oracle.call(run_with_aborts, small_workloads.GREEDY, aborted, 5)
+    for index, expected in enumerate(tokens_of(plain_v2["greedy"])):
+        if index not in aborted:
+            assert tokens_of([answers[index]])[0] == [
+                tokens[: small_workloads.GREEDY_TOKENS] for tokens in expected
+            ]
+
+
+def test_statistics_agree_with_vllm_s_counters(oracle: InterpretedEngine) -> None:
+    few = workloads.Workload(small_workloads.GREEDY.prompts[:2], small_workloads.GREEDY.params[:2])
+    oracle.rpc("reset_redrafter_stats")
+    before = counters(oracle)
+    oracle.run(few)
+    drafts, accepted = (b - a for a, b in zip(before, counters(oracle), strict=True))
+    (stats,) = oracle.rpc("redrafter_stats")
+    # The worker verifies once more for a request whose end is not yet known to the scheduler, and
+    # a request's last verification may output more than is taken.
+    assert drafts > 0 and drafts <= stats["verifications"] <= drafts + 2
+    assert accepted <= stats["sampled_tokens"] - stats["verifications"] <= accepted + 4 * 5
+    assert 0 < stats["drafted_tokens"] <= 12 * stats["verifications"]
+    assert all(stats[part] > 0 for part in ("forward", "draft", "accept", "compact"))
+
+
+def assert_logprobs_close(answer: Any, expected: Any) -> None:
+    for output, wanted in zip(answer.outputs, expected.outputs, strict=True):
+        if wanted.logprobs is None:
+            continue
+        assert len(output.logprobs) == len(wanted.logprobs)
+        for step, wanted_step in zip(output.logprobs, wanted.logprobs, strict=True):
+            assert step.keys() == wanted_step.keys()
+            for token, logprob in step.items():
+                assert logprob.rank == wanted_step[token].rank
+                assert logprob.logprob == pytest.approx(wanted_step[token].logprob, abs=1e-4)

@@ -1,0 +1,203 @@
+"""vLLM with Model Runner V2 on the CPU, its Triton kernels and ours under Triton's interpreter.
+
+The interpreter is a matter of the whole process, so the engine's front end lives in one of its
+own, which answers calls over a pipe. Start-up takes as long as that of any engine: share it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+SUPPORT = Path(__file__).parent
+
+ENVIRONMENT = {
+    "TRITON_INTERPRET": "1",
+    "VLLM_USE_V2_MODEL_RUNNER": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # collective_rpc with a function
+    "VLLM_CPU_CI_ENV": "1",  # no warm-up run
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process instead of three: a third of the start
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # workers of other engines would share one core
+    "PYTHONPATH": os.pathsep.join([str(SUPPORT / "interpreted"), str(SUPPORT)]),
+}
+
+
+class InterpretedEngine:
+    """What a test does with an engine; each method is answered by the engine's process."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def run(self, workload: Any) -> list[Any]:
+        """vLLM's answers to the workload's requests."""
+        return self.call(_run, workload)
+
+    def rpc(self, function: Callable[..., Any] | str, *args: Any) -> Any:
+        """What the function returns, called with the worker in the worker's process."""
+        return self.call(_rpc, function, *args)
+
+    def counter(self, name: str) -> float:
+        """The value of one of vLLM's counters."""
+        return self.call(_counter, name)
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """What `function(llm, *args)` returns in the engine's process."""
+        self._connection.send((function, args))
+        failed, result = self._connection.recv()
+        if failed:
+            raise RuntimeError(f"in the engine's process:\n{result}")
+        return result
+
+
+@contextmanager
+def interpreted_engine(
+    target: Path,
+    setup: Callable[[], None] | None = None,
+    environment: Mapping[str, str] | None = None,
+    **arguments: Any,
+) -> Iterator[InterpretedEngine]:
+    """An engine in float32 that is gone, processes included, when the body ends.
+
+    Args:
+        target: the model.
+        setup: called in the engine's process before vLLM is imported.
+        environment: variables besides, or instead of, ENVIRONMENT's.
+        arguments: of vllm.LLM.
+    """
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs, str(target), setup, arguments))
+    with _environment({**ENVIRONMENT, **(environment or {})}):
+        process.start()
+    theirs.close()
+    try:
+        failed, result = ours.recv()
+        if failed:
+            raise RuntimeError(f"the engine did not start:\n{result}")
+        yield InterpretedEngine(ours)
+    finally:
+        ours.close()
+        process.join(timeout=60)
+        if process.is_alive():
+            process.terminate()
+            process.join()
+
+
+@contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+# In the engine's process
+
+
+def _serve(
+    connection: Connection,
+    target: str,
+    setup: Callable[[], None] | None,
+    arguments: dict[str, Any],
+) -> None:
+    try:
+        if setup is not None:
+            setup()
+        from vllm import LLM
+
+        llm = LLM(
+            target,
+            dtype="float32",
+            enforce_eager=True,
+            seed=0,
+            disable_log_stats=False,
+            **{"max_num_seqs": 8, "block_size": 32, "max_model_len": 256, **arguments},
+        )
+    except BaseException:
+        connection.send((True, traceback.format_exc()))
+        return
+    llm.collective_rpc(settle_worker)
+    connection.send((False, None))
+    try:
+        while True:
+            function, args = connection.recv()
+            try:
+                connection.send((False, function(llm, *args)))
+            except Exception:
+                connection.send((True, traceback.format_exc()))
+    except EOFError:
+        pass
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+
+
+def settle_worker(worker: Any) -> None:
+    """Replace two kernels of vLLM's, which are not what is tested, by PyTorch.
+
+    One fails under the interpreter ('int' object has no attribute 'to'): top-k and top-p. The
+    other, the KV cache's update, is a program per token and layer, and a third of the time.
+    """
+    from vllm.v1.attention.backends import triton_attn
+    from vllm.v1.sample.ops import topk_topp_sampler
+
+    topk_topp_sampler.HAS_TRITON = False
+    triton_attn.triton_reshape_and_cache_flash = _write_kv
+
+
+def _write_kv(
+    key: Any,
+    value: Any,
+    key_cache: Any,
+    value_cache: Any,
+    slot_mapping: Any,
+    kv_cache_dtype: str,
+    k_scale: Any,
+    v_scale: Any,
+) -> None:
+    slots = slot_mapping[slot_mapping >= 0]
+    rows = (slot_mapping >= 0).nonzero().squeeze(1)
+    at = (slots // key_cache.shape[1], slots % key_cache.shape[1])
+    for cache, new, scale in ((key_cache, key, k_scale), (value_cache, value, v_scale)):
+        quantised = kv_cache_dtype.startswith("fp8")
+        cache[at] = (new[rows] / scale if quantised else new[rows]).to(cache.dtype)
+
+
+def _run(llm: Any, workload: Any) -> list[Any]:
+    return workload.run(llm)
+
+
+def _rpc(llm: Any, function: Any, *args: Any) -> Any:
+    return llm.collective_rpc(function, args=args)
+
+
+def _counter(llm: Any, name: str) -> float:
+    return sum(metric.value for metric in llm.get_metrics() if metric.name == name)
+
+
+def run_with_aborts(llm: Any, workload: Any, aborted: list[int], after: int) -> dict[int, Any]:
+    """For `InterpretedEngine.call`: abort some requests after some steps; the others' answers."""
+    engine = llm.llm_engine
+    for index, (prompt, params) in enumerate(zip(workload.prompts, workload.params, strict=True)):
+        engine.add_request(str(index), {"prompt_token_ids": prompt}, params)
+    answers, steps = {}, 0
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            if output.finished:
+                answers[int(output.request_id)] = output
+        steps += 1
+        if steps == after:
+            engine.abort_request([str(index) for index in aborted])
+    return answers

@@ -1,0 +1,133 @@
+"""Code that would wait for a GPU, noticed on a CPU.
+
+On a CPU nothing waits. What would on a GPU: the methods that bring a tensor's value to the host,
+and operations whose result's shape, or choice of path, depends on values.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+HOST_METHODS = ("item", "tolist", "cpu", "__bool__", "__int__", "__float__", "__index__")
+"""`numpy` is not among them: it refuses a GPU's tensors by itself."""
+
+WAITING = (
+    "aten._local_scalar_dense",
+    "aten.nonzero",
+    "aten.masked_select",
+    "aten._unique",
+    "aten.unique",
+    "aten.is_nonzero",
+    "aten.equal",
+    "aten.bincount",
+    "aten.repeat_interleave.Tensor",
+)
+
+INDEXING = ("aten.index.", "aten.index_put", "aten._index_put_impl")
+"""They wait if the index is a mask."""
+
+
+class NoWaiting(TorchDispatchMode):
+    """While entered, `found` collects what would wait, each as a name and where it was called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def add(self, what: str) -> None:
+        where = [f for f in traceback.extract_stack() if "vllm_redrafter" in f.filename]
+        self.found.append(f"{what} at {where[-1].filename}:{where[-1].lineno}" if where else what)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        name = str(func)
+        if name.startswith(WAITING):
+            self.add(name)
+        elif name.startswith(INDEXING) and any(
+            index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
+        ):
+            self.add(f"{name} with a mask")
+        return func(*args, **(kwargs or {}))
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """The body is watched."""
+        for name in HOST_METHODS:
+            setattr(torch.Tensor, name, self._noticed(name))
+        try:
+            with self:
+                yield
+        finally:
+            for name in HOST_METHODS:
+                setattr(torch.Tensor, name, ORIGINALS[name])
+
+    @contextmanager
+    def allowed(self) -> Iterator[None]:
+        """Inside `watching`: the body is not."""
+        watched = {name: getattr(torch.Tensor, name) for name in HOST_METHODS}
+        for name in HOST_METHODS:
+            setattr(torch.Tensor, name, ORIGINALS[name])
+        try:
+            with _disable_current_modes():
+                yield
+        finally:
+            for name in HOST_METHODS:
+                setattr(torch.Tensor, name, watched[name])
+
+    def _noticed(self, name: str) -> Callable[..., Any]:
+        def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            self.add(f"Tensor.{name}")
+            return ORIGINALS[name](tensor, *args, **kwargs)
+
+        return call
+
+
+ORIGINALS = {name: getattr(torch.Tensor, name) for name in HOST_METHODS}
+
+
+def watch(worker: Any) -> None:
+    """In a worker's process: our parts of the step are watched from here on.
+
+    Triton's interpreter stands for the device and reads the tensors that a kernel is given: what
+    it does is let through.
+    """
+    from triton.runtime.interpreter import GridExecutor
+
+    from vllm_redrafter.engine.v2 import model_state
+
+    worker.no_waiting = watcher = NoWaiting()
+    worker.watched_calls = 0
+
+    def watched(owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            worker.watched_calls += 1
+            with watcher.watching():
+                return original(*args, **kwargs)
+
+        setattr(owner, name, call)
+
+    launch = GridExecutor.__call__
+
+    def on_device(*args: Any, **kwargs: Any) -> None:
+        with watcher.allowed():
+            launch(*args, **kwargs)
+
+    GridExecutor.__call__ = on_device
+    runner = worker.model_runner
+    watched(runner.speculator, "propose")
+    watched(runner, "sample")  # the scorer and compaction are called by it
+    watched(model_state, "stage_trees")
+
+
+def findings(worker: Any) -> tuple[int, list[str]]:
+    """How many calls were watched, and what was found in them."""
+    return worker.watched_calls, worker.no_waiting.found

@@ -1,0 +1,44 @@
+"""The oracle for Model Runner V2: a speculator that knows the continuation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from oracle import Oracle
+from torch import Tensor, nn
+
+from vllm_redrafter.beam_search import ExploredNodes
+from vllm_redrafter.engine.v2.speculator import TreeSpeculator
+
+
+class OracleSpeculator(TreeSpeculator):
+    def load_model(self, target: nn.Module) -> None:
+        super().load_model(target)
+        self.oracle = Oracle(Path(self.checkpoint), self.drafter.config.vocab_size)
+
+    def explore(self, hidden: Tensor, roots: Tensor) -> ExploredNodes:
+        return self.oracle.explore(hidden)
+
+
+def use() -> None:
+    """Engines started in this process draft with the oracle, whatever else is as always."""
+    from vllm_redrafter import plugin
+
+    plugin.V2_SPECULATOR = "oracle_v2.OracleSpeculator"
+
+
+def use_with_async_scheduling() -> None:
+    """Likewise, and scheduling is asynchronous as it is on a GPU: a step is scheduled before the
+    one before it has output its tokens. vLLM decides so, and its CPU platform takes it back."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    use()
+    update = CpuPlatform.check_and_update_config.__func__
+
+    def keep(cls: type, vllm_config: Any) -> None:
+        decided = vllm_config.scheduler_config.async_scheduling
+        update(cls, vllm_config)
+        vllm_config.scheduler_config.async_scheduling = decided
+
+    CpuPlatform.check_and_update_config = classmethod(keep)

@@ -1,0 +1,196 @@
+"""What of vLLM this project relies on, read from vLLM's sources without importing them.
+
+`python tests/support/vllm_symbols.py ROOT VERSION` records the sources below ROOT (an installed
+package's parent, or an unpacked wheel) in `vllm_symbols.json`.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+REPO = Path(__file__).parents[2]
+RECORDED = Path(__file__).with_name("vllm_symbols.json")
+
+GPU = "vllm.v1.worker.gpu"
+MEMBERS = {
+    "vllm.config.vllm:VllmConfig": """__post_init__ _get_v2_model_runner_unsupported_features
+        use_v2_model_runner additional_config speculative_config compilation_config model_config
+        parallel_config cache_config kv_transfer_config lora_config""",
+    "vllm.config.speculative:SpeculativeConfig": "model num_speculative_tokens",
+    "vllm.config.parallel:ParallelConfig": """worker_cls tensor_parallel_size
+        pipeline_parallel_size prefill_context_parallel_size decode_context_parallel_size
+        use_ubatching enable_batch_sharded_sampling""",
+    "vllm.config.model:ModelConfig": """get_hidden_size get_vocab_size get_head_size dtype
+        runner_type is_encoder_decoder use_mla is_hybrid is_attention_free uses_mrope
+        use_fp64_gumbel logits_processors enable_trace_replay return_sampling_mask rswa_window
+        is_mm_prefix_lm""",
+    "vllm.config.cache:CacheConfig": "cache_dtype kv_sharing_fast_prefill",
+    "vllm.config.attention:AttentionConfig": "backend backend_per_kind",
+    "vllm.config.compilation:CompilationConfig": "static_forward_context",
+    "vllm.config.compilation:CUDAGraphMode": "NONE FULL FULL_DECODE_ONLY",
+    "vllm.engine.arg_utils:EngineArgs": """create_engine_config speculative_config spec_method
+        spec_model spec_tokens additional_config worker_cls attention_backend attention_config""",
+    "vllm.sampling_params:SamplingParams": """_validate_spec_decode structured_outputs
+        bad_words_token_ids thinking_token_budget repetition_penalty""",
+    "vllm.v1.attention.backend:CommonAttentionMetadata": "query_start_loc seq_lens max_seq_len",
+    "vllm.v1.attention.backend:AttentionCGSupport": "UNIFORM_BATCH",
+    "vllm.v1.attention.backend:AttentionType": "DECODER",
+    "vllm.v1.attention.backends.registry:AttentionBackendEnum": "CUSTOM CPU_ATTN",
+    "vllm.v1.attention.backends.triton_attn:TritonAttentionBackend": """get_impl_cls
+        get_builder_cls supports_head_size supports_attn_type supports_non_causal supports_rswa
+        supports_mm_prefix supported_kv_cache_dtypes""",
+    "vllm.v1.attention.backends.triton_attn:TritonAttentionMetadataBuilder": """build
+        build_for_cudagraph_capture _cudagraph_support""",
+    "vllm.v1.attention.backends.triton_attn:TritonAttentionMetadata": """num_actual_tokens
+        query_start_loc max_seq_len seq_lens block_table""",
+    "vllm.v1.attention.backends.triton_attn:TritonAttentionImpl": """forward do_kv_cache_update
+        fused_output_quant_supported supports_quant_query_input head_size attn_type alibi_slopes
+        chunk_lookback _is_per_token_head_quant kv_cache_dtype fp8_dtype scale sliding_window
+        logits_soft_cap sinks""",
+    "vllm.v1.worker.gpu_worker:Worker": "__init__ _make_model_runner",
+    "vllm.v1.worker.cpu_worker:CPUWorker": "__init__ init_device",
+    f"{GPU}.model_runner:GPUModelRunner": """__init__ load_model reload_weights execute_model
+        sample sample_tokens prepare_attn postprocess_sampled model_memory_usage speculator""",
+    f"{GPU}.model_states.interface:ModelState": """add_request apply_staged_writes
+        initialize_kv_cache custom_sampler max_num_reqs device vllm_config""",
+    f"{GPU}.model_states.default:DefaultModelState": """__init__ add_request apply_staged_writes
+        prepare_attn""",
+    f"{GPU}.spec_decode.speculator:BaseSpeculator": """init_cudagraph_manager capture propose
+        num_query_per_req""",
+    f"{GPU}.cudagraph_utils:CudaGraphManager": """__init__ needs_capture capture dispatch
+        run_fullgraph""",
+    f"{GPU}.cudagraph_utils:BatchExecutionDescriptor": "cg_mode num_tokens",
+    f"{GPU}.block_table:BlockTables": "slot_mappings",
+    f"{GPU}.buffer_utils:StagedWriteTensor": "__init__ gpu stage_write_elem apply_write",
+    f"{GPU}.states:RequestState": "max_num_reqs prefill_len last_sampled_tokens draft_tokens",
+    f"{GPU}.input_batch:InputBatch": """num_reqs num_reqs_after_padding num_tokens_after_padding
+        idx_mapping idx_mapping_np expanded_idx_mapping expanded_local_pos num_draft_tokens
+        num_draft_tokens_per_req query_start_loc query_start_loc_np seq_lens
+        seq_lens_cpu_upper_bound input_ids positions logits_indices cu_num_logits
+        cu_num_logits_np""",
+    f"{GPU}.sample.sampler:Sampler": """sample get_logprobs_dims compute_nans logprobs_mode
+        logits_processors logprob_token_ids_state req_states""",
+    f"{GPU}.sample.output:SamplerOutput": """sampled_token_ids logprobs_tensors num_nans
+        num_sampled num_rejected""",
+    f"{GPU}.spec_decode.rejection_sampler:RejectionSampler": "__call__",
+    "vllm.v1.outputs:LogprobsTensors": "cat",
+    "vllm.v1.outputs:SamplerOutput": "sampled_token_ids logprobs_tensors",
+    # The CPU engine's
+    "vllm.v1.worker.gpu_model_runner:GPUModelRunner": """_prepare_inputs _build_attention_metadata
+        _model_forward _sample _bookkeeping_sync _input_fits_in_drafter propose_draft_token_ids
+        initialize_kv_cache _on_request_state_removed""",
+    "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackendImpl": """forward scale
+        sliding_window logits_soft_cap alibi_slopes sinks""",
+    "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackend": "get_impl_cls get_builder_cls",
+    "vllm.v1.attention.backends.cpu_attn:CPUAttentionMetadataBuilder": """build isa
+        _set_isa_to_layers""",
+    "vllm.v1.sample.sampler:Sampler": "__init__ forward",
+    "vllm.v1.spec_decode.metadata:SpecDecodeMetadata": "num_draft_tokens",
+    "vllm.v1.sample.metadata:SamplingMetadata": """temperature top_p top_k generators
+        prompt_token_ids output_token_ids allowed_token_ids_mask bad_words_token_ids
+        logprob_token_ids logitsprocs spec_token_ids no_penalties""",
+    "vllm.v1.core.sched.output:NewRequestData": "sampling_params",
+}
+"""What is used of classes, by the class that defines it: methods, fields, attributes."""
+
+
+def names() -> list[str]:
+    """All symbols, as `module:name` or `module:Class.member`."""
+    used = {f"{owner}.{name}" for owner, members in MEMBERS.items() for name in members.split()}
+    return sorted(used | set(imported()))
+
+
+def imported() -> Iterator[str]:
+    """What engine/ and plugin.py import from vLLM's modules."""
+    package = REPO / "vllm_redrafter"
+    for file in (package / "plugin.py", *(package / "engine").rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vllm."):
+                yield from (f"{node.module}:{alias.name}" for alias in node.names)
+
+
+def signatures(root: Path, symbols: Iterable[str]) -> dict[str, str | None]:
+    """What each symbol is in the sources below `root`; None where it does not exist."""
+    return {symbol: _signature(root, symbol) for symbol in symbols}
+
+
+def _signature(root: Path, symbol: str) -> str | None:
+    module, _, path = symbol.partition(":")
+    if (as_module := _file(root, f"{module}.{path}")) is not None and "." not in path:
+        return "module" if as_module.exists() else None
+    file = _file(root, module)
+    if file is None:
+        return None
+    body: list[ast.stmt] = _parsed(file).body
+    *owners, name = path.split(".")
+    for owner in owners:
+        found = [n for n in body if isinstance(n, ast.ClassDef) and n.name == owner]
+        if not found:
+            return None
+        body = found[0].body
+    return _described(body, name)
+
+
+def _file(root: Path, module: str) -> Path | None:
+    path = root.joinpath(*module.split("."))
+    for candidate in (path.with_suffix(".py"), path / "__init__.py"):
+        if candidate.exists():
+            return candidate
+    return None
+
+
+@functools.cache
+def _parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
+def _described(body: list[ast.stmt], name: str) -> str | None:
+    for node in _flattened(body):
+        match node:
+            case ast.FunctionDef(name=found) if found == name:
+                return f"({ast.unparse(node.args)})"
+            case ast.ClassDef(name=found) if found == name:
+                return f"class({', '.join(ast.unparse(base) for base in node.bases)})"
+            case ast.AnnAssign(target=ast.Name(id=found)) if found == name:
+                return ast.unparse(node.annotation)
+            case ast.Assign(targets=targets):
+                if any(isinstance(t, ast.Name) and t.id == name for t in targets):
+                    return "value"
+            case ast.ImportFrom(names=aliases):
+                if any((alias.asname or alias.name) == name for alias in aliases):
+                    return "imported"
+    assigned = (
+        target
+        for method in body
+        if isinstance(method, ast.FunctionDef)
+        for node in ast.walk(method)
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+    )
+    for target in assigned:
+        if isinstance(target, ast.Attribute) and target.attr == name:
+            return "attribute"
+    return None
+
+
+def _flattened(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements, and those below `if` (TYPE_CHECKING) and `try`."""
+    for node in body:
+        yield node
+        if isinstance(node, ast.If | ast.Try):
+            yield from _flattened([*node.body, *node.orelse])
+
+
+def record(root: Path, version: str) -> None:
+    recorded = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
+    recorded[version] = signatures(root, names())
+    RECORDED.write_text(json.dumps(recorded, indent=1, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    record(Path(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,223 @@
+"""The trees of one step, from the drafter's table to the batch's order.
+
+The drafter leaves each request's tree in a table by request slot; a step verifies the requests of
+a batch, each with as many of its tree's first nodes as the scheduler had room for. For request r
+of the batch, in slot s, with L logits rows (the root and the scheduled draft tokens):
+
+    num_nodes = min(nodes of table[s], L),    context = sequence length - query length
+
+and its rows get the positions n + depth, n the root's linear position; rows beyond the tree, which
+hold padding tokens, get the root's.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from vllm_redrafter.triton_kernels.build_tree import TreeBuffers
+from vllm_redrafter.triton_kernels.checks import (
+    require,
+    require_integers,
+    require_last_dim_contiguous,
+    require_same_device,
+)
+
+
+@triton.jit
+def _stage_trees(
+    idx_mapping,
+    query_start_loc,
+    cu_num_logits,
+    seq_lens,
+    table_tokens,
+    table_parents,
+    table_depths,
+    table_ancestors,
+    table_num_nodes,
+    tokens,
+    parents,
+    depths,
+    ancestors,
+    num_nodes,
+    context_lens,
+    row_start,
+    positions,
+    num_requests,
+    SLOTS: tl.constexpr,
+    WORDS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_WORDS: tl.constexpr,
+):
+    """One request of the batch; those from `num_requests` on are padding, without rows."""
+    request = tl.program_id(0)
+    if request >= num_requests:
+        tl.store(num_nodes + request, 0)
+        tl.store(context_lens + request, 0)
+        return
+    slot = tl.load(idx_mapping + request)
+    logits = tl.load(cu_num_logits + request + 1) - tl.load(cu_num_logits + request)
+    query_start = tl.load(query_start_loc + request)
+    query_end = tl.load(query_start_loc + request + 1)
+    nodes = tl.minimum(tl.load(table_num_nodes + slot), logits)
+    first_row = query_end - logits
+    tl.store(num_nodes + request, nodes)
+    tl.store(row_start + request, first_row)
+    tl.store(context_lens + request, tl.load(seq_lens + request) - (query_end - query_start))
+
+    node = tl.arange(0, BLOCK)
+    is_slot = node < SLOTS
+    source, target = slot * SLOTS + node, request * SLOTS + node
+    tl.store(tokens + target, tl.load(table_tokens + source, mask=is_slot), mask=is_slot)
+    tl.store(parents + target, tl.load(table_parents + source, mask=is_slot), mask=is_slot)
+    depth = tl.load(table_depths + source, mask=is_slot, other=0)
+    tl.store(depths + target, depth, mask=is_slot)
+    word = tl.arange(0, BLOCK_WORDS)
+    is_word = word < SLOTS * WORDS
+    words = tl.load(table_ancestors + slot * SLOTS * WORDS + word, mask=is_word)
+    tl.store(ancestors + request * SLOTS * WORDS + word, words, mask=is_word)
+
+    root_position = tl.load(positions + first_row)
+    position = root_position + tl.where(node < nodes, depth, 0)
+    # The root's position is itself: storing it again would race with the load above.
+    tl.store(positions + first_row + node, position, mask=(node > 0) & (node < logits))
+
+
+class StagedTrees(TreeBuffers):
+    """The batch's trees, and where their rows are; allocated once, fixed in shape.
+
+    Attributes:
+        context_lens: [R] int32, n: tokens in the KV cache before the query.
+        row_start: [R] int32, the row of the root among the step's rows.
+    """
+
+    def __init__(self, max_requests: int, max_nodes: int, device: torch.device | str) -> None:
+        super().__init__(max_requests, max_nodes, device)
+        self.context_lens = torch.zeros(max_requests, dtype=torch.int32, device=device)
+        self.row_start = torch.zeros(max_requests, dtype=torch.int32, device=device)
+
+
+def stage_trees(
+    table: TreeBuffers,
+    idx_mapping: Tensor,
+    query_start_loc: Tensor,
+    cu_num_logits: Tensor,
+    seq_lens: Tensor,
+    positions: Tensor,
+    out: StagedTrees,
+    num_padded: int,
+) -> StagedTrees:
+    """Gather the batch's trees; give their rows tree positions.
+
+    Args:
+        table: the drafter's trees by request slot.
+        idx_mapping: [R] int32 or int64, the slot of each request.
+        query_start_loc: [>= R+1] int32, the step's rows by request.
+        cu_num_logits: [R+1] int32, likewise the rows that logits are computed for: each
+            request's last ones, between 1 and K+1.
+        seq_lens: [>= R] int32, context and query together.
+        positions: [rows] int32 or int64, linear; changed in place to n + depth.
+        out: as many nodes as `table`, and at least `num_padded` requests.
+        num_padded: requests to write, at least R; those beyond R become empty.
+
+    Returns:
+        out.
+
+    Raises:
+        ValueError: an argument's dtype, device or shape does not fit; it is named.
+    """
+    require_integers(
+        torch.int32,
+        query_start_loc=query_start_loc,
+        cu_num_logits=cu_num_logits,
+        seq_lens=seq_lens,
+    )
+    for name, tensor in {"idx_mapping": idx_mapping, "positions": positions}.items():
+        require(
+            tensor.dtype in (torch.int32, torch.int64) and tensor.dim() == 1,
+            f"{name}: expected one dimension of int32 or int64, got {list(tensor.shape)} "
+            f"{tensor.dtype}",
+        )
+    require_last_dim_contiguous(idx_mapping=idx_mapping, positions=positions)
+    requests = idx_mapping.shape[0]
+    for name, size, needed in (
+        ("query_start_loc", query_start_loc.shape[0], requests + 1),
+        ("cu_num_logits", cu_num_logits.shape[0], requests + 1),
+        ("seq_lens", seq_lens.shape[0], requests),
+        ("num_padded", num_padded, requests),
+        ("out", out.num_nodes.shape[0], num_padded),
+    ):
+        require(size >= needed, f"{name}: {size} is too few, needed are {needed}")
+    slots = out.tokens.shape[1]
+    require(
+        table.tokens.shape[1] == slots,
+        f"out: trees of {slots} nodes cannot hold the table's of {table.tokens.shape[1]}",
+    )
+    require_same_device(
+        table.tokens,
+        idx_mapping=idx_mapping,
+        query_start_loc=query_start_loc,
+        cu_num_logits=cu_num_logits,
+        seq_lens=seq_lens,
+        positions=positions,
+        out=out.tokens,
+    )
+    words = out.ancestors.shape[2]
+    _stage_trees[(num_padded,)](
+        idx_mapping,
+        query_start_loc,
+        cu_num_logits,
+        seq_lens,
+        table.tokens,
+        table.parents,
+        table.depths,
+        table.ancestors,
+        table.num_nodes,
+        out.tokens,
+        out.parents,
+        out.depths,
+        out.ancestors,
+        out.num_nodes,
+        out.context_lens,
+        out.row_start,
+        positions,
+        requests,
+        SLOTS=slots,
+        WORDS=words,
+        BLOCK=triton.next_power_of_2(slots),
+        BLOCK_WORDS=triton.next_power_of_2(slots * words),
+        num_warps=1 if slots <= 32 else 4,
+    )
+    return out
+
+
+def naive_stage_trees(
+    table: TreeBuffers,
+    idx_mapping: Tensor,
+    query_start_loc: Tensor,
+    cu_num_logits: Tensor,
+    seq_lens: Tensor,
+    positions: Tensor,
+) -> tuple[list[dict[str, list[int]]], list[int]]:
+    """`stage_trees` by loops: per request its fields, lists up to its last node; and positions."""
+    staged, new_positions = [], positions.tolist()
+    for request, slot in enumerate(idx_mapping.tolist()):
+        start, end = query_start_loc[request : request + 2].tolist()
+        logits = int(cu_num_logits[request + 1] - cu_num_logits[request])
+        nodes = min(int(table.num_nodes[slot]), logits)
+        root = end - logits
+        staged.append(
+            {
+                "tokens": table.tokens[slot, :nodes].tolist(),
+                "parents": table.parents[slot, :nodes].tolist(),
+                "depths": table.depths[slot, :nodes].tolist(),
+                "context_len": [int(seq_lens[request]) - (end - start)],
+                "row_start": [root],
+            }
+        )
+        for node in range(logits):
+            depth = int(table.depths[slot, node]) if node < nodes else 0
+            new_positions[root + node] = int(positions[root]) + depth
+    return staged, new_positions

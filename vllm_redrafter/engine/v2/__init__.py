@@ -1,0 +1,1 @@
+"""ReDrafter on vLLM's Model Runner V2: the whole step on the device (CUDA)."""

@@ -1,0 +1,37 @@
+"""The same engine on the CPU, its kernels under Triton's interpreter: what the tests run.
+
+Orders of magnitude slower than engine/cpu, so plugin.py chooses it only where Model Runner V2 is
+asked for (VLLM_USE_V2_MODEL_RUNNER=1) on a CPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+# First: it replaces what vLLM's runner calls of torch.cuda.
+from vllm.v1.worker import cpu_worker  # isort: skip
+
+from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+from vllm.v1.worker.cpu import model_runner as cpu_model_runner
+
+from vllm_redrafter.engine.v2.runner import TreeModelRunner
+from vllm_redrafter.engine.v2.worker import StatisticsRpc
+from vllm_redrafter.plugin import TREE_ATTENTION, substituted
+
+
+class InterpretedTreeModelRunner(TreeModelRunner, cpu_model_runner.CPUModelRunner):
+    """TreeModelRunner with what CPUWorker calls besides."""
+
+
+class InterpretedWorker(StatisticsRpc, cpu_worker.CPUWorker):
+    """vLLM's CPU worker with our V2 model runner and attention backend."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # The CPU platform always asks for CPU_ATTN; only this process sees the override.
+        register_backend(AttentionBackendEnum.CPU_ATTN, TREE_ATTENTION)
+        super().__init__(*args, **kwargs)
+
+    def init_device(self) -> None:
+        # The class is imported by name when it is needed.
+        with substituted(cpu_model_runner, "CPUModelRunner", InterpretedTreeModelRunner):
+            super().init_device()

@@ -1,0 +1,202 @@
+"""The per-step state of tree verification, on vLLM's ModelState.
+
+vLLM computes the step's slots from linear positions, then calls `prepare_attn`: there the trees
+are staged in the batch's order, and the positions become n + depth. They are changed in place, in
+the buffer that CUDA graphs read and that the sampler keys its noise by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from vllm.config import VllmConfig
+from vllm.config.compilation import CUDAGraphMode
+from vllm.sampling_params import SamplingParams
+from vllm.v1.core.sched.output import NewRequestData
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.worker.gpu.block_table import BlockTables
+from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.mm.encoder_cache import EncoderCache
+from vllm.v1.worker.gpu.model_states.default import DefaultModelState
+from vllm.v1.worker.gpu.sample.bad_words import BadWordsState
+from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
+from vllm.v1.worker.gpu.sample.penalties import PenaltiesState, use_penalty
+from vllm.v1.worker.gpu.sample.sampler import Sampler
+
+from vllm_redrafter.engine.v2.attention import TreeRows
+from vllm_redrafter.engine.v2.scorer import TreeScorer
+from vllm_redrafter.engine.v2.speculator import TreeSpeculator
+from vllm_redrafter.triton_kernels.compact_kv import CacheTable, compact_kv
+from vllm_redrafter.triton_kernels.stage_trees import StagedTrees, stage_trees
+
+TREE_PROCESSORS = (LogitBiasState, PenaltiesState, BadWordsState)
+"""vLLM's own logits processors: what they need is known, and `needs_chain` says who needs it."""
+
+
+class TreeModelState(DefaultModelState):
+    """Stages trees for the forward pass and the scorer, and compacts the KV cache.
+
+    Attributes:
+        staged: the trees of the step's batch.
+    """
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        model: nn.Module,
+        encoder_cache: EncoderCache | None,
+        device: torch.device,
+        speculator: TreeSpeculator,
+    ) -> None:
+        super().__init__(vllm_config, model, encoder_cache, device)
+        self.speculator = speculator
+        self._every_request_needs_chain = False
+
+    def custom_sampler(self, sampler: Sampler) -> tuple[Sampler, TreeScorer]:
+        """Put the scorer into the place of the rejection sampler."""
+        # A processor of the user's may look at the output so far, of which vLLM knows chains.
+        self._every_request_needs_chain = not all(
+            isinstance(processor, TREE_PROCESSORS) for processor in sampler.logits_processors
+        )
+        return sampler, TreeScorer(sampler, self)
+
+    def add_request(self, req_index: int, new_req_data: NewRequestData) -> None:
+        super().add_request(req_index, new_req_data)
+        params = new_req_data.sampling_params
+        chain = self._every_request_needs_chain or (params is not None and needs_chain(params))
+        self.speculator.add_request(req_index, chain)
+
+    def apply_staged_writes(self) -> None:
+        super().apply_staged_writes()
+        self.speculator.apply_staged_writes()
+
+    def initialize_kv_cache(
+        self, kv_cache_config: KVCacheConfig, block_tables: BlockTables
+    ) -> None:
+        """Allocate what depends on the cache; vLLM keeps what is made here across sleep."""
+        super().initialize_kv_cache(kv_cache_config, block_tables)
+        nodes = self.speculator.config.num_speculative_tokens
+        self.staged = StagedTrees(self.max_num_reqs, nodes, self.device)
+        self._path = torch.zeros(
+            self.max_num_reqs, nodes + 1, dtype=torch.int32, device=self.device
+        )
+        self._slot_mappings = block_tables.slot_mappings
+        layers = self.vllm_config.compilation_config.static_forward_context
+        self._caches = [
+            cache_tables(layers[name].kv_cache for name in group.layer_names)
+            for group in kv_cache_config.kv_cache_groups
+        ]
+
+    def prepare_attn(
+        self,
+        input_batch: InputBatch,
+        cudagraph_mode: CUDAGraphMode,
+        block_tables: tuple[Tensor, ...],
+        slot_mappings: Tensor,
+        attn_groups: list[list[Any]],
+        kv_cache_config: KVCacheConfig,
+        for_capture: bool = False,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Stage the batch's trees; vLLM's metadata, with the trees attached."""
+        # A graph of uniform decoding steps sends all rows through tree attention.
+        uniform = for_capture or cudagraph_mode == CUDAGraphMode.FULL
+        if uniform or input_batch.num_draft_tokens:
+            stage_trees(
+                self.speculator.trees,
+                input_batch.idx_mapping,
+                input_batch.query_start_loc,
+                input_batch.cu_num_logits,
+                input_batch.seq_lens,
+                input_batch.positions,
+                self.staged,
+                input_batch.num_reqs_after_padding if uniform else input_batch.num_reqs,
+            )
+        metadata = super().prepare_attn(
+            input_batch,
+            cudagraph_mode,
+            block_tables,
+            slot_mappings,
+            attn_groups,
+            kv_cache_config,
+            for_capture=for_capture,
+            **kwargs,
+        )
+        rows = self._uniform_rows(input_batch) if uniform else self._leading_rows(input_batch)
+        # By identity: layers of one group share their metadata.
+        for each in {id(m): m for m in metadata.values()}.values():
+            each.set_trees(rows)
+        return metadata
+
+    def _uniform_rows(self, input_batch: InputBatch) -> TreeRows:
+        """All rows are trees' rows, as many for each request."""
+        requests = input_batch.num_reqs_after_padding
+        rows = input_batch.num_tokens_after_padding
+        return TreeRows(self.staged, requests, rows, max_nodes=rows // requests, rest=None)
+
+    def _leading_rows(self, input_batch: InputBatch) -> TreeRows | None:
+        """The rows of requests with draft tokens, which vLLM sorts to the front."""
+        drafted = input_batch.num_draft_tokens_per_req
+        if not input_batch.num_draft_tokens or drafted is None:
+            return None
+        requests = int(np.count_nonzero(drafted))
+        assert drafted[:requests].all(), "vLLM no longer sorts verified requests to the front"
+        rows = int(input_batch.query_start_loc_np[requests])
+        rest = None
+        if requests < input_batch.num_reqs:
+            rest = input_batch.query_start_loc[requests : input_batch.num_reqs + 1] - rows
+        return TreeRows(self.staged, requests, rows, self.staged.tokens.shape[1], rest)
+
+    def compact(self, path: Tensor, num_sampled: Tensor, requests: slice) -> None:
+        """Move the accepted rows of some of the batch's requests into the linear slots.
+
+        Must be done before the step ends: the next may find these blocks by their hash.
+
+        Args:
+            path: [N, K+1] int32, the accepted nodes, root first.
+            num_sampled: [N] int32, how many of them count.
+            requests: which N of the batch's requests they belong to.
+        """
+        row_start = self.staged.row_start[requests]
+        for slot_mapping, tables in zip(self._slot_mappings, self._caches, strict=True):
+            for table in tables:
+                compact_kv(table, path, num_sampled, row_start, slot_mapping)
+
+    @property
+    def path(self) -> Tensor:
+        """[R, K+1] int32, scratch space for the walk."""
+        return self._path
+
+
+def needs_chain(params: SamplingParams) -> bool:
+    """Does vLLM apply something along the request's draft tokens, which must then be a chain?"""
+    return bool(
+        params.structured_outputs is not None
+        or use_penalty(params)
+        or params.bad_words_token_ids
+        or params.thinking_token_budget is not None
+    )
+
+
+def cache_tables(caches: Iterable[Tensor]) -> list[CacheTable]:
+    """The caches of a group's layers as few tables, one launch each.
+
+    Args:
+        caches: per layer [blocks, KV heads, block size, K and V of a head]; layers that share a
+            cache give it once each.
+    """
+
+    def layout(cache: Tensor) -> tuple[Any, ...]:
+        return (*cache.shape, *cache.stride(), str(cache.dtype))
+
+    unique = sorted({c.data_ptr(): c for c in caches}.values(), key=layout)
+    # A row of K and V together is contiguous, so both move at once.
+    return [
+        CacheTable.of([cache.transpose(1, 2) for cache in same])
+        for _, same in groupby(unique, key=layout)
+    ]

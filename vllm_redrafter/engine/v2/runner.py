@@ -1,0 +1,80 @@
+"""vLLM's Model Runner V2 with a tree speculator and a tree model state.
+
+Both have base classes in vllm/v1/worker/gpu made for this; what vLLM lacks is a way to name ours.
+The rest of the step is vLLM's own:
+
+1. `TreeModelState.prepare_attn`: stage the trees of the batch, give their rows the positions
+   n + depth, hand the trees to the attention layers.
+2. The target's forward pass, tree rows through `TreeAttentionImpl`.
+3. `TreeScorer`, in place of the rejection sampler: vLLM's sampler draws at every node, the walk
+   accepts a path, compaction moves its KV rows into the linear slots.
+4. `TreeSpeculator.propose`: beam search from the last accepted node's hidden state.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from vllm.config import VllmConfig
+from vllm.utils.import_utils import resolve_obj_by_qualname
+from vllm.utils.mem_utils import DeviceMemoryProfiler
+from vllm.v1.worker.gpu import model_runner
+from vllm.v1.worker.gpu.model_states import resolve_model_state_cls
+from vllm.v1.worker.gpu.model_states.default import DefaultModelState
+from vllm.v1.worker.gpu.states import RequestState
+
+from vllm_redrafter.config import ConfigError
+from vllm_redrafter.engine.v2.model_state import TreeModelState
+from vllm_redrafter.engine.v2.speculator import TreeSpeculator
+from vllm_redrafter.plugin import substituted
+
+
+class TreeModelRunner(model_runner.GPUModelRunner):
+    """Verifies token trees; everything else is vLLM's."""
+
+    speculator: TreeSpeculator
+
+    def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
+        with substituted(model_runner, "init_speculator", _make_speculator):
+            super().__init__(vllm_config, device)
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        with substituted(model_runner, "init_model_state", self._make_model_state):
+            super().load_model(*args, **kwargs)
+        with DeviceMemoryProfiler() as memory:
+            self.speculator.load_model(self.model)
+        self.model_memory_usage += memory.consumed_memory
+
+    def execute_model(self, *args: Any, **kwargs: Any) -> Any:
+        with self.speculator.meter.measure("forward"):
+            return super().execute_model(*args, **kwargs)
+
+    def reload_weights(self, *args: Any, **kwargs: Any) -> None:
+        """Reload the target as vLLM does; from its own files, reload the drafter as well.
+
+        Sleep level 2 discards both models' weights, and this is how they come back.
+        """
+        super().reload_weights(*args, **kwargs)
+        if not args and not kwargs:
+            self.speculator.reload()
+
+    def _make_model_state(
+        self, vllm_config: VllmConfig, model: nn.Module, *args: Any
+    ) -> TreeModelState:
+        wanted = resolve_model_state_cls(vllm_config, model)
+        if wanted is not DefaultModelState:
+            raise ConfigError(
+                f"ReDrafter cannot speculate for {type(model).__name__}, whose steps need vLLM's "
+                f"{wanted.__name__}: leave the speculative config out"
+            )
+        return TreeModelState(vllm_config, model, *args, speculator=self.speculator)
+
+
+def _make_speculator(
+    vllm_config: VllmConfig, device: torch.device, req_states: RequestState
+) -> TreeSpeculator:
+    assert vllm_config.speculative_config is not None
+    cls: type[TreeSpeculator] = resolve_obj_by_qualname(vllm_config.speculative_config.model)
+    return cls(vllm_config, device, req_states)

@@ -1,0 +1,215 @@
+"""Verification: vLLM's sampler draws at every node, the walk keeps the path it drew.
+
+The noise of a request's sample is keyed by its seed and position, and a node's position is
+n + depth: a node on the accepted path draws the very token that plain decoding draws there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+from vllm.config.model import PROCESSED_LOGPROBS_MODES
+from vllm.v1.outputs import LogprobsTensors
+from vllm.v1.worker.gpu.input_batch import InputBatch, get_num_sampled_and_rejected
+from vllm.v1.worker.gpu.metrics.logits import get_num_nans
+from vllm.v1.worker.gpu.sample.logprob import compute_topk_scores
+from vllm.v1.worker.gpu.sample.output import SamplerOutput
+from vllm.v1.worker.gpu.sample.sampler import Sampler
+from vllm.v1.worker.gpu.spec_decode.rejection_sampler import (
+    _iter_request_chunks,
+    get_max_chunk_logits,
+)
+
+from vllm_redrafter.triton_kernels.accept_path import accept_path
+
+if TYPE_CHECKING:
+    from vllm_redrafter.engine.v2.model_state import TreeModelState
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some consecutive requests of a batch, and their rows of logits.
+
+    Attributes:
+        requests: which of the batch's requests.
+        rows: which of its logits rows.
+        first: [N + 1] int32, the first row of each request, counted within the chunk.
+        first_np: the same on the host.
+    """
+
+    requests: slice
+    rows: slice
+    first: Tensor
+    first_np: np.ndarray
+
+    @classmethod
+    def of(cls, input_batch: InputBatch, start: int, end: int) -> Chunk:
+        ends = input_batch.cu_num_logits_np
+        low, high = int(ends[start]), int(ends[end])
+        return cls(
+            requests=slice(start, end),
+            rows=slice(low, high),
+            first=input_batch.cu_num_logits[start : end + 1] - low,
+            first_np=ends[start : end + 1] - low,
+        )
+
+
+class TreeScorer:
+    """Called by the model runner in place of its rejection sampler, in steps that verify drafts."""
+
+    def __init__(self, sampler: Sampler, state: TreeModelState) -> None:
+        self.sampler = sampler
+        self.state = state
+
+    def __call__(
+        self,
+        logits: Tensor,
+        input_batch: InputBatch,
+        draft_logits: Tensor | None = None,
+        invalid_drafts: Tensor | None = None,
+    ) -> SamplerOutput:
+        """Accept a path of every request, compact its KV rows.
+
+        Args:
+            logits: [rows, V], the target's, request by request, nodes in order.
+            input_batch: the step's batch, positions being n + depth.
+            draft_logits: None, the drafter being a point mass.
+            invalid_drafts: [rows] bool or None: draft tokens that their request's grammar has
+                not been asked about, which must not be accepted.
+
+        Returns:
+            The accepted tokens [R, K+1], -1 after them, and their logprobs. All of its tensors
+            are new: vLLM copies them to the host while the next step is under way.
+        """
+        num_nans = get_num_nans(logits) if self.sampler.compute_nans else None
+        staged, requests = self.state.staged, input_batch.num_reqs
+        if invalid_drafts is not None:
+            _invalidate(staged.tokens, input_batch, invalid_drafts)
+        tokens = staged.tokens.new_empty(requests, staged.tokens.shape[1])
+        num_sampled = staged.tokens.new_empty(requests)
+        dims = self.sampler.get_logprobs_dims(input_batch.idx_mapping_np)
+        limit = get_max_chunk_logits(logits.shape[1])
+        chunks = [
+            Chunk.of(input_batch, start, end)
+            for start, end in _iter_request_chunks(input_batch.cu_num_logits_np, limit)
+        ]
+        meter = self.state.speculator.meter
+        with meter.measure("accept"):
+            logprobs = [
+                self._verify(logits[chunk.rows], input_batch, chunk, tokens, num_sampled, dims)
+                for chunk in chunks
+            ]
+        with meter.measure("compact"):
+            self.state.compact(self.state.path[:requests], num_sampled, slice(0, requests))
+        meter.count(input_batch, staged.num_nodes, num_sampled)
+        num_sampled, num_rejected = get_num_sampled_and_rejected(
+            num_sampled,
+            input_batch.seq_lens,
+            input_batch.cu_num_logits,
+            input_batch.idx_mapping,
+            self.sampler.req_states.prefill_len.gpu,
+        )
+        return SamplerOutput(
+            sampled_token_ids=tokens,
+            logprobs_tensors=_joined(logprobs, input_batch),
+            num_nans=num_nans,
+            num_sampled=num_sampled,
+            num_rejected=num_rejected,
+        )
+
+    def _verify(
+        self,
+        logits: Tensor,
+        input_batch: InputBatch,
+        chunk: Chunk,
+        tokens: Tensor,
+        num_sampled: Tensor,
+        dims: tuple[int, int] | None,
+    ) -> LogprobsTensors | None:
+        """Draw at the chunk's nodes and walk: fills its part of `tokens` and `num_sampled`.
+
+        Returns:
+            Logprobs along the accepted paths, `dims` telling how many; None where it is None.
+        """
+        requests, rows = chunk.requests, chunk.rows
+        logits_indices = input_batch.logits_indices[rows]
+        sampled, processed_logits = self.sampler.sample(
+            logits,
+            input_batch.expanded_idx_mapping[rows],
+            input_batch.idx_mapping[requests],
+            input_batch.idx_mapping_np[requests],
+            input_batch.positions[logits_indices],
+            input_batch.input_ids[logits_indices],
+            input_batch.expanded_local_pos[rows],
+            input_batch.seq_lens_cpu_upper_bound.numpy()[requests],
+            return_logprobs=dims is not None,
+        )
+        staged, path = self.state.staged, self.state.path[requests]
+        last_logits_row = torch.empty_like(num_sampled[requests])
+        accept_path(
+            staged.tokens[requests],
+            staged.parents[requests],
+            staged.depths[requests],
+            staged.ancestors[requests],
+            staged.num_nodes[requests],
+            sampled,
+            chunk.first[:-1],
+            tokens[requests],
+            num_sampled[requests],
+            path,
+            last_logits_row,
+        )
+        last_rows = self.state.speculator.last_rows[requests]
+        torch.index_select(logits_indices, 0, last_logits_row, out=last_rows)
+        if dims is None:
+            return None
+        if self.sampler.logprobs_mode in PROCESSED_LOGPROBS_MODES:
+            logits = processed_logits
+        return self._logprobs(logits, input_batch, chunk, tokens[requests], path, dims)
+
+    def _logprobs(
+        self,
+        logits: Tensor,
+        input_batch: InputBatch,
+        chunk: Chunk,
+        tokens: Tensor,
+        path: Tensor,
+        dims: tuple[int, int],
+    ) -> LogprobsTensors:
+        """Logprobs along the accepted paths: request r's first row is its first output token's."""
+        num_logprobs, max_token_ids = dims
+        depth = input_batch.expanded_local_pos[chunk.rows].long()
+        row = torch.arange(logits.shape[0], device=logits.device)
+        request = torch.searchsorted(chunk.first[1:], row.to(torch.int32), right=True)
+        # Rows beyond a path's end are of no output token; they repeat its root.
+        node = path[request, depth].clamp(min=0)
+        return compute_topk_scores(
+            logits[chunk.first[request] + node],
+            num_logprobs,
+            tokens[request, depth].clamp(min=0).long(),
+            chunk.first_np.tolist(),
+            logprob_token_ids_state=self.sampler.logprob_token_ids_state,
+            expanded_idx_mapping=input_batch.expanded_idx_mapping[chunk.rows],
+            max_per_req_token_ids=max_token_ids,
+            logits_mode=self.sampler.logprobs_mode in ("raw_logits", "processed_logits"),
+        )
+
+
+def _invalidate(tokens: Tensor, input_batch: InputBatch, invalid_drafts: Tensor) -> None:
+    """Make invalid draft tokens unlike any that can be drawn; `tokens` [R, K+1], by request."""
+    row = torch.arange(invalid_drafts.shape[0], dtype=torch.int32, device=tokens.device)
+    request = torch.searchsorted(input_batch.cu_num_logits[1:], row, right=True)
+    node = input_batch.expanded_local_pos.long()
+    valid = tokens[request, node].masked_fill(invalid_drafts, -1)
+    tokens.index_put_((request, node), valid)
+
+
+def _joined(chunks: list[LogprobsTensors | None], batch: InputBatch) -> LogprobsTensors | None:
+    parts = [part for part in chunks if part is not None]
+    if len(parts) <= 1:
+        return parts[0] if parts else None
+    return LogprobsTensors.cat(parts, cu_num_generated_tokens=batch.cu_num_logits_np.tolist())

@@ -1,0 +1,210 @@
+"""The drafter at work: from hidden states to the next step's trees, on the device alone.
+
+Everything has a fixed shape, so that a draft (beam search over L tokens, tree build included) is
+one CUDA graph per batch size. Trees live in a table by request slot, where they wait until the
+scheduler runs the request again, which need not be in the next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from vllm.config import VllmConfig
+from vllm.config.compilation import CUDAGraphMode
+from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor
+from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, CudaGraphManager
+from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
+from vllm.v1.worker.gpu.states import RequestState
+
+from vllm_redrafter.beam_search import ExploredNodes, beam_search
+from vllm_redrafter.checkpoints import load_drafter
+from vllm_redrafter.engine.settings import Settings
+from vllm_redrafter.engine.v2.stats import StepMeter
+from vllm_redrafter.token_tree import candidate_log_probs
+from vllm_redrafter.triton_kernels.build_tree import TreeBuffers, build_tree
+
+
+class TreeSpeculator(BaseSpeculator):
+    """vLLM's speculator for ReDrafter.
+
+    Attributes:
+        trees: by request slot, the tree drafted last; one entry more than there are slots, which
+            takes what padding rows draft.
+        chains: [slots] int32 on the device, 1 for requests that get a chain.
+        last_rows: [slots] int64, in batch order: the row, among the step's rows of hidden states,
+            that the next draft starts from. The scorer writes it.
+        meter: the step's statistics, the other parts' included.
+    """
+
+    # What the model runner asks of any speculator, besides BaseSpeculator.
+    supports_mm_inputs = False
+    draft_logits = None
+
+    def __init__(
+        self, vllm_config: VllmConfig, device: torch.device, req_states: RequestState
+    ) -> None:
+        settings = Settings.of(vllm_config)
+        self.checkpoint, self.revision = settings.model, settings.revision
+        self.config = settings.config
+        self.vllm_config = vllm_config
+        self.device = device
+        self.dtype = vllm_config.model_config.dtype
+        self.max_num_reqs = req_states.max_num_reqs
+        self.graphs: CudaGraphManager | None = None
+        self.meter = StepMeter(device)
+
+        slots, k = self.max_num_reqs, self.config.num_speculative_tokens
+        self.trees = TreeBuffers(slots + 1, k, device)
+        self.trees.num_nodes.fill_(1)
+        self.chains = StagedWriteTensor(slots, dtype=torch.int32, device=device)
+        self.last_rows = torch.zeros(slots, dtype=torch.int64, device=device)
+
+        hidden_size = vllm_config.model_config.get_hidden_size()
+        # A draft's inputs and output, in batch order.
+        self._hidden = torch.zeros(slots, hidden_size, dtype=self.dtype, device=device)
+        self._roots = torch.zeros(slots, dtype=torch.int64, device=device)
+        self._slots = torch.full((slots,), slots, dtype=torch.int64, device=device)
+        self._chain = torch.zeros(slots, dtype=torch.int32, device=device)
+        self._drafts = torch.zeros(slots, k, dtype=torch.int64, device=device)
+
+    def load_model(self, target: nn.Module) -> None:
+        """Read the checkpoint; the target's embedding is shared, not copied."""
+        self.drafter = load_drafter(self.checkpoint, self.dtype, self.revision).to(self.device)
+        self.embed = cast(Callable[[Tensor], Tensor], target.embed_input_ids)
+
+    def reload(self) -> None:
+        """Read the checkpoint again, into the same memory: CUDA graphs hold its addresses."""
+        loaded = load_drafter(self.checkpoint, self.dtype, self.revision)
+        self.drafter.load_state_dict(loaded.state_dict())
+
+    def add_request(self, slot: int, chain: bool) -> None:
+        """A new request takes the slot: it has no tree yet, only the root.
+
+        Args:
+            slot: the request's.
+            chain: verify a chain: see the design, "Per-request fallback to a chain".
+        """
+        self.trees.num_nodes[slot].fill_(1)
+        self.chains.stage_write_elem(slot, int(chain))
+
+    def apply_staged_writes(self) -> None:
+        self.chains.apply_write()
+
+    # CUDA graphs
+
+    def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
+        """One graph per batch size; the draft has no attention, so any mode but NONE allows it."""
+        mode = CUDAGraphMode.FULL_DECODE_ONLY if cudagraph_mode else CUDAGraphMode.NONE
+        self.graphs = CudaGraphManager(self.vllm_config, self.device, mode, decode_query_len=1)
+
+    def capture(self) -> None:
+        assert self.graphs is not None
+        if not self.graphs.needs_capture():
+            return
+        self._slots.fill_(self.max_num_reqs)
+
+        def create_forward_fn(
+            desc: BatchExecutionDescriptor, warmup: bool
+        ) -> Callable[[CUDAGraphMode], None]:
+            return lambda mode: self.draft(desc.num_tokens)
+
+        self.graphs.capture(create_forward_fn, "Capturing draft CUDA graphs")
+
+    # Drafting
+
+    def propose(
+        self,
+        input_batch: InputBatch,
+        attn_metadata: dict[str, Any] | None,
+        slot_mappings: dict[str, Tensor] | None,
+        last_hidden_states: Tensor,
+        aux_hidden_states: list[Tensor] | None,
+        num_sampled: Tensor,
+        num_rejected: Tensor,
+        last_sampled: Tensor,
+        next_prefill_tokens: Tensor,
+        temperature: Tensor,
+        seeds: Tensor,
+        dp_sync_state: Any = None,
+        dummy_run: bool = False,
+        skip_attn_for_dummy_run: bool = False,
+        mm_inputs: Any = None,
+        is_profile: bool = False,
+        num_speculative_tokens: int | None = None,
+    ) -> Tensor:
+        """Draft for all requests of the batch; vLLM's arguments, of which few are needed.
+
+        A request whose prompt is not read to its end gets a draft of stale tokens, which nothing
+        verifies: sorting it out would take a wait for the device or another shape.
+
+        Args:
+            last_hidden_states: [rows, H], of the step's rows.
+            last_sampled: [slots, 1] int64, each request's next root.
+            num_speculative_tokens: how many the scheduler asks for; None for K.
+
+        Returns:
+            [R, K] int64, the trees' nodes in order; token 0 in unused slots, since vLLM embeds
+            them as well. A step that schedules fewer verifies the first of them.
+        """
+        requests = input_batch.num_reqs
+        if num_speculative_tokens == 0:
+            return self._drafts[:requests]
+        padded = requests
+        desc = None
+        if self.graphs is not None and not is_profile:
+            desc = self.graphs.dispatch(requests, requests, 1, num_active_loras=0)
+            padded = desc.num_tokens
+        self._slots[requests:padded].fill_(self.max_num_reqs)
+        if dummy_run:
+            self._slots[:requests].fill_(self.max_num_reqs)
+        else:
+            self._load(input_batch, last_hidden_states, last_sampled)
+        with self.meter.measure("draft"):
+            if desc is not None and desc.cg_mode == CUDAGraphMode.FULL:
+                assert self.graphs is not None
+                self.graphs.run_fullgraph(desc)
+            else:
+                self.draft(padded)
+        return self._drafts[:requests]
+
+    def _load(self, input_batch: InputBatch, hidden_states: Tensor, last_sampled: Tensor) -> None:
+        """Fill the draft's inputs."""
+        requests, slots = input_batch.num_reqs, input_batch.idx_mapping
+        # Without draft tokens in the step, the scorer has not run: each request's last row.
+        last_rows = (
+            self.last_rows[:requests]
+            if input_batch.num_draft_tokens
+            else input_batch.query_start_loc[1 : requests + 1] - 1
+        )
+        torch.index_select(hidden_states, 0, last_rows, out=self._hidden[:requests])
+        torch.index_select(last_sampled.view(-1), 0, slots, out=self._roots[:requests])
+        torch.index_select(self.chains.gpu, 0, slots, out=self._chain[:requests])
+        self._slots[:requests].copy_(slots)
+
+    @torch.inference_mode()
+    def draft(self, requests: int) -> None:
+        """From the first `requests` inputs to their trees and draft tokens; can be captured."""
+        roots, slots = self._roots[:requests], self._slots[:requests]
+        explored = self.explore(self._hidden[:requests], roots)
+        chain = self._chain[:requests] == 1
+        build_tree(
+            roots,
+            explored.tokens,
+            explored.back_pointers,
+            candidate_log_probs(explored, self.config.tree, chain),
+            out=self.trees,
+            entries=slots,
+        )
+        tokens = self.trees.tokens.index_select(0, slots)
+        self._drafts[:requests].copy_(tokens[:, 1:].clamp(min=0))
+
+    def explore(self, hidden: Tensor, roots: Tensor) -> ExploredNodes:
+        """The candidates for trees that continue the roots: hidden [R, H], roots [R] int64."""
+        config = self.config
+        return beam_search(
+            self.drafter, self.embed, hidden, roots, config.beam_width, config.beam_length
+        )

@@ -1,0 +1,106 @@
+"""Step statistics without waiting for the device: counters on it, and events beside the work.
+
+Nothing is recorded before the first `reset`: serving pays nothing for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from vllm.v1.worker.gpu.input_batch import InputBatch
+
+from vllm_redrafter.engine.stats import StepStats
+
+cuda: Any = torch.cuda  # its classes are untyped where torch is built without CUDA
+
+
+class HostEvent:
+    """A CUDA event's part where there is no CUDA: the work is done when the call returns."""
+
+    def record(self) -> None:
+        self._seconds = time.perf_counter()
+
+    def elapsed_time(self, end: HostEvent) -> float:
+        return 1000 * (end._seconds - self._seconds)
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        return None
+
+
+class StepMeter:
+    """Fills StepStats. `attention` stays 0: it is inside the forward pass's CUDA graph."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._enabled = False
+        self._stats = StepStats()
+        # Nodes verified and tokens output, summed on the device.
+        self._counts = torch.zeros(2, dtype=torch.int64, device=device)
+        self._pending: deque[tuple[str, Any, Any]] = deque()
+
+    def reset(self) -> None:
+        """Zero everything, and record from now on."""
+        self._settle(wait=True)
+        self._stats.reset()
+        self._counts.zero_()
+        self._enabled = True
+
+    def read(self) -> StepStats:
+        """Sums since the last reset; waits for the device."""
+        self._settle(wait=True)
+        drafted, sampled = self._counts.tolist()
+        self._stats.drafted_tokens, self._stats.sampled_tokens = drafted, sampled
+        return self._stats
+
+    @contextmanager
+    def measure(self, part: str) -> Iterator[None]:
+        """Add the time that the body's work takes on the device to the field named `part`."""
+        if not self._enabled:
+            yield
+            return
+        begin, end = self._event(), self._event()
+        begin.record()
+        yield
+        end.record()
+        self._pending.append((part, begin, end))
+        self._settle(wait=False)
+
+    def count(self, input_batch: InputBatch, num_nodes: Tensor, num_sampled: Tensor) -> None:
+        """Count a step that verified drafts.
+
+        Args:
+            input_batch: the step's; requests with a draft come first.
+            num_nodes: [R] int32, roots included.
+            num_sampled: [R] int32.
+        """
+        drafted = input_batch.num_draft_tokens_per_req
+        if not self._enabled or drafted is None:
+            return
+        verified = int(np.count_nonzero(drafted))
+        self._stats.steps += 1
+        self._stats.verifications += verified
+        self._counts[0] += num_nodes[:verified].sum() - verified
+        self._counts[1] += num_sampled[:verified].sum()
+
+    def _event(self) -> Any:
+        if self._device.type == "cuda":
+            return cuda.Event(enable_timing=True)
+        return HostEvent()
+
+    def _settle(self, wait: bool) -> None:
+        """Turn pairs of events into seconds: those that are over, or all."""
+        while self._pending and (wait or self._pending[0][2].query()):
+            part, begin, end = self._pending.popleft()
+            end.synchronize()
+            seconds = begin.elapsed_time(end) / 1000
+            setattr(self._stats, part, getattr(self._stats, part) + seconds)
