@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 from vllm.v1.attention.backend import (
     AttentionCGSupport,
@@ -64,14 +65,13 @@ class TreeAttentionMetadata(TritonAttentionMetadata):
         """Split the batch into trees and the rest."""
         self.trees, self.rest = trees, None
         if trees is not None and trees.rest is not None:
-            self.rest = replace(
-                self,
-                trees=None,
-                num_actual_tokens=self.num_actual_tokens - trees.rows,
-                query_start_loc=trees.rest,
-                seq_lens=self.seq_lens[trees.requests :],
-                block_table=self.block_table[trees.requests :],
-            )
+            rest: dict[str, Any] = {
+                "num_actual_tokens": self.num_actual_tokens - trees.rows,
+                "query_start_loc": trees.rest,
+                "seq_lens": self.seq_lens[trees.requests :],
+                "block_table": self.block_table[trees.requests :],
+            }
+            self.rest = replace(self, trees=None, **rest)
 
 
 class TreeAttentionMetadataBuilder(TritonAttentionMetadataBuilder):
@@ -164,7 +164,7 @@ class TreeAttentionImpl(TritonAttentionImpl):
         trees: TreeRows,
         output: Tensor,
     ) -> None:
-        key_cache, value_cache = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)
+        key_cache, value_cache = torch.split(kv_cache.transpose(1, 2), self.head_size, dim=-1)
         quantised = self.kv_cache_dtype.startswith("fp8")
         if quantised:
             key_cache = key_cache.view(self.fp8_dtype)

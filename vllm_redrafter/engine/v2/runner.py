@@ -61,7 +61,7 @@ class TreeModelRunner(model_runner.GPUModelRunner):
             self.speculator.reload()
 
     def _make_model_state(
-        self, vllm_config: VllmConfig, model: nn.Module, *args: Any
+        self, vllm_config: VllmConfig, model: nn.Module, encoder_cache: Any, device: torch.device
     ) -> TreeModelState:
         wanted = resolve_model_state_cls(vllm_config, model)
         if wanted is not DefaultModelState:
@@ -69,7 +69,7 @@ class TreeModelRunner(model_runner.GPUModelRunner):
                 f"ReDrafter cannot speculate for {type(model).__name__}, whose steps need vLLM's "
                 f"{wanted.__name__}: leave the speculative config out"
             )
-        return TreeModelState(vllm_config, model, *args, speculator=self.speculator)
+        return TreeModelState(vllm_config, model, encoder_cache, device, self.speculator)
 
 
 def _make_speculator(
