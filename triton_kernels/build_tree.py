@@ -22,12 +22,12 @@ from torch import Tensor
 
 from vllm_redrafter.triton_kernels.checks import (
     MAX_NODES,
+    WORD_BITS,
     require,
     require_last_dim_contiguous,
     require_same_device,
 )
 
-WORD_BITS = 32
 MAX_CANDIDATES = 2048
 
 

@@ -28,19 +28,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vllm_redrafter.triton_kernels.checks import (
-    MAX_NODES,
-    require,
-    require_integers,
-    require_last_dim_contiguous,
-    require_same_device,
+from vllm_redrafter.triton_kernels.checks import WORD_BITS, require
+from vllm_redrafter.triton_kernels.tree_attention_arguments import (
+    check_options,
+    check_sizes,
+    check_tensors,
 )
 
-HEAD_DIMS = (64, 80, 96, 128, 256)
-QUERY_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-CACHE_DTYPES = (*QUERY_DTYPES, torch.float8_e4m3fn)
 MAX_ROWS = 128
-WORD_BITS = 32
 
 
 @triton.jit
@@ -325,17 +320,19 @@ def tree_attention(
     Raises:
         ValueError: an argument's dtype, device, shape or stride does not fit; it is named.
     """
-    _check(query, key_cache, value_cache, block_table, context_lens, query_start_loc, ancestors)
+    check_tensors(
+        query, key_cache, value_cache, block_table, context_lens, query_start_loc, ancestors
+    )
     block_size, kv_heads = key_cache.shape[1], key_cache.shape[2]
     requests, heads, head_dim = context_lens.shape[0], query.shape[1], query.shape[2]
-    _check_sizes(block_table, ancestors, requests, max_nodes, max_context_len, block_size)
+    check_sizes(block_table, ancestors, requests, max_nodes, max_context_len, block_size)
     require(
         sliding_window == 0 or depths is not None,
         "depths is needed with a sliding window: positions in a tree are n + depth",
     )
     require(num_parts is None or num_parts >= 1, f"num_parts must be at least 1, got {num_parts}")
     out = torch.empty_like(query) if out is None else out
-    _check_options(query, requests, max_nodes, out, depths, sinks, lse)
+    check_options(query, requests, max_nodes, out, depths, sinks, lse)
 
     group = heads // kv_heads
     rows = triton.next_power_of_2(max_nodes * group)
@@ -450,130 +447,6 @@ def choose_parts(programs: int, max_keys: int, block_keys: int, device: torch.de
     most = max(1, max_keys // (4 * block_keys))
     parts = int(max(1, min(wanted, most, 64)))
     return 1 << (parts.bit_length() - 1)
-
-
-def _check(
-    query: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_table: Tensor,
-    context_lens: Tensor,
-    query_start_loc: Tensor,
-    ancestors: Tensor,
-) -> None:
-    require(query.dtype in QUERY_DTYPES, f"query: dtype {query.dtype} is not supported")
-    require(query.dim() == 3, f"query: expected [rows, heads, head_dim], got {list(query.shape)}")
-    require(
-        query.shape[2] in HEAD_DIMS,
-        f"query: head_dim {query.shape[2]} is not supported, only {HEAD_DIMS}",
-    )
-    for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
-        require(cache.dtype in CACHE_DTYPES, f"{name}: dtype {cache.dtype} is not supported")
-        require(
-            cache.dtype in (query.dtype, torch.float8_e4m3fn),
-            f"{name}: dtype {cache.dtype} is neither query's ({query.dtype}) nor fp8 e4m3",
-        )
-        require(
-            cache.dim() == 4 and cache.shape[3] == query.shape[2],
-            f"{name}: expected [blocks, block_size, KV heads, {query.shape[2]}], "
-            f"got {list(cache.shape)}",
-        )
-        require(
-            query.shape[1] % cache.shape[2] == 0,
-            f"{name}: {cache.shape[2]} KV heads do not divide query's {query.shape[1]} heads",
-        )
-    require_last_dim_contiguous(query=query, key_cache=key_cache, value_cache=value_cache)
-    require_integers(
-        torch.int32,
-        block_table=block_table,
-        context_lens=context_lens,
-        query_start_loc=query_start_loc,
-        ancestors=ancestors,
-    )
-    require(
-        value_cache.shape == key_cache.shape,
-        f"value_cache: expected key_cache's shape {list(key_cache.shape)}, "
-        f"got {list(value_cache.shape)}",
-    )
-    require(block_table.dim() == 2, f"block_table: expected [R, blocks], got {block_table.dim()}D")
-    requests = context_lens.shape[0]
-    require(
-        query_start_loc.shape[0] == requests + 1 and block_table.shape[0] >= requests,
-        f"query_start_loc and block_table must have {requests + 1} and {requests} entries for "
-        f"context_lens' {requests}, got {query_start_loc.shape[0]} and {block_table.shape[0]}",
-    )
-    require_same_device(
-        query,
-        key_cache=key_cache,
-        value_cache=value_cache,
-        block_table=block_table,
-        context_lens=context_lens,
-        query_start_loc=query_start_loc,
-        ancestors=ancestors,
-    )
-
-
-def _check_sizes(
-    block_table: Tensor,
-    ancestors: Tensor,
-    requests: int,
-    max_nodes: int,
-    max_context_len: int,
-    block_size: int,
-) -> None:
-    require(1 <= max_nodes <= MAX_NODES, f"max_nodes must be 1 to {MAX_NODES}, got {max_nodes}")
-    require(
-        ancestors.dim() == 3
-        and ancestors.shape[0] >= requests
-        and ancestors.shape[1] >= max_nodes
-        and ancestors.shape[2] * WORD_BITS >= max_nodes,
-        f"ancestors: {list(ancestors.shape)} has no room for {requests} trees of {max_nodes} nodes",
-    )
-    needed = triton.cdiv(max_context_len + max_nodes, block_size)
-    require(
-        block_table.shape[1] >= needed,
-        f"block_table: {block_table.shape[1]} blocks of {block_size} per request are too few for "
-        f"max_context_len {max_context_len} and {max_nodes} nodes, which need {needed}",
-    )
-
-
-def _check_options(
-    query: Tensor,
-    requests: int,
-    max_nodes: int,
-    out: Tensor,
-    depths: Tensor | None,
-    sinks: Tensor | None,
-    lse: Tensor | None,
-) -> None:
-    require(
-        out.shape == query.shape and out.dtype == query.dtype,
-        f"out: expected query's {list(query.shape)} {query.dtype}, "
-        f"got {list(out.shape)} {out.dtype}",
-    )
-    require_last_dim_contiguous(out=out)
-    require_same_device(query, out=out)
-    if depths is not None:
-        require_integers(torch.int32, depths=depths)
-        require(
-            depths.dim() == 2 and depths.shape[0] >= requests and depths.shape[1] >= max_nodes,
-            f"depths: {list(depths.shape)} has no room for [{requests}, {max_nodes}]",
-        )
-        require_same_device(query, depths=depths)
-    if sinks is not None:
-        require(
-            sinks.shape == query.shape[1:2] and sinks.is_floating_point(),
-            f"sinks: expected [{query.shape[1]}] floats, got {list(sinks.shape)} {sinks.dtype}",
-        )
-        require_last_dim_contiguous(sinks=sinks)
-        require_same_device(query, sinks=sinks)
-    if lse is not None:
-        require(
-            lse.shape == query.shape[:2] and lse.dtype == torch.float32,
-            f"lse: expected {list(query.shape[:2])} fp32, got {list(lse.shape)} {lse.dtype}",
-        )
-        require_last_dim_contiguous(lse=lse)
-        require_same_device(query, lse=lse)
 
 
 def naive_tree_attention(

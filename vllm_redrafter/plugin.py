@@ -332,7 +332,7 @@ def _unsupported_by_our_cpu(vllm_config: VllmConfig) -> Iterator[str]:
 
 
 def _unsupported_by_our_v2(vllm_config: VllmConfig) -> Iterator[str]:
-    from vllm_redrafter.triton_kernels.tree_attention import HEAD_DIMS
+    from vllm_redrafter.triton_kernels.tree_attention_arguments import HEAD_DIMS
 
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     if not vllm_config.use_v2_model_runner:

@@ -26,7 +26,8 @@ from vllm.v1.attention.backends.triton_attn import (
 
 from vllm_redrafter.config import ConfigError
 from vllm_redrafter.triton_kernels.stage_trees import StagedTrees
-from vllm_redrafter.triton_kernels.tree_attention import HEAD_DIMS, tree_attention
+from vllm_redrafter.triton_kernels.tree_attention import tree_attention
+from vllm_redrafter.triton_kernels.tree_attention_arguments import HEAD_DIMS
 
 
 @dataclass(frozen=True)
