@@ -187,6 +187,13 @@ class TreeBuffers:
         self.num_nodes = buffer(max_requests)
         self.ancestors = buffer(*shape, triton.cdiv(slots, WORD_BITS))
 
+    def clear(self) -> None:
+        """Every tree is its root alone; rows beyond it see the root, as in any built tree."""
+        for field in (self.tokens, self.parents, self.depths, self.ancestors):
+            field.zero_()
+        self.num_nodes.fill_(1)
+        self.ancestors[:, :, 0] = 1
+
 
 def build_tree(
     root_tokens: Tensor,

@@ -38,6 +38,7 @@ def padded_draft_differs(worker: Any) -> list[str]:
                     "untouched": trees.tokens[[1, 3, 4, 6, 7]],
                 }
             )
+    trees.clear()
     return [name for name in results[0] if not torch.equal(results[0][name], results[1][name])]
 
 

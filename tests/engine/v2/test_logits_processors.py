@@ -31,4 +31,4 @@ def test_a_processor_that_reads_the_output_acts_on_every_token(tmp_path: Path) -
     for answer in answers:
         tokens = [*answer.prompt_token_ids[-2:], *answer.outputs[0].token_ids]
         assert all(a != b for a, b in zip(tokens, tokens[2:], strict=False))
-    assert accepted > 10, "chains were hardly used"
+    assert accepted > 4, "chains were hardly used"

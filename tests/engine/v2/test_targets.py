@@ -82,4 +82,4 @@ def test_greedy_output_equals_plain_on_a_qwen_style_target(tmp_path: Path) -> No
         answers = [list(a.outputs[0].token_ids) for a in llm.run(load)]
         accepted = llm.counter("vllm:spec_decode_num_accepted_tokens")
     assert answers == expected
-    assert accepted > 20, "trees were hardly used"
+    assert accepted > 10, "trees were hardly used"

@@ -59,7 +59,7 @@ class TreeSpeculator(BaseSpeculator):
 
         slots, k = self.max_num_reqs, self.config.num_speculative_tokens
         self.trees = TreeBuffers(slots + 1, k, device)
-        self.trees.num_nodes.fill_(1)
+        self.trees.clear()
         self.chains = StagedWriteTensor(slots, dtype=torch.int32, device=device)
         self.last_rows = torch.zeros(slots, dtype=torch.int64, device=device)
 
@@ -83,6 +83,8 @@ class TreeSpeculator(BaseSpeculator):
 
     def add_request(self, slot: int, chain: bool) -> None:
         """A new request takes the slot: it has no tree yet, only the root.
+
+        vLLM may verify it nonetheless, with padding for draft tokens, to keep steps uniform.
 
         Args:
             slot: the request's.
