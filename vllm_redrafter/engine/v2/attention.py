@@ -64,8 +64,9 @@ class TreeAttentionMetadata(TritonAttentionMetadata):
         """Split the batch into trees and the rest."""
         self.trees, self.rest = trees, None
         if trees is not None and trees.rest is not None:
+            whole: Any = self  # mypy does not see the fields that are vLLM's
             self.rest = replace(
-                self,
+                whole,
                 trees=None,
                 num_actual_tokens=self.num_actual_tokens - trees.rows,
                 query_start_loc=trees.rest,
@@ -164,7 +165,8 @@ class TreeAttentionImpl(TritonAttentionImpl):
         trees: TreeRows,
         output: Tensor,
     ) -> None:
-        key_cache, value_cache = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)
+        cache = kv_cache.transpose(1, 2)
+        key_cache, value_cache = cache[..., : self.head_size], cache[..., self.head_size :]
         quantised = self.kv_cache_dtype.startswith("fp8")
         if quantised:
             key_cache = key_cache.view(self.fp8_dtype)
