@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 from vllm.v1.attention.backend import (
     AttentionCGSupport,
@@ -66,13 +65,15 @@ class TreeAttentionMetadata(TritonAttentionMetadata):
         """Split the batch into trees and the rest."""
         self.trees, self.rest = trees, None
         if trees is not None and trees.rest is not None:
-            rest: dict[str, Any] = {
-                "num_actual_tokens": self.num_actual_tokens - trees.rows,
-                "query_start_loc": trees.rest,
-                "seq_lens": self.seq_lens[trees.requests :],
-                "block_table": self.block_table[trees.requests :],
-            }
-            self.rest = replace(self, trees=None, **rest)
+            whole: Any = self  # mypy does not see the fields that are vLLM's
+            self.rest = replace(
+                whole,
+                trees=None,
+                num_actual_tokens=self.num_actual_tokens - trees.rows,
+                query_start_loc=trees.rest,
+                seq_lens=self.seq_lens[trees.requests :],
+                block_table=self.block_table[trees.requests :],
+            )
 
 
 class TreeAttentionMetadataBuilder(TritonAttentionMetadataBuilder):
@@ -165,7 +166,8 @@ class TreeAttentionImpl(TritonAttentionImpl):
         trees: TreeRows,
         output: Tensor,
     ) -> None:
-        key_cache, value_cache = torch.split(kv_cache.transpose(1, 2), self.head_size, dim=-1)
+        cache = kv_cache.transpose(1, 2)
+        key_cache, value_cache = cache[..., : self.head_size], cache[..., self.head_size :]
         quantised = self.kv_cache_dtype.startswith("fp8")
         if quantised:
             key_cache = key_cache.view(self.fp8_dtype)

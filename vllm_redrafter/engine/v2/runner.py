@@ -21,6 +21,7 @@ from vllm.config import VllmConfig
 from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.utils.mem_utils import DeviceMemoryProfiler
 from vllm.v1.worker.gpu import model_runner
+from vllm.v1.worker.gpu.mm.encoder_cache import EncoderCache
 from vllm.v1.worker.gpu.model_states import resolve_model_state_cls
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 from vllm.v1.worker.gpu.states import RequestState
@@ -61,7 +62,11 @@ class TreeModelRunner(model_runner.GPUModelRunner):
             self.speculator.reload()
 
     def _make_model_state(
-        self, vllm_config: VllmConfig, model: nn.Module, encoder_cache: Any, device: torch.device
+        self,
+        vllm_config: VllmConfig,
+        model: nn.Module,
+        encoder_cache: EncoderCache | None,
+        device: torch.device,
     ) -> TreeModelState:
         wanted = resolve_model_state_cls(vllm_config, model)
         if wanted is not DefaultModelState:
