@@ -307,9 +307,9 @@ def draw_heat_map(evaluation: Evaluation, path: Path) -> None:
         panel.set_yticks(range(len(lengths)), [str(length) for length in lengths])
         panel.set_xlabel("beam width")
     panels[0][0].set_ylabel("beam length")
-    figure.suptitle("Tokens per target step")
+    figure.suptitle("Tokens per target step", y=1.06)
     try:
-        figure.savefig(path, dpi=150)
+        figure.savefig(path, dpi=110, bbox_inches="tight")
     except (OSError, ValueError) as error:
         raise ConfigError(f"--plot {path}: cannot be written: {error}") from error
     plt.close(figure)
