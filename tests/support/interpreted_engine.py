@@ -23,6 +23,7 @@ ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # collective_rpc with a function
     "VLLM_CPU_CI_ENV": "1",  # no warm-up run
+    "TORCHDYNAMO_DISABLE": "1",  # its compiler would ask our backend "cpu" of Triton for code
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process instead of three: a third of the start
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # workers of other engines would share one core
     "PYTHONPATH": os.pathsep.join([str(SUPPORT / "interpreted"), str(SUPPORT)]),
