@@ -38,6 +38,7 @@ from vllm_redrafter.training.target import load_target
 from vllm_redrafter.training.trainer import Trainer, make_accelerator
 
 TARGET = TargetSettings(num_steps=200)
+# Written out, so that the comparison does not change with the demo.
 NUM_PROMPTS = 864
 """The demo's own are less, so that it takes few minutes; 64 of these are held out."""
 

@@ -36,7 +36,7 @@ class TargetSettings:
     max_length: int = 512
     block_size: int = 256
     batch_size: int = 8
-    num_steps: int = 170
+    num_steps: int = 200
     muon_learning_rate: float = 0.02
     adam_learning_rate: float = 3e-3
     warmup_steps: int = 15
