@@ -64,7 +64,7 @@ DRAFTER_TRAINING = TrainingConfig(
 )
 
 SPECULATION = ReDrafterConfig(num_speculative_tokens=12, beam_width=3, beam_length=5)
-NODES_BY_REQUESTS = [[1, 1, 12], [2, 4, 3], [5, 8, 2]]
+NODES_BY_REQUESTS = [[1, 1, 12], [2, 8, 3]]
 """vLLM's num_speculative_tokens_per_batch_size: the more requests share a step on a CPU, the more
 a verified node costs."""
 

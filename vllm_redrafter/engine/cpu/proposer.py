@@ -45,9 +45,10 @@ class TreeProposer:
         """
         config = self.config
         length = min(config.beam_length, max_nodes)
-        explored = beam_search(
-            self.drafter, self.embed, hidden, root_tokens, config.beam_width, length
-        )
+        # A tree of fewer nodes than a beam is long accepts no more than the best beam alone, which
+        # vLLM's own kernel verifies in less time (8 requests, K = 2: 1.2 against 0.9 times plain).
+        width = config.beam_width if max_nodes >= config.beam_length else 1
+        explored = beam_search(self.drafter, self.embed, hidden, root_tokens, width, length)
         slots = config.num_speculative_tokens
         tree = TokenTree.from_explored(root_tokens, explored, slots, config.tree, chain)
         return tree.prefix(max_nodes + 1)
