@@ -31,7 +31,10 @@ def environment(is_cpu: bool) -> dict[str, str]:
         # vLLM's advice for CPUs: Intel's OpenMP, from the package intel-openmp, and tcmalloc.
         openmp = Path(sys.prefix) / "lib" / "libiomp5.so"
         malloc = ctypes.util.find_library("tcmalloc_minimal")
-        found = [os.environ.get("LD_PRELOAD"), str(openmp) if openmp.exists() else None, malloc]
+        preloaded = os.environ.get("LD_PRELOAD", "")
+        # vLLM refuses to run with two OpenMP runtimes.
+        wanted = openmp.exists() and "omp" not in preloaded
+        found = [preloaded, str(openmp) if wanted else None, malloc]
         variables["LD_PRELOAD"] = ":".join(library for library in found if library)
     return variables
 

@@ -86,6 +86,12 @@ def test_a_preload_of_the_users_own_is_kept() -> None:
     assert environment["VLLM_LOGGING_LEVEL"] == "INFO"
 
 
+def test_no_second_openmp_runtime_is_preloaded() -> None:
+    environment = engine_environment({"LD_PRELOAD": "/torch/libgomp.so.1"})
+    libraries = environment["LD_PRELOAD"].split(":")
+    assert [path for path in libraries if "omp" in path] == ["/torch/libgomp.so.1"]
+
+
 def levels() -> tuple[LevelResult, LevelResult]:
     plain = LevelResult(1, 2.0, [[[5], [6], [7], [8]]], {})
     drafted = LevelResult(1, 1.0, [[[5], [6, 7, 8]]], {"sampled_tokens": 3, "verifications": 1})

@@ -129,8 +129,11 @@ def engine_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
     vLLM's CPU kernels want Intel's OpenMP runtime and tcmalloc, and both only work preloaded.
     """
-    preloaded = environment.get("LD_PRELOAD", "").split(":")
-    preload = [*filter(None, preloaded), *map(str, _fast_libraries())]
+    preloaded = [path for path in environment.get("LD_PRELOAD", "").split(":") if path]
+    # One of a kind: vLLM refuses to run with two OpenMP runtimes.
+    kinds = [kind for kind in ("omp", "tcmalloc") if not any(kind in path for path in preloaded)]
+    fast = [str(path) for path in _fast_libraries() if any(kind in path.name for kind in kinds)]
+    preload = [*preloaded, *fast]
     return {
         **environment,
         "LD_PRELOAD": ":".join(dict.fromkeys(preload)),

@@ -129,3 +129,21 @@ def test_a_finished_request_in_a_batch_leaves_the_others_as_they_were(
         for p, answer in zip(params, tokens_of(plain["greedy"])[:24], strict=True)
     ]
     assert tokens_of(load.run(oracle)) == expected
+
+
+@pytest.mark.parametrize("name", ["greedy", "repetition-penalty", "temperature", "json"])
+def test_a_prompt_that_is_cached_but_for_one_token(name: str, oracle: Any) -> None:
+    """vLLM's scheduler pads its first step to a verification, with tokens -1."""
+    case = next((c for c in workloads.CASES if c.name == name), workloads.Case(name, {}))
+    settings = {"temperature": 0, "max_tokens": 12, **case.params}
+    params = workloads.SamplingParams(**settings, seed=5)
+    # One block of 32 tokens and one token more; another text for each case.
+    first = 20 + 40 * ["greedy", "repetition-penalty", "temperature", "json"].index(name)
+    load = workloads.Workload([list(range(first, first + 33))], [params])
+    cached = counter(oracle, "vllm:prefix_cache_hits")
+    whole = tokens_of(load.run(oracle))
+    assert counter(oracle, "vllm:prefix_cache_hits") == cached
+    drafts = counter(oracle, "vllm:spec_decode_num_drafts")
+    assert tokens_of(load.run(oracle)) == whole
+    assert counter(oracle, "vllm:prefix_cache_hits") == cached + 32
+    assert counter(oracle, "vllm:spec_decode_num_drafts") > drafts

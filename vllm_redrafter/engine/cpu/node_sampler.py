@@ -169,7 +169,9 @@ class NodeSampler:
             tokens, parents = tree.tokens[request].tolist(), tree.parents[request].tolist()
             paths: list[list[int]] = [committed]
             for node in range(1, int(tree.num_nodes[request])):
-                paths.append([*paths[parents[node]], tokens[node]])
+                before = paths[parents[node]]
+                # The scheduler's padding, -1, is no output.
+                paths.append([*before, tokens[node]] if tokens[node] >= 0 else before)
             outputs.extend(paths)
         return outputs
 

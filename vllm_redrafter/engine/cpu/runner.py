@@ -107,12 +107,18 @@ class TreeModelRunner(CPUModelRunner):
         return prepared
 
     def _scheduled_trees(self, root_rows: Tensor, num_drafted: Tensor) -> TokenTree:
-        """For each request the first nodes, as many as are scheduled, of the tree drafted last."""
+        """For each request the first nodes, as many as are scheduled, of the tree drafted last.
+
+        A new request whose prompt is cached but for one token is padded by vLLM's scheduler to a
+        verification, with K tokens -1: a chain of tokens that nothing draws.
+        """
         slots = int(num_drafted.max()) + 1
         no_links = torch.zeros(2, slots, dtype=torch.int32)
+        depth = torch.arange(slots, dtype=torch.int32)
+        padding = torch.stack([(depth - 1).clamp(min=0), depth])
         links = torch.stack(
             [
-                self._links[request][:, :slots] if drafted else no_links
+                self._links.get(request, padding)[:, :slots] if drafted else no_links
                 for request, drafted in zip(
                     self.input_batch.req_ids, num_drafted.tolist(), strict=True
                 )
@@ -121,6 +127,8 @@ class TreeModelRunner(CPUModelRunner):
         input_ids = self.input_ids.cpu
         rows = (root_rows.unsqueeze(1) + torch.arange(slots)).clamp(max=input_ids.shape[0] - 1)
         full = TokenTree(input_ids[rows], links[:, 0], links[:, 1], num_drafted + 1)
+        # The target embeds the padding too.
+        self.input_ids.gpu.clamp_(min=0)
         return full.prefix(full.num_nodes)
 
     # 2 -- attention
