@@ -383,7 +383,7 @@ def evaluate(
         found = evaluation.evaluate(request, console)
         evaluation.print_evaluation(console, found)
         if json_file:
-            json_file.write_text(found.to_json() + "\n")
+            evaluation.write_json(found, json_file)
         if plot:
             evaluation.draw_heat_map(found, plot)
 

@@ -23,6 +23,7 @@ from vllm_redrafter.training.evaluation import (
     evaluate_shapes,
     print_evaluation,
     shapes,
+    write_json,
 )
 
 
@@ -83,6 +84,8 @@ def test_figures_are_printed_written_and_drawn(tmp_path: Path) -> None:
     assert f"{best.acceptance.tokens_per_step:.2f}" in printed
     figures = json.loads(found.to_json())
     assert len(figures["results"]) == len(found.results)
+    with pytest.raises(ConfigError, match=r"--json .* cannot be written"):
+        write_json(found, tmp_path / "none" / "figures.json")
     draw_heat_map(found, tmp_path / "map.png")
     assert (tmp_path / "map.png").stat().st_size > 1000
     with pytest.raises(ConfigError, match=r"cannot be written"):

@@ -28,7 +28,7 @@ from typer.testing import CliRunner
 
 from vllm_redrafter.checkpoints import check_checkpoint, load_drafter, read_config
 from vllm_redrafter.cli import app
-from vllm_redrafter.config import ConfigError, ReDrafterConfig
+from vllm_redrafter.config import ConfigError, ReDrafterConfig, TrainingError
 from vllm_redrafter.training.config import TrainingConfig
 from vllm_redrafter.training.data import DatasetRows, TextBatch
 from vllm_redrafter.training.dataset import read_dataset
@@ -153,6 +153,17 @@ def test_recorded_distributions_train_as_computed_ones_do(
     computed, _ = run(request(target, data, tmp_path / "computed"))
     recorded, _ = run(request(target, data, tmp_path / "recorded", teacher="data"))
     assert recorded.losses == pytest.approx(computed.losses, rel=1e-3)
+
+
+def test_a_drafter_that_cannot_be_written_is_resumed(
+    target: Path, data: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "README.md").mkdir(parents=True)
+    with pytest.raises(TrainingError, match=r"could not be written .* again with --resume"):
+        run(request(target, data, tmp_path))
+    (tmp_path / "README.md").rmdir()
+    run(request(target, data, tmp_path), resume=True)
+    assert (tmp_path / "README.md").is_file()
 
 
 def test_a_dry_run_writes_nothing(target: Path, data: Path, tmp_path: Path) -> None:

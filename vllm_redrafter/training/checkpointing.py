@@ -26,7 +26,7 @@ KEPT = 2
 
 
 @dataclass(frozen=True)
-class Progress:
+class RunProgress:
     """Where a run stands.
 
     Attributes:
@@ -50,7 +50,9 @@ class Checkpoints:
         """Whole checkpoints, oldest first."""
         return sorted(self.folder.glob("step-[0-9]*"))
 
-    def save(self, drafter: Drafter, optimizer: torch.optim.Optimizer, progress: Progress) -> Path:
+    def save(
+        self, drafter: Drafter, optimizer: torch.optim.Optimizer, progress: RunProgress
+    ) -> Path:
         """Write one, and delete the oldest.
 
         Raises:
@@ -65,7 +67,7 @@ class Checkpoints:
             shutil.rmtree(old)
         return path
 
-    def load(self, drafter: Drafter, optimizer: torch.optim.Optimizer) -> Progress:
+    def load(self, drafter: Drafter, optimizer: torch.optim.Optimizer) -> RunProgress:
         """Read the newest into the drafter and the optimizer.
 
         Raises:
@@ -77,7 +79,7 @@ class Checkpoints:
         optimizer.load_state_dict(torch.load(path / OPTIMIZER_FILE, weights_only=True))
         return progress
 
-    def newest(self) -> Progress:
+    def newest(self) -> RunProgress:
         """Where the newest checkpoint stands.
 
         Raises:
@@ -85,7 +87,7 @@ class Checkpoints:
         """
         if not (paths := self.paths()):
             raise ConfigError(f"{self.folder}: no checkpoint to resume from; leave --resume out")
-        return Progress(**json.loads((paths[-1] / PROGRESS_FILE).read_text()))
+        return RunProgress(**json.loads((paths[-1] / PROGRESS_FILE).read_text()))
 
     @contextmanager
     def _written_whole(self, path: Path) -> Iterator[Path]:

@@ -119,8 +119,10 @@ def shapes(
     grid = []
     for width in beam_widths:
         for length in beam_lengths:
-            fitting = [k for k in sorted(set(num_nodes)) if k <= width * length]
-            grid += [ReDrafterConfig(k, width, length) for k in fitting]
+            wanted = [ReDrafterConfig(k, width, length) for k in sorted(set(num_nodes))]
+            grid += [
+                shape for shape in wanted if shape.num_speculative_tokens <= shape.max_explored
+            ]
     if not grid:
         raise ConfigError(
             f"evaluation: no search of widths {list(beam_widths)} and lengths "
@@ -262,6 +264,18 @@ def print_evaluation(console: Console, evaluation: Evaluation) -> None:
         f"({best.acceptance.tokens_per_step:.2f} tokens per step, {best.speed_up:.2f}×). Measure "
         "both costs where you serve; with many requests at once a node costs more."
     )
+
+
+def write_json(evaluation: Evaluation, path: Path) -> None:
+    """All figures, as JSON.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    try:
+        path.write_text(evaluation.to_json() + "\n")
+    except OSError as error:
+        raise ConfigError(f"--json {path}: cannot be written: {error}") from error
 
 
 def draw_heat_map(evaluation: Evaluation, path: Path) -> None:

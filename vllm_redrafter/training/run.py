@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from rich.console import Console
+from safetensors import SafetensorError
 
 from vllm_redrafter.checkpoints import save_drafter
-from vllm_redrafter.config import ConfigError, ReDrafterConfig
+from vllm_redrafter.config import ConfigError, ReDrafterConfig, TrainingError
 from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.training.checkpointing import Checkpoints
 from vllm_redrafter.training.config import TrainingConfig
@@ -115,7 +116,11 @@ def save_result(
     record: dict[str, Any],
     result: TrainingResult,
 ) -> None:
-    """Write the drafter in the target's dtype, its record and its model card."""
+    """Write the drafter in the target's dtype, its record and its model card.
+
+    Raises:
+        TrainingError: it could not be written (a full disk, say).
+    """
     training = {
         **record,
         "result": {
@@ -127,8 +132,14 @@ def save_result(
         },
     }
     output = request.output.expanduser()
-    save_drafter(drafter.to(target.dtype), output, verifier=request.target, training=training)
-    (output / CARD_FILE).write_text(model_card(drafter.config, request.target, training))
+    try:
+        save_drafter(drafter.to(target.dtype), output, verifier=request.target, training=training)
+        (output / CARD_FILE).write_text(model_card(drafter.config, request.target, training))
+    except (OSError, SafetensorError) as error:
+        raise TrainingError(
+            f"the drafter could not be written to {output}: {error}; its weights are in "
+            f"{output / 'checkpoints'}: make room and start again with --resume"
+        ) from error
 
 
 def _check_vocabulary(target: Any, data: TrainingData) -> None:

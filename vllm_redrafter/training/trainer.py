@@ -24,8 +24,7 @@ from torch import Tensor
 
 from vllm_redrafter.config import ConfigError, ReDrafterConfig, TrainingError
 from vllm_redrafter.drafter import Drafter
-from vllm_redrafter.training.checkpointing import Checkpoints
-from vllm_redrafter.training.checkpointing import Progress as RunProgress
+from vllm_redrafter.training.checkpointing import Checkpoints, RunProgress
 from vllm_redrafter.training.config import TrainingConfig
 from vllm_redrafter.training.data import BatchPlan, TextBatch, TextRows
 from vllm_redrafter.training.distillation import Distillation, count_rows
