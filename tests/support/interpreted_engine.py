@@ -29,6 +29,8 @@ ENVIRONMENT = {
     "PYTHONPATH": os.pathsep.join([str(SUPPORT / "interpreted"), str(SUPPORT)]),
 }
 
+SETTINGS = {"max_num_seqs": 8, "block_size": 32, "max_model_len": 256, "enforce_eager": True}
+
 
 class InterpretedEngine:
     """What a test does with an engine; each method is answered by the engine's process."""
@@ -70,7 +72,7 @@ def interpreted_engine(
         target: the model.
         setup: called in the engine's process before vLLM is imported.
         environment: variables besides, or instead of, ENVIRONMENT's.
-        arguments: of vllm.LLM.
+        arguments: of vllm.LLM, besides, or instead of, SETTINGS.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
@@ -122,10 +124,9 @@ def _serve(
         llm = LLM(
             target,
             dtype="float32",
-            enforce_eager=True,
             seed=0,
             disable_log_stats=False,
-            **{"max_num_seqs": 8, "block_size": 32, "max_model_len": 256, **arguments},
+            **{**SETTINGS, **arguments},
         )
     except BaseException:
         connection.send((True, traceback.format_exc()))
@@ -186,6 +187,11 @@ def _rpc(llm: Any, function: Any, *args: Any) -> Any:
 
 def _counter(llm: Any, name: str) -> float:
     return sum(metric.value for metric in llm.get_metrics() if metric.name == name)
+
+
+def reset_prefix_cache(llm: Any) -> None:
+    """For `InterpretedEngine.call`: the next requests find nothing."""
+    assert llm.reset_prefix_cache()
 
 
 def run_with_aborts(llm: Any, workload: Any, aborted: list[int], after: int) -> dict[int, Any]:

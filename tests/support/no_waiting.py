@@ -33,6 +33,17 @@ INDEXING = ("aten.index.", "aten.index_put", "aten._index_put_impl")
 """They wait if the index is a mask."""
 
 
+def why_it_waits(operation: str, args: tuple[Any, ...]) -> str | None:
+    """The operation, if a GPU would make the host wait for it."""
+    if operation.startswith(WAITING):
+        return operation
+    if operation.startswith(INDEXING) and any(
+        index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
+    ):
+        return f"{operation} with a mask"
+    return None
+
+
 class NoWaiting(TorchDispatchMode):
     """While entered, `found` collects what would wait, each as a name and where it was called."""
 
@@ -47,13 +58,9 @@ class NoWaiting(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        name = str(func)
-        if name.startswith(WAITING):
-            self.add(name)
-        elif name.startswith(INDEXING) and any(
-            index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
-        ):
-            self.add(f"{name} with a mask")
+        why = why_it_waits(str(func), args)
+        if why:
+            self.add(why)
         return func(*args, **(kwargs or {}))
 
     @contextmanager

@@ -1,0 +1,160 @@
+"""CUDA graphs as vLLM captures and replays them, on recordings in place of graphs.
+
+Output is as plain decoding's: nothing that a graph holds depends on what it was captured with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import recorded_graphs
+import torch
+import workloads
+from interpreted_engine import InterpretedEngine, interpreted_engine, reset_prefix_cache
+from recorded_graphs import RecordedGraph, graphs_recorded
+from tiny_models import make_drafter, make_small_target
+from vllm import SamplingParams
+
+VOCAB = 24  # so few that a random drafter is often right
+GREEDY = {"temperature": 0}
+SAMPLED = {"temperature": 0.8, "top_p": 0.95}
+TOKENS = 40
+ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
+
+# Prompts are read in chunks, beside trees; not all requests fit into the KV cache to their end.
+TIGHT = {"max_num_batched_tokens": 120, "num_gpu_blocks_override": 12}
+
+
+def requests(sampling: dict[str, Any]) -> workloads.Workload:
+    prompts = [[2 + (5 * i + t * t) % (VOCAB - 2) for t in range(5 + 9 * i)] for i in range(8)]
+    params = [
+        SamplingParams(max_tokens=TOKENS - 3 * i, seed=i, ignore_eos=True, **sampling)
+        for i in range(8)
+    ]
+    return workloads.Workload(prompts, params)
+
+
+def tokens_of(answers: list[Any]) -> list[list[int]]:
+    return [list(answer.outputs[0].token_ids) for answer in answers]
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_small_target(tmp_path_factory.mktemp("target"), vocab_size=VOCAB)
+
+
+@pytest.fixture(scope="module")
+def plain(target: Path) -> dict[str, list[list[int]]]:
+    with interpreted_engine(target, skip_tokenizer_init=True) as llm:
+        return {
+            "greedy": tokens_of(llm.run(requests(GREEDY))),
+            "sampled": tokens_of(llm.run(requests(SAMPLED))),
+        }
+
+
+@pytest.fixture(scope="module")
+def graphs(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[InterpretedEngine]:
+    drafter = make_drafter(tmp_path_factory.mktemp("drafter"), VOCAB, hidden_size=64)
+    with interpreted_engine(
+        target,
+        setup=recorded_graphs.use,
+        environment={"VLLM_USE_BREAKABLE_CUDAGRAPH": "1"},
+        skip_tokenizer_init=True,
+        enforce_eager=False,
+        speculative_config={
+            "model": str(drafter),
+            "num_speculative_tokens": 8,
+            "num_speculative_tokens_per_batch_size": [[1, 4, 8], [5, 8, 4]],
+        },
+        **TIGHT,
+    ) as llm:
+        yield llm
+
+
+def answers_and_accepted(
+    llm: InterpretedEngine, sampling: dict[str, Any]
+) -> tuple[list[list[int]], float]:
+    """The requests' tokens, and how many of them were accepted drafts; from an empty cache."""
+    llm.call(reset_prefix_cache)
+    before = llm.counter(ACCEPTED)
+    return tokens_of(llm.run(requests(sampling))), llm.counter(ACCEPTED) - before
+
+
+@pytest.mark.engine
+def test_output_from_graphs_equals_plain_and_drafts_are_as_good(
+    graphs: InterpretedEngine, plain: dict[str, list[list[int]]]
+) -> None:
+    eager = answers_and_accepted(graphs, GREEDY), answers_and_accepted(graphs, SAMPLED)
+    (captured,) = graphs.rpc(recorded_graphs.capture)
+    assert captured == {"model": 9, "draft": 4}  # one per size, and per K
+    for name, sampling, without in zip(plain, (GREEDY, SAMPLED), eager, strict=True):
+        graphs.rpc(recorded_graphs.take_replayed)
+        answers, accepted = answers_and_accepted(graphs, sampling)
+        (replayed,) = graphs.rpc(recorded_graphs.take_replayed)
+        assert answers == plain[name]
+        assert (answers, accepted) == without
+        assert accepted > 20, "trees were hardly used"
+        assert all(replayed.get(kind, 0) > 10 for kind in ("model", "piece", "draft")), replayed
+    assert graphs.counter("vllm:num_preemptions") > 0
+
+
+# The recordings themselves
+
+
+def captured(function: Callable[[], torch.Tensor]) -> tuple[RecordedGraph, torch.Tensor]:
+    graph = RecordedGraph()
+    with graphs_recorded(), torch.cuda.graph(graph):
+        out = function()
+    return graph, out
+
+
+def test_a_replay_reads_what_is_in_the_inputs_now() -> None:
+    x, offset = torch.ones(4), 1
+    graph, out = captured(lambda: (x[1:] * 2 + offset).cumsum(0))
+    x.copy_(torch.arange(4.0))
+    offset = 5  # a number of the host is that of the capture
+    graph.replay()
+    assert out.tolist() == [3, 8, 15]
+
+
+def test_what_is_allocated_outside_is_not_followed() -> None:
+    inputs = {"x": torch.ones(3)}
+    graph, out = captured(lambda: inputs["x"] + 1)
+    inputs["x"] = torch.zeros(3)
+    graph.replay()
+    assert out.tolist() == [2, 2, 2]
+
+
+def test_memory_that_a_replay_does_not_write_is_spoilt() -> None:
+    first = {}
+
+    def function() -> torch.Tensor:
+        buffer = torch.empty(3)
+        if not first:
+            first["done"] = buffer.fill_(1.0)
+        return buffer
+
+    graph = RecordedGraph()
+    function()
+    with graphs_recorded(), torch.cuda.graph(graph):
+        out = function()
+    graph.replay()
+    assert out.isnan().all()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda: torch.tensor([1, 2]) + 1,
+        lambda: torch.ones(3)[torch.ones(3) > 0],
+        lambda: torch.full((2,), torch.ones(3).sum().item()),
+    ],
+    ids=["copy-from-host", "mask", "item"],
+)
+def test_what_a_capture_forbids_is_an_error(function: Callable[[], torch.Tensor]) -> None:
+    with pytest.raises(RuntimeError, match="while a graph is captured"):
+        captured(function)
+    assert torch.ones(1).item() == 1

@@ -1,0 +1,278 @@
+"""CUDA graphs on a CPU: what is captured is recorded, and replayed as a graph would be.
+
+A graph replays kernels on the addresses and with the numbers of its capture; nothing of the
+Python around them runs again. A recording does the same with PyTorch's operations and the launches
+of interpreted Triton kernels, so that code which is wrong in a graph is wrong here:
+
+- what it allocates lies where it lay during the capture, filled with NaN or nonsense before each
+  replay, since a graph's memory is another graph's as well;
+- numbers and decisions of the host are those of the capture;
+- waiting for the device, or copying from the host, is an error, as during a capture.
+
+vLLM's own capture, dispatch and replay run on them unchanged, breakable graphs among them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import no_waiting
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
+FROM_HOST = ("aten.lift_fresh",)
+"""`torch.tensor(...)`: on a GPU a copy from memory that the host may have reused since."""
+
+EMPTY = ("aten.empty", "aten.new_empty")
+
+CAPTURE_SIZES = [1, 2, 4, 8, 16, 24, 48, 72, 120]
+
+for_good = ExitStack()
+
+replayed: Counter[str] = Counter()
+"""How many replays there were, by what made the graph: "model", "piece" or "draft"."""
+
+
+class Recording(TorchDispatchMode):
+    """While entered, collects what is to be replayed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nodes: list[Callable[[], None]] = []
+        self.allocated: list[torch.Tensor] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = str(func)
+        refused = no_waiting.why_it_waits(name, args)
+        if name.startswith(FROM_HOST):
+            refused = f"{name} copies from the host"
+        if refused:
+            raise RuntimeError(f"{refused}, while a graph is captured")
+        result = func(*args, **kwargs)
+        # By memory, not by the operation's schema, which does not tell of all views.
+        known = {_memory(tensor) for tensor in _tensors((args, kwargs))}
+        fresh = [tensor for tensor in _tensors(result) if _memory(tensor) not in known]
+        self.allocated += fresh
+        if name.startswith(EMPTY) or not (fresh or func._schema.is_mutable):
+            return result  # memory alone, or a view
+        self.nodes.append(lambda: _run_again(func, args, kwargs, fresh))
+        return result
+
+    def add(self, node: Callable[[], Any]) -> Any:
+        """Run the function now and in every replay, as one node of the graph."""
+        with _disable_current_modes():
+            result = node()
+        self.nodes.append(node)
+        return result
+
+
+def _run_again(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], fresh: list[torch.Tensor]
+) -> None:
+    result = func(*args, **kwargs)
+    if not fresh:
+        return
+    again = _tensors(result)
+    assert len(again) == len(fresh), f"{func} writes and allocates: not known how to replay"
+    for tensor, value in zip(fresh, again, strict=True):
+        assert tensor.shape == value.shape, f"{func}: a shape that depends on values"
+        tensor.copy_(value)
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    leaves = (leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
+    return [leaf for leaf in leaves if leaf.numel()]
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _spoil(tensor: torch.Tensor) -> None:
+    if tensor.is_floating_point():
+        tensor.fill_(torch.nan)
+    elif tensor.dtype == torch.bool:
+        tensor.logical_not_()
+    else:
+        tensor.fill_(-77)
+
+
+class RecordedGraph:
+    """In the place of `torch.cuda.CUDAGraph`."""
+
+    capturing: Recording | None = None
+    drafting = False
+
+    def __init__(self) -> None:
+        self.kind = "piece"
+
+    def capture_begin(self, pool: Any = None, **_: Any) -> None:
+        assert RecordedGraph.capturing is None, "captures cannot be nested"
+        self._recording = RecordedGraph.capturing = Recording()
+        for name in no_waiting.HOST_METHODS:
+            setattr(torch.Tensor, name, _refused(name))
+        self._recording.__enter__()
+
+    def capture_end(self) -> None:
+        self._recording.__exit__(None, None, None)
+        RecordedGraph.capturing = None
+        for name in no_waiting.HOST_METHODS:
+            setattr(torch.Tensor, name, no_waiting.ORIGINALS[name])
+
+    @torch.inference_mode()
+    def replay(self) -> None:
+        replayed[self.kind] += 1
+        for tensor in self._recording.allocated:
+            _spoil(tensor)
+        for node in self._recording.nodes:
+            node()
+
+
+def _refused(name: str) -> Callable[..., Any]:
+    def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(f"Tensor.{name} waits for the device, while a graph is captured")
+
+    return call
+
+
+@contextmanager
+def record(graph: RecordedGraph, pool: Any = None, **_: Any) -> Iterator[None]:
+    """In the place of `torch.cuda.graph`."""
+    graph.kind = "draft" if RecordedGraph.drafting else "model"
+    graph.capture_begin(pool)
+    try:
+        yield
+    finally:
+        graph.capture_end()
+
+
+def as_one_node(function: Callable[..., None]) -> Callable[..., None]:
+    """A function that returns nothing, recorded as if it were a kernel."""
+
+    def call(*args: Any, **kwargs: Any) -> None:
+        recording = RecordedGraph.capturing
+        if recording is None:
+            function(*args, **kwargs)
+            return
+        with _host_methods_allowed():
+            recording.add(lambda: function(*args, **kwargs))
+
+    return call
+
+
+@contextmanager
+def _host_methods_allowed() -> Iterator[None]:
+    refused = {name: getattr(torch.Tensor, name) for name in no_waiting.HOST_METHODS}
+    for name in refused:
+        setattr(torch.Tensor, name, no_waiting.ORIGINALS[name])
+    try:
+        yield
+    finally:
+        for name, method in refused.items():
+            setattr(torch.Tensor, name, method)
+
+
+@contextmanager
+def graphs_recorded() -> Iterator[None]:
+    """In the body, PyTorch's names for graphs are ours, and interpreted kernels are nodes."""
+    from triton.runtime.interpreter import GridExecutor
+
+    names = ("CUDAGraph", "graph", "graph_pool_handle")
+    before = {name: getattr(torch.cuda, name) for name in names}
+    launch = GridExecutor.__call__
+    try:
+        torch.cuda.CUDAGraph, torch.cuda.graph = RecordedGraph, record
+        torch.cuda.graph_pool_handle = lambda: (0, 0)
+        GridExecutor.__call__ = as_one_node(launch)
+        yield
+    finally:
+        GridExecutor.__call__ = launch
+        for name, value in before.items():
+            setattr(torch.cuda, name, value)
+
+
+# In an engine's process
+
+
+def use() -> None:
+    """Engines started in this process capture graphs at start-up, as vLLM's GPU worker does.
+
+    Asynchronous scheduling is on, as on a GPU. Pieces are vLLM's breakable graphs, which need no
+    compiler (VLLM_USE_BREAKABLE_CUDAGRAPH=1).
+    """
+    for_good.enter_context(graphs_recorded())
+    from vllm.compilation import breakable_cudagraph
+    from vllm.config.compilation import CUDAGraphMode
+    from vllm.platforms.cpu import CpuPlatform
+    from vllm.utils import torch_utils
+    from vllm.v1.worker.cpu_worker import CPUWorker
+    from vllm.v1.worker.workspace import init_workspace_manager
+
+    update = CpuPlatform.check_and_update_config.__func__
+
+    def keep_graphs(cls: type, vllm_config: Any) -> None:
+        asynchronous = vllm_config.scheduler_config.async_scheduling
+        update(cls, vllm_config)
+        vllm_config.scheduler_config.async_scheduling = asynchronous
+        compilation = vllm_config.compilation_config
+        compilation.cudagraph_mode = CUDAGraphMode.FULL_AND_PIECEWISE
+        most = vllm_config.scheduler_config.max_num_batched_tokens
+        sizes = [size for size in CAPTURE_SIZES if size <= most]
+        compilation.cudagraph_capture_sizes = sizes
+        compilation.max_cudagraph_capture_size = sizes[-1]
+
+    CpuPlatform.check_and_update_config = classmethod(keep_graphs)
+    CpuPlatform.graph_pool_handle = lambda self: (0, 0)
+    # As a function that is called, not an operation: what is inside has to be recorded.
+    CpuPlatform.opaque_attention_op = classmethod(lambda cls: False)
+    # A kernel that the CPU build lacks; memory is kept here in any case.
+    torch_utils.weak_ref_tensor = breakable_cudagraph.weak_ref_tensor = lambda tensor: tensor
+
+    determine = CPUWorker.determine_available_memory
+
+    def profile_first(worker: Any) -> int:
+        init_workspace_manager(worker.device)
+        worker.model_runner.profile_cudagraph_memory()
+        return determine(worker)
+
+    CPUWorker.determine_available_memory = profile_first
+
+
+def capture(worker: Any) -> dict[str, int]:
+    """Capture all graphs; returns how many there are of the model's and of the draft's."""
+    from vllm.v1.attention.backends import triton_attn
+
+    runner = worker.model_runner
+    # The tests' PyTorch stand-in for a kernel of vLLM's.
+    triton_attn.triton_reshape_and_cache_flash = as_one_node(
+        triton_attn.triton_reshape_and_cache_flash
+    )
+    capture_drafts = runner.speculator.capture
+
+    def drafts() -> None:
+        RecordedGraph.drafting = True
+        try:
+            capture_drafts()
+        finally:
+            RecordedGraph.drafting = False
+
+    runner.speculator.capture = drafts
+    runner.capture_model()
+    return {
+        "model": len(runner.cudagraph_manager.graphs),
+        "draft": len(runner.speculator.graphs.graphs),
+    }
+
+
+def take_replayed(worker: Any) -> dict[str, int]:
+    """How many replays there were since the last call, by kind."""
+    counts = dict(replayed)
+    replayed.clear()
+    return counts
