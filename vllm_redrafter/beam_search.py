@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vllm_redrafter.config import TOP_TOKENS
 from vllm_redrafter.drafter import Drafter
+from vllm_redrafter.sharding import VocabularyShard
 
 
 @dataclass(frozen=True)
@@ -45,25 +46,30 @@ class ExploredNodes:
         return torch.stack(tokens[::-1], dim=2), torch.stack(log_probs[::-1], dim=2)
 
 
-def log_softmax_of_top(logits: Tensor, num: int) -> tuple[Tensor, Tensor]:
+def log_softmax_of_top(
+    logits: Tensor, num: int, shard: VocabularyShard | None = None
+) -> tuple[Tensor, Tensor]:
     """The `num` best tokens, with log-probabilities normalised over the top 50 alone.
 
     The same as masking all but the top 50 and taking the log-softmax (Apple's `warp_logits`):
     masked tokens add nothing to the normaliser, so the [.., V] log-probabilities never exist.
 
     Args:
-        logits: [..., V].
+        logits: [..., V], or of the shard's tokens alone.
         num: how many to return; at most 50.
+        shard: which part of the draft vocabulary the logits are of; None for all of it.
 
     Returns:
         (log-probabilities [..., num] float32 in descending order, tokens [..., num] int64);
         where V < num, the missing entries are -inf and token 0.
     """
-    kept = min(TOP_TOKENS, logits.shape[-1])
-    values, tokens = logits.topk(kept, dim=-1)
+    if shard is not None:
+        values, tokens = shard.top(logits)
+    else:
+        values, tokens = logits.topk(min(TOP_TOKENS, logits.shape[-1]), dim=-1)
     log_probs = values.float().log_softmax(dim=-1)
-    if num > kept:
-        missing = num - kept
+    missing = num - log_probs.shape[-1]
+    if missing > 0:
         log_probs = torch.nn.functional.pad(log_probs, (0, missing), value=-torch.inf)
         tokens = torch.nn.functional.pad(tokens, (0, missing))
     return log_probs[..., :num], tokens[..., :num]
@@ -77,6 +83,7 @@ def beam_search(
     root_tokens: Tensor,
     beam_width: int,
     beam_length: int,
+    shard: VocabularyShard | None = None,
 ) -> ExploredNodes:
     """Search the L tokens that follow the root, for all requests at once.
 
@@ -87,6 +94,7 @@ def beam_search(
         root_tokens: [R] int64, the last sampled token.
         beam_width: W.
         beam_length: L.
+        shard: the part of the draft vocabulary that the drafter has; None for all of it.
 
     Returns:
         The explored nodes, [R, L, W], in the target's token ids.
@@ -94,7 +102,7 @@ def beam_search(
     condition = drafter.condition(hidden).unsqueeze(1)
     # The first level has one beam, the root itself; only from the second on are there W.
     state = drafter.step(None, embed(root_tokens.unsqueeze(1)))
-    scores, tokens = log_softmax_of_top(drafter.logits(condition, state), beam_width)
+    scores, tokens = log_softmax_of_top(drafter.logits(condition, state), beam_width, shard)
     log_probs, tokens = scores.squeeze(1), drafter.target_tokens(tokens.squeeze(1))
     back_pointers = torch.zeros_like(tokens)
     levels = [(tokens, back_pointers, log_probs)]
@@ -103,7 +111,8 @@ def beam_search(
         parent = back_pointers.unsqueeze(-1).expand(-1, -1, state.shape[-1])
         state = drafter.step(state.gather(1, parent), embed(tokens))
         # A beam of the next level is among its parent's W best, so W x W candidates suffice.
-        scores, candidates = log_softmax_of_top(drafter.logits(condition, state), beam_width)
+        logits = drafter.logits(condition, state)
+        scores, candidates = log_softmax_of_top(logits, beam_width, shard)
         scores = (scores + log_probs.unsqueeze(-1)).flatten(1)
         log_probs, best = scores.topk(beam_width, dim=1)
         tokens = drafter.target_tokens(candidates.flatten(1).gather(1, best))

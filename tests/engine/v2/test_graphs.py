@@ -7,65 +7,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
+import few_tokens
 import pytest
 import recorded_graphs
 import torch
-import workloads
 from interpreted_engine import InterpretedEngine, interpreted_engine, reset_prefix_cache
 from recorded_graphs import RecordedGraph, graphs_recorded
-from tiny_models import make_drafter, make_small_target
-from vllm import SamplingParams
 
-VOCAB = 24  # so few that a random drafter is often right
-GREEDY = {"temperature": 0}
-SAMPLED = {"temperature": 0.8, "top_p": 0.95}
-TOKENS = 40
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
 
 # Prompts are read in chunks, beside trees; not all requests fit into the KV cache to their end.
 TIGHT = {"max_num_batched_tokens": 120, "num_gpu_blocks_override": 12}
 
 
-def requests(sampling: dict[str, Any]) -> workloads.Workload:
-    prompts = [[2 + (5 * i + t * t) % (VOCAB - 2) for t in range(5 + 9 * i)] for i in range(8)]
-    params = [
-        SamplingParams(max_tokens=TOKENS - 3 * i, seed=i, ignore_eos=True, **sampling)
-        for i in range(8)
-    ]
-    return workloads.Workload(prompts, params)
-
-
-def tokens_of(answers: list[Any]) -> list[list[int]]:
-    return [list(answer.outputs[0].token_ids) for answer in answers]
-
-
 @pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_small_target(tmp_path_factory.mktemp("target"), vocab_size=VOCAB)
-
-
-@pytest.fixture(scope="module")
-def plain(target: Path) -> dict[str, list[list[int]]]:
-    with interpreted_engine(target, skip_tokenizer_init=True) as llm:
-        return {
-            "greedy": tokens_of(llm.run(requests(GREEDY))),
-            "sampled": tokens_of(llm.run(requests(SAMPLED))),
-        }
-
-
-@pytest.fixture(scope="module")
-def graphs(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[InterpretedEngine]:
-    drafter = make_drafter(tmp_path_factory.mktemp("drafter"), VOCAB, hidden_size=64)
+def graphs(few_tokens_target: Path, few_tokens_drafter: Path) -> Iterator[InterpretedEngine]:
     with interpreted_engine(
-        target,
+        few_tokens_target,
         setup=recorded_graphs.use,
         environment={"VLLM_USE_BREAKABLE_CUDAGRAPH": "1"},
         skip_tokenizer_init=True,
         enforce_eager=False,
         speculative_config={
-            "model": str(drafter),
+            "model": str(few_tokens_drafter),
             "num_speculative_tokens": 8,
             "num_speculative_tokens_per_batch_size": [[1, 4, 8], [5, 8, 4]],
         },
@@ -74,27 +39,27 @@ def graphs(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[I
         yield llm
 
 
-def answers_and_accepted(
-    llm: InterpretedEngine, sampling: dict[str, Any]
-) -> tuple[list[list[int]], float]:
+def answers_and_accepted(llm: InterpretedEngine, sampling: str) -> tuple[list[list[int]], float]:
     """The requests' tokens, and how many of them were accepted drafts; from an empty cache."""
     llm.call(reset_prefix_cache)
     before = llm.counter(ACCEPTED)
-    return tokens_of(llm.run(requests(sampling))), llm.counter(ACCEPTED) - before
+    return few_tokens.tokens_of(llm.run(few_tokens.requests(sampling))), llm.counter(
+        ACCEPTED
+    ) - before
 
 
 @pytest.mark.engine
 def test_output_from_graphs_equals_plain_and_drafts_are_as_good(
-    graphs: InterpretedEngine, plain: dict[str, list[list[int]]]
+    graphs: InterpretedEngine, few_tokens_plain: dict[str, list[list[int]]]
 ) -> None:
-    eager = answers_and_accepted(graphs, GREEDY), answers_and_accepted(graphs, SAMPLED)
+    eager = {sampling: answers_and_accepted(graphs, sampling) for sampling in few_tokens.SAMPLING}
     (captured,) = graphs.rpc(recorded_graphs.capture)
     assert captured == {"model": 9, "draft": 4}  # one per size, and per K
-    for name, sampling, without in zip(plain, (GREEDY, SAMPLED), eager, strict=True):
+    for sampling, without in eager.items():
         graphs.rpc(recorded_graphs.take_replayed)
         answers, accepted = answers_and_accepted(graphs, sampling)
         (replayed,) = graphs.rpc(recorded_graphs.take_replayed)
-        assert answers == plain[name]
+        assert answers == few_tokens_plain[sampling]
         assert (answers, accepted) == without
         assert accepted > 20, "trees were hardly used"
         assert all(replayed.get(kind, 0) > 10 for kind in ("model", "piece", "draft")), replayed

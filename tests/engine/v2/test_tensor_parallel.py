@@ -1,36 +1,37 @@
-"""Two ranks on a CPU (gloo): every rank drafts and walks for itself, and all come to the same."""
+"""Two ranks on a CPU (gloo), each with half of the target and of the draft head's vocabulary."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import oracle_v2 as speculator
+import few_tokens
+import inside_worker
 import pytest
-import small_workloads
-import workloads
 from interpreted_engine import interpreted_engine
 
 pytestmark = pytest.mark.engine
 
 
 def test_greedy_output_on_two_ranks_equals_plain_on_one(
-    small_target: Path, oracle_v2: Path, plain_v2: dict[str, list[Any]]
+    few_tokens_target: Path,
+    few_tokens_drafter: Path,
+    few_tokens_plain: dict[str, list[list[int]]],
 ) -> None:
-    few = workloads.Workload(small_workloads.GREEDY.prompts[:4], small_workloads.GREEDY.params[:4])
-    config = {"model": str(oracle_v2), "num_speculative_tokens": 12}
+    config = {"model": str(few_tokens_drafter), "num_speculative_tokens": 8}
     with interpreted_engine(
-        small_target,
-        setup=speculator.use,
+        few_tokens_target,
         environment={"VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
         tensor_parallel_size=2,
+        skip_tokenizer_init=True,
         speculative_config=config,
     ) as llm:
-        answers = llm.run(few)
+        answers = few_tokens.tokens_of(llm.run(few_tokens.requests("greedy", count=4)))
         accepted = llm.counter("vllm:spec_decode_num_accepted_tokens")
-    expected = [
-        list(answer.outputs[0].token_ids)[: small_workloads.GREEDY_TOKENS]
-        for answer in plain_v2["greedy"][:4]
-    ]
-    assert [list(answer.outputs[0].token_ids) for answer in answers] == expected
-    assert accepted > 20, "trees were hardly used"
+        (head, trees), (other_head, other_trees) = llm.rpc(inside_worker.head_and_trees)
+    assert answers == few_tokens_plain["greedy"][:4]
+    assert accepted > 10, "trees were hardly used"
+    assert head == other_head == few_tokens.VOCAB // 2
+    assert trees == other_trees
+    assert max(map(max, trees)) >= few_tokens.VOCAB // 2, (
+        "the second rank's tokens were never drafted"
+    )

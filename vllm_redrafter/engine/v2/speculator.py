@@ -14,6 +14,11 @@ import torch
 from torch import Tensor, nn
 from vllm.config import VllmConfig
 from vllm.config.compilation import CUDAGraphMode
+from vllm.distributed import (
+    get_tensor_model_parallel_rank,
+    get_tensor_model_parallel_world_size,
+    tensor_model_parallel_all_gather,
+)
 from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, CudaGraphManager
 from vllm.v1.worker.gpu.input_batch import InputBatch
@@ -22,8 +27,10 @@ from vllm.v1.worker.gpu.states import RequestState
 
 from vllm_redrafter.beam_search import ExploredNodes, beam_search
 from vllm_redrafter.checkpoints import load_drafter
+from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.engine.settings import Settings
 from vllm_redrafter.engine.v2.stats import StepMeter
+from vllm_redrafter.sharding import VocabularyShard
 from vllm_redrafter.token_tree import candidate_log_probs
 from vllm_redrafter.triton_kernels.build_tree import TreeBuffers, build_tree
 
@@ -38,6 +45,7 @@ class TreeSpeculator(BaseSpeculator):
         last_rows: [slots] int64, in batch order: the row, among the step's rows of hidden states,
             that the next draft starts from. The scorer writes it.
         meter: the step's statistics, the other parts' included.
+        shard: this rank's part of the draft vocabulary; None without tensor parallelism.
     """
 
     # What the model runner asks of any speculator, besides BaseSpeculator.
@@ -56,6 +64,7 @@ class TreeSpeculator(BaseSpeculator):
         self.max_num_reqs = req_states.max_num_reqs
         self.graphs: CudaGraphManager | None = None
         self.meter = StepMeter(device)
+        self.shard: VocabularyShard | None = None
 
         slots, k = self.max_num_reqs, self.config.num_speculative_tokens
         self.trees = TreeBuffers(slots + 1, k, device)
@@ -73,13 +82,26 @@ class TreeSpeculator(BaseSpeculator):
 
     def load_model(self, target: nn.Module) -> None:
         """Read the checkpoint; the target's embedding is shared, not copied."""
-        self.drafter = load_drafter(self.checkpoint, self.dtype, self.revision).to(self.device)
+        self.drafter = self._read_checkpoint().to(self.device)
         self.embed = cast(Callable[[Tensor], Tensor], target.embed_input_ids)
 
     def reload(self) -> None:
         """Read the checkpoint again, into the same memory: CUDA graphs hold its addresses."""
-        loaded = load_drafter(self.checkpoint, self.dtype, self.revision)
-        self.drafter.load_state_dict(loaded.state_dict())
+        self.drafter.load_state_dict(self._read_checkpoint().state_dict())
+
+    def _read_checkpoint(self) -> Drafter:
+        """The drafter, with this rank's rows of the vocabulary-wide layer."""
+        drafter = load_drafter(self.checkpoint, self.dtype, self.revision)
+        ranks = get_tensor_model_parallel_world_size()
+        if ranks > 1:
+            self.shard = VocabularyShard(
+                drafter.config.num_ranked_tokens,
+                get_tensor_model_parallel_rank(),
+                ranks,
+                tensor_model_parallel_all_gather,
+            )
+            self.shard.cut(drafter)
+        return drafter
 
     def add_request(self, slot: int, chain: bool) -> None:
         """A new request takes the slot: it has no tree yet, only the root.
@@ -208,5 +230,11 @@ class TreeSpeculator(BaseSpeculator):
         """The candidates for trees that continue the roots: hidden [R, H], roots [R] int64."""
         config = self.config
         return beam_search(
-            self.drafter, self.embed, hidden, roots, config.beam_width, config.beam_length
+            self.drafter,
+            self.embed,
+            hidden,
+            roots,
+            config.beam_width,
+            config.beam_length,
+            self.shard,
         )

@@ -1,0 +1,84 @@
+"""The draft head's vocabulary-wide layer, its rows divided among the ranks of tensor parallelism.
+
+A draft reads that layer once per level, B = 2 V exit_dim bytes in bf16. A copy on each of P ranks
+costs L B bytes a draft on all of them, whatever P is, while the target's step shrinks with P; rows
+divided among them cost L B / P and L exchanges of a few kilobytes. Draft logits are normalised
+over their top 50, so the best 50 of each rank are all that the others need to know:
+
+    top50(V tokens) = top50(the P ranks' own top 50)
+
+The exchange also makes all ranks choose the same nodes, whatever the last bits of their hidden
+states: trees that differ would send different rows through one target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vllm_redrafter.config import TOP_TOKENS
+from vllm_redrafter.drafter import Drafter
+
+
+@dataclass(frozen=True)
+class VocabularyShard:
+    """One rank's part of the draft vocabulary: an equal number of tokens, the last ones' fewer.
+
+    Attributes:
+        tokens: how many tokens the draft vocabulary has.
+        rank: this process's, of `ranks`.
+        ranks: how many processes share the layer.
+        gather: [..., n] on each rank -> [..., ranks * n] on all, in the order of ranks.
+    """
+
+    tokens: int
+    rank: int
+    ranks: int
+    gather: Callable[[Tensor], Tensor]
+
+    @property
+    def rows(self) -> slice:
+        """The draft tokens that this rank has the rows of."""
+        most = -(-self.tokens // self.ranks)
+        first = min(self.rank * most, self.tokens)
+        return slice(first, min(first + most, self.tokens))
+
+    def cut(self, drafter: Drafter) -> None:
+        """Leave this rank's rows of the vocabulary-wide layer; everything else stays whole."""
+        layer = drafter.last_layer
+        layer.weight = torch.nn.Parameter(layer.weight.detach()[self.rows].clone())
+        layer.out_features = layer.weight.shape[0]
+
+    def top(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The best 50 of the whole vocabulary, or all where it is smaller.
+
+        Args:
+            logits: [..., rows], of this rank's tokens.
+
+        Returns:
+            (logits [..., 50] float32 in descending order, draft tokens [..., 50] int64), the same
+            on all ranks.
+        """
+        told = self.gather(self.best_here(logits))
+        pairs = told.reshape(*logits.shape[:-1], self.ranks, 2, -1)
+        values = pairs[..., 0, :].flatten(-2)
+        tokens = pairs[..., 1, :].flatten(-2).view(torch.int32)
+        best, index = values.topk(min(TOP_TOKENS, self.tokens), dim=-1)
+        return best, tokens.gather(-1, index).long()
+
+    def best_here(self, logits: Tensor) -> Tensor:
+        """What this rank tells the others: [..., 2 n] float32, n logits, then n tokens' bits.
+
+        One exchange of two; in floats, since not every communicator takes integers.
+        """
+        most = min(TOP_TOKENS, -(-self.tokens // self.ranks))
+        here = min(most, logits.shape[-1])
+        values, index = logits.topk(here, dim=-1)
+        missing = most - here
+        values = F.pad(values.float(), (0, missing), value=-torch.inf)
+        tokens = F.pad((index + self.rows.start).int(), (0, missing))
+        return torch.cat([values, tokens.view(torch.float32)], dim=-1)
