@@ -2,6 +2,7 @@ r"""What one ReDrafter step costs over one plain decoding step, on a GPU.
 
     python benchmarks/step_cost.py --output results.json
     python benchmarks/step_cost.py --targets llama-7b --nodes 32 --batches 1 --contexts 512
+    python benchmarks/step_cost.py --floor    # without a GPU: what a step must cost at least
 
 Targets have the shapes of real models and random weights (`load_format=dummy`), drafters likewise:
 a step's time depends on shapes, not on values, and almost nothing is accepted, so contexts stay
@@ -27,6 +28,7 @@ from typing import Any
 
 import machine
 from rich.console import Console
+from step_cost_floor import Device, Weights, floors, print_floors
 from step_cost_report import Cost, as_json, print_report
 
 SHAPES: dict[str, dict[str, Any]] = {
@@ -76,6 +78,10 @@ def parser() -> argparse.ArgumentParser:
     add("--batches", nargs="+", type=_positive, default=[1, 8, 32])
     add("--contexts", nargs="+", type=_positive, default=[512, 4096])
     add("--beams", type=_beams, default=(16, 5), metavar="WxL", help="(default 16x5)")
+    add("--draft-vocab-size", type=_positive, help="of the drafters (default: the target's)")
+    add("--floor", action="store_true", help="bytes over bandwidth alone; nothing is run")
+    add("--bandwidth", type=float, default=4.8, help="for floors, TB/s (default 4.8, an H200's)")
+    add("--rate", type=float, default=989, help="for floors, bf16 TFLOP/s (default 989, likewise)")
     add("--steps", type=_positive, default=100, help="timed, per case (default 100)")
     add("--output", type=Path, help="write all measurements to this JSON file")
     add("--job", type=Path, help=argparse.SUPPRESS)
@@ -102,12 +108,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
         )
         return 0
+    console = Console()
+    if options.floor:
+        report_floors(options, console)
+        return 0
     import torch
 
     if not torch.cuda.is_available():
         print(
             "step_cost.py times CUDA graphs on a GPU, and torch finds none here; nothing is "
-            "measured. On a CPU, benchmarks/throughput.py compares whole runs.",
+            "measured. --floor needs none; on a CPU, benchmarks/throughput.py compares whole runs.",
             file=sys.stderr,
         )
         return 2
@@ -116,10 +126,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         costs = [
             cost for job in jobs(options, Path(name)) for cost in in_own_process(job, Path(name))
         ]
-    print_report(costs, Console())
+    print_report(costs, console)
+    report_floors(options, console)
     if options.output:
         options.output.write_text(json.dumps({**surroundings, "steps": as_json(costs)}, indent=1))
     return 0
+
+
+def report_floors(options: argparse.Namespace, console: Console) -> None:
+    """A table per target: the least that its steps cost on the device that the options tell."""
+    device = Device(options.bandwidth * 1e12, options.rate * 1e12)
+    cases = list(product(options.batches, options.contexts))
+    for target in options.targets:
+        shape = SHAPES[target]
+        weights = Weights.of(shape, options.draft_vocab_size)
+        found = floors(shape, weights, device, options.beams, options.nodes, cases)
+        print_floors(target, found, console)
 
 
 def jobs(options: argparse.Namespace, folder: Path) -> list[Job]:
@@ -127,7 +149,8 @@ def jobs(options: argparse.Namespace, folder: Path) -> list[Job]:
     width, length = options.beams
     made = []
     for target in options.targets:
-        paths = write_target(target, folder), write_drafter(target, folder)
+        drafter = write_drafter(target, folder, options.draft_vocab_size)
+        paths = write_target(target, folder), drafter
         cases = list(product(options.batches, options.contexts))
         for nodes in (0, *options.nodes):
             made.append(Job(target, *map(str, paths), nodes, width, length, cases, options.steps))
@@ -145,14 +168,16 @@ def write_target(target: str, folder: Path) -> Path:
     return path
 
 
-def write_drafter(target: str, folder: Path) -> Path:
+def write_drafter(target: str, folder: Path, draft_vocab_size: int | None) -> Path:
     import torch
 
     from vllm_redrafter import Drafter, DrafterConfig, save_drafter
 
     path = folder / f"{target}-drafter"
     hidden = SHAPES[target]["hidden_size"]
-    config = DrafterConfig(SHAPES[target]["vocab_size"], hidden, hidden)
+    config = DrafterConfig(
+        SHAPES[target]["vocab_size"], hidden, hidden, draft_vocab_size=draft_vocab_size
+    )
     save_drafter(Drafter(config).to(torch.bfloat16), path)
     return path
 

@@ -17,6 +17,7 @@ from rich.console import Console
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # as Python does for a script
 
 import step_cost
+import step_cost_floor
 from step_cost_clock import PARTS, StepClock, install, read
 from step_cost_report import Comparison, Cost, as_json, comparisons, print_report
 
@@ -147,6 +148,52 @@ def test_each_target_and_k_is_a_job_of_its_own(
     assert speculative["max_model_len"] > 512 + 100
     assert json.loads((Path(made[0].folder) / "config.json").read_text())["hidden_size"] == 32
     assert (Path(made[0].drafter) / "model.safetensors").exists()
+
+
+TINY = {
+    "vocab_size": 100,
+    "hidden_size": 8,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+TARGET = 2 * (8 * 8 + 2 * 8 * 4 + 8 * 8 + 3 * 8 * 16 + 2 * 8) + 8 + 100 * 8
+LEVEL = (8 * 8 + 8) + (8 * 8 + 8) + 8 * 8 + (8 * 8 + 8) + 100 * 8  # input's half, block, w, u, head
+
+
+def test_weights_are_those_that_a_step_multiplies_with() -> None:
+    weights = step_cost_floor.Weights.of(TINY, None)
+    assert weights == step_cost_floor.Weights(TARGET, LEVEL, once=8 * 8)
+    reduced = step_cost_floor.Weights.of(TINY, 10)
+    assert reduced.per_level == LEVEL - 90 * 8
+
+
+@pytest.mark.parametrize("bound", ["bandwidth", "rate"])
+def test_a_floor_is_bytes_over_bandwidth_or_operations_over_rate(bound: str) -> None:
+    fast, slow = 1e30, 1e3
+    device = step_cost_floor.Device(
+        bandwidth=slow if bound == "bandwidth" else fast, rate=slow if bound == "rate" else fast
+    )
+    weights = step_cost_floor.Weights(TARGET, LEVEL, once=64)
+    (floor,) = step_cost_floor.floors(TINY, weights, device, (3, 4), [5], [(2, 10)])
+    cache = 2 * 10 * 2 * 2 * 2 * 2 * 2  # requests, tokens, K and V, layers, heads, head size, bytes
+    attention = 4 * 2 * 4 * 2 * 10  # layers, heads, head size, tokens
+    if bound == "bandwidth":
+        assert floor.plain == floor.verify == pytest.approx((2 * TARGET + cache) / slow)
+        assert floor.draft == pytest.approx((4 * 2 * LEVEL + 2 * 64) / slow)
+    else:
+        assert floor.plain == pytest.approx(2 * (2 * TARGET + attention) / slow)
+        assert floor.verify == pytest.approx(6 * floor.plain)
+        assert floor.draft == pytest.approx((2 * LEVEL * (2 + 3 * 6) + 2 * 64 * 2) / slow)
+    assert floor.ratio == pytest.approx((floor.verify + floor.draft) / floor.plain)
+
+
+def test_floors_need_no_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--floor", "--targets", "llama-7b", "--batches", "1", "--contexts", "512"]
+    assert step_cost.main([*arguments, "--nodes", "32"]) == 0
+    printed = capsys.readouterr().out
+    assert "nothing measured" in printed and "1.15" in printed
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
