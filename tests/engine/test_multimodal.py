@@ -1,0 +1,47 @@
+"""A target that listens: with speculation it answers what it answers without, on both engines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from audio_target import HIDDEN, VOCAB, Listening, make_audio_target
+from engine_harness import engine
+from interpreted_engine import interpreted_engine
+from tiny_models import make_drafter
+
+pytestmark = pytest.mark.engine
+
+ARGUMENTS: dict[str, Any] = {"limit_mm_per_prompt": {"audio": 1}, "max_model_len": 256}
+ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_audio_target(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="module")
+def speculative(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    drafter = make_drafter(tmp_path_factory.mktemp("drafter"), VOCAB, HIDDEN)
+    return {"model": str(drafter), "num_speculative_tokens": 8}
+
+
+def test_on_cpu(target: Path, speculative: dict[str, Any]) -> None:
+    with engine(target, **ARGUMENTS) as llm:
+        expected = Listening(6, 24).run(llm)
+        silent = Listening(6, 24, silent=True).run(llm)
+    with engine(target, speculative_config=speculative, **ARGUMENTS) as llm:
+        assert Listening(6, 24).run(llm) == expected
+        accepted = sum(m.value for m in llm.get_metrics() if m.name == ACCEPTED)
+    assert accepted > 10, "trees were hardly used"
+    assert [a == b for a, b in zip(expected, silent, strict=True)] == [True, False, False] * 2
+
+
+def test_on_model_runner_v2(target: Path, speculative: dict[str, Any]) -> None:
+    with interpreted_engine(target, **ARGUMENTS) as llm:
+        expected = llm.run(Listening(4, 16))
+    with interpreted_engine(target, speculative_config=speculative, **ARGUMENTS) as llm:
+        assert llm.run(Listening(4, 16)) == expected
+        assert llm.counter(ACCEPTED) > 5, "trees were hardly used"

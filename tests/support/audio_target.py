@@ -1,0 +1,113 @@
+"""A small multimodal target: Qwen2-Audio, whose positions are one per token (no M-RoPE).
+
+It has so few tokens that a random drafter is often right.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    PreTrainedTokenizerFast,
+    Qwen2AudioConfig,
+    Qwen2AudioForConditionalGeneration,
+    Qwen2AudioProcessor,
+    WhisperFeatureExtractor,
+)
+from vllm import SamplingParams
+
+HIDDEN = 128
+WORDS = 18
+SPECIAL = ["<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"]
+VOCAB = WORDS + 3 + len(SPECIAL)
+
+
+def make_audio_target(folder: Path) -> Path:
+    """Random weights, a tokenizer and a processor."""
+    names = ["<s>", "</s>", "<unk>", *(f"w{i}" for i in range(WORDS))]
+    words = Tokenizer(
+        models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="<unk>")
+    )
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words, bos_token="<s>", eos_token="</s>", pad_token="</s>"
+    )
+    tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL})
+    extractor = WhisperFeatureExtractor(feature_size=16, chunk_length=30)
+    Qwen2AudioProcessor(extractor, tokenizer).save_pretrained(folder)
+
+    text = {
+        "model_type": "qwen2",
+        "vocab_size": VOCAB,
+        "hidden_size": HIDDEN,
+        "intermediate_size": 2 * HIDDEN,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 512,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "initializer_range": 0.2,
+    }
+    audio = {
+        "model_type": "qwen2_audio_encoder",
+        "d_model": 32,
+        "encoder_layers": 1,
+        "encoder_attention_heads": 2,
+        "encoder_ffn_dim": 64,
+        "num_mel_bins": 16,
+        "max_source_positions": 1500,
+    }
+    torch.manual_seed(0)
+    config = Qwen2AudioConfig(
+        audio_config=audio,
+        text_config=text,
+        audio_token_index=tokenizer.convert_tokens_to_ids(SPECIAL[0]),
+        initializer_range=0.2,
+    )
+    Qwen2AudioForConditionalGeneration(config).save_pretrained(folder)
+    # vLLM reads the names that transformers wrote before its version 5.
+    file = folder / "model.safetensors"
+    tensors = {
+        name.replace("language_model.model.model.", "language_model.model."): tensor.contiguous()
+        for name, tensor in load_file(file).items()
+    }
+    save_file(tensors, file, metadata={"format": "pt"})
+    return folder
+
+
+@dataclass(frozen=True)
+class Listening:
+    """Requests about sounds, and some without one; `silent` has no sounds at all.
+
+    Attributes:
+        count: how many requests.
+        tokens: how many tokens each is answered with.
+    """
+
+    count: int
+    tokens: int
+    silent: bool = False
+
+    def run(self, llm: Any) -> list[list[int]]:
+        """The answers' tokens."""
+        params = SamplingParams(temperature=0, max_tokens=self.tokens, ignore_eos=True)
+        answers = llm.generate([self._prompt(i) for i in range(self.count)], params, use_tqdm=False)
+        return [list(answer.outputs[0].token_ids) for answer in answers]
+
+    def _prompt(self, i: int) -> dict[str, Any]:
+        text = " ".join(f"w{(j * j + i) % WORDS}" for j in range(4 + 5 * i))
+        if i % 3 == 0:
+            return {"prompt": text}
+        wave = np.sin(np.arange(4000 + 1500 * i) * (0.01 + 0.02 * i)).astype(np.float32)
+        sound = np.zeros_like(wave) if self.silent else wave
+        return {
+            "prompt": f"w3 <|audio_bos|><|AUDIO|><|audio_eos|> {text}",
+            "multi_modal_data": {"audio": (sound, 16000)},
+        }
