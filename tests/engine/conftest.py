@@ -61,3 +61,34 @@ def oracle_drafter(target: Path, drafter: Path, plain: dict[str, list[Any]]) -> 
     ]
     write_oracle(drafter, target, known)
     return drafter
+
+
+@pytest.fixture(scope="session")
+def few_tokens_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import few_tokens
+    from tiny_models import make_small_target
+
+    folder = tmp_path_factory.mktemp("few_tokens")
+    return make_small_target(folder, few_tokens.VOCAB, few_tokens.HIDDEN)
+
+
+@pytest.fixture(scope="session")
+def few_tokens_drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import few_tokens
+    from tiny_models import make_drafter
+
+    folder = tmp_path_factory.mktemp("few_tokens_drafter")
+    return make_drafter(folder, few_tokens.VOCAB, few_tokens.HIDDEN)
+
+
+@pytest.fixture(scope="session")
+def few_tokens_plain(few_tokens_target: Path) -> dict[str, list[list[int]]]:
+    """What Model Runner V2 answers to `few_tokens.requests` without speculation."""
+    import few_tokens
+    from interpreted_engine import interpreted_engine
+
+    with interpreted_engine(few_tokens_target, skip_tokenizer_init=True) as llm:
+        return {
+            sampling: few_tokens.tokens_of(llm.run(few_tokens.requests(sampling)))
+            for sampling in few_tokens.SAMPLING
+        }

@@ -7,7 +7,7 @@ from typing import Any
 import workloads
 from vllm import SamplingParams
 
-VOCAB = 24
+VOCAB, HIDDEN = 24, 64
 TOKENS = 40
 SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},

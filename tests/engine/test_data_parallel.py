@@ -1,0 +1,44 @@
+"""Two engines behind one front end answer as one without speculation does, and both speculate."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import data_parallel
+import interpreted_engine
+import pytest
+
+pytestmark = pytest.mark.engine
+
+ENGINES: dict[str, Mapping[str, str]] = {
+    "cpu": {},
+    "v2": {**interpreted_engine.ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_data_parallel_answers_equal_plain(
+    engine: str,
+    few_tokens_target: Path,
+    few_tokens_drafter: Path,
+    few_tokens_plain: dict[str, list[list[int]]],
+) -> None:
+    command = [sys.executable, data_parallel.__file__, few_tokens_target, few_tokens_drafter]
+    done = subprocess.run(
+        list(map(str, command)),
+        env={**os.environ, **ENGINES[engine]},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith('{"answers"'))
+    found = json.loads(line)
+    assert found["answers"] == few_tokens_plain["greedy"]
+    assert found["accepted"].keys() == {"0", "1"}
+    assert all(accepted > 0 for accepted in found["accepted"].values())
