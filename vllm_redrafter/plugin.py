@@ -344,9 +344,8 @@ def _unsupported_by_our_v2(vllm_config: VllmConfig) -> Iterator[str]:
     if cache_dtype not in ("auto", same, "fp8", "fp8_e4m3"):
         yield f"kv_cache_dtype is {cache_dtype!r}; use 'auto', {same!r} or 'fp8'"
     refused = {
-        "LoRA adapters change the embedding that the drafter shares; leave --enable-lora out": (
-            vllm_config.lora_config is not None
-        ),
+        "with LoRA adapters vLLM's Model Runner V2 expects one row of logits per request; leave "
+        "--enable-lora out": vllm_config.lora_config is not None,
         "dual batch overlap is not supported; leave --enable-dbo out": parallel.use_ubatching,
         "batch-sharded sampling is not supported; leave --enable-batch-sharded-sampling out": (
             parallel.enable_batch_sharded_sampling

@@ -17,10 +17,9 @@ def engine(target: Path, **arguments: Any) -> Iterator[Any]:
     llm = LLM(
         str(target),
         dtype="float32",
-        enforce_eager=True,
         seed=0,
         disable_log_stats=False,
-        **{"max_num_seqs": 16, "block_size": 32, **arguments},
+        **{"max_num_seqs": 16, "block_size": 32, "enforce_eager": True, **arguments},
     )
     try:
         yield llm

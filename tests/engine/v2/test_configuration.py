@@ -96,7 +96,7 @@ def test_async_scheduling_is_allowed(
         ({"attention_backend": "TRITON_ATTN"}, "TRITON_ATTN cannot verify token trees.*its own"),
         ({"attention_config": {"backend": "FLASHINFER"}}, "FLASHINFER cannot verify"),
         ({"kv_cache_dtype": "fp8_e5m2"}, "kv_cache_dtype is 'fp8_e5m2'; use 'auto'"),
-        ({"enable_lora": True}, "LoRA adapters.*leave --enable-lora out"),
+        ({"enable_lora": True}, "one row of logits per request; leave --enable-lora out"),
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size is 2, it must be 1"),
         ({"worker_cls": "other.Worker"}, "worker_cls='other.Worker' cannot be combined"),
         ({"enable_trace_replay": True}, "trace replay"),

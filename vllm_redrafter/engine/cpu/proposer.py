@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import cast
-
 from torch import Tensor, nn
 from vllm.config import VllmConfig
 
 from vllm_redrafter.beam_search import beam_search
 from vllm_redrafter.checkpoints import load_drafter
+from vllm_redrafter.engine.embedding import shared_embedding
 from vllm_redrafter.engine.settings import Settings
 from vllm_redrafter.token_tree import TokenTree
 
@@ -26,7 +24,7 @@ class TreeProposer:
     def load_model(self, target: nn.Module) -> None:
         """Read the checkpoint; the target's embedding is shared, not copied."""
         self.drafter = load_drafter(self.model, self.dtype, self.revision)
-        self.embed = cast(Callable[[Tensor], Tensor], target.embed_input_ids)
+        self.embed = shared_embedding(target)
 
     def propose(
         self, hidden: Tensor, root_tokens: Tensor, chain: Tensor | None, max_nodes: int

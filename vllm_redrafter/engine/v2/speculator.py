@@ -8,7 +8,7 @@ scheduler runs the request again, which need not be in the next step.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ from vllm.v1.worker.gpu.states import RequestState
 from vllm_redrafter.beam_search import ExploredNodes, beam_search
 from vllm_redrafter.checkpoints import load_drafter
 from vllm_redrafter.drafter import Drafter
+from vllm_redrafter.engine.embedding import shared_embedding
 from vllm_redrafter.engine.settings import Settings
 from vllm_redrafter.engine.v2.stats import StepMeter
 from vllm_redrafter.sharding import VocabularyShard
@@ -83,7 +84,7 @@ class TreeSpeculator(BaseSpeculator):
     def load_model(self, target: nn.Module) -> None:
         """Read the checkpoint; the target's embedding is shared, not copied."""
         self.drafter = self._read_checkpoint().to(self.device)
-        self.embed = cast(Callable[[Tensor], Tensor], target.embed_input_ids)
+        self.embed = shared_embedding(target)
 
     def reload(self) -> None:
         """Read the checkpoint again, into the same memory: CUDA graphs hold its addresses."""

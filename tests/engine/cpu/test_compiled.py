@@ -1,0 +1,32 @@
+"""vLLM's default on a CPU compiles the target: output is plain decoding's, compiled likewise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import few_tokens
+import pytest
+from engine_harness import engine
+
+pytestmark = pytest.mark.engine
+
+
+def test_greedy_output_equals_plain_with_a_compiled_target(
+    few_tokens_target: Path, few_tokens_drafter: Path
+) -> None:
+    compiled: dict[str, Any] = {"enforce_eager": False, "skip_tokenizer_init": True}
+    with engine(few_tokens_target, **compiled) as llm:
+        expected = few_tokens.tokens_of(few_tokens.requests("greedy").run(llm))
+    config = {"model": str(few_tokens_drafter), "num_speculative_tokens": 8}
+    with engine(few_tokens_target, speculative_config=config, **compiled) as llm:
+        answers = few_tokens.tokens_of(few_tokens.requests("greedy").run(llm))
+        accepted = sum(
+            metric.value
+            for metric in llm.get_metrics()
+            if metric.name == "vllm:spec_decode_num_accepted_tokens"
+        )
+        mode = llm.llm_engine.vllm_config.compilation_config.mode
+    assert mode.name != "NONE", "nothing was compiled"
+    assert answers == expected
+    assert accepted > 10, "trees were hardly used"
