@@ -202,18 +202,23 @@ def graphs_recorded() -> Iterator[None]:
 
 
 def use() -> None:
-    """Engines started in this process capture graphs at start-up, as vLLM's GPU worker does.
+    """Engines started in this process start as on a GPU: profile, warm kernels up, capture graphs.
 
-    Asynchronous scheduling is on, as on a GPU. Pieces are vLLM's breakable graphs, which need no
-    compiler (VLLM_USE_BREAKABLE_CUDAGRAPH=1).
+    Asynchronous scheduling is on, too. Pieces are vLLM's breakable graphs, which need no compiler
+    (VLLM_USE_BREAKABLE_CUDAGRAPH=1).
     """
     for_good.enter_context(graphs_recorded())
+    from interpreted_engine import settle_worker
     from vllm.compilation import breakable_cudagraph
     from vllm.config.compilation import CUDAGraphMode
     from vllm.platforms.cpu import CpuPlatform
     from vllm.utils import torch_utils
+    from vllm.v1.attention.backends import triton_attn
+    from vllm.v1.worker import gpu_worker
     from vllm.v1.worker.cpu_worker import CPUWorker
     from vllm.v1.worker.workspace import init_workspace_manager
+
+    from vllm_redrafter.engine.v2.speculator import TreeSpeculator
 
     update = CpuPlatform.check_and_update_config.__func__
 
@@ -234,45 +239,54 @@ def use() -> None:
     CpuPlatform.opaque_attention_op = classmethod(lambda cls: False)
     # A kernel that the CPU build lacks; memory is kept here in any case.
     torch_utils.weak_ref_tensor = breakable_cudagraph.weak_ref_tensor = lambda tensor: tensor
+    settle_worker(None)
+    # The tests' PyTorch stand-in for a kernel of vLLM's.
+    triton_attn.triton_reshape_and_cache_flash = as_one_node(
+        triton_attn.triton_reshape_and_cache_flash
+    )
 
     determine = CPUWorker.determine_available_memory
 
     def profile_first(worker: Any) -> int:
         init_workspace_manager(worker.device)
+        worker.model_runner.profile_run()
         worker.model_runner.profile_cudagraph_memory()
         return determine(worker)
 
     CPUWorker.determine_available_memory = profile_first
+    CPUWorker.compile_or_warm_up_model = gpu_worker.Worker.compile_or_warm_up_model
+    # Of particular models and libraries, none of them these; some need a GPU to be imported.
+    gpu_worker.kernel_warmup = lambda worker: None
 
+    capture_drafts = TreeSpeculator.capture
 
-def capture(worker: Any) -> dict[str, int]:
-    """Capture all graphs; returns how many there are of the model's and of the draft's."""
-    from vllm.v1.attention.backends import triton_attn
-
-    runner = worker.model_runner
-    # The tests' PyTorch stand-in for a kernel of vLLM's.
-    triton_attn.triton_reshape_and_cache_flash = as_one_node(
-        triton_attn.triton_reshape_and_cache_flash
-    )
-    capture_drafts = runner.speculator.capture
-
-    def drafts() -> None:
+    def capture(speculator: Any) -> None:
         RecordedGraph.drafting = True
         try:
-            capture_drafts()
+            capture_drafts(speculator)
         finally:
             RecordedGraph.drafting = False
 
-    runner.speculator.capture = drafts
-    runner.capture_model()
+    TreeSpeculator.capture = capture
+
+
+def captured(worker: Any) -> dict[str, int]:
+    """How many graphs there are of the model's and of the draft's."""
+    runner = worker.model_runner
     return {
         "model": len(runner.cudagraph_manager.graphs),
         "draft": len(runner.speculator.graphs.graphs),
     }
 
 
-def take_replayed(worker: Any) -> dict[str, int]:
-    """How many replays there were since the last call, by kind."""
-    counts = dict(replayed)
+def replay(worker: Any, wanted: bool) -> None:
+    """Whether steps replay graphs from here on, or run eagerly; what was replayed is forgotten."""
+    runner = worker.model_runner
+    for manager in (runner.cudagraph_manager, runner.speculator.graphs):
+        manager._graphs_captured = wanted
     replayed.clear()
-    return counts
+
+
+def how_often_replayed(worker: Any) -> dict[str, int]:
+    """Replays by kind, since `replay` was called."""
+    return dict(replayed)

@@ -52,15 +52,16 @@ def answers_and_accepted(llm: InterpretedEngine, sampling: str) -> tuple[list[li
 def test_output_from_graphs_equals_plain_and_drafts_are_as_good(
     graphs: InterpretedEngine, few_tokens_plain: dict[str, list[list[int]]]
 ) -> None:
-    eager = {sampling: answers_and_accepted(graphs, sampling) for sampling in few_tokens.SAMPLING}
-    (captured,) = graphs.rpc(recorded_graphs.capture)
-    assert captured == {"model": 9, "draft": 4}  # one per size, and per K
-    for sampling, without in eager.items():
-        graphs.rpc(recorded_graphs.take_replayed)
+    assert graphs.rpc(recorded_graphs.captured) == [{"model": 9, "draft": 4}]  # by size and by K
+    for sampling, expected in few_tokens_plain.items():
+        graphs.rpc(recorded_graphs.replay, False)
+        eager = answers_and_accepted(graphs, sampling)
+        assert graphs.rpc(recorded_graphs.how_often_replayed) == [{}]
+        graphs.rpc(recorded_graphs.replay, True)
         answers, accepted = answers_and_accepted(graphs, sampling)
-        (replayed,) = graphs.rpc(recorded_graphs.take_replayed)
-        assert answers == few_tokens_plain[sampling]
-        assert (answers, accepted) == without
+        (replayed,) = graphs.rpc(recorded_graphs.how_often_replayed)
+        assert answers == expected
+        assert (answers, accepted) == eager
         assert accepted > 20, "trees were hardly used"
         assert all(replayed.get(kind, 0) > 10 for kind in ("model", "piece", "draft")), replayed
     assert graphs.counter("vllm:num_preemptions") > 0

@@ -61,6 +61,8 @@ class Chunk:
 class TreeScorer:
     """Called by the model runner in place of its rejection sampler, in steps that verify drafts."""
 
+    enable_adaptive_verification = False  # what vLLM's warm-up of kernels asks a rejection sampler
+
     def __init__(self, sampler: Sampler, state: TreeModelState) -> None:
         self.sampler = sampler
         self.state = state
