@@ -5,6 +5,8 @@ For a vLLM version of which no CPU build is published:
     python scripts/overlay_vllm.py vllm-0.33.0-….whl /tmp/vllm-0.33
     PYTHONPATH=/tmp/vllm-0.33 .venv/bin/pytest tests/engine/test_vllm_symbols.py tests/engine/v2
 
+Packages that only the other version asks for are yours to install (0.33's server: orjson).
+
 FOLDER then holds the Python files of the wheel (any platform's), Triton kernels included, and
 links to the extension modules of the vLLM that is installed where this script runs. As it calls
 itself "+cpu", vLLM chooses its CPU platform.
