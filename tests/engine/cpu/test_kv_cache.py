@@ -93,7 +93,7 @@ def test_a_path_in_place_moves_nothing() -> None:
 
 
 def test_slots_are_read_where_vllm_computes_them() -> None:
-    """A batch that vLLM made anew, for another block size, has a second buffer, which is empty."""
+    """A batch that vLLM made anew, after the first, has a second buffer, which stays empty."""
     slots = CpuGpuBuffer(
         BLOCKS * BLOCK_SIZE, dtype=torch.int64, device=torch.device("cpu"), pin_memory=False
     )
