@@ -85,6 +85,22 @@ def test_k_by_batch_size_reaches_vllm_s_scheduler(target: Path, drafter: Path) -
     assert config.speculative_config.num_speculative_tokens_per_batch_size
 
 
+def test_k_by_batch_size_is_kept_for_our_worker_alone(target: Path, drafter: Path) -> None:
+    """vLLM 0.33 drops it for methods that it does not know, on its V1 runner."""
+    ngram = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
+    asked = []
+    for config in (
+        configure(target),
+        configure(target, speculative_config=ngram),
+        speculate(target, drafter),
+    ):
+        plugin._disable_dynamic_k(asked.append, config)
+    assert [config.speculative_config and config.speculative_config.method for config in asked] == [
+        None,
+        "ngram",
+    ]
+
+
 def test_plain_runs_and_other_methods_are_untouched(target: Path) -> None:
     plain = configure(target)
     ngram = configure(

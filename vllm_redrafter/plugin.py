@@ -1,6 +1,6 @@
 """Everything that is changed in vLLM, in one file.
 
-vLLM calls `register` (entry point group `vllm.general_plugins`) in each of its processes. Four of
+vLLM calls `register` (entry point group `vllm.general_plugins`) in each of its processes. Five of
 vLLM's methods are wrapped, and act only where a ReDrafter checkpoint is the speculative model:
 
 - `EngineArgs.create_engine_config`: recognise the checkpoint, validate, choose our worker.
@@ -11,7 +11,10 @@ vLLM's methods are wrapped, and act only where a ReDrafter checkpoint is the spe
 - `VllmConfig._get_v2_model_runner_unsupported_features`: it names all custom proposers, since Model
   Runner V2 cannot make them; our runner makes its own. It can go with RFC #36219.
 - `VllmConfig.__post_init__`: async scheduling is allowed by a list of methods; ours keeps its
-  drafts on the device like those. It can go when vLLM asks the method what it supports.
+  drafts on the device like those. It can go with vLLM 0.32: 0.33 asks the V1 runner only.
+- `VllmConfig._maybe_disable_dynamic_sd_for_v1` (from 0.33): K by batch size is allowed to the V1
+  runner by a list of methods; our proposer drafts as many nodes as the step asks for. It can go
+  when vLLM asks the method what it supports.
 
 `substituted` serves our worker, where vLLM looks a class up in a module instead of taking it as
 an argument; what it replaces is put back at once.
@@ -58,11 +61,13 @@ def register() -> None:
     _wrap(SamplingParams, "_validate_spec_decode", _validate_spec_decode)
     _wrap(VllmConfig, "_get_v2_model_runner_unsupported_features", _unsupported_by_v2)
     _wrap(VllmConfig, "__post_init__", _post_init)
+    _wrap(VllmConfig, "_maybe_disable_dynamic_sd_for_v1", _disable_dynamic_k)
 
 
 def _wrap(owner: type, name: str, wrapper: Callable[..., Any]) -> None:
     original = getattr(owner, name, None)
-    # Another vLLM version may lack a method; speculating with it is refused below in any case.
+    # vLLM 0.32 lacks a method, and other versions may lack more; speculating with a version that
+    # is not supported is refused below in any case.
     if original is None or getattr(original, "_redrafter", False):
         return
 
@@ -396,6 +401,11 @@ def _post_init(original: Callable[[VllmConfig], None], vllm_config: VllmConfig) 
     methods = Literal[(*get_args(module.EagleModelTypes), "custom_class")]  # type: ignore[valid-type]
     with substituted(module, "EagleModelTypes", methods):
         return original(vllm_config)
+
+
+def _disable_dynamic_k(original: Callable[[VllmConfig], None], vllm_config: VllmConfig) -> None:
+    if vllm_config.parallel_config.worker_cls != CPU_WORKER:
+        original(vllm_config)
 
 
 # SamplingParams._validate_spec_decode

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from python_path import python_path
 
 # Read by vLLM in this process and in those it starts.
 os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # collective_rpc with a function
-SUPPORT = str(Path(__file__).parents[1] / "support")
-os.environ["PYTHONPATH"] = os.pathsep.join([SUPPORT, os.environ.get("PYTHONPATH", "")])
+os.environ["PYTHONPATH"] = python_path(Path(__file__).parents[1] / "support")
 
 
 @pytest.fixture(scope="session")

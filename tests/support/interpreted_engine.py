@@ -15,6 +15,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from python_path import python_path
+
 SUPPORT = Path(__file__).parent
 
 ENVIRONMENT = {
@@ -26,7 +28,7 @@ ENVIRONMENT = {
     "TORCHDYNAMO_DISABLE": "1",  # its compiler would ask our backend "cpu" of Triton for code
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process instead of three: a third of the start
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # workers of other engines would share one core
-    "PYTHONPATH": os.pathsep.join([str(SUPPORT / "interpreted"), str(SUPPORT)]),
+    "PYTHONPATH": python_path(SUPPORT / "interpreted", SUPPORT),
 }
 
 SETTINGS = {"max_num_seqs": 8, "block_size": 32, "max_model_len": 256, "enforce_eager": True}

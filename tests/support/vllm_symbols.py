@@ -19,8 +19,9 @@ RECORDED = Path(__file__).with_name("vllm_symbols.json")
 GPU = "vllm.v1.worker.gpu"
 MEMBERS = {
     "vllm.config.vllm:VllmConfig": """__post_init__ _get_v2_model_runner_unsupported_features
-        use_v2_model_runner additional_config speculative_config compilation_config model_config
-        parallel_config cache_config kv_transfer_config lora_config""",
+        _maybe_disable_dynamic_sd_for_v1 use_v2_model_runner additional_config speculative_config
+        compilation_config model_config parallel_config cache_config kv_transfer_config
+        lora_config""",
     "vllm.config.speculative:SpeculativeConfig": "model num_speculative_tokens",
     "vllm.config.parallel:ParallelConfig": """worker_cls tensor_parallel_size
         pipeline_parallel_size prefill_context_parallel_size decode_context_parallel_size

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate.state import AcceleratorState
+from python_path import python_path
 from rich.console import Console
 
 from tests.training.cycle_language import HIDDEN_SIZE, VOCAB_SIZE, CycleTarget, rows
@@ -225,7 +226,7 @@ def test_two_processes_follow_one_with_the_same_batch(tmp_path: Path) -> None:
     os.symlink(root / "tests", tmp_path / "path" / "tests")
     environment = {
         **os.environ,
-        "PYTHONPATH": str(tmp_path / "path"),
+        "PYTHONPATH": python_path(tmp_path / "path"),
         "OMP_NUM_THREADS": "1",
         "ACCELERATE_USE_CPU": "1",
     }

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from python_path import python_path
 from triton_interpreter import Memory, import_interpreted
 
 from vllm_redrafter.triton_kernels.accept_path import accept_path
@@ -83,7 +84,6 @@ import test_interpreter
 with triton_interpreter.interpreted():
     test_interpreter.one_walk(row_start=0)
 """
-    paths = os.pathsep.join([str(SUPPORT), str(Path(__file__).parent)])
-    environment = {**os.environ, "PYTHONPATH": paths}
+    environment = {**os.environ, "PYTHONPATH": python_path(SUPPORT, Path(__file__).parent)}
     environment.pop("TRITON_INTERPRET", None)
     subprocess.run([sys.executable, "-c", script], check=True, env=environment, cwd=SUPPORT)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from vllm.v1.utils import CpuGpuBuffer
 
 from vllm_redrafter.engine.cpu.kv_cache import compact, key_value_views, moves, stack_layers
+from vllm_redrafter.engine.cpu.runner import TreeModelRunner
 
 BLOCK_SIZE, KV_HEADS, HEAD_SIZE, BLOCKS = 4, 2, 3, 8
 
@@ -86,3 +90,22 @@ def test_a_path_in_place_moves_nothing() -> None:
         torch.tensor([[0, 1, 2, -1], [0, -1, -1, -1]]), torch.tensor([0, 4])
     )
     assert source.numel() == destination.numel() == 0
+
+
+def test_slots_are_read_where_vllm_computes_them() -> None:
+    """A batch that vLLM made anew, after the first, has a second buffer, which stays empty."""
+    slots = CpuGpuBuffer(
+        BLOCKS * BLOCK_SIZE, dtype=torch.int64, device=torch.device("cpu"), pin_memory=False
+    )
+    slots.gpu.copy_(torch.randperm(BLOCKS * BLOCK_SIZE))
+    layers = layers_in_one_allocation(2)
+    before = [rows(layer)[1].clone() for layer in layers]
+    runner = SimpleNamespace(
+        _kv_stacks=[stack_layers(layers)],
+        input_batch=SimpleNamespace(block_table=[SimpleNamespace(slot_mapping=slots)]),
+    )
+    TreeModelRunner._move_kv_rows(runner, torch.tensor([3, 7]), torch.tensor([1, 2]))
+    for layer, was in zip(layers, before, strict=True):
+        expected = was.clone()
+        expected[slots.gpu[[1, 2]]] = was[slots.gpu[[3, 7]]]
+        assert torch.equal(rows(layer)[1], expected)

@@ -189,7 +189,9 @@ class TreeModelRunner(CPUModelRunner):
 
     def _move_kv_rows(self, source: Tensor, destination: Tensor) -> None:
         for group, stacks in enumerate(self._kv_stacks):
-            slots = self.input_batch.block_table[group].slot_mapping.cpu
+            # `gpu` is where vLLM writes: its `cpu` twin is the same tensor only until the batch is
+            # made anew, for several cache groups, and by 0.33 unless --block-size is given.
+            slots = self.input_batch.block_table[group].slot_mapping.gpu
             compact(stacks, slots[source].long(), slots[destination].long())
 
     def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:

@@ -1,0 +1,66 @@
+"""The overlay is a vLLM of the wheel's version, with the installed one's compiled code."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+from python_path import python_path
+
+pytestmark = pytest.mark.skipif(
+    not version("vllm").endswith("+cpu"), reason="the overlay is made of a CPU build"
+)
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "overlay_vllm.py"
+LOOK = """
+import importlib.metadata, importlib.util, vllm
+print(importlib.metadata.version("vllm"))
+print(vllm.__file__)
+print(importlib.util.find_spec("vllm._C").origin)
+"""
+
+
+@pytest.fixture
+def wheel(tmp_path: Path) -> Path:
+    """Of a CUDA build: its compiled code is of no use."""
+    path = tmp_path / "vllm-9.8.7-cp38-abi3-any.whl"
+    with ZipFile(path, "w") as archive:
+        archive.writestr("vllm/__init__.py", "")
+        archive.writestr("vllm/_C.abi3.so", "of CUDA")
+        archive.writestr("vllm-9.8.7.dist-info/METADATA", "Name: vllm\nVersion: 9.8.7\n")
+    return path
+
+
+def overlay(wheel: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPT), str(wheel), str(folder)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_python_files_are_the_wheel_s_and_compiled_ones_the_installed(
+    wheel: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "overlay"
+    made = overlay(wheel, folder)
+    assert made.returncode == 0, made.stderr
+    environment = {**os.environ, "PYTHONPATH": python_path(folder)}
+    looked = subprocess.run(
+        [sys.executable, "-c", LOOK], env=environment, capture_output=True, text=True, check=True
+    )
+    extension = folder / "vllm" / "_C.abi3.so"
+    assert looked.stdout.splitlines() == [
+        "9.8.7+cpu",
+        str(folder / "vllm" / "__init__.py"),
+        str(extension),
+    ]
+    assert extension.stat().st_size > 1_000_000
+
+
+def test_a_folder_that_exists_is_left_alone(wheel: Path, tmp_path: Path) -> None:
+    refused = overlay(wheel, tmp_path)
+    assert refused.returncode == 2
+    assert "exists: name a folder that does not" in refused.stderr

@@ -1,0 +1,15 @@
+"""The PYTHONPATH of the processes that tests start."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def python_path(*folders: Path) -> str:
+    """The folders before those that PYTHONPATH names already (scripts/overlay_vllm.py writes one).
+
+    Without an empty entry, which would be the current folder.
+    """
+    before = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    return os.pathsep.join([*map(str, folders), *filter(None, before)])
