@@ -10,8 +10,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,10 @@ REGISTERS = 65536
 
 SYSTEM_SHARED = 1024
 """Bytes of shared memory that CUDA itself takes per thread block, from sm_80 on."""
+
+
+FEW_FMA = 64
+"""Exponentials and scales take a few; a product of tiles takes hundreds."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +82,9 @@ class Kernel:
         warps: per thread block.
         blocks: thread blocks that a multiprocessor holds at a time; 0: it cannot be launched.
         instruction: what multiplies matrices: tcgen05, wgmma, mma.sync, FMA or nothing.
-        copy_bytes: of the narrowest asynchronous copy from memory; 0: there is none.
+        copy_bytes: of the widest asynchronous copy from memory; 0: there is none.
         load_bytes: of the widest load from memory to registers.
+        ahead: groups of copies that may be under way when a step of the main loop computes.
         loop: machine instructions in the longest loop, branches of it included.
     """
 
@@ -93,11 +97,12 @@ class Kernel:
     instruction: str
     copy_bytes: int
     load_bytes: int
+    ahead: int
     loop: int
 
 
 class _Driver:
-    """Stands where Triton's CUDA driver would; a `device` of its own keeps each target's kernels."""
+    """Stands where Triton's CUDA driver would; each target is a device with kernels of its own."""
 
     def __init__(self, capability: int) -> None:
         self.capability = capability
@@ -146,7 +151,7 @@ def _read(architecture: Architecture, name: str, kernel: Any) -> Kernel:
         file.flush()
         usage = _tool("cuobjdump", "--dump-resource-usage", file.name)
         machine_code = _tool("nvdisasm", "-c", file.name)
-    registers, stack = (int(re.search(rf"{key}:(\d+)", usage)[1]) for key in ("REG", "STACK"))
+    registers, stack = (int(re.findall(rf"\b{key}:(\d+)", usage)[0]) for key in ("REG", "STACK"))
     shared, warps = kernel.metadata.shared, kernel.metadata.num_warps
     copies = re.findall(r"cp\.async\.c[ag]\.shared\.global [^;]*?\], (0x\w+|\d+)", ptx)
     return Kernel(
@@ -157,8 +162,9 @@ def _read(architecture: Architecture, name: str, kernel: Any) -> Kernel:
         warps=warps,
         blocks=_resident_blocks(architecture, registers, shared, warps),
         instruction=_matrix_instruction(ptx, machine_code),
-        copy_bytes=min((int(size, 0) for size in copies), default=0),
+        copy_bytes=max((int(size, 0) for size in copies), default=0),
         load_bytes=_widest_load(ptx),
+        ahead=_copies_ahead(kernel.asm["ttgir"]),
         loop=_longest_loop(machine_code),
     )
 
@@ -181,15 +187,26 @@ def _resident_blocks(architecture: Architecture, registers: int, shared: int, wa
 
 
 def _matrix_instruction(ptx: str, machine_code: str) -> str:
-    for instruction in ("tcgen05.mma", "wgmma.mma_async", "mma.sync"):
-        if instruction in ptx:
-            return instruction.split(".mma_async")[0].split(".mma")[0] if "." in instruction else ""
-    return "FMA" if machine_code.count("FFMA") > 64 else ""
+    for name, marker in (
+        ("tcgen05", "tcgen05.mma"),
+        ("wgmma", "wgmma.mma_async"),
+        ("mma.sync", "mma.sync"),
+    ):
+        if marker in ptx:
+            return name
+    return "FMA" if machine_code.count("FFMA") > FEW_FMA else ""
 
 
 def _widest_load(ptx: str) -> int:
     loads = re.findall(r"ld\.global\S*?(?:\.v(\d))?\.b(\d+)", ptx)
     return max((int(count or 1) * int(bits) // 8 for count, bits in loads), default=0)
+
+
+def _copies_ahead(ttgir: str) -> int:
+    """What the main loop's first wait leaves under way."""
+    _, _, loop = ttgir.partition("scf.for")
+    wait = re.search(r"ttg\.async_wait .*\{num = (\d+)", loop)
+    return int(wait[1]) if wait else 0
 
 
 def _longest_loop(machine_code: str) -> int:

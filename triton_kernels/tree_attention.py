@@ -36,6 +36,7 @@ from vllm_redrafter.triton_kernels.tree_attention_arguments import (
 )
 from vllm_redrafter.triton_kernels.tree_attention_tiles import choose_parts, choose_tile, padded
 
+
 @triton.jit
 def _is_ancestor(
     words, first, num_nodes, is_row, BLOCK_ROWS: tl.constexpr, BLOCK_KEYS: tl.constexpr

@@ -68,10 +68,11 @@ def choose_tile(rows: int, head_dim: int, dtype: torch.dtype) -> Tile:
         block_rows = 16
     elif rows > 64 and block_dim <= 128 and not fp32 and padded(rows, 128) <= padded(rows, 64):
         block_rows = 128
+    wide = block_rows >= 32 or block_dim > 128 if fp32 else block_rows * block_dim >= 64 * 128
     return Tile(
         rows=block_rows,
         keys=max(16, min(64, KEY_TILE_BYTES // (block_dim * dtype.itemsize))),
-        num_warps=8 if block_rows * block_dim >= (64 * 64 if fp32 else 64 * 128) else 4,
+        num_warps=8 if wide else 4,
         num_stages=2 if fp32 else 5,
         max_registers=None if fp32 else MAX_REGISTERS,
     )
