@@ -84,7 +84,7 @@ class Kernel:
         instruction: what multiplies matrices: tcgen05, wgmma, mma.sync, FMA or nothing.
         copy_bytes: of the widest asynchronous copy from memory; 0: there is none.
         load_bytes: of the widest load from memory to registers.
-        ahead: groups of copies that may be under way when a step of the main loop computes.
+        ahead: groups of copies that are for later steps of the main loop when one computes.
         loop: machine instructions in the longest loop, branches of it included.
     """
 
@@ -203,10 +203,11 @@ def _widest_load(ptx: str) -> int:
 
 
 def _copies_ahead(ttgir: str) -> int:
-    """What the main loop's first wait leaves under way."""
+    """What every wait of the main loop leaves under way: copies for later steps."""
     _, _, loop = ttgir.partition("scf.for")
-    wait = re.search(r"ttg\.async_wait .*\{num = (\d+)", loop)
-    return int(wait[1]) if wait else 0
+    body, _, _ = loop.partition("\n    }")  # the function's own indentation: the loop's end
+    waits = re.findall(r"ttg\.async_wait .*\{num = (\d+)", body)
+    return min(map(int, waits), default=0)
 
 
 def _longest_loop(machine_code: str) -> int:

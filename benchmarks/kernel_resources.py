@@ -12,8 +12,8 @@ own assembler; the columns are read off the machine code.
     blocks      thread blocks that fit on a multiprocessor at a time, by registers and shared memory
     multiplies  tcgen05, wgmma, mma.sync: matrix instructions; FMA: one product at a time (fp32)
     copies      bytes of the widest asynchronous copy from memory, 16 at most; 0 for none
-    ahead       copies that may still be under way when a step of the main loop begins to compute;
-                0: the loop waits for what it has just asked for
+    ahead       groups of copies for later steps that may be under way while one step of the main
+                loop computes; 0: the loop waits for what it has just asked for
     loop        machine instructions in the longest loop, all branches of it together
 
 An fp8 cache is refused by sm_80 and sm_86, whose instructions do not convert from e4m3.

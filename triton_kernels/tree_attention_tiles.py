@@ -41,7 +41,7 @@ def choose_tile(rows: int, head_dim: int, dtype: torch.dtype) -> Tile:
     """The tile for `rows` = nodes x query heads of one KV head, queries of `dtype`.
 
     It is the same for all GPUs: it fits the 99 KiB of shared memory that a thread block has on
-    sm_86, sm_89 and sm_120, and spills no register on any architecture.
+    sm_86, sm_89 and sm_120, and spills no registers (fp32 on sm_100 and sm_120: 8 bytes at most).
 
     Rows: the smallest power of two that holds them, between 16 (a matrix instruction's) and 64.
     Where there are more, 128 if that pads no more than 64 does, else 64: 132 rows (33 nodes, 4
