@@ -234,6 +234,7 @@ def build_tree(
     requests, length, width = tokens.shape
     num, slots = length * width, out.tokens.shape[1]
     block, block_slots = triton.next_power_of_2(num), triton.next_power_of_2(slots)
+    chunk = min(block, max(1, 8192 // block))
     _select_nodes[(requests,)](
         root_tokens,
         tokens,
@@ -247,11 +248,12 @@ def build_tree(
         WIDTH=width,
         NUM=num,
         BLOCK=block,
-        CHUNK=min(block, max(1, 16384 // block)),
+        CHUNK=chunk,
         SLOTS=slots,
         BLOCK_SLOTS=block_slots,
         HAS_ENTRIES=has_entries,
-        num_warps=4,
+        # 16 comparisons per thread at a time: 128 would not fit its registers.
+        num_warps=max(4, min(16, block * chunk // 512)),
     )
     _set_ancestors[(requests,)](
         out.parents,

@@ -8,8 +8,8 @@ n .. n+T-1 in node order, to its ancestors and itself (a bit set). For a row wit
     out = sum_j e^{s_j} v_j / (sum_j e^{s_j} + e^{sink}),    lse = log(sum_j e^{s_j} + e^{sink})
 
 Verification is bound by memory like plain decoding, so K and V are read once per request and KV
-head: the group's query heads and all nodes are the rows of one product. (Beyond 128 rows, the
-tile's limit, further tiles read them again, mostly from L2.) The keys are split into parts, as in
+head: the group's query heads and all nodes are the rows of one product. (Rows beyond a tile's are
+in further tiles, which read them again, mostly from L2.) The keys are split into parts, as in
 flash-decoding, so that few requests fill the GPU; a second kernel merges the parts:
 
     m = max_p lse_p,    out = sum_p e^{lse_p - m} out_p / sum_p e^{lse_p - m}
@@ -34,8 +34,32 @@ from vllm_redrafter.triton_kernels.tree_attention_arguments import (
     check_sizes,
     check_tensors,
 )
+from vllm_redrafter.triton_kernels.tree_attention_tiles import choose_parts, choose_tile, padded
 
-MAX_ROWS = 128
+
+@triton.jit
+def _is_ancestor(
+    words, first, num_nodes, is_row, BLOCK_ROWS: tl.constexpr, BLOCK_KEYS: tl.constexpr
+):
+    """Which of the nodes first .. first+BLOCK_KEYS-1 each row may see; negative ones are context.
+
+    Per row, words are loaded and shifted so that the tile's first node is bit 0: a load for each 32
+    keys and one more, where a load per row and key would take registers for as many addresses.
+    """
+    key = tl.arange(0, BLOCK_KEYS)
+    # Rounds down, where // would round towards zero.
+    at = (first >> 5) + tl.zeros([BLOCK_ROWS], dtype=tl.int32)
+    shift = first & 31
+    bits = tl.zeros([BLOCK_ROWS, BLOCK_KEYS], dtype=tl.int32)
+    high = tl.load(words + at, mask=is_row & (at >= 0) & (at * 32 < num_nodes), other=0)
+    for i in tl.static_range(tl.cdiv(BLOCK_KEYS, 32)):
+        at += 1
+        low = high.to(tl.uint32)
+        high = tl.load(words + at, mask=is_row & (at >= 0) & (at * 32 < num_nodes), other=0)
+        # Two shifts to the left, as one by 32 is undefined.
+        word = (low >> shift) | ((high.to(tl.uint32) << (31 - shift)) << 1)
+        bits = tl.where((key // 32 == i)[None, :], word.to(tl.int32)[:, None], bits)
+    return (((bits >> (key % 32)[None, :]) & 1) == 1) | (first + key < 0)[None, :]
 
 
 @triton.jit
@@ -111,9 +135,10 @@ def _attend_part(
     is_row = node < num_nodes
     dim = tl.arange(0, BLOCK_DIM)
     is_dim = dim < HEAD_DIM
-    q_at = (first_row + node)[:, None].to(tl.int64) * stride_query_row
-    q_at += head[:, None] * stride_query_head + dim[None, :]
-    q = tl.load(query + q_at, mask=is_row[:, None] & is_dim[None, :], other=0.0)
+    q_at = (first_row + node).to(tl.int64) * stride_query_row + head * stride_query_head
+    q = tl.load(
+        query + q_at[:, None] + dim[None, :], mask=is_row[:, None] & is_dim[None, :], other=0.0
+    )
     if HAS_WINDOW:
         query_depth = tl.load(depths + request * stride_depths + node, mask=is_row, other=0)
         query_position = context_len + query_depth
@@ -144,20 +169,19 @@ def _attend_part(
         if HAS_CAP:
             # tanh(x) = 1 - 2 / (e^{2x} + 1): exact at both ends, where e^{2x} is 0 or infinite.
             scores = soft_cap * (1.0 - 2.0 / (tl.exp(2.0 * scores / soft_cap) + 1.0))
-        visible = is_row[:, None] & is_key[None, :]
+        # Masked here and not all at once: a mask of rows and keys, kept until then, is registers.
+        scores = tl.where(is_key[None, :], scores, float("-inf"))
         if start + BLOCK_KEYS > context_len:
             # The tile reaches into the tree: key position - n is a node; is it an ancestor?
-            key_node = position - context_len
-            in_tree = key_node >= 0
-            word_at = request * stride_ancestors_request + node[:, None] * stride_ancestors_node
-            word = tl.load(
-                ancestors + word_at + (key_node // 32)[None, :],
-                mask=visible & in_tree[None, :],
-                other=0,
+            visible = _is_ancestor(
+                ancestors + request * stride_ancestors_request + node * stride_ancestors_node,
+                start - context_len,
+                num_nodes,
+                is_row,
+                BLOCK_ROWS,
+                BLOCK_KEYS,
             )
-            # `& 31`, not `% 32`: shifting by a negative number is undefined.
-            is_ancestor = ((word >> (key_node & 31)[None, :]) & 1) == 1
-            visible = visible & (is_ancestor | (key_node < 0)[None, :])
+            scores = tl.where(visible, scores, float("-inf"))
         if HAS_WINDOW:
             key_node = position - context_len
             key_depth = tl.load(
@@ -166,8 +190,8 @@ def _attend_part(
                 other=0,
             )
             key_position = tl.where(key_node >= 0, context_len + key_depth, position)
-            visible = visible & (query_position[:, None] - key_position[None, :] < sliding_window)
-        scores = tl.where(visible, scores, float("-inf"))
+            visible = query_position[:, None] - key_position[None, :] < sliding_window
+            scores = tl.where(visible, scores, float("-inf"))
 
         new_max = tl.maximum(row_max, tl.max(scores, axis=1))
         # A row that has seen no key yet keeps -inf; e^{-inf - -inf} would be NaN.
@@ -185,6 +209,13 @@ def _attend_part(
         acc += tl.dot(weights.to(q.dtype), v.to(q.dtype), input_precision=PRECISION)
         row_max = new_max
 
+    # The rows again, by way of a number that is loaded again: else the compiler keeps what it
+    # computed for the queries' addresses, in registers that the loop needs.
+    start_again = tl.load(query_start_loc + request, volatile=True)
+    row = tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS) + (start_again - first_row)
+    node = row // GROUP
+    head = kv_head * GROUP + row % GROUP
+    is_row = node < num_nodes
     if PARTS == 1 and HAS_SINKS:
         sink = tl.load(sinks + head, mask=is_row, other=0.0).to(tl.float32)
         new_max = tl.maximum(row_max, sink)
@@ -194,9 +225,12 @@ def _attend_part(
         row_max = new_max
     empty = row_sum == 0.0
     result = acc * (value_scale / tl.where(empty, 1.0, row_sum))[:, None]
-    out_at = (first_row + node)[:, None].to(tl.int64) * stride_out_row
-    out_at += head[:, None] * stride_out_head + part * stride_out_part + dim[None, :]
-    tl.store(out + out_at, result.to(out.dtype.element_ty), mask=is_row[:, None] & is_dim[None, :])
+    out_at = (first_row + node).to(tl.int64) * stride_out_row + head * stride_out_head
+    tl.store(
+        out + (out_at + part * stride_out_part)[:, None] + dim[None, :],
+        result.to(out.dtype.element_ty),
+        mask=is_row[:, None] & is_dim[None, :],
+    )
     if HAS_LSE:
         row_lse = tl.where(empty, float("-inf"), row_max + tl.log(tl.where(empty, 1.0, row_sum)))
         lse_at = (first_row + node).to(tl.int64) * stride_lse_row + head * stride_lse_head + part
@@ -335,14 +369,13 @@ def tree_attention(
     check_options(query, requests, max_nodes, out, depths, sinks, lse)
 
     group = heads // kv_heads
-    rows = triton.next_power_of_2(max_nodes * group)
-    block_rows = min(max(rows, 16), MAX_ROWS)
-    row_tiles = triton.cdiv(max_nodes * group, block_rows)
+    rows = max_nodes * group
+    tile = choose_tile(rows, head_dim, query.dtype)
+    row_tiles = padded(rows, tile.rows) // tile.rows
     block_dim = triton.next_power_of_2(head_dim)
-    block_keys = 32 if block_dim == 256 or query.dtype == torch.float32 else 64
     programs = requests * kv_heads * row_tiles
     if num_parts is None:
-        num_parts = choose_parts(programs, max_context_len + max_nodes, block_keys, query.device)
+        num_parts = choose_parts(programs, max_context_len + max_nodes, query.device)
 
     split = num_parts > 1
     if split:
@@ -389,8 +422,8 @@ def tree_attention(
         HEAD_DIM=head_dim,
         BLOCK_DIM=block_dim,
         BLOCK_SIZE=block_size,
-        BLOCK_ROWS=block_rows,
-        BLOCK_KEYS=block_keys,
+        BLOCK_ROWS=tile.rows,
+        BLOCK_KEYS=tile.keys,
         ROW_TILES=row_tiles,
         PARTS=num_parts,
         HAS_CAP=soft_cap > 0,
@@ -399,8 +432,9 @@ def tree_attention(
         HAS_LSE=part_lse is not None,
         # fp32 stays fp32: TF32 would keep 10 bits of the mantissa.
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
-        num_warps=8 if block_rows * block_dim >= 128 * 128 else 4,
-        num_stages=2,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        maxnreg=tile.max_registers,
     )
     if split:
         assert part_lse is not None
@@ -422,7 +456,7 @@ def tree_attention(
             lse.stride(0) if lse is not None else 0,
             HEAD_DIM=head_dim,
             BLOCK_DIM=block_dim,
-            BLOCK_KEYS=block_keys,
+            BLOCK_KEYS=tile.keys,
             BLOCK_PARTS=triton.next_power_of_2(num_parts),
             PARTS=num_parts,
             HAS_SINKS=sinks is not None,
@@ -430,23 +464,6 @@ def tree_attention(
             num_warps=4,
         )
     return out
-
-
-def choose_parts(programs: int, max_keys: int, block_keys: int, device: torch.device) -> int:
-    """Into how many parts to split the keys: enough programs for two per multiprocessor.
-
-    A part holds at least 4 tiles of keys, below which merging costs more than it brings. The
-    number is a power of two: each one is a kernel of its own to compile.
-    """
-    multiprocessors = (
-        torch.cuda.get_device_properties(device).multi_processor_count
-        if device.type == "cuda"
-        else 1
-    )
-    wanted = triton.cdiv(2 * multiprocessors, programs)
-    most = max(1, max_keys // (4 * block_keys))
-    parts = int(max(1, min(wanted, most, 64)))
-    return 1 << (parts.bit_length() - 1)
 
 
 def naive_tree_attention(

@@ -337,6 +337,8 @@ def _unsupported_by_our_cpu(vllm_config: VllmConfig) -> Iterator[str]:
 
 
 def _unsupported_by_our_v2(vllm_config: VllmConfig) -> Iterator[str]:
+    from vllm.platforms import current_platform
+
     from vllm_redrafter.triton_kernels.tree_attention_arguments import HEAD_DIMS
 
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
@@ -348,6 +350,14 @@ def _unsupported_by_our_v2(vllm_config: VllmConfig) -> Iterator[str]:
     same = str(model.dtype).removeprefix("torch.")
     if cache_dtype not in ("auto", same, "fp8", "fp8_e4m3"):
         yield f"kv_cache_dtype is {cache_dtype!r}; use 'auto', {same!r} or 'fp8'"
+    older_gpu = current_platform.is_cuda() and not current_platform.has_device_capability(89)
+    if cache_dtype.startswith("fp8") and older_gpu:
+        capability = current_platform.get_device_capability()
+        yield (
+            f"kv_cache_dtype is {cache_dtype!r}, which GPUs convert from compute capability 8.9 "
+            f"on, and this one has {capability.as_version_str() if capability else 'none'}; use "
+            "'auto'"
+        )
     refused = {
         "with LoRA adapters vLLM's Model Runner V2 expects one row of logits per request; leave "
         "--enable-lora out": vllm_config.lora_config is not None,

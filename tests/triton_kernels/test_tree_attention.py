@@ -14,10 +14,12 @@ from torch import Tensor
 from tree_batches import bushy, chain, poisoned, star, token_trees
 
 from vllm_redrafter.tree_attention import AttentionVariant, TreeQueries, paged_tree_attention
-from vllm_redrafter.triton_kernels.tree_attention import (
+from vllm_redrafter.triton_kernels.tree_attention import naive_tree_attention, tree_attention
+from vllm_redrafter.triton_kernels.tree_attention_tiles import (
+    MIN_PART_KEYS,
     choose_parts,
-    naive_tree_attention,
-    tree_attention,
+    choose_tile,
+    padded,
 )
 
 FP8 = torch.float8_e4m3fn
@@ -447,9 +449,9 @@ def test_a_repeated_launch_gives_the_same_bits(
 
 
 def test_by_default_a_tensor_is_made_and_parts_are_chosen(launch: Callable[..., Launch]) -> None:
-    """300 keys and one KV head are few programs with long loops: the keys are split."""
-    batch = launch([(300, bushy(9))], Shape(kv_heads=1))
-    assert choose_parts(1, 309, 32, batch.device) > 1
+    """600 keys and one KV head are few programs with long loops: the keys are split."""
+    batch = launch([(600, bushy(9))], Shape(kv_heads=1))
+    assert choose_parts(1, 609, batch.device) > 1
     out = tree_attention(**batch.arguments())
     assert out.shape == batch.query.shape and out.dtype == batch.query.dtype
     assert_close(out[batch.rows].double().cpu(), batch.reference()[0], 1e-5)
@@ -457,13 +459,50 @@ def test_by_default_a_tensor_is_made_and_parts_are_chosen(launch: Callable[..., 
 
 @pytest.mark.parametrize("max_keys", [1, 100, 1000, 100_000])
 @pytest.mark.parametrize("programs", [1, 8, 5000])
-def test_parts_hold_some_tiles_each_and_are_not_too_many(
+def test_parts_hold_enough_keys_each_and_are_not_too_many(
     device: torch.device, programs: int, max_keys: int
 ) -> None:
-    parts = choose_parts(programs, max_keys, 64, device)
+    parts = choose_parts(programs, max_keys, device)
     assert 1 <= parts <= 64
-    assert parts == 1 or parts * 4 * 64 <= max_keys
+    assert parts == 1 or parts * MIN_PART_KEYS <= max_keys
     assert programs < 5000 or parts == 1
+
+
+@pytest.mark.parametrize(
+    ("nodes", "group", "rows", "tiles"),
+    [
+        (1, 1, 16, 1),  # as few as a matrix instruction has
+        (9, 1, 16, 1),
+        (9, 4, 64, 1),  # 36 rows
+        (9, 7, 64, 1),
+        (9, 8, 128, 1),  # 72 rows: 128 either way
+        (13, 7, 128, 1),
+        (17, 4, 128, 1),
+        (17, 8, 64, 3),  # 136 rows: 192 instead of 256
+        (33, 1, 64, 1),
+        (33, 4, 64, 3),  # 132 rows likewise
+        (33, 7, 128, 2),
+        (33, 8, 64, 5),
+        (65, 4, 64, 5),
+        (128, 8, 128, 8),
+    ],
+)
+def test_few_rows_are_padding(nodes: int, group: int, rows: int, tiles: int) -> None:
+    tile = choose_tile(nodes * group, 128, torch.bfloat16)
+    assert tile.rows == rows
+    assert padded(nodes * group, rows) == rows * tiles
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("dtype", DTYPES, **names)
+def test_tiles_are_what_triton_can_multiply(head_dim: int, dtype: torch.dtype) -> None:
+    """`tl.dot` takes powers of two from 16 on; two warp groups have 256 threads' registers."""
+    for rows in range(1, 1025):
+        tile = choose_tile(rows, head_dim, dtype)
+        assert tile.rows in (16, 32, 64, 128) and tile.keys in (16, 32, 64)
+        accumulators = tile.rows * 2 ** (head_dim - 1).bit_length() / (32 * tile.num_warps)
+        assert accumulators <= 64
+        assert padded(rows, tile.rows) < rows + tile.rows
 
 
 @pytest.mark.usefixtures("needs_fp8")

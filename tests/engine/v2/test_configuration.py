@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from tiny_models import make_target
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
+from vllm.platforms.interface import DeviceCapability
 
 from vllm_redrafter import ConfigError, plugin
 
@@ -109,6 +111,27 @@ def test_what_cannot_be_combined_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         speculate(small_target, small_drafter, **arguments)
+
+
+@pytest.mark.parametrize(("capability", "refused"), [((8, 6), True), ((8, 9), False)])
+def test_an_fp8_cache_needs_a_gpu_that_converts_it(
+    small_target: Path,
+    small_drafter: Path,
+    capability: tuple[int, int],
+    refused: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Triton does not compile the kernels for it: tests/triton_kernels/test_compilation.py."""
+    config = speculate(small_target, small_drafter)
+    config.cache_config.cache_dtype = "fp8"
+    platform = type(current_platform)
+    monkeypatch.setattr(platform, "is_cuda", lambda self: True)
+    found = DeviceCapability(*capability)
+    monkeypatch.setattr(platform, "get_device_capability", lambda *args, **kwargs: found)
+    reasons = list(plugin._unsupported_by_our_v2(config))
+    expected = "kv_cache_dtype is 'fp8'.* from compute capability 8.9 on, .* 8.6; use 'auto'"
+    assert bool(reasons) == refused
+    assert all(re.match(expected, reason) for reason in reasons)
 
 
 def test_a_head_size_that_tree_attention_does_not_know(tmp_path: Path) -> None:

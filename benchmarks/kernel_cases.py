@@ -1,0 +1,167 @@
+"""The kernels' launches in the engine's shapes, on CPU tensors whose contents do not matter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vllm_redrafter.triton_kernels.accept_path import accept_path
+from vllm_redrafter.triton_kernels.build_tree import (
+    TreeBuffers,
+    build_tree,
+    build_tree_from_beams,
+)
+from vllm_redrafter.triton_kernels.compact_kv import CacheTable, compact_kv
+from vllm_redrafter.triton_kernels.stage_trees import StagedTrees, stage_trees
+from vllm_redrafter.triton_kernels.tree_attention import tree_attention
+
+CONTEXT = 4096
+DTYPES = {
+    "bf16": (torch.bfloat16, torch.bfloat16),
+    "fp16": (torch.float16, torch.float16),
+    "fp32": (torch.float32, torch.float32),
+    "fp8": (torch.bfloat16, torch.float8_e4m3fn),
+}
+"""Queries' and cache's, by the name of the cache's."""
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One launch of tree attention.
+
+    Attributes:
+        nodes: K + 1.
+        parts: into how many the keys are split; from 2 on, the results are merged.
+        window, cap, sinks, lse: which variants are on.
+    """
+
+    head_dim: int = 128
+    dtype: str = "bf16"
+    group: int = 4
+    nodes: int = 33
+    block_size: int = 16
+    parts: int = 8
+    window: bool = False
+    cap: bool = False
+    sinks: bool = False
+    lse: bool = False
+
+    @property
+    def label(self) -> str:
+        variants = [name for name in ("window", "cap", "sinks", "lse") if getattr(self, name)]
+        return " ".join(
+            [
+                f"{self.dtype} d{self.head_dim} group {self.group} K {self.nodes - 1}",
+                *(["one part"] if self.parts == 1 else []),
+                *([f"blocks of {self.block_size}"] if self.block_size != 16 else []),
+                *variants,
+            ]
+        )
+
+    def __call__(self) -> None:
+        """As engine/v2/attention.py: K and V are halves of one row of 2 x head_dim."""
+        query_dtype, cache_dtype = DTYPES[self.dtype]
+        kv_heads, blocks = 2, -(-(CONTEXT + self.nodes) // self.block_size)
+        row = torch.zeros(blocks, kv_heads, self.block_size, 2 * self.head_dim, dtype=cache_dtype)
+        key_cache, value_cache = row.transpose(1, 2).split(self.head_dim, dim=-1)
+        heads = kv_heads * self.group
+        tree_attention(
+            torch.zeros(self.nodes, heads, self.head_dim, dtype=query_dtype),
+            key_cache,
+            value_cache,
+            integers(1, blocks),
+            integers(1),
+            integers(2),
+            integers(1, self.nodes, -(-self.nodes // 32)),
+            self.nodes,
+            CONTEXT,
+            depths=integers(1, self.nodes),
+            sliding_window=1024 if self.window else 0,
+            soft_cap=30.0 if self.cap else 0.0,
+            sinks=torch.zeros(heads, dtype=query_dtype) if self.sinks else None,
+            lse=torch.zeros(self.nodes, heads) if self.lse else None,
+            num_parts=self.parts,
+        )
+
+
+def integers(*shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.int32)
+
+
+def attention_cases() -> Iterator[Attention]:
+    """Each of the shapes' dimensions in turn, around what is common: bf16, 128, 4 heads, K = 32."""
+    for dtype in DTYPES:
+        for head_dim in (64, 80, 96, 128, 256):
+            yield Attention(head_dim, dtype)
+    for group in (1, 4, 7, 8):
+        for most in (8, 16, 32, 64, 127):
+            if (group, most) != (4, 32):
+                yield Attention(group=group, nodes=most + 1)
+    yield Attention(nodes=17, group=8, dtype="fp32")
+    yield Attention(block_size=32)
+    yield Attention(parts=1)
+    for variants in ({"window"}, {"cap"}, {"window", "cap"}, {"window", "sinks"}, {"sinks", "lse"}):
+        yield Attention(**{name: True for name in variants})
+    everything = {"window": True, "cap": True, "sinks": True, "lse": True}
+    for dtype in DTYPES:
+        yield Attention(dtype=dtype, **everything)
+    yield Attention(head_dim=64, dtype="bf16", group=8, parts=1, window=True, sinks=True)
+
+
+def step_cases() -> Iterator[tuple[str, Callable[[], Any]]]:
+    """The kernels around attention, by name."""
+    for most in (8, 32, 64, 127):
+        yield f"K {most}", lambda slots=most + 1: step(slots)
+    for width, length in ((4, 5), (8, 5), (32, 8), (64, 32)):
+        yield f"beams {width}x{length}", lambda w=width, n=length: build(w, n)
+
+
+def step(slots: int, requests: int = 2) -> None:
+    """stage_trees, accept_path and compact_kv."""
+    table, staged = TreeBuffers(4, slots - 1, "cpu"), StagedTrees(4, slots - 1, "cpu")
+    rows = requests * slots
+    stage_trees(
+        table,
+        integers(requests),
+        integers(requests + 1),
+        integers(requests + 1),
+        integers(requests),
+        torch.zeros(rows, dtype=torch.int64),
+        staged,
+        requests,
+    )
+    path, num_sampled, row_start = integers(requests, slots), integers(requests), integers(requests)
+    accept_path(
+        staged.tokens[:requests],
+        staged.parents[:requests],
+        staged.depths[:requests],
+        staged.ancestors[:requests],
+        staged.num_nodes[:requests],
+        torch.zeros(rows, dtype=torch.int64),
+        row_start,
+        integers(requests, slots),
+        num_sampled,
+        path,
+        integers(requests),
+    )
+    caches = [torch.zeros(8, 8, 16, 256, dtype=torch.bfloat16).transpose(1, 2) for _ in range(2)]
+    compact_kv(CacheTable.of(caches), path, num_sampled, row_start, torch.zeros(rows, dtype=int))
+
+
+def build(width: int, length: int, requests: int = 2) -> None:
+    """build_tree_from_beams, and within it build_tree."""
+    root_tokens = torch.zeros(requests, dtype=torch.int64)
+    beams = torch.zeros(requests, width, length, dtype=torch.int64)
+    build_tree_from_beams(root_tokens, beams, TreeBuffers(requests, 32, "cpu"))
+    build_tree(
+        root_tokens,
+        beams.transpose(1, 2).contiguous(),
+        torch.zeros(requests, length, width, dtype=torch.int32),
+        torch.zeros(requests, length, width),
+        TreeBuffers(requests, 127, "cpu"),
+        entries=root_tokens,
+    )

@@ -1,0 +1,155 @@
+"""The kernels as machine code: they fit each architecture, without a GPU to try it on.
+
+In this folder's processes kernels are interpreted; a process of its own (this file as a script)
+compiles them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+LIMITS = {
+    "sm_80": 166_912,
+    "sm_86": 101_376,
+    "sm_89": 101_376,
+    "sm_90": 232_448,
+    "sm_100": 232_448,
+    "sm_120": 101_376,
+}
+"""Bytes of shared memory per thread block: CUDA C++ Programming Guide, technical specifications."""
+
+MATRIX = {"sm_90": "wgmma", "sm_100": "tcgen05"}
+"""What multiplies 64 rows of bf16 or fp8; mma.sync elsewhere."""
+
+EVERYTHING = {"window": True, "cap": True, "sinks": True}
+CASES: dict[str, dict[str, Any]] = {
+    "bf16": {},
+    "bf16, 128 rows": {"nodes": 128, "group": 1, "block_size": 32, "parts": 1},
+    "bf16, head size 80": {"head_dim": 80, "nodes": 9},
+    "bf16, head size 256, all variants": {"head_dim": 256, **EVERYTHING},
+    "fp8": {"dtype": "fp8"},
+    "fp32": {"dtype": "fp32"},
+}
+FEW = ("bf16", "fp8")
+"""Compiled for sm_100 and sm_120, which take several times as long."""
+
+
+def cases(architecture: str) -> list[str]:
+    names = FEW if architecture in ("sm_100", "sm_120") else CASES
+    return [n for n in names if n != "fp8" or architecture not in ("sm_80", "sm_86")]
+
+
+def compile_all() -> dict[str, Any]:
+    """Every architecture's kernels, by case; run as a script."""
+    sys.path.append(str(BENCHMARKS))
+    from dataclasses import asdict
+
+    from kernel_cases import Attention, step_cases
+    from kernel_compiler import ARCHITECTURES, compile_launches
+    from triton.compiler.errors import CompilationError
+
+    from vllm_redrafter.triton_kernels import tree_attention
+    from vllm_redrafter.triton_kernels.tree_attention_tiles import Tile
+
+    def compiled(architecture: str, launch: Any) -> list[dict[str, Any]]:
+        return [asdict(k) for k in compile_launches(ARCHITECTURES[architecture], launch)]
+
+    found: dict[str, Any] = {
+        architecture: {name: compiled(architecture, Attention(**CASES[name])) for name in names}
+        for architecture, names in ((a, cases(a)) for a in LIMITS)
+    }
+    found["around"] = {name: compiled("sm_90", launch) for name, launch in step_cases()}
+    too_large = Tile(rows=128, keys=64, num_warps=8, num_stages=5, max_registers=64)
+    with patch.object(tree_attention, "choose_tile", lambda *args: too_large):
+        found["too large"] = compiled("sm_86", Attention(head_dim=256, parts=1))
+    try:
+        found["fp8 on sm_86"] = compiled("sm_86", Attention(dtype="fp8"))
+    except CompilationError as error:
+        found["fp8 on sm_86"] = str(error)
+    return found
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("compiled")
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(folder)}
+    environment.pop("TRITON_INTERPRET", None)
+    output = folder / "kernels.json"
+    command = [sys.executable, __file__, str(output)]
+    subprocess.run(command, check=True, env=environment)
+    return json.loads(output.read_text())
+
+
+@pytest.mark.parametrize(("architecture", "case"), [(a, case) for a in LIMITS for case in cases(a)])
+def test_attention_fits_the_architecture(
+    kernels: dict[str, Any], architecture: str, case: str
+) -> None:
+    attend, *merge = kernels[architecture][case]
+    assert attend["name"] == "_attend_part"
+    assert [kernel["name"] for kernel in merge] == ["_merge_parts"] * len(merge)
+    assert bool(merge) == (CASES[case].get("parts") != 1)
+    for kernel in (attend, *merge):
+        assert kernel["stack"] == 0, "registers are spilled"
+        assert kernel["shared"] <= LIMITS[architecture] and kernel["blocks"] >= 1
+    assert attend["copy_bytes"] == 16
+    if case == "fp32":
+        assert attend["instruction"] == "FMA", "TF32 would keep 10 bits of the mantissa"
+    else:
+        assert attend["instruction"] == MATRIX.get(architecture, "mma.sync")
+
+
+@pytest.mark.parametrize("case", ["bf16", "bf16, head size 80"])
+def test_two_blocks_share_a_multiprocessor_of_an_h100(kernels: dict[str, Any], case: str) -> None:
+    assert kernels["sm_90"][case][0]["blocks"] >= 2
+
+
+@pytest.mark.parametrize("architecture", [a for a in LIMITS if a != "sm_100"])
+def test_keys_and_values_are_copied_ahead_of_their_use(
+    kernels: dict[str, Any], architecture: str
+) -> None:
+    """The loop begins a step while the next one's K and V are still under way."""
+    assert kernels[architecture]["bf16"][0]["ahead"] >= 2  # K and V
+
+
+def test_a_loop_that_waits_for_what_it_asked_for_is_seen(kernels: dict[str, Any]) -> None:
+    """fp32 has two stages, which is one too few: the control of the test above."""
+    assert kernels["sm_90"]["fp32"][0]["ahead"] == 0
+
+
+def test_the_kernels_around_attention_spill_nothing(kernels: dict[str, Any]) -> None:
+    launched = [kernel for found in kernels["around"].values() for kernel in found]
+    assert {kernel["name"] for kernel in launched} == {
+        "_stage_trees",
+        "_accept_path",
+        "_compact",
+        "_share_prefixes",
+        "_select_nodes",
+        "_set_ancestors",
+    }
+    for kernel in launched:
+        assert kernel["stack"] == 0 and kernel["blocks"] >= 1, kernel
+
+
+def test_what_does_not_fit_is_seen(kernels: dict[str, Any]) -> None:
+    """A tile that no block of an sm_86 has room for, held in a fourth of the registers."""
+    (attend,) = kernels["too large"]
+    assert attend["stack"] > 0
+    assert attend["shared"] > LIMITS["sm_86"] and attend["blocks"] == 0
+
+
+def test_an_fp8_cache_does_not_compile_for_an_older_gpu(kernels: dict[str, Any]) -> None:
+    """Why plugin.py refuses it there."""
+    assert "fp8e4nv not supported" in kernels["fp8 on sm_86"]
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(json.dumps(compile_all()))
