@@ -26,7 +26,9 @@ from vllm_redrafter.triton_kernels.checks import (
 )
 
 
-@triton.jit
+# One kernel for any number of requests; Triton would compile others for 1 and multiples of 16, which
+# a server would first meet, and wait for, while it serves.
+@triton.jit(do_not_specialize=["num_requests"])
 def _stage_trees(
     idx_mapping,
     query_start_loc,
