@@ -26,8 +26,8 @@ from vllm_redrafter.triton_kernels.checks import (
 )
 
 
-# One kernel for any number of requests; Triton would compile others for 1 and multiples of 16, which
-# a server would first meet, and wait for, while it serves.
+# One kernel for any number of requests: Triton would compile others for 1 and multiples of 16, and
+# a server would meet them, and wait for them, while it serves.
 @triton.jit(do_not_specialize=["num_requests"])
 def _stage_trees(
     idx_mapping,

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import cast
 
 from torch import Tensor, nn
-from vllm.lora.layers import VocabParallelEmbeddingWithLoRA
+from vllm.lora.layers.vocab_parallel_embedding import VocabParallelEmbeddingWithLoRA
 
 from vllm_redrafter.plugin import substituted
 

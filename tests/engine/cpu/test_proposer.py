@@ -26,7 +26,7 @@ def propose(folder: Path, max_nodes: int) -> torch.Tensor:
             model_config=SimpleNamespace(dtype=torch.float32),
         )
     )
-    proposer.load_model(SimpleNamespace(embed_input_ids=nn.Embedding(V, H)))  # type: ignore[arg-type]
+    proposer.load_model(nn.ModuleDict({"embed_input_ids": nn.Embedding(V, H)}))
     tree = proposer.propose(torch.randn(R, H), torch.arange(R), None, max_nodes)
     assert (tree.num_nodes == max_nodes + 1).all()
     return tree.parents.masked_fill(~tree.is_node, -1)
