@@ -78,7 +78,8 @@ def interpreted_engine(
     context.set_forkserver_preload(["interpreted_imports"])
     ours, theirs = context.Pipe()
     variables = {**os.environ, **ENVIRONMENT, **(environment or {})}
-    process = context.Process(target=_serve, args=(theirs, str(target), setup, variables, arguments))
+    given = (theirs, str(target), setup, variables, arguments)
+    process = context.Process(target=_serve, args=given)
     with _environment(ENVIRONMENT):  # for the server, which the first process starts
         process.start()
     theirs.close()

@@ -5,7 +5,7 @@ Its modules must start no thread: a forked process would not have it.
 
 import gc
 
-import vllm.entrypoints.llm
+import vllm.entrypoints.llm  # noqa: F401
 
 import vllm_redrafter.engine.v2.interpreted_worker  # noqa: F401
 
