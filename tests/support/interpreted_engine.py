@@ -195,6 +195,12 @@ def _counter(llm: Any, name: str) -> float:
     return sum(metric.value for metric in llm.get_metrics() if metric.name == name)
 
 
+def reasoning_markers(llm: Any) -> tuple[list[int], list[int]]:
+    """For `InterpretedEngine.call`: what thinking starts with, and what a budget's end forces."""
+    config = llm.llm_engine.vllm_config.reasoning_config
+    return config.reasoning_start_token_ids, config.reasoning_end_token_ids
+
+
 def run_with_aborts(llm: Any, workload: Any, aborted: list[int], after: int) -> dict[int, Any]:
     """For `InterpretedEngine.call`: abort some requests after some steps; the others' answers."""
     engine = llm.llm_engine

@@ -22,6 +22,7 @@ from vllm.v1.worker.gpu.states import RequestState
 
 from vllm_redrafter.beam_search import ExploredNodes, beam_search
 from vllm_redrafter.checkpoints import load_drafter
+from vllm_redrafter.config import ConfigError
 from vllm_redrafter.engine.settings import Settings
 from vllm_redrafter.engine.v2.stats import StepMeter
 from vllm_redrafter.token_tree import candidate_log_probs
@@ -76,10 +77,27 @@ class TreeSpeculator(BaseSpeculator):
         self.drafter = load_drafter(self.checkpoint, self.dtype, self.revision).to(self.device)
         self.embed = cast(Callable[[Tensor], Tensor], target.embed_input_ids)
 
-    def reload(self) -> None:
-        """Read the checkpoint again, into the same memory: CUDA graphs hold its addresses."""
-        loaded = load_drafter(self.checkpoint, self.dtype, self.revision)
-        self.drafter.load_state_dict(loaded.state_dict())
+    def read_again(self) -> dict[str, Tensor]:
+        """The checkpoint's tensors as they are now.
+
+        Raises:
+            ConfigError: it is no longer readable, or of other sizes than the one at start-up.
+        """
+        tensors = load_drafter(self.checkpoint, self.dtype, self.revision).state_dict()
+        shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+        known = {name: list(tensor.shape) for name, tensor in self.drafter.state_dict().items()}
+        if shapes != known:
+            changed = sorted(n for n in {*shapes, *known} if shapes.get(n) != known.get(n))
+            raise ConfigError(
+                f"{self.checkpoint}: tensors are of other shapes than those in use: "
+                + ", ".join(f"{n} {known.get(n)} -> {shapes.get(n)}" for n in changed)
+                + "; restart the engine to use this drafter"
+            )
+        return tensors
+
+    def replace_weights(self, tensors: dict[str, Tensor]) -> None:
+        """Copy what `read_again` read into the same memory: CUDA graphs hold its addresses."""
+        self.drafter.load_state_dict(tensors)
 
     def add_request(self, slot: int, chain: bool) -> None:
         """A new request takes the slot: it has no tree yet, only the root.
