@@ -195,6 +195,14 @@ def _counter(llm: Any, name: str) -> float:
     return sum(metric.value for metric in llm.get_metrics() if metric.name == name)
 
 
+def use_triton_attention() -> None:
+    """For `setup`: plain engines get vLLM's Triton attention instead of its CPU attention."""
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+    backend = "vllm.v1.attention.backends.triton_attn.TritonAttentionBackend"
+    register_backend(AttentionBackendEnum.CPU_ATTN, backend)
+
+
 def reasoning_markers(llm: Any) -> tuple[list[int], list[int]]:
     """For `InterpretedEngine.call`: what thinking starts with, and what a budget's end forces."""
     config = llm.llm_engine.vllm_config.reasoning_config
