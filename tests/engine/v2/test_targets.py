@@ -17,6 +17,7 @@ import transformers
 import workloads
 from answers import tokens_of
 from interpreted_engine import interpreted_engine
+from safetensors.torch import load_file, save_file
 from vllm import SamplingParams
 
 from vllm_redrafter import Drafter, DrafterConfig, save_drafter
@@ -56,6 +57,16 @@ TARGETS = {
         ),
         DrafterConfig(VOCAB, 64, 64),
     ),
+    "Granite: attention sinks, a sliding window in every other layer": (
+        transformers.GraniteConfig(
+            **SIZES,
+            sliding_window=32,
+            layer_types=["sliding_attention", "full_attention"],
+            attention_sinks=True,
+            attention_multiplier=0.125,
+        ),
+        DrafterConfig(VOCAB, 64, 64),
+    ),
 }
 
 
@@ -64,6 +75,16 @@ def random_biases(model: torch.nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             torch.nn.init.normal_(parameter, std=0.3)
+
+
+def add_sinks(config: Any, folder: Path) -> None:
+    """Where vLLM's model has attention sinks, one per head; transformers' has none."""
+    if getattr(config, "attention_sinks", False):
+        weights = load_file(folder / "model.safetensors")
+        for layer in range(config.num_hidden_layers):
+            name = f"model.layers.{layer}.self_attn.sinks"
+            weights[name] = 2 + torch.randn(config.num_attention_heads)
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def random_drafter(config: DrafterConfig) -> Drafter:
@@ -82,6 +103,7 @@ def test_greedy_output_equals_plain(
     model = transformers.AutoModelForCausalLM.from_config(config).float()
     random_biases(model)
     model.save_pretrained(tmp_path / "target")
+    add_sinks(config, tmp_path / "target")
     drafter = tmp_path / "drafter"
     save_drafter(random_drafter(draft_config), drafter)
     rng = random.Random(0)
