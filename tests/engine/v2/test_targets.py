@@ -17,7 +17,7 @@ import transformers
 import workloads
 from answers import tokens_of
 from interpreted_engine import interpreted_engine
-from safetensors.torch import load_file, save_file
+from tiny_models import make_random_target
 from vllm import SamplingParams
 
 from vllm_redrafter import Drafter, DrafterConfig, save_drafter
@@ -70,23 +70,6 @@ TARGETS = {
 }
 
 
-def random_biases(model: torch.nn.Module) -> None:
-    """Initialised, they are zero."""
-    for name, parameter in model.named_parameters():
-        if name.endswith("bias"):
-            torch.nn.init.normal_(parameter, std=0.3)
-
-
-def add_sinks(config: Any, folder: Path) -> None:
-    """Where vLLM's model has attention sinks, one per head; transformers' has none."""
-    if getattr(config, "attention_sinks", False):
-        weights = load_file(folder / "model.safetensors")
-        for layer in range(config.num_hidden_layers):
-            name = f"model.layers.{layer}.self_attn.sinks"
-            weights[name] = 2 + torch.randn(config.num_attention_heads)
-        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-
-
 def random_drafter(config: DrafterConfig) -> Drafter:
     """With a reduced vocabulary it drafts 20 of the 24 tokens."""
     drafter = Drafter(config)
@@ -99,11 +82,7 @@ def random_drafter(config: DrafterConfig) -> Drafter:
 def test_greedy_output_equals_plain(
     config: Any, draft_config: DrafterConfig, tmp_path: Path
 ) -> None:
-    torch.manual_seed(5)
-    model = transformers.AutoModelForCausalLM.from_config(config).float()
-    random_biases(model)
-    model.save_pretrained(tmp_path / "target")
-    add_sinks(config, tmp_path / "target")
+    target = make_random_target(config, tmp_path / "target")
     drafter = tmp_path / "drafter"
     save_drafter(random_drafter(draft_config), drafter)
     rng = random.Random(0)
@@ -120,11 +99,9 @@ def test_greedy_output_equals_plain(
         "num_speculative_tokens_per_batch_size": [[1, 3, 10], [4, 8, 5]],
     }
     arguments = {"skip_tokenizer_init": True, "max_num_batched_tokens": 96}
-    with interpreted_engine(tmp_path / "target", **arguments) as plain:
+    with interpreted_engine(target, **arguments) as plain:
         expected = tokens_of(plain.run(load))
-    with interpreted_engine(
-        tmp_path / "target", speculative_config=speculative, **arguments
-    ) as llm:
+    with interpreted_engine(target, speculative_config=speculative, **arguments) as llm:
         answers = tokens_of(llm.run(load))
         accepted = llm.counter("vllm:spec_decode_num_accepted_tokens")
         (groups,) = llm.rpc(inside_worker.kv_cache_groups)
