@@ -189,7 +189,9 @@ class TreeModelRunner(CPUModelRunner):
 
     def _move_kv_rows(self, source: Tensor, destination: Tensor) -> None:
         for group, stacks in enumerate(self._kv_stacks):
-            slots = self.input_batch.block_table[group].slot_mapping.cpu
+            # `gpu` is what attention writes to. vLLM's CPU runner makes it the same tensor as
+            # `cpu`, but not in the block tables that it makes anew for several groups.
+            slots = self.input_batch.block_table[group].slot_mapping.gpu
             compact(stacks, slots[source].long(), slots[destination].long())
 
     def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
