@@ -4,8 +4,61 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 
 def head_and_trees(worker: Any) -> tuple[int, list[list[int]]]:
     """How many tokens the rank's draft head has rows for, and the tokens of its trees."""
     speculator = worker.model_runner.speculator
     return speculator.drafter.last_layer.weight.shape[0], speculator.trees.tokens.tolist()
+
+
+def sample_in_chunks(worker: Any, rows: int) -> None:
+    """Logits are sampled in chunks of at most this many rows, as those above 1 GB are."""
+    from vllm_redrafter.engine.v2 import scorer
+
+    worker.whole = scorer.get_max_chunk_logits, scorer._iter_request_chunks
+    worker.chunks_of_steps = []
+
+    def chunks(*args: Any) -> list[tuple[int, int]]:
+        made = list(worker.whole[1](*args))
+        worker.chunks_of_steps.append(len(made))
+        return made
+
+    scorer.get_max_chunk_logits = lambda vocab_size: rows
+    scorer._iter_request_chunks = chunks
+
+
+def stop_sampling_in_chunks(worker: Any) -> list[int]:
+    """Returns how many chunks each step had."""
+    from vllm_redrafter.engine.v2 import scorer
+
+    scorer.get_max_chunk_logits, scorer._iter_request_chunks = worker.whole
+    return worker.chunks_of_steps
+
+
+def spoil_weights(worker: Any) -> None:
+    """Overwrite what sleep level 2 discards; vLLM saves the target's buffers, and no others."""
+    runner = worker.model_runner
+    drafter = runner.speculator.drafter
+    for tensor in (*runner.model.parameters(), *drafter.parameters(), *drafter.buffers()):
+        tensor.data.fill_(1)
+
+
+def drafter_tensors(worker: Any) -> tuple[dict[str, int], dict[str, torch.Tensor]]:
+    """The drafter's tensors by name: where they lie, and copies of them."""
+    tensors = worker.model_runner.speculator.drafter.state_dict()
+    return (
+        {name: tensor.data_ptr() for name, tensor in tensors.items()},
+        {name: tensor.clone() for name, tensor in tensors.items()},
+    )
+
+
+def kv_cache_groups(worker: Any) -> int:
+    return len(worker.model_runner.kv_cache_config.kv_cache_groups)
+
+
+def kv_caches(worker: Any) -> list[tuple[str, float, float]]:
+    """Per attention layer: the dtype of its cache, and what K and V are divided by."""
+    layers = worker.vllm_config.compilation_config.static_forward_context.values()
+    return [(layer.kv_cache_dtype, layer._k_scale_float, layer._v_scale_float) for layer in layers]

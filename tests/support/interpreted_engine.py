@@ -1,7 +1,8 @@
 """vLLM with Model Runner V2 on the CPU, its Triton kernels and ours under Triton's interpreter.
 
 The interpreter is a matter of the whole process, so the engine's front end lives in one of its
-own, which answers calls over a pipe. Start-up takes as long as that of any engine: share it.
+own, which answers calls over a pipe. Most of an engine's start is imports: they are done once, in
+a server that forks off each engine's process.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ ENVIRONMENT = {
     "TORCHDYNAMO_DISABLE": "1",  # its compiler would ask our backend "cpu" of Triton for code
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process instead of three: a third of the start
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # workers of other engines would share one core
+    "PYTHONSAFEPATH": "1",  # else the working directory's triton_kernels would hide vLLM's
     "PYTHONPATH": python_path(SUPPORT / "interpreted", SUPPORT),
 }
 
@@ -66,20 +68,27 @@ def interpreted_engine(
     target: Path,
     setup: Callable[[], None] | None = None,
     environment: Mapping[str, str] | None = None,
+    preloaded: bool = True,
     **arguments: Any,
 ) -> Iterator[InterpretedEngine]:
     """An engine in float32 that is gone, processes included, when the body ends.
 
     Args:
         target: the model.
-        setup: called in the engine's process before vLLM is imported.
+        setup: called in the engine's process before the engine is made.
         environment: variables besides, or instead of, ENVIRONMENT's.
+        preloaded: vLLM has been imported before `environment` is set; False for what it reads then.
         arguments: of vllm.LLM, besides, or instead of, SETTINGS.
     """
-    context = multiprocessing.get_context("spawn")
+    context: Any = multiprocessing.get_context("forkserver" if preloaded else "spawn")
+    if preloaded:
+        context.set_forkserver_preload(["interpreted_imports"])
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, str(target), setup, arguments))
-    with _environment({**ENVIRONMENT, **(environment or {})}):
+    variables = {**os.environ, **ENVIRONMENT, **(environment or {})}
+    given = (theirs, str(target), setup, variables, arguments)
+    process = context.Process(target=_serve, args=given)
+    # The server's, which the first process starts, or the process's own.
+    with _environment(ENVIRONMENT if preloaded else variables):
         process.start()
     theirs.close()
     try:
@@ -116,9 +125,11 @@ def _serve(
     connection: Connection,
     target: str,
     setup: Callable[[], None] | None,
+    variables: dict[str, str],
     arguments: dict[str, Any],
 ) -> None:
     try:
+        os.environ.update(variables)
         if setup is not None:
             setup()
         from vllm import LLM
@@ -194,6 +205,20 @@ def _counter(llm: Any, name: str) -> float:
 def reset_prefix_cache(llm: Any) -> None:
     """For `InterpretedEngine.call`: the next requests find nothing."""
     assert llm.reset_prefix_cache()
+
+
+def use_triton_attention() -> None:
+    """For `setup`: plain engines get vLLM's Triton attention instead of its CPU attention."""
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+    backend = "vllm.v1.attention.backends.triton_attn.TritonAttentionBackend"
+    register_backend(AttentionBackendEnum.CPU_ATTN, backend)
+
+
+def reasoning_markers(llm: Any) -> tuple[list[int], list[int]]:
+    """For `InterpretedEngine.call`: what thinking starts with, and what a budget's end forces."""
+    config = llm.llm_engine.vllm_config.reasoning_config
+    return config.reasoning_start_token_ids, config.reasoning_end_token_ids
 
 
 def run_with_aborts(llm: Any, workload: Any, aborted: list[int], after: int) -> dict[int, Any]:

@@ -8,5 +8,6 @@ from vllm_redrafter import plugin
 
 if __name__ == "__main__":
     plugin.CPU_PROPOSER = "oracle.OracleProposer"
+    plugin.V2_SPECULATOR = "oracle_v2.OracleSpeculator"
     sys.argv = ["vllm", "serve", *sys.argv[1:]]
     main()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import workloads
+from vllm import SamplingParams
 
 KNOWN = 8
 """Greedy answers are some tokens longer here than tests ask for: an oracle has to know the
@@ -13,8 +16,62 @@ LONGEST = 130
 
 TOP_P = workloads.Case("top-p", {"temperature": 0.8, "top_p": 0.95})
 
+MAX_MODEL_LEN = 256
+
+REASONING: Any = {"reasoning_start_str": "name", "reasoning_end_str": '"list": ['}
+REASONING_START, REASONING_END = [272], [3, 271, 258, 270]
+"""As the small target's tokenizer has them."""
+
+
+def thinking(bounded: bool = True) -> workloads.Workload:
+    """Requests that think, some beside them that do not.
+
+    Args:
+        bounded: with thinking budgets; else the same requests without.
+    """
+    base = [prompt[:30] for prompt in workloads.prompts(8, seed=11, longest=LONGEST)]
+    thoughts = [5, 6, 7, 8]
+    cases: list[tuple[list[int], dict[str, Any]]] = [
+        (base[0] + REASONING_START, {"thinking_token_budget": 0}),
+        (base[1] + REASONING_START, {"thinking_token_budget": 6}),
+        (base[2] + REASONING_START + thoughts, {"thinking_token_budget": 6}),
+        (base[3] + REASONING_START, {"thinking_token_budget": 5, "temperature": 0.8}),
+        # It starts to think in its output, twice.
+        (base[6], {"thinking_token_budget": 3, "logit_bias": {REASONING_START[0]: 6.0}}),
+        (base[5], {}),
+        (base[4], {"temperature": 0.8}),
+        (base[7], {"repetition_penalty": 1.3}),
+    ]
+    params = []
+    for _, settings in cases:
+        if not bounded:
+            settings.pop("thinking_token_budget", None)
+        common = {"temperature": 0, "seed": 5, "max_tokens": 20, "ignore_eos": True}
+        params.append(SamplingParams(**{**common, **settings}))
+    return workloads.Workload([prompt for prompt, _ in cases], params)
+
+
+def ends() -> workloads.Workload:
+    """Requests that reach max_model_len, or may end from some token on."""
+    short, long = workloads.prompts(6, seed=13, longest=LONGEST), list(range(2, MAX_MODEL_LEN))
+    requests = [
+        (long[:-left], SamplingParams(temperature=0, max_tokens=99, ignore_eos=True))
+        for left in (18, 7, 1)
+    ]
+    for prompt, least in zip(short, (1, 4, 5, 9, 14, 17), strict=True):
+        params = SamplingParams(
+            temperature=0, max_tokens=20, min_tokens=least, logit_bias={1: 4.0 + least % 2 * 5}
+        )
+        requests.append((prompt, params))
+    return workloads.Workload(
+        [prompt for prompt, _ in requests], [params for _, params in requests]
+    )
+
+
 ALL = {
     "greedy": workloads.greedy(8, GREEDY_TOKENS + KNOWN, longest=LONGEST),
+    "thinking": thinking(),
+    "ends": ends(),
     "sampled": workloads.sampling(TOP_P, count=4, max_tokens=24, longest=LONGEST, seed=3),
     "mixed": workloads.mixed(count=1, max_tokens=24, longest=LONGEST),
 }

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import ByteLevelBPETokenizer
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 from vllm_redrafter import Drafter, DrafterConfig, save_drafter
 
@@ -53,6 +60,30 @@ def make_small_target(folder: Path, vocab_size: int = 512, hidden_size: int = 64
         tie_word_embeddings=False,
     )
     LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def make_random_target(config: Any, folder: Path) -> Path:
+    """A target of any kind whose output depends on all that its attention does.
+
+    Freshly initialised, biases are zero, and Gemma 2's layers add so little to the embeddings,
+    which they multiply, that it repeats its last token whatever attention does. Granite has
+    attention sinks, one per head, in vLLM alone.
+    """
+    torch.manual_seed(5)
+    model = AutoModelForCausalLM.from_config(config).float()
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.3)
+        if config.model_type == "gemma2" and ".post_" in name:
+            torch.nn.init.constant_(parameter, 15.0)
+    model.save_pretrained(folder)
+    if getattr(config, "attention_sinks", False):
+        weights = load_file(folder / "model.safetensors")
+        for layer in range(config.num_hidden_layers):
+            sinks = 2 + torch.randn(config.num_attention_heads)
+            weights[f"model.layers.{layer}.self_attn.sinks"] = sinks
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 

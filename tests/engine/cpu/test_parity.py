@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import workloads
+from answers import assert_logprobs_close, tokens_of
 from engine_harness import engine, proposer
 from oracle import allowed_depth
 
@@ -28,10 +29,6 @@ def oracle(target: Path, oracle_drafter: Path) -> Iterator[Any]:
         engine(target, speculative_config=config, enable_prefix_caching=True, **TIGHT) as llm,
     ):
         yield llm
-
-
-def tokens_of(answers: list[Any]) -> list[list[list[int]]]:
-    return [[list(o.token_ids) for o in answer.outputs] for answer in answers]
 
 
 def counter(llm: Any, name: str) -> float:
@@ -61,22 +58,10 @@ def test_sampling_parameters_act_as_without_speculation(
     assert [[o.text for o in a.outputs] for a in answers] == [
         [o.text for o in a.outputs] for a in expected
     ]
-    assert_logprobs_close(answers, expected)
+    for answer, wanted in zip(answers, expected, strict=True):
+        assert_logprobs_close(answer, wanted)
     stats = oracle.collective_rpc("redrafter_stats")[0]
     assert stats["sampled_tokens"] > 1.2 * stats["verifications"], "little was accepted"
-
-
-def assert_logprobs_close(answers: list[Any], expected: list[Any]) -> None:
-    for answer, other in zip(answers, expected, strict=True):
-        for output, wanted in zip(answer.outputs, other.outputs, strict=True):
-            if wanted.logprobs is None:
-                continue
-            assert len(output.logprobs) == len(wanted.logprobs)
-            for step, wanted_step in zip(output.logprobs, wanted.logprobs, strict=True):
-                assert step.keys() == wanted_step.keys()
-                for token, logprob in step.items():
-                    assert logprob.rank == wanted_step[token].rank
-                    assert logprob.logprob == pytest.approx(wanted_step[token].logprob, abs=1e-4)
 
 
 def test_all_sampling_parameters_in_one_batch(oracle: Any, plain: dict[str, list[Any]]) -> None:

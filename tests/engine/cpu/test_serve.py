@@ -3,13 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
-import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +10,7 @@ from typing import Any
 import openai
 import pytest
 import workloads
+from server import counter, server
 
 pytestmark = pytest.mark.engine
 
@@ -26,37 +20,13 @@ GREEDY = workloads.greedy(count=64, max_tokens=128)
 
 
 @pytest.fixture(scope="module")
-def server(target: Path, oracle_drafter: Path) -> Iterator[str]:
-    """The address of a running server."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    serve = Path(__file__).parents[2] / "support" / "serve.py"
-    arguments = (
+def address(target: Path, oracle_drafter: Path) -> Iterator[str]:
+    with server(
         f"{target} --spec-model {oracle_drafter} --spec-tokens 12 --dtype float32 --enforce-eager "
-        f"--max-num-seqs 32 --max-num-batched-tokens 448 --num-gpu-blocks-override 96 "
-        f"--block-size 32 --host 127.0.0.1 --port {port} --served-model-name target"
-    )
-    process = subprocess.Popen([sys.executable, str(serve), *arguments.split()], env=os.environ)
-    address = f"http://127.0.0.1:{port}"
-    try:
-        wait_until_ready(process, f"{address}/health")
+        "--max-num-seqs 32 --max-num-batched-tokens 448 --num-gpu-blocks-override 96 "
+        "--block-size 32 --served-model-name target"
+    ) as address:
         yield address
-    finally:
-        process.terminate()
-        process.wait(timeout=60)
-
-
-def wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
-    deadline = time.monotonic() + 240
-    while time.monotonic() < deadline:
-        assert process.poll() is None, "the server stopped while starting"
-        try:
-            with urllib.request.urlopen(url, timeout=5):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(1)
-    pytest.fail("the server did not get ready")
 
 
 async def stream(client: openai.AsyncOpenAI, index: int) -> list[int]:
@@ -79,10 +49,10 @@ async def stream(client: openai.AsyncOpenAI, index: int) -> list[int]:
 
 
 def test_streamed_answers_equal_plain_with_requests_aborted_midway(
-    server: str, plain: dict[str, list[Any]]
+    address: str, plain: dict[str, list[Any]]
 ) -> None:
     async def all_requests() -> list[list[int]]:
-        async with openai.AsyncOpenAI(base_url=f"{server}/v1", api_key="none") as client:
+        async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none") as client:
             return await asyncio.gather(*(stream(client, i) for i in range(CONCURRENT)))
 
     for _ in range(2):  # the second time after aborts, and with cached prefixes
@@ -92,14 +62,6 @@ def test_streamed_answers_equal_plain_with_requests_aborted_midway(
             if index in ABORTED:
                 assert 20 < len(tokens) < 128
             assert tokens == expected[: len(tokens) if index in ABORTED else 128]
-    with urllib.request.urlopen(f"{server}/metrics") as metrics:
-        counters = metrics.read().decode()
-    assert counter(counters, "vllm:spec_decode_num_draft_tokens_total") > 0
-    accepted = counter(counters, "vllm:spec_decode_num_accepted_tokens_total")
-    assert accepted > counter(counters, "vllm:spec_decode_num_drafts_total")
-
-
-def counter(metrics: str, name: str) -> float:
-    return sum(
-        float(line.rsplit(" ", 1)[1]) for line in metrics.splitlines() if line.startswith(name)
-    )
+    assert counter(address, "vllm:spec_decode_num_draft_tokens_total") > 0
+    accepted = counter(address, "vllm:spec_decode_num_accepted_tokens_total")
+    assert accepted > counter(address, "vllm:spec_decode_num_drafts_total")

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import transformers
 import workloads
 from engine_harness import engine
-from tiny_models import make_drafter
+from tiny_models import make_drafter, make_random_target
 from vllm import SamplingParams
 
 pytestmark = pytest.mark.engine
@@ -43,9 +42,7 @@ TARGETS = {
 
 @pytest.mark.parametrize("config", TARGETS.values(), ids=TARGETS.keys())
 def test_greedy_output_equals_plain(config: Any, tmp_path: Path) -> None:
-    torch.manual_seed(5)
-    target = tmp_path / "target"
-    transformers.AutoModelForCausalLM.from_config(config).float().save_pretrained(target)
+    target = make_random_target(config, tmp_path / "target")
     drafter = make_drafter(tmp_path / "drafter", vocab_size=VOCAB)
     rng = random.Random(0)
     prompts = [[rng.randrange(2, VOCAB) for _ in range(rng.randrange(3, 90))] for _ in range(16)]

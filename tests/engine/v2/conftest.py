@@ -37,7 +37,7 @@ def plain_v2(small_target: Path) -> dict[str, list[Any]]:
     import small_workloads
     from interpreted_engine import interpreted_engine
 
-    with interpreted_engine(small_target) as llm:
+    with interpreted_engine(small_target, reasoning_config=small_workloads.REASONING) as llm:
         return {name: llm.run(load) for name, load in small_workloads.ALL.items()}
 
 
@@ -60,9 +60,14 @@ def oracle_v2(small_target: Path, small_drafter: Path, plain_v2: dict[str, list[
 def oracle(small_target: Path, oracle_v2: Path) -> Iterator[Any]:
     """Speculates well, scheduled asynchronously, with chunks forced and a KV cache too small."""
     import oracle_v2 as speculator
+    import small_workloads
     from interpreted_engine import interpreted_engine
 
-    config = {"model": str(oracle_v2), "num_speculative_tokens": 12}
-    setup = speculator.use_with_async_scheduling
-    with interpreted_engine(small_target, setup=setup, speculative_config=config, **TIGHT) as llm:
+    with interpreted_engine(
+        small_target,
+        setup=speculator.use_with_async_scheduling,
+        speculative_config={"model": str(oracle_v2), "num_speculative_tokens": 12},
+        reasoning_config=small_workloads.REASONING,
+        **TIGHT,
+    ) as llm:
         yield llm

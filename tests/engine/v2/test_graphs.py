@@ -27,6 +27,7 @@ def graphs(few_tokens_target: Path, few_tokens_drafter: Path) -> Iterator[Interp
         few_tokens_target,
         setup=recorded_graphs.use,
         environment={"VLLM_USE_BREAKABLE_CUDAGRAPH": "1"},
+        preloaded=False,
         skip_tokenizer_init=True,
         enforce_eager=False,
         speculative_config={

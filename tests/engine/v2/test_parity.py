@@ -7,13 +7,10 @@ from typing import Any
 import pytest
 import small_workloads
 import workloads
+from answers import assert_logprobs_close, tokens_of
 from interpreted_engine import InterpretedEngine, run_with_aborts
 
 pytestmark = pytest.mark.engine
-
-
-def tokens_of(answers: list[Any]) -> list[list[list[int]]]:
-    return [[list(o.token_ids) for o in answer.outputs] for answer in answers]
 
 
 def accepted_per_draft(llm: InterpretedEngine, before: tuple[float, float]) -> float:
@@ -85,15 +82,3 @@ def test_statistics_agree_with_vllm_s_counters(oracle: InterpretedEngine) -> Non
     assert accepted <= stats["sampled_tokens"] - stats["verifications"] <= accepted + 4 * 5
     assert 0 < stats["drafted_tokens"] <= 12 * stats["verifications"]
     assert all(stats[part] > 0 for part in ("forward", "draft", "accept", "compact"))
-
-
-def assert_logprobs_close(answer: Any, expected: Any) -> None:
-    for output, wanted in zip(answer.outputs, expected.outputs, strict=True):
-        if wanted.logprobs is None:
-            continue
-        assert len(output.logprobs) == len(wanted.logprobs)
-        for step, wanted_step in zip(output.logprobs, wanted.logprobs, strict=True):
-            assert step.keys() == wanted_step.keys()
-            for token, logprob in step.items():
-                assert logprob.rank == wanted_step[token].rank
-                assert logprob.logprob == pytest.approx(wanted_step[token].logprob, abs=1e-4)

@@ -56,10 +56,15 @@ class TreeModelRunner(model_runner.GPUModelRunner):
         """Reload the target as vLLM does; from its own files, reload the drafter as well.
 
         Sleep level 2 discards both models' weights, and this is how they come back.
+
+        Raises:
+            ConfigError: the drafter's checkpoint does not fit any more; nothing is reloaded then.
         """
-        super().reload_weights(*args, **kwargs)
-        if not args and not kwargs:
-            self.speculator.reload()
+        if args or kwargs:
+            return super().reload_weights(*args, **kwargs)
+        tensors = self.speculator.read_again()
+        super().reload_weights()
+        self.speculator.replace_weights(tensors)
 
     def _make_model_state(
         self,

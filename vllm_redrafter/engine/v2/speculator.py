@@ -27,6 +27,7 @@ from vllm.v1.worker.gpu.states import RequestState
 
 from vllm_redrafter.beam_search import ExploredNodes, beam_search
 from vllm_redrafter.checkpoints import load_drafter
+from vllm_redrafter.config import ConfigError
 from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.engine.embedding import shared_embedding
 from vllm_redrafter.engine.settings import Settings
@@ -86,9 +87,27 @@ class TreeSpeculator(BaseSpeculator):
         self.drafter = self._read_checkpoint().to(self.device)
         self.embed = shared_embedding(target)
 
-    def reload(self) -> None:
-        """Read the checkpoint again, into the same memory: CUDA graphs hold its addresses."""
-        self.drafter.load_state_dict(self._read_checkpoint().state_dict())
+    def read_again(self) -> dict[str, Tensor]:
+        """The checkpoint's tensors as they are now.
+
+        Raises:
+            ConfigError: it is no longer readable, or of other sizes than the one at start-up.
+        """
+        tensors = self._read_checkpoint().state_dict()
+        shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+        known = {name: list(tensor.shape) for name, tensor in self.drafter.state_dict().items()}
+        if shapes != known:
+            changed = sorted(n for n in {*shapes, *known} if shapes.get(n) != known.get(n))
+            raise ConfigError(
+                f"{self.checkpoint}: tensors are of other shapes than those in use: "
+                + ", ".join(f"{n} {known.get(n)} -> {shapes.get(n)}" for n in changed)
+                + "; restart the engine to use this drafter"
+            )
+        return tensors
+
+    def replace_weights(self, tensors: dict[str, Tensor]) -> None:
+        """Copy what `read_again` read into the same memory: CUDA graphs hold its addresses."""
+        self.drafter.load_state_dict(tensors)
 
     def _read_checkpoint(self) -> Drafter:
         """The drafter, with this rank's rows of the vocabulary-wide layer."""

@@ -1,0 +1,76 @@
+"""`reload_weights` brings both models back from disk, into the same memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import inside_worker
+import pytest
+import torch
+import workloads
+from answers import tokens_of
+from interpreted_engine import InterpretedEngine, interpreted_engine
+from tiny_models import make_small_target
+from vllm import SamplingParams
+
+from vllm_redrafter import Drafter, DrafterConfig, load_drafter, save_drafter
+
+pytestmark = pytest.mark.engine
+
+VOCAB = 24  # so few that a random drafter is often right
+
+
+def generate(llm: InterpretedEngine) -> tuple[list[list[list[int]]], float]:
+    """Greedy answers, and how many draft tokens were accepted on the way."""
+    prompts = [[2 + (5 * i + t * t) % (VOCAB - 2) for t in range(5 + 4 * i)] for i in range(4)]
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, detokenize=False)
+    before = llm.counter("vllm:spec_decode_num_accepted_tokens")
+    answers = llm.run(workloads.Workload(prompts, [params] * len(prompts)))
+    return tokens_of(answers), llm.counter("vllm:spec_decode_num_accepted_tokens") - before
+
+
+def write_drafter(folder: Path, first: int, hidden_size: int = 64) -> Path:
+    """A random one that drafts 20 of the 24 tokens, those from `first` on."""
+    torch.manual_seed(first)
+    config = DrafterConfig(VOCAB, hidden_size, hidden_size, draft_vocab_size=20)
+    drafter = Drafter(config)
+    drafter.keep_tokens(torch.arange(first, first + 20))
+    save_drafter(drafter, folder)
+    return folder
+
+
+def test_weights_come_back_in_place(tmp_path: Path) -> None:
+    target = make_small_target(tmp_path / "target", vocab_size=VOCAB)
+    drafter = write_drafter(tmp_path / "drafter", first=1)
+    with interpreted_engine(
+        target,
+        skip_tokenizer_init=True,
+        enable_prefix_caching=False,  # it would keep what spoiled weights computed
+        speculative_config={"model": str(drafter), "num_speculative_tokens": 8},
+    ) as llm:
+        before = generate(llm)
+        assert before[1] > 4, "trees were hardly used"
+        ((addresses, weights),) = llm.rpc(inside_worker.drafter_tensors)
+
+        llm.rpc(inside_worker.spoil_weights)
+        assert generate(llm)[0] != before[0]
+        llm.rpc("reload_weights")
+        assert generate(llm) == before
+        ((reloaded, restored),) = llm.rpc(inside_worker.drafter_tensors)
+        assert reloaded == addresses
+        torch.testing.assert_close(restored, weights, rtol=0, atol=0)
+
+        write_drafter(drafter, first=4)
+        llm.rpc("reload_weights")
+        answers, accepted = generate(llm)
+        assert answers == before[0]
+        assert accepted != before[1]
+        ((reloaded, changed),) = llm.rpc(inside_worker.drafter_tensors)
+        assert reloaded == addresses
+        expected = load_drafter(str(drafter)).state_dict()
+        torch.testing.assert_close(changed, dict(expected), rtol=0, atol=0)
+
+        write_drafter(drafter, first=4, hidden_size=32)
+        with pytest.raises(RuntimeError, match=r"ConfigError: .*rnn_w.weight \[64, 64\] -> \[32"):
+            llm.rpc("reload_weights")
+        assert generate(llm) == (answers, accepted), "it was reloaded in part"

@@ -1,0 +1,60 @@
+"""A running `vllm serve`, drafting with the oracle."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+
+@contextmanager
+def server(arguments: str, environment: Mapping[str, str] | None = None) -> Iterator[str]:
+    """The address of a server that is gone when the body ends.
+
+    Args:
+        arguments: the target and any other of vllm serve's, but the address.
+        environment: further variables.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    script = str(Path(__file__).parent / "serve.py")
+    command = [sys.executable, script, *arguments.split(), "--host", "127.0.0.1"]
+    process = subprocess.Popen(
+        [*command, "--port", str(port)], env={**os.environ, **(environment or {})}
+    )
+    address = f"http://127.0.0.1:{port}"
+    try:
+        wait_until_ready(process, f"{address}/health")
+        yield address
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+
+
+def wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
+    deadline = time.monotonic() + 240
+    while time.monotonic() < deadline:
+        assert process.poll() is None, "the server stopped while starting"
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(1)
+    pytest.fail("the server did not get ready")
+
+
+def counter(address: str, name: str) -> float:
+    """The value of one of the counters in /metrics."""
+    with urllib.request.urlopen(f"{address}/metrics") as metrics:
+        lines = metrics.read().decode().splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
