@@ -54,6 +54,19 @@ def drafter_tensors(worker: Any) -> tuple[dict[str, int], dict[str, torch.Tensor
     )
 
 
+def pretend_graphs_with_other_scales(worker: Any) -> None:
+    """As if graphs had been captured, and then the next reload brought other K and V scales."""
+    runner = worker.model_runner
+    runner.cudagraph_manager.graphs["captured"] = None
+    scales = iter([{"layer": (1.0, 1.0)}, {"layer": (0.5, 1.0)}])
+    runner._cache_scales = lambda: next(scales)
+
+
+def pretend_no_graphs(worker: Any) -> None:
+    worker.model_runner.cudagraph_manager.graphs.clear()
+    del worker.model_runner._cache_scales
+
+
 def kv_cache_groups(worker: Any) -> int:
     return len(worker.model_runner.kv_cache_config.kv_cache_groups)
 

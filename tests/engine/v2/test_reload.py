@@ -70,6 +70,11 @@ def test_weights_come_back_in_place(tmp_path: Path) -> None:
         expected = load_drafter(str(drafter)).state_dict()
         torch.testing.assert_close(changed, dict(expected), rtol=0, atol=0)
 
+        llm.rpc(inside_worker.pretend_graphs_with_other_scales)
+        with pytest.raises(RuntimeError, match=r"ConfigError: .*other K and V scales"):
+            llm.rpc("reload_weights")
+        llm.rpc(inside_worker.pretend_no_graphs)
+
         write_drafter(drafter, first=4, hidden_size=32)
         with pytest.raises(RuntimeError, match=r"ConfigError: .*rnn_w.weight \[64, 64\] -> \[32"):
             llm.rpc("reload_weights")

@@ -59,12 +59,29 @@ class TreeModelRunner(model_runner.GPUModelRunner):
 
         Raises:
             ConfigError: the drafter's checkpoint does not fit any more; nothing is reloaded then.
+                Or the target's fp8 cache came with other scales than CUDA graphs hold.
         """
-        if args or kwargs:
-            return super().reload_weights(*args, **kwargs)
-        tensors = self.speculator.read_again()
-        super().reload_weights()
-        self.speculator.replace_weights(tensors)
+        from_files = not (args or kwargs)
+        tensors = self.speculator.read_again() if from_files else {}
+        scales = self._cache_scales()
+        super().reload_weights(*args, **kwargs)
+        if from_files:
+            self.speculator.replace_weights(tensors)
+        graphs = self.cudagraph_manager.graphs if self.cudagraph_manager else None
+        if graphs and self._cache_scales() != scales:
+            raise ConfigError(
+                "the reloaded target has other K and V scales than the one that CUDA graphs were "
+                "captured with; restart the engine, its output is wrong from here on"
+            )
+
+    def _cache_scales(self) -> dict[str, tuple[float, float]]:
+        """By attention layer, what K and V of an fp8 cache are multiplied with."""
+        layers = self.compilation_config.static_forward_context
+        return {
+            name: (layer._k_scale_float, layer._v_scale_float)
+            for name, layer in layers.items()
+            if hasattr(layer, "_k_scale_float")
+        }
 
     def _make_model_state(
         self,
