@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -13,9 +14,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import interpreted_engine
 import pytest
 from rich.console import Console
-from tiny_models import add_tokenizer, make_drafter, make_target
+from tiny_models import add_tokenizer, make_drafter, make_small_target, make_target
 
 from vllm_redrafter import ConfigError
 
@@ -596,3 +598,30 @@ def test_three_methods_through_real_engines(tmp_path: Path, models: tuple[Path, 
     assert parts["draft"] > 0 and parts["attention"] > 0
     assert redrafter["spec_decode"]["drafts"] == parts["verifications"]
     assert "ReDrafter 2x4:6" in ended.stdout
+
+
+@pytest.mark.engine
+def test_it_runs_unchanged_on_model_runner_v2(tmp_path: Path) -> None:
+    target = make_small_target(tmp_path / "target")
+    add_tokenizer(target)
+    drafter = make_drafter(tmp_path / "drafter", hidden_size=64)
+    options = (
+        "--dtype float32 --enforce-eager --repeats 1 --concurrency 1 --temperature 0 "
+        "--max-tokens 8 --ignore-eos --prompt name:value1 --shape 2x3:4"
+    )
+    command = [sys.executable, str(SCRIPT), "--model", str(target), "--drafter", str(drafter)]
+    environment = {**interpreted_engine.ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    del environment["PYTHONSAFEPATH"]  # the benchmark imports its neighbours
+    ended = subprocess.run(
+        [*command, *options.split(), "--output", str(tmp_path / "out.json")],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert ended.returncode == 0, ended.stderr
+    plain, ngram, redrafter = json.loads((tmp_path / "out.json").read_text())["measurements"]
+    assert (plain["request_steps"], ngram["identical"], redrafter["identical"]) == (8, 1, 1)
+    parts = redrafter["parts"]
+    assert parts["verifications"] > 0
+    assert all(parts[part] > 0 for part in ("forward", "draft", "accept", "compact"))

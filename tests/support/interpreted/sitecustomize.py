@@ -45,15 +45,20 @@ def install() -> None:
 
 
 def allow_integer_masks() -> None:
-    """As a GPU does; vLLM's kernel for grammars has one."""
+    """As a GPU does; vLLM's kernels for grammars and n-grams have some."""
     from triton.runtime.interpreter import InterpreterBuilder
 
-    store = InterpreterBuilder.create_masked_store
+    load, store = InterpreterBuilder.create_masked_load, InterpreterBuilder.create_masked_store
+
+    def create_masked_load(builder, pointers, mask, *rest):
+        mask.data = mask.data.astype(bool)
+        return load(builder, pointers, mask, *rest)
 
     def create_masked_store(builder, pointers, value, mask, *rest):
         mask.data = mask.data.astype(bool)
         return store(builder, pointers, value, mask, *rest)
 
+    InterpreterBuilder.create_masked_load = create_masked_load
     InterpreterBuilder.create_masked_store = create_masked_store
 
 
