@@ -75,12 +75,12 @@ class TreeModelRunner(model_runner.GPUModelRunner):
             )
 
     def _cache_scales(self) -> dict[str, tuple[float, float]]:
-        """By attention layer, what K and V of an fp8 cache are multiplied with."""
+        """By attention layer with an fp8 cache, what its K and V are multiplied with."""
         layers = self.compilation_config.static_forward_context
         return {
             name: (layer._k_scale_float, layer._v_scale_float)
             for name, layer in layers.items()
-            if hasattr(layer, "_k_scale_float")
+            if getattr(layer, "kv_cache_dtype", "").startswith("fp8")
         }
 
     def _make_model_state(
