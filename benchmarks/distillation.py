@@ -26,14 +26,14 @@ from rich.table import Table
 from transformers import AutoTokenizer
 
 from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.data.rows import ListRows, TextRow, TextRows
+from vllm_redrafter.data.source import read_checked, split
 from vllm_redrafter.demo import run as demo
 from vllm_redrafter.demo.corpus import standard_library_sources
 from vllm_redrafter.demo.target import TargetSettings
 from vllm_redrafter.training.choices import Initialisation, LossKind
 from vllm_redrafter.training.config import TrainingConfig
-from vllm_redrafter.training.data import ListRows, TextRow, TextRows
 from vllm_redrafter.training.initialisation import most_used_tokens, new_drafter
-from vllm_redrafter.training.source import read_checked, split
 from vllm_redrafter.training.target import load_target
 from vllm_redrafter.training.trainer import Trainer, make_accelerator
 

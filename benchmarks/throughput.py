@@ -31,7 +31,7 @@ from throughput_prompts import choose, read_dataset, tokenize
 from throughput_report import Measurement, measurements, print_table, summarise
 
 from vllm_redrafter import ConfigError
-from vllm_redrafter.checkpoints import check_checkpoint
+from vllm_redrafter.checkpoints.reading import check_checkpoint
 
 
 def parser() -> argparse.ArgumentParser:

@@ -29,10 +29,11 @@ from rich.console import Console
 from rich.table import Table
 
 from vllm_redrafter.config import DrafterConfig
+from vllm_redrafter.data.rows import TextRow
 from vllm_redrafter.drafter import Drafter
+from vllm_redrafter.training.batches import TextBatch
 from vllm_redrafter.training.chunked_loss import CHUNK_ELEMENTS
 from vllm_redrafter.training.config import TrainingConfig
-from vllm_redrafter.training.data import TextBatch, TextRow
 from vllm_redrafter.training.distillation import Distillation
 from vllm_redrafter.training.target import TargetOutputs
 from vllm_redrafter.training.trainer import adamw

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from vllm_redrafter.beam_search import ExploredNodes, log_softmax_of_top
-from vllm_redrafter.config import TOP_TOKENS, TreeKind
+from vllm_redrafter.config import MAX_NODES, TOP_TOKENS, TreeKind
 from vllm_redrafter.token_tree import TokenTree
 
-MAX_NODES = 128
 BEAM_LENGTH = 5
 INT_BYTES = 4
 

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vllm_redrafter.beam_search import ExploredNodes, beam_search, log_softmax_of_top
-from vllm_redrafter.checkpoints import load_drafter
+from vllm_redrafter.checkpoints.reading import load_drafter
 from vllm_redrafter.config import DrafterConfig
 from vllm_redrafter.drafter import Drafter
 

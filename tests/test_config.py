@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from vllm_redrafter.config import ConfigError, DrafterConfig, ReDrafterConfig
+from vllm_redrafter.config import DrafterConfig, ReDrafterConfig
+from vllm_redrafter.errors import ConfigError
 
 SIZES: dict[str, Any] = {"vocab_size": 32, "hidden_size": 8, "exit_dim": 16}
 

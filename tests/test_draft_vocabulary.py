@@ -10,9 +10,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from vllm_redrafter.beam_search import beam_search
-from vllm_redrafter.checkpoints import check_checkpoint, load_drafter, save_drafter
-from vllm_redrafter.config import ConfigError, DrafterConfig
+from vllm_redrafter.checkpoints.reading import check_checkpoint, load_drafter
+from vllm_redrafter.checkpoints.writing import save_drafter
+from vllm_redrafter.config import DrafterConfig
 from vllm_redrafter.drafter import Drafter
+from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.token_tree import TokenTree
 
 V, H = 40, 8

@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vllm_redrafter.config import MAX_NODES
 from vllm_redrafter.triton_kernels.checks import (
-    MAX_NODES,
     require,
     require_integers,
     require_last_dim_contiguous,

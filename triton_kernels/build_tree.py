@@ -20,9 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from vllm_redrafter.config import MAX_NODES, WORD_BITS
 from vllm_redrafter.triton_kernels.checks import (
-    MAX_NODES,
-    WORD_BITS,
     require,
     require_last_dim_contiguous,
     require_same_device,

@@ -5,12 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-MAX_NODES = 128
-"""The most nodes in a tree, root included."""
-
-WORD_BITS = 32
-"""Of a word of an ancestor bit set."""
-
 
 def require(condition: bool, message: str) -> None:
     """Raise ValueError with the message unless the condition holds."""

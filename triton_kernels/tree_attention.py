@@ -28,7 +28,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from vllm_redrafter.triton_kernels.checks import WORD_BITS, require
+from vllm_redrafter.config import WORD_BITS
+from vllm_redrafter.triton_kernels.checks import require
 from vllm_redrafter.triton_kernels.tree_attention_arguments import (
     check_options,
     check_sizes,

@@ -6,9 +6,8 @@ import torch
 import triton
 from torch import Tensor
 
+from vllm_redrafter.config import MAX_NODES, WORD_BITS
 from vllm_redrafter.triton_kernels.checks import (
-    MAX_NODES,
-    WORD_BITS,
     require,
     require_integers,
     require_last_dim_contiguous,

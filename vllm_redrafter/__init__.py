@@ -1,11 +1,36 @@
-"""Recurrent Drafter (arXiv 2403.09919) for vLLM: tree speculation as an out-of-tree plugin."""
+"""Recurrent Drafter (arXiv 2403.09919) for vLLM: tree speculation as an out-of-tree plugin.
 
-from vllm_redrafter.beam_search import ExploredNodes, beam_search
-from vllm_redrafter.checkpoints import load_drafter, save_drafter
-from vllm_redrafter.config import ConfigError, DrafterConfig, ReDrafterConfig
-from vllm_redrafter.drafter import Drafter
-from vllm_redrafter.scorer import AcceptedPath, accept_path
-from vllm_redrafter.token_tree import TokenTree
+Names are imported when they are asked for: vLLM imports this package in all of its processes, and
+the command line answers `--help`, without waiting for torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vllm_redrafter.acceptance import AcceptedPath, accept_path
+    from vllm_redrafter.beam_search import ExploredNodes
+    from vllm_redrafter.checkpoints.reading import load_drafter
+    from vllm_redrafter.checkpoints.writing import save_drafter
+    from vllm_redrafter.config import DrafterConfig, ReDrafterConfig
+    from vllm_redrafter.drafter import Drafter
+    from vllm_redrafter.errors import ConfigError
+    from vllm_redrafter.token_tree import TokenTree
+
+_HOMES = {
+    "AcceptedPath": "acceptance",
+    "ConfigError": "errors",
+    "Drafter": "drafter",
+    "DrafterConfig": "config",
+    "ExploredNodes": "beam_search",
+    "ReDrafterConfig": "config",
+    "TokenTree": "token_tree",
+    "accept_path": "acceptance",
+    "load_drafter": "checkpoints.reading",
+    "save_drafter": "checkpoints.writing",
+}
 
 __all__ = [
     "AcceptedPath",
@@ -16,7 +41,12 @@ __all__ = [
     "ReDrafterConfig",
     "TokenTree",
     "accept_path",
-    "beam_search",
     "load_drafter",
     "save_drafter",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -24,7 +24,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 
 def _integers(option: str, text: str) -> list[int]:
-    from vllm_redrafter.config import ConfigError
+    from vllm_redrafter.errors import ConfigError
 
     try:
         return [int(part) for part in text.split(",")]
@@ -35,7 +35,7 @@ def _integers(option: str, text: str) -> list[int]:
 @contextmanager
 def _errors() -> Iterator[None]:
     """Errors that the user can mend: their message, and exit status 1."""
-    from vllm_redrafter.config import ConfigError, TrainingError
+    from vllm_redrafter.errors import ConfigError, TrainingError
 
     try:
         yield
@@ -150,14 +150,14 @@ def generate_data(
 
     Conversations keep their user turns; every answer is written anew, by the target's chat
     template where it has one. The data comes in Parquet shards (see
-    vllm_redrafter/training/dataset.py for the columns).
+    vllm_redrafter/data/dataset.py for the columns).
     """
     from rich.console import Console
 
-    from vllm_redrafter.config import ConfigError
-    from vllm_redrafter.training import generation
-    from vllm_redrafter.training.dataset import SamplingSettings
-    from vllm_redrafter.training.prompts import read_prompts
+    from vllm_redrafter.data import generation
+    from vllm_redrafter.data.dataset import SamplingSettings
+    from vllm_redrafter.data.prompts import read_prompts
+    from vllm_redrafter.errors import ConfigError
 
     console = Console()
     try:
@@ -414,7 +414,7 @@ def convert_checkpoint(
     ] = None,
 ) -> None:
     """Write a drafter's checkpoint in another form; in the same dtype, bit for bit the same."""
-    from vllm_redrafter.conversion import convert
+    from vllm_redrafter.checkpoints.conversion import convert
 
     with _errors():
         done = convert(source, destination, to, verifier, dtype)  # type: ignore[arg-type]  # checked there
@@ -439,8 +439,8 @@ def inspect(
 
     from rich.console import Console
 
-    from vllm_redrafter import inspection
-    from vllm_redrafter.config import ConfigError
+    from vllm_redrafter.checkpoints import inspection
+    from vllm_redrafter.errors import ConfigError
 
     with _errors():
         found = inspection.inspect_checkpoint(checkpoint)

@@ -6,24 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
-MODEL_TYPE = "recurrent_drafting_drafter"
-"""`model_type` in a checkpoint's config.json: Apple's own name, kept so that both can read it."""
+from vllm_redrafter.errors import ConfigError
 
 MAX_NODES = 128
 """The most nodes in a tree, root included: vLLM's own MAX_SPEC_LEN."""
+
+WORD_BITS = 32
+"""Bits in a word of an ancestor set."""
 
 TOP_TOKENS = 50
 """Draft logits keep their top 50 before the log-softmax (Apple's `warp_logits`)."""
 
 TreeKind = Literal["explored", "beams"]
-
-
-class ConfigError(ValueError):
-    """A setting or a checkpoint that cannot work; the message names the value and the remedy."""
-
-
-class TrainingError(RuntimeError):
-    """Training stopped; the message says why, and what is left to go on from."""
 
 
 def _require_positive(owner: str, **values: int) -> None:
@@ -100,7 +94,8 @@ class DrafterConfig:
             raise ConfigError(
                 f"drafter config.json lacks {', '.join(missing)}: is this a ReDrafter checkpoint?"
             )
-        # A config.json that does not say is of a time before the RNN (Apple's default).
+        # A config.json without this entry was written when drafters had no RNN; Apple's own code
+        # reads it so, too.
         present = {"rnn": False} | dict(values)
         return cls(**{name: value for name, value in present.items() if name in known})
 

@@ -28,8 +28,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from vllm_redrafter.checkpoints import check_checkpoint, is_redrafter, read_config
-from vllm_redrafter.config import MODEL_TYPE, ConfigError, DrafterConfig, ReDrafterConfig
+from vllm_redrafter.checkpoints.files import read_config
+from vllm_redrafter.checkpoints.reading import check_checkpoint, is_redrafter
+from vllm_redrafter.config import DrafterConfig, ReDrafterConfig
+from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.names import MODEL_TYPE
 
 if TYPE_CHECKING:
     from vllm.config import SpeculativeConfig, VllmConfig

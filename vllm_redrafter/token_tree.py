@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from vllm_redrafter.beam_search import ExploredNodes
-from vllm_redrafter.config import TreeKind
-
-WORD_BITS = 32
+from vllm_redrafter.config import WORD_BITS, TreeKind
+from vllm_redrafter.policy import candidate_log_probs
 
 
 @dataclass(frozen=True)
@@ -138,27 +137,6 @@ class TokenTree:
         return _select(root_tokens, tokens, back_pointers, log_probs, max_nodes)
 
 
-def candidate_log_probs(
-    explored: ExploredNodes, tree: TreeKind = "explored", chain: Tensor | None = None
-) -> Tensor:
-    """The scores that a tree is selected by: -inf for nodes that may not be in it.
-
-    Args:
-        explored, tree, chain: see `TokenTree.from_explored`.
-
-    Returns:
-        [R, L, W] float32.
-    """
-    log_probs = explored.log_probs
-    if tree == "beams":
-        on_beam = _on_finished_beams(explored, num_beams=log_probs.shape[2])
-        log_probs = log_probs.masked_fill(~on_beam, -torch.inf)
-    if chain is not None:
-        off_chain = ~_on_finished_beams(explored, num_beams=1) & chain[:, None, None]
-        log_probs = log_probs.masked_fill(off_chain, -torch.inf)
-    return log_probs
-
-
 def ancestor_mask(parents: Tensor) -> Tensor:
     """Ancestors, self included, from parents by repeated squaring.
 
@@ -188,20 +166,6 @@ def pack_bits(mask: Tensor) -> Tensor:
     packed = (padded.view(*mask.shape[:-1], words, WORD_BITS).long() << bits).sum(dim=-1)
     # Two's complement: a word with bit 31 set is a negative int32.
     return torch.where(packed >= 1 << 31, packed - (1 << 32), packed).to(torch.int32)
-
-
-def _on_finished_beams(explored: ExploredNodes, num_beams: int) -> Tensor:
-    """[R, L, W] bool: nodes that one of the best `num_beams` finished beams passes through."""
-    back_pointers = explored.back_pointers
-    width = back_pointers.shape[2]
-    kept = torch.arange(width, device=back_pointers.device) < num_beams
-    kept = (kept & (explored.log_probs[:, -1] > -torch.inf)).to(back_pointers.dtype)
-    levels = [kept]
-    for level in reversed(range(1, back_pointers.shape[1])):
-        above = torch.zeros_like(kept)
-        kept = above.scatter_reduce(1, back_pointers[:, level], kept, reduce="amax")
-        levels.append(kept)
-    return torch.stack(levels[::-1], dim=1).bool()
 
 
 def _select(

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from vllm_redrafter import Drafter, DrafterConfig, save_drafter
 from vllm_redrafter.cli import app
-from vllm_redrafter.config import ConfigError
+from vllm_redrafter.data.rows import ListRows, TextRow
 from vllm_redrafter.demo.decoding import LevelResult, engine_environment
 from vllm_redrafter.demo.report import (
     identical,
@@ -22,7 +22,7 @@ from vllm_redrafter.demo.report import (
     repeated_share,
 )
 from vllm_redrafter.demo.run import _check_sizes, _made_once, prompts_of
-from vllm_redrafter.training.data import ListRows, TextRow
+from vllm_redrafter.errors import ConfigError
 
 
 def test_prompts_are_what_the_target_did_not_write() -> None:

@@ -23,14 +23,10 @@ from rich.console import Console
 from tiny_models import EOS, make_drafter
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from vllm_redrafter.data.dataset import SamplingSettings, finished_shards, read_dataset
+from vllm_redrafter.data.generation import GenerationSettings, GenerationSummary, generate_data
+from vllm_redrafter.data.prompts import read_prompts
 from vllm_redrafter.demo.decoding import DecodingRequest, decode
-from vllm_redrafter.training.dataset import SamplingSettings, finished_shards, read_dataset
-from vllm_redrafter.training.generation import (
-    GenerationSettings,
-    GenerationSummary,
-    generate_data,
-)
-from vllm_redrafter.training.prompts import read_prompts
 
 pytestmark = pytest.mark.engine
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vllm_redrafter.acceptance import AcceptedPath
 from vllm_redrafter.engine.cpu import runner
 from vllm_redrafter.engine.cpu.node_sampler import NodeSampler
-from vllm_redrafter.scorer import AcceptedPath
 from vllm_redrafter.token_tree import TokenTree
 
 _probabilities: list[Tensor] = []

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vllm_redrafter.training.data import ListRows, TextRow
+from vllm_redrafter.data.rows import ListRows, TextRow
 
 WORD = [0, 1, 0, 2, 0, 3, 1, 4, 4, 2]
 """No token tells where in the word it stands: only the target's hidden state does."""

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from vllm_redrafter.config import ConfigError, DrafterConfig
+from vllm_redrafter.config import DrafterConfig
 from vllm_redrafter.drafter import Drafter
+from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.training import chunked_loss
-from vllm_redrafter.training.data import TextBatch
+from vllm_redrafter.training.batches import TextBatch
 from vllm_redrafter.training.distillation import Distillation, count_rows, unroll
 from vllm_redrafter.training.target import TargetOutputs
 

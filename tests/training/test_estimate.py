@@ -10,9 +10,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tests.training.cycle_language import CycleTarget, rows
 from vllm_redrafter.beam_search import beam_search
 from vllm_redrafter.config import DrafterConfig, ReDrafterConfig
+from vllm_redrafter.data.rows import ListRows, TextRow
 from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.token_tree import TokenTree
-from vllm_redrafter.training.data import ListRows, TextBatch, TextRow
+from vllm_redrafter.training.batches import TextBatch
 from vllm_redrafter.training.estimate import Acceptance, estimate_acceptance, top_accuracy
 from vllm_redrafter.training.target import TargetHead, read_target
 

@@ -11,9 +11,10 @@ import torch
 from rich.console import Console
 
 from tests.training.cycle_language import HIDDEN_SIZE, VOCAB_SIZE, CycleTarget, rows
-from vllm_redrafter.config import ConfigError, DrafterConfig, ReDrafterConfig
+from vllm_redrafter.config import DrafterConfig, ReDrafterConfig
+from vllm_redrafter.data.rows import ListRows, TextRow
 from vllm_redrafter.drafter import Drafter
-from vllm_redrafter.training.data import ListRows, TextRow
+from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.training.estimate import estimate_acceptance
 from vllm_redrafter.training.evaluation import (
     RANKS,

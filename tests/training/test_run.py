@@ -26,12 +26,15 @@ from training_data import write_data
 from transformers import LlamaForCausalLM
 from typer.testing import CliRunner
 
-from vllm_redrafter.checkpoints import check_checkpoint, load_drafter, read_config
+from vllm_redrafter.checkpoints.files import read_config
+from vllm_redrafter.checkpoints.reading import check_checkpoint, load_drafter
 from vllm_redrafter.cli import app
-from vllm_redrafter.config import ConfigError, ReDrafterConfig, TrainingError
+from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.data.dataset import read_dataset
+from vllm_redrafter.data.rows import DatasetRows
+from vllm_redrafter.errors import ConfigError, TrainingError
+from vllm_redrafter.training.batches import TextBatch
 from vllm_redrafter.training.config import TrainingConfig
-from vllm_redrafter.training.data import DatasetRows, TextBatch
-from vllm_redrafter.training.dataset import read_dataset
 from vllm_redrafter.training.run import TrainingRequest, train
 from vllm_redrafter.training.teachers import DataTeacher, DraftVocabulary, TargetTeacher
 

@@ -22,12 +22,13 @@ from python_path import python_path
 from rich.console import Console
 
 from tests.training.cycle_language import HIDDEN_SIZE, VOCAB_SIZE, CycleTarget, rows
-from vllm_redrafter.checkpoints import load_drafter
-from vllm_redrafter.config import ConfigError, DrafterConfig, ReDrafterConfig, TrainingError
+from vllm_redrafter.checkpoints.reading import load_drafter
+from vllm_redrafter.config import DrafterConfig, ReDrafterConfig
+from vllm_redrafter.data.rows import ListRows, TextRow
 from vllm_redrafter.drafter import Drafter
+from vllm_redrafter.errors import ConfigError, TrainingError
 from vllm_redrafter.training.checkpointing import Checkpoints
 from vllm_redrafter.training.config import TrainingConfig
-from vllm_redrafter.training.data import ListRows, TextRow
 from vllm_redrafter.training.estimate import estimate_acceptance
 from vllm_redrafter.training.initialisation import most_used_tokens, new_drafter
 from vllm_redrafter.training.trainer import Trainer, make_accelerator, warmup_cosine

@@ -15,7 +15,7 @@ from torch import Tensor
 from tree_batches import GARBAGE, bushy, token_trees
 from triton_interpreter import Memory
 
-from vllm_redrafter.scorer import accept_path
+from vllm_redrafter.acceptance import accept_path
 from vllm_redrafter.triton_kernels.compact_kv import CacheTable, compact_kv, naive_compact_kv
 
 FP8 = torch.float8_e4m3fn

@@ -13,7 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from tree_batches import bushy, chain, poisoned, star, token_trees
 
-from vllm_redrafter.tree_attention import AttentionVariant, TreeQueries, paged_tree_attention
+from vllm_redrafter.engine.cpu.tree_attention import (
+    AttentionVariant,
+    TreeQueries,
+    paged_tree_attention,
+)
 from vllm_redrafter.triton_kernels.tree_attention import naive_tree_attention, tree_attention
 from vllm_redrafter.triton_kernels.tree_attention_tiles import (
     MIN_PART_KEYS,

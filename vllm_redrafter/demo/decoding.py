@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from vllm_redrafter.config import ConfigError
+from vllm_redrafter.errors import ConfigError
 
 PROGRESS = "@progress"
 """Begins a line of the worker's output that tells how many answers are finished."""

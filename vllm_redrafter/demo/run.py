@@ -22,8 +22,10 @@ from rich.console import Console
 from transformers import AutoConfig, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from vllm_redrafter.checkpoints import load_config
-from vllm_redrafter.config import ConfigError, ReDrafterConfig
+from vllm_redrafter.checkpoints.reading import load_config
+from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.data.rows import TextRows
+from vllm_redrafter.data.source import read_checked, split
 from vllm_redrafter.demo.corpus import MODULES, excerpts, standard_library_sources
 from vllm_redrafter.demo.decoding import (
     DecodingRequest,
@@ -34,10 +36,9 @@ from vllm_redrafter.demo.decoding import (
 )
 from vllm_redrafter.demo.report import print_answer, print_comparison
 from vllm_redrafter.demo.target import TargetSettings, fast_dtype, make_target
+from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.training.config import TrainingConfig
-from vllm_redrafter.training.data import TextRows
 from vllm_redrafter.training.run import TrainingRequest, train
-from vllm_redrafter.training.source import read_checked, split
 from vllm_redrafter.training.trainer import progress_bar
 
 TARGET = TargetSettings()

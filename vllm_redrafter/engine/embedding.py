@@ -9,7 +9,7 @@ from typing import cast
 from torch import Tensor, nn
 from vllm.lora.layers.vocab_parallel_embedding import VocabParallelEmbeddingWithLoRA
 
-from vllm_redrafter.plugin import substituted
+from vllm_redrafter.substitution import substituted
 
 
 def shared_embedding(target: nn.Module) -> Callable[[Tensor], Tensor]:

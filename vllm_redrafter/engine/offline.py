@@ -12,9 +12,9 @@ from vllm import LLM, RequestOutput, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from vllm_redrafter.config import ConfigError
-from vllm_redrafter.training.generation import GenerationSettings
-from vllm_redrafter.training.turns import TurnAnswer, TurnRequest
+from vllm_redrafter.data.generation import GenerationSettings
+from vllm_redrafter.data.turns import TurnAnswer, TurnRequest
+from vllm_redrafter.errors import ConfigError
 
 MAX_LOGPROBS = 20
 """vLLM's own limit of log-probabilities per token, where it is not told another one."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from vllm.config import VllmConfig
 
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.plugin import METHOD
+from vllm_redrafter.names import METHOD
 
 
 @dataclass(frozen=True)

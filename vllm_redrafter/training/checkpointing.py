@@ -15,9 +15,10 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from vllm_redrafter.checkpoints import WEIGHTS_FILE, save_drafter
-from vllm_redrafter.config import ConfigError, TrainingError
+from vllm_redrafter.checkpoints.files import WEIGHTS_FILE
+from vllm_redrafter.checkpoints.writing import save_drafter
 from vllm_redrafter.drafter import Drafter
+from vllm_redrafter.errors import ConfigError, TrainingError
 
 OPTIMIZER_FILE = "optimizer.pt"
 PROGRESS_FILE = "progress.json"

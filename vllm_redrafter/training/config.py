@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import get_args
 
-from vllm_redrafter.config import ConfigError
+from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.training.choices import (
     Initialisation,
     LossKind,

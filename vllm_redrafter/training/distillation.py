@@ -20,11 +20,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from vllm_redrafter.config import ConfigError
 from vllm_redrafter.drafter import Drafter
+from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.training.batches import TextBatch
 from vllm_redrafter.training.choices import LossKind
 from vllm_redrafter.training.chunked_loss import head_loss
-from vllm_redrafter.training.data import TextBatch
 from vllm_redrafter.training.target import TargetOutputs
 from vllm_redrafter.training.teachers import (
     DataTeacher,

@@ -16,12 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vllm_redrafter.acceptance import accept_path
 from vllm_redrafter.beam_search import beam_search
 from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.data.rows import TextRows
 from vllm_redrafter.drafter import Drafter
-from vllm_redrafter.scorer import accept_path
+from vllm_redrafter.policy import search_shape
 from vllm_redrafter.token_tree import TokenTree
-from vllm_redrafter.training.data import TextBatch, TextRows
+from vllm_redrafter.training.batches import TextBatch
 from vllm_redrafter.training.distillation import predictions
 from vllm_redrafter.training.target import TargetOutputs, read_target
 
@@ -150,9 +152,8 @@ def _accepted_depth(
 ) -> Tensor:
     """How many draft tokens [A] one step accepts from the roots at tokens[row, root]."""
     root_tokens = tokens[row, root]
-    explored = beam_search(
-        drafter, embed, hidden[row, root - 1], root_tokens, config.beam_width, config.beam_length
-    )
+    width, length = search_shape(config, config.num_speculative_tokens)
+    explored = beam_search(drafter, embed, hidden[row, root - 1], root_tokens, width, length)
     tree = TokenTree.from_explored(
         root_tokens, explored, config.num_speculative_tokens, tree=config.tree
     )

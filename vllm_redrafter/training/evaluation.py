@@ -14,13 +14,14 @@ from rich.progress import Progress
 from rich.table import Table
 from torch import Tensor
 
-from vllm_redrafter.checkpoints import load_drafter
-from vllm_redrafter.config import ConfigError, ReDrafterConfig
+from vllm_redrafter.checkpoints.reading import load_drafter
+from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.data.rows import DatasetRows, TextRows
+from vllm_redrafter.data.source import held_out_conversations, read_checked
 from vllm_redrafter.drafter import Drafter
+from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.training.choices import TargetDtype
-from vllm_redrafter.training.data import DatasetRows, TextRows
 from vllm_redrafter.training.estimate import Acceptance, batches, replay, top_accuracy
-from vllm_redrafter.training.source import held_out_conversations, read_checked
 from vllm_redrafter.training.target import load_target, read_target
 
 RANKS = (1, 2, 4, 8)

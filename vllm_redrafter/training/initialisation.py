@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vllm_redrafter.config import ConfigError, DrafterConfig
+from vllm_redrafter.config import DrafterConfig
+from vllm_redrafter.data.rows import TextRow, TextRows
 from vllm_redrafter.drafter import Drafter
+from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.training.config import TrainingConfig
-from vllm_redrafter.training.data import TextRow, TextRows
 
 
 def new_drafter(target: Any, config: TrainingConfig, kept: Tensor | None = None) -> Drafter:

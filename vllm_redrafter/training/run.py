@@ -11,14 +11,15 @@ from accelerate import Accelerator
 from rich.console import Console
 from safetensors import SafetensorError
 
-from vllm_redrafter.checkpoints import save_drafter
-from vllm_redrafter.config import ConfigError, ReDrafterConfig, TrainingError
+from vllm_redrafter.checkpoints.writing import save_drafter
+from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.data.source import TrainingData, read_checked, split
 from vllm_redrafter.drafter import Drafter
+from vllm_redrafter.errors import ConfigError, TrainingError
 from vllm_redrafter.training.checkpointing import Checkpoints
 from vllm_redrafter.training.config import TrainingConfig
 from vllm_redrafter.training.initialisation import most_used_tokens, new_drafter
 from vllm_redrafter.training.model_card import model_card
-from vllm_redrafter.training.source import TrainingData, read_checked, split
 from vllm_redrafter.training.target import load_target
 from vllm_redrafter.training.trainer import Trainer, TrainingResult, make_accelerator
 

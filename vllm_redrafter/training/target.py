@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from vllm_redrafter.config import ConfigError
-from vllm_redrafter.training.data import TextBatch
+from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.training.batches import TextBatch
 
 
 @dataclass(frozen=True)

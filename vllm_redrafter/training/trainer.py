@@ -22,11 +22,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import Tensor
 
-from vllm_redrafter.config import ConfigError, ReDrafterConfig, TrainingError
+from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.data.rows import TextRows
 from vllm_redrafter.drafter import Drafter
+from vllm_redrafter.errors import ConfigError, TrainingError
+from vllm_redrafter.training.batches import BatchPlan, TextBatch
 from vllm_redrafter.training.checkpointing import Checkpoints, RunProgress
 from vllm_redrafter.training.config import TrainingConfig
-from vllm_redrafter.training.data import BatchPlan, TextBatch, TextRows
 from vllm_redrafter.training.distillation import Distillation, count_rows
 from vllm_redrafter.training.estimate import Acceptance, estimate_acceptance
 from vllm_redrafter.training.target import TargetHead, read_target

@@ -15,8 +15,8 @@ from rich.console import Console
 from training_data import PROMPT_LENGTH, write_data
 
 from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.data.dataset import Row
 from vllm_redrafter.training.config import TrainingConfig
-from vllm_redrafter.training.dataset import Row
 from vllm_redrafter.training.evaluation import EvaluationRequest, StepCosts, evaluate
 from vllm_redrafter.training.run import TrainingRequest, train
 

@@ -63,8 +63,9 @@ def test_nothing_in_the_step_waits(oracle: InterpretedEngine) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch's sync debug mode needs a GPU")
 def test_a_draft_does_not_wait_on_a_gpu() -> None:
-    from vllm_redrafter import Drafter, DrafterConfig, beam_search
-    from vllm_redrafter.token_tree import candidate_log_probs
+    from vllm_redrafter import Drafter, DrafterConfig
+    from vllm_redrafter.beam_search import beam_search
+    from vllm_redrafter.policy import candidate_log_probs
     from vllm_redrafter.triton_kernels.build_tree import TreeBuffers, build_tree
 
     drafter = Drafter(DrafterConfig(512, 64, 64)).cuda()

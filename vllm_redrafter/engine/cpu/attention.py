@@ -20,8 +20,12 @@ from vllm.v1.attention.backends.cpu_attn import (
 )
 
 from vllm_redrafter.engine.cpu.kv_cache import key_value_views
+from vllm_redrafter.engine.cpu.tree_attention import (
+    AttentionVariant,
+    TreeQueries,
+    paged_tree_attention,
+)
 from vllm_redrafter.engine.stats import StepStats
-from vllm_redrafter.tree_attention import AttentionVariant, TreeQueries, paged_tree_attention
 
 
 @dataclass

@@ -30,7 +30,7 @@ from vllm.v1.sample.logits_processor.interface import LogitsProcessor
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
 
-from vllm_redrafter.scorer import AcceptedPath
+from vllm_redrafter.acceptance import AcceptedPath
 from vllm_redrafter.token_tree import TokenTree
 
 T = TypeVar("T")

@@ -31,15 +31,15 @@ from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm.v1.worker import gpu_model_runner
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
+from vllm_redrafter.acceptance import accept_path
 from vllm_redrafter.engine.cpu.attention import TreeAttentionMetadata, check_cache_layout
 from vllm_redrafter.engine.cpu.kv_cache import compact, moves, stack_layers
 from vllm_redrafter.engine.cpu.node_sampler import NodeRows, NodeSampler
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
+from vllm_redrafter.engine.cpu.tree_attention import TreeQueries
 from vllm_redrafter.engine.stats import StepStats
-from vllm_redrafter.plugin import substituted
-from vllm_redrafter.scorer import accept_path
+from vllm_redrafter.substitution import substituted
 from vllm_redrafter.token_tree import TokenTree
-from vllm_redrafter.tree_attention import TreeQueries
 
 
 @dataclass(frozen=True)

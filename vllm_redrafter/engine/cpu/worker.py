@@ -9,7 +9,7 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_b
 from vllm.v1.worker import cpu_worker
 
 from vllm_redrafter.engine.cpu.runner import TreeModelRunner
-from vllm_redrafter.plugin import substituted
+from vllm_redrafter.substitution import substituted
 
 
 class ReDrafterCPUWorker(cpu_worker.CPUWorker):

@@ -23,7 +23,7 @@ from vllm.v1.attention.backends.triton_attn import (
     TritonAttentionMetadataBuilder,
 )
 
-from vllm_redrafter.config import ConfigError
+from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.triton_kernels.stage_trees import StagedTrees
 from vllm_redrafter.triton_kernels.tree_attention import tree_attention
 from vllm_redrafter.triton_kernels.tree_attention_arguments import HEAD_DIMS

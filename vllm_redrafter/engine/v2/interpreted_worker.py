@@ -16,7 +16,8 @@ from vllm.v1.worker.cpu import model_runner as cpu_model_runner
 
 from vllm_redrafter.engine.v2.runner import TreeModelRunner
 from vllm_redrafter.engine.v2.worker import StatisticsRpc
-from vllm_redrafter.plugin import TREE_ATTENTION, substituted
+from vllm_redrafter.plugin import TREE_ATTENTION
+from vllm_redrafter.substitution import substituted
 
 
 class InterpretedTreeModelRunner(TreeModelRunner, cpu_model_runner.CPUModelRunner):

@@ -26,10 +26,10 @@ from vllm.v1.worker.gpu.model_states import resolve_model_state_cls
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 from vllm.v1.worker.gpu.states import RequestState
 
-from vllm_redrafter.config import ConfigError
 from vllm_redrafter.engine.v2.model_state import TreeModelState
 from vllm_redrafter.engine.v2.speculator import TreeSpeculator
-from vllm_redrafter.plugin import substituted
+from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.substitution import substituted
 
 
 class TreeModelRunner(model_runner.GPUModelRunner):

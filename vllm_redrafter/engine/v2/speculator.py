@@ -26,14 +26,14 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 from vllm.v1.worker.gpu.states import RequestState
 
 from vllm_redrafter.beam_search import ExploredNodes, beam_search
-from vllm_redrafter.checkpoints import load_drafter
-from vllm_redrafter.config import ConfigError
+from vllm_redrafter.checkpoints.reading import load_drafter
 from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.engine.embedding import shared_embedding
 from vllm_redrafter.engine.settings import Settings
 from vllm_redrafter.engine.v2.stats import StepMeter
+from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.policy import candidate_log_probs, search_shape
 from vllm_redrafter.sharding import VocabularyShard
-from vllm_redrafter.token_tree import candidate_log_probs
 from vllm_redrafter.triton_kernels.build_tree import TreeBuffers, build_tree
 
 
@@ -248,13 +248,6 @@ class TreeSpeculator(BaseSpeculator):
 
     def explore(self, hidden: Tensor, roots: Tensor) -> ExploredNodes:
         """The candidates for trees that continue the roots: hidden [R, H], roots [R] int64."""
-        config = self.config
-        return beam_search(
-            self.drafter,
-            self.embed,
-            hidden,
-            roots,
-            config.beam_width,
-            config.beam_length,
-            self.shard,
-        )
+        # Of one shape whatever a step asks for: a draft is one CUDA graph per batch size.
+        width, length = search_shape(self.config, self.config.num_speculative_tokens)
+        return beam_search(self.drafter, self.embed, hidden, roots, width, length, self.shard)

@@ -12,12 +12,13 @@ from safetensors.torch import load_file, save_file
 from transformers import Gemma3Config, LlamaConfig
 from typer.testing import CliRunner, Result
 
-from vllm_redrafter import inspection
-from vllm_redrafter.checkpoints import save_drafter
+from vllm_redrafter.checkpoints import inspection
+from vllm_redrafter.checkpoints.inspection import inspect_checkpoint, misfits
+from vllm_redrafter.checkpoints.writing import save_drafter
 from vllm_redrafter.cli import app
-from vllm_redrafter.config import ConfigError, DrafterConfig
+from vllm_redrafter.config import DrafterConfig
 from vllm_redrafter.drafter import Drafter
-from vllm_redrafter.inspection import inspect_checkpoint, misfits
+from vllm_redrafter.errors import ConfigError
 
 CONFIG = DrafterConfig(11, 4, exit_dim=6, num_draft_layers=1)
 REDUCED = DrafterConfig(40, 4, exit_dim=6, draft_vocab_size=3)
@@ -98,7 +99,7 @@ def test_names_are_those_of_the_file(folder: Path) -> None:
 
 def test_weights_are_not_read(reduced: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever opens the file may read d2t, and of other tensors the header alone."""
-    from vllm_redrafter import checkpoints
+    from vllm_redrafter.checkpoints import reading
 
     class HeadersOnly:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -135,7 +136,7 @@ def test_weights_are_not_read(reduced: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     real = inspection.safe_open
     monkeypatch.setattr(inspection, "safe_open", HeadersOnly)
-    monkeypatch.setattr(checkpoints, "safe_open", HeadersOnly)
+    monkeypatch.setattr(reading, "safe_open", HeadersOnly)
     assert inspect_checkpoint(str(reduced)).num_parameters == REST + 3 * 6
 
 

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 from jinja2 import TemplateError
 
-from vllm_redrafter.config import ConfigError
-from vllm_redrafter.training.dataset import Row, SamplingSettings
-from vllm_redrafter.training.prompts import Conversation
+from vllm_redrafter.data.dataset import Row, SamplingSettings
+from vllm_redrafter.data.prompts import Conversation
+from vllm_redrafter.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,14 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from typer.testing import CliRunner, Result
 
-from vllm_redrafter import checkpoints, conversion
-from vllm_redrafter.checkpoints import load_config, load_drafter, save_drafter
+from vllm_redrafter.checkpoints import conversion, files, writing
+from vllm_redrafter.checkpoints.conversion import convert
+from vllm_redrafter.checkpoints.reading import load_config, load_drafter
+from vllm_redrafter.checkpoints.writing import save_drafter
 from vllm_redrafter.cli import app
-from vllm_redrafter.config import ConfigError, DrafterConfig
-from vllm_redrafter.conversion import convert
+from vllm_redrafter.config import DrafterConfig
 from vllm_redrafter.drafter import Drafter
+from vllm_redrafter.errors import ConfigError
 
 PROJECTED = DrafterConfig(11, 4, exit_dim=6, num_draft_layers=2)
 PLAIN = DrafterConfig(11, 4, exit_dim=8, num_draft_layers=1, rnn=False)
@@ -489,7 +491,7 @@ def test_an_interruption_leaves_nothing_behind(
     def interrupt(*args: object, **kwargs: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkpoints, "save_file", interrupt)
+    monkeypatch.setattr(writing, "save_file", interrupt)
     with pytest.raises(KeyboardInterrupt):
         convert(str(source), destination)
     assert [path.name for path in source.parent.iterdir()] == ["source"]
@@ -506,7 +508,7 @@ def test_a_hub_id_is_converted_without_a_card_that_is_out_of_reach(
             raise ConnectionError("offline")
         return str(source / name)
 
-    monkeypatch.setattr(checkpoints, "hf_hub_download", download)
+    monkeypatch.setattr(files, "hf_hub_download", download)
     done = convert("org/drafter", destination)
     assert_bits(destination, new_drafter(PROJECTED).state_dict())
     assert any(note.startswith("its README.md is left out") for note in done.notes)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vllm_redrafter.config import ConfigError
+from vllm_redrafter.errors import ConfigError
 
 ARCHITECTURE_FIELDS = (
     "architectures",

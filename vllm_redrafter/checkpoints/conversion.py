@@ -19,20 +19,15 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from vllm_redrafter.checkpoints import (
-    DRAFT_TO_TARGET,
-    build_drafter,
-    check_tensors,
-    own_names,
-    read_config,
-    resolve_file,
-    save_drafter,
-    verifier_of,
-    write_files,
-)
-from vllm_redrafter.config import MODEL_TYPE, ConfigError, DrafterConfig
+from vllm_redrafter.checkpoints.files import read_config, resolve_file
+from vllm_redrafter.checkpoints.reading import build_drafter, verifier_of
+from vllm_redrafter.checkpoints.tensors import DRAFT_TO_TARGET, check_tensors, own_names
+from vllm_redrafter.checkpoints.weight_files import find_weights, read_weights
+from vllm_redrafter.checkpoints.writing import save_drafter, write_files
+from vllm_redrafter.config import DrafterConfig
 from vllm_redrafter.drafter import Drafter
-from vllm_redrafter.weight_files import find_weights, read_weights
+from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.names import MODEL_TYPE
 
 Layout = Literal["own", "apple"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

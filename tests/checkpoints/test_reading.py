@@ -16,19 +16,19 @@ from huggingface_hub.errors import (
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from vllm_redrafter import checkpoints
-from vllm_redrafter.checkpoints import (
+from vllm_redrafter.checkpoints import files, reading
+from vllm_redrafter.checkpoints.files import read_config, resolve_file
+from vllm_redrafter.checkpoints.reading import (
     check_checkpoint,
     is_redrafter,
     load_config,
     load_drafter,
-    own_name,
-    read_config,
-    resolve_file,
-    save_drafter,
 )
-from vllm_redrafter.config import ConfigError, DrafterConfig
+from vllm_redrafter.checkpoints.tensors import own_name
+from vllm_redrafter.checkpoints.writing import save_drafter
+from vllm_redrafter.config import DrafterConfig
 from vllm_redrafter.drafter import Drafter
+from vllm_redrafter.errors import ConfigError
 
 PROJECTED = DrafterConfig(vocab_size=11, hidden_size=4, exit_dim=6, num_draft_layers=2, rnn=True)
 PLAIN = DrafterConfig(vocab_size=11, hidden_size=4, exit_dim=8, num_draft_layers=1, rnn=False)
@@ -49,7 +49,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any, **kwargs: Any) -> str:
         raise AssertionError(f"the hub was asked for {args}")
 
-    monkeypatch.setattr(checkpoints, "hf_hub_download", refuse)
+    monkeypatch.setattr(files, "hf_hub_download", refuse)
 
 
 @pytest.fixture
@@ -218,7 +218,7 @@ def test_a_checkpoint_is_checked_without_reading_its_tensors(
     def refuse(path: Path) -> dict[str, Tensor]:
         raise AssertionError(f"{path} was read")
 
-    monkeypatch.setattr(checkpoints, "load_file", refuse)
+    monkeypatch.setattr(reading, "load_file", refuse)
     assert check_checkpoint(str(folder)) == PROJECTED
 
 
@@ -370,7 +370,7 @@ def test_a_hub_id_is_resolved_by_huggingface_hub(
         asked.append((repo, name, revision))
         return str(folder / name)
 
-    monkeypatch.setattr(checkpoints, "hf_hub_download", download)
+    monkeypatch.setattr(files, "hf_hub_download", download)
     drafter = load_drafter("org/drafter", revision="v2")
     assert_equal(drafter.state_dict(), load_file(folder / "model.safetensors"))
     assert set(asked) == {
@@ -383,7 +383,7 @@ def raise_from_hub(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def download(*args: Any, **kwargs: Any) -> str:
         raise error
 
-    monkeypatch.setattr(checkpoints, "hf_hub_download", download)
+    monkeypatch.setattr(files, "hf_hub_download", download)
 
 
 def test_a_file_that_a_hub_repository_lacks_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vllm_redrafter.config import ConfigError
+from vllm_redrafter.errors import ConfigError
 
 ROLES = {
     "system": "system",

@@ -44,7 +44,7 @@ from datasets import (
     enable_progress_bars,
 )
 
-from vllm_redrafter.config import ConfigError
+from vllm_redrafter.errors import ConfigError
 
 FORMAT_VERSION = 1
 INFO_FILE = "dataset.json"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from naive import Prefix
 from torch import Tensor
 
-from vllm_redrafter.scorer import AcceptedPath, accept_path
+from vllm_redrafter.acceptance import AcceptedPath, accept_path
 from vllm_redrafter.token_tree import TokenTree
 
 VOCAB = 3

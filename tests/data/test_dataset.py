@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_redrafter.config import ConfigError
-from vllm_redrafter.training.dataset import (
+from vllm_redrafter.data.dataset import (
     DatasetInfo,
     Row,
     SamplingSettings,
@@ -22,6 +21,7 @@ from vllm_redrafter.training.dataset import (
     read_dataset,
     write_shard,
 )
+from vllm_redrafter.errors import ConfigError
 
 INFO = DatasetInfo(
     target="somewhere/target",
@@ -72,7 +72,7 @@ def test_reading_leaves_nothing_in_the_home_or_the_folder(tmp_path: Path) -> Non
     write_shard(folder, 0, ROWS, top_logprobs=2)
     before = sorted(folder.iterdir())
     program = (
-        "from vllm_redrafter.training.dataset import read_dataset; import sys; "
+        "from vllm_redrafter.data.dataset import read_dataset; import sys; "
         "print(len(read_dataset(sys.argv[1])[1]))"
     )
     environment = {**os.environ, "HOME": str(home), "TMPDIR": str(temporary)}
@@ -202,7 +202,7 @@ def test_sampling_out_of_range_is_refused(setting: dict[str, float]) -> None:
 def test_two_processes_cannot_write_to_one_folder(tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path; "
-        "from vllm_redrafter.training.dataset import exclusive\n"
+        "from vllm_redrafter.data.dataset import exclusive\n"
         "with exclusive(Path(sys.argv[1])):\n    print('held', flush=True); sys.stdin.read()"
     )
     folder = tmp_path / "new" / "data"

@@ -11,9 +11,9 @@ import pytest
 from tiny_models import add_tokenizer, make_target
 from transformers import AutoTokenizer
 
-from vllm_redrafter.config import ConfigError
-from vllm_redrafter.training import fingerprint
-from vllm_redrafter.training.fingerprint import target_fingerprint, tokenizer_fingerprint
+from vllm_redrafter.data import fingerprint
+from vllm_redrafter.data.fingerprint import target_fingerprint, tokenizer_fingerprint
+from vllm_redrafter.errors import ConfigError
 
 
 @pytest.fixture(scope="module")

@@ -17,15 +17,11 @@ from rich.table import Table
 from rich.text import Text
 from safetensors import safe_open
 
-from vllm_redrafter.checkpoints import (
-    DRAFT_TO_TARGET,
-    check_checkpoint,
-    own_name,
-    read_config,
-    verifier_of,
-    weights_path,
-)
-from vllm_redrafter.config import ConfigError, DrafterConfig
+from vllm_redrafter.checkpoints.files import read_config, weights_path
+from vllm_redrafter.checkpoints.reading import check_checkpoint, verifier_of
+from vllm_redrafter.checkpoints.tensors import DRAFT_TO_TARGET, own_name
+from vllm_redrafter.config import DrafterConfig
+from vllm_redrafter.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -181,7 +177,7 @@ def _header(file: Any, name: str) -> TensorHeader:
 
 
 def _say(console: Console, text: str) -> None:
-    """Names of checkpoints are no markup."""
+    """Print text as it is: rich would read square brackets in a checkpoint's name as markup."""
     console.print(Text(text))
 
 

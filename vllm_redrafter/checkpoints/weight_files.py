@@ -18,8 +18,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vllm_redrafter.checkpoints import WEIGHTS_FILE, resolve_file
-from vllm_redrafter.config import ConfigError
+from vllm_redrafter.checkpoints.files import WEIGHTS_FILE, resolve_file
+from vllm_redrafter.errors import ConfigError
 
 INDEX = ".index.json"
 FILES = (WEIGHTS_FILE, WEIGHTS_FILE + INDEX, "pytorch_model.bin", "pytorch_model.bin" + INDEX)

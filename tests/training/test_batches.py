@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.training.cycle_language import rows
-from vllm_redrafter.config import ConfigError
-from vllm_redrafter.training.data import BatchPlan, TextBatch, TextRow, pack
+from vllm_redrafter.data.rows import TextRow
+from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.training.batches import BatchPlan, TextBatch, pack
 from vllm_redrafter.training.target import load_target
 
 

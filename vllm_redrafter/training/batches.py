@@ -1,107 +1,23 @@
-"""Text that the target wrote, as training and evaluation read it: rows, batches, packing."""
+"""Rows as training and evaluation read them: packed into blocks, blocks into batches, batches
+into the steps of a run."""
 
 from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from vllm_redrafter.config import ConfigError
+from vllm_redrafter.data.rows import TextRow
+from vllm_redrafter.errors import ConfigError
 
 OPEN_BLOCKS = 64
-"""So many blocks wait for a row that fits while rows are packed: enough to fill them well."""
-
-
-@dataclass(frozen=True)
-class TextRow:
-    """One conversation, or a part of it.
-
-    Attributes:
-        tokens: [T] int64.
-        generated: [T] bool, True where the target wrote the token; prompts are context, and
-            nothing is learnt or measured from predicting them. The first token is a prompt's.
-        top_tokens: [T, k] int64, the target's k most probable tokens at each generated one, -1
-            elsewhere; None where the data has none.
-        top_log_probs: [T, k] float32, theirs.
-    """
-
-    tokens: Tensor
-    generated: Tensor
-    top_tokens: Tensor | None = None
-    top_log_probs: Tensor | None = None
-
-    @classmethod
-    def from_answer(cls, prompt: Sequence[int], answer: Sequence[int]) -> TextRow:
-        """A prompt and what the target answered."""
-        tokens = torch.tensor([*prompt, *answer], dtype=torch.int64)
-        return cls(tokens, torch.arange(len(tokens)) >= len(prompt))
-
-
-class TextRows(Protocol):
-    """Rows by number, with their lengths at hand."""
-
-    @property
-    def lengths(self) -> np.ndarray: ...
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> TextRow: ...
-
-
-class ListRows(list[TextRow]):
-    """Rows in memory."""
-
-    @property
-    def lengths(self) -> np.ndarray:
-        return np.array([len(row.tokens) for row in self])
-
-
-class DatasetRows:
-    """Rows of a dataset that `generate-data` wrote, read from disk when they are asked for.
-
-    Args:
-        dataset: a `datasets.Dataset` with the columns of `training/dataset.py`.
-        indices: which rows, in order.
-        max_length: rows are cut behind so many tokens.
-    """
-
-    def __init__(self, dataset: Any, indices: Sequence[int], max_length: int) -> None:
-        import pyarrow.compute as pc
-
-        self.dataset, self.indices, self.max_length = dataset, list(indices), max_length
-        whole = pc.list_value_length(dataset.data.column("input_ids")).to_numpy()
-        whole = whole[np.asarray(self.indices, dtype=np.int64)]
-        self.num_cut = int((whole > max_length).sum())
-        self._lengths = np.minimum(whole, max_length)
-
-    @property
-    def lengths(self) -> np.ndarray:
-        return self._lengths
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __getitem__(self, index: int, /) -> TextRow:
-        values = self.dataset[self.indices[index]]
-        kept = slice(self.max_length)
-        tokens = torch.tensor(values["input_ids"][kept], dtype=torch.int64)
-        generated = torch.tensor(values["assistant_mask"][kept], dtype=torch.bool)
-        if "top_tokens" not in values:
-            return TextRow(tokens, generated)
-        top_tokens = _rectangle(values["top_tokens"][kept], -1, torch.int64)
-        top_log_probs = _rectangle(values["top_log_probs"][kept], -torch.inf, torch.float32)
-        return TextRow(tokens, generated, top_tokens, top_log_probs)
-
-
-def _rectangle(ragged: Sequence[Sequence[float]], padding: float, dtype: torch.dtype) -> Tensor:
-    parts = [torch.tensor(values, dtype=dtype) for values in ragged]
-    return pad_sequence(parts, batch_first=True, padding_value=padding)
+"""While rows are packed, at most this many blocks are kept open for a further row that fits in:
+enough to fill them well."""
 
 
 @dataclass(frozen=True)

@@ -19,15 +19,11 @@ from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from vllm_redrafter.cli import app
-from vllm_redrafter.config import ConfigError
-from vllm_redrafter.training.dataset import SamplingSettings, finished_shards, read_dataset
-from vllm_redrafter.training.generation import (
-    GenerationSettings,
-    GenerationSummary,
-    generate_data,
-)
-from vllm_redrafter.training.prompts import Conversation
-from vllm_redrafter.training.turns import answer_seed
+from vllm_redrafter.data.dataset import SamplingSettings, finished_shards, read_dataset
+from vllm_redrafter.data.generation import GenerationSettings, GenerationSummary, generate_data
+from vllm_redrafter.data.prompts import Conversation
+from vllm_redrafter.data.turns import answer_seed
+from vllm_redrafter.errors import ConfigError
 
 SETTINGS = GenerationSettings(
     sampling=SamplingSettings(max_tokens=40), shard_size=3, in_flight=4, top_logprobs=2

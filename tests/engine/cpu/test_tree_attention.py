@@ -10,8 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from vllm_redrafter.engine.cpu.tree_attention import (
+    AttentionVariant,
+    TreeQueries,
+    paged_tree_attention,
+)
 from vllm_redrafter.token_tree import TokenTree
-from vllm_redrafter.tree_attention import AttentionVariant, TreeQueries, paged_tree_attention
 
 BLOCK_SIZE, NUM_BLOCKS = 16, 40
 KV_HEADS, GROUP, HEAD_SIZE = 2, 3, 8

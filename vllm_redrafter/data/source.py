@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from vllm_redrafter.config import ConfigError
-from vllm_redrafter.training.data import DatasetRows
-from vllm_redrafter.training.dataset import DatasetInfo, read_dataset
-from vllm_redrafter.training.fingerprint import target_fingerprint, tokenizer_fingerprint
+from vllm_redrafter.data.dataset import DatasetInfo, read_dataset
+from vllm_redrafter.data.fingerprint import target_fingerprint, tokenizer_fingerprint
+from vllm_redrafter.data.rows import DatasetRows
+from vllm_redrafter.errors import ConfigError
 
 
 @dataclass(frozen=True)

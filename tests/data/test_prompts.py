@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from vllm_redrafter.config import ConfigError
-from vllm_redrafter.training.prompts import Conversation, read_prompts
+from vllm_redrafter.data.prompts import Conversation, read_prompts
+from vllm_redrafter.errors import ConfigError
 
 ROWS: list[dict[str, Any]] = [
     {"prompt": "Write a haiku."},

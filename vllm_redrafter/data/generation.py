@@ -26,8 +26,7 @@ from rich.progress import (
 )
 from transformers import AutoConfig, AutoTokenizer
 
-from vllm_redrafter.config import ConfigError
-from vllm_redrafter.training.dataset import (
+from vllm_redrafter.data.dataset import (
     INFO_FILE,
     DatasetInfo,
     Row,
@@ -36,9 +35,10 @@ from vllm_redrafter.training.dataset import (
     finished_shards,
     write_shard,
 )
-from vllm_redrafter.training.fingerprint import digest, target_fingerprint, tokenizer_fingerprint
-from vllm_redrafter.training.prompts import Conversation
-from vllm_redrafter.training.turns import Dialogue, PromptRenderer, TargetEngine, TurnRequest
+from vllm_redrafter.data.fingerprint import digest, target_fingerprint, tokenizer_fingerprint
+from vllm_redrafter.data.prompts import Conversation
+from vllm_redrafter.data.turns import Dialogue, PromptRenderer, TargetEngine, TurnRequest
+from vllm_redrafter.errors import ConfigError
 
 DEFAULT_SPEC_TOKENS = 12
 

@@ -1,0 +1,1 @@
+"""Checkpoints of drafters: reading, writing, converting, inspecting."""

@@ -1,0 +1,109 @@
+"""Reading a drafter's checkpoint: a folder, or a hub repository, with config.json and
+model.safetensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+
+from vllm_redrafter.checkpoints.files import read_config, weights_path
+from vllm_redrafter.checkpoints.tensors import (
+    DRAFT_TO_TARGET,
+    check_tensors,
+    own_name,
+    own_names,
+)
+from vllm_redrafter.config import DrafterConfig
+from vllm_redrafter.drafter import Drafter
+from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.names import MODEL_TYPE
+
+
+def is_redrafter(config: Mapping[str, Any]) -> bool:
+    """Does this config.json belong to a ReDrafter checkpoint?"""
+    return config.get("model_type") == MODEL_TYPE
+
+
+def load_config(model: str, revision: str | None = None) -> DrafterConfig:
+    """The drafter's sizes.
+
+    Raises:
+        ConfigError: no such checkpoint, or not a ReDrafter's.
+    """
+    values = read_config(model, revision)
+    if not is_redrafter(values):
+        found = values.get("model_type", "none")
+        raise ConfigError(
+            f"{model!r} is not a ReDrafter checkpoint: its config.json must say "
+            f'"model_type": "{MODEL_TYPE}", found {found!r}'
+        )
+    return DrafterConfig.from_dict(values)
+
+
+def check_checkpoint(model: str, revision: str | None = None) -> DrafterConfig:
+    """Check a checkpoint's tensors by name and shape, without reading them.
+
+    Raises:
+        ConfigError: see `load_drafter`.
+    """
+    config = load_config(model, revision)
+    path = weights_path(model, revision)
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = own_names(str(path), file.keys())
+            shapes = {own: file.get_slice(name).get_shape() for own, name in names.items()}
+            d2t = file.get_tensor(DRAFT_TO_TARGET) if DRAFT_TO_TARGET in names else None
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{path}: not readable as safetensors: {error}") from error
+    check_tensors(str(path), config, shapes, d2t)
+    return config
+
+
+def load_drafter(
+    model: str, dtype: torch.dtype = torch.float32, revision: str | None = None
+) -> Drafter:
+    """Read a checkpoint and check every tensor's name and shape.
+
+    Args:
+        model: a folder, or a hub repository's id.
+        dtype: of the returned parameters.
+        revision: of the hub repository.
+
+    Raises:
+        ConfigError: missing, misshapen or unknown tensors, all of them listed.
+    """
+    config = check_checkpoint(model, revision)
+    return build_drafter(config, load_file(weights_path(model, revision)), dtype)
+
+
+def build_drafter(
+    config: DrafterConfig, tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None
+) -> Drafter:
+    """A drafter for inference of these tensors; they are kept, not copied, where dtypes agree.
+
+    Args:
+        config: its sizes.
+        tensors: by any of their names; they have passed `check_tensors`.
+        dtype: of the parameters; None for the tensors' own.
+    """
+    with torch.device("meta"):
+        drafter = Drafter(config)
+    converted = {
+        own_name(name): tensor.to(dtype) if tensor.is_floating_point() else tensor.long()
+        for name, tensor in tensors.items()
+    }
+    drafter.load_state_dict(converted, assign=True)
+    return drafter.eval().requires_grad_(False)
+
+
+def verifier_of(config: Mapping[str, Any]) -> str | None:
+    """The target that a config.json names under `speculators_config`, if it does."""
+    entry: Any = config
+    for key in ("speculators_config", "verifier", "name_or_path"):
+        entry = entry.get(key) if isinstance(entry, Mapping) else None
+    return entry if isinstance(entry, str) else None

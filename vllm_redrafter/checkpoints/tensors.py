@@ -1,0 +1,95 @@
+"""The tensors of a drafter's checkpoint: their names, in three spellings, and their shapes.
+
+Three spellings of the names are read: our own, which is Apple's; and the two older ones that
+TensorRT-LLM's converter also accepted (`input_projs.*` with `lm_heads.*`, and `0.*`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from vllm_redrafter.config import DrafterConfig
+from vllm_redrafter.drafter import Drafter
+from vllm_redrafter.errors import ConfigError
+
+DRAFT_TO_TARGET = "d2t"
+_OLD_NAMES = (
+    (re.compile(r"^input_projs\."), "input_proj."),
+    (re.compile(r"^(lm_heads|0)\."), "lm_head."),
+)
+
+
+def own_name(name: str) -> str:
+    """Our (and Apple's) name of a tensor that TensorRT-LLM's converter named differently."""
+    for pattern, replacement in _OLD_NAMES:
+        name = pattern.sub(replacement, name)
+    return name
+
+
+def own_names(where: str, names: Iterable[str]) -> dict[str, str]:
+    """From our names of tensors to those that a file gives them.
+
+    Raises:
+        ConfigError: the file has a tensor twice, under two of its names.
+    """
+    found: dict[str, str] = {}
+    for name in names:
+        own = own_name(name)
+        if own in found:
+            raise ConfigError(f"{where}: {found[own]} and {name} are the same tensor; keep one")
+        found[own] = name
+    return found
+
+
+def check_tensors(
+    where: str, config: DrafterConfig, shapes: Mapping[str, list[int]], d2t: Tensor | None
+) -> None:
+    """Check that tensors are those of a drafter of these sizes.
+
+    Args:
+        where: what messages call them.
+        config: the sizes.
+        shapes: of all tensors, by own name.
+        d2t: the map of the draft vocabulary, if there is one.
+
+    Raises:
+        ConfigError: missing, misshapen or unknown tensors, all of them listed; or an impossible
+            map.
+    """
+    with torch.device("meta"):
+        expected = Drafter(config).state_dict()
+    _check_shapes(where, {name: list(t.shape) for name, t in expected.items()}, shapes)
+    if d2t is not None:
+        _check_draft_vocabulary(where, d2t, config.vocab_size)
+
+
+def _check_shapes(
+    path: str, expected: Mapping[str, list[int]], found: Mapping[str, list[int]]
+) -> None:
+    problems = [f"missing {name}" for name in expected if name not in found]
+    problems += [f"unknown {name}" for name in found if name not in expected]
+    problems += [
+        f"{name} has shape {list(found[name])}, config.json asks for {want}"
+        for name, want in expected.items()
+        if name in found and list(found[name]) != want
+    ]
+    if problems:
+        raise ConfigError(f"{path} does not fit its config.json: {'; '.join(problems)}")
+
+
+def _check_draft_vocabulary(path: str, d2t: Tensor, vocab_size: int) -> None:
+    if d2t.is_floating_point():
+        raise ConfigError(f"{path}: d2t must hold integers, has {d2t.dtype}")
+    tokens = torch.arange(len(d2t)) + d2t.long()
+    outside = tokens[(tokens < 0) | (tokens >= vocab_size)]
+    if len(outside):
+        raise ConfigError(
+            f"{path}: d2t points to token {int(outside[0])}, outside the target's vocabulary of "
+            f"{vocab_size}"
+        )
+    if len(torch.unique(tokens)) < len(tokens):
+        raise ConfigError(f"{path}: d2t names a token of the target twice")

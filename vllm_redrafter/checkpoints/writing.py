@@ -1,0 +1,59 @@
+"""Writing a drafter's checkpoint: a folder with config.json and model.safetensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from vllm_redrafter.checkpoints.files import CONFIG_FILE, WEIGHTS_FILE
+from vllm_redrafter.drafter import Drafter
+from vllm_redrafter.names import MODEL_TYPE
+
+
+def save_drafter(
+    drafter: Drafter, folder: str | Path, verifier: str | None = None, **extra: Any
+) -> None:
+    """Write a checkpoint folder.
+
+    Args:
+        drafter: what to write.
+        folder: made if it does not exist.
+        verifier: the target's name or path, recorded under `speculators_config`.
+        extra: further entries of config.json, such as training settings.
+    """
+    further = {
+        "speculators_config": {
+            "algorithm": "redrafter",
+            "verifier": {"name_or_path": verifier},
+        },
+        **extra,
+    }
+    write_files(drafter, Path(folder), "RecurrentDrafter", further)
+
+
+def write_files(
+    drafter: Drafter, folder: Path, architecture: str, further: Mapping[str, Any]
+) -> None:
+    """Write config.json and model.safetensors.
+
+    Args:
+        drafter: what to write.
+        folder: made if it does not exist.
+        architecture: the class that transformers is told.
+        further: entries of config.json besides the sizes.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: t.detach().contiguous().cpu() for name, t in drafter.state_dict().items()}
+    save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    config = {
+        "model_type": MODEL_TYPE,
+        "architectures": [architecture],
+        **{key: value for key, value in vars(drafter.config).items() if value is not None},
+        "torch_dtype": str(drafter.last_layer.weight.dtype).removeprefix("torch."),
+        **further,
+    }
+    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")

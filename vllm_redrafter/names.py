@@ -1,0 +1,18 @@
+"""Names by which vLLM, checkpoints and the parts of this project find each other."""
+
+METHOD = "redrafter"
+"""May be given as the speculative config's `method`, to insist on a ReDrafter checkpoint; our part
+of `VllmConfig.additional_config` has the same name."""
+
+MODEL_TYPE = "recurrent_drafting_drafter"
+"""`model_type` in a checkpoint's config.json: Apple's own name, kept so that both can read it."""
+
+SUPPORTED_VLLM = ("0.32", "0.33")
+
+CPU_WORKER = "vllm_redrafter.engine.cpu.worker.ReDrafterCPUWorker"
+CPU_PROPOSER = "vllm_redrafter.engine.cpu.proposer.TreeProposer"
+CPU_TREE_ATTENTION = "vllm_redrafter.engine.cpu.attention.TreeAttentionBackend"
+V2_WORKER = "vllm_redrafter.engine.v2.worker.ReDrafterWorker"
+V2_INTERPRETED_WORKER = "vllm_redrafter.engine.v2.interpreted_worker.InterpretedWorker"
+V2_SPECULATOR = "vllm_redrafter.engine.v2.speculator.TreeSpeculator"
+V2_TREE_ATTENTION = "vllm_redrafter.engine.v2.attention.TreeAttentionBackend"
