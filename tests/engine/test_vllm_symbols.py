@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import vllm_symbols
 
-from vllm_redrafter import plugin
+from vllm_redrafter import names
 
 RECORDED = json.loads(vllm_symbols.RECORDED.read_text())
 
@@ -44,7 +44,7 @@ def test_the_installed_vllm_is_as_recorded() -> None:
 
 
 def test_every_supported_version_is_recorded() -> None:
-    assert {version.rpartition(".")[0] for version in RECORDED} == set(plugin.SUPPORTED_VLLM)
+    assert {version.rpartition(".")[0] for version in RECORDED} == set(names.SUPPORTED_VLLM)
 
 
 @pytest.mark.parametrize("version", RECORDED)

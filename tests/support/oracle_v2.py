@@ -23,9 +23,9 @@ class OracleSpeculator(TreeSpeculator):
 
 def use() -> None:
     """Engines started in this process draft with the oracle, whatever else is as always."""
-    from vllm_redrafter import plugin
+    from vllm_redrafter import names
 
-    plugin.V2_SPECULATOR = "oracle_v2.OracleSpeculator"
+    names.V2_SPECULATOR = "oracle_v2.OracleSpeculator"
 
 
 def use_with_async_scheduling() -> None:

@@ -4,10 +4,10 @@ import sys
 
 from vllm.entrypoints.cli.main import main
 
-from vllm_redrafter import plugin
+from vllm_redrafter import names
 
 if __name__ == "__main__":
-    plugin.CPU_PROPOSER = "oracle.OracleProposer"
-    plugin.V2_SPECULATOR = "oracle_v2.OracleSpeculator"
+    names.CPU_PROPOSER = "oracle.OracleProposer"
+    names.V2_SPECULATOR = "oracle_v2.OracleSpeculator"
     sys.argv = ["vllm", "serve", *sys.argv[1:]]
     main()

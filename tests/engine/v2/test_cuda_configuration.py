@@ -9,7 +9,7 @@ from pathlib import Path
 
 import cuda_configuration
 
-from vllm_redrafter import plugin
+from vllm_redrafter import names
 
 
 def test_what_a_user_gets_who_sets_nothing(
@@ -20,7 +20,7 @@ def test_what_a_user_gets_who_sets_nothing(
     found = json.loads(done.stdout.splitlines()[-1])
     sizes = found.pop("sizes")
     assert found == {
-        "worker": plugin.V2_WORKER,
+        "worker": names.V2_WORKER,
         "attention": "CUSTOM",
         "model_runner_v2": True,
         "asynchronous": True,
