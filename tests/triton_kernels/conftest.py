@@ -17,7 +17,9 @@ if not ON_GPU:
         "vllm_redrafter.triton_kernels.build_tree",
         "vllm_redrafter.triton_kernels.compact_kv",
         "vllm_redrafter.triton_kernels.stage_trees",
+        "vllm_redrafter.triton_kernels.tree_attention_kernels",
         "vllm_redrafter.triton_kernels.tree_attention",
+        "vllm_redrafter.triton_kernels.tree_from_beams",
     )
 
 
