@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import few_tokens
 import pytest
-from engine_harness import engine
+
+from redrafter_testing.engines.cpu_engine import engine
+from redrafter_testing.requests import few_tokens
 
 pytestmark = pytest.mark.engine
 

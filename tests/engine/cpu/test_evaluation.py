@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 from accelerate.state import AcceleratorState
-from engine_harness import engine
 from rich.console import Console
-from training_data import PROMPT_LENGTH, write_data
 
+from redrafter_testing.engines.cpu_engine import engine
+from redrafter_testing.models.training_data import PROMPT_LENGTH, write_data
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.dataset import Row
 from vllm_redrafter.training.config import TrainingConfig

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import transformers
-import workloads
-from engine_harness import engine
-from tiny_models import make_drafter, make_random_target
 from vllm import SamplingParams
+
+from redrafter_testing.engines.cpu_engine import engine
+from redrafter_testing.models.tiny_models import make_drafter, make_random_target
+from redrafter_testing.requests import workloads
 
 pytestmark = pytest.mark.engine
 

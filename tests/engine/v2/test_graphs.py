@@ -8,12 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import few_tokens
 import pytest
-import recorded_graphs
 import torch
-from interpreted_engine import InterpretedEngine, interpreted_engine, reset_prefix_cache
-from recorded_graphs import RecordedGraph, graphs_recorded
+
+from redrafter_testing.engines.interpreted_engine import (
+    InterpretedEngine,
+    interpreted_engine,
+    reset_prefix_cache,
+)
+from redrafter_testing.gpu import recorded_graphs
+from redrafter_testing.gpu.recorded_graphs import RecordedGraph, graphs_recorded
+from redrafter_testing.requests import few_tokens
 
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
 

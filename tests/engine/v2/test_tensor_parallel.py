@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import few_tokens
-import inside_worker
 import pytest
-from interpreted_engine import interpreted_engine
+
+from redrafter_testing.engines import inside_worker
+from redrafter_testing.engines.interpreted_engine import interpreted_engine
+from redrafter_testing.requests import few_tokens
 
 pytestmark = pytest.mark.engine
 

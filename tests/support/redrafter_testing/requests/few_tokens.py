@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import workloads
 from vllm import SamplingParams
+
+from redrafter_testing.requests import workloads
 
 VOCAB, HIDDEN = 24, 64
 TOKENS = 40

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import few_tokens
 import torch
 from safetensors.torch import save_file
 from vllm.lora.request import LoRARequest
+
+from redrafter_testing.requests import few_tokens
 
 RANK = 8
 # One more than there are adapters: on a CPU, vLLM 0.32 gives requests without one the last place's.
