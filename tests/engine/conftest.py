@@ -84,9 +84,10 @@ def few_tokens_plain(few_tokens_target: Path) -> dict[str, list[list[int]]]:
     """What Model Runner V2 answers to `few_tokens.requests` without speculation."""
     from redrafter_testing.engines.interpreted_engine import interpreted_engine
     from redrafter_testing.requests import few_tokens
+    from redrafter_testing.requests.answers import single_tokens_of
 
     with interpreted_engine(few_tokens_target, skip_tokenizer_init=True) as llm:
         return {
-            sampling: few_tokens.tokens_of(llm.run(few_tokens.requests(sampling)))
+            sampling: single_tokens_of(llm.run(few_tokens.requests(sampling)))
             for sampling in few_tokens.SAMPLING
         }

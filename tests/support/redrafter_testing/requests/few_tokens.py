@@ -24,7 +24,3 @@ def requests(sampling: str, count: int = 8) -> workloads.Workload:
         for i in range(count)
     ]
     return workloads.Workload(prompts, params)
-
-
-def tokens_of(answers: list[Any]) -> list[list[int]]:
-    return [list(answer.outputs[0].token_ids) for answer in answers]
