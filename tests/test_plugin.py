@@ -11,11 +11,11 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tiny_models import add_tokenizer, make_drafter, make_target
 from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import VLLMValidationError
 
+from redrafter_testing.models.tiny_models import add_tokenizer, make_drafter, make_target
 from vllm_redrafter import ConfigError, names, plugin
 
 plugin.register()

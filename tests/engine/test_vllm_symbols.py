@@ -1,6 +1,6 @@
 """vLLM's classes, methods and fields that we rely on are as recorded, in every supported version.
 
-When vLLM changes: read what changed, adapt, then record with tests/support/vllm_symbols.py.
+When vLLM changes: read what changed, adapt, then record with redrafter_testing/vllm_symbols.py.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import vllm_symbols
 
+from redrafter_testing import vllm_symbols
 from vllm_redrafter import names
 
 RECORDED = json.loads(vllm_symbols.RECORDED.read_text())

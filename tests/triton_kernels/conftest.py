@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from triton_interpreter import Memory, import_interpreted, interpreted
+
+from redrafter_testing.gpu.triton_interpreter import Memory, import_interpreted, interpreted
 
 ON_GPU = torch.cuda.is_available()
 

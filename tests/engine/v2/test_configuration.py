@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_models import make_target
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.platforms.interface import DeviceCapability
 
+from redrafter_testing.models.tiny_models import make_target
 from vllm_redrafter import ConfigError, names, plugin
 from vllm_redrafter.engine.selection import engine_here
 from vllm_redrafter.engine.v2.refusals import refusals
@@ -137,7 +137,7 @@ def test_an_fp8_cache_needs_a_gpu_that_converts_it(
 
 
 def test_a_head_size_that_tree_attention_does_not_know(tmp_path: Path) -> None:
-    from tiny_models import add_tokenizer, make_drafter
+    from redrafter_testing.models.tiny_models import add_tokenizer, make_drafter
 
     target = make_target(tmp_path / "target")
     add_tokenizer(target)

@@ -1,7 +1,7 @@
 """What of vLLM this project relies on, read from vLLM's sources without importing them.
 
-`python tests/support/vllm_symbols.py ROOT VERSION` records the sources below ROOT (an installed
-package's parent, or an unpacked wheel) in `vllm_symbols.json`.
+`python tests/support/redrafter_testing/vllm_symbols.py ROOT VERSION` records the sources below
+ROOT (an installed package's parent, or an unpacked wheel) in `vllm_symbols.json`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-REPO = Path(__file__).parents[2]
+REPO = Path(__file__).parents[3]
 RECORDED = Path(__file__).with_name("vllm_symbols.json")
 
 GPU = "vllm.v1.worker.gpu"
