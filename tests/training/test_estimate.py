@@ -133,6 +133,16 @@ def test_replay_is_that_of_one_answer_at_a_time(
     assert expected.by_depth[0] > 0
 
 
+def test_replay_drafts_what_the_engines_draft_for_few_nodes(target: LlamaForCausalLM) -> None:
+    """Fewer than a beam is long: see policy.py."""
+    torch.manual_seed(5)
+    drafter = Drafter(DrafterConfig(V, 16, exit_dim=8)).eval()
+    wide = estimate_acceptance(drafter, target, written(), ReDrafterConfig(2, 3, 4))
+    chain = estimate_acceptance(drafter, target, written(), ReDrafterConfig(2, 1, 2))
+    assert (wide.steps, wide.tokens) == (chain.steps, chain.tokens)
+    assert wide.by_depth == (*chain.by_depth, 0, 0)
+
+
 def test_acceptances_add_up() -> None:
     total = Acceptance(2, 5, (2, 1)) + Acceptance(1, 1, (1,))
     assert total == Acceptance(3, 6, (3, 1))
