@@ -23,9 +23,10 @@ from rich.console import Console
 from tiny_models import EOS, make_drafter
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from vllm_redrafter.data.dataset import SamplingSettings, finished_shards, read_dataset
-from vllm_redrafter.data.generation import GenerationSettings, GenerationSummary, generate_data
+from vllm_redrafter.data.dataset import finished_shards, read_dataset
+from vllm_redrafter.data.generation import GenerationSummary, generate_data
 from vllm_redrafter.data.prompts import read_prompts
+from vllm_redrafter.data.settings import GenerationSettings, SamplingSettings
 from vllm_redrafter.demo.decoding import DecodingRequest, decode
 
 pytestmark = pytest.mark.engine
@@ -110,7 +111,7 @@ def shared_engine(
     def generate(output: Path, settings: GenerationSettings) -> GenerationSummary:
         console = Console(file=io.StringIO())
         conversations, _ = read_prompts(str(prompts))
-        return generate_data(str(target), conversations, output, settings, console, Again)
+        return generate_data(str(target), conversations, output, Again, settings, console)
 
     with proposer(proposer_class) if proposer_class else nullcontext():
         engine = OfflineEngine(str(target), settings)

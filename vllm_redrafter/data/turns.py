@@ -14,8 +14,9 @@ from typing import Any, Protocol
 
 from jinja2 import TemplateError
 
-from vllm_redrafter.data.dataset import Row, SamplingSettings
+from vllm_redrafter.data.dataset import Row
 from vllm_redrafter.data.prompts import Conversation
+from vllm_redrafter.data.settings import SamplingSettings
 from vllm_redrafter.errors import ConfigError
 
 

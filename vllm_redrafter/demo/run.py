@@ -38,7 +38,7 @@ from vllm_redrafter.demo.report import print_answer, print_comparison
 from vllm_redrafter.demo.target import TargetSettings, fast_dtype, make_target
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.training.config import TrainingConfig
-from vllm_redrafter.training.run import TrainingRequest, train
+from vllm_redrafter.training.run import TrainingJob, train
 from vllm_redrafter.training.trainer import progress_bar
 
 TARGET = TargetSettings()
@@ -244,10 +244,8 @@ def _make_drafter(space: Workspace, folder: Path, console: Console) -> None:
     settings = {"target": space.target_settings, "training": recipe}
     with _made_once(folder, settings, console) as needed:
         if needed:
-            request = TrainingRequest(
-                str(space.target), space.data, folder, DRAFTER_TRAINING, SPECULATION
-            )
-            train(request, console)
+            job = TrainingJob(str(space.target), space.data, folder, DRAFTER_TRAINING, SPECULATION)
+            train(job, console)
 
 
 def held_out_prompts(space: Workspace, num: int) -> list[list[int]]:

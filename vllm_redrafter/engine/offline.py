@@ -12,7 +12,7 @@ from vllm import LLM, RequestOutput, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from vllm_redrafter.data.generation import GenerationSettings
+from vllm_redrafter.data.settings import GenerationSettings
 from vllm_redrafter.data.turns import TurnAnswer, TurnRequest
 from vllm_redrafter.errors import ConfigError
 
