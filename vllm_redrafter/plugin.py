@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from vllm_redrafter.checkpoints.files import read_config
+from vllm_redrafter.checkpoints.fit import size_differences
 from vllm_redrafter.checkpoints.reading import check_checkpoint, is_redrafter
 from vllm_redrafter.config import DrafterConfig, ReDrafterConfig
 from vllm_redrafter.errors import ConfigError
@@ -283,15 +284,11 @@ def _check_arguments(args: EngineArgs, engine: Engine) -> None:
 def _check_target(vllm_config: VllmConfig, drafter: DrafterConfig, engine: Engine) -> None:
     """Refuse what cannot work before any process starts."""
     model = vllm_config.model_config
-    for what, found, wanted in (
-        ("hidden size", drafter.hidden_size, model.get_hidden_size()),
-        ("vocabulary size", drafter.vocab_size, model.get_vocab_size()),
-    ):
-        if found != wanted:
-            raise ConfigError(
-                f"the drafter's {what} is {found}, that of the target {model.model!r} is "
-                f"{wanted}: use the drafter that was trained for this target"
-            )
+    for size in size_differences(drafter, model.get_hidden_size(), model.get_vocab_size()):
+        raise ConfigError(
+            f"the drafter's {size.what} is {size.drafter}, that of the target {model.model!r} is "
+            f"{size.target}: use the drafter that was trained for this target"
+        )
     unsupported_here = _unsupported_by_our_v2 if engine.is_v2 else _unsupported_by_our_cpu
     for reason in (*_unsupported(vllm_config), *unsupported_here(vllm_config)):
         raise ConfigError(f"ReDrafter cannot speculate for {model.model!r}: {reason}")

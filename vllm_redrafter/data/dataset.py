@@ -24,7 +24,6 @@ import atexit
 import errno
 import fcntl
 import json
-import os
 import re
 import shutil
 import tempfile
@@ -46,6 +45,7 @@ from datasets import (
 
 from vllm_redrafter.data.settings import SamplingSettings
 from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.files import whole_file
 
 FORMAT_VERSION = 1
 INFO_FILE = "dataset.json"
@@ -274,31 +274,17 @@ def _check_shard(path: Path, columns: Features) -> int:
 
 @contextmanager
 def _written_whole(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes its name when its content is on the disk; until then it has another one."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    """`whole_file`, with a message for a full disk."""
     try:
-        with temporary.open("wb") as file:
+        with whole_file(path) as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        _sync_folder(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         if error.errno not in _DISK_FULL:
             raise
         raise ConfigError(
             f"{path}: the disk is full ({error.strerror}). Finished shards are kept: free some "
             "space and start the same command again to continue"
         ) from error
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

@@ -16,14 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from transformers import AutoConfig, AutoTokenizer
 
 from vllm_redrafter.data.dataset import (
@@ -37,8 +29,9 @@ from vllm_redrafter.data.dataset import (
 from vllm_redrafter.data.fingerprint import digest, target_fingerprint, tokenizer_fingerprint
 from vllm_redrafter.data.prompts import Conversation
 from vllm_redrafter.data.settings import GenerationSettings
-from vllm_redrafter.data.turns import Dialogue, PromptRenderer, TargetEngine, TurnRequest
+from vllm_redrafter.data.turns import Dialogue, OpenTurn, PromptRenderer, TargetEngine
 from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.progress import progress_bar
 
 
 @dataclass
@@ -234,7 +227,7 @@ class _Generation:
         self._info = info
         self._output = output
         self._summary = summary
-        self._waiting: deque[TurnRequest] = deque()
+        self._waiting: deque[OpenTurn] = deque()
         self._running: dict[int, Dialogue] = {}
         # A shard's finished conversations; it is gone from here when it is written.
         self._shards: dict[int, dict[int, list[Row]]] = {shard: {} for shard in missing}
@@ -248,7 +241,7 @@ class _Generation:
         """Write all missing shards, `in_flight` conversations at a time."""
         started = time.monotonic()
         total = sum(len(self._info.conversations_of(shard)) for shard in self._shards)
-        with _progress_bar(console) as progress:
+        with progress_bar(console) as progress:
             before = self._info.num_conversations - total
             task = progress.add_task(
                 "conversations", total=before + total, completed=before, status=""
@@ -277,10 +270,10 @@ class _Generation:
             self._go_on(dialogue)
 
     def _go_on(self, dialogue: Dialogue) -> None:
-        """Ask for the conversation's next answer, or put it away where there is none to come."""
-        request = dialogue.next_request()
-        if request is not None:
-            self._waiting.append(request)
+        """Have the next turn answered; where there is none, put the conversation away."""
+        turn = dialogue.next_turn()
+        if turn is not None:
+            self._waiting.append(turn)
             self._running[dialogue.index] = dialogue
             return
         self._summary.add(dialogue)
@@ -292,16 +285,3 @@ class _Generation:
             rows = [row for index in sorted(finished) for row in finished[index]]
             write_shard(self._output, shard, rows, self._info.top_logprobs)
             del self._shards[shard]
-
-
-def _progress_bar(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left:"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[status]}"),
-        console=console,
-    )

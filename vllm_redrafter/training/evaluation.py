@@ -10,16 +10,17 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 from torch import Tensor
 
+from vllm_redrafter.checkpoints.fit import differences_from
 from vllm_redrafter.checkpoints.reading import load_drafter
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import DatasetRows, TextRows
 from vllm_redrafter.data.source import held_out_conversations, read_checked
 from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.progress import progress_bar
 from vllm_redrafter.training.config import EvaluationConfig, StepCosts
 from vllm_redrafter.training.estimate import Acceptance, batches, replay, top_accuracy
 from vllm_redrafter.training.target import load_target, read_target
@@ -128,8 +129,9 @@ def evaluate_shapes(
     """
     totals = [Acceptance(0, 0)] * len(grid)
     embed = target.get_input_embeddings()
-    with Progress(console=console) as progress:
-        task = progress.add_task("replaying", total=len(grid) * -(-len(rows) // batch_size))
+    with progress_bar(console) as progress:
+        num_replays = len(grid) * -(-len(rows) // batch_size)
+        task = progress.add_task("replaying", total=num_replays, status="")
         for batch in batches(rows, batch_size, embed.weight.device):
             outputs = read_target(target, batch)
             for index, shape in enumerate(grid):
@@ -184,13 +186,11 @@ def evaluate(job: EvaluationJob, console: Console | None = None) -> Evaluation:
     rows = DatasetRows(dataset, indices, config.max_length)
     target = load_target(job.target, config.target_dtype, device)
     drafter = load_drafter(job.drafter, target.dtype).to(device)
-    sizes = target.config.get_text_config()
-    for name in ("hidden_size", "vocab_size"):
-        if getattr(drafter.config, name) != getattr(sizes, name):
-            raise ConfigError(
-                f"drafter {job.drafter!r} has {name} {getattr(drafter.config, name)}, target "
-                f"{job.target!r} {getattr(sizes, name)}: give the target it was trained for"
-            )
+    for size in differences_from(drafter.config, target.config):
+        raise ConfigError(
+            f"drafter {job.drafter!r} has {size.entry} {size.drafter}, target {job.target!r} "
+            f"{size.target}: give the target it was trained for"
+        )
     if console:
         console.print(
             f"{len(rows)} rows, {rows.lengths.sum():,} tokens, written at temperature "

@@ -11,6 +11,7 @@ from accelerate import Accelerator
 from rich.console import Console
 from safetensors import SafetensorError
 
+from vllm_redrafter.checkpoints.files import CARD_FILE
 from vllm_redrafter.checkpoints.writing import save_drafter
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.source import TrainingData, read_checked, split
@@ -23,7 +24,6 @@ from vllm_redrafter.training.model_card import model_card
 from vllm_redrafter.training.target import load_target
 from vllm_redrafter.training.trainer import Trainer, TrainingResult, make_accelerator
 
-CARD_FILE = "README.md"
 BYTES_PER_PARAMETER = 16
 """float32 weight, gradient and AdamW's two moments."""
 
