@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from vllm_redrafter import names
 from vllm_redrafter.checkpoints.files import read_config
+from vllm_redrafter.checkpoints.fit import size_differences
 from vllm_redrafter.checkpoints.reading import check_checkpoint, is_redrafter
 from vllm_redrafter.config import DrafterConfig, ReDrafterConfig
 from vllm_redrafter.engine.selection import Engine, engine_here
@@ -216,15 +217,11 @@ def _check_arguments(args: EngineArgs, engine: Engine) -> None:
 def _check_target(vllm_config: VllmConfig, drafter: DrafterConfig, engine: Engine) -> None:
     """Refuse what cannot work before any process starts."""
     model = vllm_config.model_config
-    for what, found, wanted in (
-        ("hidden size", drafter.hidden_size, model.get_hidden_size()),
-        ("vocabulary size", drafter.vocab_size, model.get_vocab_size()),
-    ):
-        if found != wanted:
-            raise ConfigError(
-                f"the drafter's {what} is {found}, that of the target {model.model!r} is "
-                f"{wanted}: use the drafter that was trained for this target"
-            )
+    for size in size_differences(drafter, model.get_hidden_size(), model.get_vocab_size()):
+        raise ConfigError(
+            f"the drafter's {size.what} is {size.drafter}, that of the target {model.model!r} is "
+            f"{size.target}: use the drafter that was trained for this target"
+        )
     for reason in engine.refusals(vllm_config):
         raise ConfigError(f"ReDrafter cannot speculate for {model.model!r}: {reason}")
 

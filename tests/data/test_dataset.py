@@ -15,12 +15,12 @@ import pytest
 from vllm_redrafter.data.dataset import (
     DatasetInfo,
     Row,
-    SamplingSettings,
     exclusive,
     finished_shards,
     read_dataset,
     write_shard,
 )
+from vllm_redrafter.data.settings import SamplingSettings
 from vllm_redrafter.errors import ConfigError
 
 INFO = DatasetInfo(

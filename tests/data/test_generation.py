@@ -19,9 +19,10 @@ from typer.testing import CliRunner
 from redrafter_testing.engines.fake_engine import APPENDING, REWRITING, FakeEngine, Killed
 from redrafter_testing.models.tiny_models import add_tokenizer, make_target
 from vllm_redrafter.cli import app
-from vllm_redrafter.data.dataset import SamplingSettings, finished_shards, read_dataset
-from vllm_redrafter.data.generation import GenerationSettings, GenerationSummary, generate_data
+from vllm_redrafter.data.dataset import finished_shards, read_dataset
+from vllm_redrafter.data.generation import GenerationSummary, generate_data
 from vllm_redrafter.data.prompts import Conversation
+from vllm_redrafter.data.settings import GenerationSettings, SamplingSettings
 from vllm_redrafter.data.turns import answer_seed
 from vllm_redrafter.errors import ConfigError
 
@@ -72,7 +73,7 @@ def run(
 
     console = console or Console(file=io.StringIO())
     try:
-        summary = generate_data(str(target), prompts, output, settings, console, start)
+        summary = generate_data(str(target), prompts, output, start, settings, console)
     except Killed:
         summary = None
     if not engines:

@@ -24,9 +24,10 @@ from redrafter_testing.engines.cpu_engine import proposer
 from redrafter_testing.engines.fake_engine import APPENDING
 from redrafter_testing.models.tiny_models import EOS, make_drafter
 from redrafter_testing.oracles import CPU_ORACLE
-from vllm_redrafter.data.dataset import SamplingSettings, finished_shards, read_dataset
-from vllm_redrafter.data.generation import GenerationSettings, GenerationSummary, generate_data
+from vllm_redrafter.data.dataset import finished_shards, read_dataset
+from vllm_redrafter.data.generation import GenerationSummary, generate_data
 from vllm_redrafter.data.prompts import read_prompts
+from vllm_redrafter.data.settings import GenerationSettings, SamplingSettings
 from vllm_redrafter.demo.decoding import DecodingRequest, decode
 
 pytestmark = pytest.mark.engine
@@ -111,7 +112,7 @@ def shared_engine(
     def generate(output: Path, settings: GenerationSettings) -> GenerationSummary:
         console = Console(file=io.StringIO())
         conversations, _ = read_prompts(str(prompts))
-        return generate_data(str(target), conversations, output, settings, console, Again)
+        return generate_data(str(target), conversations, output, Again, settings, console)
 
     with proposer(proposer_class) if proposer_class else nullcontext():
         engine = OfflineEngine(str(target), settings)

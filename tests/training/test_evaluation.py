@@ -15,11 +15,11 @@ from vllm_redrafter.config import DrafterConfig, ReDrafterConfig
 from vllm_redrafter.data.rows import ListRows, TextRow
 from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.training.config import StepCosts
 from vllm_redrafter.training.estimate import estimate_acceptance
 from vllm_redrafter.training.evaluation import (
     RANKS,
     Evaluation,
-    StepCosts,
     draw_heat_map,
     evaluate_shapes,
     print_evaluation,

@@ -35,7 +35,7 @@ from vllm_redrafter.data.rows import DatasetRows
 from vllm_redrafter.errors import ConfigError, TrainingError
 from vllm_redrafter.training.batches import TextBatch
 from vllm_redrafter.training.config import TrainingConfig
-from vllm_redrafter.training.run import TrainingRequest, train
+from vllm_redrafter.training.run import TrainingJob, train
 from vllm_redrafter.training.teachers import DataTeacher, DraftVocabulary, TargetTeacher
 
 V = 64
@@ -73,11 +73,11 @@ def data(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def request(target: Path, data: Path, output: Path, **settings: Any) -> TrainingRequest:
-    return TrainingRequest(str(target), data, output, replace(CONFIG, **settings), SHAPE)
+def request(target: Path, data: Path, output: Path, **settings: Any) -> TrainingJob:
+    return TrainingJob(str(target), data, output, replace(CONFIG, **settings), SHAPE)
 
 
-def run(asked: TrainingRequest, **arguments: bool) -> tuple[Any, str]:
+def run(asked: TrainingJob, **arguments: bool) -> tuple[Any, str]:
     AcceleratorState._reset_state(reset_partial_state=True)
     console = Console(file=io.StringIO(), width=200)
     return train(asked, console, **arguments), console.file.getvalue()  # type: ignore[attr-defined]

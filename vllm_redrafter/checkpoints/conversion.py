@@ -6,11 +6,9 @@ config.json says. Sizes that config.json leaves out are read off the tensors.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -19,7 +17,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from vllm_redrafter.checkpoints.files import read_config, resolve_file
+from vllm_redrafter.checkpoints.files import CARD_FILE, read_config, resolve_file
 from vllm_redrafter.checkpoints.reading import build_drafter, verifier_of
 from vllm_redrafter.checkpoints.tensors import DRAFT_TO_TARGET, check_tensors, own_names
 from vllm_redrafter.checkpoints.weight_files import find_weights, read_weights
@@ -27,11 +25,11 @@ from vllm_redrafter.checkpoints.writing import save_drafter, write_files
 from vllm_redrafter.config import DrafterConfig
 from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.files import whole_folder
 from vllm_redrafter.names import MODEL_TYPE
 
 Layout = Literal["own", "apple"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-CARD_FILE = "README.md"
 
 _FLOATS = (torch.float64, *DTYPES.values())
 _LAST_LAYER = re.compile(r"lm_head\.(\d+)\.weight")
@@ -96,14 +94,19 @@ def convert(
     tensors = found.tensors if dtype is None else _to_dtype(found.tensors, DTYPES[dtype])
     drafter = build_drafter(found.config, tensors)
     card, note = _model_card(source)
-    with _written_whole(folder) as partial:
-        if to == "apple":
-            write_files(drafter, partial, "Drafter", {})
-        else:
-            extra = {} if found.training is None else {"training": found.training}
-            save_drafter(drafter, partial, verifier or found.verifier, **extra)
-        if card:
-            shutil.copyfile(card, partial / CARD_FILE)
+    try:
+        with whole_folder(folder) as partial:
+            if to == "apple":
+                write_files(drafter, partial, "Drafter", {})
+            else:
+                extra = {} if found.training is None else {"training": found.training}
+                save_drafter(drafter, partial, verifier or found.verifier, **extra)
+            if card:
+                shutil.copyfile(card, partial / CARD_FILE)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(
+            f"{folder} could not be written: {error}; make room, or give another destination"
+        ) from error
     return Conversion(drafter, notes + note)
 
 
@@ -254,19 +257,3 @@ def _free_folder(destination: str | Path) -> Path:
         what = "is not empty" if folder.is_dir() else "is a file"
         raise ConfigError(f"{folder} {what}: give another destination, or delete it first")
     return folder
-
-
-@contextmanager
-def _written_whole(folder: Path) -> Iterator[Path]:
-    """A folder that gets its name when all of it is written."""
-    partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
-    try:
-        partial.mkdir(parents=True)
-        yield partial
-        os.replace(partial, folder)
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(
-            f"{folder} could not be written: {error}; make room, or give another destination"
-        ) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)

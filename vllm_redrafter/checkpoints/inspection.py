@@ -18,6 +18,7 @@ from rich.text import Text
 from safetensors import safe_open
 
 from vllm_redrafter.checkpoints.files import read_config, weights_path
+from vllm_redrafter.checkpoints.fit import differences_from
 from vllm_redrafter.checkpoints.reading import check_checkpoint, verifier_of
 from vllm_redrafter.checkpoints.tensors import DRAFT_TO_TARGET, own_name
 from vllm_redrafter.config import DrafterConfig
@@ -123,19 +124,15 @@ def misfits(config: DrafterConfig, target: str) -> list[str]:
     from transformers import AutoConfig
 
     try:
-        text_config = AutoConfig.from_pretrained(target).get_text_config()
+        target_config = AutoConfig.from_pretrained(target)
     except (OSError, ValueError, StrictDataclassError) as error:
         raise ConfigError(
             f"target {target!r}: transformers cannot read its config.json; give a folder in "
             f"Hugging Face format, or a hub id: {error}"
         ) from error
     return [
-        f"{what}: the drafter's is {own}, the target's {found}"
-        for what, own, found in (
-            ("hidden size", config.hidden_size, getattr(text_config, "hidden_size", None)),
-            ("vocabulary size", config.vocab_size, getattr(text_config, "vocab_size", None)),
-        )
-        if own != found
+        f"{size.what}: the drafter's is {size.drafter}, the target's {size.target}"
+        for size in differences_from(config, target_config)
     ]
 
 

@@ -24,7 +24,6 @@ import atexit
 import errno
 import fcntl
 import json
-import os
 import re
 import shutil
 import tempfile
@@ -44,57 +43,15 @@ from datasets import (
     enable_progress_bars,
 )
 
+from vllm_redrafter.data.settings import SamplingSettings
 from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.files import whole_file
 
 FORMAT_VERSION = 1
 INFO_FILE = "dataset.json"
 LOCK_FILE = ".lock"
 _SHARD_NAME = re.compile(r"shard-(\d{5,})\.parquet")
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-@dataclass(frozen=True)
-class SamplingSettings:
-    """How the target's tokens are drawn.
-
-    Attributes:
-        temperature: 0 is greedy.
-        top_p: tokens beyond this cumulative probability are never drawn.
-        top_k: nor are those beyond the k most probable; None for no limit.
-        max_tokens: of one answer.
-        seed: of the data: every answer's own seed is derived from it.
-        max_model_len: tokens of a conversation; None for what the target allows.
-        dtype: of the target's weights, as vLLM takes it.
-
-    Raises:
-        ConfigError: a value is out of range.
-    """
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int | None = None
-    max_tokens: int = 1024
-    seed: int = 0
-    max_model_len: int | None = None
-    dtype: str = "auto"
-
-    def __post_init__(self) -> None:
-        limits = [
-            ("temperature", self.temperature, self.temperature >= 0, "at least 0"),
-            ("top_p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1"),
-            ("top_k", self.top_k, self.top_k is None or self.top_k >= 1, "at least 1"),
-            ("max_tokens", self.max_tokens, self.max_tokens >= 1, "at least 1"),
-            ("seed", self.seed, self.seed >= 0, "at least 0"),
-            (
-                "max_model_len",
-                self.max_model_len,
-                self.max_model_len is None or self.max_model_len >= 2,
-                "at least 2",
-            ),
-        ]
-        for name, value, fits, limit in limits:
-            if not fits:
-                raise ConfigError(f"sampling: {name} must be {limit}, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -317,31 +274,17 @@ def _check_shard(path: Path, columns: Features) -> int:
 
 @contextmanager
 def _written_whole(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes its name when its content is on the disk; until then it has another one."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    """`whole_file`, with a message for a full disk."""
     try:
-        with temporary.open("wb") as file:
+        with whole_file(path) as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        _sync_folder(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         if error.errno not in _DISK_FULL:
             raise
         raise ConfigError(
             f"{path}: the disk is full ({error.strerror}). Finished shards are kept: free some "
             "space and start the same command again to continue"
         ) from error
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

@@ -11,70 +11,27 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from transformers import AutoConfig, AutoTokenizer
 
 from vllm_redrafter.data.dataset import (
     INFO_FILE,
     DatasetInfo,
     Row,
-    SamplingSettings,
     exclusive,
     finished_shards,
     write_shard,
 )
 from vllm_redrafter.data.fingerprint import digest, target_fingerprint, tokenizer_fingerprint
 from vllm_redrafter.data.prompts import Conversation
-from vllm_redrafter.data.turns import Dialogue, PromptRenderer, TargetEngine, TurnRequest
+from vllm_redrafter.data.settings import GenerationSettings
+from vllm_redrafter.data.turns import Dialogue, OpenTurn, PromptRenderer, TargetEngine
 from vllm_redrafter.errors import ConfigError
-
-DEFAULT_SPEC_TOKENS = 12
-
-
-@dataclass(frozen=True)
-class GenerationSettings:
-    """How to generate.
-
-    Attributes:
-        sampling: how tokens are drawn.
-        system_prompt: for conversations without one of their own.
-        top_logprobs: k, the target's most probable tokens kept per generated one; 0 for none.
-        shard_size: conversations per shard: what a stopped run may lose.
-        in_flight: conversations that the engine works on at once.
-        drafter: a ReDrafter checkpoint to generate with: the same data, sooner.
-        spec_tokens: with a drafter, tree nodes verified per request and step.
-        enforce_eager: vLLM's: no compilation and no CUDA graphs.
-
-    Raises:
-        ConfigError: a value is out of range.
-    """
-
-    sampling: SamplingSettings = field(default_factory=SamplingSettings)
-    system_prompt: str | None = None
-    top_logprobs: int = 0
-    shard_size: int = 256
-    in_flight: int = 256
-    drafter: str | None = None
-    spec_tokens: int = DEFAULT_SPEC_TOKENS
-    enforce_eager: bool = False
-
-    def __post_init__(self) -> None:
-        least_values = {"shard_size": 1, "in_flight": 1, "top_logprobs": 0, "spec_tokens": 1}
-        for name, least in least_values.items():
-            if (value := getattr(self, name)) < least:
-                raise ConfigError(f"generation: {name} must be at least {least}, got {value}")
+from vllm_redrafter.progress import progress_bar
 
 
 @dataclass
@@ -138,22 +95,13 @@ class GenerationSummary:
         return "\n".join(lines)
 
 
-def start_vllm(target: str, settings: GenerationSettings) -> TargetEngine:
-    """The real engine; vLLM is imported here and not before."""
-    # Its log would run through the progress bar; whoever wants it says so in the environment.
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    from vllm_redrafter.engine.offline import OfflineEngine
-
-    return OfflineEngine(target, settings)
-
-
 def generate_data(
     target: str,
     prompts: Sequence[Conversation],
     output: Path,
+    start_engine: Callable[[str, GenerationSettings], TargetEngine],
     settings: GenerationSettings | None = None,
     console: Console | None = None,
-    start_engine: Callable[[str, GenerationSettings], TargetEngine] = start_vllm,
 ) -> GenerationSummary:
     """Let the target answer the prompts, and write the answers as training data.
 
@@ -165,9 +113,9 @@ def generate_data(
         target: a folder, or a hub id.
         prompts: what to answer.
         output: a folder of the format of `dataset.py`.
+        start_engine: starts what lets the target answer, such as `OfflineEngine` with vLLM.
         settings: how; None for the defaults.
         console: where progress is shown.
-        start_engine: starts what lets the target answer.
 
     Raises:
         ConfigError: a setting, prompt, target or folder that cannot work; the disk is full; the
@@ -279,7 +227,7 @@ class _Generation:
         self._info = info
         self._output = output
         self._summary = summary
-        self._waiting: deque[TurnRequest] = deque()
+        self._waiting: deque[OpenTurn] = deque()
         self._running: dict[int, Dialogue] = {}
         # A shard's finished conversations; it is gone from here when it is written.
         self._shards: dict[int, dict[int, list[Row]]] = {shard: {} for shard in missing}
@@ -293,7 +241,7 @@ class _Generation:
         """Write all missing shards, `in_flight` conversations at a time."""
         started = time.monotonic()
         total = sum(len(self._info.conversations_of(shard)) for shard in self._shards)
-        with _progress_bar(console) as progress:
+        with progress_bar(console) as progress:
             before = self._info.num_conversations - total
             task = progress.add_task(
                 "conversations", total=before + total, completed=before, status=""
@@ -322,10 +270,10 @@ class _Generation:
             self._go_on(dialogue)
 
     def _go_on(self, dialogue: Dialogue) -> None:
-        """Ask for the conversation's next answer, or put it away where there is none to come."""
-        request = dialogue.next_request()
-        if request is not None:
-            self._waiting.append(request)
+        """Have the next turn answered; where there is none, put the conversation away."""
+        turn = dialogue.next_turn()
+        if turn is not None:
+            self._waiting.append(turn)
             self._running[dialogue.index] = dialogue
             return
         self._summary.add(dialogue)
@@ -337,16 +285,3 @@ class _Generation:
             rows = [row for index in sorted(finished) for row in finished[index]]
             write_shard(self._output, shard, rows, self._info.top_logprobs)
             del self._shards[shard]
-
-
-def _progress_bar(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left:"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[status]}"),
-        console=console,
-    )

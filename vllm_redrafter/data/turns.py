@@ -1,7 +1,6 @@
-"""From conversations to requests to the target, and from its answers to rows of training data.
+"""From conversations to turns that the target answers, and from its answers to rows of data.
 
-`TargetEngine` is the seam to whatever lets the target answer: `engine/offline.py` does it with
-vLLM.
+`TargetEngine` is what lets the target answer; `engine/offline.py` does it with vLLM.
 """
 
 from __future__ import annotations
@@ -14,21 +13,22 @@ from typing import Any, Protocol
 
 from jinja2 import TemplateError
 
-from vllm_redrafter.data.dataset import Row, SamplingSettings
+from vllm_redrafter.data.dataset import Row
 from vllm_redrafter.data.prompts import Conversation
+from vllm_redrafter.data.settings import SamplingSettings
 from vllm_redrafter.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class TurnRequest:
-    """One answer that the target shall write.
+class OpenTurn:
+    """A turn that waits for the target's answer.
 
     Attributes:
         conversation: its index.
         turn: which of the conversation's answers.
-        prompt: token ids; all that comes before the answer.
+        prompt: token ids of all that comes before the answer.
         max_tokens: of the answer.
-        seed: of this answer's random numbers.
+        seed: of the random numbers that draw this answer.
     """
 
     conversation: int
@@ -43,12 +43,12 @@ class TurnAnswer:
     """What the target wrote.
 
     Attributes:
-        conversation: the request's.
-        tokens: n token ids; the EOS token is one of them where the target ended by itself.
-        ended: it did; otherwise `max_tokens` were written.
-        top_tokens: n lists of the target's k most probable tokens in place of each token, best
-            first; empty where none were asked for.
-        top_log_probs: likewise their log-probabilities, at temperature 1 without any truncation.
+        conversation: its index.
+        tokens: n token ids; the last is EOS where the target ended its answer.
+        ended: the target ended its answer; otherwise `max_tokens` were written.
+        top_tokens: for each token the target's k most probable tokens at its place, best first;
+            empty where none were asked for.
+        top_log_probs: their log-probabilities, at temperature 1 and without top-p or top-k.
     """
 
     conversation: int
@@ -65,18 +65,18 @@ class TargetEngine(Protocol):
     def max_model_len(self) -> int:
         """The most tokens of a prompt and its answer together."""
 
-    def answers(self, waiting: deque[TurnRequest]) -> Iterator[TurnAnswer]:
-        """Yield answers in the order in which they are finished, as many at once as it can.
+    def answers(self, waiting: deque[OpenTurn]) -> Iterator[TurnAnswer]:
+        """Yield answers in the order in which they are finished.
 
-        Requests are taken from `waiting`, to which the caller adds between two answers; the
-        answers end when it is empty and nothing is in flight.
+        Turns are taken from `waiting`, to which the caller adds between two answers. The iterator
+        ends when `waiting` is empty and no turn is being answered.
         """
 
     def tokens_per_step(self) -> float | None:
         """Tokens per verification of a draft; None without a drafter."""
 
     def close(self) -> None:
-        """End it, and whatever processes it has."""
+        """Stop the engine and its processes."""
 
 
 class PromptRenderer:
@@ -104,7 +104,7 @@ class PromptRenderer:
         return bool(self._tokenizer.chat_template)
 
     def check(self, conversation: Conversation) -> None:
-        """Refuse at once what could not be written when its turn comes.
+        """Refuse a conversation now that could not be written later.
 
         Raises:
             ConfigError: the chat template refuses the conversation; or there is none, and only
@@ -202,8 +202,8 @@ class Dialogue:
         self._rows: list[Row] = []
         self._row: Row | None = None
 
-    def next_request(self) -> TurnRequest | None:
-        """What the target has to answer next; None when the conversation is over.
+    def next_turn(self) -> OpenTurn | None:
+        """The turn that the target has to answer next; None when the conversation is over.
 
         Raises:
             ConfigError: the prompt cannot be written.
@@ -218,7 +218,7 @@ class Dialogue:
             return None
         self._say(prompt)
         sampling = self._sampling
-        return TurnRequest(
+        return OpenTurn(
             self.index,
             turn,
             prompt,
@@ -227,7 +227,7 @@ class Dialogue:
         )
 
     def take(self, answer: TurnAnswer) -> None:
-        """Add what the target wrote after the last request."""
+        """Add the target's answer to the last turn."""
         row = self._row
         assert row is not None
         self._append(row, answer.tokens, True, answer.top_tokens, answer.top_log_probs)

@@ -22,6 +22,7 @@ from rich.console import Console
 from transformers import AutoConfig, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
+from vllm_redrafter.checkpoints.fit import differences_from
 from vllm_redrafter.checkpoints.reading import load_config
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import TextRows
@@ -37,9 +38,9 @@ from vllm_redrafter.demo.decoding import (
 from vllm_redrafter.demo.report import print_answer, print_comparison
 from vllm_redrafter.demo.target import TargetSettings, fast_dtype, make_target
 from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.progress import progress_bar
 from vllm_redrafter.training.config import TrainingConfig
-from vllm_redrafter.training.run import TrainingRequest, train
-from vllm_redrafter.training.trainer import progress_bar
+from vllm_redrafter.training.run import TrainingJob, train
 
 TARGET = TargetSettings()
 MAX_PROMPT_TOKENS = 80
@@ -158,14 +159,12 @@ def workspace(
 
 def _check_sizes(target: Path, drafter: Path) -> None:
     found = load_config(str(drafter.expanduser()))
-    wanted = AutoConfig.from_pretrained(target).get_text_config()
-    for name in ("hidden_size", "vocab_size"):
-        if getattr(found, name) != getattr(wanted, name):
-            raise ConfigError(
-                f"--drafter {str(drafter)!r} has {name} {getattr(found, name)}, the target "
-                f"{str(target)!r} has {getattr(wanted, name)}: give the --target that it was "
-                "trained for, or leave --drafter out to train one"
-            )
+    for size in differences_from(found, AutoConfig.from_pretrained(target)):
+        raise ConfigError(
+            f"--drafter {str(drafter)!r} has {size.entry} {size.drafter}, the target "
+            f"{str(target)!r} has {size.target}: give the --target that it was trained for, or "
+            "leave --drafter out to train one"
+        )
 
 
 @contextmanager
@@ -244,10 +243,8 @@ def _make_drafter(space: Workspace, folder: Path, console: Console) -> None:
     settings = {"target": space.target_settings, "training": recipe}
     with _made_once(folder, settings, console) as needed:
         if needed:
-            request = TrainingRequest(
-                str(space.target), space.data, folder, DRAFTER_TRAINING, SPECULATION
-            )
-            train(request, console)
+            job = TrainingJob(str(space.target), space.data, folder, DRAFTER_TRAINING, SPECULATION)
+            train(job, console)
 
 
 def held_out_prompts(space: Workspace, num: int) -> list[list[int]]:

@@ -19,7 +19,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from torch import Tensor, nn
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from vllm_redrafter.training.trainer import progress_bar, warmup_cosine
+from vllm_redrafter.progress import progress_bar
+from vllm_redrafter.training.trainer import warmup_cosine
 
 BOS, EOS = "<s>", "</s>"
 

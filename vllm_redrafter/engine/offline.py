@@ -12,8 +12,8 @@ from vllm import LLM, RequestOutput, SamplingParams
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from vllm_redrafter.data.generation import GenerationSettings
-from vllm_redrafter.data.turns import TurnAnswer, TurnRequest
+from vllm_redrafter.data.settings import GenerationSettings
+from vllm_redrafter.data.turns import OpenTurn, TurnAnswer
 from vllm_redrafter.errors import ConfigError
 
 MAX_LOGPROBS = 20
@@ -154,7 +154,7 @@ class OfflineEngine:
     def max_model_len(self) -> int:
         return int(self._llm.llm_engine.model_config.max_model_len)
 
-    def answers(self, waiting: deque[TurnRequest]) -> Iterator[TurnAnswer]:
+    def answers(self, waiting: deque[OpenTurn]) -> Iterator[TurnAnswer]:
         """See `TargetEngine`.
 
         Raises:
@@ -164,8 +164,8 @@ class OfflineEngine:
         def next_request() -> EngineRequest | None:
             if not waiting:
                 return None
-            request = waiting.popleft()
-            return EngineRequest(str(request.conversation), request.prompt, self._params(request))
+            turn = waiting.popleft()
+            return EngineRequest(str(turn.conversation), turn.prompt, self._params(turn))
 
         try:
             outputs = run_requests(self._llm.llm_engine, next_request, self._settings.in_flight)
@@ -178,14 +178,14 @@ class OfflineEngine:
                 "command again to continue"
             ) from error
 
-    def _params(self, request: TurnRequest) -> SamplingParams:
+    def _params(self, turn: OpenTurn) -> SamplingParams:
         sampling = self._settings.sampling
         return SamplingParams(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k or 0,
-            max_tokens=request.max_tokens,
-            seed=request.seed,
+            max_tokens=turn.max_tokens,
+            seed=turn.seed,
             logprobs=self._settings.top_logprobs or None,
             flat_logprobs=True,
             detokenize=False,

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +16,7 @@ from vllm_redrafter.checkpoints.files import WEIGHTS_FILE
 from vllm_redrafter.checkpoints.writing import save_drafter
 from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.errors import ConfigError, TrainingError
+from vllm_redrafter.files import whole_folder
 
 OPTIMIZER_FILE = "optimizer.pt"
 PROGRESS_FILE = "progress.json"
@@ -60,10 +58,22 @@ class Checkpoints:
             TrainingError: it could not be written (a full disk, say).
         """
         path = self.folder / f"step-{progress.step:08d}"
-        with self._written_whole(path) as folder:
-            save_drafter(drafter, folder)
-            torch.save(optimizer.state_dict(), folder / OPTIMIZER_FILE)
-            (folder / PROGRESS_FILE).write_text(json.dumps(vars(progress), indent=2) + "\n")
+        for half in self.folder.glob(".step-*"):
+            shutil.rmtree(half, ignore_errors=True)  # of a run that was killed
+        try:
+            with whole_folder(path) as folder:
+                save_drafter(drafter, folder)
+                torch.save(optimizer.state_dict(), folder / OPTIMIZER_FILE)
+                (folder / PROGRESS_FILE).write_text(json.dumps(vars(progress), indent=2) + "\n")
+                shutil.rmtree(path, ignore_errors=True)
+        # torch.save turns a failed write into a RuntimeError, safetensors into its own.
+        except (OSError, RuntimeError, SafetensorError) as error:
+            whole = self.paths()
+            left = f"{whole[-1]} is the last whole one" if whole else "there is none before it"
+            raise TrainingError(
+                f"checkpoint {path} could not be written: {error}; {left}; make room and go on "
+                "with --resume"
+            ) from error
         for old in self.paths()[:-KEPT]:
             shutil.rmtree(old)
         return path
@@ -89,23 +99,3 @@ class Checkpoints:
         if not (paths := self.paths()):
             raise ConfigError(f"{self.folder}: no checkpoint to resume from; leave --resume out")
         return RunProgress(**json.loads((paths[-1] / PROGRESS_FILE).read_text()))
-
-    @contextmanager
-    def _written_whole(self, path: Path) -> Iterator[Path]:
-        """A folder that gets its name when all of it is written."""
-        partial = path.with_name(f".{path.name}.partial")
-        try:
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-            yield partial
-            shutil.rmtree(path, ignore_errors=True)
-            os.replace(partial, path)
-        # torch.save turns a failed write into a RuntimeError, safetensors into its own.
-        except (OSError, RuntimeError, SafetensorError) as error:
-            shutil.rmtree(partial, ignore_errors=True)
-            whole = self.paths()
-            left = f"{whole[-1]} is the last whole one" if whole else "there is none before it"
-            raise TrainingError(
-                f"checkpoint {path} could not be written: {error}; {left}; make room and go on "
-                "with --resume"
-            ) from error

@@ -1,12 +1,11 @@
-"""How to train a drafter: one validated dataclass."""
+"""What `train` and `evaluate` may be told; a new setting is a new field here, and nothing else."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import get_args
 
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.settings import check, require, setting
 from vllm_redrafter.training.choices import (
     Initialisation,
     LossKind,
@@ -15,113 +14,188 @@ from vllm_redrafter.training.choices import (
     TeacherKind,
 )
 
-_AT_LEAST_ONE = (
-    "epochs",
-    "batch_size",
-    "micro_batch_size",
-    "unroll_steps",
-    "evaluate_every",
-    "save_every",
-)
-
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """How to train.
-
-    Attributes:
-        epochs: passes over the data.
-        max_steps: optimizer steps, instead of whole epochs; None for those of `epochs`.
-        batch_size: blocks per optimizer step, over all processes.
-        micro_batch_size: blocks that one process reads at once.
-        block_length: tokens of a block, into which rows are packed; longer rows are cut.
-        unroll_steps: L of the loss, the drafted tokens that the drafter is trained for.
-        loss: `kl` against the target's distribution, `ce` against its text, or a `mix`.
-        kl_weight: of the target's distribution in a mix; the text has the rest.
-        step_decay: a row of step j counts step_decay^(j-1); 1 for all alike.
-        teacher: `target` computes its distribution again; `data` takes the top tokens that were
-            recorded when the text was generated (`generate-data --top-logprobs`).
-        learning_rate: the peak, reached after `warmup_steps`; a cosine then takes it to 0.
-        warmup_steps: at most the number of steps.
-        weight_decay: AdamW's, on matrices only.
-        max_grad_norm: gradients are clipped to this norm.
-        precision: of matrix products; the drafter's parameters are float32 in any case.
-        target_dtype: of the target's parameters; `auto` for its checkpoint's.
-        held_out: conversations that are not trained on, for tokens per target step.
-        evaluate_every: steps between estimates on them.
-        save_every: steps between checkpoints.
-        seed: of the initial weights, the order of the text and what is held out.
-        exit_dim: width of the draft head; None for the target's hidden size.
-        num_draft_layers: residual blocks in the draft head.
-        draft_vocab_size: rank only so many of the target's tokens, those that the data has most
-            often; None for all.
-        init: of the draft head's last layer: the target's own `lm_head`, where it fits, or
-            `random`.
+    """How to train; the order of the fields is that of `train --help`.
 
     Raises:
         ConfigError: a value is out of range; the message names it.
     """
 
-    epochs: int = 1
-    max_steps: int | None = None
-    batch_size: int = 16
-    micro_batch_size: int = 1
-    block_length: int = 2048
-    unroll_steps: int = 5
-    loss: LossKind = "kl"
-    kl_weight: float = 0.5
-    step_decay: float = 1.0
-    teacher: TeacherKind = "target"
-    learning_rate: float = 1e-3
-    warmup_steps: int = 100
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
-    precision: Precision = "no"
-    target_dtype: TargetDtype = "auto"
-    held_out: int = 64
-    evaluate_every: int = 200
-    save_every: int = 500
-    seed: int = 0
-    exit_dim: int | None = None
-    num_draft_layers: int = 1
-    draft_vocab_size: int | None = None
-    init: Initialisation = "lm_head"
+    epochs: int = setting(1, "Read the data this many times.", at_least=1)
+    max_steps: int | None = setting(
+        None,
+        "Stop after this many optimizer steps, however many epochs that makes.",
+        at_least=1,
+        default_text="as many as --epochs has",
+    )
+    batch_size: int = setting(
+        16, "Number of blocks in an optimizer step, over all processes.", at_least=1
+    )
+    micro_batch_size: int = setting(1, "Number of blocks that a process reads at once.", at_least=1)
+    block_length: int = setting(
+        2048,
+        "Number of tokens in a block. Conversations are packed into blocks; what is longer than a "
+        "block is cut.",
+    )
+    unroll_steps: int = setting(
+        5,
+        "Number of tokens that the drafter learns to draft ahead. Serve it with this beam length.",
+        at_least=1,
+    )
+    loss: LossKind = setting(
+        "kl",
+        "What the drafter learns: kl, the target's full distribution; ce, the tokens of the text "
+        "alone; mix, both.",
+    )
+    kl_weight: float = setting(
+        0.5, "With --loss mix: the share of kl. The rest is ce.", at_least=0, at_most=1
+    )
+    step_decay: float = setting(
+        1.0,
+        "Each drafted token counts this many times as much as the one before it. With 1 all count "
+        "the same.",
+        above=0,
+    )
+    teacher: TeacherKind = setting(
+        "target",
+        "Where the target's distribution comes from: target computes it again; data takes the top "
+        "tokens that generate-data --top-logprobs recorded.",
+    )
+    learning_rate: float = setting(
+        1e-3,
+        "The highest learning rate. A cosine brings it down to 0 after the warm-up.",
+        above=0,
+    )
+    warmup_steps: int = setting(
+        100, "Number of steps in which the learning rate rises to its highest value.", at_least=0
+    )
+    weight_decay: float = setting(
+        0.0, "Weight decay of AdamW. It acts on matrices, not on biases.", at_least=0
+    )
+    max_grad_norm: float = setting(
+        1.0, "A gradient whose norm is larger than this is scaled down to it.", above=0
+    )
+    precision: Precision = setting(
+        "no",
+        "Precision of matrix products: bf16, or no for that of the parameters. The drafter's "
+        "parameters are float32 in any case.",
+    )
+    target_dtype: TargetDtype = setting(
+        "auto", "Dtype of the target's parameters; auto takes that of its checkpoint."
+    )
+    held_out: int = setting(
+        64,
+        "Number of conversations that are not trained on. Tokens per target step are estimated "
+        "on them.",
+        at_least=0,
+    )
+    evaluate_every: int = setting(
+        200, "Number of steps from one estimate of tokens per target step to the next.", at_least=1
+    )
+    save_every: int = setting(500, "Number of steps from one checkpoint to the next.", at_least=1)
+    seed: int = setting(
+        0,
+        "Seed of the initial weights, of the order of the text, and of the choice of what is held "
+        "out.",
+        at_least=0,
+    )
+    exit_dim: int | None = setting(
+        None,
+        "Width of the draft head.",
+        at_least=1,
+        default_text="the target's hidden size",
+    )
+    num_draft_layers: int = setting(1, "Number of residual blocks in the draft head.", at_least=0)
+    draft_vocab_size: int | None = setting(
+        None,
+        "Rank only this many of the target's tokens, those that the data has most often. The head "
+        "gets smaller and faster.",
+        at_least=1,
+        default_text="all",
+    )
+    init: Initialisation = setting(
+        "lm_head",
+        "How the head's last layer begins: lm_head copies the target's where the shapes agree; "
+        "random does not.",
+    )
 
     def __post_init__(self) -> None:
-        for name in _AT_LEAST_ONE:
-            self._require(name, getattr(self, name) >= 1, "at least 1")
-        for name in ("max_steps", "exit_dim", "draft_vocab_size"):
-            value = getattr(self, name)
-            self._require(name, value is None or value >= 1, "at least 1")
-        for name in ("warmup_steps", "held_out", "seed", "num_draft_layers", "weight_decay"):
-            self._require(name, getattr(self, name) >= 0, "at least 0")
-        for name in ("learning_rate", "max_grad_norm", "step_decay"):
-            value = getattr(self, name)
-            self._require(name, value > 0 and math.isfinite(value), "a positive number")
-        self._require("kl_weight", 0 <= self.kl_weight <= 1, "between 0 and 1")
-        shortest = self.unroll_steps + 2
-        self._require("block_length", self.block_length >= shortest, f"at least {shortest}")
-        kinds = {
-            "loss": LossKind,
-            "teacher": TeacherKind,
-            "precision": Precision,
-            "target_dtype": TargetDtype,
-            "init": Initialisation,
-        }
-        for name, kind in kinds.items():
-            options = get_args(kind)
-            self._require(name, getattr(self, name) in options, f"one of {', '.join(options)}")
-        self._require(
+        check(self, "training:")
+        self._require_that(
+            "block_length",
+            self.block_length >= self.unroll_steps + 2,
+            f"at least {self.unroll_steps + 2}",
+        )
+        self._require_that(
             "teacher",
             not (self.teacher == "data" and self.loss == "ce"),
             "left out with --loss ce, which learns from the text alone",
         )
-        self._require(
+        self._require_that(
             "batch_size",
             self.batch_size % self.micro_batch_size == 0,
             f"a multiple of micro_batch_size ({self.micro_batch_size})",
         )
 
-    def _require(self, name: str, fits: bool, limit: str) -> None:
-        if not fits:
-            raise ConfigError(f"training: {name} must be {limit}, got {getattr(self, name)!r}")
+    def _require_that(self, name: str, fits: bool, limit: str) -> None:
+        require(self, "training:", name, fits, limit)
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """What an evaluation reads; the order of the fields is that of `evaluate --help`.
+
+    Raises:
+        ConfigError: a value is out of range; the message names it.
+    """
+
+    held_out: int | None = setting(
+        None,
+        "Evaluate only this many conversations. With the --held-out and --seed of train they are "
+        "those that the drafter was not trained on.",
+        default_text="all",
+    )
+    seed: int = setting(0, "Seed of the choice that --held-out makes.")
+    max_length: int = setting(2048, "Conversations are cut to this many tokens.")
+    target_dtype: TargetDtype = setting(
+        "auto", "Dtype of the target's parameters; auto takes that of its checkpoint."
+    )
+
+    def __post_init__(self) -> None:
+        check(self, "evaluation:")
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """What a step costs, in units of a plain decoding step, the target's own pass being 1.
+
+    Attributes:
+        draft: one level of beam search; a draft has beam_length of them, or K if that is less.
+        verify: one verified node more.
+
+    Raises:
+        ConfigError: a cost below 0.
+    """
+
+    draft: float = setting(
+        0.02,
+        "What a level of beam search costs, as a share of a plain decoding step.",
+        at_least=0,
+        option="draft-cost",
+    )
+    verify: float = setting(
+        0.005,
+        "What a verified node costs, as a share of a plain decoding step.",
+        at_least=0,
+        option="verify-cost",
+    )
+
+    def __post_init__(self) -> None:
+        check(self, "evaluation: the cost of")
+
+    def of(self, shape: ReDrafterConfig) -> float:
+        """A step of this shape."""
+        nodes = shape.num_speculative_tokens
+        return 1 + self.draft * min(shape.beam_length, nodes) + self.verify * nodes

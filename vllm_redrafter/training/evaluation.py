@@ -4,54 +4,29 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 from torch import Tensor
 
+from vllm_redrafter.checkpoints.fit import differences_from
 from vllm_redrafter.checkpoints.reading import load_drafter
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import DatasetRows, TextRows
 from vllm_redrafter.data.source import held_out_conversations, read_checked
 from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.errors import ConfigError
-from vllm_redrafter.training.choices import TargetDtype
+from vllm_redrafter.progress import progress_bar
+from vllm_redrafter.training.config import EvaluationConfig, StepCosts
 from vllm_redrafter.training.estimate import Acceptance, batches, replay, top_accuracy
 from vllm_redrafter.training.target import load_target, read_target
 
 RANKS = (1, 2, 4, 8)
 """k of the top-k accuracies."""
-
-
-@dataclass(frozen=True)
-class StepCosts:
-    """What a step costs, in units of a plain decoding step, the target's own pass being 1.
-
-    Attributes:
-        draft: one level of beam search; a draft has beam_length of them, or K if that is less.
-        verify: one verified node more.
-
-    Raises:
-        ConfigError: a cost below 0.
-    """
-
-    draft: float = 0.02
-    verify: float = 0.005
-
-    def __post_init__(self) -> None:
-        for name, cost in asdict(self).items():
-            if not cost >= 0:
-                raise ConfigError(f"evaluation: the cost of {name} must be at least 0, got {cost}")
-
-    def of(self, shape: ReDrafterConfig) -> float:
-        """A step of this shape."""
-        nodes = shape.num_speculative_tokens
-        return 1 + self.draft * min(shape.beam_length, nodes) + self.verify * nodes
 
 
 @dataclass(frozen=True)
@@ -154,8 +129,9 @@ def evaluate_shapes(
     """
     totals = [Acceptance(0, 0)] * len(grid)
     embed = target.get_input_embeddings()
-    with Progress(console=console) as progress:
-        task = progress.add_task("replaying", total=len(grid) * -(-len(rows) // batch_size))
+    with progress_bar(console) as progress:
+        num_replays = len(grid) * -(-len(rows) // batch_size)
+        task = progress.add_task("replaying", total=num_replays, status="")
         for batch in batches(rows, batch_size, embed.weight.device):
             outputs = read_target(target, batch)
             for index, shape in enumerate(grid):
@@ -169,20 +145,17 @@ def evaluate_shapes(
 
 
 @dataclass(frozen=True)
-class EvaluationRequest:
+class EvaluationJob:
     """What to evaluate, and on what.
 
     Attributes:
         target: folder or hub id.
         drafter: checkpoint folder or hub id.
         data: folder that generate-data wrote, other than the training's; or the training's, with
-            `held_out` and `seed` as they were given to `train`.
+            the config's `held_out` and `seed` as they were given to `train`.
         grid: the shapes.
         costs: for the recommendation.
-        held_out: evaluate only these conversations of the data; None for all.
-        seed: which they are.
-        max_length: rows are cut behind so many tokens.
-        target_dtype: of the target's parameters.
+        config: what of the data is read, and how.
         other_target: the data may come from another target with the same tokenizer.
         device: where to compute; None for a GPU, if there is one.
     """
@@ -192,42 +165,38 @@ class EvaluationRequest:
     data: Path
     grid: list[ReDrafterConfig]
     costs: StepCosts
-    held_out: int | None = None
-    seed: int = 0
-    max_length: int = 2048
-    target_dtype: TargetDtype = "auto"
+    config: EvaluationConfig = field(default_factory=EvaluationConfig)
     other_target: bool = False
     device: str | None = None
 
 
-def evaluate(request: EvaluationRequest, console: Console | None = None) -> Evaluation:
+def evaluate(job: EvaluationJob, console: Console | None = None) -> Evaluation:
     """Evaluate a drafter.
 
     Raises:
         ConfigError: input that cannot work.
     """
-    device = request.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    info, dataset = read_checked(request.data, request.target, not request.other_target)
+    config = job.config
+    device = job.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    info, dataset = read_checked(job.data, job.target, not job.other_target)
     indices = list(range(len(dataset)))
-    if request.held_out is not None:
-        away = held_out_conversations(dataset, request.held_out, request.seed)
+    if config.held_out is not None:
+        away = held_out_conversations(dataset, config.held_out, config.seed)
         indices = away.nonzero().flatten().tolist()
-    rows = DatasetRows(dataset, indices, request.max_length)
-    target = load_target(request.target, request.target_dtype, device)
-    drafter = load_drafter(request.drafter, target.dtype).to(device)
-    sizes = target.config.get_text_config()
-    for name in ("hidden_size", "vocab_size"):
-        if getattr(drafter.config, name) != getattr(sizes, name):
-            raise ConfigError(
-                f"drafter {request.drafter!r} has {name} {getattr(drafter.config, name)}, target "
-                f"{request.target!r} {getattr(sizes, name)}: give the target it was trained for"
-            )
+    rows = DatasetRows(dataset, indices, config.max_length)
+    target = load_target(job.target, config.target_dtype, device)
+    drafter = load_drafter(job.drafter, target.dtype).to(device)
+    for size in differences_from(drafter.config, target.config):
+        raise ConfigError(
+            f"drafter {job.drafter!r} has {size.entry} {size.drafter}, target {job.target!r} "
+            f"{size.target}: give the target it was trained for"
+        )
     if console:
         console.print(
             f"{len(rows)} rows, {rows.lengths.sum():,} tokens, written at temperature "
             f"{info.sampling.temperature:g}, top-p {info.sampling.top_p:g}"
         )
-    return evaluate_shapes(drafter, target, rows, request.grid, request.costs, console)
+    return evaluate_shapes(drafter, target, rows, job.grid, job.costs, console)
 
 
 def print_evaluation(console: Console, evaluation: Evaluation) -> None:

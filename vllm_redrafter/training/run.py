@@ -11,6 +11,7 @@ from accelerate import Accelerator
 from rich.console import Console
 from safetensors import SafetensorError
 
+from vllm_redrafter.checkpoints.files import CARD_FILE
 from vllm_redrafter.checkpoints.writing import save_drafter
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.source import TrainingData, read_checked, split
@@ -23,13 +24,12 @@ from vllm_redrafter.training.model_card import model_card
 from vllm_redrafter.training.target import load_target
 from vllm_redrafter.training.trainer import Trainer, TrainingResult, make_accelerator
 
-CARD_FILE = "README.md"
 BYTES_PER_PARAMETER = 16
 """float32 weight, gradient and AdamW's two moments."""
 
 
 @dataclass(frozen=True)
-class TrainingRequest:
+class TrainingJob:
     """What to train, and from what.
 
     Attributes:
@@ -50,7 +50,7 @@ class TrainingRequest:
 
 
 def train(
-    request: TrainingRequest,
+    job: TrainingJob,
     console: Console | None = None,
     resume: bool = False,
     dry_run: bool = False,
@@ -58,7 +58,7 @@ def train(
     """Train a drafter and write its folder.
 
     Args:
-        request: what to train.
+        job: what to train.
         console: where to print.
         resume: go on from the newest checkpoint in the output folder.
         dry_run: say what would be done, take one step, write nothing.
@@ -71,28 +71,28 @@ def train(
         TrainingError: training stopped.
     """
     console = console or Console()
-    config, output = request.config, request.output.expanduser()
+    config, output = job.config, job.output.expanduser()
     if not (resume or dry_run) and Checkpoints(output).paths():
         raise ConfigError(
             f"{output} has checkpoints of an earlier run: --resume goes on with it; to start "
             "afresh give another --output, or delete it"
         )
-    info, dataset = read_checked(request.data, request.target, not request.other_target)
+    info, dataset = read_checked(job.data, job.target, not job.other_target)
     data = split(info, dataset, config.held_out, config.seed, config.block_length)
     accelerator = make_accelerator(config, None if dry_run else output)
     if not accelerator.is_main_process:
         console.quiet = True
-    target = load_target(request.target, config.target_dtype, accelerator.device)
+    target = load_target(job.target, config.target_dtype, accelerator.device)
     _check_vocabulary(target, data)
     drafter = _drafter(target, data, config, console)
-    record = _record(request, data)
+    record = _record(job, data)
     trainer = Trainer(
         drafter,
         target,
         data.rows,
         data.held_out,
         config,
-        request.speculation,
+        job.speculation,
         accelerator,
         None if dry_run else output,
         record,
@@ -104,14 +104,14 @@ def train(
         return None
     result = trainer.run(resume)
     if accelerator.is_main_process:
-        save_result(request, drafter, target, record, result)
+        save_result(job, drafter, target, record, result)
         console.print(_summary(result, output))
     accelerator.end_training()
     return result
 
 
 def save_result(
-    request: TrainingRequest,
+    job: TrainingJob,
     drafter: Drafter,
     target: Any,
     record: dict[str, Any],
@@ -132,10 +132,10 @@ def save_result(
             else None,
         },
     }
-    output = request.output.expanduser()
+    output = job.output.expanduser()
     try:
-        save_drafter(drafter.to(target.dtype), output, verifier=request.target, training=training)
-        (output / CARD_FILE).write_text(model_card(drafter.config, request.target, training))
+        save_drafter(drafter.to(target.dtype), output, verifier=job.target, training=training)
+        (output / CARD_FILE).write_text(model_card(drafter.config, job.target, training))
     except (OSError, SafetensorError) as error:
         raise TrainingError(
             f"the drafter could not be written to {output}: {error}; its weights are in "
@@ -163,17 +163,17 @@ def _drafter(target: Any, data: TrainingData, config: TrainingConfig, console: C
     return new_drafter(target, config, kept)
 
 
-def _record(request: TrainingRequest, data: TrainingData) -> dict[str, Any]:
+def _record(job: TrainingJob, data: TrainingData) -> dict[str, Any]:
     """What decides the weights; kept in every checkpoint and in the drafter's config.json."""
     settings = {
         key: value
-        for key, value in asdict(request.config).items()
+        for key, value in asdict(job.config).items()
         if value is not None and key not in ("evaluate_every", "save_every")
     }
     info = data.info
     return {
         "settings": settings,
-        "speculation": asdict(request.speculation),
+        "speculation": asdict(job.speculation),
         "data": {
             "target": info.target,
             "target_fingerprint": info.target_fingerprint,

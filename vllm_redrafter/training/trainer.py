@@ -19,13 +19,13 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import Tensor
 
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import TextRows
 from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.errors import ConfigError, TrainingError
+from vllm_redrafter.progress import progress_bar
 from vllm_redrafter.training.batches import BatchPlan, TextBatch
 from vllm_redrafter.training.checkpointing import Checkpoints, RunProgress
 from vllm_redrafter.training.config import TrainingConfig
@@ -308,16 +308,3 @@ def warmup_cosine(step: int, warmup_steps: int, num_steps: int) -> float:
         return (step + 1) / warmup_steps
     done = (step - warmup_steps) / max(num_steps - warmup_steps, 1)
     return 0.5 * (1.0 + math.cos(math.pi * min(done, 1.0)))
-
-
-def progress_bar(console: Console | None = None, disable: bool = False) -> Progress:
-    """A progress bar whose tasks have a `status` field."""
-    return Progress(
-        TextColumn("{task.description:<32}"),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total}"),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[status]}"),
-        console=console,
-        disable=disable,
-    )

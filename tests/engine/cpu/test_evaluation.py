@@ -17,9 +17,9 @@ from redrafter_testing.models.training_data import PROMPT_LENGTH, write_data
 from redrafter_testing.requests.answers import single_tokens_of
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.dataset import Row
-from vllm_redrafter.training.config import TrainingConfig
-from vllm_redrafter.training.evaluation import EvaluationRequest, StepCosts, evaluate
-from vllm_redrafter.training.run import TrainingRequest, train
+from vllm_redrafter.training.config import StepCosts, TrainingConfig
+from vllm_redrafter.training.evaluation import EvaluationJob, evaluate
+from vllm_redrafter.training.run import TrainingJob, train
 
 pytestmark = pytest.mark.engine
 
@@ -57,7 +57,7 @@ def trained(
         evaluate_every=1000,
         draft_vocab_size=request.param,
     )
-    asked = TrainingRequest(str(target), written[0], output, config, SHAPE)
+    asked = TrainingJob(str(target), written[0], output, config, SHAPE)
     train(asked, Console(file=io.StringIO()))
     torch.set_num_threads(threads)
     yield output
@@ -70,7 +70,7 @@ def test_vllm_reports_the_tokens_per_step_that_evaluate_finds(
     from vllm import SamplingParams
 
     folder, rows = written
-    request = EvaluationRequest(str(target), str(trained), folder, [SHAPE], StepCosts())
+    request = EvaluationJob(str(target), str(trained), folder, [SHAPE], StepCosts())
     [found] = evaluate(request).results
     assert 1.5 < found.acceptance.tokens_per_step < 5
 

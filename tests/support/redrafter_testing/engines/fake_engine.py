@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from vllm_redrafter.data.generation import GenerationSettings
-from vllm_redrafter.data.turns import TurnAnswer, TurnRequest
+from vllm_redrafter.data.settings import GenerationSettings
+from vllm_redrafter.data.turns import OpenTurn, TurnAnswer
 
 WORDS = ["value", "name", "list", "7", "49", "value 3"]
 
@@ -53,12 +53,12 @@ class FakeEngine:
         self.order = random.Random(order)
         self.left = answers_until_killed
         self.death = death
-        self.asked: list[tuple[TurnRequest, TurnAnswer]] = []
+        self.asked: list[tuple[OpenTurn, TurnAnswer]] = []
         self.most_in_flight = 0
         self.closed = False
 
-    def answers(self, waiting: deque[TurnRequest]) -> Iterator[TurnAnswer]:
-        running: list[TurnRequest] = []
+    def answers(self, waiting: deque[OpenTurn]) -> Iterator[TurnAnswer]:
+        running: list[OpenTurn] = []
         while waiting or running:
             while waiting:
                 running.append(waiting.popleft())
@@ -70,7 +70,7 @@ class FakeEngine:
             self.asked.append((request, answer))
             yield answer
 
-    def answer(self, request: TurnRequest) -> TurnAnswer:
+    def answer(self, request: OpenTurn) -> TurnAnswer:
         assert len(request.prompt) + request.max_tokens <= self.max_model_len
         rng = random.Random(f"{request.prompt} {request.seed}")
         text = " ".join(rng.choices(WORDS, k=rng.randrange(1, 6)))

@@ -7,8 +7,9 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from vllm_redrafter.data.dataset import DatasetInfo, Row, SamplingSettings, write_shard
+from vllm_redrafter.data.dataset import DatasetInfo, Row, write_shard
 from vllm_redrafter.data.fingerprint import target_fingerprint, tokenizer_fingerprint
+from vllm_redrafter.data.settings import SamplingSettings
 
 PROMPT_LENGTH = 6
 

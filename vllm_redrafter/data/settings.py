@@ -1,0 +1,87 @@
+"""What `generate-data` may be told; a new setting is a new field here, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from vllm_redrafter.settings import check, setting
+
+
+@dataclass(frozen=True)
+class SamplingSettings:
+    """How the target's tokens are drawn; a part of what makes the data what it is.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    temperature: float = setting(
+        1.0, "Temperature of the target's distribution; 0 is greedy.", at_least=0
+    )
+    top_p: float = setting(
+        1.0,
+        "Draw among the most probable tokens that have this probability together.",
+        above=0,
+        at_most=1,
+    )
+    top_k: int | None = setting(
+        None, "Draw among this many most probable tokens.", at_least=1, default_text="all"
+    )
+    max_tokens: int = setting(1024, "The most tokens of one answer.", at_least=1)
+    seed: int = setting(
+        0, "Seed of the data: the seed of every answer is derived from it.", at_least=0
+    )
+    max_model_len: int | None = setting(
+        None,
+        "The most tokens of a conversation. A longer one is truncated; it is skipped if its first "
+        "prompt is longer already.",
+        at_least=2,
+        default_text="what the target allows",
+    )
+    dtype: str = setting("auto", "Dtype of the target's weights, as vLLM's --dtype takes it.")
+
+    def __post_init__(self) -> None:
+        check(self, "sampling:")
+
+
+@dataclass(frozen=True)
+class GenerationSettings:
+    """How to generate.
+
+    Attributes:
+        sampling: how tokens are drawn.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    sampling: SamplingSettings = field(default_factory=SamplingSettings)
+    system_prompt: str | None = setting(
+        None, "System message for conversations that have none of their own."
+    )
+    top_logprobs: int = setting(
+        0,
+        "Record this many of the target's most probable tokens with every token that it writes. "
+        "Training then needs no second pass of the target (train --teacher data).",
+        at_least=0,
+    )
+    drafter: str | None = setting(
+        None, "A ReDrafter checkpoint to generate with. The data is the same, but sooner there."
+    )
+    spec_tokens: int = setting(
+        12, "With --drafter: tree nodes verified per request and step.", at_least=1
+    )
+    in_flight: int = setting(
+        256, "Number of conversations that the engine works on at once.", at_least=1
+    )
+    shard_size: int = setting(
+        256,
+        "Number of conversations in a shard. A run that is stopped loses about as many.",
+        at_least=1,
+    )
+    enforce_eager: bool = setting(
+        False, "Run vLLM without compilation and without CUDA graphs, as its --enforce-eager."
+    )
+
+    def __post_init__(self) -> None:
+        check(self, "generation:")
