@@ -23,6 +23,7 @@ KERNELS = Path(vllm_redrafter.triton_kernels.__file__).parent
 FLOORS = (
     ("__main__",),
     ("cli",),
+    ("cli_options",),
     ("demo", "plugin"),
     ("engine.selection",),
     ("engine.cpu", "engine.v2"),
@@ -34,8 +35,8 @@ FLOORS = (
     ("beam_search",),
     ("checkpoints", "sharding", "triton_kernels"),
     ("drafter",),
-    ("config",),
-    ("errors", "names", "substitution"),
+    ("config", "settings"),
+    ("errors", "files", "names", "progress", "substitution"),
 )
 """From the top floor down. A room imports from the floors below its own, never from its own floor
 or above. A module belongs to the room that its name begins with, to the longest if several fit.
