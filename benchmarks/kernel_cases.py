@@ -10,14 +10,11 @@ import torch
 from torch import Tensor
 
 from vllm_redrafter.triton_kernels.accept_path import accept_path
-from vllm_redrafter.triton_kernels.build_tree import (
-    TreeBuffers,
-    build_tree,
-    build_tree_from_beams,
-)
+from vllm_redrafter.triton_kernels.build_tree import TreeBuffers, build_tree
 from vllm_redrafter.triton_kernels.compact_kv import CacheTable, compact_kv
 from vllm_redrafter.triton_kernels.stage_trees import StagedTrees, stage_trees
 from vllm_redrafter.triton_kernels.tree_attention import tree_attention
+from vllm_redrafter.triton_kernels.tree_from_beams import build_tree_from_beams
 
 CONTEXT = 4096
 DTYPES = {

@@ -6,14 +6,14 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import naive
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from naive import Prefix
 from torch import Tensor
 
+from redrafter_testing.algorithm import naive
+from redrafter_testing.algorithm.naive import Prefix
 from vllm_redrafter.acceptance import AcceptedPath, accept_path
 from vllm_redrafter.token_tree import TokenTree
 

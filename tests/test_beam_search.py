@@ -4,12 +4,12 @@ import itertools
 import json
 from pathlib import Path
 
-import naive
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from redrafter_testing.algorithm import naive
 from vllm_redrafter.beam_search import ExploredNodes, beam_search, log_softmax_of_top
 from vllm_redrafter.checkpoints.reading import load_drafter
 from vllm_redrafter.config import DrafterConfig

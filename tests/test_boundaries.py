@@ -1,43 +1,157 @@
-"""Which modules may import what: the algorithm is read, tested and trained without vLLM."""
+"""The order of the house: which modules may import which, and who may import vLLM.
+
+Imports are read from the sources, wherever they stand in a module: inside a function and under
+TYPE_CHECKING as well.
+"""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 import vllm_redrafter
+import vllm_redrafter.triton_kernels
 
+NAME = "vllm_redrafter"
 PACKAGE = Path(vllm_redrafter.__file__).parent
+KERNELS = Path(vllm_redrafter.triton_kernels.__file__).parent
+
+FLOORS = (
+    ("__main__",),
+    ("cli",),
+    ("demo", "plugin"),
+    ("engine.selection",),
+    ("engine.cpu", "engine.v2"),
+    ("engine", "training"),
+    ("data",),
+    ("acceptance",),
+    ("token_tree",),
+    ("policy",),
+    ("beam_search",),
+    ("checkpoints", "sharding", "triton_kernels"),
+    ("drafter",),
+    ("config",),
+    ("errors", "names", "substitution"),
+)
+"""From the top floor down. A room imports from the floors below its own, never from its own floor
+or above. A module belongs to the room that its name begins with, to the longest if several fit.
+"""
+
+
+def sources() -> dict[str, str]:
+    """By name within the package, such as `engine.cpu.runner`: what a module consists of."""
+    found = {}
+    for folder, prefix in ((PACKAGE, ()), (KERNELS, ("triton_kernels",))):
+        for path in folder.rglob("*.py"):
+            parts = (*prefix, *path.relative_to(folder).with_suffix("").parts)
+            found[".".join(parts).removesuffix(".__init__")] = path.read_text()
+    del found["__init__"]  # the public names, which come from everywhere
+    return found
 
 
 def imported(source: str) -> Iterator[str]:
-    """Top-level names of absolute imports, wherever they stand in the module."""
+    """Names of absolute imports: of modules, and of what may be one (`from a import b`: a.b)."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            yield from (alias.name.split(".")[0] for alias in node.names)
+            yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            yield node.module.split(".")[0]
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def arrows(modules: Mapping[str, str]) -> dict[str, set[str]]:
+    """From each module to those of the package that it imports."""
+    found: dict[str, set[str]] = {}
+    for module, source in modules.items():
+        names = [n.removeprefix(f"{NAME}.") for n in imported(source) if n.startswith(f"{NAME}.")]
+        # What is no module is a name of one.
+        found[module] = {n if n in modules else n.rpartition(".")[0] for n in names} - {"", module}
+    return found
+
+
+def room(module: str) -> str:
+    """Where a module belongs."""
+    rooms = [r for floor in FLOORS for r in floor if f"{module}.".startswith(f"{r}.")]
+    assert rooms, f"{module} is in no room: give it one in FLOORS"
+    return max(rooms, key=len)
+
+
+def floor(room: str) -> int:
+    """Of a room, counted from the top."""
+    return next(i for i, rooms in enumerate(FLOORS) if room in rooms)
+
+
+def running_up(modules: Mapping[str, str]) -> list[str]:
+    """Imports that do not run down."""
+    return [
+        f"{module} imports {other}"
+        for module, others in arrows(modules).items()
+        for other in sorted(others)
+        if room(module) != room(other) and floor(room(module)) >= floor(room(other))
+    ]
+
+
+def circle(modules: Mapping[str, str]) -> list[str]:
+    """Modules that import each other in turn; none where there is no such circle."""
+    try:
+        TopologicalSorter(arrows(modules)).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
 
 
 def may_import_vllm(module: str) -> bool:
-    return module == "plugin.py" or module.startswith("engine/")
+    return module == "plugin" or module.startswith("engine.")
 
 
-MODULES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
+MODULES = sources()
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if not may_import_vllm(name)])
+@pytest.mark.parametrize("module", [name for name in sorted(MODULES) if not may_import_vllm(name)])
 def test_vllm_is_imported_in_the_engines_and_the_plugin_alone(module: str) -> None:
-    assert "vllm" not in set(imported((PACKAGE / module).read_text()))
+    assert "vllm" not in {name.split(".")[0] for name in imported(MODULES[module])}
+
+
+def test_imports_run_down_only() -> None:
+    assert running_up(MODULES) == []
+
+
+def test_no_modules_import_each_other() -> None:
+    assert circle(MODULES) == []
+
+
+def test_every_room_has_a_module() -> None:
+    assert {room(module) for module in MODULES} == {room for floor in FLOORS for room in floor}
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "found"),
+    [
+        ("drafter", "from vllm_redrafter.beam_search import beam_search", "beam_search"),
+        ("engine.embedding", "from vllm_redrafter.plugin import register", "plugin"),
+        ("engine.cpu.worker", "from vllm_redrafter.engine.v2 import runner", "engine.v2.runner"),
+        ("training.run", "def f():\n    import vllm_redrafter.engine.offline", "engine.offline"),
+    ],
+    ids=["up", "into the plugin", "between engines", "inside a function"],
+)
+def test_a_planted_import_that_runs_up_is_found(module: str, line: str, found: str) -> None:
+    planted = MODULES | {module: f"{MODULES[module]}\n\n{line}\n"}
+    assert running_up(planted) == [f"{module} imports {found}"]
+
+
+def test_a_planted_circle_is_found() -> None:
+    line = "from vllm_redrafter.engine.v2 import scorer"
+    planted = MODULES | {"engine.v2.verification": line}
+    assert set(circle(planted)) == {"engine.v2.scorer", "engine.v2.verification"}
 
 
 def test_an_import_anywhere_in_a_module_is_found() -> None:
-    assert "engine/offline.py" in MODULES
-    assert "vllm" in set(imported((PACKAGE / "engine/offline.py").read_text()))
+    assert "engine.offline" in MODULES
+    assert "vllm.LLM" in set(imported(MODULES["engine.offline"]))
     assert list(imported("def f():\n    from vllm.config import X\n    import a.b")) == [
-        "vllm",
-        "a",
+        "vllm.config.X",
+        "a.b",
     ]

@@ -2,11 +2,11 @@
 
 import itertools
 
-import naive
 import pytest
 import torch
 from torch import Tensor
 
+from redrafter_testing.algorithm import naive
 from vllm_redrafter.config import DrafterConfig
 from vllm_redrafter.drafter import Drafter
 

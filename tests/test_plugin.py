@@ -11,12 +11,12 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tiny_models import add_tokenizer, make_drafter, make_target
 from vllm import SamplingParams
 from vllm.engine.arg_utils import EngineArgs
 from vllm.exceptions import VLLMValidationError
 
-from vllm_redrafter import ConfigError, plugin
+from redrafter_testing.models.tiny_models import add_tokenizer, make_drafter, make_target
+from vllm_redrafter import ConfigError, names, plugin
 
 plugin.register()
 
@@ -56,11 +56,11 @@ def test_a_checkpoint_is_recognised_from_the_dict_and_from_the_flags(
     from_dict = speculate(target, drafter, k=12, beam_width=3, beam_length=4, tree="beams")
     from_flags = configure(target, spec_model=str(drafter), spec_tokens=12)
     for config in (from_dict, from_flags):
-        assert config.parallel_config.worker_cls == plugin.CPU_WORKER
+        assert config.parallel_config.worker_cls == names.CPU_WORKER
         assert config.speculative_config.num_speculative_tokens == 12
-        assert config.additional_config[plugin.METHOD]["model"] == str(drafter)
-    assert from_dict.additional_config[plugin.METHOD]["tree"] == "beams"
-    assert from_flags.additional_config[plugin.METHOD]["beam_width"] == 4
+        assert config.additional_config[names.METHOD]["model"] == str(drafter)
+    assert from_dict.additional_config[names.METHOD]["tree"] == "beams"
+    assert from_flags.additional_config[names.METHOD]["beam_width"] == 4
 
 
 def test_the_same_arguments_can_make_an_engine_twice(target: Path, drafter: Path) -> None:
@@ -69,7 +69,7 @@ def test_the_same_arguments_can_make_an_engine_twice(target: Path, drafter: Path
     )
     for _ in range(2):
         config = arguments.create_engine_config()
-        assert config.parallel_config.worker_cls == plugin.CPU_WORKER
+        assert config.parallel_config.worker_cls == names.CPU_WORKER
     assert (arguments.spec_model, arguments.worker_cls) == (str(drafter), "auto")
 
 
@@ -113,7 +113,7 @@ def test_plain_runs_and_other_methods_are_untouched(target: Path) -> None:
     )
     for config in (plain, ngram):
         assert "redrafter" not in config.parallel_config.worker_cls
-        assert plugin.METHOD not in config.additional_config
+        assert names.METHOD not in config.additional_config
     with pytest.raises(VLLMValidationError, match=r"min_p and logit_bias"):
         SamplingParams(min_p=0.1)._validate_spec_decode(ngram.speculative_config)
 

@@ -3,14 +3,14 @@
 import math
 from typing import Any
 
-import naive
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from naive import Prefix
 from torch import Tensor
 
+from redrafter_testing.algorithm import naive
+from redrafter_testing.algorithm.naive import Prefix
 from vllm_redrafter.beam_search import ExploredNodes, beam_search
 from vllm_redrafter.config import DrafterConfig
 from vllm_redrafter.drafter import Drafter

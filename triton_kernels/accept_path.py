@@ -27,17 +27,17 @@ from vllm_redrafter.triton_kernels.checks import (
 
 @triton.jit
 def _accept_path(
-    tokens,
-    parents,
-    depths,
-    ancestors,
-    num_nodes,
-    sampled,
-    row_start,
-    output_tokens,
-    num_sampled,
-    path,
-    last_row,
+    tokens,  # [R, T] int32
+    parents,  # [R, T] int32
+    depths,  # [R, T] int32
+    ancestors,  # [R, T, WORDS] int32 bit sets
+    num_nodes,  # [R] int32
+    sampled,  # [rows] int32 or int64
+    row_start,  # [R] int32
+    output_tokens,  # [R, OUTPUT_SLOTS] int32, written
+    num_sampled,  # [R] int32, written
+    path,  # [R, PATH_SLOTS] int32, written
+    last_row,  # [R] int32, written
     stride_tree,
     stride_ancestors_request,
     stride_ancestors_node,

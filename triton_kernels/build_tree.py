@@ -8,9 +8,6 @@ candidates before it in the order "more probable first, ties by level, then by b
 
 Ranks 0 .. K-1 become nodes 1 .. K. A parent is never less probable than its child and stands on an
 earlier level, so this order is topological and every prefix of it is a tree.
-
-The prefix dedup of the paper (arXiv 2403.09919, section 3.3) over finished beams is the same
-selection, after each beam's node has been handed to the first beam that shares its prefix.
 """
 
 from __future__ import annotations
@@ -31,7 +28,14 @@ MAX_CANDIDATES = 2048
 
 
 @triton.jit
-def _rank(scores, index, scores_ptr, NUM: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr):
+def _rank(
+    scores,  # [BLOCK] fp32 values
+    index,  # [BLOCK] int32 values
+    scores_ptr,  # [NUM] fp32, all candidates of the request
+    NUM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
     """How many of the request's candidates stand before (scores, index), both [BLOCK]."""
     rank = tl.zeros([BLOCK], dtype=tl.int32)
     for start in range(0, NUM, CHUNK):
@@ -47,15 +51,15 @@ def _rank(scores, index, scores_ptr, NUM: tl.constexpr, BLOCK: tl.constexpr, CHU
 
 @triton.jit
 def _select_nodes(
-    root_tokens,
-    tokens,
-    back_pointers,
-    log_probs,
-    entries,
-    out_tokens,
-    out_parents,
-    out_depths,
-    out_num_nodes,
+    root_tokens,  # [R] int32 or int64
+    tokens,  # [R, L, WIDTH] int32 or int64
+    back_pointers,  # [R, L, WIDTH] int32 or int64
+    log_probs,  # [R, L, WIDTH] fp32
+    entries,  # [R] int32 or int64; read where HAS_ENTRIES
+    out_tokens,  # [entries, SLOTS] int32, written
+    out_parents,  # [entries, SLOTS] int32, written
+    out_depths,  # [entries, SLOTS] int32, written
+    out_num_nodes,  # [entries] int32, written
     WIDTH: tl.constexpr,
     NUM: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -99,10 +103,10 @@ def _select_nodes(
 
 @triton.jit
 def _set_ancestors(
-    parents,
-    depths,
-    entries,
-    ancestors,
+    parents,  # [entries, SLOTS] int32
+    depths,  # [entries, SLOTS] int32
+    entries,  # [R] int32 or int64; read where HAS_ENTRIES
+    ancestors,  # [entries, SLOTS, WORDS] int32, written
     SLOTS: tl.constexpr,
     BLOCK_SLOTS: tl.constexpr,
     WORDS: tl.constexpr,
@@ -124,41 +128,6 @@ def _set_ancestors(
             node = tl.load(parents + entry * SLOTS + node, mask=is_slot, other=0)
         at = (entry * SLOTS + slot) * WORDS + word
         tl.store(ancestors + at, bits, mask=is_slot)
-
-
-@triton.jit
-def _share_prefixes(
-    beams,
-    log_probs,
-    level_tokens,
-    back_pointers,
-    scores,
-    WIDTH: tl.constexpr,
-    LENGTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-    HAS_LOG_PROBS: tl.constexpr,
-):
-    """One request: per level, the first beam with the same prefix owns the node."""
-    request = tl.program_id(0)
-    beam = tl.arange(0, BLOCK)
-    is_beam = beam < WIDTH
-    same = is_beam[:, None] & is_beam[None, :]
-    owner_above = tl.zeros([BLOCK], dtype=tl.int32)
-    for level in range(LENGTH):
-        at = request * WIDTH * LENGTH + beam * LENGTH + level
-        token = tl.load(beams + at, mask=is_beam, other=-1)
-        same = same & (token[:, None] == token[None, :])
-        owner = tl.min(tl.where(same, beam[None, :], BLOCK), axis=1)
-        if HAS_LOG_PROBS:
-            score = tl.load(log_probs + at, mask=is_beam, other=float("-inf"))
-        else:
-            score = -(level * WIDTH + beam).to(tl.float32)
-        score = tl.where(owner == beam, score, float("-inf"))
-        to = (request * LENGTH + level) * WIDTH + beam
-        tl.store(level_tokens + to, token, mask=is_beam)
-        tl.store(back_pointers + to, owner_above, mask=is_beam)
-        tl.store(scores + to, score, mask=is_beam)
-        owner_above = owner
 
 
 class TreeBuffers:
@@ -222,7 +191,7 @@ def build_tree(
     """
     _check_candidates(root_tokens, tokens, back_pointers, log_probs, out)
     if entries is not None:
-        _check_tokens(entries=entries)
+        check_tokens(entries=entries)
         require(
             entries.shape == root_tokens.shape,
             f"entries: expected {list(root_tokens.shape)}, got {list(entries.shape)}",
@@ -268,62 +237,8 @@ def build_tree(
     return out
 
 
-def build_tree_from_beams(
-    root_tokens: Tensor, beams: Tensor, out: TreeBuffers, log_probs: Tensor | None = None
-) -> TreeBuffers:
-    """Trees in which any two finished beams share the nodes of their common prefix.
-
-    Args:
-        root_tokens: [R] int32 or int64.
-        beams: [R, W, L] int32 or int64 tokens, contiguous, the root not among them.
-        out: see `build_tree`.
-        log_probs: [R, W, L] fp32 cumulative, or None for breadth-first order.
-
-    Returns:
-        out.
-
-    Raises:
-        ValueError: see `build_tree`.
-    """
-    _check_beams(root_tokens, beams, out, log_probs)
-    requests, width, length = beams.shape
-    level_tokens = beams.new_empty(requests, length, width)
-    back_pointers = beams.new_empty(requests, length, width, dtype=torch.int32)
-    scores = beams.new_empty(requests, length, width, dtype=torch.float32)
-    _share_prefixes[(requests,)](
-        beams,
-        log_probs if log_probs is not None else scores,
-        level_tokens,
-        back_pointers,
-        scores,
-        WIDTH=width,
-        LENGTH=length,
-        BLOCK=triton.next_power_of_2(width),
-        HAS_LOG_PROBS=log_probs is not None,
-        num_warps=4,
-    )
-    return build_tree(root_tokens, level_tokens, back_pointers, scores, out)
-
-
-def _check_beams(
-    root_tokens: Tensor, beams: Tensor, out: TreeBuffers, log_probs: Tensor | None
-) -> None:
-    _check_tokens(root_tokens=root_tokens, beams=beams)
-    require(beams.dim() == 3, f"beams: expected [R, W, L], got {list(beams.shape)}")
-    require(beams.is_contiguous(), "beams: must be contiguous")
-    _check_requests("beams", root_tokens, beams, out)
-    if log_probs is not None:
-        require(
-            log_probs.shape == beams.shape and log_probs.is_contiguous(),
-            f"log_probs: must be contiguous and of beams' shape, got {list(log_probs.shape)}",
-        )
-        require(
-            log_probs.dtype == torch.float32, f"log_probs: expected fp32, got {log_probs.dtype}"
-        )
-        require_same_device(beams, log_probs=log_probs)
-
-
-def _check_tokens(**tensors: Tensor) -> None:
+def check_tokens(**tensors: Tensor) -> None:
+    """Each tensor holds token ids, int32 or int64; the first that does not is named."""
     for name, tensor in tensors.items():
         require(
             tensor.dtype in (torch.int32, torch.int64),
@@ -331,8 +246,18 @@ def _check_tokens(**tensors: Tensor) -> None:
         )
 
 
-def _check_requests(name: str, root_tokens: Tensor, tokens: Tensor, out: TreeBuffers) -> None:
-    """`tokens`, named `name`, is [R, L, W] or [R, W, L]."""
+def check_requests(name: str, root_tokens: Tensor, tokens: Tensor, out: TreeBuffers) -> None:
+    """Root tokens, candidates and `out` are of as many requests, on one device.
+
+    Args:
+        name: of `tokens`, in messages.
+        root_tokens: [R].
+        tokens: [R, L, W] or [R, W, L].
+        out: at least R requests.
+
+    Raises:
+        ValueError: they do not fit, or there are too many candidates.
+    """
     candidates = tokens.shape[1] * tokens.shape[2]
     require(
         candidates <= MAX_CANDIDATES,
@@ -354,7 +279,7 @@ def _check_candidates(
     log_probs: Tensor,
     out: TreeBuffers,
 ) -> None:
-    _check_tokens(root_tokens=root_tokens, tokens=tokens, back_pointers=back_pointers)
+    check_tokens(root_tokens=root_tokens, tokens=tokens, back_pointers=back_pointers)
     require(log_probs.dtype == torch.float32, f"log_probs: expected fp32, got {log_probs.dtype}")
     require(tokens.dim() == 3, f"tokens: expected [R, L, W], got {list(tokens.shape)}")
     for name, tensor in {
@@ -367,7 +292,7 @@ def _check_candidates(
             f"{name}: must be contiguous and of shape {list(tokens.shape)}, "
             f"got {list(tensor.shape)}",
         )
-    _check_requests("tokens", root_tokens, tokens, out)
+    check_requests("tokens", root_tokens, tokens, out)
     require_same_device(tokens, back_pointers=back_pointers, log_probs=log_probs)
 
 
@@ -403,24 +328,3 @@ def naive_build_tree(
             }
         )
     return trees
-
-
-def naive_share_prefixes(beams: Tensor, log_probs: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Finished beams [R, W, L] as candidates (tokens, back-pointers, log-probs), [R, L, W] each."""
-    requests, width, length = beams.shape
-    back_pointers = torch.zeros(requests, length, width, dtype=torch.int64)
-    scores = torch.full((requests, length, width), -torch.inf)
-    for request in range(requests):
-        owners: dict[tuple[int, ...], int] = {(): 0}
-        rows = beams[request].tolist()
-        for level in range(length):
-            for beam, row in enumerate(rows):
-                back_pointers[request, level, beam] = owners[tuple(row[:level])]
-                if tuple(row[: level + 1]) not in owners:
-                    owners[tuple(row[: level + 1])] = beam
-                    scores[request, level, beam] = (
-                        -(level * width + beam)
-                        if log_probs is None
-                        else log_probs[request, beam, level]
-                    )
-    return beams.transpose(1, 2).contiguous(), back_pointers, scores

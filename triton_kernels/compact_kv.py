@@ -31,12 +31,12 @@ _WORDS = ((8, torch.int64), (4, torch.int32), (2, torch.int16), (1, torch.int8))
 
 @triton.jit
 def _compact(
-    bases,
-    path,
-    num_sampled,
-    row_start,
-    slot_mapping,
-    example,
+    bases,  # [caches] int64 addresses of [blocks, BLOCK_SIZE, HEADS, WORDS_PER_HEAD] words
+    path,  # [R, T] int32
+    num_sampled,  # [R] int32
+    row_start,  # [R] int32
+    slot_mapping,  # [rows] int32 or int64
+    example,  # one of the caches, for the type of a word
     stride_path,
     stride_block,
     stride_slot,
@@ -57,11 +57,13 @@ def _compact(
         node = tl.load(path + request * stride_path + depth)
         if node != depth:
             source = tl.load(slot_mapping + first_row + node).to(tl.int64)
-            target = tl.load(slot_mapping + first_row + depth).to(tl.int64)
+            destination = tl.load(slot_mapping + first_row + depth).to(tl.int64)
             source_at = source // BLOCK_SIZE * stride_block + source % BLOCK_SIZE * stride_slot
-            target_at = target // BLOCK_SIZE * stride_block + target % BLOCK_SIZE * stride_slot
+            destination_at = (
+                destination // BLOCK_SIZE * stride_block + destination % BLOCK_SIZE * stride_slot
+            )
             row = tl.load(base + source_at + within, mask=is_word, other=0)
-            tl.store(base + target_at + within, row, mask=is_word)
+            tl.store(base + destination_at + within, row, mask=is_word)
 
 
 @dataclass(frozen=True)
@@ -187,6 +189,6 @@ def naive_compact_kv(
             first = int(row_start[request])
             for depth in range(count):
                 source = int(slot_mapping[first + int(path[request, depth])])
-                target = int(slot_mapping[first + depth])
+                destination = int(slot_mapping[first + depth])
                 row = before[source // block_size, source % block_size]
-                cache[target // block_size, target % block_size] = row
+                cache[destination // block_size, destination % block_size] = row

@@ -30,23 +30,23 @@ from vllm_redrafter.triton_kernels.checks import (
 # a server would meet them, and wait for them, while it serves.
 @triton.jit(do_not_specialize=["num_requests"])
 def _stage_trees(
-    idx_mapping,
-    query_start_loc,
-    cu_num_logits,
-    seq_lens,
-    table_tokens,
-    table_parents,
-    table_depths,
-    table_ancestors,
-    table_num_nodes,
-    tokens,
-    parents,
-    depths,
-    ancestors,
-    num_nodes,
-    context_lens,
-    row_start,
-    positions,
+    idx_mapping,  # [R] int32 or int64
+    query_start_loc,  # [R+1] int32
+    cu_num_logits,  # [R+1] int32
+    seq_lens,  # [R] int32
+    table_tokens,  # [request slots, SLOTS] int32
+    table_parents,  # [request slots, SLOTS] int32
+    table_depths,  # [request slots, SLOTS] int32
+    table_ancestors,  # [request slots, SLOTS, WORDS] int32
+    table_num_nodes,  # [request slots] int32
+    tokens,  # [R, SLOTS] int32, written
+    parents,  # [R, SLOTS] int32, written
+    depths,  # [R, SLOTS] int32, written
+    ancestors,  # [R, SLOTS, WORDS] int32, written
+    num_nodes,  # [R] int32, written
+    context_lens,  # [R] int32, written
+    row_start,  # [R] int32, written
+    positions,  # [rows] int32 or int64, changed
     num_requests,
     SLOTS: tl.constexpr,
     WORDS: tl.constexpr,
@@ -71,11 +71,13 @@ def _stage_trees(
 
     node = tl.arange(0, BLOCK)
     is_slot = node < SLOTS
-    source, target = slot * SLOTS + node, request * SLOTS + node
-    tl.store(tokens + target, tl.load(table_tokens + source, mask=is_slot), mask=is_slot)
-    tl.store(parents + target, tl.load(table_parents + source, mask=is_slot), mask=is_slot)
+    source, destination = slot * SLOTS + node, request * SLOTS + node
+    token = tl.load(table_tokens + source, mask=is_slot)
+    tl.store(tokens + destination, token, mask=is_slot)
+    parent = tl.load(table_parents + source, mask=is_slot)
+    tl.store(parents + destination, parent, mask=is_slot)
     depth = tl.load(table_depths + source, mask=is_slot, other=0)
-    tl.store(depths + target, depth, mask=is_slot)
+    tl.store(depths + destination, depth, mask=is_slot)
     word = tl.arange(0, BLOCK_WORDS)
     is_word = word < SLOTS * WORDS
     words = tl.load(table_ancestors + slot * SLOTS * WORDS + word, mask=is_word)

@@ -15,39 +15,26 @@ vLLM's methods are wrapped, and act only where a ReDrafter checkpoint is the spe
 - `VllmConfig._maybe_disable_dynamic_sd_for_v1` (from 0.33): K by batch size is allowed to the V1
   runner by a list of methods; our proposer drafts as many nodes as the step asks for. It can go
   when vLLM asks the method what it supports.
-
-`substituted` serves our worker, where vLLM looks a class up in a module instead of taking it as
-an argument; what it replaces is put back at once.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from vllm_redrafter import names
 from vllm_redrafter.checkpoints.files import read_config
 from vllm_redrafter.checkpoints.reading import check_checkpoint, is_redrafter
 from vllm_redrafter.config import DrafterConfig, ReDrafterConfig
+from vllm_redrafter.engine.selection import Engine, engine_here
 from vllm_redrafter.errors import ConfigError
-from vllm_redrafter.names import MODEL_TYPE
+from vllm_redrafter.names import METHOD, SUPPORTED_VLLM
+from vllm_redrafter.substitution import substituted
 
 if TYPE_CHECKING:
     from vllm.config import SpeculativeConfig, VllmConfig
     from vllm.engine.arg_utils import EngineArgs
-
-METHOD = "redrafter"
-"""May be given as the speculative config's `method`, to insist on a ReDrafter checkpoint."""
-
-SUPPORTED_VLLM = ("0.32", "0.33")
-CPU_WORKER = "vllm_redrafter.engine.cpu.worker.ReDrafterCPUWorker"
-CPU_PROPOSER = "vllm_redrafter.engine.cpu.proposer.TreeProposer"
-V2_WORKER = "vllm_redrafter.engine.v2.worker.ReDrafterWorker"
-V2_INTERPRETED_WORKER = "vllm_redrafter.engine.v2.interpreted_worker.InterpretedWorker"
-V2_SPECULATOR = "vllm_redrafter.engine.v2.speculator.TreeSpeculator"
-TREE_ATTENTION = "vllm_redrafter.engine.v2.attention.TreeAttentionBackend"
 
 VLLM_KEYS = ("method", "model", "revision", "num_speculative_tokens")
 """Keys of vLLM's speculative config that mean something here, besides our own."""
@@ -82,17 +69,6 @@ def _wrap(owner: type, name: str, wrapper: Callable[..., Any]) -> None:
     setattr(owner, name, wrapped)
 
 
-@contextmanager
-def substituted(module: Any, name: str, replacement: Any) -> Iterator[None]:
-    """`module.name` is `replacement` while the body runs."""
-    original = getattr(module, name)
-    setattr(module, name, replacement)
-    try:
-        yield
-    finally:
-        setattr(module, name, original)
-
-
 # EngineArgs.create_engine_config
 
 
@@ -104,7 +80,7 @@ def _create_engine_config(
         return original(args, *rest, **kwargs)
     config, drafter = _validated(requested)
     _check_version()
-    engine = _engine()
+    engine = engine_here()
     _check_arguments(args, engine)
     settings = {
         "model": requested["model"],
@@ -222,49 +198,6 @@ def _check_version() -> None:
         )
 
 
-@dataclass(frozen=True)
-class Engine:
-    """One of our adapters to vLLM: what it is named by in vLLM's configuration.
-
-    Attributes:
-        worker: path of the worker class.
-        proposer: path of the class that drafts.
-        is_v2: it runs on Model Runner V2 and brings its own attention backend.
-        arguments: further engine arguments that it needs.
-    """
-
-    worker: str
-    proposer: str
-    is_v2: bool
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-
-
-def _engine() -> Engine:
-    """The engine for this platform.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    from vllm import envs
-    from vllm.platforms import current_platform
-
-    if current_platform.is_cpu():
-        # The CUDA engine under Triton's interpreter: made for tests.
-        if envs.VLLM_USE_V2_MODEL_RUNNER:
-            return Engine(V2_INTERPRETED_WORKER, V2_SPECULATOR, is_v2=True)
-        return Engine(CPU_WORKER, CPU_PROPOSER, is_v2=False)
-    if current_platform.is_cuda():
-        from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
-
-        register_backend(AttentionBackendEnum.CUSTOM, TREE_ATTENTION)
-        arguments = {"attention_backend": AttentionBackendEnum.CUSTOM}
-        return Engine(V2_WORKER, V2_SPECULATOR, is_v2=True, arguments=arguments)
-    raise ConfigError(
-        f"ReDrafter runs on CUDA and on vLLM's CPU backend, not on {current_platform.device_type}: "
-        "leave the speculative config out"
-    )
-
-
 def _check_arguments(args: EngineArgs, engine: Engine) -> None:
     if args.worker_cls not in ("auto", engine.worker):
         raise ConfigError(
@@ -292,105 +225,15 @@ def _check_target(vllm_config: VllmConfig, drafter: DrafterConfig, engine: Engin
                 f"the drafter's {what} is {found}, that of the target {model.model!r} is "
                 f"{wanted}: use the drafter that was trained for this target"
             )
-    unsupported_here = _unsupported_by_our_v2 if engine.is_v2 else _unsupported_by_our_cpu
-    for reason in (*_unsupported(vllm_config), *unsupported_here(vllm_config)):
+    for reason in engine.refusals(vllm_config):
         raise ConfigError(f"ReDrafter cannot speculate for {model.model!r}: {reason}")
-
-
-def _unsupported(vllm_config: VllmConfig) -> Iterator[str]:
-    """Why neither engine can run this configuration."""
-    model, parallel = vllm_config.model_config, vllm_config.parallel_config
-    if model.runner_type == "pooling":
-        yield "it is a pooling model, which does not generate; leave the speculative config out"
-    if model.is_encoder_decoder:
-        yield "encoder-decoder models are not supported"
-    if model.use_mla:
-        yield "multi-head latent attention (MLA) is not supported"
-    if model.is_hybrid or model.is_attention_free:
-        yield "models with Mamba or linear-attention layers keep a state that no tree can share"
-    if model.uses_mrope:
-        yield "multi-dimensional RoPE positions (M-RoPE) are not supported"
-    if vllm_config.kv_transfer_config is not None:
-        yield (
-            "a KV connector would ship the cache before accepted rows are compacted; leave "
-            "--kv-transfer-config out"
-        )
-    for name in (
-        "pipeline_parallel_size",
-        "prefill_context_parallel_size",
-        "decode_context_parallel_size",
-    ):
-        if (size := getattr(parallel, name, 1)) > 1:
-            yield f"{name} is {size}, it must be 1"
-
-
-def _unsupported_by_our_cpu(vllm_config: VllmConfig) -> Iterator[str]:
-    model = vllm_config.model_config
-    if (size := vllm_config.parallel_config.tensor_parallel_size) > 1:
-        yield f"tensor_parallel_size is {size}; on the CPU backend it must be 1"
-    if str(vllm_config.cache_config.cache_dtype).startswith("fp8"):
-        yield (
-            f"kv_cache_dtype {vllm_config.cache_config.cache_dtype!r} is not supported on the CPU "
-            "backend; leave it at 'auto'"
-        )
-    if model.use_fp64_gumbel:
-        yield "use_fp64_gumbel is not supported; leave --use-fp64-gumbel out"
-    if model.logits_processors:
-        yield "custom logits processors are not supported with speculation; leave them out"
-
-
-def _unsupported_by_our_v2(vllm_config: VllmConfig) -> Iterator[str]:
-    from vllm.platforms import current_platform
-
-    from vllm_redrafter.triton_kernels.tree_attention_arguments import HEAD_DIMS
-
-    model, parallel = vllm_config.model_config, vllm_config.parallel_config
-    if not vllm_config.use_v2_model_runner:
-        yield "it needs Model Runner V2; unset VLLM_USE_V2_MODEL_RUNNER"
-    if (head_size := model.get_head_size()) not in HEAD_DIMS:
-        yield f"its head size is {head_size}; tree attention knows {HEAD_DIMS}"
-    cache_dtype = str(vllm_config.cache_config.cache_dtype)
-    same = str(model.dtype).removeprefix("torch.")
-    if cache_dtype not in ("auto", same, "fp8", "fp8_e4m3"):
-        yield f"kv_cache_dtype is {cache_dtype!r}; use 'auto', {same!r} or 'fp8'"
-    older_gpu = current_platform.is_cuda() and not current_platform.has_device_capability(89)
-    if cache_dtype.startswith("fp8") and older_gpu:
-        capability = current_platform.get_device_capability()
-        yield (
-            f"kv_cache_dtype is {cache_dtype!r}, which GPUs convert from compute capability 8.9 "
-            f"on, and this one has {capability.as_version_str() if capability else 'none'}; use "
-            "'auto'"
-        )
-    refused = {
-        "with LoRA adapters vLLM's Model Runner V2 expects one row of logits per request; leave "
-        "--enable-lora out": vllm_config.lora_config is not None,
-        "dual batch overlap is not supported; leave --enable-dbo out": parallel.use_ubatching,
-        "batch-sharded sampling is not supported; leave --enable-batch-sharded-sampling out": (
-            parallel.enable_batch_sharded_sampling
-        ),
-        "watermarking is not supported; leave --watermark-config out": (
-            getattr(vllm_config, "watermark_config", None) is not None
-        ),
-        "trace replay is not supported; leave --enable-trace-replay out": (
-            model.enable_trace_replay
-        ),
-        "sampling masks are not returned; leave --return-sampling-mask out": (
-            model.return_sampling_mask
-        ),
-        "KV-sharing fast prefill is not supported; leave --kv-sharing-fast-prefill out": (
-            vllm_config.cache_config.kv_sharing_fast_prefill
-        ),
-        "reference sliding-window attention is not supported": model.rswa_window is not None,
-        "PrefixLM attention is not supported": model.is_mm_prefix_lm,
-    }
-    yield from (reason for reason, applies in refused.items() if applies)
 
 
 # VllmConfig
 
 
 def _is_v2(vllm_config: VllmConfig) -> bool:
-    ours = (V2_WORKER, V2_INTERPRETED_WORKER)
+    ours = (names.V2_WORKER, names.V2_INTERPRETED_WORKER)
     return (
         vllm_config.speculative_config is not None
         and vllm_config.parallel_config.worker_cls in ours
@@ -417,7 +260,7 @@ def _post_init(original: Callable[[VllmConfig], None], vllm_config: VllmConfig) 
 
 
 def _disable_dynamic_k(original: Callable[[VllmConfig], None], vllm_config: VllmConfig) -> None:
-    if vllm_config.parallel_config.worker_cls != CPU_WORKER:
+    if vllm_config.parallel_config.worker_cls != names.CPU_WORKER:
         original(vllm_config)
 
 
@@ -427,9 +270,10 @@ def _disable_dynamic_k(original: Callable[[VllmConfig], None], vllm_config: Vllm
 def _validate_spec_decode(
     original: Callable[..., None], params: Any, speculative_config: SpeculativeConfig | None
 ) -> None:
-    if speculative_config is None or speculative_config.model not in (CPU_PROPOSER, V2_SPECULATOR):
+    proposer = None if speculative_config is None else speculative_config.model
+    if proposer not in (names.CPU_PROPOSER, names.V2_SPECULATOR):
         return original(params, speculative_config)
-    if speculative_config.model == V2_SPECULATOR:
+    if proposer == names.V2_SPECULATOR:
         return None
     if getattr(params, "thinking_token_budget", None) is not None:
         from vllm.exceptions import VLLMValidationError
@@ -440,6 +284,3 @@ def _validate_spec_decode(
             value=params.thinking_token_budget,
         )
     return None
-
-
-__all__ = ["METHOD", "MODEL_TYPE", "register", "substituted"]

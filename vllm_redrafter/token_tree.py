@@ -91,8 +91,8 @@ class TokenTree:
             max_nodes: K, how many nodes to keep besides the root.
             tree: `explored` keeps the most probable of all nodes visited, `beams` of those on a
                 finished beam.
-            chain: [R] bool or None: requests that get their best beam only (see design: grammars
-                are advanced along a chain by vLLM).
+            chain: [R] bool or None: requests that get their best beam only (vLLM advances
+                grammars along a chain; docs/architecture.md).
 
         Returns:
             Trees with K+1 slots; requests with fewer nodes end in unused slots.

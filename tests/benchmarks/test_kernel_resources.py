@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from redrafter_testing.gpu import kernel_names
+
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # as Python does for a script
 
 from kernel_compiler import ARCHITECTURES, _longest_loop, _resident_blocks
@@ -63,16 +65,7 @@ def test_the_quick_run_reports_every_kernel(tmp_path: Path) -> None:
     done = subprocess.run(command, check=True, env=environment, capture_output=True, text=True)
     kernels = json.loads(output.read_text())["kernels"]
     names = {kernel["name"] for kernel in kernels}
-    assert names == {
-        "_attend_part",
-        "_merge_parts",
-        "_stage_trees",
-        "_accept_path",
-        "_compact",
-        "_share_prefixes",
-        "_select_nodes",
-        "_set_ancestors",
-    }
+    assert names == kernel_names.ATTENTION | kernel_names.AROUND_ATTENTION
     assert "sm_86 (RTX 3090, A10)" in done.stdout
     assert all(name in done.stdout for name in names)
     assert all(kernel["blocks"] >= 1 for kernel in kernels)

@@ -14,11 +14,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import interpreted_engine
 import pytest
 from rich.console import Console
-from tiny_models import add_tokenizer, make_drafter, make_small_target, make_target
 
+from redrafter_testing.engines import interpreted_engine
+from redrafter_testing.models.tiny_models import (
+    add_tokenizer,
+    make_drafter,
+    make_small_target,
+    make_target,
+)
 from vllm_redrafter import ConfigError
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # as Python does for a script

@@ -15,6 +15,15 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 from typer.testing import CliRunner, Result
 
+from redrafter_testing.models.checkpoints import (
+    BARE,
+    PLAIN,
+    PROJECTED,
+    edit_config,
+    edit_tensors,
+    numbered_name,
+    plural_name,
+)
 from vllm_redrafter.checkpoints import conversion, files, writing
 from vllm_redrafter.checkpoints.conversion import convert
 from vllm_redrafter.checkpoints.reading import load_config, load_drafter
@@ -24,9 +33,6 @@ from vllm_redrafter.config import DrafterConfig
 from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.errors import ConfigError
 
-PROJECTED = DrafterConfig(11, 4, exit_dim=6, num_draft_layers=2)
-PLAIN = DrafterConfig(11, 4, exit_dim=8, num_draft_layers=1, rnn=False)
-BARE = DrafterConfig(11, 4, exit_dim=8, num_draft_layers=0, num_lookback_tokens=3)
 REDUCED = DrafterConfig(11, 4, exit_dim=6, draft_vocab_size=3)
 ALL_TOKENS = [PROJECTED, PLAIN, BARE]
 KEPT = torch.tensor([2, 3, 9])
@@ -59,20 +65,6 @@ def write(folder: Path, config: DrafterConfig = PROJECTED, **settings: Any) -> d
     drafter = new_drafter(config)
     save_drafter(drafter, folder, **settings)
     return drafter.state_dict()
-
-
-def edit_config(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
-    path = folder / "config.json"
-    values = json.loads(path.read_text())
-    edit(values)
-    path.write_text(json.dumps(values))
-
-
-def edit_tensors(folder: Path, edit: Callable[[dict[str, Tensor]], object]) -> None:
-    path = folder / "model.safetensors"
-    tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
-    edit(tensors)
-    save_file(tensors, path)
 
 
 def assert_bits(folder: Path, expected: dict[str, Tensor]) -> None:
@@ -125,11 +117,7 @@ def test_our_own_form_keeps_the_draft_vocabulary_and_the_record(
         assert (tmp_path / "a" / name).read_text() == (destination / name).read_text()
 
 
-def rename(name: str) -> str:
-    return name.replace("input_proj.", "input_projs.").replace("lm_head.", "lm_heads.")
-
-
-@pytest.mark.parametrize("name", [rename, lambda name: name.replace("lm_head.", "0.")])
+@pytest.mark.parametrize("name", [plural_name, numbered_name])
 def test_tensorrt_llms_names_become_ours(
     source: Path, destination: Path, name: Callable[[str], str]
 ) -> None:

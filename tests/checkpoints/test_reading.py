@@ -16,6 +16,15 @@ from huggingface_hub.errors import (
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from redrafter_testing.models.checkpoints import (
+    BARE,
+    PLAIN,
+    PROJECTED,
+    edit_config,
+    edit_tensors,
+    numbered_name,
+    plural_name,
+)
 from vllm_redrafter.checkpoints import files, reading
 from vllm_redrafter.checkpoints.files import read_config, resolve_file
 from vllm_redrafter.checkpoints.reading import (
@@ -29,17 +38,6 @@ from vllm_redrafter.checkpoints.writing import save_drafter
 from vllm_redrafter.config import DrafterConfig
 from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.errors import ConfigError
-
-PROJECTED = DrafterConfig(vocab_size=11, hidden_size=4, exit_dim=6, num_draft_layers=2, rnn=True)
-PLAIN = DrafterConfig(vocab_size=11, hidden_size=4, exit_dim=8, num_draft_layers=1, rnn=False)
-BARE = DrafterConfig(
-    vocab_size=11,
-    hidden_size=4,
-    exit_dim=8,
-    num_draft_layers=0,
-    rnn=True,
-    num_lookback_tokens=3,
-)
 
 
 @pytest.fixture(autouse=True)
@@ -57,21 +55,6 @@ def folder(tmp_path: Path) -> Path:
     """A valid checkpoint, for the tests to damage."""
     save_drafter(Drafter(PROJECTED), tmp_path)
     return tmp_path
-
-
-def edit_config(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:
-    path = folder / "config.json"
-    values = json.loads(path.read_text())
-    edit(values)
-    path.write_text(json.dumps(values))
-
-
-def edit_tensors(folder: Path, edit: Callable[[dict[str, Tensor]], object]) -> None:
-    path = folder / "model.safetensors"
-    # Cloned: the file's memory is mapped, and the file is about to be overwritten.
-    tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
-    edit(tensors)
-    save_file(tensors, path)
 
 
 def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
@@ -101,14 +84,6 @@ def test_a_loaded_drafter_is_for_inference(folder: Path) -> None:
 
 def apple_name(name: str) -> str:
     return name
-
-
-def plural_name(name: str) -> str:
-    return name.replace("input_proj.", "input_projs.").replace("lm_head.", "lm_heads.")
-
-
-def numbered_name(name: str) -> str:
-    return name.replace("lm_head.", "0.")
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tiny_models import add_tokenizer, make_target
 from transformers import AutoTokenizer
 
+from redrafter_testing.models.tiny_models import add_tokenizer, make_target
 from vllm_redrafter.data import fingerprint
 from vllm_redrafter.data.fingerprint import target_fingerprint, tokenizer_fingerprint
 from vllm_redrafter.errors import ConfigError

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_engine import APPENDING, REWRITING, FakeEngine, Killed
 from rich.console import Console
-from tiny_models import add_tokenizer, make_target
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
+from redrafter_testing.engines.fake_engine import APPENDING, REWRITING, FakeEngine, Killed
+from redrafter_testing.models.tiny_models import add_tokenizer, make_target
 from vllm_redrafter.cli import app
 from vllm_redrafter.data.dataset import SamplingSettings, finished_shards, read_dataset
 from vllm_redrafter.data.generation import GenerationSettings, GenerationSummary, generate_data

@@ -152,5 +152,5 @@ def test_the_figure_keeps_to_the_floors() -> None:
 
     members, arrows = boxes_and_arrows()
     for source, to in arrows:
-        highest, lowest = min(map(floor, members[source])), max(map(floor, members[to]))
-        assert highest < lowest, f"{source} --> {to}"
+        lowest, highest = max(map(floor, members[source])), min(map(floor, members[to]))
+        assert lowest < highest, f"{source} --> {to}"

@@ -7,18 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from python_path import python_path
 
 # Read by vLLM in this process and in those it starts.
 os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # collective_rpc with a function
-os.environ["PYTHONPATH"] = python_path(Path(__file__).parents[1] / "support")
 
 
 @pytest.fixture(scope="session")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tiny_models import add_tokenizer, make_target
+    from redrafter_testing.models.tiny_models import add_tokenizer, make_target
 
     folder = make_target(tmp_path_factory.mktemp("target"))
     add_tokenizer(folder)
@@ -27,7 +25,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tiny_models import make_drafter
+    from redrafter_testing.models.tiny_models import make_drafter
 
     return make_drafter(tmp_path_factory.mktemp("drafter"))
 
@@ -39,8 +37,8 @@ def plain(target: Path) -> dict[str, list[Any]]:
     Greedy answers are some tokens longer than the tests ask for: the oracle has to know the
     continuation to the end of the last tree.
     """
-    import workloads
-    from engine_harness import engine
+    from redrafter_testing.engines.cpu_engine import engine
+    from redrafter_testing.requests import workloads
 
     known = workloads.greedy(count=64, max_tokens=128 + 8)
     loads = {"greedy": known, "mixed": workloads.MIXED, **workloads.SAMPLED}
@@ -50,8 +48,8 @@ def plain(target: Path) -> dict[str, list[Any]]:
 
 @pytest.fixture(scope="session")
 def oracle_drafter(target: Path, drafter: Path, plain: dict[str, list[Any]]) -> Path:
-    """A drafter's folder from which `oracle.OracleProposer` knows all of `plain`'s answers."""
-    from oracle import write_oracle
+    """A drafter's folder from which `OracleProposer` knows all of `plain`'s answers."""
+    from redrafter_testing.oracles.oracle import write_oracle
 
     known = [
         (list(answer.prompt_token_ids), list(output.token_ids))
@@ -65,8 +63,8 @@ def oracle_drafter(target: Path, drafter: Path, plain: dict[str, list[Any]]) -> 
 
 @pytest.fixture(scope="session")
 def few_tokens_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    import few_tokens
-    from tiny_models import make_small_target
+    from redrafter_testing.models.tiny_models import make_small_target
+    from redrafter_testing.requests import few_tokens
 
     folder = tmp_path_factory.mktemp("few_tokens")
     return make_small_target(folder, few_tokens.VOCAB, few_tokens.HIDDEN)
@@ -74,8 +72,8 @@ def few_tokens_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def few_tokens_drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    import few_tokens
-    from tiny_models import make_drafter
+    from redrafter_testing.models.tiny_models import make_drafter
+    from redrafter_testing.requests import few_tokens
 
     folder = tmp_path_factory.mktemp("few_tokens_drafter")
     return make_drafter(folder, few_tokens.VOCAB, few_tokens.HIDDEN)
@@ -84,11 +82,12 @@ def few_tokens_drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def few_tokens_plain(few_tokens_target: Path) -> dict[str, list[list[int]]]:
     """What Model Runner V2 answers to `few_tokens.requests` without speculation."""
-    import few_tokens
-    from interpreted_engine import interpreted_engine
+    from redrafter_testing.engines.interpreted_engine import interpreted_engine
+    from redrafter_testing.requests import few_tokens
+    from redrafter_testing.requests.answers import single_tokens_of
 
     with interpreted_engine(few_tokens_target, skip_tokenizer_init=True) as llm:
         return {
-            sampling: few_tokens.tokens_of(llm.run(few_tokens.requests(sampling)))
+            sampling: single_tokens_of(llm.run(few_tokens.requests(sampling)))
             for sampling in few_tokens.SAMPLING
         }

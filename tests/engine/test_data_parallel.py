@@ -9,9 +9,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import data_parallel
-import interpreted_engine
 import pytest
+
+from redrafter_testing.engines import data_parallel, interpreted_engine
 
 pytestmark = pytest.mark.engine
 
@@ -28,7 +28,7 @@ def test_data_parallel_answers_equal_plain(
     few_tokens_drafter: Path,
     few_tokens_plain: dict[str, list[list[int]]],
 ) -> None:
-    command = [sys.executable, data_parallel.__file__, few_tokens_target, few_tokens_drafter]
+    command = [sys.executable, "-P", data_parallel.__file__, few_tokens_target, few_tokens_drafter]
     done = subprocess.run(
         list(map(str, command)),
         env={**os.environ, **ENGINES[engine]},

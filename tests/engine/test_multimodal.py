@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from audio_target import HIDDEN, VOCAB, Listening, make_audio_target
-from engine_harness import engine
-from interpreted_engine import interpreted_engine
-from tiny_models import make_drafter
+
+from redrafter_testing.engines.cpu_engine import engine
+from redrafter_testing.engines.interpreted_engine import interpreted_engine
+from redrafter_testing.models.audio_target import HIDDEN, VOCAB, Listening, make_audio_target
+from redrafter_testing.models.tiny_models import make_drafter
 
 pytestmark = pytest.mark.engine
 

@@ -17,12 +17,13 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from engine_harness import proposer
-from fake_engine import APPENDING
 from rich.console import Console
-from tiny_models import EOS, make_drafter
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from redrafter_testing.engines.cpu_engine import proposer
+from redrafter_testing.engines.fake_engine import APPENDING
+from redrafter_testing.models.tiny_models import EOS, make_drafter
+from redrafter_testing.oracles import CPU_ORACLE
 from vllm_redrafter.data.dataset import SamplingSettings, finished_shards, read_dataset
 from vllm_redrafter.data.generation import GenerationSettings, GenerationSummary, generate_data
 from vllm_redrafter.data.prompts import read_prompts
@@ -88,7 +89,7 @@ def runs(chat_target: Path, prompts: Path, tmp_path_factory: pytest.TempPathFact
         generate(folder / "sampled", SAMPLED)
     write_oracle_of(folder / "greedy", chat_target, drafter)
     drafted = replace(GREEDY, drafter=str(drafter))
-    with shared_engine(chat_target, drafted, prompts, "oracle.OracleProposer") as generate:
+    with shared_engine(chat_target, drafted, prompts, CPU_ORACLE) as generate:
         summary = generate(folder / "drafted", drafted)
     return Runs(folder / "greedy", folder / "sampled", folder / "drafted", summary)
 
@@ -132,7 +133,7 @@ def answers_of(row: dict[str, Any]) -> Iterator[tuple[int, int]]:
 
 
 def write_oracle_of(data: Path, target: Path, drafter: Path) -> None:
-    from oracle import write_oracle
+    from redrafter_testing.oracles.oracle import write_oracle
 
     known = [
         (row["input_ids"][:start], row["input_ids"][start:end])

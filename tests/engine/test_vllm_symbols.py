@@ -10,10 +10,10 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import vllm_symbols
 from packaging.requirements import Requirement
-from vllm_symbols import Record
 
+from redrafter_testing import vllm_symbols
+from redrafter_testing.vllm_symbols import Record
 from vllm_redrafter.names import SUPPORTED_VLLM
 
 RECORDS = vllm_symbols.read_records()

@@ -10,7 +10,8 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
-from python_path import python_path
+
+from redrafter_testing.python_path import python_path
 
 pytestmark = pytest.mark.skipif(
     not version("vllm").endswith("+cpu"), reason="the overlay is made of a CPU build"

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.training.cycle_language import rows
+from redrafter_testing.models.cycle_language import rows
 from vllm_redrafter.data.rows import TextRow
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.training.batches import BatchPlan, TextBatch, pack

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tests.training.cycle_language import CycleTarget, rows
+from redrafter_testing.models.cycle_language import CycleTarget, rows
 from vllm_redrafter.beam_search import beam_search
 from vllm_redrafter.config import DrafterConfig, ReDrafterConfig
 from vllm_redrafter.data.rows import ListRows, TextRow

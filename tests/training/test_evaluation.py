@@ -10,7 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from tests.training.cycle_language import HIDDEN_SIZE, VOCAB_SIZE, CycleTarget, rows
+from redrafter_testing.models.cycle_language import HIDDEN_SIZE, VOCAB_SIZE, CycleTarget, rows
 from vllm_redrafter.config import DrafterConfig, ReDrafterConfig
 from vllm_redrafter.data.rows import ListRows, TextRow
 from vllm_redrafter.drafter import Drafter

@@ -21,11 +21,11 @@ import torch
 from accelerate.state import AcceleratorState
 from rich.console import Console
 from safetensors.torch import load_file
-from tiny_models import add_tokenizer, make_target
-from training_data import write_data
 from transformers import LlamaForCausalLM
 from typer.testing import CliRunner
 
+from redrafter_testing.models.tiny_models import add_tokenizer, make_target
+from redrafter_testing.models.training_data import write_data
 from vllm_redrafter.checkpoints.files import read_config
 from vllm_redrafter.checkpoints.reading import check_checkpoint, load_drafter
 from vllm_redrafter.cli import app

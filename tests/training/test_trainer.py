@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 import torch
 from accelerate.state import AcceleratorState
-from python_path import python_path
 from rich.console import Console
 
-from tests.training.cycle_language import HIDDEN_SIZE, VOCAB_SIZE, CycleTarget, rows
+from redrafter_testing.models.cycle_language import HIDDEN_SIZE, VOCAB_SIZE, CycleTarget, rows
+from redrafter_testing.python_path import python_path
 from vllm_redrafter.checkpoints.reading import load_drafter
 from vllm_redrafter.config import DrafterConfig, ReDrafterConfig
 from vllm_redrafter.data.rows import ListRows, TextRow

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from triton_interpreter import Memory, import_interpreted, interpreted
+
+from redrafter_testing.gpu.triton_interpreter import Memory, import_interpreted, interpreted
 
 ON_GPU = torch.cuda.is_available()
 
@@ -17,7 +18,9 @@ if not ON_GPU:
         "vllm_redrafter.triton_kernels.build_tree",
         "vllm_redrafter.triton_kernels.compact_kv",
         "vllm_redrafter.triton_kernels.stage_trees",
+        "vllm_redrafter.triton_kernels.tree_attention_kernels",
         "vllm_redrafter.triton_kernels.tree_attention",
+        "vllm_redrafter.triton_kernels.tree_from_beams",
     )
 
 

@@ -12,8 +12,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from tree_batches import GARBAGE, bushy, chain, poisoned, star, token_trees
 
+from redrafter_testing.algorithm.tree_batches import (
+    GARBAGE,
+    bushy,
+    chain,
+    poisoned,
+    star,
+    token_trees,
+)
 from vllm_redrafter.acceptance import accept_path as torch_accept_path
 from vllm_redrafter.triton_kernels.accept_path import accept_path, naive_accept_path
 

@@ -12,15 +12,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from tree_batches import GARBAGE
 
+from redrafter_testing.algorithm.tree_batches import GARBAGE
 from vllm_redrafter.beam_search import ExploredNodes
 from vllm_redrafter.token_tree import TokenTree
-from vllm_redrafter.triton_kernels.build_tree import (
-    TreeBuffers,
-    build_tree,
+from vllm_redrafter.triton_kernels.build_tree import TreeBuffers, build_tree, naive_build_tree
+from vllm_redrafter.triton_kernels.tree_from_beams import (
     build_tree_from_beams,
-    naive_build_tree,
     naive_share_prefixes,
 )
 

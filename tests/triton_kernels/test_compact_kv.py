@@ -12,9 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from tree_batches import GARBAGE, bushy, token_trees
-from triton_interpreter import Memory
 
+from redrafter_testing.algorithm.tree_batches import GARBAGE, bushy, token_trees
+from redrafter_testing.gpu.triton_interpreter import Memory
 from vllm_redrafter.acceptance import accept_path
 from vllm_redrafter.triton_kernels.compact_kv import CacheTable, compact_kv, naive_compact_kv
 

@@ -16,6 +16,8 @@ from unittest.mock import patch
 
 import pytest
 
+from redrafter_testing.gpu import kernel_names
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 LIMITS = {
     "sm_80": 166_912,
@@ -127,14 +129,7 @@ def test_a_loop_that_waits_for_what_it_asked_for_is_seen(kernels: dict[str, Any]
 
 def test_the_kernels_around_attention_spill_nothing(kernels: dict[str, Any]) -> None:
     launched = [kernel for found in kernels["around"].values() for kernel in found]
-    assert {kernel["name"] for kernel in launched} == {
-        "_stage_trees",
-        "_accept_path",
-        "_compact",
-        "_share_prefixes",
-        "_select_nodes",
-        "_set_ancestors",
-    }
+    assert {kernel["name"] for kernel in launched} == kernel_names.AROUND_ATTENTION
     for kernel in launched:
         assert kernel["stack"] == 0 and kernel["blocks"] >= 1, kernel
 

@@ -10,15 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from python_path import python_path
-from triton_interpreter import Memory, import_interpreted
 
+from redrafter_testing.gpu.triton_interpreter import Memory, import_interpreted
+from redrafter_testing.python_path import SUPPORT, python_path
 from vllm_redrafter.triton_kernels.accept_path import accept_path
 from vllm_redrafter.triton_kernels.compact_kv import CacheTable, compact_kv
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels run on the GPU")
-
-SUPPORT = Path(__file__).parents[1] / "support"
 
 
 def integers(*values: Any) -> torch.Tensor:
@@ -78,7 +76,7 @@ def test_the_environment_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_kernels_run_whatever_was_imported_before(before: str) -> None:
     script = f"""
 {before}
-import triton_interpreter
+from redrafter_testing.gpu import triton_interpreter
 triton_interpreter.import_interpreted("vllm_redrafter.triton_kernels.accept_path")
 import test_interpreter
 with triton_interpreter.interpreted():

@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tree_batches import bushy, token_trees
 
+from redrafter_testing.algorithm.tree_batches import bushy, token_trees
 from vllm_redrafter.triton_kernels.build_tree import TreeBuffers
 from vllm_redrafter.triton_kernels.stage_trees import (
     StagedTrees,

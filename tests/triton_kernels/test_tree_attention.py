@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from tree_batches import bushy, chain, poisoned, star, token_trees
 
+from redrafter_testing.algorithm.tree_batches import bushy, chain, poisoned, star, token_trees
 from vllm_redrafter.engine.cpu.tree_attention import (
     AttentionVariant,
     TreeQueries,

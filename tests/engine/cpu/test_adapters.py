@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from adapters import ARGUMENTS, Adapted, make_adapter
-from engine_harness import engine
+
+from redrafter_testing.engines.cpu_engine import engine
+from redrafter_testing.models.lora_adapters import ARGUMENTS, Adapted, make_adapter
 
 pytestmark = pytest.mark.engine
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import few_tokens
 import pytest
-from engine_harness import engine
+
+from redrafter_testing.engines.cpu_engine import engine
+from redrafter_testing.requests import few_tokens
+from redrafter_testing.requests.answers import single_tokens_of
 
 pytestmark = pytest.mark.engine
 
@@ -17,10 +19,10 @@ def test_greedy_output_equals_plain_with_a_compiled_target(
 ) -> None:
     compiled: dict[str, Any] = {"enforce_eager": False, "skip_tokenizer_init": True}
     with engine(few_tokens_target, **compiled) as llm:
-        expected = few_tokens.tokens_of(few_tokens.requests("greedy").run(llm))
+        expected = single_tokens_of(few_tokens.requests("greedy").run(llm))
     config = {"model": str(few_tokens_drafter), "num_speculative_tokens": 8}
     with engine(few_tokens_target, speculative_config=config, **compiled) as llm:
-        answers = few_tokens.tokens_of(few_tokens.requests("greedy").run(llm))
+        answers = single_tokens_of(few_tokens.requests("greedy").run(llm))
         accepted = sum(
             metric.value
             for metric in llm.get_metrics()

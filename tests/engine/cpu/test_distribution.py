@@ -8,12 +8,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import biased_rule
 import pytest
 import torch
-from engine_harness import engine
 from scipy.stats import chisquare
-from tiny_models import make_drafter, make_target
+
+from redrafter_testing.engines.cpu_engine import engine
+from redrafter_testing.models.tiny_models import make_drafter, make_target
+from redrafter_testing.oracles import biased_rule
 
 pytestmark = pytest.mark.engine
 

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 from accelerate.state import AcceleratorState
-from engine_harness import engine
 from rich.console import Console
-from training_data import PROMPT_LENGTH, write_data
 
+from redrafter_testing.engines.cpu_engine import engine
+from redrafter_testing.models.training_data import PROMPT_LENGTH, write_data
+from redrafter_testing.requests.answers import single_tokens_of
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.dataset import Row
 from vllm_redrafter.training.config import TrainingConfig
@@ -81,9 +82,7 @@ def test_vllm_reports_the_tokens_per_step_that_evaluate_finds(
     ) as llm:
         answers: list[Any] = llm.generate(prompts, params, use_tqdm=False)
         stats = llm.collective_rpc("redrafter_stats")[0]
-    assert [list(a.outputs[0].token_ids) for a in answers] == [
-        row.input_ids[PROMPT_LENGTH:] for row in rows
-    ]
+    assert single_tokens_of(answers) == [row.input_ids[PROMPT_LENGTH:] for row in rows]
     served = stats["sampled_tokens"] / stats["verifications"]
     assert served == pytest.approx(found.acceptance.tokens_per_step, rel=0.03)
     print(f"evaluate {found.acceptance.tokens_per_step:.4f}, vLLM {served:.4f}")

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import workloads
-from answers import assert_logprobs_close, tokens_of
-from engine_harness import engine, proposer
-from oracle import allowed_depth
+
+from redrafter_testing.engines.cpu_engine import engine, proposer
+from redrafter_testing.oracles import CPU_ORACLE
+from redrafter_testing.oracles.oracle import allowed_depth
+from redrafter_testing.requests import workloads
+from redrafter_testing.requests.answers import assert_logprobs_close, tokens_of
 
 pytestmark = pytest.mark.engine
 
@@ -25,7 +27,7 @@ def oracle(target: Path, oracle_drafter: Path) -> Iterator[Any]:
     """An engine that speculates well, with chunked prefill forced and a KV cache too small."""
     config = {"model": str(oracle_drafter), "num_speculative_tokens": 15}
     with (
-        proposer("oracle.OracleProposer"),
+        proposer(CPU_ORACLE),
         engine(target, speculative_config=config, enable_prefix_caching=True, **TIGHT) as llm,
     ):
         yield llm

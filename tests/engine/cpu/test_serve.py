@@ -9,8 +9,9 @@ from typing import Any
 
 import openai
 import pytest
-import workloads
-from server import counter, server
+
+from redrafter_testing.engines.server import counter, server
+from redrafter_testing.requests import workloads
 
 pytestmark = pytest.mark.engine
 

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 import transformers
-import workloads
-from engine_harness import engine
-from tiny_models import make_drafter, make_random_target
 from vllm import SamplingParams
+
+from redrafter_testing.engines.cpu_engine import engine
+from redrafter_testing.models.tiny_models import make_drafter, make_random_target
+from redrafter_testing.requests import workloads
+from redrafter_testing.requests.answers import single_tokens_of
 
 pytestmark = pytest.mark.engine
 
@@ -58,9 +60,9 @@ def test_greedy_output_equals_plain(config: Any, tmp_path: Path) -> None:
     }
     arguments = {"skip_tokenizer_init": True, "max_num_batched_tokens": 192}
     with engine(target, **arguments) as plain:
-        expected = [list(a.outputs[0].token_ids) for a in load.run(plain)]
+        expected = single_tokens_of(load.run(plain))
     with engine(target, speculative_config=speculative, **arguments) as llm:
-        answers = [list(a.outputs[0].token_ids) for a in load.run(llm)]
+        answers = single_tokens_of(load.run(llm))
         stats = llm.collective_rpc("redrafter_stats")[0]
     assert answers == expected
     assert stats["sampled_tokens"] > stats["verifications"] + 40, "trees were hardly used"

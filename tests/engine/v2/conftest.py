@@ -17,7 +17,7 @@ TIGHT = {"max_num_batched_tokens": 144, "num_gpu_blocks_override": 14}
 
 @pytest.fixture(scope="session")
 def small_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tiny_models import add_tokenizer, make_small_target
+    from redrafter_testing.models.tiny_models import add_tokenizer, make_small_target
 
     folder = make_small_target(tmp_path_factory.mktemp("small"), hidden_size=HIDDEN)
     add_tokenizer(folder)
@@ -26,7 +26,7 @@ def small_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def small_drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tiny_models import make_drafter
+    from redrafter_testing.models.tiny_models import make_drafter
 
     return make_drafter(tmp_path_factory.mktemp("drafter"), hidden_size=HIDDEN)
 
@@ -34,8 +34,8 @@ def small_drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def plain_v2(small_target: Path) -> dict[str, list[Any]]:
     """What Model Runner V2 answers without speculation, by workload."""
-    import small_workloads
-    from interpreted_engine import interpreted_engine
+    from redrafter_testing.engines.interpreted_engine import interpreted_engine
+    from redrafter_testing.requests import small_workloads
 
     with interpreted_engine(small_target, reasoning_config=small_workloads.REASONING) as llm:
         return {name: llm.run(load) for name, load in small_workloads.ALL.items()}
@@ -43,8 +43,8 @@ def plain_v2(small_target: Path) -> dict[str, list[Any]]:
 
 @pytest.fixture(scope="session")
 def oracle_v2(small_target: Path, small_drafter: Path, plain_v2: dict[str, list[Any]]) -> Path:
-    """A drafter's folder from which `oracle_v2.OracleSpeculator` knows all of these answers."""
-    from oracle import write_oracle
+    """A drafter's folder from which `OracleSpeculator` knows all of these answers."""
+    from redrafter_testing.oracles.oracle import write_oracle
 
     known = [
         (list(answer.prompt_token_ids), list(output.token_ids))
@@ -59,9 +59,9 @@ def oracle_v2(small_target: Path, small_drafter: Path, plain_v2: dict[str, list[
 @pytest.fixture(scope="session")
 def oracle(small_target: Path, oracle_v2: Path) -> Iterator[Any]:
     """Speculates well, scheduled asynchronously, with chunks forced and a KV cache too small."""
-    import oracle_v2 as speculator
-    import small_workloads
-    from interpreted_engine import interpreted_engine
+    from redrafter_testing.engines.interpreted_engine import interpreted_engine
+    from redrafter_testing.oracles import oracle_v2 as speculator
+    from redrafter_testing.requests import small_workloads
 
     with interpreted_engine(
         small_target,

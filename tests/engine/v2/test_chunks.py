@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import inside_worker
 import pytest
-import small_workloads
-import workloads
-from answers import assert_logprobs_close, tokens_of
-from interpreted_engine import InterpretedEngine
+
+from redrafter_testing.engines import inside_worker
+from redrafter_testing.engines.interpreted_engine import InterpretedEngine
+from redrafter_testing.requests import small_workloads, workloads
+from redrafter_testing.requests.answers import assert_logprobs_close, tokens_of
 
 pytestmark = pytest.mark.engine
 

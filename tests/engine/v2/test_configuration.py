@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_models import make_target
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.platforms.interface import DeviceCapability
 
-from vllm_redrafter import ConfigError, plugin
+from redrafter_testing.models.tiny_models import make_target
+from vllm_redrafter import ConfigError, names, plugin
+from vllm_redrafter.engine.selection import engine_here
+from vllm_redrafter.engine.v2.refusals import refusals
 
 plugin.register()
 
@@ -34,9 +36,9 @@ def speculate(target: Path, drafter: Path, **arguments: Any) -> Any:
 
 def test_the_v2_engine_is_chosen(small_target: Path, small_drafter: Path) -> None:
     config = speculate(small_target, small_drafter)
-    assert config.parallel_config.worker_cls == plugin.V2_INTERPRETED_WORKER
-    assert config.speculative_config.model == plugin.V2_SPECULATOR
-    assert config.additional_config[plugin.METHOD]["beam_width"] == 3
+    assert config.parallel_config.worker_cls == names.V2_INTERPRETED_WORKER
+    assert config.speculative_config.model == names.V2_SPECULATOR
+    assert config.additional_config[names.METHOD]["beam_width"] == 3
     assert config.use_v2_model_runner
     assert config._get_v2_model_runner_unsupported_features() == []
     assert config.num_speculative_tokens == 12
@@ -47,16 +49,16 @@ def test_cuda_gets_its_worker_and_attention_backend(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
     monkeypatch.setattr(type(current_platform), "is_cuda", lambda self: True)
-    engine = plugin._engine()
-    assert (engine.worker, engine.proposer) == (plugin.V2_WORKER, plugin.V2_SPECULATOR)
+    engine = engine_here()
+    assert (engine.worker, engine.proposer) == (names.V2_WORKER, names.V2_SPECULATOR)
     assert engine.arguments == {"attention_backend": AttentionBackendEnum.CUSTOM}
-    assert AttentionBackendEnum.CUSTOM.get_path() == plugin.TREE_ATTENTION
+    assert AttentionBackendEnum.CUSTOM.get_path() == names.V2_TREE_ATTENTION
 
 
 def test_other_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
     with pytest.raises(ConfigError, match=r"runs on CUDA and on vLLM's CPU backend, not on cpu"):
-        plugin._engine()
+        engine_here()
 
 
 def test_other_custom_proposers_stay_unsupported_by_v2(small_target: Path) -> None:
@@ -128,14 +130,14 @@ def test_an_fp8_cache_needs_a_gpu_that_converts_it(
     monkeypatch.setattr(platform, "is_cuda", lambda self: True)
     found = DeviceCapability(*capability)
     monkeypatch.setattr(platform, "get_device_capability", lambda *args, **kwargs: found)
-    reasons = list(plugin._unsupported_by_our_v2(config))
+    reasons = list(refusals(config))
     expected = "kv_cache_dtype is 'fp8'.* from compute capability 8.9 on, .* 8.6; use 'auto'"
     assert bool(reasons) == refused
     assert all(re.match(expected, reason) for reason in reasons)
 
 
 def test_a_head_size_that_tree_attention_does_not_know(tmp_path: Path) -> None:
-    from tiny_models import add_tokenizer, make_drafter
+    from redrafter_testing.models.tiny_models import add_tokenizer, make_drafter
 
     target = make_target(tmp_path / "target")
     add_tokenizer(target)

@@ -7,20 +7,25 @@ import subprocess
 import sys
 from pathlib import Path
 
-import cuda_configuration
-
-from vllm_redrafter import plugin
+from redrafter_testing.gpu import cuda_configuration
+from vllm_redrafter import names
 
 
 def test_what_a_user_gets_who_sets_nothing(
     few_tokens_target: Path, few_tokens_drafter: Path
 ) -> None:
-    command = [sys.executable, cuda_configuration.__file__, few_tokens_target, few_tokens_drafter]
+    command = [
+        sys.executable,
+        "-P",
+        cuda_configuration.__file__,
+        few_tokens_target,
+        few_tokens_drafter,
+    ]
     done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, text=True, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
     sizes = found.pop("sizes")
     assert found == {
-        "worker": plugin.V2_WORKER,
+        "worker": names.V2_WORKER,
         "attention": "CUSTOM",
         "model_runner_v2": True,
         "asynchronous": True,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import small_workloads
-import workloads
-from answers import tokens_of
-from interpreted_engine import InterpretedEngine
-from small_workloads import MAX_MODEL_LEN
 from vllm import SamplingParams
+
+from redrafter_testing.engines.interpreted_engine import InterpretedEngine
+from redrafter_testing.requests import small_workloads, workloads
+from redrafter_testing.requests.answers import tokens_of
+from redrafter_testing.requests.small_workloads import MAX_MODEL_LEN
 
 pytestmark = pytest.mark.engine
 

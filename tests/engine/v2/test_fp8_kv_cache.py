@@ -8,15 +8,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import inside_worker
 import pytest
 import torch
-import workloads
-from answers import tokens_of
-from interpreted_engine import interpreted_engine, use_triton_attention
 from safetensors.torch import load_file, save_file
-from tiny_models import make_drafter, make_small_target
 from vllm import SamplingParams
+
+from redrafter_testing.engines import inside_worker
+from redrafter_testing.engines.interpreted_engine import interpreted_engine, use_triton_attention
+from redrafter_testing.models.tiny_models import make_drafter, make_small_target
+from redrafter_testing.requests import workloads
+from redrafter_testing.requests.answers import tokens_of
 
 pytestmark = pytest.mark.engine
 

@@ -8,12 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import few_tokens
 import pytest
-import recorded_graphs
 import torch
-from interpreted_engine import InterpretedEngine, interpreted_engine, reset_prefix_cache
-from recorded_graphs import RecordedGraph, graphs_recorded
+
+from redrafter_testing.engines.interpreted_engine import (
+    InterpretedEngine,
+    interpreted_engine,
+    reset_prefix_cache,
+)
+from redrafter_testing.gpu import recorded_graphs
+from redrafter_testing.gpu.recorded_graphs import RecordedGraph, graphs_recorded
+from redrafter_testing.requests import few_tokens
+from redrafter_testing.requests.answers import single_tokens_of
 
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
 
@@ -44,9 +50,8 @@ def answers_and_accepted(llm: InterpretedEngine, sampling: str) -> tuple[list[li
     """The requests' tokens, and how many of them were accepted drafts; from an empty cache."""
     llm.call(reset_prefix_cache)
     before = llm.counter(ACCEPTED)
-    return few_tokens.tokens_of(llm.run(few_tokens.requests(sampling))), llm.counter(
-        ACCEPTED
-    ) - before
+    answers = single_tokens_of(llm.run(few_tokens.requests(sampling)))
+    return answers, llm.counter(ACCEPTED) - before
 
 
 @pytest.mark.engine

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import workloads
-from interpreted_engine import interpreted_engine
-from tiny_models import make_drafter, make_small_target
 from vllm import SamplingParams
+
+from redrafter_testing.engines.interpreted_engine import interpreted_engine
+from redrafter_testing.models.tiny_models import make_drafter, make_small_target
+from redrafter_testing.requests import workloads
 
 pytestmark = pytest.mark.engine
 
@@ -23,7 +24,7 @@ def test_a_processor_that_reads_the_output_acts_on_every_token(tmp_path: Path) -
     with interpreted_engine(
         target,
         skip_tokenizer_init=True,
-        logits_processors=["no_echo:NoEcho"],
+        logits_processors=["redrafter_testing.engines.no_echo:NoEcho"],
         speculative_config={"model": str(drafter), "num_speculative_tokens": 8},
     ) as llm:
         answers = llm.run(workloads.Workload(prompts, [params] * len(prompts)))

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import no_waiting
 import pytest
-import small_workloads
 import torch
-from interpreted_engine import InterpretedEngine
-from no_waiting import NoWaiting
+
+from redrafter_testing.engines.interpreted_engine import InterpretedEngine
+from redrafter_testing.gpu import no_waiting
+from redrafter_testing.gpu.no_waiting import NoWaiting
+from redrafter_testing.requests import small_workloads
 
 
 @pytest.mark.parametrize(

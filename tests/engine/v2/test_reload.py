@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import inside_worker
 import pytest
 import torch
-import workloads
-from answers import tokens_of
-from interpreted_engine import InterpretedEngine, interpreted_engine
-from tiny_models import make_small_target
 from vllm import SamplingParams
 
+from redrafter_testing.engines import inside_worker
+from redrafter_testing.engines.interpreted_engine import InterpretedEngine, interpreted_engine
+from redrafter_testing.models.tiny_models import make_small_target
+from redrafter_testing.requests import workloads
+from redrafter_testing.requests.answers import tokens_of
 from vllm_redrafter import Drafter, DrafterConfig, load_drafter, save_drafter
 
 pytestmark = pytest.mark.engine

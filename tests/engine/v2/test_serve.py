@@ -8,10 +8,11 @@ from typing import Any
 
 import openai
 import pytest
-import small_workloads
-from interpreted_engine import ENVIRONMENT
-from server import counter, server
-from small_workloads import GREEDY, GREEDY_TOKENS
+
+from redrafter_testing.engines.interpreted_engine import ENVIRONMENT
+from redrafter_testing.engines.server import counter, server
+from redrafter_testing.requests import small_workloads
+from redrafter_testing.requests.small_workloads import GREEDY, GREEDY_TOKENS
 
 pytestmark = pytest.mark.engine
 

@@ -9,16 +9,16 @@ import random
 from pathlib import Path
 from typing import Any
 
-import inside_worker
 import pytest
 import torch
 import transformers
-import workloads
-from answers import tokens_of
-from interpreted_engine import interpreted_engine
-from tiny_models import make_random_target
 from vllm import SamplingParams
 
+from redrafter_testing.engines import inside_worker
+from redrafter_testing.engines.interpreted_engine import interpreted_engine
+from redrafter_testing.models.tiny_models import make_random_target
+from redrafter_testing.requests import workloads
+from redrafter_testing.requests.answers import tokens_of
 from vllm_redrafter import Drafter, DrafterConfig, save_drafter
 
 pytestmark = pytest.mark.engine

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import few_tokens
-import inside_worker
 import pytest
-from interpreted_engine import interpreted_engine
+
+from redrafter_testing.engines import inside_worker
+from redrafter_testing.engines.interpreted_engine import interpreted_engine
+from redrafter_testing.requests import few_tokens
+from redrafter_testing.requests.answers import single_tokens_of
 
 pytestmark = pytest.mark.engine
 
@@ -25,7 +27,7 @@ def test_greedy_output_on_two_ranks_equals_plain_on_one(
         skip_tokenizer_init=True,
         speculative_config=config,
     ) as llm:
-        answers = few_tokens.tokens_of(llm.run(few_tokens.requests("greedy", count=4)))
+        answers = single_tokens_of(llm.run(few_tokens.requests("greedy", count=4)))
         accepted = llm.counter("vllm:spec_decode_num_accepted_tokens")
         (head, trees), (other_head, other_trees) = llm.rpc(inside_worker.head_and_trees)
     assert answers == few_tokens_plain["greedy"][:4]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import small_workloads
-from answers import tokens_of
-from interpreted_engine import InterpretedEngine, reasoning_markers
-from small_workloads import REASONING_END, REASONING_START
+
+from redrafter_testing.engines.interpreted_engine import InterpretedEngine, reasoning_markers
+from redrafter_testing.requests import small_workloads
+from redrafter_testing.requests.answers import tokens_of
+from redrafter_testing.requests.small_workloads import REASONING_END, REASONING_START
 
 pytestmark = pytest.mark.engine
 

@@ -1,4 +1,4 @@
-"""The worker that runs TreeModelRunner; plugin.py puts its path into `worker_cls`."""
+"""The worker that runs TreeModelRunner; vLLM finds it by `worker_cls` (engine/selection.py)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_b
 from vllm.v1.worker import cpu_worker
 
 from vllm_redrafter.engine.cpu.runner import TreeModelRunner
+from vllm_redrafter.names import CPU_TREE_ATTENTION
 from vllm_redrafter.substitution import substituted
 
 
@@ -19,10 +20,7 @@ class ReDrafterCPUWorker(cpu_worker.CPUWorker):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # The CPU platform always asks for CPU_ATTN; only this process sees the override.
-        register_backend(
-            AttentionBackendEnum.CPU_ATTN,
-            "vllm_redrafter.engine.cpu.attention.TreeAttentionBackend",
-        )
+        register_backend(AttentionBackendEnum.CPU_ATTN, CPU_TREE_ATTENTION)
         super().__init__(*args, **kwargs)
 
     def init_device(self) -> None:

@@ -23,6 +23,7 @@ from vllm.v1.attention.backends.triton_attn import (
     TritonAttentionMetadataBuilder,
 )
 
+from vllm_redrafter.engine.v2.refusals import layer_refusals
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.triton_kernels.stage_trees import StagedTrees
 from vllm_redrafter.triton_kernels.tree_attention import tree_attention
@@ -95,22 +96,11 @@ class TreeAttentionImpl(TritonAttentionImpl):
         super().__init__(*args, **kwargs)
         # The layer would quantise queries for vLLM's kernel; both kernels take them as they are.
         self.supports_quant_query_input = False
-        for reason in self._unsupported():
+        for reason in layer_refusals(self):
             raise ConfigError(
-                f"ReDrafter's attention backend does not support {reason}; leave the speculative "
-                "config out to run this target"
+                f"ReDrafter cannot verify trees in an attention layer of this target: {reason}; "
+                "leave the speculative config out to run it"
             )
-
-    def _unsupported(self) -> list[str]:
-        reasons = {
-            f"head size {self.head_size} (only {HEAD_DIMS})": self.head_size not in HEAD_DIMS,
-            f"{self.attn_type} attention": self.attn_type != AttentionType.DECODER,
-            "ALiBi": self.alibi_slopes is not None,
-            "chunked attention": self.chunk_lookback > -1,
-            f"kv_cache_dtype {self.kv_cache_dtype!r}": self._is_per_token_head_quant
-            or self.kv_cache_dtype == "fp8_e5m2",
-        }
-        return [reason for reason, applies in reasons.items() if applies]
 
     def fused_output_quant_supported(self, quant_key: Any) -> bool:
         """Tree attention's output is never quantised, so `output_scale` must not be given."""

@@ -1,7 +1,7 @@
 """The same engine on the CPU, its kernels under Triton's interpreter: what the tests run.
 
-Orders of magnitude slower than engine/cpu, so plugin.py chooses it only where Model Runner V2 is
-asked for (VLLM_USE_V2_MODEL_RUNNER=1) on a CPU.
+Orders of magnitude slower than engine/cpu, so engine/selection.py chooses it only where Model
+Runner V2 is asked for (VLLM_USE_V2_MODEL_RUNNER=1) on a CPU.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vllm.v1.worker.cpu import model_runner as cpu_model_runner
 
 from vllm_redrafter.engine.v2.runner import TreeModelRunner
 from vllm_redrafter.engine.v2.worker import StatisticsRpc
-from vllm_redrafter.plugin import TREE_ATTENTION
+from vllm_redrafter.names import V2_TREE_ATTENTION
 from vllm_redrafter.substitution import substituted
 
 
@@ -29,7 +29,7 @@ class InterpretedWorker(StatisticsRpc, cpu_worker.CPUWorker):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # The CPU platform always asks for CPU_ATTN; only this process sees the override.
-        register_backend(AttentionBackendEnum.CPU_ATTN, TREE_ATTENTION)
+        register_backend(AttentionBackendEnum.CPU_ATTN, V2_TREE_ATTENTION)
         super().__init__(*args, **kwargs)
 
     def init_device(self) -> None:

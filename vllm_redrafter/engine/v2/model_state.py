@@ -7,8 +7,6 @@ the buffer that CUDA graphs read and that the sampler keys its noise by.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -31,19 +29,13 @@ from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm_redrafter.engine.v2.attention import TreeRows
 from vllm_redrafter.engine.v2.scorer import TreeScorer
 from vllm_redrafter.engine.v2.speculator import TreeSpeculator
-from vllm_redrafter.triton_kernels.compact_kv import CacheTable, compact_kv
-from vllm_redrafter.triton_kernels.stage_trees import StagedTrees, stage_trees
 
 TREE_PROCESSORS = (LogitBiasState, PenaltiesState, BadWordsState)
 """vLLM's own logits processors: what they need is known, and `needs_chain` says who needs it."""
 
 
 class TreeModelState(DefaultModelState):
-    """Stages trees for the forward pass and the scorer, and compacts the KV cache.
-
-    Attributes:
-        staged: the trees of the step's batch.
-    """
+    """Stages trees for the forward pass and the scorer, which walks them."""
 
     def __init__(
         self,
@@ -54,7 +46,7 @@ class TreeModelState(DefaultModelState):
         speculator: TreeSpeculator,
     ) -> None:
         super().__init__(vllm_config, model, encoder_cache, device)
-        self.speculator = speculator
+        self.speculator, self.verification = speculator, speculator.verification
         self._every_request_needs_chain = False
 
     def custom_sampler(self, sampler: Sampler) -> tuple[Sampler, TreeScorer]:
@@ -63,7 +55,7 @@ class TreeModelState(DefaultModelState):
         self._every_request_needs_chain = not all(
             isinstance(processor, TREE_PROCESSORS) for processor in sampler.logits_processors
         )
-        return sampler, TreeScorer(sampler, self)
+        return sampler, TreeScorer(sampler, self.verification, self.speculator.meter)
 
     def add_request(self, req_index: int, new_req_data: NewRequestData) -> None:
         super().add_request(req_index, new_req_data)
@@ -78,19 +70,16 @@ class TreeModelState(DefaultModelState):
     def initialize_kv_cache(
         self, kv_cache_config: KVCacheConfig, block_tables: BlockTables
     ) -> None:
-        """Allocate what depends on the cache; vLLM keeps what is made here across sleep."""
+        """As vLLM does; and tell the verification where rows are compacted."""
         super().initialize_kv_cache(kv_cache_config, block_tables)
-        nodes = self.speculator.config.num_speculative_tokens
-        self.staged = StagedTrees(self.max_num_reqs, nodes, self.device)
-        self._path = torch.zeros(
-            self.max_num_reqs, nodes + 1, dtype=torch.int32, device=self.device
-        )
-        self._slot_mappings = block_tables.slot_mappings
         layers = self.vllm_config.compilation_config.static_forward_context
-        self._caches = [
-            cache_tables(layers[name].kv_cache for name in group.layer_names)
-            for group in kv_cache_config.kv_cache_groups
-        ]
+        self.verification.use_caches(
+            block_tables.slot_mappings,
+            [
+                [layers[name].kv_cache for name in group.layer_names]
+                for group in kv_cache_config.kv_cache_groups
+            ],
+        )
 
     def prepare_attn(
         self,
@@ -107,16 +96,8 @@ class TreeModelState(DefaultModelState):
         # A graph of uniform decoding steps sends all rows through tree attention.
         uniform = for_capture or cudagraph_mode == CUDAGraphMode.FULL
         if uniform or input_batch.num_draft_tokens:
-            stage_trees(
-                self.speculator.trees,
-                input_batch.idx_mapping,
-                input_batch.query_start_loc,
-                input_batch.cu_num_logits,
-                input_batch.seq_lens,
-                input_batch.positions,
-                self.staged,
-                input_batch.num_reqs_after_padding if uniform else input_batch.num_reqs,
-            )
+            requests = input_batch.num_reqs_after_padding if uniform else input_batch.num_reqs
+            self.verification.stage(self.speculator.trees, input_batch, requests)
         metadata = super().prepare_attn(
             input_batch,
             cudagraph_mode,
@@ -137,7 +118,9 @@ class TreeModelState(DefaultModelState):
         """All rows are trees' rows, as many for each request."""
         requests = input_batch.num_reqs_after_padding
         rows = input_batch.num_tokens_after_padding
-        return TreeRows(self.staged, requests, rows, max_nodes=rows // requests, rest=None)
+        return TreeRows(
+            self.verification.staged, requests, rows, max_nodes=rows // requests, rest=None
+        )
 
     def _leading_rows(self, input_batch: InputBatch) -> TreeRows | None:
         """The rows of requests with draft tokens, which vLLM sorts to the front."""
@@ -150,27 +133,9 @@ class TreeModelState(DefaultModelState):
         rest = None
         if requests < input_batch.num_reqs:
             rest = input_batch.query_start_loc[requests : input_batch.num_reqs + 1] - rows
-        return TreeRows(self.staged, requests, rows, self.staged.tokens.shape[1], rest)
-
-    def compact(self, path: Tensor, num_sampled: Tensor, requests: slice) -> None:
-        """Move the accepted rows of some of the batch's requests into the linear slots.
-
-        Must be done before the step ends: the next may find these blocks by their hash.
-
-        Args:
-            path: [N, K+1] int32, the accepted nodes, root first.
-            num_sampled: [N] int32, how many of them count.
-            requests: which N of the batch's requests they belong to.
-        """
-        row_start = self.staged.row_start[requests]
-        for slot_mapping, tables in zip(self._slot_mappings, self._caches, strict=True):
-            for table in tables:
-                compact_kv(table, path, num_sampled, row_start, slot_mapping)
-
-    @property
-    def path(self) -> Tensor:
-        """[R, K+1] int32, scratch space for the walk."""
-        return self._path
+        return TreeRows(
+            self.verification.staged, requests, rows, self.verification.staged.tokens.shape[1], rest
+        )
 
 
 def needs_chain(params: SamplingParams) -> bool:
@@ -181,22 +146,3 @@ def needs_chain(params: SamplingParams) -> bool:
         or params.bad_words_token_ids
         or params.thinking_token_budget is not None
     )
-
-
-def cache_tables(caches: Iterable[Tensor]) -> list[CacheTable]:
-    """The caches of a group's layers as few tables, one launch each.
-
-    Args:
-        caches: per layer [blocks, KV heads, block size, K and V of a head]; layers that share a
-            cache give it once each.
-    """
-
-    def layout(cache: Tensor) -> tuple[Any, ...]:
-        return (*cache.shape, *cache.stride(), str(cache.dtype))
-
-    unique = sorted({c.data_ptr(): c for c in caches}.values(), key=layout)
-    # A row of K and V together is contiguous, so both move at once.
-    return [
-        CacheTable.of([cache.transpose(1, 2) for cache in same])
-        for _, same in groupby(unique, key=layout)
-    ]

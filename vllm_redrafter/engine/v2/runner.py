@@ -22,11 +22,10 @@ from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.utils.mem_utils import DeviceMemoryProfiler
 from vllm.v1.worker.gpu import model_runner
 from vllm.v1.worker.gpu.mm.encoder_cache import EncoderCache
-from vllm.v1.worker.gpu.model_states import resolve_model_state_cls
-from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 from vllm.v1.worker.gpu.states import RequestState
 
 from vllm_redrafter.engine.v2.model_state import TreeModelState
+from vllm_redrafter.engine.v2.refusals import state_refusals
 from vllm_redrafter.engine.v2.speculator import TreeSpeculator
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.substitution import substituted
@@ -90,11 +89,10 @@ class TreeModelRunner(model_runner.GPUModelRunner):
         encoder_cache: EncoderCache | None,
         device: torch.device,
     ) -> TreeModelState:
-        wanted = resolve_model_state_cls(vllm_config, model)
-        if wanted is not DefaultModelState:
+        for reason in state_refusals(vllm_config, model):
             raise ConfigError(
-                f"ReDrafter cannot speculate for {type(model).__name__}, whose steps need vLLM's "
-                f"{wanted.__name__}: leave the speculative config out"
+                f"ReDrafter cannot speculate for this target: {reason}; leave the speculative "
+                "config out"
             )
         return TreeModelState(vllm_config, model, encoder_cache, device, self.speculator)
 

@@ -7,7 +7,6 @@ n + depth: a node on the accepted path draws the very token that plain decoding 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -24,10 +23,9 @@ from vllm.v1.worker.gpu.spec_decode.rejection_sampler import (
     get_max_chunk_logits,
 )
 
+from vllm_redrafter.engine.v2.stats import StepMeter
+from vllm_redrafter.engine.v2.verification import Verification
 from vllm_redrafter.triton_kernels.accept_path import accept_path
-
-if TYPE_CHECKING:
-    from vllm_redrafter.engine.v2.model_state import TreeModelState
 
 
 @dataclass(frozen=True)
@@ -63,9 +61,8 @@ class TreeScorer:
 
     enable_adaptive_verification = False  # what vLLM's warm-up of kernels asks a rejection sampler
 
-    def __init__(self, sampler: Sampler, state: TreeModelState) -> None:
-        self.sampler = sampler
-        self.state = state
+    def __init__(self, sampler: Sampler, verification: Verification, meter: StepMeter) -> None:
+        self.sampler, self.verification, self.meter = sampler, verification, meter
 
     def __call__(
         self,
@@ -88,7 +85,7 @@ class TreeScorer:
             are new: vLLM copies them to the host while the next step is under way.
         """
         num_nans = get_num_nans(logits) if self.sampler.compute_nans else None
-        staged, requests = self.state.staged, input_batch.num_reqs
+        staged, requests = self.verification.staged, input_batch.num_reqs
         if invalid_drafts is not None:
             _invalidate(staged.tokens, input_batch, invalid_drafts)
         tokens = staged.tokens.new_empty(requests, staged.tokens.shape[1])
@@ -99,15 +96,14 @@ class TreeScorer:
             Chunk.of(input_batch, start, end)
             for start, end in _iter_request_chunks(input_batch.cu_num_logits_np, limit)
         ]
-        meter = self.state.speculator.meter
-        with meter.measure("accept"):
+        with self.meter.measure("accept"):
             logprobs = [
                 self._verify(logits[chunk.rows], input_batch, chunk, tokens, num_sampled, dims)
                 for chunk in chunks
             ]
-        with meter.measure("compact"):
-            self.state.compact(self.state.path[:requests], num_sampled, slice(0, requests))
-        meter.count(input_batch, staged.num_nodes, num_sampled)
+        with self.meter.measure("compact"):
+            self.verification.compact(num_sampled)
+        self.meter.count(input_batch, staged.num_nodes, num_sampled)
         num_sampled, num_rejected = get_num_sampled_and_rejected(
             num_sampled,
             input_batch.seq_lens,
@@ -150,7 +146,7 @@ class TreeScorer:
             input_batch.seq_lens_cpu_upper_bound.numpy()[requests],
             return_logprobs=dims is not None,
         )
-        staged, path = self.state.staged, self.state.path[requests]
+        staged, path = self.verification.staged, self.verification.path[requests]
         last_logits_row = torch.empty_like(num_sampled[requests])
         accept_path(
             staged.tokens[requests],
@@ -165,7 +161,7 @@ class TreeScorer:
             path,
             last_logits_row,
         )
-        last_rows = self.state.speculator.last_rows[requests]
+        last_rows = self.verification.last_rows[requests]
         torch.index_select(logits_indices, 0, last_logits_row, out=last_rows)
         if dims is None:
             return None

@@ -31,6 +31,7 @@ from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.engine.embedding import shared_embedding
 from vllm_redrafter.engine.settings import Settings
 from vllm_redrafter.engine.v2.stats import StepMeter
+from vllm_redrafter.engine.v2.verification import Verification
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.policy import candidate_log_probs, search_shape
 from vllm_redrafter.sharding import VocabularyShard
@@ -44,8 +45,7 @@ class TreeSpeculator(BaseSpeculator):
         trees: by request slot, the tree drafted last; one entry more than there are slots, which
             takes what padding rows draft.
         chains: [slots] int32 on the device, 1 for requests that get a chain.
-        last_rows: [slots] int64, in batch order: the row, among the step's rows of hidden states,
-            that the next draft starts from. The scorer writes it.
+        verification: of the trees drafted here; tells which row each next draft starts from.
         meter: the step's statistics, the other parts' included.
         shard: this rank's part of the draft vocabulary; None without tensor parallelism.
     """
@@ -72,7 +72,7 @@ class TreeSpeculator(BaseSpeculator):
         self.trees = TreeBuffers(slots + 1, k, device)
         self.trees.clear()
         self.chains = StagedWriteTensor(slots, dtype=torch.int32, device=device)
-        self.last_rows = torch.zeros(slots, dtype=torch.int64, device=device)
+        self.verification = Verification(slots, k, device)
 
         hidden_size = vllm_config.model_config.get_hidden_size()
         # A draft's inputs and output, in batch order.
@@ -130,7 +130,7 @@ class TreeSpeculator(BaseSpeculator):
 
         Args:
             slot: the request's.
-            chain: verify a chain: see the design, "Per-request fallback to a chain".
+            chain: verify a chain: see docs/architecture.md, "Per-request fallback to a chain".
         """
         self.trees.num_nodes[slot].fill_(1)
         self.chains.stage_write_elem(slot, int(chain))
@@ -220,7 +220,7 @@ class TreeSpeculator(BaseSpeculator):
         requests, slots = input_batch.num_reqs, input_batch.idx_mapping
         # Without draft tokens in the step, the scorer has not run: each request's last row.
         last_rows = (
-            self.last_rows[:requests]
+            self.verification.last_rows[:requests]
             if input_batch.num_draft_tokens
             else input_batch.query_start_loc[1 : requests + 1] - 1
         )

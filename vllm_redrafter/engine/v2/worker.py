@@ -1,4 +1,4 @@
-"""The worker that runs TreeModelRunner; plugin.py puts its path into `worker_cls`."""
+"""The worker that runs TreeModelRunner; vLLM finds it by `worker_cls` (engine/selection.py)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_b
 from vllm.v1.worker.gpu_worker import Worker
 
 from vllm_redrafter.engine.v2.runner import TreeModelRunner
-from vllm_redrafter.plugin import TREE_ATTENTION
+from vllm_redrafter.names import V2_TREE_ATTENTION
 
 
 class StatisticsRpc:
@@ -30,7 +30,7 @@ class ReDrafterWorker(StatisticsRpc, Worker):
     """vLLM's GPU worker with our model runner and attention backend."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        register_backend(AttentionBackendEnum.CUSTOM, TREE_ATTENTION)
+        register_backend(AttentionBackendEnum.CUSTOM, V2_TREE_ATTENTION)
         super().__init__(*args, **kwargs)
 
     def _make_model_runner(self) -> TreeModelRunner:

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import few_tokens
 import torch
 from safetensors.torch import save_file
 from vllm.lora.request import LoRARequest
+
+from redrafter_testing.requests import few_tokens
+from redrafter_testing.requests.answers import single_tokens_of
 
 RANK = 8
 # One more than there are adapters: on a CPU, vLLM 0.32 gives requests without one the last place's.
@@ -71,4 +73,4 @@ class Adapted:
         ]
         prompts = [{"prompt_token_ids": prompt} for prompt in load.prompts]
         answers = llm.generate(prompts, load.params, use_tqdm=False, lora_request=uses)
-        return few_tokens.tokens_of(answers)
+        return single_tokens_of(answers)

@@ -16,9 +16,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from python_path import python_path
-
-SUPPORT = Path(__file__).parent
+from redrafter_testing.python_path import SUPPORT, python_path
 
 ENVIRONMENT = {
     "TRITON_INTERPRET": "1",
@@ -82,7 +80,7 @@ def interpreted_engine(
     """
     context: Any = multiprocessing.get_context("forkserver" if preloaded else "spawn")
     if preloaded:
-        context.set_forkserver_preload(["interpreted_imports"])
+        context.set_forkserver_preload(["redrafter_testing.engines.interpreted_imports"])
     ours, theirs = context.Pipe()
     variables = {**os.environ, **ENVIRONMENT, **(environment or {})}
     given = (theirs, str(target), setup, variables, arguments)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+SUPPORT = Path(__file__).parents[1]
+"""The folder of `redrafter_testing` and `interpreted`."""
+
 
 def python_path(*folders: Path) -> str:
     """The folders before those that PYTHONPATH names already (scripts/overlay_vllm.py writes one).

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from oracle import Oracle
 from torch import Tensor, nn
 
+from redrafter_testing.oracles import V2_ORACLE
+from redrafter_testing.oracles.oracle import Oracle
 from vllm_redrafter.beam_search import ExploredNodes
 from vllm_redrafter.engine.v2.speculator import TreeSpeculator
 
@@ -23,9 +24,9 @@ class OracleSpeculator(TreeSpeculator):
 
 def use() -> None:
     """Engines started in this process draft with the oracle, whatever else is as always."""
-    from vllm_redrafter import plugin
+    from vllm_redrafter import names
 
-    plugin.V2_SPECULATOR = "oracle_v2.OracleSpeculator"
+    names.V2_SPECULATOR = V2_ORACLE
 
 
 def use_with_async_scheduling() -> None:

@@ -19,10 +19,11 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import no_waiting
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
+
+from redrafter_testing.gpu import no_waiting
 
 FROM_HOST = ("aten.lift_fresh",)
 """`torch.tensor(...)`: on a GPU a copy from memory that the host may have reused since."""
@@ -208,7 +209,6 @@ def use() -> None:
     (VLLM_USE_BREAKABLE_CUDAGRAPH=1).
     """
     for_good.enter_context(graphs_recorded())
-    from interpreted_engine import settle_worker
     from vllm.compilation import breakable_cudagraph
     from vllm.config.compilation import CUDAGraphMode
     from vllm.platforms.cpu import CpuPlatform
@@ -218,6 +218,7 @@ def use() -> None:
     from vllm.v1.worker.cpu_worker import CPUWorker
     from vllm.v1.worker.workspace import init_workspace_manager
 
+    from redrafter_testing.engines.interpreted_engine import settle_worker
     from vllm_redrafter.engine.v2.speculator import TreeSpeculator
 
     update = CpuPlatform.check_and_update_config.__func__

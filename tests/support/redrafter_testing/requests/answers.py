@@ -12,6 +12,11 @@ def tokens_of(answers: list[Any]) -> list[list[list[int]]]:
     return [[list(o.token_ids) for o in answer.outputs] for answer in answers]
 
 
+def single_tokens_of(answers: list[Any]) -> list[list[int]]:
+    """Token ids by request, where each has one output."""
+    return [tokens for (tokens,) in tokens_of(answers)]
+
+
 def assert_logprobs_close(answer: Any, expected: Any) -> None:
     """Where `expected` has logprobs: the same tokens, ranks and, nearly, numbers."""
     for output, wanted in zip(answer.outputs, expected.outputs, strict=True):

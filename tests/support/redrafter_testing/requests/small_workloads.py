@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import workloads
 from vllm import SamplingParams
+
+from redrafter_testing.requests import workloads
 
 KNOWN = 8
 """Greedy answers are some tokens longer here than tests ask for: an oracle has to know the

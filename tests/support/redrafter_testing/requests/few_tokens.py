@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import workloads
 from vllm import SamplingParams
+
+from redrafter_testing.requests import workloads
 
 VOCAB, HIDDEN = 24, 64
 TOKENS = 40
@@ -23,7 +24,3 @@ def requests(sampling: str, count: int = 8) -> workloads.Workload:
         for i in range(count)
     ]
     return workloads.Workload(prompts, params)
-
-
-def tokens_of(answers: list[Any]) -> list[list[int]]:
-    return [list(answer.outputs[0].token_ids) for answer in answers]

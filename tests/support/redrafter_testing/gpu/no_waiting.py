@@ -107,7 +107,7 @@ def watch(worker: Any) -> None:
     """
     from triton.runtime.interpreter import GridExecutor
 
-    from vllm_redrafter.engine.v2 import model_state
+    from vllm_redrafter.engine.v2 import verification
 
     worker.no_waiting = watcher = NoWaiting()
     worker.watched_calls = 0
@@ -132,7 +132,7 @@ def watch(worker: Any) -> None:
     runner = worker.model_runner
     watched(runner.speculator, "propose")
     watched(runner, "sample")  # the scorer and compaction are called by it
-    watched(model_state, "stage_trees")
+    watched(verification, "stage_trees")
 
 
 def findings(worker: Any) -> tuple[int, list[str]]:

@@ -27,8 +27,8 @@ def server(arguments: str, environment: Mapping[str, str] | None = None) -> Iter
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    script = str(Path(__file__).parent / "serve.py")
-    command = [sys.executable, script, *arguments.split(), "--host", "127.0.0.1"]
+    script = str(Path(__file__).with_name("serve_with_oracle.py"))
+    command = [sys.executable, "-P", script, *arguments.split(), "--host", "127.0.0.1"]
     process = subprocess.Popen(
         [*command, "--port", str(port)], env={**os.environ, **(environment or {})}
     )

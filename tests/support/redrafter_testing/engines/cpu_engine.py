@@ -32,7 +32,8 @@ def engine(target: Path, **arguments: Any) -> Iterator[Any]:
 @contextmanager
 def proposer(path: str) -> Iterator[None]:
     """Engines started in the body draft with the class at `path`, whatever else is as always."""
-    from vllm_redrafter import plugin
+    from vllm_redrafter import names
+    from vllm_redrafter.substitution import substituted
 
-    with plugin.substituted(plugin, "CPU_PROPOSER", path):
+    with substituted(names, "CPU_PROPOSER", path):
         yield

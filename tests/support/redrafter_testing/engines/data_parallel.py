@@ -11,7 +11,7 @@ import json
 import sys
 from typing import Any
 
-import few_tokens
+from redrafter_testing.requests import few_tokens
 
 
 async def main(target: str, drafter: str) -> None:

@@ -1,0 +1,1 @@
+"""Engines and servers: real vLLM in a process of its own, and one that only pretends."""

@@ -1,0 +1,14 @@
+"""`vllm serve`, drafting with the oracle: serve_with_oracle.py TARGET [any of its arguments]."""
+
+import sys
+
+from vllm.entrypoints.cli.main import main
+
+from redrafter_testing.oracles import CPU_ORACLE, V2_ORACLE
+from vllm_redrafter import names
+
+if __name__ == "__main__":
+    names.CPU_PROPOSER = CPU_ORACLE
+    names.V2_SPECULATOR = V2_ORACLE
+    sys.argv = ["vllm", "serve", *sys.argv[1:]]
+    main()

@@ -1,0 +1,1 @@
+"""What stands in for a GPU: an interpreter for its kernels, recordings for its graphs."""

@@ -1,0 +1,12 @@
+"""Which Triton kernels a decoding step launches."""
+
+ATTENTION = {"_attend_part", "_merge_parts"}
+
+AROUND_ATTENTION = {
+    "_stage_trees",
+    "_accept_path",
+    "_compact",
+    "_share_prefixes",
+    "_select_nodes",
+    "_set_ancestors",
+}

@@ -1,0 +1,1 @@
+"""Requests whose answers must not depend on speculation, and what is asked of answers."""

@@ -1,0 +1,28 @@
+"""What the CPU engine cannot run: refused before any process starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from vllm_redrafter.engine.refusals import common_refusals
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+def refusals(vllm_config: VllmConfig) -> Iterator[str]:
+    """Why the CPU engine cannot run this configuration: what it is, and what to do."""
+    yield from common_refusals(vllm_config)
+    model = vllm_config.model_config
+    if (size := vllm_config.parallel_config.tensor_parallel_size) > 1:
+        yield f"tensor_parallel_size is {size}; on the CPU backend it must be 1"
+    if str(vllm_config.cache_config.cache_dtype).startswith("fp8"):
+        yield (
+            f"kv_cache_dtype {vllm_config.cache_config.cache_dtype!r} is not supported on the CPU "
+            "backend; leave it at 'auto'"
+        )
+    if model.use_fp64_gumbel:
+        yield "use_fp64_gumbel is not supported; leave --use-fp64-gumbel out"
+    if model.logits_processors:
+        yield "custom logits processors are not supported with speculation; leave them out"

@@ -1,0 +1,36 @@
+"""What neither engine can run; each has a list of its own besides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+def common_refusals(vllm_config: VllmConfig) -> Iterator[str]:
+    """Why no engine of ours can run this configuration: what it is, and what to do."""
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    if model.runner_type == "pooling":
+        yield "it is a pooling model, which does not generate; leave the speculative config out"
+    if model.is_encoder_decoder:
+        yield "encoder-decoder models are not supported"
+    if model.use_mla:
+        yield "multi-head latent attention (MLA) is not supported"
+    if model.is_hybrid or model.is_attention_free:
+        yield "models with Mamba or linear-attention layers keep a state that no tree can share"
+    if model.uses_mrope:
+        yield "multi-dimensional RoPE positions (M-RoPE) are not supported"
+    if vllm_config.kv_transfer_config is not None:
+        yield (
+            "a KV connector would ship the cache before accepted rows are compacted; leave "
+            "--kv-transfer-config out"
+        )
+    for name in (
+        "pipeline_parallel_size",
+        "prefill_context_parallel_size",
+        "decode_context_parallel_size",
+    ):
+        if (size := getattr(parallel, name, 1)) > 1:
+            yield f"{name} is {size}, it must be 1"

@@ -1,0 +1,66 @@
+"""Which engine runs on this platform, and what vLLM's configuration calls its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from vllm_redrafter import names
+from vllm_redrafter.engine.cpu import refusals as cpu
+from vllm_redrafter.engine.v2 import refusals as v2
+from vllm_redrafter.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One of our adapters to vLLM.
+
+    Attributes:
+        worker: path of the worker class.
+        proposer: path of the class that drafts.
+        is_v2: it runs on Model Runner V2 and brings its own attention backend.
+        refusals: why it cannot run a configuration, a sentence each.
+        arguments: further engine arguments that it needs.
+    """
+
+    worker: str
+    proposer: str
+    is_v2: bool
+    refusals: Callable[[VllmConfig], Iterator[str]]
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+def engine_here() -> Engine:
+    """The engine for this platform.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    from vllm import envs
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        # The CUDA engine under Triton's interpreter: made for tests.
+        if envs.VLLM_USE_V2_MODEL_RUNNER:
+            worker = names.V2_INTERPRETED_WORKER
+            return Engine(worker, names.V2_SPECULATOR, is_v2=True, refusals=v2.refusals)
+        return Engine(names.CPU_WORKER, names.CPU_PROPOSER, is_v2=False, refusals=cpu.refusals)
+    if current_platform.is_cuda():
+        from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+        register_backend(AttentionBackendEnum.CUSTOM, names.V2_TREE_ATTENTION)
+        return Engine(
+            names.V2_WORKER,
+            names.V2_SPECULATOR,
+            is_v2=True,
+            refusals=v2.refusals,
+            arguments={"attention_backend": AttentionBackendEnum.CUSTOM},
+        )
+    raise ConfigError(
+        f"ReDrafter runs on CUDA and on vLLM's CPU backend, not on {current_platform.device_type}: "
+        "leave the speculative config out"
+    )

@@ -1,0 +1,103 @@
+"""One step's verification, as its parts share it: trees staged, a path walked, rows compacted.
+
+The model state stages the batch's trees before the forward pass, the scorer walks them and moves
+the accepted KV rows, and the speculator drafts from where the walk stopped. All buffers are made
+once, as CUDA graphs hold their addresses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.v1.worker.gpu.input_batch import InputBatch
+
+from vllm_redrafter.triton_kernels.build_tree import TreeBuffers
+from vllm_redrafter.triton_kernels.compact_kv import CacheTable, compact_kv
+from vllm_redrafter.triton_kernels.stage_trees import StagedTrees, stage_trees
+
+
+class Verification:
+    """The trees of a step's batch and what came of them; all buffers are in the batch's order.
+
+    Attributes:
+        staged: the trees under verification.
+        path: [requests, K+1] int32, the accepted nodes, root first.
+        last_rows: [requests] int64, the row, among the step's rows of hidden states, that the next
+            draft starts from: the last accepted node's.
+    """
+
+    def __init__(self, max_num_reqs: int, max_nodes: int, device: torch.device) -> None:
+        """Allocate for so many requests of trees of K = `max_nodes` nodes and the root."""
+        self.staged = StagedTrees(max_num_reqs, max_nodes, device)
+        self.path = torch.zeros(max_num_reqs, max_nodes + 1, dtype=torch.int32, device=device)
+        self.last_rows = torch.zeros(max_num_reqs, dtype=torch.int64, device=device)
+        self._slot_mappings: Tensor | None = None
+        self._caches: list[list[CacheTable]] = []
+
+    def use_caches(self, slot_mappings: Tensor, groups: Iterable[Sequence[Tensor]]) -> None:
+        """Say where KV rows are, when vLLM has allocated the cache.
+
+        Args:
+            slot_mappings: [KV cache groups, rows] int64, vLLM's buffer of the step's slots.
+            groups: per KV cache group, its layers' caches.
+        """
+        self._slot_mappings = slot_mappings
+        self._caches = [cache_tables(caches) for caches in groups]
+
+    def stage(self, trees: TreeBuffers, input_batch: InputBatch, requests: int) -> None:
+        """Bring the trees of the batch's first requests into its order, and turn the positions of
+        their rows into n + depth.
+
+        Args:
+            trees: by request slot, the trees drafted last.
+            input_batch: the step's batch; its positions are changed in place.
+            requests: how many.
+        """
+        stage_trees(
+            trees,
+            input_batch.idx_mapping,
+            input_batch.query_start_loc,
+            input_batch.cu_num_logits,
+            input_batch.seq_lens,
+            input_batch.positions,
+            self.staged,
+            requests,
+        )
+
+    def compact(self, num_sampled: Tensor) -> None:
+        """Move the rows of the accepted paths into the linear slots.
+
+        Must be done before the step ends: the next may find these blocks by their hash.
+
+        Args:
+            num_sampled: [R] int32, how many nodes of each path count.
+        """
+        assert self._slot_mappings is not None
+        requests = num_sampled.shape[0]
+        path, row_start = self.path[:requests], self.staged.row_start[:requests]
+        for slot_mapping, tables in zip(self._slot_mappings, self._caches, strict=True):
+            for table in tables:
+                compact_kv(table, path, num_sampled, row_start, slot_mapping)
+
+
+def cache_tables(caches: Iterable[Tensor]) -> list[CacheTable]:
+    """The caches of a group's layers as few tables, one launch each.
+
+    Args:
+        caches: per layer [blocks, KV heads, block size, K and V of a head]; layers that share a
+            cache give it once each.
+    """
+
+    def layout(cache: Tensor) -> tuple[Any, ...]:
+        return (*cache.shape, *cache.stride(), str(cache.dtype))
+
+    unique = sorted({c.data_ptr(): c for c in caches}.values(), key=layout)
+    # A row of K and V together is contiguous, so both move at once.
+    return [
+        CacheTable.of([cache.transpose(1, 2) for cache in same])
+        for _, same in groupby(unique, key=layout)
+    ]
