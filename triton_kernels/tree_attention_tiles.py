@@ -14,8 +14,6 @@ import triton
 MIN_PART_KEYS = 256
 """With fewer keys, a part's results, in fp32, are as large as the K and V that it reads."""
 
-KEY_TILE_BYTES = 8192
-
 MAX_REGISTERS = 255
 """Per thread, by the instruction set; a block of 8 warps can have as many."""
 
@@ -37,45 +35,65 @@ class Tile:
     max_registers: int | None
 
 
-def choose_tile(rows: int, head_dim: int, dtype: torch.dtype) -> Tile:
-    """The tile for `rows` = nodes x query heads of one KV head, queries of `dtype`.
-
-    It is the same for all GPUs: it fits the 99 KiB of shared memory that a thread block has on
-    sm_86, sm_89 and sm_120, and spills no registers (fp32 on sm_100 and sm_120: 8 bytes at most).
-
-    Rows: the smallest power of two that holds them, between 16 (a matrix instruction's) and 64.
-    Where there are more, 128 if that pads no more than 64 does, else 64: 132 rows (33 nodes, 4
-    heads) are 3 tiles of 64 and not 2 of 128, which would multiply a third more. The price is that
-    K and V are read once per tile, from the L2 cache after the first: the tiles of a KV head are
-    neighbours in the launch. Head dims beyond 128 have no registers for 128 rows.
-
-    Keys: 8 KiB of K, so that three steps' K and V fit beside the queries. A wider tile would have
-    more scores in registers, and a block less per multiprocessor.
+def _half(rows: int, keys: int, num_warps: int) -> Tile:
+    """A tile of bf16 or fp16, multiplied by matrix instructions.
 
     Stages: a step's K and V are found by its entries of the block table, and Triton divides the
     stages between the two loads. With 5, K and V are copied a step ahead of their use; with 4 or
     fewer, the copy is waited for right where it was started.
 
     Registers: left to itself, the assembler spills a few for the sake of one more block.
-
-    fp32 is not multiplied by matrix instructions but by FMA, from registers: fewer rows, and no
-    stages, which would take room from the queries.
     """
-    block_dim = triton.next_power_of_2(head_dim)
-    fp32 = dtype == torch.float32
-    block_rows = max(16, min(64, triton.next_power_of_2(rows)))
-    if fp32 and block_dim > 128:
-        block_rows = 16
-    elif rows > 64 and block_dim <= 128 and not fp32 and padded(rows, 128) <= padded(rows, 64):
-        block_rows = 128
-    wide = block_rows >= 32 or block_dim > 128 if fp32 else block_rows * block_dim >= 64 * 128
-    return Tile(
-        rows=block_rows,
-        keys=max(16, min(64, KEY_TILE_BYTES // (block_dim * dtype.itemsize))),
-        num_warps=8 if wide else 4,
-        num_stages=2 if fp32 else 5,
-        max_registers=None if fp32 else MAX_REGISTERS,
-    )
+    return Tile(rows, keys, num_warps, num_stages=5, max_registers=MAX_REGISTERS)
+
+
+def _single(rows: int, keys: int, num_warps: int) -> Tile:
+    """A tile of fp32, multiplied by FMA, from registers.
+
+    It has fewer rows, and no stages, which would take room from the queries.
+    """
+    return Tile(rows, keys, num_warps, num_stages=2, max_registers=None)
+
+
+TILES: dict[tuple[int, int], tuple[Tile, ...]] = {
+    # (bytes of an element, head dim rounded up to a power of two): tiles by their rows
+    (2, 64): (_half(16, 64, 4), _half(32, 64, 4), _half(64, 64, 4), _half(128, 64, 8)),
+    (2, 128): (_half(16, 32, 4), _half(32, 32, 4), _half(64, 32, 8), _half(128, 32, 8)),
+    (2, 256): (_half(16, 16, 4), _half(32, 16, 8), _half(64, 16, 8)),
+    (4, 64): (_single(16, 32, 4), _single(32, 32, 8), _single(64, 32, 8)),
+    (4, 128): (_single(16, 16, 4), _single(32, 16, 8), _single(64, 16, 8)),
+    (4, 256): (_single(16, 16, 8),),
+}
+"""The tiles to choose from: rows, keys, warps. This is the place to tune them.
+
+They are the same for all GPUs: they fit the 99 KiB of shared memory that a thread block has on
+sm_86, sm_89 and sm_120, and spill no registers (fp32 on sm_100 and sm_120: 8 bytes at most).
+
+Rows: from 16, a matrix instruction's, to 128. Head dims beyond 128 have no registers for 128 rows,
+nor has fp32; fp32 with head dims beyond 128 has them for 16 alone.
+
+Keys: 8 KiB of K, so that three steps' K and V fit beside the queries; between 16 and 64. A wider
+tile would have more scores in registers, and a block less per multiprocessor.
+
+Warps: 8 where each thread of 4 would have 64 accumulators or more; in fp32, whose operands are in
+registers too, earlier.
+"""
+
+
+def choose_tile(rows: int, head_dim: int, dtype: torch.dtype) -> Tile:
+    """The tile for `rows` = nodes x query heads of one KV head, queries of `dtype`.
+
+    The smallest one that holds them. Where there are more rows than any holds, the largest, unless
+    64 rows pad less: 132 rows (33 nodes, 4 heads) are 3 tiles of 64 and not 2 of 128, which would
+    multiply a third more. The price is that K and V are read once per tile, from the L2 cache
+    after the first: the tiles of a KV head are neighbours in the launch.
+    """
+    tiles = TILES[dtype.itemsize, triton.next_power_of_2(head_dim)]
+    for tile in tiles:
+        if rows <= tile.rows:
+            return tile
+    several = [tile for tile in tiles if tile.rows >= 64] or tiles[-1:]
+    return min(several, key=lambda tile: (padded(rows, tile.rows), -tile.rows))
 
 
 def padded(rows: int, block_rows: int) -> int:

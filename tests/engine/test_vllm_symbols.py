@@ -1,63 +1,95 @@
 """vLLM's classes, methods and fields that we rely on are as recorded, in every supported version.
 
-When vLLM changes: read what changed, adapt, then record with redrafter_testing/vllm_symbols.py.
+When vLLM changes: CONTRIBUTING.md, "Support the next vLLM version".
 """
 
 from __future__ import annotations
 
-import json
-from importlib.util import find_spec
+import tomllib
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from redrafter_testing import vllm_symbols
-from vllm_redrafter import names
+from redrafter_testing.vllm_symbols import Record
+from vllm_redrafter.names import SUPPORTED_VLLM
 
-RECORDED = json.loads(vllm_symbols.RECORDED.read_text())
-
-HARMLESS = {
-    "vllm.config.cache:CacheConfig.cache_dtype",  # only compared, as a string
-    # Only named in a docstring; the argument that is new has a default.
-    "vllm.v1.worker.gpu.model_runner:GPUModelRunner.postprocess_sampled",
-    # Only wrapped, where it exists.
-    "vllm.config.vllm:VllmConfig._maybe_disable_dynamic_sd_for_v1",
-}
-"""What differs between versions without concerning us."""
-
-ABSENT = {"0.32.0": ["vllm.config.vllm:VllmConfig._maybe_disable_dynamic_sd_for_v1"]}
-"""What a version need not have."""
-
-
-def installed_root() -> Path:
-    spec = find_spec("vllm")
-    assert spec is not None and spec.origin is not None
-    return Path(spec.origin).parents[1]
+RECORDS = vllm_symbols.read_records()
+PYPROJECT = vllm_symbols.PACKAGE.parent / "pyproject.toml"
 
 
 def test_the_installed_vllm_is_as_recorded() -> None:
     import vllm
 
     version = vllm.__version__.partition("+")[0]
-    found = vllm_symbols.signatures(installed_root(), vllm_symbols.names())
-    assert found == RECORDED[version]
+    found = vllm_symbols.signatures(vllm_symbols.installed_root(), vllm_symbols.names())
+    assert found == RECORDS[version].symbols
 
 
 def test_every_supported_version_is_recorded() -> None:
-    assert {version.rpartition(".")[0] for version in RECORDED} == set(names.SUPPORTED_VLLM)
+    assert {version.rpartition(".")[0] for version in RECORDS} == set(SUPPORTED_VLLM)
 
 
-@pytest.mark.parametrize("version", RECORDED)
+@pytest.mark.parametrize("version", RECORDS)
 def test_every_symbol_that_we_use_exists(version: str) -> None:
-    assert RECORDED[version].keys() == set(vllm_symbols.names())
-    missing = [name for name, found in RECORDED[version].items() if found is None]
-    assert missing == ABSENT.get(version, [])
+    record = RECORDS[version]
+    assert record.symbols.keys() == set(vllm_symbols.names())
+    missing = [name for name, found in record.symbols.items() if found is None]
+    assert missing == list(record.absent)
 
 
-def test_versions_agree_on_what_we_use() -> None:
-    oldest, *others = RECORDED.values()
-    for other in others:
-        assert {name for name in oldest if oldest[name] != other[name]} == HARMLESS
+@pytest.mark.parametrize(("before", "version"), list(pairwise(RECORDS)))
+def test_versions_agree_on_what_we_use(before: str, version: str) -> None:
+    old, new = RECORDS[before].symbols, RECORDS[version].symbols
+    assert {name for name in old if old[name] != new[name]} == set(RECORDS[version].differences)
+
+
+@pytest.mark.parametrize("version", RECORDS)
+def test_every_difference_has_been_judged(version: str) -> None:
+    assert vllm_symbols.unjudged(RECORDS[version]) == []
+
+
+def test_the_extras_install_supported_versions() -> None:
+    extras = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]
+    cuda = Requirement(extras["cuda"][0]).specifier
+    minors = [int(version.removeprefix("0.")) for version in SUPPORTED_VLLM]
+    around = range(min(minors) - 1, max(minors) + 2)
+    assert [n for n in around if f"0.{n}.0" in cuda and f"0.{n}.9" in cuda] == minors
+    assert not [n for n in around if n not in minors and f"0.{n}.9" in cuda]
+    (cpu,) = Requirement(extras["cpu"][0]).specifier
+    assert cpu.operator == "==" and cpu.version in RECORDS
+
+
+def test_a_new_version_is_compared_with_the_one_before_it(tmp_path: Path) -> None:
+    names = {"same": "()", "other": "()", "gone": "()"}
+    records = {"0.9.0": Record(names, {}, {}), "0.10.0": Record(names, {}, {})}
+    later = {"same": "()", "other": "(x)", "gone": None}
+    records = vllm_symbols.with_version(records, "0.11.0", later)
+    assert list(records) == ["0.9.0", "0.10.0", "0.11.0"]
+    assert records["0.11.0"].differences == {"gone": "", "other": ""}
+    assert records["0.11.0"].absent == {"gone": ""}
+    assert vllm_symbols.unjudged(records["0.11.0"]) == ["gone", "other"]
+    assert records["0.10.0"].differences == {}
+
+    records["0.11.0"].differences["other"] = "x has a default"
+    file = tmp_path / "records.json"
+    vllm_symbols.write_records(records, file)
+    again = vllm_symbols.with_version(vllm_symbols.read_records(file), "0.11.0", later)
+    assert again["0.11.0"].differences == {"gone": "", "other": "x has a default"}
+    lines = list(vllm_symbols.described(again, "0.11.0"))
+    assert lines[:2] == ["vLLM 0.11.0: 3 symbols", "2 differ from vLLM 0.10.0:"]
+    assert "    x has a default" in lines and "    no reason yet" in lines
+
+
+def test_a_folder_s_version_is_read_without_importing_it(tmp_path: Path) -> None:
+    file = tmp_path / "vllm" / "_version.py"
+    file.parent.mkdir()
+    file.write_text("__version__: str\n__version__ = version = '0.40.1+cpu'\n")
+    assert vllm_symbols.version_of(tmp_path) == "0.40.1"
+    with pytest.raises(SystemExit, match=r"no vllm/_version\.py"):
+        vllm_symbols.version_of(tmp_path / "elsewhere")
 
 
 def test_what_is_missing_is_noticed(tmp_path: Path) -> None:

@@ -19,8 +19,10 @@ from vllm_redrafter.engine.cpu.tree_attention import (
     paged_tree_attention,
 )
 from vllm_redrafter.triton_kernels.tree_attention import naive_tree_attention, tree_attention
+from vllm_redrafter.triton_kernels.tree_attention_arguments import HEAD_DIMS
 from vllm_redrafter.triton_kernels.tree_attention_tiles import (
     MIN_PART_KEYS,
+    TILES,
     choose_parts,
     choose_tile,
     padded,
@@ -507,6 +509,16 @@ def test_tiles_are_what_triton_can_multiply(head_dim: int, dtype: torch.dtype) -
         accumulators = tile.rows * 2 ** (head_dim - 1).bit_length() / (32 * tile.num_warps)
         assert accumulators <= 64
         assert padded(rows, tile.rows) < rows + tile.rows
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("dtype", DTYPES, **names)
+def test_the_table_of_tiles_is_in_order_and_has_no_tile_in_vain(
+    head_dim: int, dtype: torch.dtype
+) -> None:
+    tiles = TILES[dtype.itemsize, 2 ** (head_dim - 1).bit_length()]
+    assert [tile.rows for tile in tiles] == sorted({tile.rows for tile in tiles})
+    assert {choose_tile(rows, head_dim, dtype) for rows in range(1, 1025)} == set(tiles)
 
 
 @pytest.mark.usefixtures("needs_fp8")

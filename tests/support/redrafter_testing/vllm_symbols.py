@@ -1,19 +1,29 @@
 """What of vLLM this project relies on, read from vLLM's sources without importing them.
 
-`python tests/support/redrafter_testing/vllm_symbols.py ROOT VERSION` records the sources below
-ROOT (an installed package's parent, or an unpacked wheel) in `vllm_symbols.json`.
+Run as a script, it records a version of vLLM in `vllm_symbols.json` and prints what is different
+there from the version before it: `--help` tells how.
+
+A difference, or a symbol that is missing, needs a reason why it does not concern us. Whoever has
+read vLLM's change, and adapted what had to be, writes it into `vllm_symbols.json`, where the
+script has left an empty one. tests/engine/test_vllm_symbols.py fails until then.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import functools
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 
-REPO = Path(__file__).parents[3]
+import vllm_redrafter
+
+PACKAGE = Path(vllm_redrafter.__file__).parent
 RECORDED = Path(__file__).with_name("vllm_symbols.json")
 
 GPU = "vllm.v1.worker.gpu"
@@ -108,8 +118,7 @@ def names() -> list[str]:
 
 def imported() -> Iterator[str]:
     """What engine/ and plugin.py import from vLLM's modules."""
-    package = REPO / "vllm_redrafter"
-    for file in (package / "plugin.py", *(package / "engine").rglob("*.py")):
+    for file in (PACKAGE / "plugin.py", *(PACKAGE / "engine").rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vllm."):
                 yield from (f"{node.module}:{alias.name}" for alias in node.names)
@@ -187,11 +196,133 @@ def _flattened(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield from _flattened([*node.body, *node.orelse])
 
 
-def record(root: Path, version: str) -> None:
-    recorded = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
-    recorded[version] = signatures(root, names())
-    RECORDED.write_text(json.dumps(recorded, indent=1, sort_keys=True) + "\n")
+@dataclass
+class Record:
+    """One version of vLLM.
+
+    Attributes:
+        symbols: what each symbol is there; None where it does not exist.
+        differences: the symbols that are not as in the version before, with the reason why that
+            does not concern us; an empty one where nobody has looked yet.
+        absent: likewise the symbols that do not exist.
+    """
+
+    symbols: dict[str, str | None]
+    differences: dict[str, str]
+    absent: dict[str, str]
+
+
+def read_records(file: Path = RECORDED) -> dict[str, Record]:
+    """The recorded versions, the oldest first."""
+    found = json.loads(file.read_text())
+    return {version: Record(**found[version]) for version in sorted(found, key=_numbers)}
+
+
+def write_records(records: Mapping[str, Record], file: Path = RECORDED) -> None:
+    values = {version: asdict(record) for version, record in records.items()}
+    file.write_text(json.dumps(values, indent=1, sort_keys=True) + "\n")
+
+
+def with_version(
+    records: Mapping[str, Record], version: str, symbols: dict[str, str | None]
+) -> dict[str, Record]:
+    """The records with one more, or with one renewed; reasons that were given are kept."""
+    old = records.get(version, Record({}, {}, {}))
+    added = {**records, version: Record(symbols, old.differences, old.absent)}
+    ordered = {v: added[v] for v in sorted(added, key=_numbers)}
+    for before, later in pairwise(ordered.values()):
+        names = differing(before, later)
+        later.differences = {name: later.differences.get(name, "") for name in names}
+    oldest = next(iter(ordered.values()))
+    oldest.differences = {}
+    for record in ordered.values():
+        absent = [name for name, found in record.symbols.items() if found is None]
+        record.absent = {name: record.absent.get(name, "") for name in absent}
+    return ordered
+
+
+def differing(before: Record, later: Record) -> list[str]:
+    """The symbols that are not the same in two versions."""
+    known = before.symbols.keys() | later.symbols.keys()
+    return sorted(n for n in known if before.symbols.get(n) != later.symbols.get(n))
+
+
+def unjudged(record: Record) -> list[str]:
+    """The differences and missing symbols that no reason is given for."""
+    reasons = [*record.differences.items(), *record.absent.items()]
+    return sorted({name for name, reason in reasons if not reason.strip()})
+
+
+def described(records: Mapping[str, Record], version: str) -> Iterator[str]:
+    """Lines that tell what is different in a version, and why that does not concern us."""
+    versions = list(records)
+    record = records[version]
+    yield f"vLLM {version}: {len(record.symbols)} symbols"
+    if (index := versions.index(version)) > 0:
+        before = records[versions[index - 1]]
+        yield f"{len(record.differences)} differ from vLLM {versions[index - 1]}:"
+        for name, reason in record.differences.items():
+            yield f"  {name}"
+            yield f"    - {before.symbols.get(name)}"
+            yield f"    + {record.symbols.get(name)}"
+            yield f"    {reason or 'no reason yet'}"
+    yield f"{len(record.absent)} do not exist:"
+    for name, reason in record.absent.items():
+        yield f"  {name}"
+        yield f"    {reason or 'no reason yet'}"
+
+
+def version_of(root: Path) -> str:
+    """The version of the vLLM below `root`, without a local part such as `+cpu`.
+
+    Raises:
+        SystemExit: there is no vLLM.
+    """
+    file = root / "vllm" / "_version.py"
+    if not file.exists():
+        sys.exit(f"{root}: there is no vllm/_version.py below it; name the folder that has vllm/")
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+            if "__version__" in names:
+                return str(node.value.value).partition("+")[0]
+    sys.exit(f"{file}: it has no __version__")
+
+
+def installed_root() -> Path:
+    """The folder that has the installed vLLM's package."""
+    spec = find_spec("vllm")
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).parents[1]
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description="Record what a version of vLLM has of the symbols that we rely on, and print "
+        "what is different there from the version before it."
+    )
+    parser.add_argument(
+        "root",
+        type=Path,
+        nargs="?",
+        help="a folder that has vllm/, such as an unpacked wheel (default: the installed vLLM's)",
+    )
+    parser.add_argument("--print-only", action="store_true", help="do not write the record")
+    arguments = parser.parse_args()
+    root = arguments.root or installed_root()
+    version = version_of(root)
+    records = with_version(read_records(), version, signatures(root, names()))
+    print("\n".join(described(records, version)))
+    if arguments.print_only:
+        return
+    write_records(records)
+    if missing := unjudged(records[version]):
+        print(f"write {len(missing)} reason(s) into {RECORDED}")
 
 
 if __name__ == "__main__":
-    record(Path(sys.argv[1]), sys.argv[2])
+    main()

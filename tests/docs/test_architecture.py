@@ -1,0 +1,156 @@
+"""The figure of the house in docs/architecture.md says who imports whom."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).parents[2]
+TEXT = (REPO / "docs" / "architecture.md").read_text()
+FLOORS_TEST = REPO / "tests" / "test_boundaries.py"
+
+WIDER = {"cli": ("cli", "cli_options", "__main__")}
+"""Boxes that stand for more modules than they name."""
+
+NODE = r"(\w+)(?:\[\"([^\"]+)\"\])?(?::::\w+)?"
+
+
+def figure() -> str:
+    """The first figure's source."""
+    found = re.search(r"```mermaid\n(.*?)```", TEXT, re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+@cache
+def boxes_and_arrows() -> tuple[dict[str, tuple[str, ...]], list[tuple[str, str]]]:
+    """The modules that each box stands for, dotted, and the arrows between boxes."""
+    labels: dict[str, str] = {}
+    arrows = []
+    for line in figure().splitlines():
+        if (found := re.fullmatch(rf"\s*{NODE} --> {NODE}", line)) is None:
+            continue
+        source, source_label, to, to_label = found.groups()
+        arrows.append((source, to))
+        for name, label in ((source, source_label), (to, to_label)):
+            if label or name not in labels:
+                labels[name] = label or name
+    return {name: WIDER.get(name) or _modules(label) for name, label in labels.items()}, arrows
+
+
+def _modules(label: str) -> tuple[str, ...]:
+    """`engine/settings, stats` names engine.settings and engine.stats."""
+    first, *others = label.split(", ")
+    folder = first.rpartition("/")[0]
+    names = [first, *(f"{folder}/{name}" if folder else name for name in others)]
+    return tuple(name.replace("/", ".") for name in names)
+
+
+def modules() -> dict[str, Path]:
+    """All modules of the package below vllm_redrafter, dotted; __init__ files left out."""
+    found = {}
+    for root, prefix in (
+        (REPO / "vllm_redrafter", ""),
+        (REPO / "triton_kernels", "triton_kernels."),
+    ):
+        for path in root.rglob("*.py"):
+            if path.name != "__init__.py":
+                name = prefix + ".".join(path.relative_to(root).with_suffix("").parts)
+                found[name] = path
+    return found
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Modules below vllm_redrafter that a file imports, dotted."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vllm_redrafter"):
+            base = (node.module or "").removeprefix("vllm_redrafter").removeprefix(".")
+            for alias in node.names:
+                name = f"{base}.{alias.name}" if base else alias.name
+                yield name if name in modules() else base
+
+
+def box_of(module: str) -> str:
+    for box, members in boxes_and_arrows()[0].items():
+        if any(module == m or module.startswith(f"{m}.") for m in members):
+            return box
+    pytest.fail(f"{module} is in no box of the figure in docs/architecture.md: draw it")
+
+
+@cache
+def real_arrows() -> set[tuple[str, str]]:
+    """Box to box, from the imports."""
+    found = set()
+    for module, path in modules().items():
+        for imported in imports(path):
+            pair = (box_of(module), box_of(imported)) if imported else None
+            if pair and pair[0] != pair[1]:
+                found.add(pair)
+    return found
+
+
+def reachable(start: str) -> set[str]:
+    """Boxes that arrows lead to from a box."""
+    seen: set[str] = set()
+    waiting = [start]
+    while waiting:
+        here = waiting.pop()
+        for source, to in boxes_and_arrows()[1]:
+            if source == here and to not in seen:
+                seen.add(to)
+                waiting.append(to)
+    return seen
+
+
+def test_every_module_is_in_the_figure_and_every_box_is_a_module() -> None:
+    known = modules()
+    for module in known:
+        box_of(module)
+    for members in boxes_and_arrows()[0].values():
+        for member in members:
+            assert any(m == member or m.startswith(f"{member}.") for m in known), member
+
+
+def test_every_import_is_an_arrow_or_a_path_of_arrows() -> None:
+    assert not sorted(pair for pair in real_arrows() if pair[1] not in reachable(pair[0]))
+
+
+def test_every_arrow_is_an_import() -> None:
+    assert not sorted(set(boxes_and_arrows()[1]) - real_arrows())
+
+
+def test_no_arrow_leads_back() -> None:
+    for box in boxes_and_arrows()[0]:
+        assert box not in reachable(box)
+
+
+def test_the_figure_keeps_to_the_floors() -> None:
+    """`FLOORS` in test_boundaries.py: from the top, each with the modules and folders on it."""
+    spec = importlib.util.spec_from_file_location("boundaries", FLOORS_TEST)
+    assert spec is not None and spec.loader is not None
+    boundaries = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(boundaries)
+    if (floors := getattr(boundaries, "FLOORS", None)) is None:
+        pytest.skip("tests/test_boundaries.py has no FLOORS")
+
+    def floor(module: str) -> int:
+        """That of the longest name in FLOORS that the module is in."""
+        found = [
+            (len(name), number)
+            for number, names in enumerate(floors)
+            for name in names
+            if f"{module}.".startswith(f"{name}.")
+        ]
+        assert found, f"{module} is on no floor"
+        return max(found)[1]
+
+    members, arrows = boxes_and_arrows()
+    for source, to in arrows:
+        lowest, highest = max(map(floor, members[source])), min(map(floor, members[to]))
+        assert lowest < highest, f"{source} --> {to}"

@@ -1,0 +1,189 @@
+"""What the documents name exists: files, headings, options, settings, versions."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+
+from vllm_redrafter.cli import app
+from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.names import SUPPORTED_VLLM
+
+REPO = Path(__file__).parents[2]
+DOCUMENTS = [
+    *sorted(REPO.glob("*.md")),
+    *sorted((REPO / "docs").glob("*.md")),
+    *sorted(path for folder in ("benchmarks", "examples") for path in (REPO / folder).glob("*.md")),
+    REPO / ".github" / "pull_request_template.md",
+]
+documents = pytest.mark.parametrize(
+    "document", DOCUMENTS, ids=lambda path: path.relative_to(REPO).as_posix()
+)
+YAML_FILES = sorted([*(REPO / ".github").rglob("*.yml"), REPO / "CITATION.cff"])
+
+FOLDERS = r"vllm_redrafter|triton_kernels|tests|benchmarks|docs|examples|scripts|\.ci|\.github"
+PATH = re.compile(rf"(?<![\w./-])(?:{FOLDERS})/(?!NAME)[\w./-]*\w")
+"""A file or folder of ours, in prose or in a command; NAME stands for one that is to be made."""
+
+FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]+")
+OTHERS_FLAGS = {"--num_processes", "--logdir", "--help"}
+"""accelerate's, tensorboard's, everybody's."""
+
+
+def anchor(heading: str) -> str:
+    """GitHub's anchor of a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def outside_code(text: str) -> str:
+    return re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+
+
+def links(text: str) -> Iterator[str]:
+    """Where relative links lead."""
+    for found in re.finditer(r"\]\(([^)\s]+)\)", outside_code(text)):
+        if not re.match(r"[a-z]+:", found[1]):
+            yield found[1]
+
+
+@documents
+def test_every_link_leads_somewhere(document: Path) -> None:
+    broken = []
+    for link in links(document.read_text()):
+        name, _, wanted = link.partition("#")
+        path = (document.parent / name) if name else document
+        if not path.exists():
+            broken.append(link)
+        elif wanted:
+            headings = re.findall(r"^#+ (.+)$", outside_code(path.read_text()), re.MULTILINE)
+            if wanted not in map(anchor, headings):
+                broken.append(link)
+    assert not broken
+
+
+@documents
+def test_every_path_that_is_named_exists(document: Path) -> None:
+    named = set(PATH.findall(document.read_text()))
+    assert not sorted(name for name in named if not (REPO / name).exists())
+
+
+@documents
+def test_every_python_file_that_is_named_is_ours(document: Path) -> None:
+    """Short names too, such as `policy.py` and `engine/stats.py`."""
+    files = [
+        "/" + path.relative_to(REPO).as_posix()
+        for folder in ("vllm_redrafter", "triton_kernels", "tests", "benchmarks", "examples")
+        for path in (REPO / folder).rglob("*.py")
+    ]
+    files += ["/" + path.relative_to(REPO).as_posix() for path in (REPO / "scripts").glob("*.py")]
+    named = set(re.findall(r"`([\w/]+\.py)`", document.read_text())) - {"benchmarks/NAME.py"}
+    assert not sorted(n for n in named if not any(f.endswith(f"/{n}") for f in files))
+
+
+@cache
+def options() -> dict[str, set[str]]:
+    """The options of each of our commands."""
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    return {
+        name: {option for param in command.params for option in param.opts}
+        for name, command in commands.items()
+    }
+
+
+@cache
+def other_flags() -> set[str]:
+    """The options of vLLM's engine and of our scripts, read from their sources."""
+    spec = find_spec("vllm")
+    assert spec is not None and spec.origin is not None
+    sources = [Path(spec.origin).parent / "engine" / "arg_utils.py"]
+    for folder in ("benchmarks", "scripts", "tests/support"):
+        sources += (REPO / folder).rglob("*.py")
+    found = {flag for source in sources for flag in re.findall(r'"(--[\w-]+)"', source.read_text())}
+    return found | OTHERS_FLAGS
+
+
+def commands(text: str) -> Iterator[tuple[str, str]]:
+    """Our commands in code: (the command's name, what follows it)."""
+    spans = re.findall(r"`([^`\n]+)`", text)
+    lines = "".join(re.findall(r"```.*?```", text, re.DOTALL)).replace("\\\n", " ").splitlines()
+    for code in (*spans, *lines):
+        found = re.search(r"(?:vllm-redrafter|vllm_redrafter) ([a-z-]+)([^#|]*)", code)
+        if found:
+            yield found[1], found[2]
+
+
+@documents
+def test_every_command_and_its_options_exist(document: Path) -> None:
+    for command, rest in commands(document.read_text()):
+        assert command in options(), command
+        assert not sorted(set(FLAG.findall(rest)) - options()[command] - {"--help"}), command
+
+
+@documents
+def test_every_option_that_is_named_is_somebody_s(document: Path) -> None:
+    ours = set().union(*options().values())
+    assert not sorted(set(FLAG.findall(document.read_text())) - ours - other_flags())
+
+
+def test_a_command_s_options_are_found_wherever_it_stands() -> None:
+    block = "accelerate launch -m vllm_redrafter train T \\\n    --data d  # --no-option"
+    text = f"`vllm-redrafter train T --lr 1`\n```bash\n{block}\n```"
+    assert list(commands(text)) == [("train", " T --lr 1"), ("train", " T      --data d  ")]
+
+
+@pytest.mark.parametrize("file", YAML_FILES, ids=lambda path: path.name)
+def test_yaml_can_be_read(file: Path) -> None:
+    assert isinstance(yaml.safe_load(file.read_text()), dict)
+
+
+def test_the_workflow_runs_what_ci_is_said_to_run() -> None:
+    workflow = yaml.safe_load((REPO / ".github" / "workflows" / "ci.yml").read_text())
+    steps = workflow["jobs"]["check"]["steps"]
+    assert [step["run"] for step in steps if "run" in step] == [".ci/run"]
+    assert (REPO / ".ci" / "run").stat().st_mode & 0o111
+
+
+def test_the_citation_is_of_this_version() -> None:
+    project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
+    citation = yaml.safe_load((REPO / "CITATION.cff").read_text())
+    assert citation["title"] == project["name"]
+    assert citation["version"] == project["version"]
+    assert citation["license"] == project["license"]
+    assert citation["references"][0]["url"] == "https://arxiv.org/abs/2403.09919"
+
+
+def test_every_supported_vllm_has_a_row() -> None:
+    text = (REPO / "docs" / "compatibility.md").read_text()
+    assert re.findall(r"^\| vLLM (\d\.\d+) \|", text, re.MULTILINE) == list(SUPPORTED_VLLM)
+
+
+def test_the_words_of_the_table_are_defined_before_it() -> None:
+    text = (REPO / "docs" / "compatibility.md").read_text()
+    words, tables = text.split("## vLLM, and machines")
+    defined = set(re.findall(r"^\| \*\*([a-z ]+)\*\* \|", words, re.MULTILINE))
+    assert defined == {"run", "interpreter", "recorded", "compiled", "not run"}
+    table = tables.split("## Notes")[0]
+    for row in re.findall(r"^\| (?!---).+\|$", table, re.MULTILINE):
+        for cell in row.strip("|").split("|")[1:]:
+            first = re.split(r"[ ,:;\[(]", cell.strip())[0]
+            assert first in {*(w.split()[0] for w in defined), "refused", "–", "CPU", "CUDA"} or (
+                "run:" in cell or "interpreter" in cell
+            ), cell
+
+
+def test_every_setting_is_documented_with_its_default() -> None:
+    text = (REPO / "docs" / "serving.md").read_text()
+    for field in dataclasses.fields(ReDrafterConfig):
+        row = re.search(rf"^\| `{field.name}` \| (\S+) \|", text, re.MULTILINE)
+        assert row is not None, field.name
+        default = "required" if field.default is dataclasses.MISSING else str(field.default)
+        assert row[1].strip("`") == default
