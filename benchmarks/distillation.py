@@ -10,19 +10,18 @@ section 4.4 reports about 10 % more for distillation.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import machine
 import torch
 from accelerate import Accelerator
 from rich.console import Console
 from rich.table import Table
+from shared_parts import machine, results
+from shared_parts.arguments import script_parser
 from transformers import AutoTokenizer
 
 from vllm_redrafter.config import ReDrafterConfig
@@ -107,9 +106,7 @@ def train(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     cache_dir = demo.default_cache_dir().with_name("distillation")
     parser.add_argument("--cache-dir", type=Path, default=cache_dir)
     parser.add_argument("--seeds", type=int, default=3)
@@ -148,15 +145,14 @@ def main() -> None:
             )
             figures[recipe.name].append(value)
     report(console, figures)
-    if arguments.output:
-        record = {
-            **machine.describe(gpu=None),
-            "training": asdict(config),
-            "speculation": asdict(demo.SPECULATION),
-            "torch": torch.__version__,
-            "tokens_per_step": figures,
-        }
-        arguments.output.write_text(json.dumps(record, indent=2, default=str) + "\n")
+    record = {
+        **machine.describe(gpu=None),
+        "training": asdict(config),
+        "speculation": asdict(demo.SPECULATION),
+        "torch": torch.__version__,
+        "tokens_per_step": figures,
+    }
+    results.write(arguments.output, record)
 
 
 def report(console: Console, figures: dict[str, list[float]]) -> None:

@@ -21,37 +21,32 @@ An fp8 cache is refused by sm_80 and sm_86, whose instructions do not convert fr
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import machine
 import triton
-from kernel_cases import Attention, attention_cases, step_cases
-from kernel_compiler import ARCHITECTURES, Architecture, Kernel, compile_launches
-from rich.console import Console
+from kernel_parts.cases import Attention, attention_cases, step_cases
+from kernel_parts.compiler import ARCHITECTURES, Architecture, Kernel, compile_launches
 from rich.table import Table
+from shared_parts import machine, results
+from shared_parts.arguments import script_parser
+from shared_parts.results import wide_console
 
 COLUMNS = ("registers", "stack", "shared", "warps", "blocks", "multiplies", "copies", "ahead")
 
 
 def main() -> None:
-    summary, details = (__doc__ or "").split("\n", 1)
-    parser = argparse.ArgumentParser(
-        description=summary, epilog=details, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument(
         "--architectures", nargs="+", choices=list(ARCHITECTURES), default=["sm_90"]
     )
     parser.add_argument("--quick", action="store_true", help="one shape per kernel")
     parser.add_argument("--output", type=Path, help="JSON with all figures")
     arguments = parser.parse_args()
-    console = Console(width=None if sys.stdout.isatty() else 160)
+    console = wide_console()
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as cache:
         triton.knobs.cache.dir = cache
@@ -62,9 +57,7 @@ def main() -> None:
                 table.add_row(*row(label, kernel, architecture))
                 found.append({"architecture": name, "case": label, **asdict(kernel)})
             console.print(table)
-    if arguments.output:
-        record = {**machine.describe(gpu=None), "kernels": found}
-        arguments.output.write_text(json.dumps(record, indent=2) + "\n")
+    results.write(arguments.output, {**machine.describe(gpu=None), "kernels": found})
 
 
 def kernels(architecture: Architecture, quick: bool) -> Iterator[tuple[str, Kernel]]:

@@ -14,31 +14,28 @@ n-grams most of all. So the table has the share of repeated 8-grams beside the f
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import machine
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from throughput_engine import Job, Run
-from throughput_methods import NGRAM_NOTE, InputError, Method, plan
-from throughput_process import EngineError, environment, run_engine
-from throughput_prompts import choose, read_dataset, tokenize
-from throughput_report import Measurement, measurements, print_table, summarise
+from shared_parts import machine, results
+from shared_parts.arguments import json_object, not_negative, positive, script_parser
+from throughput_parts.engine import Job, Run
+from throughput_parts.methods import NGRAM_NOTE, InputError, Method, plan
+from throughput_parts.process import EngineError, environment, run_engine
+from throughput_parts.prompts import choose, read_dataset, tokenize
+from throughput_parts.report import Measurement, measurements, print_table, summarise
 
 from vllm_redrafter import ConfigError
 from vllm_redrafter.checkpoints.reading import check_checkpoint
 
 
 def parser() -> argparse.ArgumentParser:
-    summary, details = (__doc__ or "").split("\n", 1)
-    made = argparse.ArgumentParser(
-        description=summary, epilog=details, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    made = script_parser(__doc__)
     add = made.add_argument
     add("--model", required=True, help="the target: folder or hub id")
     add("--drafter", required=True, help="the ReDrafter checkpoint: folder or hub id")
@@ -49,11 +46,11 @@ def parser() -> argparse.ArgumentParser:
         action=argparse.BooleanOptionalAction,
         help="put prompts through the target's chat template (default: only conversations)",
     )
-    add("--num-prompts", type=_positive, default=32, help="at most, drawn at random (default 32)")
-    add("--max-tokens", type=_positive, default=128, help="per request (default 128)")
+    add("--num-prompts", type=positive, default=32, help="at most, drawn at random (default 32)")
+    add("--max-tokens", type=positive, default=128, help="per request (default 128)")
     add("--ignore-eos", action="store_true", help="output --max-tokens in any case")
     several: dict[str, Any] = {"nargs": "+", "action": "extend"}
-    add("--concurrency", **several, type=_positive, help="requests in flight (default 1 4 8)")
+    add("--concurrency", **several, type=positive, help="requests in flight (default 1 4 8)")
     add(
         "--shape",
         **several,
@@ -66,15 +63,15 @@ def parser() -> argparse.ArgumentParser:
         metavar="[C=]K",
         help="tokens that n-gram speculation proposes; C= for concurrency C only (default 5)",
     )
-    add("--temperature", **several, type=_not_negative, help="(default 0 0.7)")
-    add("--repeats", type=_positive, default=3, help="of everything (default 3)")
+    add("--temperature", **several, type=not_negative, help="(default 0 0.7)")
+    add("--repeats", type=positive, default=3, help="of everything (default 3)")
     add("--seed", type=int, default=0, help="of the choice of prompts and of sampling (default 0)")
     add("--dtype", default="auto", help="vLLM's (default auto)")
-    add("--max-model-len", type=_positive, help="vLLM's")
+    add("--max-model-len", type=positive, help="vLLM's")
     add("--enforce-eager", action=argparse.BooleanOptionalAction, default=False, help="vLLM's")
     add(
         "--engine-args",
-        type=_json_object,
+        type=json_object,
         default={},
         metavar="JSON",
         help="more arguments of vllm.LLM",
@@ -82,32 +79,6 @@ def parser() -> argparse.ArgumentParser:
     add("--output", type=Path, help="write all measurements to this JSON file")
     add("--plot", type=Path, help="draw the ratios to this PNG file")
     return made
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected an integer of at least 1")
-    return int(text)
-
-
-def _not_negative(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number of at least 0")
-    return value
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError("expected a JSON object")
-    return value
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -201,11 +172,10 @@ def _compare(
             report["rows"] = [asdict(row) for row in rows]
             report["measurements"] = [asdict(m) for m in measured]
             # After each repeat: should a later one fail, this much is not lost.
-            if args.output:
-                args.output.write_text(json.dumps(report, indent=1) + "\n")
+            results.write(args.output, report)
     print_table(rows, settings, Console())
     if args.plot:
-        from throughput_plot import plot
+        from throughput_parts.plot import plot
 
         device = gpu or report["machine"]["cpu"]
         plot(rows, f"{settings['model']} ({settings['dtype']}) on {device}", args.plot)

@@ -23,10 +23,11 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import machine
 import torch
 from rich.console import Console
 from rich.table import Table
+from shared_parts import machine, results
+from shared_parts.arguments import script_parser
 
 from vllm_redrafter.config import DrafterConfig
 from vllm_redrafter.data.rows import TextRow
@@ -106,9 +107,7 @@ def _resident() -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("sizes", nargs="*", metavar="H,V,L,T", help="sizes to measure")
     parser.add_argument("--output", type=Path, help="JSON with all figures")
     parser.add_argument("--one", help=argparse.SUPPRESS)
@@ -123,9 +122,8 @@ def main() -> None:
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         found.append(Measurement(**json.loads(done.stdout)))
     report(Console(), found)
-    if arguments.output:
-        record = {**machine.describe(gpu=None), "measurements": [asdict(m) for m in found]}
-        arguments.output.write_text(json.dumps(record, indent=2) + "\n")
+    record = {**machine.describe(gpu=None), "measurements": [asdict(m) for m in found]}
+    results.write(arguments.output, record)
 
 
 def report(console: Console, found: list[Measurement]) -> None:

@@ -39,7 +39,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from importlib.util import find_spec
@@ -47,12 +47,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import machine
 import torch
-from rich.console import Console
-from tree_attention_cases import HEADS, Case, TreeShape
+from shared_parts import machine
+from shared_parts.arguments import fraction, integer, positive, script_parser
+from shared_parts.results import wide_console
+from tree_attention_parts.cases import HEADS, Case, TreeShape
 
-TABLE_WIDTH = 160
 FULL: dict[str, Any] = {
     "batches": [1, 8, 64],
     "contexts": [512, 4096, 32768],
@@ -63,12 +63,8 @@ QUICK: dict[str, Any] = {"batches": [8], "contexts": [4096], "nodes": ["32", "8x
 
 
 def parser() -> argparse.ArgumentParser:
-    summary, details = (__doc__ or "").split("\n", 1)
-    made = argparse.ArgumentParser(
-        description=summary, epilog=details, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    made = script_parser(__doc__)
     add = made.add_argument
-    positive = _integer(1, None)
     add("--batches", nargs="+", type=positive, help="requests (default 1 8 64)")
     add("--contexts", nargs="+", type=positive, help="keys (default 512 4096 32768)")
     add(
@@ -79,43 +75,22 @@ def parser() -> argparse.ArgumentParser:
         help="nodes of a tree, root counted, or beams x tokens (default 4 16 32 64 8x5)",
     )
     add("--shapes", nargs="+", choices=list(HEADS), default=list(HEADS), help="(default both)")
-    add("--parts", type=_integer(1, 128), help="num_parts of the tree's launches")
+    add("--parts", type=integer(1, 128), help="num_parts of the tree's launches")
     add("--repeats", type=positive, help="launches timed (default 50)")
     add("--block-size", type=positive, default=16, help="keys per block (default 16)")
     add(
         "--memory",
-        type=_fraction,
+        type=fraction,
         default=0.8,
         metavar="F",
         help="skip what needs more than this fraction of free GPU memory (default 0.8)",
     )
-    add("--seed", type=_integer(0, None), default=0, help="of trees and numbers (default 0)")
+    add("--seed", type=integer(0), default=0, help="of trees and numbers (default 0)")
     add("--no-flex", action="store_true", help="leave out flex_attention, which compiles per case")
     add("--quick", action="store_true", help="batch 8, context 4096, 32 and 8x5, 20 repeats")
     add("--tune", action="store_true", help="time the trees over num_parts instead")
     add("--output", type=Path, help="write everything to this JSON file, after each case")
     return made
-
-
-def _integer(low: int, high: int | None) -> Callable[[str], int]:
-    limits = f"of at least {low}" if high is None else f"from {low} to {high}"
-
-    def read(text: str) -> int:
-        if not text.isdecimal() or int(text) < low or (high is not None and int(text) > high):
-            raise argparse.ArgumentTypeError(f"{text!r}: expected an integer {limits}")
-        return int(text)
-
-    return read
-
-
-def _fraction(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a fraction, above 0 and at most 1")
-    return value
 
 
 def _tree_shape(text: str) -> str:
@@ -155,9 +130,9 @@ def read_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def on_gpu(args: argparse.Namespace) -> bool:
     """Check and time; whether all kernels agreed and ran."""
-    from tree_attention_gpu import Gpu
-    from tree_attention_measure import Settings
-    from tree_attention_run import Report, run
+    from tree_attention_parts.gpu import Gpu
+    from tree_attention_parts.measure import Settings
+    from tree_attention_parts.run import Report, run
 
     gpu = Gpu(args.repeats)
     cases = [
@@ -178,19 +153,15 @@ def on_gpu(args: argparse.Namespace) -> bool:
     settings = Settings(
         parts=args.parts, with_flex=not args.no_flex, memory=args.memory, tune=args.tune
     )
-    return run(gpu, cases, settings, report, console())
+    return run(gpu, cases, settings, report, wide_console())
 
 
 def without_gpu(output: Path | None) -> bool:
     """Compare the kernels with their references, under the interpreter; whether all agreed."""
     with interpreter():
-        from tree_attention_run import Report, check_interpreted
+        from tree_attention_parts.run import Report, check_interpreted
 
-        return check_interpreted(Report(surroundings(None), output), console())
-
-
-def console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
+        return check_interpreted(Report(surroundings(None), output), wide_console())
 
 
 def surroundings(gpu: str | None) -> dict[str, Any]:

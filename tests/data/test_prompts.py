@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from vllm_redrafter.data.prompts import Conversation, read_prompts
+from vllm_redrafter.data.prompts import Conversation, read_openings, read_prompts
 from vllm_redrafter.errors import ConfigError
 
 ROWS: list[dict[str, Any]] = [
@@ -166,3 +166,47 @@ def test_a_split_of_a_file_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "p.jsonl", ROWS)
     with pytest.raises(ConfigError, match=r"--split test is for datasets, .* leave it out"):
         read_prompts(str(path), "test")
+
+
+@pytest.mark.parametrize(
+    ("row", "opening"),
+    [
+        ({"text": "Once upon"}, Conversation(("Once upon",))),
+        ({"turns": ["", "One?", "Two?"]}, Conversation(("One?",))),
+        (ROWS[1], Conversation(("One?",), system="Be brief.")),
+        (ROWS[2], EXPECTED[2]),
+        # Keys that are mixed up, a role that is not known, two system messages.
+        (
+            {
+                "conversations": [
+                    {"role": "tool", "content": "x"},
+                    {"from": "system", "value": "Be brief."},
+                    {"role": "system", "content": "Be kind."},
+                    {"from": "human", "value": "One?"},
+                ]
+            },
+            Conversation(("One?",), system="Be brief.\n\nBe kind."),
+        ),
+        # What follows the user's first turn is not looked at.
+        ({"messages": [{"role": "user", "content": "One?"}, 7]}, Conversation(("One?",))),
+    ],
+)
+def test_of_an_opening_more_is_accepted(
+    tmp_path: Path, row: dict[str, Any], opening: Conversation
+) -> None:
+    path = write(tmp_path / "p.jsonl", [row, {"turns": [" "]}])
+    assert read_openings(path) == ([opening], 1)
+
+
+def test_only_a_mere_text_is_bare(tmp_path: Path) -> None:
+    path = write(tmp_path / "p.jsonl", [*ROWS, {"text": "a"}, {"turns": ["a"]}])
+    assert [opening.bare for opening in read_openings(path)[0]] == [True, False, False, True, False]
+    conversations, _ = read_prompts(str(write(tmp_path / "q.jsonl", ROWS)))
+    assert [conversation.bare for conversation in conversations] == [True, False, False]
+
+
+def test_openings_are_read_from_files_alone(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="someone/nothing: no such file"):
+        read_openings(Path("someone/nothing"))
+    with pytest.raises(ConfigError, match=r'no usable prompt among its 1 rows; .* {"turns"'):
+        read_openings(write(tmp_path / "p.jsonl", [{"turns": []}]))

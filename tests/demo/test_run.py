@@ -19,7 +19,6 @@ from vllm_redrafter.demo.report import (
     identical,
     print_answer,
     print_comparison,
-    repeated_share,
 )
 from vllm_redrafter.demo.run import _check_sizes, _made_once, prompts_of
 from vllm_redrafter.errors import ConfigError
@@ -29,15 +28,6 @@ def test_prompts_are_what_the_target_did_not_write() -> None:
     rows = [([0, 10], [5, 5]), ([0, 11, 12], [6]), ([7], [7])]
     text = ListRows(TextRow.from_answer(prompt, answer) for prompt, answer in rows)
     assert prompts_of(text, 2) == [[0, 10], [0, 11, 12]]
-
-
-def test_repeated_share_counts_later_occurrences() -> None:
-    assert repeated_share([[1, 2, 3, 4]], length=2) == 0.0
-    # 1 2, 2 1, 1 2, 2 1: two of four were there before.
-    assert repeated_share([[1, 2, 1, 2, 1]], length=2) == 0.5
-    # Answers are looked at one by one, and those too short do not count.
-    assert repeated_share([[1, 2, 3], [1, 2, 3], [1]], length=3) == 0.0
-    assert repeated_share([]) == 0.0
 
 
 def test_artifacts_are_made_once_per_settings(tmp_path: Path) -> None:

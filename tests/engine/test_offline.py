@@ -28,7 +28,7 @@ from vllm_redrafter.data.dataset import finished_shards, read_dataset
 from vllm_redrafter.data.generation import GenerationSummary, generate_data
 from vllm_redrafter.data.prompts import read_prompts
 from vllm_redrafter.data.settings import GenerationSettings, SamplingSettings
-from vllm_redrafter.demo.decoding import DecodingRequest, decode
+from vllm_redrafter.demo.decoding import DecodingJob, decode
 
 pytestmark = pytest.mark.engine
 
@@ -223,9 +223,9 @@ def test_a_command_killed_midway_continues_to_the_data_of_an_uninterrupted_one(
 
 def test_the_demos_process_keeps_what_each_step_put_out(target: Path, tmp_path: Path) -> None:
     prompts = [[5, 6, 7], [8, 9], list(range(10, 30))]
-    request = DecodingRequest(str(target), None, prompts, 12, levels=[1, 2], max_model_len=64)
+    job = DecodingJob(str(target), None, prompts, 12, levels=[1, 2], max_model_len=64)
     progress: list[int] = []
-    results = decode(request, tmp_path / "log", progress.append)
+    results = decode(job, tmp_path / "log", progress.append)
     assert progress == [1, 2, 3, 4, 5, 6]
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
     for prompt, *answers in zip(prompts, *(r.tokens() for r in results), strict=True):

@@ -55,8 +55,8 @@ def compile_all() -> dict[str, Any]:
     sys.path.append(str(BENCHMARKS))
     from dataclasses import asdict
 
-    from kernel_cases import Attention, step_cases
-    from kernel_compiler import ARCHITECTURES, compile_launches
+    from kernel_parts.cases import Attention, step_cases
+    from kernel_parts.compiler import ARCHITECTURES, compile_launches
     from triton.compiler.errors import CompilationError
 
     from vllm_redrafter.triton_kernels import tree_attention

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from vllm_redrafter.errors import ConfigError
 
@@ -19,10 +19,18 @@ ROLES = {
 }
 """OpenAI's names of roles and ShareGPT's; what else stands there (tools) cannot be answered."""
 
+MESSAGE_KEYS = {"messages": ("role", "content"), "conversations": ("from", "value")}
+"""Where a row has messages, and where a message has its role and its text."""
+
 EXPECTED = (
     '{"prompt": "..."}, {"messages": [{"role": "user", "content": "..."}, ...]} or '
     '{"conversations": [{"from": "human", "value": "..."}, ...]}'
 )
+EXPECTED_OPENING = f'{EXPECTED}, {{"text": "..."}} or {{"turns": ["...", ...]}}'
+
+
+PlacedRow: TypeAlias = tuple[str, Any]
+"""A row and before it its place, such as `prompts.jsonl, line 3`."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +40,7 @@ class Conversation:
     Attributes:
         turns: the user's messages, in order; at least one.
         system: the system message, or None.
+        bare: read as mere text, not as the messages of a chat.
         source: where it was read, for error messages; two conversations from different places
             are equal if they say the same.
 
@@ -41,6 +50,7 @@ class Conversation:
 
     turns: tuple[str, ...]
     system: str | None = None
+    bare: bool = field(default=False, compare=False)
     source: str = field(default="a prompt", compare=False)
 
     def __post_init__(self) -> None:
@@ -67,35 +77,62 @@ def read_prompts(source: str, split: str | None = None) -> tuple[list[Conversati
         ConfigError: no such source, an empty or malformed row (which one, what was found, what is
             expected), or no usable prompt at all.
     """
-    rows = _rows(source, split)
-    read = [_conversation(row, at) for at, row in rows]
+    return _usable(source, _rows(source, split), opening=False)
+
+
+def read_openings(path: Path) -> tuple[list[Conversation], int]:
+    """Read how conversations begin, up to the user's first turn: all that a benchmark needs.
+
+    Files are those of `read_prompts`. A row may also have `text` instead of `prompt`, or `turns`,
+    which are the user's (MT-Bench); messages may have OpenAI's keys or ShareGPT's under any name,
+    and those of unknown roles are passed over.
+
+    Returns:
+        The openings, of one turn each, and how many conversations without any were left out.
+
+    Raises:
+        ConfigError: no such file, unknown format, a malformed row, or no usable prompt at all.
+    """
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file")
+    return _usable(str(path), _file_rows(path), opening=True)
+
+
+def _usable(
+    source: str, rows: Iterable[PlacedRow], opening: bool
+) -> tuple[list[Conversation], int]:
+    """The conversations in which the user says something, and how many others there are."""
+    read = [_conversation(row, at, opening) for at, row in rows]
     usable = [conversation for conversation in read if conversation is not None]
     if not usable:
+        expected = EXPECTED_OPENING if opening else EXPECTED
         raise ConfigError(
-            f"{source}: no usable prompt among its {len(read)} rows; expected {EXPECTED}"
+            f"{source}: no usable prompt among its {len(read)} rows; expected {expected}"
         )
     return usable, len(read) - len(usable)
 
 
-def _rows(source: str, split: str | None) -> Iterator[tuple[str, Any]]:
-    """Each row with its place, such as `prompts.jsonl, line 3`."""
+def _rows(source: str, split: str | None) -> Iterator[PlacedRow]:
     path = Path(source).expanduser()
-    reader = READERS.get(path.suffix)
-    if path.is_file() or reader is not None:
+    if path.is_file() or path.suffix in READERS:
         if not path.is_file():
             raise ConfigError(f"--prompts {source}: no such file")
-        if reader is None:
-            raise ConfigError(
-                f"--prompts {source}: unknown format {path.suffix!r}; expected {', '.join(READERS)}"
-            )
+        rows = _file_rows(path)
         if split is not None:
             raise ConfigError(
                 f"--split {split} is for datasets, and --prompts {source} is a file: leave it out"
             )
-        return reader(path)
+        return rows
     if source.startswith((".", "/", "~")) and not path.is_dir():
         raise ConfigError(f"--prompts {source}: no such file or folder")
     return _dataset_rows(str(path) if path.is_dir() else source, split or "train")
+
+
+def _file_rows(path: Path) -> Iterator[PlacedRow]:
+    reader = READERS.get(path.suffix)
+    if reader is None:
+        raise ConfigError(f"{path}: unknown format {path.suffix!r}; expected {', '.join(READERS)}")
+    return reader(path)
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str]]:
@@ -110,12 +147,12 @@ def _lines(path: Path) -> Iterator[tuple[str, str]]:
                 yield at, text
 
 
-def _txt_rows(path: Path) -> Iterator[tuple[str, Any]]:
+def _txt_rows(path: Path) -> Iterator[PlacedRow]:
     for at, text in _lines(path):
         yield at, {"prompt": text}
 
 
-def _jsonl_rows(path: Path) -> Iterator[tuple[str, Any]]:
+def _jsonl_rows(path: Path) -> Iterator[PlacedRow]:
     for at, text in _lines(path):
         try:
             yield at, json.loads(text)
@@ -125,7 +162,7 @@ def _jsonl_rows(path: Path) -> Iterator[tuple[str, Any]]:
             ) from error
 
 
-def _json_rows(path: Path) -> Iterator[tuple[str, Any]]:
+def _json_rows(path: Path) -> Iterator[PlacedRow]:
     try:
         rows = json.loads(path.read_text(encoding="utf-8-sig"))
     except ValueError as error:  # malformed JSON or UTF-8; the former names the line
@@ -139,7 +176,7 @@ def _json_rows(path: Path) -> Iterator[tuple[str, Any]]:
         yield f"{path}, row {number}", row
 
 
-def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
+def _parquet_rows(path: Path) -> Iterator[PlacedRow]:
     import pyarrow
     from pyarrow import parquet
 
@@ -154,7 +191,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
         raise ConfigError(f"{path}: not readable as Parquet: {error}") from error
 
 
-def _dataset_rows(name: str, split: str) -> Iterator[tuple[str, Any]]:
+def _dataset_rows(name: str, split: str) -> Iterator[PlacedRow]:
     from datasets import load_dataset
     from datasets.exceptions import DatasetsError
 
@@ -171,7 +208,7 @@ def _dataset_rows(name: str, split: str) -> Iterator[tuple[str, Any]]:
         ) from error
 
 
-READERS: dict[str, Callable[[Path], Iterator[tuple[str, Any]]]] = {
+READERS: dict[str, Callable[[Path], Iterator[PlacedRow]]] = {
     ".jsonl": _jsonl_rows,
     ".json": _json_rows,
     ".parquet": _parquet_rows,
@@ -179,49 +216,82 @@ READERS: dict[str, Callable[[Path], Iterator[tuple[str, Any]]]] = {
 }
 
 
-def _conversation(row: Any, at: str) -> Conversation | None:
-    """A row's conversation; None where the user says nothing in it."""
+def _conversation(row: Any, at: str, opening: bool) -> Conversation | None:
+    """A row's conversation, or only how it begins; None where the user says nothing in it."""
+    expected = EXPECTED_OPENING if opening else EXPECTED
     if not isinstance(row, dict):
-        raise ConfigError(f"{at}: found {_shortened(row)}; expected {EXPECTED}")
-    for key, role, content in (("messages", "role", "content"), ("conversations", "from", "value")):
-        if row.get(key) is not None:
-            return _from_messages(row[key], role, content, f"{at}: {key!r}")
-    prompt = row.get("prompt")
-    if prompt is None:
-        keys = ", ".join(map(repr, row)) or "nothing"
-        raise ConfigError(f"{at}: found {keys}; expected {EXPECTED}")
-    if not isinstance(prompt, str) or not prompt.strip():
-        raise ConfigError(f"{at}: 'prompt' must be text, found {_shortened(prompt)}")
-    return Conversation((prompt,), source=at)
+        raise ConfigError(f"{at}: found {_shortened(row)}; expected {expected}")
+    for name, keys in MESSAGE_KEYS.items():
+        if row.get(name) is not None:
+            accepted = list(MESSAGE_KEYS.values()) if opening else [keys]
+            return _from_messages(row[name], accepted, f"{at}: {name!r}", opening)
+    if opening and row.get("turns") is not None:
+        return _from_turns(row["turns"], at)
+    for name in ("prompt", "text") if opening else ("prompt",):
+        if (text := row.get(name)) is not None:
+            if not isinstance(text, str) or not text.strip():
+                raise ConfigError(f"{at}: {name!r} must be text, found {_shortened(text)}")
+            return Conversation((text,), bare=True, source=at)
+    found = ", ".join(map(repr, row)) or "nothing"
+    raise ConfigError(f"{at}: found {found}; expected {expected}")
 
 
-def _from_messages(messages: Any, role_key: str, content_key: str, at: str) -> Conversation | None:
+def _from_turns(turns: Any, at: str) -> Conversation | None:
+    """How a conversation begins of which the row has the user's turns alone."""
+    if not isinstance(turns, list) or not all(isinstance(turn, str) for turn in turns):
+        raise ConfigError(f"{at}: 'turns' must be a list of texts, found {_shortened(turns)}")
+    first = next((turn for turn in turns if turn.strip()), None)
+    return None if first is None else Conversation((first,), source=at)
+
+
+def _from_messages(
+    messages: Any, accepted: Sequence[tuple[str, str]], at: str, opening: bool
+) -> Conversation | None:
+    """A conversation from messages; for its opening they are read up to the user's first turn.
+
+    Args:
+        messages: of one row.
+        accepted: pairs of keys, one for a message's role and one for its text.
+        at: where the messages stand.
+        opening: only how the conversation begins is asked for.
+    """
     if not isinstance(messages, list):
         raise ConfigError(f"{at} must be a list, found {_shortened(messages)}")
-    system, turns = None, []
+    system: list[str] = []
+    turns: list[str] = []
     for position, message in enumerate(messages):
-        role, content = _message(message, role_key, content_key, f"{at}[{position}]")
-        if role == "system":
-            if position > 0:
-                raise ConfigError(f"{at}[{position}]: a system message must be the first one")
-            system = content if content.strip() else None
+        place = f"{at}[{position}]"
+        name, content = _message(message, accepted, place)
+        if not opening:
+            _check_role(name, position, place)
+        role = ROLES.get(name)
+        if role == "system" and content.strip():
+            system.append(content)
         elif role == "user" and content.strip():
             turns.append(content)
-    return Conversation(tuple(turns), system, source=at.split(": ")[0]) if turns else None
+            if opening:
+                break
+    if not turns:
+        return None
+    return Conversation(tuple(turns), "\n\n".join(system) or None, source=at.split(": ")[0])
 
 
-def _message(message: Any, role_key: str, content_key: str, at: str) -> tuple[str, str]:
-    """Role (`system`, `user` or `assistant`) and text."""
+def _message(message: Any, accepted: Sequence[tuple[str, str]], at: str) -> tuple[str, str]:
+    """Role, as it is named there, and text."""
     found = message if isinstance(message, dict) else {}
-    role, content = found.get(role_key), found.get(content_key)
-    if not isinstance(role, str) or not isinstance(content, str):
-        raise ConfigError(
-            f"{at} must have {role_key!r} and {content_key!r}, both text; "
-            f"found {_shortened(message)}"
-        )
-    if role not in ROLES:
-        raise ConfigError(f"{at}: unknown role {role!r}; expected one of {', '.join(ROLES)}")
-    return ROLES[role], content
+    for role_key, content_key in accepted:
+        role, content = found.get(role_key), found.get(content_key)
+        if isinstance(role, str) and isinstance(content, str):
+            return role, content
+    keys = " or ".join(f"{role!r} and {content!r}" for role, content in accepted)
+    raise ConfigError(f"{at} must have {keys}, both text; found {_shortened(message)}")
+
+
+def _check_role(name: str, position: int, at: str) -> None:
+    if name not in ROLES:
+        raise ConfigError(f"{at}: unknown role {name!r}; expected one of {', '.join(ROLES)}")
+    if ROLES[name] == "system" and position > 0:
+        raise ConfigError(f"{at}: a system message must be the first one")
 
 
 def _shortened(value: Any, length: int = 80) -> str:

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from vllm_redrafter.engine.cpu.environment import cpu_variables
 from vllm_redrafter.errors import ConfigError
 
 PROGRESS = "@progress"
@@ -23,7 +24,7 @@ PROGRESS = "@progress"
 
 
 @dataclass(frozen=True)
-class DecodingRequest:
+class DecodingJob:
     """What to decode, and how.
 
     Attributes:
@@ -80,13 +81,11 @@ class LevelResult:
 # The side that asks
 
 
-def decode(
-    request: DecodingRequest, log: Path, on_progress: Callable[[int], None]
-) -> list[LevelResult]:
+def decode(job: DecodingJob, log: Path, on_progress: Callable[[int], None]) -> list[LevelResult]:
     """Start an engine in a fresh process and decode.
 
     Args:
-        request: what to decode.
+        job: what to decode.
         log: takes the engine's own output.
         on_progress: told how many answers are finished, over all levels.
 
@@ -94,10 +93,10 @@ def decode(
         ConfigError: the engine failed; the message has the end of the log.
     """
     folder = log.parent
-    request_file, result_file = folder / "request.json", folder / "result.json"
-    request_file.write_text(json.dumps(asdict(request)))
+    job_file, result_file = folder / "job.json", folder / "result.json"
+    job_file.write_text(json.dumps(asdict(job)))
     result_file.unlink(missing_ok=True)
-    command = [sys.executable, "-m", __name__, str(request_file), str(result_file)]
+    command = [sys.executable, "-m", __name__, str(job_file), str(result_file)]
     with (
         log.open("w") as output,
         subprocess.Popen(
@@ -125,64 +124,44 @@ def tail(log: Path, lines: int = 15) -> str:
 
 
 def engine_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a CPU engine: quiet, offline, with the libraries it is fast with.
-
-    vLLM's CPU kernels want Intel's OpenMP runtime and tcmalloc, and both only work preloaded.
-    """
-    preloaded = [path for path in environment.get("LD_PRELOAD", "").split(":") if path]
-    # One of a kind: vLLM refuses to run with two OpenMP runtimes.
-    kinds = [kind for kind in ("omp", "tcmalloc") if not any(kind in path for path in preloaded)]
-    fast = [str(path) for path in _fast_libraries() if any(kind in path.name for kind in kinds)]
-    preload = [*preloaded, *fast]
+    """`environment` with what a CPU engine is fast with; quiet and offline."""
     return {
         **environment,
-        "LD_PRELOAD": ":".join(dict.fromkeys(preload)),
+        **cpu_variables(environment),
         # Without it a process started from a source folder would import what lies there.
         "PYTHONSAFEPATH": "1",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        "VLLM_CPU_KVCACHE_SPACE": environment.get("VLLM_CPU_KVCACHE_SPACE", "1"),
         "VLLM_LOGGING_LEVEL": environment.get("VLLM_LOGGING_LEVEL", "ERROR"),
         "VLLM_NO_USAGE_STATS": "1",
     }
 
 
-def _fast_libraries() -> Iterator[Path]:
-    openmp = Path(sys.prefix) / "lib" / "libiomp5.so"
-    if openmp.is_file():
-        yield openmp
-    folders = [Path(sys.prefix, "lib"), *Path("/usr/lib").glob("*-linux-gnu"), Path("/usr/lib64")]
-    for folder in folders:
-        for tcmalloc in sorted(folder.glob("libtcmalloc_minimal.so.*")):
-            yield tcmalloc
-            return
-
-
 # The side that runs vLLM
 
 
-def main(request_file: str, result_file: str) -> None:
-    """Decode what `request_file` asks for, and write the results."""
-    request = DecodingRequest(**json.loads(Path(request_file).read_text()))
+def main(job_file: str, result_file: str) -> None:
+    """Decode what `job_file` asks for, and write the results."""
+    job = DecodingJob(**json.loads(Path(job_file).read_text()))
     from vllm_redrafter.engine.offline import start_llm
 
     llm = start_llm(
-        request.target,
-        speculative_config=request.speculative_config,
+        job.target,
+        speculative_config=job.speculative_config,
         dtype="float32",
         enforce_eager=True,
         # A prompt is decoded once per level: its prefill must cost the same each time.
         enable_prefix_caching=False,
-        max_model_len=request.max_model_len,
-        max_num_seqs=max(request.levels),
-        seed=request.seed,
+        max_model_len=job.max_model_len,
+        max_num_seqs=max(job.levels),
+        seed=job.seed,
         disable_log_stats=True,
     )
-    results = list(_decode_levels(llm, request))
+    results = list(_decode_levels(llm, job))
     Path(result_file).write_text(json.dumps([asdict(result) for result in results]))
 
 
-def _decode_levels(llm: Any, request: DecodingRequest) -> Iterator[LevelResult]:
+def _decode_levels(llm: Any, job: DecodingJob) -> Iterator[LevelResult]:
     from vllm_redrafter.engine.offline import decode_all
 
     engine, finished = llm.llm_engine, 0
@@ -193,14 +172,14 @@ def _decode_levels(llm: Any, request: DecodingRequest) -> Iterator[LevelResult]:
         print(PROGRESS, finished, flush=True)
 
     # First calls compile and allocate.
-    decode_all(engine, request.prompts[:1], request.max_tokens, 1)
-    for in_flight in request.levels:
-        if request.speculative_config:
+    decode_all(engine, job.prompts[:1], job.max_tokens, 1)
+    for in_flight in job.levels:
+        if job.speculative_config:
             llm.collective_rpc("reset_redrafter_stats")
         started = time.perf_counter()
-        answers = decode_all(engine, request.prompts, request.max_tokens, in_flight, count)
+        answers = decode_all(engine, job.prompts, job.max_tokens, in_flight, count)
         seconds = time.perf_counter() - started
-        stats = llm.collective_rpc("redrafter_stats")[0] if request.speculative_config else {}
+        stats = llm.collective_rpc("redrafter_stats")[0] if job.speculative_config else {}
         yield LevelResult(in_flight, seconds, answers, stats)
 
 

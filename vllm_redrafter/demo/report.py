@@ -10,6 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from vllm_redrafter.data.repetition import NGRAM, repeated_share
 from vllm_redrafter.demo.decoding import LevelResult
 
 DRAFTED = "bold green"
@@ -37,8 +38,8 @@ def print_comparison(
     answers = plain[0].tokens()
     console.print(
         f"{len(answers)} answers, {sum(map(len, answers))} tokens; "
-        f"{repeated_share(answers):.0%} of their 8-grams repeat an earlier one of the same answer "
-        "(text that repeats itself is easy to draft)."
+        f"{repeated_share(answers):.0%} of their {NGRAM}-grams repeat an earlier one of the same "
+        "answer (text that repeats itself is easy to draft)."
     )
 
 
@@ -76,12 +77,3 @@ def print_answer(
     console.print(
         f"{num_drafted} of its {num_tokens} tokens were drafted, in {len(steps)} target steps"
     )
-
-
-def repeated_share(answers: Sequence[Sequence[int]], length: int = 8) -> float:
-    """The share of n-grams that occurred earlier in the same answer: how much it loops."""
-    total = distinct = 0
-    for answer in answers:
-        grams = [tuple(answer[i : i + length]) for i in range(len(answer) - length + 1)]
-        total, distinct = total + len(grams), distinct + len(set(grams))
-    return 1 - distinct / total if total else 0.0

@@ -29,7 +29,7 @@ from vllm_redrafter.data.rows import TextRows
 from vllm_redrafter.data.source import read_checked, split
 from vllm_redrafter.demo.corpus import MODULES, excerpts, standard_library_sources
 from vllm_redrafter.demo.decoding import (
-    DecodingRequest,
+    DecodingJob,
     LevelResult,
     decode,
     engine_environment,
@@ -288,7 +288,7 @@ def _decode(
     prompts: list[list[int]],
     console: Console,
 ) -> list[LevelResult]:
-    request = DecodingRequest(
+    job = DecodingJob(
         target=str(space.target),
         speculative_config=speculation,
         prompts=prompts,
@@ -303,4 +303,4 @@ def _decode(
         def show(finished: int) -> None:
             progress.update(task, completed=finished, status="answers")
 
-        return decode(request, log, show)
+        return decode(job, log, show)

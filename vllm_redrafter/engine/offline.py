@@ -1,4 +1,4 @@
-"""vLLM without a server: many requests through one `LLM`, a limited number of them at a time."""
+"""vLLM without a server: starting it, decoding many prompts, writing training data."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 from vllm import LLM, RequestOutput, SamplingParams
 from vllm.sampling_params import RequestOutputKind
@@ -14,18 +14,11 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from vllm_redrafter.data.settings import GenerationSettings
 from vllm_redrafter.data.turns import OpenTurn, TurnAnswer
+from vllm_redrafter.engine.request_loop import EngineRequest, run_requests
 from vllm_redrafter.errors import ConfigError
 
 MAX_LOGPROBS = 20
 """vLLM's own limit of log-probabilities per token, where it is not told another one."""
-
-
-class EngineRequest(NamedTuple):
-    """What `run_requests` hands to vLLM: a name that comes back with the output, tokens, how."""
-
-    name: str
-    prompt: Sequence[int]
-    params: SamplingParams
 
 
 def start_llm(target: str, **arguments: Any) -> LLM:
@@ -38,30 +31,6 @@ def start_llm(target: str, **arguments: Any) -> LLM:
         return LLM(model=os.path.expanduser(target), **arguments)
     except (ValueError, RuntimeError, OSError) as error:
         raise ConfigError(f"vLLM cannot start with target {target!r}: {error}") from error
-
-
-def run_requests(
-    engine: Any, next_request: Callable[[], EngineRequest | None], in_flight: int
-) -> Iterator[RequestOutput]:
-    """Keep up to `in_flight` requests in the engine, and yield what its steps put out.
-
-    Args:
-        engine: vLLM's LLMEngine.
-        next_request: asked whenever there is room. Where it has none, the engine goes on with
-            those that it has; the iterator ends when there are no others either.
-        in_flight: the most requests at once.
-    """
-    running = 0
-    while True:
-        while running < in_flight and (request := next_request()) is not None:
-            prompt = {"prompt_token_ids": list(request.prompt)}
-            engine.add_request(request.name, prompt, request.params)
-            running += 1
-        if not running:
-            return
-        for output in engine.step():
-            running -= output.finished
-            yield output
 
 
 def decode_all(
@@ -91,12 +60,13 @@ def decode_all(
     )
     requests = (EngineRequest(str(index), prompt, params) for index, prompt in enumerate(prompts))
     steps: list[list[list[int]]] = [[] for _ in prompts]
-    for output in run_requests(engine, lambda: next(requests, None), in_flight):
-        tokens = list(output.outputs[0].token_ids)
-        if tokens:
-            steps[int(output.request_id)].append(tokens)
-        if output.finished:
-            on_finished()
+    for outputs in run_requests(engine, lambda: next(requests, None), in_flight):
+        for output in outputs:
+            tokens = list(output.outputs[0].token_ids)
+            if tokens:
+                steps[int(output.request_id)].append(tokens)
+            if output.finished:
+                on_finished()
     return steps
 
 
@@ -168,10 +138,11 @@ class OfflineEngine:
             return EngineRequest(str(turn.conversation), turn.prompt, self._params(turn))
 
         try:
-            outputs = run_requests(self._llm.llm_engine, next_request, self._settings.in_flight)
-            for output in outputs:
-                if output.finished:
-                    yield self._answer(output)
+            steps = run_requests(self._llm.llm_engine, next_request, self._settings.in_flight)
+            for outputs in steps:
+                for output in outputs:
+                    if output.finished:
+                        yield self._answer(output)
         except (EngineDeadError, RuntimeError) as error:  # of another process, of this one
             raise ConfigError(
                 f"vLLM failed while generating: {error}. Finished shards are kept: start the same "

@@ -59,3 +59,20 @@ class StepStats:
     def reset(self) -> None:
         for field in fields(self):
             setattr(self, field.name, field.default)
+
+
+class HostEvent:
+    """A CUDA event's part where there is no CUDA: the work is done when the call returns."""
+
+    def record(self) -> None:
+        self._seconds = perf_counter()
+
+    def elapsed_time(self, end: HostEvent) -> float:
+        """Milliseconds, as CUDA events give them."""
+        return 1000 * (end._seconds - self._seconds)
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        return None

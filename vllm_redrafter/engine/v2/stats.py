@@ -5,7 +5,6 @@ Nothing is recorded before the first `reset`: serving pays nothing for it.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,25 +15,9 @@ import torch
 from torch import Tensor
 from vllm.v1.worker.gpu.input_batch import InputBatch
 
-from vllm_redrafter.engine.stats import StepStats
+from vllm_redrafter.engine.stats import HostEvent, StepStats
 
 cuda: Any = torch.cuda  # its classes are untyped where torch is built without CUDA
-
-
-class HostEvent:
-    """A CUDA event's part where there is no CUDA: the work is done when the call returns."""
-
-    def record(self) -> None:
-        self._seconds = time.perf_counter()
-
-    def elapsed_time(self, end: HostEvent) -> float:
-        return 1000 * (end._seconds - self._seconds)
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        return None
 
 
 class StepMeter:

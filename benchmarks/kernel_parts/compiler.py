@@ -1,0 +1,226 @@
+"""Triton kernels compiled for GPUs that need not be there, and what their machine code takes.
+
+Triton brings NVIDIA's assembler along and needs a GPU only to ask which one it compiles for, and to
+launch. Here a stand-in for the driver answers the former, and a launch ends where the machine code
+is there: the launchers themselves, given CPU tensors, compile what they would launch.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+REGISTERS = 65536
+"""32-bit registers of a multiprocessor, on every architecture below; a warp takes 256 at a time."""
+
+SYSTEM_SHARED = 1024
+"""Bytes of shared memory that CUDA itself takes per thread block, from sm_80 on."""
+
+
+FEW_FMA = 64
+"""Exponentials and scales take a few; a product of tiles takes hundreds."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Limits of a multiprocessor (CUDA C++ Programming Guide, "Technical Specifications per
+    Compute Capability").
+
+    Attributes:
+        capability: 90 for sm_90.
+        block_shared: bytes of shared memory that one thread block may have.
+        shared: bytes of shared memory of a multiprocessor.
+        warps, blocks: the most that a multiprocessor holds at a time.
+        examples: GPUs of this architecture.
+    """
+
+    capability: int
+    block_shared: int
+    shared: int
+    warps: int
+    blocks: int
+    examples: str
+
+    @property
+    def name(self) -> str:
+        return f"sm_{self.capability}"
+
+
+ARCHITECTURES = {
+    made.name: made
+    for made in (
+        Architecture(80, 166_912, 167_936, 64, 32, "A100"),
+        Architecture(86, 101_376, 102_400, 48, 16, "RTX 3090, A10"),
+        Architecture(89, 101_376, 102_400, 48, 24, "RTX 4090, L4, L40S"),
+        Architecture(90, 232_448, 233_472, 64, 32, "H100, H200"),
+        Architecture(100, 232_448, 233_472, 64, 32, "B200"),
+        Architecture(120, 101_376, 102_400, 48, 24, "RTX 5090"),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One compiled kernel.
+
+    Attributes:
+        name: of the Triton function.
+        registers: per thread.
+        stack: bytes per thread in local memory: registers that were spilled.
+        shared: bytes per thread block.
+        warps: per thread block.
+        blocks: thread blocks that a multiprocessor holds at a time; 0: it cannot be launched.
+        instruction: what multiplies matrices: tcgen05, wgmma, mma.sync, FMA or nothing.
+        copy_bytes: of the widest asynchronous copy from memory; 0: there is none.
+        load_bytes: of the widest load from memory to registers.
+        ahead: groups of copies that are for later steps of the main loop when one computes.
+        loop: machine instructions in the longest loop, branches of it included.
+    """
+
+    name: str
+    registers: int
+    stack: int
+    shared: int
+    warps: int
+    blocks: int
+    instruction: str
+    copy_bytes: int
+    load_bytes: int
+    ahead: int
+    loop: int
+
+
+class _Driver:
+    """Stands where Triton's CUDA driver would, with a device for each architecture."""
+
+    def __init__(self, capability: int) -> None:
+        self.capability = capability
+
+    def get_current_device(self) -> int:
+        return self.capability
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+def compile_launches(architecture: Architecture, launch: Callable[[], Any]) -> list[Kernel]:
+    """The kernels that `launch` would start on such a GPU, in order; nothing runs.
+
+    `launch` takes CPU tensors, whose contents do not matter.
+    """
+    compiled: list[tuple[str, Any]] = []
+    run = JITFunction.run
+
+    def compile_only(function: JITFunction, *args: Any, **kwargs: Any) -> Any:
+        kernel = run(function, *args, **(kwargs | {"warmup": True}))
+        compiled.append((function.__name__, kernel))
+        return kernel
+
+    active = driver._active
+    driver.set_active(_Driver(architecture.capability))
+    JITFunction.run = compile_only
+    try:
+        launch()
+    finally:
+        JITFunction.run = run
+        driver._active = active
+    return [_read(architecture, name, kernel) for name, kernel in compiled]
+
+
+def _read(architecture: Architecture, name: str, kernel: Any) -> Kernel:
+    ptx = kernel.asm["ptx"]
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        usage = _tool("cuobjdump", "--dump-resource-usage", file.name)
+        machine_code = _tool("nvdisasm", "-c", file.name)
+    registers, stack = (int(re.findall(rf"\b{key}:(\d+)", usage)[0]) for key in ("REG", "STACK"))
+    shared, warps = kernel.metadata.shared, kernel.metadata.num_warps
+    copies = re.findall(r"cp\.async\.c[ag]\.shared\.global [^;]*?\], (0x\w+|\d+)", ptx)
+    return Kernel(
+        name=name,
+        registers=registers,
+        stack=stack,
+        shared=shared,
+        warps=warps,
+        blocks=_resident_blocks(architecture, registers, shared, warps),
+        instruction=_matrix_instruction(ptx, machine_code),
+        copy_bytes=max((int(size, 0) for size in copies), default=0),
+        load_bytes=_widest_load(ptx),
+        ahead=_copies_ahead(kernel.asm["ttgir"]),
+        loop=_longest_loop(machine_code),
+    )
+
+
+def _tool(name: str, *arguments: str) -> str:
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin" / name
+    return subprocess.run([tool, *arguments], capture_output=True, text=True, check=True).stdout
+
+
+def _resident_blocks(architecture: Architecture, registers: int, shared: int, warps: int) -> int:
+    if shared > architecture.block_shared:
+        return 0
+    per_warp = -(-registers * 32 // 256) * 256
+    return min(
+        architecture.blocks,
+        architecture.warps // warps,
+        REGISTERS // (per_warp * warps),
+        architecture.shared // (shared + SYSTEM_SHARED),
+    )
+
+
+def _matrix_instruction(ptx: str, machine_code: str) -> str:
+    for name, marker in (
+        ("tcgen05", "tcgen05.mma"),
+        ("wgmma", "wgmma.mma_async"),
+        ("mma.sync", "mma.sync"),
+    ):
+        if marker in ptx:
+            return name
+    return "FMA" if machine_code.count("FFMA") > FEW_FMA else ""
+
+
+def _widest_load(ptx: str) -> int:
+    loads = re.findall(r"ld\.global\S*?(?:\.v(\d))?\.b(\d+)", ptx)
+    return max((int(count or 1) * int(bits) // 8 for count, bits in loads), default=0)
+
+
+def _copies_ahead(ttgir: str) -> int:
+    """What every wait of the main loop leaves under way: copies for later steps."""
+    _, _, loop = ttgir.partition("scf.for")
+    body, _, _ = loop.partition("\n    }")  # the function's own indentation: the loop's end
+    waits = re.findall(r"ttg\.async_wait .*\{num = (\d+)", body)
+    return min(map(int, waits), default=0)
+
+
+def _longest_loop(machine_code: str) -> int:
+    """Instructions between a label and the last branch back to it."""
+    labels: dict[str, int] = {}
+    longest = count = 0
+    for line in machine_code.splitlines():
+        if label := re.match(r"\s*(\.L_\w+):", line):
+            labels[label[1]] = count
+        elif re.match(r"\s*/\*[0-9a-f]{4,}\*/", line):
+            count += 1
+            branch = re.search(r"\bBRA\b.*`\((\.L_\w+)\)", line)
+            # A branch to itself ends the code.
+            if branch and labels.get(branch[1], count) < count - 1:
+                longest = max(longest, count - labels[branch[1]])
+    return longest

@@ -1,0 +1,71 @@
+"""Command lines: a parser from a script's docstring, and types that say what they expect."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from typing import Any
+
+
+def script_parser(doc: str | None) -> argparse.ArgumentParser:
+    """A parser whose help begins with the docstring's first line and ends with the rest of it."""
+    summary, details = (doc or "").split("\n", 1)
+    return argparse.ArgumentParser(
+        description=summary, epilog=details, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
+def integer(low: int, high: int | None = None) -> Callable[[str], int]:
+    """The type of an integer from `low` to `high`, where there is an upper limit."""
+    limits = f"of at least {low}" if high is None else f"from {low} to {high}"
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < low or (high is not None and int(text) > high):
+            raise argparse.ArgumentTypeError(f"{text!r}: expected an integer {limits}")
+        return int(text)
+
+    return read
+
+
+positive = integer(1)
+
+
+def not_negative(text: str) -> float:
+    """A finite number of at least 0."""
+    value = _number(text)
+    if value is None or not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number of at least 0")
+    return value
+
+
+def fraction(text: str) -> float:
+    """A number above 0, and at most 1."""
+    value = _number(text)
+    if value is None or not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a fraction, above 0 and at most 1")
+    return value
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def beams(text: str) -> tuple[int, int]:
+    """`WxL`: beam width and beam length."""
+    width, _, length = text.partition("x")
+    return positive(width), positive(length)
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """A JSON object."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError("expected a JSON object")
+    return value

@@ -1,0 +1,146 @@
+"""The least time that a step can take: bytes over bandwidth, or operations over rate.
+
+A step's parts each read their weights once, and the caches of all requests; whichever is longer,
+reading or multiplying, is the part's floor. A draft reads its weights once per level, since a
+level's tokens are needed for the next. Launches, waiting, activations and sampling come on top.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from step_cost_parts.report import PAPER_TOKENS_PER_STEP
+
+BYTES = 2  # of a number in bf16
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a GPU can do: bytes per second from memory, bf16 operations per second."""
+
+    bandwidth: float
+    rate: float
+
+    def seconds(self, read: float, operations: float) -> float:
+        return max(read / self.bandwidth, operations / self.rate)
+
+
+H200 = Device(bandwidth=4.8e12, rate=989e12)
+"""By its data sheet, dense."""
+
+
+@dataclass(frozen=True)
+class Floor:
+    """Least seconds of a plain step, and of a ReDrafter step's verification and draft."""
+
+    nodes: int
+    requests: int
+    context: int
+    plain: float
+    verify: float
+    draft: float
+
+    @property
+    def ratio(self) -> float:
+        """How many plain steps one ReDrafter step takes at least."""
+        return (self.verify + self.draft) / self.plain
+
+
+@dataclass(frozen=True)
+class Weights:
+    """How many weights a target multiplies with, and a drafter: per level, and once per draft."""
+
+    target: int
+    per_level: int
+    once: int
+
+    @classmethod
+    def of(cls, shape: dict[str, Any], draft_vocab_size: int | None) -> Weights:
+        """Counted in the models themselves, made without memory."""
+        import torch
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        from vllm_redrafter import Drafter, DrafterConfig
+
+        hidden = shape["hidden_size"]
+        config = DrafterConfig(
+            shape["vocab_size"], hidden, hidden, draft_vocab_size=draft_vocab_size
+        )
+        with torch.device("meta"):
+            target = LlamaForCausalLM(LlamaConfig(**shape))
+            drafter = Drafter(config)
+        embedding = target.get_input_embeddings().weight.numel()  # looked up, not multiplied
+        # The part of the input projection that reads the target's hidden state.
+        once = hidden * config.exit_dim
+        return cls(
+            target=sum(p.numel() for p in target.parameters()) - embedding,
+            per_level=sum(p.numel() for p in drafter.parameters()) - once,
+            once=once,
+        )
+
+
+def floors(
+    shape: dict[str, Any],
+    weights: Weights,
+    device: Device,
+    beams: tuple[int, int],
+    nodes: Iterable[int],
+    cases: Iterable[tuple[int, int]],
+) -> list[Floor]:
+    """For each K and (batch, context): the floor with a tree of K nodes of W x L beams."""
+    width, length = beams
+    heads, layers = shape["num_attention_heads"], shape["num_hidden_layers"]
+    head_size = shape["hidden_size"] // heads
+    cached = 2 * layers * shape["num_key_value_heads"] * head_size * BYTES  # per token
+
+    def forward(requests: int, context: int, tokens: int) -> float:
+        """The target's pass over `tokens` tokens of each request."""
+        rows = requests * tokens
+        attention = 4 * layers * heads * head_size * context * rows
+        return device.seconds(
+            weights.target * BYTES + requests * context * cached,
+            2 * weights.target * rows + attention,
+        )
+
+    def draft(requests: int) -> float:
+        level = weights.per_level * BYTES
+        first = device.seconds(level, 2 * weights.per_level * requests)
+        others = device.seconds(level, 2 * weights.per_level * requests * width)
+        once = device.seconds(weights.once * BYTES, 2 * weights.once * requests)
+        return once + first + (length - 1) * others
+
+    return [
+        Floor(
+            nodes=k,
+            requests=requests,
+            context=context,
+            plain=forward(requests, context, 1),
+            verify=forward(requests, context, 1 + k),
+            draft=draft(requests),
+        )
+        for requests, context in cases
+        for k in nodes
+    ]
+
+
+def print_floors(target: str, found: Iterable[Floor], console: Console) -> None:
+    """One target's floors; times in milliseconds."""
+    table = Table(title=f"{target}: least time of a step, ms (arithmetic, nothing measured)")
+    for name in ("batch", "context", "K", "plain", "verify", "draft", "ratio"):
+        table.add_column(name, justify="right")
+    table.add_column(f"speed-up at {PAPER_TOKENS_PER_STEP} tokens/step", justify="right")
+    for floor in found:
+        table.add_row(
+            str(floor.requests),
+            str(floor.context),
+            str(floor.nodes),
+            *(f"{1000 * t:.2f}" for t in (floor.plain, floor.verify, floor.draft)),
+            f"{floor.ratio:.2f}",
+            f"{PAPER_TOKENS_PER_STEP / floor.ratio:.2f}",
+        )
+    console.print(table)

@@ -1,0 +1,160 @@
+"""One engine, measured at each concurrency level and temperature, in a process of its own.
+
+`process.py` starts it as `python -P engine.py JOB RESULTS`: JOB is a `Job` as JSON; RESULTS
+receives a `Run` as one line of JSON whenever one is complete. So it imports no other part, and
+-P keeps their names (`plot`, `process`) away from what vLLM imports.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from vllm_redrafter.engine.request_loop import EngineRequest, run_requests
+
+WARM_UP_TOKENS = 16
+COUNTERS = {
+    "vllm:spec_decode_num_drafts": "drafts",
+    "vllm:spec_decode_num_draft_tokens": "draft_tokens",
+    "vllm:spec_decode_num_accepted_tokens": "accepted_tokens",
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one engine shall do.
+
+    Attributes:
+        engine: the arguments of `vllm.LLM`.
+        prompts: token ids.
+        levels: numbers of requests in flight.
+        temperatures: each is measured at each level.
+        max_tokens: the most tokens that a request outputs.
+        ignore_eos: output `max_tokens` in any case.
+        timed_parts: the worker is ReDrafter's, which says where its time went.
+    """
+
+    engine: dict[str, Any]
+    prompts: list[list[int]]
+    levels: list[int]
+    temperatures: list[float]
+    max_tokens: int
+    ignore_eos: bool
+    timed_parts: bool
+
+
+@dataclass(frozen=True)
+class Generation:
+    """All prompts answered once.
+
+    Attributes:
+        outputs: the tokens of each request.
+        seconds: of wall time, from the first request's arrival to the last token.
+        steps: engine steps that output tokens.
+        request_steps: the requests that output tokens, summed over steps.
+    """
+
+    outputs: list[list[int]]
+    seconds: float
+    steps: int
+    request_steps: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """A measured `Generation`.
+
+    Attributes:
+        concurrency: requests in flight.
+        temperature: of all requests.
+        generation: what came out, and when.
+        spec_decode: vLLM's own counters of speculation (n-gram: steps without a proposal are not
+            counted as drafts).
+        parts: ReDrafter's counters and seconds; see vllm_redrafter/engine/stats.py.
+    """
+
+    concurrency: int
+    temperature: float
+    generation: Generation
+    spec_decode: dict[str, int]
+    parts: dict[str, float] | None
+
+    @classmethod
+    def from_json(cls, line: str) -> Run:
+        values = json.loads(line)
+        return cls(**{**values, "generation": Generation(**values["generation"])})
+
+
+def generate(llm: Any, prompts: Sequence[list[int]], params: Any, concurrency: int) -> Generation:
+    """Answer all prompts, `concurrency` of them in flight as long as there are enough left.
+
+    `LLM.generate` would hand all prompts to the scheduler at once, whose limit is the engine's.
+    """
+    requests = (EngineRequest(str(i), prompt, params) for i, prompt in enumerate(prompts))
+    outputs: list[list[int]] = [[] for _ in prompts]
+    steps = request_steps = 0
+    started = perf_counter()
+    for step in run_requests(llm.llm_engine, lambda: next(requests, None), concurrency):
+        with_tokens = 0
+        for output in step:
+            tokens = output.outputs[0].token_ids
+            outputs[int(output.request_id)].extend(tokens)
+            with_tokens += len(tokens) > 0
+        request_steps += with_tokens
+        steps += with_tokens > 0
+    return Generation(outputs, perf_counter() - started, steps, request_steps)
+
+
+def measure(llm: Any, job: Job, concurrency: int, temperature: float) -> Run:
+    """Warm up, then answer all prompts once, under the clock and counters."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    def params(max_tokens: int) -> SamplingParams:
+        return SamplingParams(
+            temperature=temperature,
+            max_tokens=max_tokens,
+            ignore_eos=job.ignore_eos,
+            output_kind=RequestOutputKind.DELTA,
+        )
+
+    warm_up = params(min(WARM_UP_TOKENS, job.max_tokens))
+    generate(llm, job.prompts[:concurrency], warm_up, concurrency)
+    if job.timed_parts:
+        llm.collective_rpc("reset_redrafter_stats")
+    before = counters(llm)
+    generation = generate(llm, job.prompts, params(job.max_tokens), concurrency)
+    counted = {name: value - before[name] for name, value in counters(llm).items()}
+    parts = llm.collective_rpc("redrafter_stats")[0] if job.timed_parts else None
+    return Run(concurrency, temperature, generation, counted, parts)
+
+
+def counters(llm: Any) -> dict[str, int]:
+    """vLLM's counters of speculation so far; empty for plain decoding."""
+    return {
+        COUNTERS[metric.name]: metric.value
+        for metric in llm.get_metrics()
+        if metric.name in COUNTERS
+    }
+
+
+def main() -> None:
+    from vllm import LLM
+
+    job = Job(**json.loads(Path(sys.argv[1]).read_text()))
+    llm = LLM(**job.engine)
+    with Path(sys.argv[2]).open("w") as results:
+        for concurrency in job.levels:
+            for temperature in job.temperatures:
+                run = measure(llm, job, concurrency, temperature)
+                print(json.dumps(asdict(run)), file=results, flush=True)
+    llm.llm_engine.engine_core.shutdown()
+
+
+if __name__ == "__main__":
+    main()

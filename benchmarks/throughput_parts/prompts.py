@@ -1,0 +1,96 @@
+"""Prompts: from the command line or a dataset file, as the token ids that every engine is given."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from throughput_parts.methods import InputError
+from vllm_redrafter.data.prompts import Conversation, read_openings
+from vllm_redrafter.errors import ConfigError
+
+Message: TypeAlias = dict[str, str]
+Prompt: TypeAlias = str | list[Message]
+"""Text, or the opening of a conversation: its messages up to the user's first."""
+
+
+def read_dataset(path: Path) -> tuple[list[Prompt], int]:
+    """The prompts of a dataset file, and how many conversations were left out.
+
+    Raises:
+        InputError: see `read_openings`.
+    """
+    try:
+        openings, left_out = read_openings(path)
+    except ConfigError as error:
+        raise InputError(f"--dataset {error}") from error
+    return [_prompt(opening) for opening in openings], left_out
+
+
+def _prompt(opening: Conversation) -> Prompt:
+    (turn,) = opening.turns
+    if opening.bare:
+        return turn
+    system = [] if opening.system is None else [{"role": "system", "content": opening.system}]
+    return [*system, {"role": "user", "content": turn}]
+
+
+def tokenize(prompts: Sequence[Prompt], tokenizer: Any, chat: bool | None) -> list[list[int]]:
+    """Token ids of each prompt.
+
+    Args:
+        prompts: text or messages.
+        tokenizer: the target's, from transformers.
+        chat: put prompts through the target's chat template; None does so for conversations,
+            where the target has a template.
+
+    Raises:
+        InputError: `chat` with a target that has no chat template.
+    """
+    has_template = getattr(tokenizer, "chat_template", None) is not None
+    if chat and not has_template:
+        raise InputError("--chat: the target's tokenizer has no chat template")
+    rows = []
+    for prompt in prompts:
+        if chat or (chat is None and has_template and not isinstance(prompt, str)):
+            messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+            text = tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True
+            )
+            rows.append(tokenizer.encode(text, add_special_tokens=False))
+        else:
+            text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+            rows.append(tokenizer.encode(text))
+    return rows
+
+
+def choose(
+    prompts: Sequence[list[int]], count: int, longest: int | None, at_least: int, seed: int
+) -> list[list[int]]:
+    """Up to `count` prompts, drawn at random where there are more, repeated in turn where needed.
+
+    Args:
+        prompts: token ids.
+        count: how many are wanted.
+        longest: the most tokens in a prompt that leaves room for the output; longer ones are
+            left out.
+        at_least: the highest concurrency: with fewer prompts, so many would never be in flight.
+        seed: of the draw.
+
+    Raises:
+        InputError: no prompt is short enough, or one has no token.
+    """
+    if not all(prompts):
+        raise InputError("a prompt is empty: the target's tokenizer makes no token of it")
+    fitting = [prompt for prompt in prompts if longest is None or len(prompt) <= longest]
+    if not fitting:
+        raise InputError(
+            f"no prompt fits: the shortest has {min(map(len, prompts))} tokens, and only {longest} "
+            "leave room for --max-tokens within the target's maximum length"
+        )
+    if len(fitting) > count:
+        fitting = random.Random(seed).sample(fitting, count)
+    missing = max(0, at_least - len(fitting))
+    return fitting + [fitting[i % len(fitting)] for i in range(missing)]

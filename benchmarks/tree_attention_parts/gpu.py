@@ -1,0 +1,98 @@
+"""The stopwatch: CUDA events, CUDA graphs, a cache flush. The only part that no test runs."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tree_attention_parts.report import Timing
+
+WARM_UPS = 5
+cuda: Any = torch.cuda  # its classes are untyped where torch is built without CUDA
+
+
+class Gpu:
+    """The current CUDA device.
+
+    Every launch is timed by itself, by a pair of events, with the L2 cache flushed before: a buffer
+    of eight times its size is read, which leaves no dirty lines to be written back in the time
+    measured. The host is ahead of the device meanwhile, so that a graph's launch is not waited for.
+    """
+
+    def __init__(self, repeats: int) -> None:
+        self.device = torch.device("cuda", torch.cuda.current_device())
+        self.repeats = repeats
+        properties = torch.cuda.get_device_properties(self.device)
+        self.name: str = properties.name
+        self._flushed = torch.zeros(8 * properties.L2_cache_size // 4, device=self.device)
+
+    @property
+    def free_bytes(self) -> int:
+        torch.cuda.empty_cache()
+        return torch.cuda.mem_get_info(self.device)[0]
+
+    def in_graph(self, launch: Callable[[], object]) -> Timing:
+        """Replayed from a CUDA graph, as an engine's decoding step is: the device's time alone."""
+        _warm_up(launch)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            launch()
+        _warm_up(graph.replay)
+        return self._timed(graph.replay, wait=False)
+
+    def launched(self, launch: Callable[[], object]) -> Timing:
+        """Called from Python on an idle device: its own launching is part of the time."""
+        _warm_up(launch)
+        return self._timed(launch, wait=True)
+
+    def _timed(self, launch: Callable[[], object], wait: bool) -> Timing:
+        pairs = []
+        for _ in range(self.repeats):
+            before, after = (cuda.Event(enable_timing=True) for _ in range(2))
+            self._flushed.sum()
+            if wait:
+                torch.cuda.synchronize()
+            before.record()
+            launch()
+            after.record()
+            pairs.append((before, after))
+        torch.cuda.synchronize()
+        return Timing([1000 * before.elapsed_time(after) for before, after in pairs])
+
+    def copy_bandwidth(self) -> float:
+        """GB/s of a large copy on the device, bytes read and written."""
+        size = min(2 << 30, self.free_bytes // 4)
+        source = torch.zeros(size, dtype=torch.uint8, device=self.device)
+        copy = torch.empty_like(source)
+        return 2 * size / self.in_graph(lambda: copy.copy_(source)).median / 1000
+
+    def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """For fixed shapes; fullgraph, so that it fails rather than run eagerly."""
+        torch.compiler.reset()  # or the limit of recompilations would be reached
+        return torch.compile(function, dynamic=False, fullgraph=True)
+
+    def describe(self) -> dict[str, Any]:
+        return {"driver": _driver(), "cuda": torch.version.cuda}
+
+
+def _warm_up(launch: Callable[[], object]) -> None:
+    # On a stream of its own, as graph capture asks for.
+    stream = cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_UPS):
+            launch()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+
+
+def _driver() -> str:
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return found.stdout.split("\n")[0].strip()

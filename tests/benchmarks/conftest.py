@@ -1,0 +1,8 @@
+"""Benchmarks import their parts from the folder that they lie in, as Python does for a script."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))

@@ -1,0 +1,60 @@
+"""Command lines: what is accepted, and what is said about the rest."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from shared_parts.arguments import (
+    beams,
+    fraction,
+    integer,
+    json_object,
+    not_negative,
+    positive,
+    script_parser,
+)
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "value"),
+    [
+        (positive, "7", 7),
+        (integer(0), "0", 0),
+        (integer(1, 128), "128", 128),
+        (not_negative, "0.7", 0.7),
+        (fraction, "1", 1.0),
+        (beams, "16x5", (16, 5)),
+        (json_object, '{"a": [1]}', {"a": [1]}),
+    ],
+)
+def test_a_value_is_read(read: Callable[[str], Any], text: str, value: Any) -> None:
+    assert read(text) == value
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "message"),
+    [
+        (positive, "0", "'0': expected an integer of at least 1"),
+        (positive, "-1", "expected an integer of at least 1"),
+        (integer(1, 128), "129", "from 1 to 128"),
+        (not_negative, "x", "'x': expected a number of at least 0"),
+        (not_negative, "inf", "expected a number of at least 0"),
+        (fraction, "0", "expected a fraction"),
+        (fraction, "nan", "expected a fraction"),
+        (beams, "16", "'': expected an integer"),
+        (json_object, "[1]", "expected a JSON object"),
+        (json_object, "{", "not JSON"),
+    ],
+)
+def test_a_value_that_is_none_is_named(read: Callable[[str], Any], text: str, message: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=message):
+        read(text)
+
+
+def test_help_begins_with_the_docstrings_first_line_and_ends_with_the_rest() -> None:
+    shown = script_parser("What it is.\n\n    python it.py\n").format_help()
+    assert "\n\nWhat it is.\n\noptions:" in shown
+    assert shown.endswith("\n    python it.py\n")

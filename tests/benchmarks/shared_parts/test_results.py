@@ -1,0 +1,23 @@
+"""Results files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from shared_parts import results
+
+
+def test_a_results_file_is_json(tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    results.write(path, {"seconds": [1.5, None]})
+    assert json.loads(path.read_text()) == {"seconds": [1.5, None]}
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        results.write(path, {"seconds": float("nan")})
+
+
+def test_without_a_path_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    results.write(None, {"seconds": 1})
+    assert not list(tmp_path.iterdir())

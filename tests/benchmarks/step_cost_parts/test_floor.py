@@ -1,0 +1,46 @@
+"""The least time of a step: bytes over bandwidth, or operations over rate."""
+
+from __future__ import annotations
+
+import pytest
+from step_cost_parts.floor import Device, Weights, floors
+
+TINY = {
+    "vocab_size": 100,
+    "hidden_size": 8,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+TARGET = 2 * (8 * 8 + 2 * 8 * 4 + 8 * 8 + 3 * 8 * 16 + 2 * 8) + 8 + 100 * 8
+
+LEVEL = (8 * 8 + 8) + (8 * 8 + 8) + 8 * 8 + (8 * 8 + 8) + 100 * 8  # input's half, block, w, u, head
+
+
+def test_weights_are_those_that_a_step_multiplies_with() -> None:
+    weights = Weights.of(TINY, None)
+    assert weights == Weights(TARGET, LEVEL, once=8 * 8)
+    reduced = Weights.of(TINY, 10)
+    assert reduced.per_level == LEVEL - 90 * 8
+
+
+@pytest.mark.parametrize("bound", ["bandwidth", "rate"])
+def test_a_floor_is_bytes_over_bandwidth_or_operations_over_rate(bound: str) -> None:
+    fast, slow = 1e30, 1e3
+    device = Device(
+        bandwidth=slow if bound == "bandwidth" else fast, rate=slow if bound == "rate" else fast
+    )
+    weights = Weights(TARGET, LEVEL, once=64)
+    (floor,) = floors(TINY, weights, device, (3, 4), [5], [(2, 10)])
+    cache = 2 * 10 * 2 * 2 * 2 * 2 * 2  # requests, tokens, K and V, layers, heads, head size, bytes
+    attention = 4 * 2 * 4 * 2 * 10  # layers, heads, head size, tokens
+    if bound == "bandwidth":
+        assert floor.plain == floor.verify == pytest.approx((2 * TARGET + cache) / slow)
+        assert floor.draft == pytest.approx((4 * 2 * LEVEL + 2 * 64) / slow)
+    else:
+        assert floor.plain == pytest.approx(2 * (2 * TARGET + attention) / slow)
+        assert floor.verify == pytest.approx(6 * floor.plain)
+        assert floor.draft == pytest.approx((2 * LEVEL * (2 + 3 * 6) + 2 * 64 * 2) / slow)
+    assert floor.ratio == pytest.approx((floor.verify + floor.draft) / floor.plain)

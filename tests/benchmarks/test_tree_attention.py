@@ -1,0 +1,113 @@
+"""benchmarks/tree_attention.py: its arguments, and what it does without a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import tree_attention
+
+from redrafter_testing.benchmarks.own_process import in_own_process
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--batches", "0"], "'0': expected an integer of at least 1"),
+        (["--contexts", "4k"], "'4k': expected an integer of at least 1"),
+        (["--nodes", "1"], "'1': a tree has 2 to 128 nodes"),
+        (["--nodes", "129"], "'129': a tree has 2 to 128 nodes"),
+        (["--nodes", "8x"], "'8x': expected a number of nodes or WxL beams"),
+        (["--nodes", "51x5"], "'51x5': 1 to 50 beams of 1 to 127 tokens"),
+        (["--nodes", "8x0"], "'8x0': 1 to 50 beams of 1 to 127 tokens"),
+        (["--shapes", "gpt-2"], "invalid choice: 'gpt-2'"),
+        (["--parts", "129"], "'129': expected an integer from 1 to 128"),
+        (["--memory", "1.5"], "'1.5': expected a fraction"),
+        (["--output", "missing/results.json"], "its folder does not exist"),
+        (["--output", "."], "is a folder"),
+        (["--tune"], "there is no GPU"),
+    ],
+)
+def test_bad_arguments_are_named(
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    with pytest.raises(SystemExit) as stopped:
+        tree_attention.main(arguments)
+
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_gpu_does_not_time_the_interpreter(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+
+    with pytest.raises(SystemExit):
+        tree_attention.main([])
+
+    assert "TRITON_INTERPRET is set" in capsys.readouterr().err
+
+
+def test_quick_leaves_what_is_asked_for() -> None:
+    full, quick = (tree_attention.read_arguments(argv) for argv in ([], ["--quick"]))
+    asked = tree_attention.read_arguments(["--quick", "--batches", "1", "2"])
+
+    assert (full.batches, full.contexts, full.repeats) == ([1, 8, 64], [512, 4096, 32768], 50)
+    assert (quick.batches, quick.contexts, quick.nodes) == ([8], [4096], ["32", "8x5"])
+    assert (asked.batches, asked.contexts) == ([1, 2], [4096])
+
+
+@pytest.mark.parametrize("before", [None, "0", "1"])
+def test_the_interpreter_is_left_as_it_was(
+    before: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "triton", raising=False)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    if before is not None:
+        monkeypatch.setenv("TRITON_INTERPRET", before)
+
+    with tree_attention.interpreter():
+        assert os.environ["TRITON_INTERPRET"] == "1"
+
+    assert os.environ.get("TRITON_INTERPRET") == before
+
+
+def test_the_interpreter_cannot_come_after_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", torch)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+
+    with (
+        pytest.raises(RuntimeError, match="imported before its interpreter"),
+        tree_attention.interpreter(),
+    ):
+        pass
+
+
+def test_without_a_gpu_kernels_are_checked_and_nothing_is_timed(tmp_path: Path) -> None:
+    output = tmp_path / "results.json"
+    done = in_own_process(tree_attention.__file__, "--quick", "--output", str(output))
+
+    assert done.returncode == 0, done.stderr
+    assert "No GPU: nothing is timed." in done.stdout
+    assert "DIFFERS" not in done.stdout
+    assert not any(unit in done.stdout for unit in ("µs", "GB/s", "floor"))
+    written = json.loads(output.read_text())
+    assert written["timings"] is None
+    assert not {"goals", "copy_gbps"} & written.keys()
+    checks = written["checks"]
+    assert all(check["error"] <= check["tolerance"] for check in checks)
+    assert {check["kernel"] for check in checks} == {
+        *("tree", "tree, 3 parts", "one node", "beams apart", "flex_attention's mask"),
+        *("accept_path", "compact_kv", "build_tree"),
+    }

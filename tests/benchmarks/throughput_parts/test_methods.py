@@ -1,0 +1,77 @@
+"""Methods and shapes: which engines a comparison needs."""
+
+from __future__ import annotations
+
+import pytest
+from throughput_parts.methods import InputError, plan
+
+from vllm_redrafter import ConfigError
+
+
+def test_a_method_gets_one_engine_for_all_its_levels() -> None:
+    plain, ngram, redrafter = plan("drafter", [4, 1, 4], ["2x4:6"], ["5"])
+
+    assert (plain.label, plain.levels, plain.speculative_config) == ("plain", (1, 4), None)
+    assert (ngram.label, ngram.levels) == ("n-gram 5", (1, 4))
+    assert ngram.speculative_config == {
+        "method": "ngram",
+        "num_speculative_tokens": 5,
+        "prompt_lookup_max": 4,
+        "prompt_lookup_min": 2,
+    }
+    assert (redrafter.label, redrafter.levels) == ("ReDrafter 2x4:6", (1, 4))
+    assert redrafter.speculative_config == {
+        "model": "drafter",
+        "num_speculative_tokens": 6,
+        "beam_width": 2,
+        "beam_length": 4,
+    }
+
+
+def test_shapes_are_measured_at_the_level_they_are_bound_to() -> None:
+    shapes = ["1=3x5:12", "8=1x3:3", "1=1x3:3", "2x4:6"]
+    methods = plan("drafter", [1, 4, 8], shapes, ["1=7", "4"])
+
+    assert {m.label: m.levels for m in methods} == {
+        "plain": (1, 4, 8),
+        "n-gram 7": (1,),
+        "n-gram 4": (1, 4, 8),
+        "ReDrafter 3x5:12": (1,),
+        "ReDrafter 1x3:3": (1, 8),
+        "ReDrafter 2x4:6": (1, 4, 8),
+    }
+
+
+def test_sampled_ngram_speculation_is_left_out_on_cpus() -> None:
+    plain, ngram, redrafter = plan("drafter", [1], ["2x4:6"], ["5"])
+    for method in (plain, redrafter):
+        assert method.temperatures([0, 0.7], is_cpu=True) == [0, 0.7]
+    assert ngram.temperatures([0, 0.7], is_cpu=True) == [0]
+    assert ngram.temperatures([0, 0.7], is_cpu=False) == [0, 0.7]
+
+
+@pytest.mark.parametrize("shape", ["", "2x4", "2:4x6", "2x4:6:8", "x4:6", "-1x4:6", "=2x4:6"])
+def test_a_malformed_shape_is_refused(shape: str) -> None:
+    with pytest.raises(InputError, match=r"expected WxL:K"):
+        plan("drafter", [1], [shape], ["5"])
+
+
+@pytest.mark.parametrize("tokens", ["", "0", "x", "1=", "2x4:6"])
+def test_a_malformed_ngram_setting_is_refused(tokens: str) -> None:
+    with pytest.raises(InputError, match="--ngram-tokens"):
+        plan("drafter", [1], ["2x4:6"], [tokens])
+
+
+def test_a_shape_that_redrafter_refuses_is_refused_here() -> None:
+    with pytest.raises(ConfigError, match="between 1 and 127"):
+        plan("drafter", [1], ["2x4:128"], ["5"])
+
+
+def test_a_level_that_is_not_measured_cannot_be_bound() -> None:
+    with pytest.raises(InputError, match="concurrency 2, which is not measured"):
+        plan("drafter", [1, 4], ["2x4:6", "2=1x3:3"], ["5"])
+
+
+def test_a_level_without_a_shape_is_refused() -> None:
+    with pytest.raises(InputError, match="nothing is given for concurrency 4"):
+        plan("drafter", [1, 4], ["1=2x4:6"], ["5"])

@@ -1,0 +1,89 @@
+"""Measurements, and the table that is made of them."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+from throughput_parts.methods import Method
+from throughput_parts.report import measurements, print_table, same_as_plain, summarise
+
+from redrafter_testing.benchmarks.throughput_runs import measured, run, several_rows
+
+
+def test_outputs_are_compared_with_the_same_repeats_plain_decoding() -> None:
+    redrafter = Method("ReDrafter", "2x4:6", (2,), {})
+    plain = [run(1.0, [[1, 2], [3, 4]]), run(1.0, [[9], [9]], temperature=0.7)]
+    runs = [run(0.5, [[1, 2], [3, 5]]), run(0.5, [[1], [1]], temperature=0.7)]
+
+    greedy, sampled = measurements(redrafter, 1, runs, plain)
+
+    assert (greedy.identical, greedy.requests, greedy.output_tokens) == (1, 2, 4)
+    assert sampled.identical is None
+    assert measurements(Method("plain", "", (2,), None), 0, plain, plain)[0].identical is None
+
+
+def test_tokens_per_step_leaves_out_the_prompts_step() -> None:
+    # Two requests of 41 tokens each, in 1 + 10 steps each.
+    assert measured(output_tokens=82, request_steps=22).tokens_per_step == 4
+    assert measured(output_tokens=2, request_steps=2).tokens_per_step is None
+
+
+def test_shares_are_of_the_wall_time_and_verify_is_without_attention() -> None:
+    assert measured("ReDrafter", seconds=2.0).shares == pytest.approx(
+        {"draft": 0.05, "verify": 0.15, "attention": 0.1, "accept": 0.025, "compact": 0.005}
+    )
+    assert measured().shares is None
+
+
+def test_ratios_are_taken_within_a_repeat() -> None:
+    """The machine slows down threefold; a ratio of medians would say 1.5, not 2."""
+    plain_seconds, fast_seconds = [1.0, 1.0, 3.0], [0.5, 1.5, 1.5]
+    rows = summarise(
+        [measured(repeat=i, seconds=s) for i, s in enumerate(plain_seconds)]
+        + [measured("ReDrafter", "2x4:6", repeat=i, seconds=s) for i, s in enumerate(fast_seconds)]
+    )
+
+    assert [row.method for row in rows] == ["plain", "ReDrafter"]
+    assert rows[0].ratio == (1, 1, 1)
+    assert rows[1].ratio == pytest.approx((2, 2 / 3, 2))
+    assert rows[1].tokens_per_second == pytest.approx((100 / 1.5, 100 / 1.5, 200))
+
+
+def test_rows_are_ordered_for_reading() -> None:
+    rows = several_rows()
+    assert [(r.temperature, r.concurrency, r.method, r.shape) for r in rows[:5]] == [
+        (0, 1, "plain", ""),
+        (0, 1, "n-gram", "5"),
+        (0, 1, "ReDrafter", "2x4:6"),
+        (0, 1, "ReDrafter", "1x3:3"),
+        (0, 8, "plain", ""),
+    ]
+    assert len(rows) == 16
+
+
+def test_the_table_has_every_figure_in_the_narrowest_terminal() -> None:
+    console = Console(width=40, record=True, file=io.StringIO())
+    settings = {"model": "m", "dtype": "float32", "max_tokens": 8}
+    print_table(several_rows(), settings, console)
+    lines = [line for line in console.export_text().splitlines() if line.strip()[:1].isdigit()]
+
+    def cells(method: str) -> list[str]:
+        return next(line.split(method)[1].split() for line in lines if method in line)
+
+    assert lines[0].split()[:3] == ["0", "1", "(2.0)"]
+    assert cells("plain ") == ["100", "1", "1.00", "25%", *"–––––", "–"]
+    assert cells("n-gram 5") == ["125", "1.25", "1.00", "25%", *"–––––", "yes"]
+    assert cells("ReDrafter 2x4:6") == (
+        ["200", "2.00", "1.00", "25%", "20%", "60%", "40%", "10%", "2%", "no", "(1/2)"]
+    )
+    assert cells("ReDrafter 1x3:3")[:4] == ["208", "(167–250)", "2.08", "(1.67–2.50)"]
+
+
+def test_the_same_outputs_are_counted_over_all_repeats() -> None:
+    row = several_rows()[1]
+    assert same_as_plain(replace(row, identical=6, requests=6)) == "yes"
+    assert same_as_plain(replace(row, identical=5, requests=6)) == "no (5/6)"
+    assert same_as_plain(replace(row, identical=None)) == "–"

@@ -1,0 +1,117 @@
+"""The three problems of a case, and flex_attention's mask."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tree_attention_parts.cases import Case
+from tree_attention_parts.problem import Inputs, contiguous, make_problem, tree_mask
+
+from redrafter_testing.benchmarks.tree_attention_results import CPU, tiny
+
+
+def keys_of(inputs: Inputs, request: int, count: int) -> torch.Tensor:
+    """A request's first keys and values, read through its block table."""
+    size = inputs.key_cache.shape[1]
+    position = torch.arange(count)
+    block = inputs.block_table[request][position // size].long()
+    return torch.stack(
+        [cache[block, position % size] for cache in (inputs.key_cache, inputs.value_cache)]
+    )
+
+
+@pytest.mark.parametrize("context", [1, 20, 31, 32])
+@pytest.mark.parametrize("nodes", ["8", "3x2"])
+def test_beams_apart_hold_the_context_and_their_path(nodes: str, context: int) -> None:
+    case = tiny(nodes, context=context)
+    problem = make_problem(case, CPU)
+    starts = problem.beams.query_start_loc.tolist()
+    tree_starts = problem.tree.query_start_loc.tolist()
+
+    beam = 0
+    for request, paths in enumerate(case.paths):
+        whole = keys_of(problem.tree, request, context + case.shape.nodes)
+        for path in paths:
+            expected = whole[:, [*range(context), *(context + node for node in path)]]
+            assert torch.equal(keys_of(problem.beams, beam, expected.shape[1]), expected)
+            rows = [tree_starts[request] + node for node in path]
+            assert problem.beam_rows[starts[beam] : starts[beam + 1]].tolist() == rows
+            beam += 1
+    assert beam == len(starts) - 1
+    assert torch.equal(problem.beams.query, problem.tree.query[problem.beam_rows])
+    chain = problem.beams.ancestors[0, :, 0].tolist()
+    assert chain == [2 ** (depth + 1) - 1 for depth in range(problem.beams.max_nodes)]
+
+
+def test_beams_apart_share_the_context_but_no_block_that_they_write() -> None:
+    case = tiny("3x2", context=40)
+    problem = make_problem(case, CPU)
+    full = 40 // 16
+    tables = problem.beams.block_table
+    shared = problem.tree.block_table
+
+    for beam, request in enumerate([0] * 3 + [1] * 3):
+        assert torch.equal(tables[beam, :full], shared[request, :full])
+    own = tables[:, full:].flatten().tolist()
+    assert len({*own, *shared.flatten().tolist()}) == len(own) + shared.numel()
+
+
+def test_one_node_is_the_root_with_the_same_context() -> None:
+    problem = make_problem(tiny("8"), CPU)
+
+    assert problem.plain.query_start_loc.tolist() == [0, 1, 2]
+    assert torch.equal(problem.plain.query, problem.tree.query[[0, 8]])
+    assert problem.plain.ancestors[:, 0, 0].tolist() == [1, 1]
+    assert problem.plain.key_cache is problem.tree.key_cache
+    assert torch.equal(problem.plain.block_table, problem.tree.block_table)
+
+
+def test_contiguous_keys_are_the_pages_in_order() -> None:
+    case = tiny("3x2")
+    problem = make_problem(case, CPU)
+    query, keys, values = contiguous(problem.tree, case.tree)
+
+    for request, count in enumerate(case.tree.num_nodes.tolist()):
+        pages = keys_of(problem.tree, request, 20 + case.shape.nodes)
+        assert torch.equal(torch.stack([keys[request], values[request]]), pages.transpose(1, 2))
+        start = problem.tree.query_start_loc[request]
+        own = problem.tree.query[start : start + count]
+        assert torch.equal(query[request, :, :count], own.transpose(0, 1))
+
+
+def climb(parents: list[int], node: int) -> set[int]:
+    return {node} | (climb(parents, parents[node]) if node else set())
+
+
+def evaluate_mask(case: Case, ancestor_mask: torch.Tensor) -> torch.Tensor:
+    """[R, nodes, keys] bool."""
+    nodes = case.shape.nodes
+    return tree_mask(case.context, ancestor_mask)(
+        torch.arange(case.batch).view(-1, 1, 1),
+        torch.tensor(0),
+        torch.arange(nodes).view(-1, 1),
+        torch.arange(case.context + nodes),
+    )
+
+
+@pytest.mark.parametrize("nodes", ["16", "3x2", "40"])
+def test_flex_sees_the_context_and_the_ancestors(nodes: str) -> None:
+    case = tiny(nodes)
+    mask = evaluate_mask(case, case.tree.ancestor_mask)
+
+    for request, count in enumerate(case.tree.num_nodes.tolist()):
+        parents = case.tree.parents[request].tolist()
+        for node in range(count):
+            expected = {*range(20), *(20 + seen for seen in climb(parents, node))}
+            assert set(mask[request, node].nonzero().flatten().tolist()) == expected
+
+
+def test_flex_mask_is_not_any_tree_s() -> None:
+    case = tiny("16")
+    other = replace(case, seed=1)
+
+    assert not torch.equal(
+        evaluate_mask(case, case.tree.ancestor_mask), evaluate_mask(case, other.tree.ancestor_mask)
+    )

@@ -1,0 +1,1 @@
+"""Stands in for what benchmarks measure: cases that are small, and figures made up."""

@@ -1,0 +1,103 @@
+"""All of benchmarks/tree_attention.py's measurements, with a stopwatch that is not a GPU's.
+
+To be run as a module, in a process of its own that Triton's interpreter was chosen for.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock, patch
+
+import torch
+import tree_attention
+from rich.console import Console
+from tree_attention_parts import gpu
+from tree_attention_parts import run as run_module
+from tree_attention_parts.cases import HEADS
+from tree_attention_parts.measure import Settings
+from tree_attention_parts.report import Check, Timing
+from tree_attention_parts.run import Report, run
+
+from redrafter_testing.benchmarks.tree_attention_results import CPU, TINY, tiny
+
+
+class Stopwatch:
+    """Runs each launch once, and invents its time."""
+
+    name = "not a GPU"
+    device = CPU
+    free_bytes = 10_000_000  # walks of 32 layers fit, the last case does not
+
+    def __init__(self, failing: bool = False) -> None:
+        self.compiled = 0
+        self.failing = failing
+
+    def in_graph(self, launch: Callable[[], object]) -> Timing:
+        if self.failing:
+            raise ValueError("out of luck")
+        launch()
+        return Timing([10.0, 30.0, 20.0])
+
+    launched = in_graph
+
+    def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        self.compiled += 1
+        if self.compiled == 1:
+            raise RuntimeError("no compiler found\nand more")
+        if self.compiled == 2:
+            return lambda query, *args, **kwargs: torch.zeros_like(query)
+        return function
+
+    def copy_bandwidth(self) -> float:
+        return 1000.0
+
+    def describe(self) -> dict[str, str]:
+        return {"driver": "none"}
+
+
+def measure_everything(folder: Path) -> None:
+    """Write what each kind of run reports into files of the folder, for tests to read."""
+    cases = [tiny("4"), tiny("8", batch=1), tiny("3x2"), tiny("4", context=40_000)]
+    settings = Settings(layers=2)
+    right = [Check("tree", "a case", 0.0, 0.0)]
+    wrong = [Check("tree", "a case", float("inf"), 0.0)]
+    passed = {}
+    for name, some, options, checks in (
+        ("sweep", cases, settings, right),
+        ("tune", cases[:1], replace(settings, tune=True), right),
+        ("wrong", cases[:1], settings, wrong),
+        ("failing", cases[:1], settings, right),
+    ):
+        report = Report({"machine": {"gpu": "none"}}, folder / f"{name}.json")
+        with (
+            (folder / f"{name}.txt").open("w") as file,
+            patch.multiple(
+                run_module, PARTS_TO_TRY=(1, 3), check_kernels=Mock(return_value=checks)
+            ),
+        ):
+            console = Console(file=file, width=200)
+            stopwatch = Stopwatch(failing=name == "failing")
+            passed[name] = run(stopwatch, some, options, report, console)
+    (folder / "passed.json").write_text(json.dumps(passed))
+
+    args = tree_attention.parser().parse_args(
+        [
+            *("--batches", "1", "--contexts", "30", "--nodes", "2", "--repeats", "1"),
+            *("--shapes", "llama-7b", "--no-flex", "--output", str(folder / "options.json")),
+        ]
+    )
+    with (
+        patch.dict(HEADS, {"llama-7b": TINY}),
+        patch.object(gpu, "Gpu", lambda repeats: Stopwatch()),
+        patch.object(run_module, "check_kernels", lambda *arguments: right),
+    ):
+        tree_attention.on_gpu(args)
+
+
+if __name__ == "__main__":
+    measure_everything(Path(sys.argv[1]))

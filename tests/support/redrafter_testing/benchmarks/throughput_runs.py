@@ -1,0 +1,50 @@
+"""Runs of an engine and their measurements, made up, for the tests of benchmarks/throughput.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from throughput_parts.engine import Generation, Run
+from throughput_parts.report import Measurement, Row, summarise
+
+PARTS = {"draft": 0.1, "forward": 0.5, "attention": 0.2, "accept": 0.05, "compact": 0.01}
+
+
+def run(seconds: float, outputs: list[list[int]], **changes: Any) -> Run:
+    made = Generation(outputs, seconds, steps=4, request_steps=8)
+    values: dict[str, Any] = {"concurrency": 2, "temperature": 0.0, "parts": None, **changes}
+    return Run(generation=made, spec_decode={}, **values)
+
+
+def measured(method: str = "plain", shape: str = "", **changes: Any) -> Measurement:
+    values: dict[str, Any] = {
+        "repeat": 0,
+        "concurrency": 2,
+        "temperature": 0.0,
+        "seconds": 1.0,
+        "requests": 2,
+        "output_tokens": 100,
+        "steps": 50,
+        "request_steps": 100,
+        "repeated_ngrams": 0.25,
+        "identical": None if method == "plain" else 2,
+        "spec_decode": {},
+        "parts": PARTS if method == "ReDrafter" else None,
+    }
+    return Measurement(method, shape, **{**values, **changes})
+
+
+def several_rows() -> list[Row]:
+    made = []
+    for temperature in (0.0, 0.7):
+        for level in (1, 8):
+            at = {"temperature": temperature, "concurrency": level}
+            made += [
+                measured(**at),
+                measured("n-gram", "5", seconds=0.8, **at),
+                measured("ReDrafter", "2x4:6", seconds=0.5, identical=1, **at),
+                measured("ReDrafter", "1x3:3", seconds=0.4, **at),
+                measured("ReDrafter", "1x3:3", repeat=1, seconds=0.6, **at),
+                measured(repeat=1, **at),
+            ]
+    return summarise(made)

@@ -1,0 +1,35 @@
+"""A small case and made-up results, for the tests of benchmarks/tree_attention.py."""
+
+from __future__ import annotations
+
+import torch
+from tree_attention_parts.cases import Case, Heads, TreeShape
+from tree_attention_parts.report import STEP, AttentionResult, StepResult, Timing
+
+TINY = Heads("tiny", query=4, kv=2, dim=64)
+
+CPU = torch.device("cpu")
+
+
+def tiny(nodes: str, batch: int = 2, context: int = 20) -> Case:
+    return Case(TINY, batch, context, TreeShape.parse(nodes), dtype=torch.float16)
+
+
+COPY = 4000.0
+
+KEPT = AttentionResult(
+    heads="llama-3-8b",
+    batch=8,
+    context=4096,
+    nodes="32",
+    rows=256,
+    leaves=130,
+    floor_bytes=360_000_000,
+    tree=Timing([100.0, 90.0, 300.0]),
+    launched=Timing([150.0]),
+    one_node=Timing([95.0]),
+    flex=Timing([200.0]),
+    beams=Timing([450.0]),
+)
+
+STEPS_KEPT = StepResult(STEP, "llama-7b", 8, "8x5", 32, 4_000_000, Timing([15.0]), Timing([80.0]))

@@ -1,0 +1,49 @@
+"""The environment variables that a process with a CPU engine is started with."""
+
+from __future__ import annotations
+
+import ctypes.util
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+
+def cpu_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """What is set on top of `environment`, whose own settings are kept: memory and libraries.
+
+    The KV cache gets 1 GiB. Intel's OpenMP runtime (of the package intel-openmp) and tcmalloc, with
+    which vLLM's CPU kernels are fast, only work preloaded.
+    """
+    return {
+        "VLLM_CPU_KVCACHE_SPACE": environment.get("VLLM_CPU_KVCACHE_SPACE", "1"),
+        "LD_PRELOAD": _preload(environment.get("LD_PRELOAD", "")),
+    }
+
+
+def _preload(preloaded: str) -> str:
+    """What is preloaded already, then the fast libraries.
+
+    One of a kind: vLLM refuses to run with two OpenMP runtimes.
+    """
+    paths = [path for path in preloaded.split(":") if path]
+    kinds = [kind for kind in ("omp", "tcmalloc") if not any(kind in path for path in paths)]
+    fast = [path for path in _fast_libraries() if any(kind in Path(path).name for kind in kinds)]
+    return ":".join(dict.fromkeys([*paths, *fast]))
+
+
+def _fast_libraries() -> Iterator[str]:
+    openmp = Path(sys.prefix, "lib", "libiomp5.so")
+    if openmp.is_file():
+        yield str(openmp)
+    tcmalloc = _tcmalloc()
+    if tcmalloc is not None:
+        yield tcmalloc
+
+
+def _tcmalloc() -> str | None:
+    """Its path, or its name where only the dynamic linker knows the path."""
+    folders = [Path(sys.prefix, "lib"), *Path("/usr/lib").glob("*-linux-gnu"), Path("/usr/lib64")]
+    for folder in folders:
+        for path in sorted(folder.glob("libtcmalloc_minimal.so.*")):
+            return str(path)
+    return ctypes.util.find_library("tcmalloc_minimal")
