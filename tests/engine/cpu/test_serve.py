@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import openai
 import pytest
 
+from redrafter_testing.engines.fake_engine import APPENDING
 from redrafter_testing.engines.server import counter, server
 from redrafter_testing.requests import workloads
 
@@ -21,9 +24,14 @@ GREEDY = workloads.greedy(count=64, max_tokens=128)
 
 
 @pytest.fixture(scope="module")
-def address(target: Path, oracle_drafter: Path) -> Iterator[str]:
+def address(
+    target: Path, oracle_drafter: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    template = tmp_path_factory.mktemp("template") / "chat.jinja"
+    template.write_text(APPENDING)
     with server(
-        f"{target} --spec-model {oracle_drafter} --spec-tokens 12 --dtype float32 --enforce-eager "
+        f"{target} --chat-template {template} --dtype float32 --enforce-eager "
+        f"--spec-model {oracle_drafter} --spec-tokens 12 "
         "--max-num-seqs 32 --max-num-batched-tokens 448 --num-gpu-blocks-override 96 "
         "--block-size 32 --served-model-name target"
     ) as address:
@@ -66,3 +74,20 @@ def test_streamed_answers_equal_plain_with_requests_aborted_midway(
     assert counter(address, "vllm:spec_decode_num_draft_tokens_total") > 0
     accepted = counter(address, "vllm:spec_decode_num_accepted_tokens_total")
     assert accepted > counter(address, "vllm:spec_decode_num_drafts_total")
+
+
+def test_the_examples_chat_client_prints_an_answer_to_each_line(
+    address: str, tmp_path: Path
+) -> None:
+    script = Path(__file__).parents[3] / "examples" / "chat_client.py"
+    done = subprocess.run(
+        [sys.executable, "-P", str(script), "--address", address, "--max-tokens", "16"],
+        input="value 3\nlist 49\n",
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() and done.stdout.count("\n") >= 2
