@@ -1,4 +1,4 @@
-"""For all tests: what the processes that they start need."""
+"""For all tests: the environment of this process, and of those that tests start."""
 
 from __future__ import annotations
 
@@ -7,3 +7,11 @@ import os
 from redrafter_testing.python_path import SUPPORT, python_path
 
 os.environ["PYTHONPATH"] = python_path(SUPPORT)
+
+# One thread each: matrices as small as the tests' lose by a second one, and on a busy machine much.
+# vLLM would bind the threads of all engines to the same cores.
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"  # GB
+os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # collective_rpc with a function
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")

@@ -1,17 +1,13 @@
-"""Engines for the tests of engine/: they take half a minute to start, so few are, and shared."""
+"""Targets and drafters for the tests of engine/, and what vLLM answers without speculation."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-# Read by vLLM in this process and in those it starts.
-os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # collective_rpc with a function
+from redrafter_testing.shared_results import shared_result
 
 
 @pytest.fixture(scope="session")
@@ -31,19 +27,22 @@ def drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def plain(target: Path) -> dict[str, list[Any]]:
+def plain(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """What vLLM answers without speculation, by workload.
 
     Greedy answers are some tokens longer than the tests ask for: the oracle has to know the
     continuation to the end of the last tree.
     """
-    from redrafter_testing.engines.cpu_engine import engine
+    from redrafter_testing.engines.cpu_engine import cpu_engine
     from redrafter_testing.requests import workloads
 
-    known = workloads.greedy(count=64, max_tokens=128 + 8)
-    loads = {"greedy": known, "mixed": workloads.MIXED, **workloads.SAMPLED}
-    with engine(target) as llm:
-        return {name: load.run(llm) for name, load in loads.items()}
+    def answers() -> dict[str, list[Any]]:
+        known = workloads.greedy(count=64, max_tokens=128 + 8)
+        loads = {"greedy": known, "mixed": workloads.MIXED, **workloads.SAMPLED}
+        with cpu_engine(target) as llm:
+            return {name: llm.run(load) for name, load in loads.items()}
+
+    return shared_result(tmp_path_factory, "plain", answers)
 
 
 @pytest.fixture(scope="session")
@@ -80,14 +79,19 @@ def few_tokens_drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def few_tokens_plain(few_tokens_target: Path) -> dict[str, list[list[int]]]:
+def few_tokens_plain(
+    few_tokens_target: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[list[int]]]:
     """What Model Runner V2 answers to `few_tokens.requests` without speculation."""
     from redrafter_testing.engines.interpreted_engine import interpreted_engine
     from redrafter_testing.requests import few_tokens
     from redrafter_testing.requests.answers import single_tokens_of
 
-    with interpreted_engine(few_tokens_target, skip_tokenizer_init=True) as llm:
-        return {
-            sampling: single_tokens_of(llm.run(few_tokens.requests(sampling)))
-            for sampling in few_tokens.SAMPLING
-        }
+    def answers() -> dict[str, list[list[int]]]:
+        with interpreted_engine(few_tokens_target, skip_tokenizer_init=True) as llm:
+            return {
+                sampling: single_tokens_of(llm.run(few_tokens.requests(sampling)))
+                for sampling in few_tokens.SAMPLING
+            }
+
+    return shared_result(tmp_path_factory, "few_tokens_plain", answers)

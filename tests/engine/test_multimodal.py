@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from redrafter_testing.engines.cpu_engine import engine
+from redrafter_testing.engines.cpu_engine import cpu_engine
 from redrafter_testing.engines.interpreted_engine import interpreted_engine
 from redrafter_testing.models.audio_target import HIDDEN, VOCAB, Listening, make_audio_target
 from redrafter_testing.models.tiny_models import make_drafter
@@ -30,12 +30,12 @@ def speculative(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_on_cpu(target: Path, speculative: dict[str, Any]) -> None:
-    with engine(target, **ARGUMENTS) as llm:
-        expected = Listening(6, 24).run(llm)
-        silent = Listening(6, 24, silent=True).run(llm)
-    with engine(target, speculative_config=speculative, **ARGUMENTS) as llm:
-        assert Listening(6, 24).run(llm) == expected
-        accepted = sum(m.value for m in llm.get_metrics() if m.name == ACCEPTED)
+    with cpu_engine(target, **ARGUMENTS) as llm:
+        expected = llm.run(Listening(6, 24))
+        silent = llm.run(Listening(6, 24, silent=True))
+    with cpu_engine(target, speculative_config=speculative, **ARGUMENTS) as llm:
+        assert llm.run(Listening(6, 24)) == expected
+        accepted = llm.counter(ACCEPTED)
     assert accepted > 10, "trees were hardly used"
     assert [a == b for a, b in zip(expected, silent, strict=True)] == [True, False, False] * 2
 

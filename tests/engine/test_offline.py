@@ -9,10 +9,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import psutil
 import pytest
@@ -20,10 +21,10 @@ import torch
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from redrafter_testing.engines.cpu_engine import proposer
 from redrafter_testing.engines.fake_engine import APPENDING
 from redrafter_testing.models.tiny_models import EOS, make_drafter
 from redrafter_testing.oracles import CPU_ORACLE
+from vllm_redrafter import names
 from vllm_redrafter.data.dataset import finished_shards, read_dataset
 from vllm_redrafter.data.generation import GenerationSummary, generate_data
 from vllm_redrafter.data.prompts import read_prompts
@@ -114,7 +115,8 @@ def shared_engine(
         conversations, _ = read_prompts(str(prompts))
         return generate_data(str(target), conversations, output, Again, settings, console)
 
-    with proposer(proposer_class) if proposer_class else nullcontext():
+    proposer = proposer_class or names.CPU_PROPOSER
+    with patch.object(names, "CPU_PROPOSER", proposer):
         engine = OfflineEngine(str(target), settings)
     try:
         yield generate

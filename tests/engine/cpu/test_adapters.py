@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from redrafter_testing.engines.cpu_engine import engine
+from redrafter_testing.engines.cpu_engine import cpu_engine
 from redrafter_testing.models.lora_adapters import ARGUMENTS, Adapted, make_adapter
 
 pytestmark = pytest.mark.engine
@@ -24,8 +24,8 @@ def requests(tmp_path_factory: pytest.TempPathFactory, few_tokens_target: Path) 
 
 @pytest.fixture(scope="module")
 def expected(few_tokens_target: Path, requests: Adapted) -> list[list[int]]:
-    with engine(few_tokens_target, skip_tokenizer_init=True, **ARGUMENTS) as llm:
-        return requests.run(llm)
+    with cpu_engine(few_tokens_target, skip_tokenizer_init=True, **ARGUMENTS) as llm:
+        return llm.run(requests)
 
 
 @pytest.fixture(scope="module")
@@ -41,9 +41,9 @@ def test_every_request_is_answered_with_its_adapter(
     expected: list[list[int]],
     arguments: dict[str, Any],
 ) -> None:
-    with engine(few_tokens_target, **arguments) as llm:
-        assert requests.run(llm) == expected
-        accepted = sum(m.value for m in llm.get_metrics() if m.name == ACCEPTED)
+    with cpu_engine(few_tokens_target, **arguments) as llm:
+        assert llm.run(requests) == expected
+        accepted = llm.counter(ACCEPTED)
     assert accepted > 10, "trees were hardly used"
     without = few_tokens_plain["greedy"][: requests.count]
     same = [a == b for a, b in zip(expected, without, strict=True)]

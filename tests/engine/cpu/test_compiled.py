@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from redrafter_testing.engines.cpu_engine import engine
+from redrafter_testing.engines.cpu_engine import cpu_engine
+from redrafter_testing.engines.forked_engine import compilation_mode
 from redrafter_testing.requests import few_tokens
 from redrafter_testing.requests.answers import single_tokens_of
 
@@ -18,17 +19,13 @@ def test_greedy_output_equals_plain_with_a_compiled_target(
     few_tokens_target: Path, few_tokens_drafter: Path
 ) -> None:
     compiled: dict[str, Any] = {"enforce_eager": False, "skip_tokenizer_init": True}
-    with engine(few_tokens_target, **compiled) as llm:
-        expected = single_tokens_of(few_tokens.requests("greedy").run(llm))
+    with cpu_engine(few_tokens_target, **compiled) as llm:
+        expected = single_tokens_of(llm.run(few_tokens.requests("greedy")))
     config = {"model": str(few_tokens_drafter), "num_speculative_tokens": 8}
-    with engine(few_tokens_target, speculative_config=config, **compiled) as llm:
-        answers = single_tokens_of(few_tokens.requests("greedy").run(llm))
-        accepted = sum(
-            metric.value
-            for metric in llm.get_metrics()
-            if metric.name == "vllm:spec_decode_num_accepted_tokens"
-        )
-        mode = llm.llm_engine.vllm_config.compilation_config.mode
-    assert mode.name != "NONE", "nothing was compiled"
+    with cpu_engine(few_tokens_target, speculative_config=config, **compiled) as llm:
+        answers = single_tokens_of(llm.run(few_tokens.requests("greedy")))
+        accepted = llm.counter("vllm:spec_decode_num_accepted_tokens")
+        mode = llm.call(compilation_mode)
+    assert mode != "NONE", "nothing was compiled"
     assert answers == expected
     assert accepted > 10, "trees were hardly used"

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from scipy.stats import chisquare
+from vllm import SamplingParams
 
-from redrafter_testing.engines.cpu_engine import engine
+from redrafter_testing.engines.cpu_engine import cpu_engine
+from redrafter_testing.engines.forked_engine import Engine
 from redrafter_testing.models.tiny_models import make_drafter, make_target
 from redrafter_testing.oracles import biased_rule
+from redrafter_testing.requests.repeated import Repeated
 
 pytestmark = pytest.mark.engine
 
@@ -31,7 +32,7 @@ def small_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def llm(small_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def llm(small_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     drafter = make_drafter(tmp_path_factory.mktemp("small_drafter"), vocab_size=VOCAB)
     config = {
         "model": str(drafter),
@@ -39,7 +40,7 @@ def llm(small_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         "beam_width": 4,
         "beam_length": 3,
     }
-    with engine(
+    with cpu_engine(
         small_target,
         speculative_config=config,
         skip_tokenizer_init=True,
@@ -83,16 +84,13 @@ def joint(
     return torch.cat(cells)
 
 
-def sample(llm: Any, temperature: float, top_p: float) -> torch.Tensor:
+def sample(llm: Engine, temperature: float, top_p: float) -> torch.Tensor:
     """[V^3], how often each sequence of three tokens came."""
-    from vllm import SamplingParams
-
     params = SamplingParams(
         temperature=temperature, top_p=top_p, max_tokens=3, ignore_eos=True, detokenize=False
     )
-    llm.collective_rpc("reset_redrafter_stats")
-    answers = llm.generate([{"prompt_token_ids": PROMPT}] * SAMPLES, params, use_tqdm=False)
-    counts = Counter(tuple(answer.outputs[0].token_ids) for answer in answers)
+    llm.rpc("reset_redrafter_stats")
+    counts = llm.run(Repeated(PROMPT, params, SAMPLES))
     return torch.tensor([counts[cell] for cell in product(range(VOCAB), repeat=3)])
 
 
@@ -109,16 +107,16 @@ def p_value(counts: torch.Tensor, probabilities: torch.Tensor) -> float:
 
 @pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.7, 0.9)])
 def test_the_joint_of_three_tokens_is_the_target_s(
-    llm: Any, logits: dict[tuple[int, ...], torch.Tensor], temperature: float, top_p: float
+    llm: Engine, logits: dict[tuple[int, ...], torch.Tensor], temperature: float, top_p: float
 ) -> None:
     counts = sample(llm, temperature, top_p)
-    stats = llm.collective_rpc("redrafter_stats")[0]
+    stats = llm.rpc("redrafter_stats")[0]
     assert stats["sampled_tokens"] > 1.3 * stats["verifications"], "trees were hardly used"
     assert p_value(counts, joint(logits, temperature, top_p)) > SIGNIFICANCE
 
 
 def test_a_biased_rule_fails_the_same_test(
-    llm: Any, logits: dict[tuple[int, ...], torch.Tensor]
+    llm: Engine, logits: dict[tuple[int, ...], torch.Tensor]
 ) -> None:
-    llm.collective_rpc(biased_rule.use)  # to the end of this engine: the last test of the module
+    llm.rpc(biased_rule.use)  # to the end of this engine: the last test of the module
     assert p_value(sample(llm, 1.0, 1.0), joint(logits, 1.0, 1.0)) < SIGNIFICANCE

@@ -5,16 +5,17 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from accelerate.state import AcceleratorState
 from rich.console import Console
+from vllm import SamplingParams
 
-from redrafter_testing.engines.cpu_engine import engine
+from redrafter_testing.engines.cpu_engine import cpu_engine
 from redrafter_testing.models.training_data import PROMPT_LENGTH, write_data
 from redrafter_testing.requests.answers import single_tokens_of
+from redrafter_testing.requests.workloads import Workload
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.dataset import Row
 from vllm_redrafter.training.config import StepCosts, TrainingConfig
@@ -67,21 +68,19 @@ def trained(
 def test_vllm_reports_the_tokens_per_step_that_evaluate_finds(
     target: Path, written: tuple[Path, list[Row]], trained: Path
 ) -> None:
-    from vllm import SamplingParams
-
     folder, rows = written
     request = EvaluationJob(str(target), str(trained), folder, [SHAPE], StepCosts())
     [found] = evaluate(request).results
     assert 1.5 < found.acceptance.tokens_per_step < 5
 
     params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, detokenize=False)
-    prompts = [{"prompt_token_ids": row.input_ids[:PROMPT_LENGTH]} for row in rows]
+    prompts = [row.input_ids[:PROMPT_LENGTH] for row in rows]
     speculation = {"model": str(trained), "num_speculative_tokens": 9}
-    with engine(
+    with cpu_engine(
         target, speculative_config={**speculation, "beam_width": 3, "beam_length": 4}
     ) as llm:
-        answers: list[Any] = llm.generate(prompts, params, use_tqdm=False)
-        stats = llm.collective_rpc("redrafter_stats")[0]
+        answers = llm.run(Workload(prompts, [params] * len(prompts)))
+        stats = llm.rpc("redrafter_stats")[0]
     assert single_tokens_of(answers) == [row.input_ids[PROMPT_LENGTH:] for row in rows]
     served = stats["sampled_tokens"] / stats["verifications"]
     assert served == pytest.approx(found.acceptance.tokens_per_step, rel=0.03)

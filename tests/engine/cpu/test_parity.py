@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from redrafter_testing.engines.cpu_engine import engine, proposer
-from redrafter_testing.oracles import CPU_ORACLE
+from redrafter_testing.engines.cpu_engine import cpu_engine
+from redrafter_testing.engines.forked_engine import Engine
+from redrafter_testing.oracles import oracle as oracles
 from redrafter_testing.oracles.oracle import allowed_depth
 from redrafter_testing.requests import workloads
 from redrafter_testing.requests.answers import assert_logprobs_close, tokens_of
@@ -23,38 +24,37 @@ TIGHT = {"max_num_batched_tokens": 288, "num_gpu_blocks_override": 64}
 
 
 @pytest.fixture(scope="module")
-def oracle(target: Path, oracle_drafter: Path) -> Iterator[Any]:
+def oracle(target: Path, oracle_drafter: Path) -> Iterator[Engine]:
     """An engine that speculates well, with chunked prefill forced and a KV cache too small."""
     config = {"model": str(oracle_drafter), "num_speculative_tokens": 15}
-    with (
-        proposer(CPU_ORACLE),
-        engine(target, speculative_config=config, enable_prefix_caching=True, **TIGHT) as llm,
-    ):
+    with cpu_engine(
+        target,
+        setup=oracles.use,
+        speculative_config=config,
+        enable_prefix_caching=True,
+        **TIGHT,
+    ) as llm:
         yield llm
 
 
-def counter(llm: Any, name: str) -> float:
-    return sum(metric.value for metric in llm.get_metrics() if metric.name == name)
-
-
 def test_greedy_output_equals_plain_with_chunks_prefix_caching_and_preemption(
-    oracle: Any, plain: dict[str, list[Any]]
+    oracle: Engine, plain: dict[str, list[Any]]
 ) -> None:
-    preempted = counter(oracle, "vllm:num_preemptions")
-    cached = counter(oracle, "vllm:prefix_cache_hits")
-    answers = GREEDY.run(oracle)
+    preempted = oracle.counter("vllm:num_preemptions")
+    cached = oracle.counter("vllm:prefix_cache_hits")
+    answers = oracle.run(GREEDY)
     expected = [[tokens[:128] for tokens in answer] for answer in tokens_of(plain["greedy"])]
     assert tokens_of(answers) == expected
-    assert counter(oracle, "vllm:num_preemptions") > preempted
-    assert counter(oracle, "vllm:prefix_cache_hits") > cached
+    assert oracle.counter("vllm:num_preemptions") > preempted
+    assert oracle.counter("vllm:prefix_cache_hits") > cached
 
 
 @pytest.mark.parametrize("name", workloads.SAMPLED)
 def test_sampling_parameters_act_as_without_speculation(
-    name: str, oracle: Any, plain: dict[str, list[Any]]
+    name: str, oracle: Engine, plain: dict[str, list[Any]]
 ) -> None:
-    oracle.collective_rpc("reset_redrafter_stats")
-    answers = workloads.SAMPLED[name].run(oracle)
+    oracle.rpc("reset_redrafter_stats")
+    answers = oracle.run(workloads.SAMPLED[name])
     expected = plain[name]
     assert tokens_of(answers) == tokens_of(expected)
     assert [[o.text for o in a.outputs] for a in answers] == [
@@ -62,31 +62,31 @@ def test_sampling_parameters_act_as_without_speculation(
     ]
     for answer, wanted in zip(answers, expected, strict=True):
         assert_logprobs_close(answer, wanted)
-    stats = oracle.collective_rpc("redrafter_stats")[0]
+    stats = oracle.rpc("redrafter_stats")[0]
     assert stats["sampled_tokens"] > 1.2 * stats["verifications"], "little was accepted"
 
 
-def test_all_sampling_parameters_in_one_batch(oracle: Any, plain: dict[str, list[Any]]) -> None:
-    assert tokens_of(workloads.MIXED.run(oracle)) == tokens_of(plain["mixed"])
+def test_all_sampling_parameters_in_one_batch(oracle: Engine, plain: dict[str, list[Any]]) -> None:
+    assert tokens_of(oracle.run(workloads.MIXED)) == tokens_of(plain["mixed"])
 
 
-def test_an_oracle_reaches_the_tokens_per_step_that_its_trees_allow(oracle: Any) -> None:
+def test_an_oracle_reaches_the_tokens_per_step_that_its_trees_allow(oracle: Engine) -> None:
     few = workloads.Workload(GREEDY.prompts[:3], GREEDY.params[:3])
-    few.run(oracle)  # prompts are cached now: no request waits for the budget
-    oracle.collective_rpc("reset_redrafter_stats")
-    few.run(oracle)
+    oracle.run(few)  # prompts are cached now: no request waits for the budget
+    oracle.rpc("reset_redrafter_stats")
+    oracle.run(few)
     steps, sampled = 0, 0
     for prompt in few.prompts:
         position, end = len(prompt), len(prompt) + 128
         while position + 1 < end:
             accepted = 1 + allowed_depth(position)
             steps, sampled, position = steps + 1, sampled + accepted, position + accepted
-    stats = oracle.collective_rpc("redrafter_stats")[0]
+    stats = oracle.rpc("redrafter_stats")[0]
     assert (stats["verifications"], stats["sampled_tokens"]) == (steps, sampled)
 
 
 def test_max_model_len_reached_in_the_middle_of_a_tree(
-    oracle: Any, plain: dict[str, list[Any]]
+    oracle: Engine, plain: dict[str, list[Any]]
 ) -> None:
     # A prompt that leaves 20 tokens of max_model_len=512, then max_tokens far above.
     answer = plain["greedy"][0]
@@ -96,13 +96,13 @@ def test_max_model_len_reached_in_the_middle_of_a_tree(
 
     params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
     load = workloads.Workload([padding + known], [params])
-    first = tokens_of(load.run(oracle))
+    first = tokens_of(oracle.run(load))
     assert len(first[0][0]) == 20
-    assert first == tokens_of(load.run(oracle))
+    assert first == tokens_of(oracle.run(load))
 
 
 def test_a_finished_request_in_a_batch_leaves_the_others_as_they_were(
-    oracle: Any, plain: dict[str, list[Any]]
+    oracle: Engine, plain: dict[str, list[Any]]
 ) -> None:
     from vllm import SamplingParams
 
@@ -115,11 +115,11 @@ def test_a_finished_request_in_a_batch_leaves_the_others_as_they_were(
         [tokens[: p.max_tokens] for tokens in answer]
         for p, answer in zip(params, tokens_of(plain["greedy"])[:24], strict=True)
     ]
-    assert tokens_of(load.run(oracle)) == expected
+    assert tokens_of(oracle.run(load)) == expected
 
 
 @pytest.mark.parametrize("name", ["greedy", "repetition-penalty", "temperature", "json"])
-def test_a_prompt_that_is_cached_but_for_one_token(name: str, oracle: Any) -> None:
+def test_a_prompt_that_is_cached_but_for_one_token(name: str, oracle: Engine) -> None:
     """vLLM's scheduler pads its first step to a verification, with tokens -1."""
     case = next((c for c in workloads.CASES if c.name == name), workloads.Case(name, {}))
     settings = {"temperature": 0, "max_tokens": 12, **case.params}
@@ -127,10 +127,10 @@ def test_a_prompt_that_is_cached_but_for_one_token(name: str, oracle: Any) -> No
     # One block of 32 tokens and one token more; another text for each case.
     first = 20 + 40 * ["greedy", "repetition-penalty", "temperature", "json"].index(name)
     load = workloads.Workload([list(range(first, first + 33))], [params])
-    cached = counter(oracle, "vllm:prefix_cache_hits")
-    whole = tokens_of(load.run(oracle))
-    assert counter(oracle, "vllm:prefix_cache_hits") == cached
-    drafts = counter(oracle, "vllm:spec_decode_num_drafts")
-    assert tokens_of(load.run(oracle)) == whole
-    assert counter(oracle, "vllm:prefix_cache_hits") == cached + 32
-    assert counter(oracle, "vllm:spec_decode_num_drafts") > drafts
+    cached = oracle.counter("vllm:prefix_cache_hits")
+    whole = tokens_of(oracle.run(load))
+    assert oracle.counter("vllm:prefix_cache_hits") == cached
+    drafts = oracle.counter("vllm:spec_decode_num_drafts")
+    assert tokens_of(oracle.run(load)) == whole
+    assert oracle.counter("vllm:prefix_cache_hits") == cached + 32
+    assert oracle.counter("vllm:spec_decode_num_drafts") > drafts

@@ -10,7 +10,7 @@ import pytest
 import transformers
 from vllm import SamplingParams
 
-from redrafter_testing.engines.cpu_engine import engine
+from redrafter_testing.engines.cpu_engine import cpu_engine
 from redrafter_testing.models.tiny_models import make_drafter, make_random_target
 from redrafter_testing.requests import workloads
 from redrafter_testing.requests.answers import single_tokens_of
@@ -59,10 +59,10 @@ def test_greedy_output_equals_plain(config: Any, tmp_path: Path) -> None:
         "num_speculative_tokens_per_batch_size": [[1, 6, 14], [7, 16, 5]],
     }
     arguments = {"skip_tokenizer_init": True, "max_num_batched_tokens": 192}
-    with engine(target, **arguments) as plain:
-        expected = single_tokens_of(load.run(plain))
-    with engine(target, speculative_config=speculative, **arguments) as llm:
-        answers = single_tokens_of(load.run(llm))
-        stats = llm.collective_rpc("redrafter_stats")[0]
+    with cpu_engine(target, **arguments) as plain:
+        expected = single_tokens_of(plain.run(load))
+    with cpu_engine(target, speculative_config=speculative, **arguments) as llm:
+        answers = single_tokens_of(llm.run(load))
+        stats = llm.rpc("redrafter_stats")[0]
     assert answers == expected
     assert stats["sampled_tokens"] > stats["verifications"] + 40, "trees were hardly used"

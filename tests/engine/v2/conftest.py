@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from redrafter_testing.shared_results import shared_result
+
 HIDDEN = 64
 
 # 8 trees of 13 nodes, and 40 tokens of a prompt: prompts are read in chunks. 14 blocks of 32
@@ -32,13 +34,16 @@ def small_drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def plain_v2(small_target: Path) -> dict[str, list[Any]]:
+def plain_v2(small_target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """What Model Runner V2 answers without speculation, by workload."""
     from redrafter_testing.engines.interpreted_engine import interpreted_engine
     from redrafter_testing.requests import small_workloads
 
-    with interpreted_engine(small_target, reasoning_config=small_workloads.REASONING) as llm:
-        return {name: llm.run(load) for name, load in small_workloads.ALL.items()}
+    def answers() -> dict[str, list[Any]]:
+        with interpreted_engine(small_target, reasoning_config=small_workloads.REASONING) as llm:
+            return {name: llm.run(load) for name, load in small_workloads.ALL.items()}
+
+    return shared_result(tmp_path_factory, "plain_v2", answers)
 
 
 @pytest.fixture(scope="session")

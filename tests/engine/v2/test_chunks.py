@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from redrafter_testing.engines import inside_worker
-from redrafter_testing.engines.interpreted_engine import InterpretedEngine
+from redrafter_testing.engines.forked_engine import Engine
 from redrafter_testing.requests import small_workloads, workloads
 from redrafter_testing.requests.answers import assert_logprobs_close, tokens_of
 
@@ -18,9 +18,7 @@ ROWS = 30
 """Two trees of 13 nodes fit into a chunk, and some rows of one node."""
 
 
-def test_sampling_in_chunks_changes_nothing(
-    oracle: InterpretedEngine, plain_v2: dict[str, list[Any]]
-) -> None:
+def test_sampling_in_chunks_changes_nothing(oracle: Engine, plain_v2: dict[str, list[Any]]) -> None:
     mixed = small_workloads.MIXED
     chosen = [i for i, case in enumerate(workloads.CASES) if case.name in CASES]
     load = workloads.Workload(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from vllm import SamplingParams
 
-from redrafter_testing.engines.interpreted_engine import InterpretedEngine
+from redrafter_testing.engines.forked_engine import Engine
 from redrafter_testing.requests import small_workloads, workloads
 from redrafter_testing.requests.answers import tokens_of
 from redrafter_testing.requests.small_workloads import MAX_MODEL_LEN
@@ -15,7 +15,7 @@ from redrafter_testing.requests.small_workloads import MAX_MODEL_LEN
 pytestmark = pytest.mark.engine
 
 
-def tokens_cut_off(llm: InterpretedEngine, load: workloads.Workload) -> tuple[list[Any], int]:
+def tokens_cut_off(llm: Engine, load: workloads.Workload) -> tuple[list[Any], int]:
     """The answers, and at least how many tokens more were accepted than are output."""
     names = ("vllm:spec_decode_num_drafts", "vllm:spec_decode_num_accepted_tokens")
     before = [llm.counter(name) for name in names]
@@ -27,7 +27,7 @@ def tokens_cut_off(llm: InterpretedEngine, load: workloads.Workload) -> tuple[li
 
 
 def test_max_model_len_and_min_tokens_inside_a_tree(
-    oracle: InterpretedEngine, plain_v2: dict[str, list[Any]]
+    oracle: Engine, plain_v2: dict[str, list[Any]]
 ) -> None:
     load, expected = small_workloads.ends(), plain_v2["ends"]
     answers = oracle.run(load)
@@ -43,7 +43,7 @@ def test_max_model_len_and_min_tokens_inside_a_tree(
 
 
 def test_a_stop_token_and_max_tokens_inside_a_tree(
-    oracle: InterpretedEngine, plain_v2: dict[str, list[Any]]
+    oracle: Engine, plain_v2: dict[str, list[Any]]
 ) -> None:
     prompts, params, expected = [], [], []
     for index, ((tokens,), prompt) in enumerate(

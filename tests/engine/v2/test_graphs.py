@@ -11,11 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from redrafter_testing.engines.interpreted_engine import (
-    InterpretedEngine,
-    interpreted_engine,
-    reset_prefix_cache,
-)
+from redrafter_testing.engines.forked_engine import Engine, reset_prefix_cache
+from redrafter_testing.engines.interpreted_engine import interpreted_engine
 from redrafter_testing.gpu import recorded_graphs
 from redrafter_testing.gpu.recorded_graphs import RecordedGraph, graphs_recorded
 from redrafter_testing.requests import few_tokens
@@ -28,7 +25,7 @@ TIGHT = {"max_num_batched_tokens": 120, "num_gpu_blocks_override": 12}
 
 
 @pytest.fixture(scope="module")
-def graphs(few_tokens_target: Path, few_tokens_drafter: Path) -> Iterator[InterpretedEngine]:
+def graphs(few_tokens_target: Path, few_tokens_drafter: Path) -> Iterator[Engine]:
     with interpreted_engine(
         few_tokens_target,
         setup=recorded_graphs.use,
@@ -46,7 +43,7 @@ def graphs(few_tokens_target: Path, few_tokens_drafter: Path) -> Iterator[Interp
         yield llm
 
 
-def answers_and_accepted(llm: InterpretedEngine, sampling: str) -> tuple[list[list[int]], float]:
+def answers_and_accepted(llm: Engine, sampling: str) -> tuple[list[list[int]], float]:
     """The requests' tokens, and how many of them were accepted drafts; from an empty cache."""
     llm.call(reset_prefix_cache)
     before = llm.counter(ACCEPTED)
@@ -56,7 +53,7 @@ def answers_and_accepted(llm: InterpretedEngine, sampling: str) -> tuple[list[li
 
 @pytest.mark.engine
 def test_output_from_graphs_equals_plain_and_drafts_are_as_good(
-    graphs: InterpretedEngine, few_tokens_plain: dict[str, list[list[int]]]
+    graphs: Engine, few_tokens_plain: dict[str, list[list[int]]]
 ) -> None:
     assert graphs.rpc(recorded_graphs.captured) == [{"model": 9, "draft": 4}]  # by size and by K
     for sampling, expected in few_tokens_plain.items():

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from redrafter_testing.engines.interpreted_engine import InterpretedEngine
+from redrafter_testing.engines.forked_engine import Engine
 from redrafter_testing.gpu import no_waiting
 from redrafter_testing.gpu.no_waiting import NoWaiting
 from redrafter_testing.requests import small_workloads
@@ -54,7 +54,7 @@ def test_what_needs_no_waiting_is_let_through() -> None:
 
 
 @pytest.mark.engine
-def test_nothing_in_the_step_waits(oracle: InterpretedEngine) -> None:
+def test_nothing_in_the_step_waits(oracle: Engine) -> None:
     oracle.rpc(no_waiting.watch)
     oracle.run(small_workloads.EVERYTHING)
     ((calls, found),) = oracle.rpc(no_waiting.findings)

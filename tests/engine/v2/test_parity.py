@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from redrafter_testing.engines.interpreted_engine import InterpretedEngine, run_with_aborts
+from redrafter_testing.engines.forked_engine import Engine, run_with_aborts
 from redrafter_testing.requests import small_workloads, workloads
 from redrafter_testing.requests.answers import assert_logprobs_close, tokens_of
 
 pytestmark = pytest.mark.engine
 
 
-def accepted_per_draft(llm: InterpretedEngine, before: tuple[float, float]) -> float:
+def accepted_per_draft(llm: Engine, before: tuple[float, float]) -> float:
     drafts, accepted = counters(llm)
     return (accepted - before[1]) / (drafts - before[0])
 
 
-def counters(llm: InterpretedEngine) -> tuple[float, float]:
+def counters(llm: Engine) -> tuple[float, float]:
     return (
         llm.counter("vllm:spec_decode_num_drafts"),
         llm.counter("vllm:spec_decode_num_accepted_tokens"),
@@ -26,7 +26,7 @@ def counters(llm: InterpretedEngine) -> tuple[float, float]:
 
 
 def test_greedy_output_equals_plain_with_chunks_prefix_caching_and_preemption(
-    oracle: InterpretedEngine, plain_v2: dict[str, list[Any]]
+    oracle: Engine, plain_v2: dict[str, list[Any]]
 ) -> None:
     before = counters(oracle)
     answers = oracle.run(small_workloads.GREEDY)
@@ -41,7 +41,7 @@ def test_greedy_output_equals_plain_with_chunks_prefix_caching_and_preemption(
 
 
 def test_sampled_output_equals_plain_token_for_token(
-    oracle: InterpretedEngine, plain_v2: dict[str, list[Any]]
+    oracle: Engine, plain_v2: dict[str, list[Any]]
 ) -> None:
     before = counters(oracle)
     assert tokens_of(oracle.run(small_workloads.SAMPLED)) == tokens_of(plain_v2["sampled"])
@@ -49,7 +49,7 @@ def test_sampled_output_equals_plain_token_for_token(
 
 
 def test_all_sampling_parameters_in_one_batch(
-    oracle: InterpretedEngine, plain_v2: dict[str, list[Any]]
+    oracle: Engine, plain_v2: dict[str, list[Any]]
 ) -> None:
     answers = oracle.run(small_workloads.MIXED)
     for case, answer, expected in zip(workloads.CASES, answers, plain_v2["mixed"], strict=True):
@@ -58,7 +58,7 @@ def test_all_sampling_parameters_in_one_batch(
 
 
 def test_aborted_requests_leave_the_others_as_they_were(
-    oracle: InterpretedEngine, plain_v2: dict[str, list[Any]]
+    oracle: Engine, plain_v2: dict[str, list[Any]]
 ) -> None:
     aborted = [1, 4, 6]
     answers = oracle.call(run_with_aborts, small_workloads.GREEDY, aborted, 5)
@@ -69,7 +69,7 @@ def test_aborted_requests_leave_the_others_as_they_were(
             ]
 
 
-def test_statistics_agree_with_vllm_s_counters(oracle: InterpretedEngine) -> None:
+def test_statistics_agree_with_vllm_s_counters(oracle: Engine) -> None:
     few = workloads.Workload(small_workloads.GREEDY.prompts[:2], small_workloads.GREEDY.params[:2])
     oracle.rpc("reset_redrafter_stats")
     before = counters(oracle)

@@ -9,7 +9,8 @@ import torch
 from vllm import SamplingParams
 
 from redrafter_testing.engines import inside_worker
-from redrafter_testing.engines.interpreted_engine import InterpretedEngine, interpreted_engine
+from redrafter_testing.engines.forked_engine import Engine
+from redrafter_testing.engines.interpreted_engine import interpreted_engine
 from redrafter_testing.models.tiny_models import make_small_target
 from redrafter_testing.requests import workloads
 from redrafter_testing.requests.answers import tokens_of
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.engine
 VOCAB = 24  # so few that a random drafter is often right
 
 
-def generate(llm: InterpretedEngine) -> tuple[list[list[list[int]]], float]:
+def generate(llm: Engine) -> tuple[list[list[list[int]]], float]:
     """Greedy answers, and how many draft tokens were accepted on the way."""
     prompts = [[2 + (5 * i + t * t) % (VOCAB - 2) for t in range(5 + 4 * i)] for i in range(4)]
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, detokenize=False)

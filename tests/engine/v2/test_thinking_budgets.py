@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from redrafter_testing.engines.interpreted_engine import InterpretedEngine, reasoning_markers
+from redrafter_testing.engines.forked_engine import Engine, reasoning_markers
 from redrafter_testing.requests import small_workloads
 from redrafter_testing.requests.answers import tokens_of
 from redrafter_testing.requests.small_workloads import REASONING_END, REASONING_START
@@ -17,7 +17,7 @@ BOUNDED = range(5)  # the first requests of the workload
 
 
 def test_budgets_end_thinking_where_they_do_without_speculation(
-    oracle: InterpretedEngine, plain_v2: dict[str, list[Any]]
+    oracle: Engine, plain_v2: dict[str, list[Any]]
 ) -> None:
     assert oracle.call(reasoning_markers) == (REASONING_START, REASONING_END)
     before = oracle.counter("vllm:spec_decode_num_accepted_tokens")

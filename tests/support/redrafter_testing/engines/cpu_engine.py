@@ -1,39 +1,30 @@
-"""Starting vLLM in tests. An engine takes half a minute to start: share it where possible."""
+"""vLLM's CPU engine, as it is chosen where there is no GPU."""
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from redrafter_testing.engines import forked_engine
+from redrafter_testing.engines.forked_engine import ENVIRONMENT, Engine, ForkServer
 
-@contextmanager
-def engine(target: Path, **arguments: Any) -> Iterator[Any]:
-    """An `LLM` in float32 that is gone, processes included, when the body ends."""
-    from vllm import LLM
+SETTINGS = {"max_num_seqs": 16, "block_size": 32}
 
-    llm = LLM(
-        str(target),
-        dtype="float32",
-        seed=0,
-        disable_log_stats=False,
-        **{"max_num_seqs": 16, "block_size": 32, "enforce_eager": True, **arguments},
+SERVER = ForkServer("redrafter_testing.engines.imported_by_cpu_engines", ENVIRONMENT)
+
+
+def cpu_engine(
+    target: Path, setup: Callable[[], None] | None = None, **arguments: Any
+) -> AbstractContextManager[Engine]:
+    """An engine in float32 that is gone when the body ends.
+
+    Args:
+        target: the model.
+        setup: called in the engine's process before the engine is made.
+        arguments: of vllm.LLM, besides, or instead of, SETTINGS.
+    """
+    return forked_engine.forked_engine(
+        target, SERVER, ENVIRONMENT, setup, None, {**SETTINGS, **arguments}
     )
-    try:
-        yield llm
-    finally:
-        llm.llm_engine.engine_core.shutdown()
-        del llm
-        gc.collect()
-
-
-@contextmanager
-def proposer(path: str) -> Iterator[None]:
-    """Engines started in the body draft with the class at `path`, whatever else is as always."""
-    from vllm_redrafter import names
-    from vllm_redrafter.substitution import substituted
-
-    with substituted(names, "CPU_PROPOSER", path):
-        yield

@@ -1,4 +1,4 @@
-"""What tests ask of a V2 worker from inside its process, by `InterpretedEngine.rpc`."""
+"""What tests ask of a V2 worker from inside its process, by `Engine.rpc`."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from redrafter_testing.oracles import CPU_ORACLE
 from vllm_redrafter.beam_search import ExploredNodes
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
 from vllm_redrafter.token_tree import TokenTree
@@ -100,3 +101,10 @@ class OracleProposer(TreeProposer):
         slots = self.config.num_speculative_tokens
         tree = TokenTree.from_explored(root_tokens, explored, slots, "explored", chain)
         return tree.prefix(max_nodes + 1)
+
+
+def use() -> None:
+    """CPU engines started in this process draft with the oracle, whatever else is as always."""
+    from vllm_redrafter import names
+
+    names.CPU_PROPOSER = CPU_ORACLE

@@ -1,0 +1,219 @@
+"""vLLM in a process of its own, which answers calls over a pipe.
+
+Most of an engine's start is imports, once in each of vLLM's three processes. Here one process is
+the whole engine, and it is forked off a server that has imported vLLM: 3 seconds instead of 25.
+vLLM's usual processes are those of the tests that serve, and of those that generate data.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.forkserver
+import os
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process instead of three
+    "PYTHONSAFEPATH": "1",  # else the working directory's triton_kernels would hide vLLM's
+}
+
+SETTINGS = {"dtype": "float32", "seed": 0, "disable_log_stats": False, "enforce_eager": True}
+
+
+class ForkServer:
+    """Forks off processes that have imported a module already.
+
+    multiprocessing has one such server per process, and tests need two: whether Triton's kernels
+    are interpreted is settled while they are imported.
+
+    Args:
+        module: what to import; it must start no thread.
+        environment: of the server, and thereby of the import.
+    """
+
+    def __init__(self, module: str, environment: Mapping[str, str]) -> None:
+        self._environment = environment
+        self._server = multiprocessing.forkserver.ForkServer()
+        self._server.set_forkserver_preload([module])
+
+    def start(self, function: Callable[..., None], args: tuple[Any, ...]) -> Any:
+        """The process that calls `function(*args)`; the first call waits for the import."""
+        process = multiprocessing.get_context("forkserver").Process(target=function, args=args)
+        connect = self._server.connect_to_new_process
+        with (
+            patch.object(multiprocessing.forkserver, "connect_to_new_process", connect),
+            environment_variables(self._environment),
+        ):
+            process.start()
+        return process
+
+
+class Engine:
+    """What a test does with an engine; each method is answered by the engine's process."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def run(self, workload: Any) -> list[Any]:
+        """vLLM's answers to the workload's requests."""
+        return self.call(_run, workload)
+
+    def rpc(self, function: Callable[..., Any] | str, *args: Any) -> Any:
+        """What the function returns, called with the worker in the worker's process."""
+        return self.call(_rpc, function, *args)
+
+    def counter(self, name: str) -> float:
+        """The value of one of vLLM's counters."""
+        return self.call(_counter, name)
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Any:
+        """What `function(llm, *args)` returns in the engine's process."""
+        self._connection.send((function, args))
+        failed, result = self._connection.recv()
+        if failed:
+            raise RuntimeError(f"in the engine's process:\n{result}")
+        return result
+
+
+@contextmanager
+def forked_engine(
+    target: Path,
+    server: ForkServer | None,
+    environment: Mapping[str, str],
+    setup: Callable[[], None] | None,
+    settle: Callable[[Any], None] | None,
+    arguments: Mapping[str, Any],
+) -> Iterator[Engine]:
+    """An engine that is gone when the body ends.
+
+    Args:
+        target: the model.
+        server: forks off the engine's process; None for one that imports vLLM itself, if it reads
+            something of `environment` while it is imported.
+        environment: variables of the engine's process.
+        setup: called in it before the engine is made.
+        settle: called with the worker once the engine is made.
+        arguments: of vllm.LLM.
+    """
+    ours, theirs = multiprocessing.Pipe()
+    given = (theirs, str(target), setup, settle, {**os.environ, **environment}, dict(arguments))
+    if server is not None:
+        process = server.start(_serve, given)
+    else:
+        process = multiprocessing.get_context("spawn").Process(target=_serve, args=given)
+        with environment_variables(environment):
+            process.start()
+    theirs.close()
+    try:
+        failed, result = ours.recv()
+        if failed:
+            raise RuntimeError(f"the engine did not start:\n{result}")
+        yield Engine(ours)
+    finally:
+        ours.close()
+        process.join(timeout=60)
+        if process.is_alive():
+            process.terminate()
+            process.join()
+
+
+@contextmanager
+def environment_variables(values: Mapping[str, str]) -> Iterator[None]:
+    """The body has them."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+# In the engine's process
+
+
+def _serve(
+    connection: Connection,
+    target: str,
+    setup: Callable[[], None] | None,
+    settle: Callable[[Any], None] | None,
+    variables: dict[str, str],
+    arguments: dict[str, Any],
+) -> None:
+    try:
+        os.environ.update(variables)
+        if setup is not None:
+            setup()
+        from vllm import LLM
+
+        llm = LLM(target, **{**SETTINGS, **arguments})
+        if settle is not None:
+            llm.collective_rpc(settle)
+    except BaseException:
+        connection.send((True, traceback.format_exc()))
+        return
+    connection.send((False, None))
+    try:
+        while True:
+            function, args = connection.recv()
+            try:
+                connection.send((False, function(llm, *args)))
+            except Exception:
+                connection.send((True, traceback.format_exc()))
+    except EOFError:
+        pass
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+
+
+def _run(llm: Any, workload: Any) -> list[Any]:
+    return workload.run(llm)
+
+
+def _rpc(llm: Any, function: Any, *args: Any) -> Any:
+    return llm.collective_rpc(function, args=args)
+
+
+def _counter(llm: Any, name: str) -> float:
+    return sum(metric.value for metric in llm.get_metrics() if metric.name == name)
+
+
+def reset_prefix_cache(llm: Any) -> None:
+    """For `Engine.call`: the next requests find nothing."""
+    assert llm.reset_prefix_cache()
+
+
+def compilation_mode(llm: Any) -> str:
+    """For `Engine.call`: what vLLM compiles."""
+    return llm.llm_engine.vllm_config.compilation_config.mode.name
+
+
+def reasoning_markers(llm: Any) -> tuple[list[int], list[int]]:
+    """For `Engine.call`: what thinking starts with, and what a budget's end forces."""
+    config = llm.llm_engine.vllm_config.reasoning_config
+    return config.reasoning_start_token_ids, config.reasoning_end_token_ids
+
+
+def run_with_aborts(llm: Any, workload: Any, aborted: list[int], after: int) -> dict[int, Any]:
+    """For `Engine.call`: abort some requests after some steps; the others' answers."""
+    engine = llm.llm_engine
+    for index, (prompt, params) in enumerate(zip(workload.prompts, workload.params, strict=True)):
+        engine.add_request(str(index), {"prompt_token_ids": prompt}, params)
+    answers, steps = {}, 0
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            if output.finished:
+                answers[int(output.request_id)] = output
+        steps += 1
+        if steps == after:
+            engine.abort_request([str(index) for index in aborted])
+    return answers

@@ -1,0 +1,30 @@
+"""Results that are expensive and always the same, made once however many processes run tests."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+from filelock import FileLock
+
+Result = TypeVar("Result")
+
+
+def shared_result(factory: pytest.TempPathFactory, name: str, make: Callable[[], Result]) -> Result:
+    """What `make()` returns, called by the first process that asks; others wait for it.
+
+    Args:
+        factory: pytest-xdist's processes have their folders in one, where the result is kept.
+        name: of the result.
+        make: its result is pickled, and must not depend on the process.
+    """
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return make()
+    file = factory.getbasetemp().parent / f"{name}.pickle"
+    with FileLock(f"{file}.lock"):
+        if not file.exists():
+            file.write_bytes(pickle.dumps(make()))
+        return pickle.loads(file.read_bytes())
