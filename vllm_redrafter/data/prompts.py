@@ -26,7 +26,7 @@ EXPECTED = (
     '{"prompt": "..."}, {"messages": [{"role": "user", "content": "..."}, ...]} or '
     '{"conversations": [{"from": "human", "value": "..."}, ...]}'
 )
-EXPECTED_OPENING = f'{EXPECTED}, {{"text": "..."}} or {{"turns": ["...", ...]}}'
+EXPECTED_OPENING = f'{{"text": "..."}}, {{"turns": ["...", ...]}}, {EXPECTED}'
 
 
 PlacedRow: TypeAlias = tuple[str, Any]

@@ -59,8 +59,8 @@ def test_parquet_is_read(tmp_path: Path) -> None:
     ("line", "message"),
     [
         ("{'prompt': 'x'}", "line 3: not JSON"),
-        ("[]", r'line 3: found \[\]; expected {"prompt"'),
-        ("{}", "line 3: found nothing; expected .*prompt.*messages.*conversations.*text.*turns"),
+        ("[]", r'line 3: found \[\]; expected {"text"'),
+        ("{}", "line 3: found nothing; expected .*text.*turns.*prompt.*messages.*conversations"),
         ('{"prompt": 5}', "line 3: 'prompt' must be text, found 5"),
         ('{"text": " "}', "line 3: 'text' must be text"),
         ('{"turns": "x"}', "line 3: 'turns' must be a list of texts"),
