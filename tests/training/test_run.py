@@ -73,7 +73,7 @@ def data(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def request(target: Path, data: Path, output: Path, **settings: Any) -> TrainingJob:
+def job(target: Path, data: Path, output: Path, **settings: Any) -> TrainingJob:
     return TrainingJob(str(target), data, output, replace(CONFIG, **settings), SHAPE)
 
 
@@ -86,7 +86,7 @@ def run(asked: TrainingJob, **arguments: bool) -> tuple[Any, str]:
 def test_a_drafter_comes_with_its_record_and_its_card(
     target: Path, data: Path, tmp_path: Path
 ) -> None:
-    result, printed = run(request(target, data, tmp_path))
+    result, printed = run(job(target, data, tmp_path))
     assert "4 steps of 2 blocks on 1 × cpu" in printed and "tokens per target step" in printed
     config = check_checkpoint(str(tmp_path))
     assert (config.vocab_size, config.hidden_size, config.exit_dim) == (V, 128, 128)
@@ -103,7 +103,7 @@ def test_a_drafter_comes_with_its_record_and_its_card(
 def test_the_drafter_is_saved_in_the_targets_dtype(
     target: Path, data: Path, tmp_path: Path
 ) -> None:
-    run(request(target, data, tmp_path, target_dtype="bfloat16", precision="bf16"))
+    run(job(target, data, tmp_path, target_dtype="bfloat16", precision="bf16"))
     tensors = load_file(tmp_path / "model.safetensors")
     assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
     [*_, newest] = sorted((tmp_path / "checkpoints").iterdir())
@@ -113,7 +113,7 @@ def test_the_drafter_is_saved_in_the_targets_dtype(
 def test_a_reduced_vocabulary_is_that_of_the_answers(
     target: Path, data: Path, tmp_path: Path
 ) -> None:
-    _, printed = run(request(target, data, tmp_path, draft_vocab_size=16))
+    _, printed = run(job(target, data, tmp_path, draft_vocab_size=16))
     assert re.search(r"draft vocabulary: 16 of 64 tokens, \d\d\.\d\d% of the answers", printed)
     drafter = load_drafter(str(tmp_path))
     _, dataset = read_dataset(data)
@@ -153,8 +153,8 @@ def load_drafter_of(vocab_size: int) -> Any:
 def test_recorded_distributions_train_as_computed_ones_do(
     target: Path, data: Path, tmp_path: Path
 ) -> None:
-    computed, _ = run(request(target, data, tmp_path / "computed"))
-    recorded, _ = run(request(target, data, tmp_path / "recorded", teacher="data"))
+    computed, _ = run(job(target, data, tmp_path / "computed"))
+    recorded, _ = run(job(target, data, tmp_path / "recorded", teacher="data"))
     assert recorded.losses == pytest.approx(computed.losses, rel=1e-3)
 
 
@@ -163,25 +163,25 @@ def test_a_drafter_that_cannot_be_written_is_resumed(
 ) -> None:
     (tmp_path / "README.md").mkdir(parents=True)
     with pytest.raises(TrainingError, match=r"could not be written .* again with --resume"):
-        run(request(target, data, tmp_path))
+        run(job(target, data, tmp_path))
     (tmp_path / "README.md").rmdir()
-    run(request(target, data, tmp_path), resume=True)
+    run(job(target, data, tmp_path), resume=True)
     assert (tmp_path / "README.md").is_file()
 
 
 def test_a_dry_run_writes_nothing(target: Path, data: Path, tmp_path: Path) -> None:
-    result, printed = run(request(target, data, tmp_path), dry_run=True)
+    result, printed = run(job(target, data, tmp_path), dry_run=True)
     assert result is None and "nothing was written" in printed and not list(tmp_path.iterdir())
 
 
 def test_an_output_with_checkpoints_is_resumed_or_refused(
     target: Path, data: Path, tmp_path: Path
 ) -> None:
-    run(request(target, data, tmp_path))
+    run(job(target, data, tmp_path))
     with pytest.raises(ConfigError, match=r"has checkpoints of an earlier run: --resume goes on"):
-        run(request(target, data, tmp_path))
+        run(job(target, data, tmp_path))
     with pytest.raises(ConfigError, match=r"cannot be resumed with other settings or data"):
-        run(request(target, data, tmp_path, seed=1), resume=True)
+        run(job(target, data, tmp_path, seed=1), resume=True)
 
 
 def test_data_of_another_target_or_tokenizer_is_refused(
@@ -190,8 +190,8 @@ def test_data_of_another_target_or_tokenizer_is_refused(
     other = make_target(tmp_path / "other", vocab_size=V, seed=1)
     add_tokenizer(other, vocab_size=V)
     with pytest.raises(ConfigError, match=r"written by another target .* pass --other-target"):
-        run(request(other, data, tmp_path / "out"), dry_run=True)
-    allowed = replace(request(other, data, tmp_path / "out"), other_target=True)
+        run(job(other, data, tmp_path / "out"), dry_run=True)
+    allowed = replace(job(other, data, tmp_path / "out"), other_target=True)
     run(allowed, dry_run=True)
     tokenizer = json.loads((other / "tokenizer.json").read_text())
     vocabulary = tokenizer["model"]["vocab"]
@@ -204,13 +204,13 @@ def test_data_of_another_target_or_tokenizer_is_refused(
 
 def test_more_is_held_out_than_there_is(target: Path, data: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"24 conversations are to be held out .* only 24"):
-        run(request(target, data, tmp_path, held_out=24))
+        run(job(target, data, tmp_path, held_out=24))
 
 
 def test_rows_longer_than_a_block_are_cut_and_counted(
     target: Path, data: Path, tmp_path: Path
 ) -> None:
-    _, printed = run(request(target, data, tmp_path, block_length=20), dry_run=True)
+    _, printed = run(job(target, data, tmp_path, block_length=20), dry_run=True)
     assert re.search(r"\([1-9]\d* rows cut to 20\)", printed)
 
 
@@ -259,7 +259,7 @@ def test_commands_say_what_is_wrong(target: Path, data: Path, tmp_path: Path) ->
 
 def test_evaluate_prints_writes_and_draws(target: Path, data: Path, tmp_path: Path) -> None:
     drafter = tmp_path / "drafter"
-    run(request(target, data, drafter))
+    run(job(target, data, drafter))
     shutil.rmtree(drafter / "checkpoints")
     files = [f"--plot={tmp_path / 'map.png'}", f"--json={tmp_path / 'figures.json'}"]
     grid = ["--beam-widths=1,2", "--beam-lengths=2,3", "--spec-tokens=2,6"]

@@ -1,7 +1,7 @@
 """`vllm-redrafter convert`: from every known form of a checkpoint to ours, or to Apple's.
 
-What differs between them: the names of the tensors, the file format of the weights, and what
-config.json says. Sizes that config.json leaves out are read off the tensors.
+The forms differ in the names of the tensors, the file format of the weights, and the entries of
+config.json. Sizes that config.json does not state are taken from the tensors.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Conversion:
 
     Attributes:
         drafter: as it was written.
-        notes: what a user should know, a sentence each: files read, sizes derived, things left
-            out.
+        notes: what a user should know, a sentence each: which files were read, which sizes came
+            from the tensors, and what was left out.
     """
 
     drafter: Drafter
@@ -65,7 +65,7 @@ def convert(
     verifier: str | None = None,
     dtype: str | None = None,
 ) -> Conversion:
-    """Write a checkpoint anew; in the same dtype every number stays bit for bit what it was.
+    """Write a checkpoint in another form; if the dtype stays, every number stays bit for bit.
 
     Args:
         source: folder or hub id; our tensor names, Apple's or TensorRT-LLM's, as safetensors or
@@ -77,8 +77,8 @@ def convert(
         dtype: `float32`, `bfloat16` or `float16`; None keeps the source's.
 
     Raises:
-        ConfigError: a source that is no drafter or contradicts itself, a destination with other
-            content, or what the other side cannot express.
+        ConfigError: the source is no drafter or contradicts itself, the destination has other
+            content, or the format to write has no place for what the source has.
     """
     if to not in get_args(Layout):
         raise ConfigError(f"--to must be one of {', '.join(get_args(Layout))}, got {to!r}")
@@ -111,7 +111,7 @@ def convert(
 
 
 def sizes_from_tensors(where: str, shapes: Mapping[str, list[int]]) -> dict[str, Any]:
-    """The entries of config.json that the tensors tell.
+    """The entries of config.json that follow from the tensors' shapes.
 
     Args:
         where: what messages call them.

@@ -23,7 +23,7 @@ from vllm_redrafter.errors import ConfigError
 
 INDEX = ".index.json"
 FILES = (WEIGHTS_FILE, WEIGHTS_FILE + INDEX, "pytorch_model.bin", "pytorch_model.bin" + INDEX)
-"""In the order in which transformers looks for them; behind them, a lone `*.pt`."""
+"""In the order in which transformers looks for them; the last resort is a single `*.pt` file."""
 
 _PICKLE_ERRORS = (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError)
 
@@ -43,8 +43,8 @@ def find_weights(model: str) -> list[Path]:
     names = _pt_files(model)
     if len(names) > 1:
         raise ConfigError(
-            f"{model!r}: which of {', '.join(names)} holds the weights? Leave that one alone in "
-            "its folder"
+            f"{model!r}: which of {', '.join(names)} holds the weights? Keep only that file "
+            "in the folder"
         )
     if names and (path := resolve_file(model, names[0])):
         return [path]
@@ -81,7 +81,7 @@ def _shards(model: str, index: Path) -> list[Path]:
         ) from error
     paths = []
     for name in names:
-        # A shard lies beside its index; anything else would read files of the user's at large.
+        # A shard lies beside its index; other paths could lead to any file of the user.
         if not isinstance(name, str) or Path(name).name != name or name in ("", ".."):
             raise ConfigError(f"{index}: {name!r} is not the name of a file beside it")
         path = resolve_file(model, name)

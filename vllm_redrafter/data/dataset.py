@@ -4,15 +4,15 @@
 DIR/
   dataset.json             DatasetInfo
   shard-00000.parquet      the rows of the conversations 0 to shard_size - 1
-  shard-00001.parquet      and so on; one that is there is whole
+  shard-00001.parquet      and so on; a shard that exists is complete
 ```
 
 A row is a sequence of T tokens; a conversation may have several rows. The columns:
 
 - `conversation`, int64: which of the prompts it came from, from 0;
 - `input_ids`, T × int32: prompts and answers;
-- `assistant_mask`, T × bool: True where the target wrote the token in just that context;
-- `top_tokens`, T lists of int32: the target's k most probable tokens in place of each token;
+- `assistant_mask`, T × bool: True where the target wrote the token after just these tokens;
+- `top_tokens`, T lists of int32: the target's k most probable tokens at the place of each token;
 - `top_log_probs`, T lists of float32: their log-probabilities at temperature 1.
 
 The last two are there only with `top_logprobs`; an inner list is empty where the mask is False.
@@ -96,7 +96,7 @@ class DatasetInfo:
         return range(start, min(start + self.shard_size, self.num_conversations))
 
     def differences(self, other: DatasetInfo) -> list[str]:
-        """`setting: own value, not the other's value` for all that decides what the data is."""
+        """`setting: own value, not the other's value` for all that the data depends on."""
         own, others = (_flat(info) for info in (self, other))
         return [
             f"{name}: {value!r}, not {others[name]!r}"
@@ -107,7 +107,7 @@ class DatasetInfo:
 
     def save(self, folder: Path) -> None:
         """Write dataset.json."""
-        with _written_whole(folder / INFO_FILE) as file:
+        with _whole_file(folder / INFO_FILE) as file:
             file.write((json.dumps(asdict(self), indent=2) + "\n").encode())
 
     @classmethod
@@ -168,7 +168,7 @@ def features(top_logprobs: int) -> Features:
 
 
 def write_shard(folder: Path, shard: int, rows: Sequence[Row], top_logprobs: int) -> None:
-    """Write a shard, which bears its name only when all of it is on the disk.
+    """Write a shard; it gets its name when all of it is on the disk.
 
     Raises:
         ConfigError: the disk is full.
@@ -176,7 +176,7 @@ def write_shard(folder: Path, shard: int, rows: Sequence[Row], top_logprobs: int
     columns = features(top_logprobs)
     values = {name: [getattr(row, name) for row in rows] for name in columns}
     data = Dataset.from_dict(values, features=columns)
-    with _written_whole(_shard_path(folder, shard)) as file, _no_progress_bars():
+    with _whole_file(_shard_path(folder, shard)) as file, _no_progress_bars():
         data.to_parquet(file, batch_size=max(len(rows), 1))
 
 
@@ -187,7 +187,7 @@ def finished_shards(folder: Path) -> list[int]:
 
 
 def read_dataset(folder: str | Path) -> tuple[DatasetInfo, Dataset]:
-    """Read the finished shards, in order; what a killed run left behind is not looked at.
+    """Read the finished shards, in order; unfinished ones of a killed run are ignored.
 
     The rows are mapped into memory from a temporary folder (`$TMPDIR`) that this process deletes
     when it ends.
@@ -221,9 +221,9 @@ def read_dataset(folder: str | Path) -> tuple[DatasetInfo, Dataset]:
 
 @contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """Nobody else writes to the folder while the body runs; it is made if it does not exist.
+    """Keep other processes from writing to the folder while the body runs; make it if needed.
 
-    The lock file stays: deleting it would let in whoever has just opened it.
+    The lock file stays: a process that has just opened it would otherwise hold another lock.
 
     Raises:
         ConfigError: another process is writing, or the folder cannot be made.
@@ -273,7 +273,7 @@ def _check_shard(path: Path, columns: Features) -> int:
 
 
 @contextmanager
-def _written_whole(path: Path) -> Iterator[BinaryIO]:
+def _whole_file(path: Path) -> Iterator[BinaryIO]:
     """`whole_file`, with a message for a full disk."""
     try:
         with whole_file(path) as file:

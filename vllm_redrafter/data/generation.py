@@ -1,7 +1,7 @@
 """Training data from the target itself: it answers prompts, and the answers go into shards.
 
-A shard is written when all its conversations are finished, so a run that is stopped, by whatever,
-loses at most the shards that it was working on. The next one writes those that are missing.
+A shard is written when all its conversations are finished. A run that is stopped therefore loses
+at most the shards that it was working on, and the next run writes those that are missing.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class GenerationSummary:
     Attributes:
         conversations: finished ones, the skipped ones among them.
         rows: of data.
-        answers: of the target.
-        tokens: of these answers.
+        answers: what the target wrote.
+        tokens: all tokens of these answers.
         cut_answers: those that reached `max_tokens`.
         truncated: conversations that lost turns or tokens, because `max_model_len` was reached.
         skipped: conversations whose first prompt is too long already: they have no row.
         kept_shards: found finished.
-        seconds: from the first request to the last shard; the engine's start is not part of it.
-        tokens_per_step: of the target, per request; only with a drafter.
+        seconds: from the first prompt to the last shard; the start of the engine is not counted.
+        tokens_per_step: per request and step of the target; None without a drafter.
     """
 
     conversations: int = 0
@@ -161,7 +161,7 @@ def _load(factory: Any, target: str) -> Any:
 def _describe(
     target: str, tokenizer: Any, prompts: Sequence[Conversation], settings: GenerationSettings
 ) -> DatasetInfo:
-    """What the folder's dataset.json has to say."""
+    """What is to be written into dataset.json."""
     if not prompts:
         raise ConfigError("there are no prompts to answer")
     vocab_size = _load(AutoConfig, target).get_text_config().vocab_size

@@ -1,4 +1,4 @@
-"""Text that the target wrote, a row at a time: in memory, or on disk until it is asked for."""
+"""Text that the target wrote, row by row: kept in memory, or read from disk when needed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TextRow:
             nothing is learnt or measured from predicting them. The first token is a prompt's.
         top_tokens: [T, k] int64, the target's k most probable tokens at each generated one, -1
             elsewhere; None where the data has none.
-        top_log_probs: [T, k] float32, theirs.
+        top_log_probs: [T, k] float32, their log-probabilities.
     """
 
     tokens: Tensor
@@ -38,7 +38,7 @@ class TextRow:
 
 
 class TextRows(Protocol):
-    """Rows by number, with their lengths at hand."""
+    """Rows by number; their lengths are known without reading them."""
 
     @property
     def lengths(self) -> np.ndarray: ...
@@ -62,7 +62,7 @@ class DatasetRows:
     Args:
         dataset: a `datasets.Dataset` with the columns of `dataset.py`.
         indices: which rows, in order.
-        max_length: rows are cut behind so many tokens.
+        max_length: rows are cut to this many tokens.
     """
 
     def __init__(self, dataset: Any, indices: Sequence[int], max_length: int) -> None:

@@ -34,13 +34,13 @@ class TrainingData:
 def read_checked(
     folder: str | Path, target: str, check_target: bool = True
 ) -> tuple[DatasetInfo, Any]:
-    """Read a data folder, and refuse one that another target or tokenizer made.
+    """Read a data folder; refuse data of another target or tokenizer.
 
     Args:
         folder: what generate-data wrote.
         target: folder or hub id.
-        check_target: False lets another target pass whose tokenizer is the same (the data came
-            from a quantised copy, say).
+        check_target: False accepts another target with the same tokenizer, such as a quantised
+            copy that wrote the data.
 
     Raises:
         ConfigError: no data there, or another tokenizer's or target's.
@@ -70,7 +70,7 @@ def split(info: DatasetInfo, dataset: Any, held_out: int, seed: int, length: int
         dataset: its rows.
         held_out: how many conversations.
         seed: of the choice.
-        length: rows are cut behind so many tokens.
+        length: rows are cut to this many tokens.
 
     Raises:
         ConfigError: nothing would be left to learn from.
@@ -84,7 +84,7 @@ def split(info: DatasetInfo, dataset: Any, held_out: int, seed: int, length: int
 
 
 def held_out_conversations(dataset: Any, held_out: int, seed: int) -> Tensor:
-    """[rows] bool: the rows of so many conversations, chosen by the seed.
+    """[rows] bool: True for the rows of `held_out` conversations, chosen by the seed.
 
     Raises:
         ConfigError: no other conversation would be left.

@@ -179,7 +179,7 @@ class Dialogue:
     written in, and nowhere else.
 
     Attributes:
-        truncated: turns or tokens are missing, for lack of room.
+        truncated: turns or tokens are missing, because `max_model_len` was reached.
         cut_answers: answers that reached `max_tokens`.
     """
 

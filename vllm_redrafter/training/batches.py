@@ -1,5 +1,5 @@
-"""Rows as training and evaluation read them: packed into blocks, blocks into batches, batches
-into the steps of a run."""
+"""How training and evaluation read rows: rows are packed into blocks, blocks form batches, and
+batches form the steps of a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ enough to fill them well."""
 
 @dataclass(frozen=True)
 class TextBatch:
-    """Rows side by side, and one behind another: B blocks of T tokens.
+    """B blocks of T tokens, each with one row or several, one after the other.
 
     Attributes:
         tokens: [B, T] int64; padding, at a block's end, is token 0.
@@ -41,7 +41,7 @@ class TextBatch:
 
     @classmethod
     def of(cls, blocks: Sequence[Sequence[TextRow]], min_length: int = 0) -> TextBatch:
-        """Pack each block's rows one behind another; blocks are padded to the longest.
+        """Put each block's rows one after the other; blocks are padded to the longest.
 
         Args:
             blocks: per block, its rows.
@@ -83,7 +83,7 @@ def _padded(blocks: Sequence[Sequence[Tensor]], padding: float) -> Tensor:
 
 
 def _like(row: TextRow, other: TextRow) -> TextRow:
-    """With top tokens if the other row has them: none, at each token."""
+    """The row, with empty lists of top tokens where the other row has top tokens."""
     if other.top_tokens is None:
         return row
     none = torch.full((len(row.tokens), 1), -1)
@@ -158,7 +158,7 @@ class BatchPlan:
         return [[blocks[block] for block in step] for step in steps]
 
     def num_steps(self, epochs: int) -> int:
-        """How many steps so many epochs have."""
+        """The number of steps in this many epochs."""
         return sum(len(self.epoch(number)) for number in range(epochs))
 
     def steps(self, first: int = 0) -> Iterator[list[list[int]]]:

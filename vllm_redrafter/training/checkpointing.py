@@ -1,4 +1,4 @@
-"""Saving a training run so that it can go on from there, or be thrown away, but never half."""
+"""Checkpoints of a training run. Each is written whole, and the run can go on from it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vllm_redrafter.files import whole_folder
 OPTIMIZER_FILE = "optimizer.pt"
 PROGRESS_FILE = "progress.json"
 KEPT = 2
-"""Checkpoints that stay: the last one, and the one before in case a disk loses the last."""
+"""Checkpoints that are kept: the last one, and the one before it in case the last is damaged."""
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,12 @@
 
 Logits of all rows, [L * B * T, V], would be the largest tensor of training by far. Here they
 never exist: the forward pass takes a chunk of rows, computes their loss *and* its gradient
-(the idea of Liger's fused linear cross-entropy), and lets go of the chunk:
+(the idea of Liger's fused linear cross-entropy), and frees the chunk:
 
     z = W f,   q = softmax(z),   loss = sum_v t_v (log t_v - log q_v)
     d loss / d z = q sum_v t_v - t,   d loss / d f = W^T d z,   d loss / d W = d z f^T
 
-What is alive at a time: a few [chunk, V] tensors, and one gradient of W.
+In memory at a time: a few [chunk, V] tensors, and one gradient of W.
 """
 
 from __future__ import annotations

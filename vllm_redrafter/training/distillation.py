@@ -8,8 +8,8 @@ there the drafter goes on by itself, and every position t of a text is such a st
     s_j                            logits(h_t, s_j) predict x_{t+1+j},  j = 1 .. L
 
 The teacher of step j at position t is the target's own distribution of x_{t+1+j}, which it gives
-at position t+j. The text is the target's own, so that teacher forcing meets in training the
-tokens that will be accepted in use.
+at position t+j. The target wrote the text itself, so the tokens that teacher forcing feeds to the
+drafter are those that will be accepted in use.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from vllm_redrafter.training.teachers import (
 
 @dataclass(frozen=True)
 class Predictions:
-    """All that the drafter predicts in a batch: N rows, by the position that teaches them.
+    """All that the drafter predicts in a batch: N rows, ordered by the position of their teacher.
 
     Attributes:
         features: [N, E], what the last layer reads.
@@ -144,7 +144,7 @@ class DistillationLoss:
 
 
 class Distillation(nn.Module):
-    """Drafter and loss in one module, which is what data parallelism wants to wrap.
+    """Drafter and loss in one module, because data parallelism wraps one module.
 
     Args:
         drafter: the draft head; gradients reach its parameters only.

@@ -2,7 +2,7 @@
 
 The acceptance walk follows what the target draws, and the text is what it drew: the token drawn
 at a node of the true path is the next token of the text. So the engine's steps can be replayed:
-search, build the tree, walk it along the text, jump behind what was accepted, search again. For
+search, build the tree, walk it along the text, go on after the accepted tokens, search again. For
 greedy text this is what the engine does, step by step; for sampled text it is a fair sample of
 it, with the sampling parameters that the text was written with.
 """
@@ -33,8 +33,8 @@ class Acceptance:
     """What replayed decoding needed.
 
     Attributes:
-        steps: of the target, verifications that is.
-        tokens: that they output.
+        steps: verifications by the target.
+        tokens: what these steps output.
         by_depth: [L], in how many of the steps the draft token of depth 1 .. L was accepted.
     """
 
@@ -44,7 +44,7 @@ class Acceptance:
 
     @property
     def tokens_per_step(self) -> float:
-        """1 is plain decoding, which is also what no steps at all count as."""
+        """1 is plain decoding; it is also the value where there is no step."""
         return self.tokens / self.steps if self.steps else 1.0
 
     def __add__(self, other: Acceptance) -> Acceptance:

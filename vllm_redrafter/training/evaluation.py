@@ -1,4 +1,4 @@
-"""`vllm-redrafter evaluate`: how good a drafter is, before anybody serves it."""
+"""`vllm-redrafter evaluate`: how good a drafter is, without serving it."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ def _drafter(target: Any, data: TrainingData, config: TrainingConfig, console: C
 
 
 def _record(job: TrainingJob, data: TrainingData) -> dict[str, Any]:
-    """What decides the weights; kept in every checkpoint and in the drafter's config.json."""
+    """All that the weights depend on; kept in every checkpoint and in the drafter's config.json."""
     settings = {
         key: value
         for key, value in asdict(job.config).items()

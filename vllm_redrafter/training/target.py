@@ -70,14 +70,14 @@ def read_target(target: Any, batch: TextBatch) -> TargetOutputs:
 
 
 class TargetHead:
-    """From hidden states to logits, as the target itself does it; training asks in chunks.
+    """From hidden states to logits, as the target itself does it, for any part of the positions.
 
     Args:
         target: a transformers causal language model.
 
     Raises:
-        ConfigError: the target makes its logits in a way that is not known here; found out by
-            comparing both on a few tokens.
+        ConfigError: the target computes its logits in another way, which a comparison on a few
+            tokens shows.
     """
 
     def __init__(self, target: Any) -> None:

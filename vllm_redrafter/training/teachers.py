@@ -2,8 +2,8 @@
 
 A teacher gives t [n, draft tokens] for some rows, and the loss is KL(t || q) with q the drafter's
 distribution. With a reduced draft vocabulary t is the target's distribution *restricted* to it,
-not renormalised: a row counts as much as the drafter can say about it. The same holds for a
-teacher that knows only the target's k most probable tokens.
+not renormalised: the less of it the draft vocabulary covers, the less a row counts. The same holds
+for a teacher that knows only the target's k most probable tokens.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class DraftVocabulary:
 
 @dataclass(frozen=True)
 class TextTeacher:
-    """The text itself: all on the token that came (cross-entropy)."""
+    """The text itself: the token that follows has probability 1 (cross-entropy)."""
 
     vocabulary: DraftVocabulary
     labels: Tensor
@@ -107,7 +107,7 @@ class DataTeacher:
 
 @dataclass(frozen=True)
 class MixedTeacher:
-    """`weight` of the first and the rest of the second."""
+    """A mean of two teachers; the first has this weight, the second the rest."""
 
     first: Teacher
     second: Teacher

@@ -1,8 +1,8 @@
 """The training loop: accelerate for the devices, AdamW, warm-up and cosine decay, checkpoints, and
-a progress bar that tells what matters, the tokens per target step that the drafter would give.
+a progress bar that shows the tokens per target step that the drafter would give.
 
-What a step reads and at which rate it learns follows from its number alone, so that a run which is
-resumed takes the very steps that it would have taken.
+Which text a step reads and its learning rate depend on the number of the step alone. A run that is
+resumed therefore takes the same steps as one that was never stopped.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class Trainer:
         return TrainingResult(self.num_steps, loss, losses, acceptance, time.monotonic() - started)
 
     def dry_run(self) -> float:
-        """Seconds that one step takes, but for the optimizer; the weights stay as they are."""
+        """Seconds that one step takes without the optimizer; the weights stay as they are."""
         started = time.monotonic()
         self.drafter.train()
         self._backward(next(self.plan.steps()))

@@ -69,8 +69,8 @@ def test_vllm_reports_the_tokens_per_step_that_evaluate_finds(
     target: Path, written: tuple[Path, list[Row]], trained: Path
 ) -> None:
     folder, rows = written
-    request = EvaluationJob(str(target), str(trained), folder, [SHAPE], StepCosts())
-    [found] = evaluate(request).results
+    job = EvaluationJob(str(target), str(trained), folder, [SHAPE], StepCosts())
+    [found] = evaluate(job).results
     assert 1.5 < found.acceptance.tokens_per_step < 5
 
     params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, detokenize=False)
