@@ -1,5 +1,5 @@
 # Works on a machine with nothing but Python >= 3.11 and a C compiler: everything else goes into .venv.
-# ARGS is passed on: make test ARGS="-x -k tree"
+# ARGS is passed on: make test ARGS="-x -k tree"; ARGS="-n 0" runs the tests in one process.
 
 .PHONY: setup demo test lint clean
 
@@ -13,7 +13,7 @@ demo: .venv/.ready
 
 # Not `python -m pytest`: it puts the repository root on sys.path, and with it a plain `triton_kernels`.
 test: .venv/.ready
-	.venv/bin/pytest tests $(ARGS)
+	.venv/bin/pytest tests -n 2 --dist loadscope --no-loadscope-reorder --durations=10 $(ARGS)
 
 lint: .venv/.ready
 	.venv/bin/ruff check

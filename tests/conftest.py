@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
+
+import pytest
 
 from redrafter_testing.python_path import SUPPORT, python_path
 
@@ -15,3 +18,14 @@ os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
 os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"  # GB
 os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # collective_rpc with a function
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In several processes, modules that start engines come first, then those of many tests.
+
+    A process that is done early then takes quick modules, not one that the others wait for.
+    """
+    if hasattr(config, "workerinput"):
+        in_module = Counter(item.path for item in items)
+        engines = {item.path for item in items if item.get_closest_marker("engine")}
+        items.sort(key=lambda item: (item.path not in engines, -in_module[item.path]))
