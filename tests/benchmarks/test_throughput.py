@@ -171,7 +171,7 @@ def test_it_runs_unchanged_on_model_runner_v2(tmp_path: Path) -> None:
         "--max-tokens 8 --ignore-eos --prompt name:value1 --shape 2x3:4"
     )
     command = [sys.executable, str(SCRIPT), "--model", str(target), "--drafter", str(drafter)]
-    environment = {**interpreted_engine.ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    environment = dict(interpreted_engine.ENVIRONMENT)
     del environment["PYTHONSAFEPATH"]  # the benchmark imports its neighbours
     ended = subprocess.run(
         [*command, *options.split(), "--output", str(tmp_path / "out.json")],
