@@ -9,13 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from vllm_redrafter.config import TOP_TOKENS
-from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.sharding import VocabularyShard
+
+
+class DraftHead(Protocol):
+    """What a search needs of a drafter: see `Drafter`, whose methods these are."""
+
+    def condition(self, hidden: Tensor) -> Tensor: ...
+
+    def step(self, state: Tensor | None, embedded: Tensor) -> Tensor: ...
+
+    def logits(self, condition: Tensor, state: Tensor) -> Tensor: ...
+
+    def target_tokens(self, draft_tokens: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -77,7 +89,7 @@ def log_softmax_of_top(
 
 @torch.inference_mode()
 def beam_search(
-    drafter: Drafter,
+    drafter: DraftHead,
     embed: Callable[[Tensor], Tensor],
     hidden: Tensor,
     root_tokens: Tensor,

@@ -7,6 +7,7 @@ from vllm.config import VllmConfig
 
 from vllm_redrafter.beam_search import beam_search
 from vllm_redrafter.checkpoints.reading import load_drafter
+from vllm_redrafter.engine.cpu.packed_drafter import PackedDrafter
 from vllm_redrafter.engine.embedding import shared_embedding
 from vllm_redrafter.engine.settings import Settings
 from vllm_redrafter.policy import search_shape
@@ -23,8 +24,8 @@ class TreeProposer:
         self.dtype = vllm_config.model_config.dtype
 
     def load_model(self, target: nn.Module) -> None:
-        """Read the checkpoint; the target's embedding is shared, not copied."""
-        self.drafter = load_drafter(self.model, self.dtype, self.revision)
+        """Read the checkpoint and pack it; the target's embedding is shared, not copied."""
+        self.drafter = PackedDrafter(load_drafter(self.model, self.dtype, self.revision))
         self.embed = shared_embedding(target)
 
     def propose(

@@ -1,0 +1,94 @@
+"""The packed drafter computes what the plain one does, which training and evaluate run."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+from vllm_redrafter import Drafter, DrafterConfig
+from vllm_redrafter.beam_search import beam_search
+from vllm_redrafter.engine.cpu.packed_drafter import PackedDrafter, packed
+
+V, H, R, W, L = 300, 32, 3, 4, 5
+
+CONFIGS = [
+    pytest.param(DrafterConfig(V, H, exit_dim=48), id="input projection"),
+    pytest.param(DrafterConfig(V, H, exit_dim=2 * H), id="no input projection"),
+    pytest.param(DrafterConfig(V, H, exit_dim=H, num_draft_layers=0), id="no residual block"),
+    pytest.param(DrafterConfig(V, H, exit_dim=H, num_draft_layers=3), id="three residual blocks"),
+    pytest.param(DrafterConfig(V, H, exit_dim=H, rnn=False), id="no RNN"),
+    pytest.param(DrafterConfig(V, H, exit_dim=H, draft_vocab_size=120), id="draft vocabulary"),
+]
+
+
+def make(config: DrafterConfig, dtype: torch.dtype = torch.float32) -> Drafter:
+    torch.manual_seed(0)
+    drafter = Drafter(config).to(dtype).eval().requires_grad_(False)
+    if config.draft_vocab_size is not None:
+        drafter.keep_tokens(torch.randperm(V)[: config.draft_vocab_size].sort().values)
+    return drafter
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_each_part_equals_the_plain_drafters(config: DrafterConfig) -> None:
+    plain = make(config)
+    fast = PackedDrafter(plain)
+    hidden, embedded, state = torch.randn(R, 1, H), torch.randn(R, W, H), torch.randn(R, W, H)
+    torch.testing.assert_close(fast.condition(hidden), plain.condition(hidden))
+    torch.testing.assert_close(fast.step(None, embedded), plain.step(None, embedded))
+    torch.testing.assert_close(fast.step(state, embedded), plain.step(state, embedded))
+    condition = plain.condition(hidden)
+    torch.testing.assert_close(fast.logits(condition, state), plain.logits(condition, state))
+    tokens = torch.arange(config.num_ranked_tokens)
+    assert torch.equal(fast.target_tokens(tokens), plain.target_tokens(tokens))
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_a_search_finds_the_same_nodes(config: DrafterConfig) -> None:
+    plain = make(config)
+    embed, hidden, roots = torch.nn.Embedding(V, H), torch.randn(R, H), torch.arange(R)
+    expected = beam_search(plain, embed, hidden, roots, W, L)
+    found = beam_search(PackedDrafter(plain), embed, hidden, roots, W, L)
+    assert torch.equal(found.tokens, expected.tokens)
+    assert torch.equal(found.back_pointers, expected.back_pointers)
+    torch.testing.assert_close(found.log_probs, expected.log_probs)
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_arguments_are_left_as_they_were(config: DrafterConfig) -> None:
+    fast = PackedDrafter(make(config))
+    condition, state = fast.condition(torch.randn(R, 1, H)), torch.randn(R, W, H)
+    given = [condition, state, torch.randn(R, W, H)]
+    before = [tensor.clone() for tensor in given]
+    fast.step(given[1], given[2])
+    fast.logits(given[0], given[1])
+    assert all(torch.equal(a, b) for a, b in zip(given, before, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_near_the_plain_drafters(dtype: torch.dtype) -> None:
+    """Packed where this processor can, by vLLM's own fallback elsewhere."""
+    plain = make(DrafterConfig(V, H, exit_dim=48), dtype)
+    fast = PackedDrafter(plain)
+    condition, state = torch.randn(R, 1, 48).to(dtype), torch.randn(R, W, H).to(dtype)
+    expected = plain.logits(condition, state).float()
+    torch.testing.assert_close(
+        fast.logits(condition, state).float(), expected, rtol=0.05, atol=0.05
+    )
+
+
+def test_the_unpacked_weights_are_freed() -> None:
+    plain = make(DrafterConfig(V, H, exit_dim=48))
+    weights = [weakref.ref(p) for p in plain.parameters()]
+    fast = PackedDrafter(plain)
+    del plain
+    gc.collect()
+    assert fast.config.hidden_size == H and all(weight() is None for weight in weights)
+
+
+def test_a_product_keeps_leading_dimensions() -> None:
+    weight, bias, x = torch.randn(7, 5), torch.randn(7), torch.randn(2, 3, 5)
+    torch.testing.assert_close(packed(weight, bias)(x), torch.nn.functional.linear(x, weight, bias))
