@@ -8,9 +8,9 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     TextColumn,
-    TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
 
 
 def progress_bar(console: Console | None = None, disable: bool = False) -> Progress:
@@ -21,13 +21,14 @@ def progress_bar(console: Console | None = None, disable: bool = False) -> Progr
         disable: show nothing.
     """
     return Progress(
-        TextColumn("{task.description:<24}"),
-        BarColumn(),
+        TextColumn("{task.description}"),
+        # The bar takes what the rest leaves: on a narrow screen it shrinks, and no figure is cut.
+        BarColumn(bar_width=None, table_column=Column(ratio=1)),
         MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left:"),
-        TimeRemainingColumn(),
+        # What is left; once all is done, how long it took.
+        TimeRemainingColumn(compact=True, elapsed_when_finished=True),
         TextColumn("{task.fields[status]}"),
         console=console,
         disable=disable,
+        expand=True,
     )
