@@ -111,6 +111,8 @@ class ReDrafterConfig:
         beam_length: L, the tokens drafted per beam.
         tree: `explored` verifies the K most probable nodes that the search visited; `beams`
             only those on a finished beam (the paper's prefix dedup).
+        adaptive: K, W and L are maxima: every step verifies as many nodes of the whole batch as
+            pay, and drafts only where drafting pays. Without it, they hold at every step.
 
     Raises:
         ConfigError: a value is out of range; the message names the limit.
@@ -120,6 +122,7 @@ class ReDrafterConfig:
     beam_width: int = 4
     beam_length: int = 5
     tree: TreeKind = "explored"
+    adaptive: bool = True
 
     def __post_init__(self) -> None:
         _require_positive("speculative config", beam_width=self.beam_width)
@@ -145,6 +148,10 @@ class ReDrafterConfig:
             raise ConfigError(
                 f"speculative config: tree must be one of {', '.join(get_args(TreeKind))}, "
                 f"got {self.tree!r}"
+            )
+        if not isinstance(self.adaptive, bool):
+            raise ConfigError(
+                f"speculative config: adaptive must be true or false, got {self.adaptive!r}"
             )
 
     @property
