@@ -10,11 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from vllm_redrafter.engine.cpu.kv_cache import key_value_views
 from vllm_redrafter.engine.cpu.tree_attention import (
     AttentionVariant,
     TreeQueries,
     paged_tree_attention,
 )
+from vllm_redrafter.engine.cpu.tree_parts import Workspace
 from vllm_redrafter.token_tree import TokenTree
 
 BLOCK_SIZE, NUM_BLOCKS = 16, 40
@@ -49,9 +51,8 @@ class Case:
         slots = self.tree.tokens.shape[1]
         heads = KV_HEADS * GROUP
         self.query = torch.randn(len(lengths), slots, heads, HEAD_SIZE, generator=generator)
-        # K in its paged, transposed layout: [blocks, KV heads, head size, block size].
-        self.key_cache = torch.full((NUM_BLOCKS, KV_HEADS, HEAD_SIZE, BLOCK_SIZE), poison)
-        self.value_cache = torch.full((NUM_BLOCKS, KV_HEADS, BLOCK_SIZE, HEAD_SIZE), poison)
+        self.cache = torch.full((NUM_BLOCKS, KV_HEADS, BLOCK_SIZE, 2 * HEAD_SIZE), poison)
+        key_cache, value_cache = key_value_views(self.cache)
         free = torch.randperm(NUM_BLOCKS, generator=generator).tolist()
         width = max(-(-n // BLOCK_SIZE) for n in lengths)
         self.block_table = torch.full((len(lengths), width + 2), NUM_BLOCKS + 7)
@@ -61,20 +62,31 @@ class Case:
                 if offset == 0:
                     self.block_table[r, index] = free.pop()
                 block = int(self.block_table[r, index])
-                self.key_cache[block, :, :, offset] = self.keys[r][position]
-                self.value_cache[block, :, offset] = self.values[r][position]
+                key_cache[block, :, :, offset] = self.keys[r][position]
+                value_cache[block, :, offset] = self.values[r][position]
 
-    def paged(self, variant: AttentionVariant) -> Tensor:
-        slots = self.tree.tokens.shape[1]
+    def paged(self, variant: AttentionVariant, dtype: torch.dtype = torch.float32) -> Tensor:
+        """[R, T, heads, head size]; unused node slots hold what the output held before, 5."""
+        shape = self.query.shape
         queries = TreeQueries(
             tree=self.tree,
-            rows=torch.arange(len(self.keys) * slots).view(-1, slots),
+            rows=self.rows(),
             context_lens=torch.tensor(self.context_lens),
             block_table=self.block_table,
             block_size=BLOCK_SIZE,
         )
-        keys, values = self.key_cache[queries.block_ids], self.value_cache[queries.block_ids]
-        return paged_tree_attention(self.query, keys, values, queries, variant)
+        # A row before, a row after: of other requests, which are no trees.
+        query = torch.cat([self.query.flatten(0, 1), torch.ones(1, *shape[2:])])
+        output = torch.full_like(query, 5.0, dtype=dtype)
+        args = self.cache.to(dtype), queries, variant, output, Workspace()
+        paged_tree_attention(query.to(dtype), *args)
+        assert (output[-1] == 5).all()
+        return output[:-1].view(shape)
+
+    def rows(self) -> Tensor:
+        node = torch.arange(self.tree.tokens.shape[1])
+        root = torch.arange(len(self.keys)).unsqueeze(1) * len(node)
+        return root + node.masked_fill(~self.tree.is_node, 0)
 
     def naive(self, variant: AttentionVariant, request: int, node: int) -> Tensor:
         """[heads, head size] float64, by walking up from the node."""
@@ -146,8 +158,6 @@ def test_what_is_hidden_has_no_influence_at_all() -> None:
 def test_a_chain_gives_what_vllm_s_own_kernel_gives(variant: AttentionVariant) -> None:
     """The conventions (ALiBi's sign, the window's edge, sinks) are vLLM's."""
     vllm_ops = pytest.importorskip("vllm._custom_ops")
-    from vllm_redrafter.engine.cpu.kv_cache import key_value_views
-
     head_size, block_size, context, nodes = 32, 32, 50, 9
     generator = torch.Generator().manual_seed(2)
     length = context + nodes
@@ -200,6 +210,6 @@ def test_a_chain_gives_what_vllm_s_own_kernel_gives(variant: AttentionVariant) -
     chain = torch.arange(nodes, dtype=torch.int32).unsqueeze(0)
     tree = TokenTree(chain, (chain - 1).clamp(min=0), chain, torch.tensor([nodes]).int())
     queries = TreeQueries(tree, chain.long(), torch.tensor([context]), block_table, block_size)
-    keys, values = key_value_views(cache[queries.block_ids])
-    ours = paged_tree_attention(query.unsqueeze(0), keys, values, queries, variant)[0]
+    ours = torch.empty_like(query)
+    paged_tree_attention(query, cache, queries, variant, ours, Workspace())
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)
