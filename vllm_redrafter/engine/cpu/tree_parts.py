@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 import numpy as np
 import torch
@@ -49,7 +50,7 @@ class Workspace:
 
     def take(self, name: str, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """A contiguous tensor of the memory called `name`; whatever was in it is lost."""
-        size = int(np.prod(shape))
+        size = prod(shape)
         memory = self._memory.get((name, dtype))
         if memory is None or memory.numel() < size:
             memory = self._memory[name, dtype] = torch.empty(size, dtype=dtype)
@@ -167,8 +168,7 @@ def split_requests(num_blocks: Indices, block_bytes: int) -> list[Indices]:
     Returns:
         Indices of requests, each part's ascending. One part where the limits allow it.
     """
-    order = np.argsort(-num_blocks, kind="stable")
-    parts = []
+    order, parts = np.argsort(-num_blocks, kind="stable"), []
     while order.size:
         blocks = num_blocks[order]
         padded = blocks[0] * np.arange(1, len(order) + 1)
