@@ -22,7 +22,7 @@ from vllm_redrafter.engine.cpu.tree_attention import (
 from vllm_redrafter.engine.cpu.tree_parts import Workspace
 from vllm_redrafter.token_tree import TokenTree
 
-BLOCK_SIZE, NUM_BLOCKS = 16, 40
+BLOCK_SIZE, NUM_BLOCKS = 32, 40
 KV_HEADS, GROUP, HEAD_SIZE = 2, 3, 8
 
 

@@ -24,6 +24,9 @@ PART_BYTES = 1 << 24
 PADDING_BYTES = 1 << 18
 """The most padding among that: gathering and multiplying more costs what a part of its own does."""
 
+SLOT_MULTIPLE = 16
+"""Slots are multiplied in such steps, whole vectors; block sizes are multiples of it."""
+
 
 @dataclass(frozen=True)
 class LayerShape:
@@ -84,10 +87,11 @@ class TreePart:
     block_size: int
     sliding_window: int
 
-    @property
+    @cached_property
     def num_slots(self) -> int:
-        """S, how many slots are gathered per request."""
-        return self.block_ids.shape[1] * self.block_size
+        """S, how many of the gathered slots are multiplied per request."""
+        used = int((self.context_lens - self.first_slots + self.num_nodes).max())
+        return -(-used // SLOT_MULTIPLE) * SLOT_MULTIPLE
 
     @cached_property
     def slice(self) -> slice | None:
@@ -214,8 +218,8 @@ class Products:
         self._attended_by_node = self.attended.view(grouped).permute(0, 3, 1, 2, 4)
         self._plan_gather(memory)
         gathered = self._wide if self._wide is not None else self._gathered
-        self.keys = gathered[0].view(batch, size, slots)
-        self.values = gathered[1].view(batch, slots, size)
+        self.keys = gathered[0].view(batch, size, -1)[:, :, :slots]
+        self.values = gathered[1].view(batch, -1, size)[:, :slots]
 
     def _plan_gather(self, memory: Workspace) -> None:
         """Where K and V lie in the cache (`kv_cache.key_value_views`), and where they go."""
