@@ -91,8 +91,27 @@ def test_a_window_gathers_no_block_that_it_hides(
     assert part.block_ids[0, 0] == first_slot // BLOCK_SIZE
     assert part.block_ids[0, -1] == 103 // BLOCK_SIZE
     assert part.hidden_from == hidden_from
-    # What is not masked is visible.
-    assert part.visible()[:, :, :hidden_from].all()
+    assert part.bias.shape[-1] == part.num_slots - hidden_from
+
+
+@pytest.mark.parametrize(
+    ("rows", "num_nodes", "expected"),
+    [
+        ([[4, 5, 6], [7, 8, 9]], [3, 3], slice(4, 10)),
+        ([[4, 5, 6], [8, 9, 10]], [3, 3], None),  # row 7 is another request's
+        ([[4, 5, 4], [6, 7, 8]], [2, 3], None),
+        ([[4, 5, 6], [7, 8, 7]], [3, 2], None),
+        ([[4], [6], [5], [7]], [1, 1, 1, 1], None),
+        ([[4]], [1], slice(4, 5)),
+    ],
+)
+def test_only_rows_that_follow_one_another_are_a_slice(
+    rows: list[list[int]], num_nodes: list[int], expected: slice | None
+) -> None:
+    made = queries([9] * len(rows), num_nodes)
+    made.rows = torch.tensor(rows)
+    (part,) = made.parts(SHAPE, sliding_window=-1)
+    assert part.slice == expected
 
 
 def test_memory_is_used_again() -> None:

@@ -59,9 +59,10 @@ class TreeQueries:
         """The trees, split so that each part's K and V are gathered at once."""
         context, nodes = self.context_lens.numpy(), self.tree.num_nodes.numpy()
         end = -(-(context + nodes) // self.block_size)
-        # The root is the first node by position: no other sees as far back.
-        begin = (context - sliding_window + 1).clip(0) // self.block_size
-        first = begin if sliding_window > 0 else np.zeros_like(end)
+        first = np.zeros_like(end)
+        if sliding_window > 0:
+            # The root is the first node by position: no other sees as far back.
+            first = (context - sliding_window + 1).clip(0) // self.block_size
         block_bytes = 4 * shape.kv_heads * 2 * shape.head_size * self.block_size
         requests = split_requests(end - first, block_bytes)
         return [self._part(chosen, first, end, sliding_window) for chosen in requests]

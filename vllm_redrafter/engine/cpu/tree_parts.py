@@ -97,8 +97,8 @@ class TreePart:
     def slice(self) -> slice | None:
         """The flat rows, where they follow one another: trees of one size, the usual case."""
         rows = self.rows.ravel()
-        follow = bool((np.diff(rows) == 1).all())
-        return slice(int(rows[0]), int(rows[0]) + rows.size) if follow else None
+        first, end = int(rows[0]), int(rows[0]) + rows.size
+        return slice(first, end) if np.array_equal(rows, np.arange(first, end)) else None
 
     @cached_property
     def flat_rows(self) -> Tensor:
@@ -111,21 +111,6 @@ class TreePart:
         is_node = np.arange(self.rows.shape[1]) < self.num_nodes[:, None]
         nodes = torch.from_numpy(is_node.ravel().nonzero()[0])
         return nodes, self.flat_rows[nodes]
-
-    def visible(self, start: int = 0) -> NDArray[np.bool_]:
-        """[R, T, S - start]: which of the gathered slots, from `start` on, each node attends to."""
-        nodes = self._node_at(start)
-        in_tree = (nodes >= 0) & (nodes < self.num_nodes[:, None])
-        last = self.rows.shape[1] - 1
-        request = np.arange(len(nodes))[:, None]
-        # Advanced indices apart from one another: the slots' dimension comes first of all.
-        ancestors = self.ancestors[request, :, nodes.clip(0, last)]
-        seen: NDArray[np.bool_] = (nodes < 0)[:, None] | (
-            in_tree[:, None] & ancestors.transpose(0, 2, 1)
-        )
-        if self.sliding_window > 0:
-            seen &= -self.distances(start) < self.sliding_window
-        return seen
 
     def distances(self, start: int = 0) -> Indices:
         """[R, T, S - start]: each slot's key position minus each node's position."""
@@ -152,8 +137,16 @@ class TreePart:
     @cached_property
     def bias(self) -> Tensor:
         """[R, 1, 1, T, S - hidden_from] float32: 0 where visible, else -inf."""
-        seen = self.visible(self.hidden_from)
-        bias = np.where(seen, np.float32(0), np.float32(-np.inf))
+        requests, nodes = self.rows.shape
+        # By node of the tree, and before them the context, after them what is in no tree.
+        table = np.full((requests, nodes, nodes + 2), -np.inf, dtype=np.float32)
+        table[:, :, 0] = 0
+        table[:, :, 1:-1][self.ancestors] = 0
+        column = np.minimum(np.maximum(self._node_at(self.hidden_from), -1), nodes) + 1
+        # Advanced indices apart from one another: the slots' dimension comes before the nodes'.
+        bias = table[np.arange(requests)[:, None], :, column].transpose(0, 2, 1)
+        if self.sliding_window > 0:
+            bias[-self.distances(self.hidden_from) >= self.sliding_window] = -np.inf
         return torch.from_numpy(bias)[:, None, None]
 
     @cached_property
@@ -172,13 +165,17 @@ def split_requests(num_blocks: Indices, block_bytes: int) -> list[Indices]:
     Returns:
         Indices of requests, each part's ascending. One part where the limits allow it.
     """
+    padded = int(num_blocks.max()) * len(num_blocks)
+    padding = (padded - int(num_blocks.sum())) * block_bytes
+    if padded * block_bytes <= PART_BYTES and padding <= PADDING_BYTES:
+        return [np.arange(len(num_blocks))]
     order, parts = np.argsort(-num_blocks, kind="stable"), []
     while order.size:
         blocks = num_blocks[order]
-        padded = blocks[0] * np.arange(1, len(order) + 1)
+        gathered = blocks[0] * np.arange(1, len(order) + 1)
         # Both grow with every request that is taken in.
-        fits = padded * block_bytes <= PART_BYTES
-        fits &= (padded - blocks.cumsum()) * block_bytes <= PADDING_BYTES
+        fits = gathered * block_bytes <= PART_BYTES
+        fits &= (gathered - blocks.cumsum()) * block_bytes <= PADDING_BYTES
         taken = max(1, int(fits.sum()))
         parts.append(np.sort(order[:taken]))
         order = order[taken:]
