@@ -120,6 +120,7 @@ class ReDrafterConfig:
     beam_width: int = 4
     beam_length: int = 5
     tree: TreeKind = "explored"
+    adaptive: bool = True
 
     def __post_init__(self) -> None:
         _require_positive("speculative config", beam_width=self.beam_width)
