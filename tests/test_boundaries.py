@@ -29,7 +29,7 @@ FLOORS = (
     ("engine.cpu", "engine.v2"),
     ("engine", "training"),
     ("data",),
-    ("acceptance",),
+    ("acceptance", "budget"),
     ("token_tree",),
     ("policy",),
     ("beam_search",),

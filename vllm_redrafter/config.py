@@ -111,6 +111,8 @@ class ReDrafterConfig:
         beam_length: L, the tokens drafted per beam.
         tree: `explored` verifies the K most probable nodes that the search visited; `beams`
             only those on a finished beam (the paper's prefix dedup).
+        adaptive: K, W and L are maxima: every step verifies as many nodes of the whole batch as
+            pay, and drafts only where drafting pays. Without it, they hold at every step.
 
     Raises:
         ConfigError: a value is out of range; the message names the limit.
@@ -146,6 +148,10 @@ class ReDrafterConfig:
             raise ConfigError(
                 f"speculative config: tree must be one of {', '.join(get_args(TreeKind))}, "
                 f"got {self.tree!r}"
+            )
+        if not isinstance(self.adaptive, bool):
+            raise ConfigError(
+                f"speculative config: adaptive must be true or false, got {self.adaptive!r}"
             )
 
     @property

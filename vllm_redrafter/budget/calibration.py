@@ -1,0 +1,174 @@
+"""How probable it is that the target accepts a drafted node: learned from what it accepted.
+
+A draft's log-probabilities are normalised over its 50 best tokens and overconfident. With q the
+draft's probability of a node given its parent, d its depth, and f = log(q / (1 - q)),
+
+    a = sigmoid(w f + b_d)
+
+is the probability that the target draws the node's token, given that it reached the parent. The
+survival probability of a node is the product of a along its path. The slope w and the bias of
+each depth are refitted while serving, by damped Newton steps on the logistic loss over the nodes
+that were judged: those verified whose parent was accepted. The model, and its constants, are those
+of vLLM's `v1/worker/gpu/spec_decode/acceptance_estimator.py`, which knows chains.
+
+Nothing here changes what is output, only what is verified: the acceptance walk is lossless
+whatever the tree (`acceptance.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+MAX_LOG_ODDS = 40.0
+INITIAL_SLOPE = 0.5
+INITIAL_BIAS = -0.2
+DAMPING_OBSERVATIONS = 50.0
+"""A refit on as many observations moves a parameter half of a Newton step."""
+RIDGE = 1e-3
+BINS = 10
+"""Bins of the calibration error."""
+
+
+def log_odds(log_probs: Tensor, back_pointers: Tensor) -> Tensor:
+    """The draft's log-odds of each explored node, given its parent.
+
+    Args:
+        log_probs: [R, L, W] float32, cumulative; -inf where there is no node.
+        back_pointers: [R, L, W] int64, the parents' beams.
+
+    Returns:
+        [R, L, W] float32, within +-MAX_LOG_ODDS.
+    """
+    above = log_probs[:, :-1].gather(2, back_pointers[:, 1:])
+    given_parent = torch.cat([log_probs[:, :1], log_probs[:, 1:] - above], dim=1)
+    odds = given_parent - torch.log(-torch.expm1(given_parent.clamp(max=0.0)))
+    return odds.nan_to_num(nan=-MAX_LOG_ODDS).clamp_(-MAX_LOG_ODDS, MAX_LOG_ODDS)
+
+
+class AcceptanceEstimator:
+    """The logistic model of acceptance, its statistics and its refit.
+
+    All state lives in tensors that are changed in place, and nothing waits for the device, so
+    that CUDA graphs can hold it. Sums over observations are matrix products: they come out the
+    same on every rank of a tensor-parallel group.
+
+    Attributes:
+        slope: [1] float32, w.
+        biases: [L] float32, b of depths 1 to L.
+    """
+
+    def __init__(self, max_depth: int, device: torch.device | str = "cpu") -> None:
+        """Start with the constants, for nodes of depths 1 to `max_depth`."""
+        make = {"dtype": torch.float32, "device": device}
+        self.slope = torch.full((1,), INITIAL_SLOPE, **make)  # type: ignore[call-overload]
+        self.biases = torch.full((max_depth,), INITIAL_BIAS, **make)  # type: ignore[call-overload]
+        self._depths = torch.arange(1, max_depth + 1, device=device)
+        # By depth: the information matrix's a, b, c, the gradient's g0, g1, and the count.
+        self._sums = torch.zeros(max_depth, 6, **make)  # type: ignore[call-overload]
+        # [draft's probability or calibrated, bin, (count, predicted, accepted)]
+        self._bins = torch.zeros(2, BINS, 3, **make)  # type: ignore[call-overload]
+
+    def log_survival(self, odds: Tensor, log_probs: Tensor, back_pointers: Tensor) -> Tensor:
+        """The log of the survival probability of every explored node.
+
+        Args:
+            odds: [R, L, W], see `log_odds`.
+            log_probs, back_pointers: [R, L, W], of the search.
+
+        Returns:
+            [R, L, W] float32; never above the parent's; -inf where there is no node.
+        """
+        length = odds.shape[1]
+        given_parent = torch.nn.functional.logsigmoid(
+            self.slope * odds + self.biases[:length, None]
+        )
+        levels = [given_parent[:, 0]]
+        for level in range(1, length):
+            above = levels[-1].gather(1, back_pointers[:, level])
+            levels.append(above + given_parent[:, level])
+        survival = torch.stack(levels, dim=1)
+        return survival.masked_fill(log_probs == -torch.inf, -torch.inf)
+
+    def observe(self, odds: Tensor, depths: Tensor, judged: Tensor, accepted: Tensor) -> None:
+        """Add a step's nodes to the statistics.
+
+        Args:
+            odds: [...], the draft's log-odds of each node.
+            depths: [...] integers; the root's is 0.
+            judged: [...] bool: a node whose parent was accepted, and which was verified. Only
+                these count.
+            accepted: [...] bool.
+        """
+        f, y = odds.flatten().float(), accepted.flatten().float()
+        at = depths.flatten()
+        # [L, N]: rows of zeros for what was not judged.
+        by_depth = ((at == self._depths[:, None]) & judged.flatten()).float()
+        f = f.nan_to_num(0.0)
+        bias = self.biases[(at.long() - 1).clamp(0, self.biases.shape[0] - 1)]
+        p = torch.sigmoid(self.slope * f + bias)
+        weight, residual = p * (1 - p), y - p
+        columns = [
+            weight * f * f,
+            weight * f,
+            weight,
+            residual * f,
+            residual,
+            torch.ones_like(f),
+        ]
+        self._sums += by_depth @ torch.stack(columns, dim=1)
+        self._count_bins(torch.stack([torch.sigmoid(f), p]), y, by_depth.sum(dim=0))
+
+    def refit(self) -> None:
+        """One damped Newton step on the statistics gathered since the last, which begin anew.
+
+        The information matrix is an arrowhead (one slope, a bias per depth): it is solved by
+        eliminating the biases.
+        """
+        a, b, c, g0, g1, count = self._sums.unbind(dim=1)
+        c = c + RIDGE
+        step = (g0.sum() - (b * g1 / c).sum()) / (a.sum() + RIDGE - (b * b / c).sum())
+        total = count.sum()
+        step = (step * total / (total + DAMPING_OBSERVATIONS)).nan_to_num(0.0, 0.0, 0.0)
+        # A draft that is more probable is not less probable to be accepted.
+        step = torch.where(self.slope + step >= 0, step, torch.zeros_like(step))
+        bias_step = (g1 - b * step) / c * count / (count + DAMPING_OBSERVATIONS)
+        self.slope += step
+        self.biases += bias_step.nan_to_num(0.0, 0.0, 0.0)
+        self._sums.zero_()
+
+    def calibration(self) -> Calibration:
+        """The expected calibration errors since the last reset; waits for the device."""
+        errors = []
+        for counts in self._bins.double().cpu():
+            number, predicted, accepted = counts.unbind(dim=1)
+            errors.append(float((predicted - accepted).abs().sum() / number.sum().clamp(min=1)))
+        return Calibration(*errors, judged=int(self._bins[0, :, 0].sum()))
+
+    def reset_calibration(self) -> None:
+        """Begin to measure the calibration error anew."""
+        self._bins.zero_()
+
+    def _count_bins(self, predicted: Tensor, accepted: Tensor, judged: Tensor) -> None:
+        """predicted [2, N] probabilities, accepted [N] 0 or 1, judged [N] 0 or 1."""
+        of_bin = (predicted * BINS).long().clamp(max=BINS - 1)
+        in_bin = of_bin.unsqueeze(1) == torch.arange(BINS, device=of_bin.device)[:, None]
+        values = torch.stack([torch.ones_like(predicted), predicted, accepted.expand(2, -1)], dim=2)
+        self._bins += (in_bin.float() * judged) @ values
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Expected calibration error: mean over nodes of |predicted - accepted| by bins of a tenth.
+
+    Attributes:
+        draft: of the draft's own probabilities.
+        calibrated: of what was predicted from them.
+        judged: over how many nodes.
+    """
+
+    draft: float
+    calibrated: float
+    judged: int

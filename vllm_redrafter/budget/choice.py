@@ -1,0 +1,69 @@
+"""The rule: how many of a batch's nodes to verify, by what they cost and are likely to bring.
+
+Every prefix of a node list is a tree, so to share a budget over a batch is to choose how long each
+prefix is. With S(B) the sum of the B largest survival probabilities in a batch of N requests,
+N + S(B) is the expected number of tokens of a step that verifies B nodes; with D and V the costs
+of drafting and of a step of so many rows,
+
+    B* = argmax_B (N + S(B)) / (D + V(N + B)).
+
+The rule is vLLM's own for chains (`v1/worker/gpu/spec_decode/adaptive_verification.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.floating[Any]]
+
+
+class Choice(NamedTuple):
+    """A budget and what is expected of it: B nodes, tokens and seconds of the step."""
+
+    budget: int
+    tokens: float
+    seconds: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
+
+
+def best_budget(
+    survival: Floats, requests: int, draft_seconds: float, verify_seconds: Floats
+) -> Choice:
+    """The budget with the highest expected throughput.
+
+    Args:
+        survival: survival probabilities of the nodes that may be verified, of any shape and in
+            any order; what is not above 0 is no node.
+        requests: N, which yield a token each without any draft.
+        draft_seconds: D.
+        verify_seconds: V of 0, 1, 2... rows, at least N + nodes + 1 of them.
+    """
+    ranked = np.sort(survival[survival > 0])[::-1]
+    tokens = requests + np.concatenate(([0.0], np.cumsum(ranked, dtype=np.float64)))
+    seconds = draft_seconds + verify_seconds[requests : requests + tokens.shape[0]]
+    budget = int(np.argmax(tokens / seconds))
+    return Choice(budget, float(tokens[budget]), float(seconds[budget]))
+
+
+def shares(survival: Floats, budget: int) -> npt.NDArray[np.int64]:
+    """How many of its first nodes each request verifies, so that the batch has the `budget` best.
+
+    Args:
+        survival: [R, K], descending along each request; 0 where there is no node.
+        budget: B.
+
+    Returns:
+        [R] int64; their sum is B, or the number of nodes where that is smaller.
+    """
+    nodes = np.flatnonzero(survival > 0)
+    # Stable: of equal nodes of one request, the first comes first.
+    best = nodes[np.argsort(-survival.flat[nodes], kind="stable")[:budget]]
+    admitted = np.zeros(survival.shape, dtype=bool)
+    admitted.flat[best] = True
+    return admitted.sum(axis=1)

@@ -1,0 +1,35 @@
+"""When to draft although it does not seem to pay: now and then, to see whether that still holds."""
+
+from __future__ import annotations
+
+FIRST_PAUSE = 8
+LONGEST_PAUSE = 256
+
+
+class Gate:
+    """Open while drafting pays. While it does not, it opens for one step after ever longer pauses.
+
+    A paused request resumes from one hidden state: the drafter keeps no KV cache.
+    """
+
+    def __init__(self, first_pause: int = FIRST_PAUSE, longest_pause: int = LONGEST_PAUSE) -> None:
+        """Pauses in steps: the first, and the one that the others grow up to, by doubling."""
+        self.first_pause, self.longest_pause = first_pause, longest_pause
+        self._pause = first_pause
+        self._left = 0
+
+    def opens(self, pays: bool) -> bool:
+        """Shall this step draft? To be asked once in each step that could.
+
+        Args:
+            pays: drafting is expected to be worth its cost.
+        """
+        if pays:
+            self._pause, self._left = self.first_pause, 0
+            return True
+        if self._left:
+            self._left -= 1
+            return False
+        self._left = self._pause
+        self._pause = min(2 * self._pause, self.longest_pause)
+        return True
