@@ -69,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
         "--shape",
         **several,
         metavar="[C=]WxL:K",
-        help="fixed: beam width, beam length, tree nodes; C= for concurrency C only (default 2x4:6)",
+        help="fixed beam width, beam length, tree nodes; C= for concurrency C only (default 2x4:6)",
     )
     add(
         "--adaptive",

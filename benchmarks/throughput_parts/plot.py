@@ -21,7 +21,7 @@ from vllm_redrafter.data.repetition import NGRAM
 
 COLOURS = {
     "n-gram": "#e8a33d",
-    "ReDrafter": "#8fb4d9",
+    "ReDrafter": "#6a9fd4",
     "adaptive": "#1f5a94",
     "random drafter": "#9a9a9a",
 }
@@ -37,7 +37,7 @@ def plot(rows: Sequence[Row], title: str, path: Path) -> None:
     figure, panels = plt.subplots(
         len(temperatures),
         1,
-        figsize=(max(6, 0.55 * widest + 1.5), 4 * len(temperatures) + 0.5),
+        figsize=(max(6, 0.6 * widest + 3), 4 * len(temperatures) + 0.5),
         sharey=True,
         squeeze=False,
         layout="constrained",
@@ -51,13 +51,12 @@ def plot(rows: Sequence[Row], title: str, path: Path) -> None:
     named = [name for name in COLOURS if any(row.method == name for row in compared)]
     figure.legend(
         handles=[Patch(color=COLOURS[name], label=name) for name in named],
-        loc="outside upper right",
-        ncols=len(named),
+        loc="outside right upper",
         frameon=False,
     )
     figure.suptitle(title, x=0.01, ha="left", fontsize="medium")
     figure.supxlabel(
-        f"requests in flight. Above a bar: ratio, and share of repeated {NGRAM}-grams in the "
+        f"requests in flight. Above a bar: ratio, and share of repeated {NGRAM}-grams in the\n"
         "output. Lines: lowest and highest repeat.",
         fontsize="small",
     )
