@@ -60,7 +60,7 @@ def plot(rows: Sequence[Row], title: str, path: Path) -> None:
         "output. Lines: lowest and highest repeat.",
         fontsize="small",
     )
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=100)
     plt.close(figure)
 
 
