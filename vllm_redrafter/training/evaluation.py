@@ -170,33 +170,69 @@ class EvaluationJob:
     device: str | None = None
 
 
+@dataclass(frozen=True)
+class Material:
+    """What an evaluation works on.
+
+    Attributes:
+        drafter: the draft head, of the target's dtype.
+        target: the transformers model.
+        rows: text that it wrote.
+        sampling: how it was written, in words.
+    """
+
+    drafter: Drafter
+    target: Any
+    rows: TextRows
+    sampling: str
+
+
+def load_material(
+    target: str,
+    drafter: str,
+    data: Path,
+    config: EvaluationConfig,
+    other_target: bool = False,
+    device: str | None = None,
+) -> Material:
+    """Load both models and the text; the parameters are those of `EvaluationJob`.
+
+    Raises:
+        ConfigError: input that cannot work.
+    """
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    info, dataset = read_checked(data, target, not other_target)
+    indices = list(range(len(dataset)))
+    if config.held_out is not None:
+        away = held_out_conversations(dataset, config.held_out, config.seed)
+        indices = away.nonzero().flatten().tolist()
+    rows = DatasetRows(dataset, indices, config.max_length)
+    model = load_target(target, config.target_dtype, device)
+    head = load_drafter(drafter, model.dtype).to(device)
+    for size in differences_from(head.config, model.config):
+        raise ConfigError(
+            f"drafter {drafter!r} has {size.entry} {size.drafter}, target {target!r} "
+            f"{size.target}: give the target it was trained for"
+        )
+    sampling = f"temperature {info.sampling.temperature:g}, top-p {info.sampling.top_p:g}"
+    return Material(head, model, rows, sampling)
+
+
 def evaluate(job: EvaluationJob, console: Console | None = None) -> Evaluation:
     """Evaluate a drafter.
 
     Raises:
         ConfigError: input that cannot work.
     """
-    config = job.config
-    device = job.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    info, dataset = read_checked(job.data, job.target, not job.other_target)
-    indices = list(range(len(dataset)))
-    if config.held_out is not None:
-        away = held_out_conversations(dataset, config.held_out, config.seed)
-        indices = away.nonzero().flatten().tolist()
-    rows = DatasetRows(dataset, indices, config.max_length)
-    target = load_target(job.target, config.target_dtype, device)
-    drafter = load_drafter(job.drafter, target.dtype).to(device)
-    for size in differences_from(drafter.config, target.config):
-        raise ConfigError(
-            f"drafter {job.drafter!r} has {size.entry} {size.drafter}, target {job.target!r} "
-            f"{size.target}: give the target it was trained for"
-        )
+    found = load_material(
+        job.target, job.drafter, job.data, job.config, job.other_target, job.device
+    )
     if console:
         console.print(
-            f"{len(rows)} rows, {rows.lengths.sum():,} tokens, written at temperature "
-            f"{info.sampling.temperature:g}, top-p {info.sampling.top_p:g}"
+            f"{len(found.rows)} rows, {found.rows.lengths.sum():,} tokens, written at "
+            f"{found.sampling}"
         )
-    return evaluate_shapes(drafter, target, rows, job.grid, job.costs, console)
+    return evaluate_shapes(found.drafter, found.target, found.rows, job.grid, job.costs, console)
 
 
 def print_evaluation(console: Console, evaluation: Evaluation) -> None:
