@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from rich.console import Console
@@ -21,12 +21,28 @@ from vllm_redrafter.data.source import held_out_conversations, read_checked
 from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.progress import progress_bar
-from vllm_redrafter.training.config import EvaluationConfig, StepCosts
+from vllm_redrafter.training.config import EvaluationConfig
 from vllm_redrafter.training.estimate import Acceptance, batches, replay, top_accuracy
 from vllm_redrafter.training.target import load_target, read_target
 
 RANKS = (1, 2, 4, 8)
 """k of the top-k accuracies."""
+
+
+class Costs(Protocol):
+    """What steps cost, assumed (`StepCosts`) or measured (`MeasuredCosts`)."""
+
+    def of(self, shape: ReDrafterConfig) -> float:
+        """A step of this shape, in units of a plain step."""
+        ...
+
+    def check(self, shapes: Iterable[ReDrafterConfig]) -> None:
+        """Raises ConfigError where the costs of one of the shapes are not known."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """For a file of figures."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -35,7 +51,7 @@ class ShapeResult:
 
     shape: ReDrafterConfig
     acceptance: Acceptance
-    costs: StepCosts
+    costs: Costs
 
     @property
     def speed_up(self) -> float:
@@ -74,7 +90,7 @@ class Evaluation:
                     }
                     for result in self.results
                 ],
-                "costs": asdict(self.results[0].costs),
+                "costs": self.results[0].costs.facts(),
                 "top_accuracy": {
                     f"top-{rank}": self.accuracy[:, column].tolist()
                     for column, rank in enumerate(RANKS)
@@ -112,7 +128,7 @@ def evaluate_shapes(
     target: Any,
     rows: TextRows,
     grid: Sequence[ReDrafterConfig],
-    costs: StepCosts,
+    costs: Costs,
     console: Console | None = None,
     batch_size: int = 16,
 ) -> Evaluation:
@@ -164,7 +180,7 @@ class EvaluationJob:
     drafter: str
     data: Path
     grid: list[ReDrafterConfig]
-    costs: StepCosts
+    costs: Costs
     config: EvaluationConfig = field(default_factory=EvaluationConfig)
     other_target: bool = False
     device: str | None = None
@@ -224,6 +240,7 @@ def evaluate(job: EvaluationJob, console: Console | None = None) -> Evaluation:
     Raises:
         ConfigError: input that cannot work.
     """
+    job.costs.check(job.grid)
     found = load_material(
         job.target, job.drafter, job.data, job.config, job.other_target, job.device
     )
@@ -262,14 +279,20 @@ def print_evaluation(console: Console, evaluation: Evaluation) -> None:
     for step, shares in enumerate(evaluation.accuracy.tolist(), start=1):
         table.add_row(str(step), *(f"{share:.3f}" for share in shares))
     console.print(table)
-    shape, costs = best.shape, best.costs
-    console.print(
-        f"At {costs.draft:g} of a plain step per draft level and {costs.verify:g} per verified "
-        f"node: --spec-tokens {shape.num_speculative_tokens}, beam_width {shape.beam_width}, "
-        f"beam_length {shape.beam_length} "
-        f"({best.acceptance.tokens_per_step:.2f} tokens per step, {best.speed_up:.2f}×). Measure "
-        "both costs where you serve; with many requests at once a node costs more."
+    console.print(recommendation(best))
+
+
+def recommendation(best: ShapeResult) -> str:
+    """What to serve with, by which costs."""
+    shape = best.shape
+    text = (
+        f"{best.costs}: --spec-tokens {shape.num_speculative_tokens}, beam_width "
+        f"{shape.beam_width}, beam_length {shape.beam_length} "
+        f"({best.acceptance.tokens_per_step:.2f} tokens per step, {best.speed_up:.2f}×)."
     )
+    if best.speed_up > 1:
+        return text
+    return f"{text} Even this is not faster than plain decoding."
 
 
 def write_json(evaluation: Evaluation, path: Path) -> None:

@@ -16,6 +16,8 @@ from vllm_redrafter.policy import SearchShape
 
 LEAST = Arithmetic(SHAPES["llama-3-8b"], Weights(7_500_000_000, 200_000_000, 16_000_000), H200)
 CHAIN = ReDrafterConfig(4, 1, 4)
+WARM_UP = 250
+"""Steps until the calibration of one request has learned that a drafter is useless."""
 STEPS = 150
 
 
@@ -33,14 +35,15 @@ def chains(chance: float, log_prob: float, answers: int = 40, length: int = 50) 
     return Traces({1: searches}, torch.arange(length, 0, -1).repeat(answers))
 
 
-def decoded(method: type[Adaptive] | type[Fixed], traces: Traces, requests: int) -> Yield:
+def decoded(
+    method: type[Adaptive] | type[Fixed], traces: Traces, requests: int, steps: int = STEPS
+) -> Yield:
     batch = Batch(LEAST, requests, 512)
-    return replay(method(traces, batch, CHAIN), traces.left, requests, STEPS, STEPS, seed=0)
+    return replay(method(traces, batch, CHAIN), traces.left, requests, WARM_UP, steps, seed=0)
 
 
-def ratio(method: type[Adaptive] | type[Fixed], traces: Traces, requests: int) -> float:
-    rate = decoded(method, traces, requests).tokens_per_second
-    return rate / Batch(LEAST, requests, 512).plain_rate
+def ratio(found: Yield, requests: int) -> float:
+    return found.tokens_per_second / Batch(LEAST, requests, 512).plain_rate
 
 
 def test_a_fixed_step_costs_its_draft_and_its_rows() -> None:
@@ -56,30 +59,30 @@ def test_a_fixed_step_costs_its_draft_and_its_rows() -> None:
 
 def test_a_large_batch_makes_a_fixed_shape_slower_than_plain_decoding_and_not_the_budget() -> None:
     traces = chains(0.5, -0.7)
-    assert ratio(Fixed, traces, 1) > 1.5
-    assert ratio(Fixed, traces, 512) < 0.6
-    assert ratio(Adaptive, traces, 512) > 1 / (1 + MARGIN)
+    assert ratio(decoded(Fixed, traces, 1), 1) > 1.5
+    assert ratio(decoded(Fixed, traces, 512), 512) < 0.6
+    assert ratio(decoded(Adaptive, traces, 512), 512) > 1 / (1 + MARGIN)
 
 
-@pytest.mark.parametrize("requests", [1, 16, 128, 512])
+@pytest.mark.parametrize("requests", [1, 16, 512])
 @pytest.mark.parametrize("log_prob", [-0.01, -3.0])
 def test_a_useless_drafter_costs_next_to_nothing(requests: int, log_prob: float) -> None:
     """However sure it is of itself: its calibration finds out, and the gate closes."""
-    traces = chains(0.0, log_prob)
-    assert ratio(Adaptive, traces, requests) > 0.97
-    assert decoded(Adaptive, traces, requests).undrafted > 0.9
+    found = decoded(Adaptive, chains(0.0, log_prob), requests)
+    assert ratio(found, requests) > 0.99
+    assert found.undrafted > 0.9
 
 
-@pytest.mark.parametrize("requests", [1, 16, 128])
+@pytest.mark.parametrize("requests", [1, 16])
 def test_the_budget_is_not_far_from_the_best_fixed_length(requests: int) -> None:
     """Where all tokens are alike there is nothing to choose between requests."""
     traces = chains(0.8, -0.3)
-    batch = Batch(LEAST, requests, 512)
+    batch, steps = Batch(LEAST, requests, 512), 2000 // requests
     best = max(
-        replay(Fixed(traces, batch, config), traces.left, requests, 0, STEPS, 0).tokens_per_second
+        replay(Fixed(traces, batch, config), traces.left, requests, 0, steps, 0).tokens_per_second
         for config in (ReDrafterConfig(k, 1, 4) for k in range(1, 5))
     )
-    assert decoded(Adaptive, traces, requests).tokens_per_second > 0.95 * best
+    assert decoded(Adaptive, traces, requests, steps).tokens_per_second > 0.95 * best
 
 
 def test_the_calibration_learns_what_the_draft_does_not_know() -> None:
