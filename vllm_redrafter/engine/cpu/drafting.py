@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vllm_redrafter.acceptance import AcceptedPath
-from vllm_redrafter.budget.batch_budget import CHAINS, PLAIN, TREES, BatchBudget
+from vllm_redrafter.budget.batch_budget import BatchBudget
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
 from vllm_redrafter.engine.stats import StepStats
 from vllm_redrafter.token_tree import TokenTree
@@ -53,8 +53,14 @@ class FixedDrafting:
     def judge(self, request_ids: Sequence[str], tree: TokenTree, accepted: AcceptedPath) -> None:
         """Learn from what was accepted of the trees of R requests: nothing, here."""
 
-    def stepped(self, tree: TokenTree, has_trees: bool, seconds: float) -> None:
-        """Learn from the time of a step that did nothing but verify `tree`: nothing, here."""
+    def stepped(self, kind: int, rows: int, seconds: float) -> None:
+        """Learn from the time of a step, its draft's left out: nothing, here.
+
+        Args:
+            kind: PLAIN, CHAINS or TREES.
+            rows: how many, all of them of nodes: no prompt was read.
+            seconds: vLLM's part included.
+        """
 
     def forget(self, request_id: str) -> None:
         """The request has left the engine."""
@@ -97,8 +103,6 @@ class AdaptiveDrafting(FixedDrafting):
     def judge(self, request_ids: Sequence[str], tree: TokenTree, accepted: AcceptedPath) -> None:
         """Learn how probable a node is to be accepted."""
         slots = tree.tokens.shape[1]
-        if slots == 1:
-            return
         none = np.zeros(slots, dtype=np.float32)
         odds = np.stack([self._odds.get(request, none)[:slots] for request in request_ids])
         walked = np.zeros((len(request_ids), slots + 1), dtype=bool)
@@ -116,10 +120,8 @@ class AdaptiveDrafting(FixedDrafting):
             estimator.observe(seen[0], seen[1], torch.ones_like(seen[2]), seen[2])
             estimator.refit()
 
-    def stepped(self, tree: TokenTree, has_trees: bool, seconds: float) -> None:
+    def stepped(self, kind: int, rows: int, seconds: float) -> None:
         """Learn what such a step costs."""
-        requests, rows = tree.num_nodes.shape[0], int(tree.num_nodes.sum())
-        kind = PLAIN if rows == requests else TREES if has_trees else CHAINS
         self.budget.stepped(kind, rows, seconds)
 
     def forget(self, request_id: str) -> None:
