@@ -17,8 +17,9 @@ from vllm_redrafter.engine.cpu.proposer import TreeProposer
 from vllm_redrafter.engine.stats import StepStats
 from vllm_redrafter.token_tree import TokenTree
 
-REFIT_INTERVAL = 32
-"""Verification steps between two refits of the acceptance probabilities."""
+FIRST_REFIT, REFIT_INTERVAL = 4, 32
+"""Verification steps up to the first refit of the acceptance probabilities, and, by doubling, the
+most between two: a new drafter is judged soon."""
 
 
 class FixedDrafting:
@@ -76,6 +77,7 @@ class AdaptiveDrafting(FixedDrafting):
         self._odds: dict[str, npt.NDArray[np.float32]] = {}
         # Since the last refit: log-odds, depths, and whether accepted, of the nodes judged.
         self._judged: list[tuple[npt.NDArray[Any], ...]] = []
+        self._refit_after = FIRST_REFIT
 
     def draft(
         self,
@@ -113,7 +115,8 @@ class AdaptiveDrafting(FixedDrafting):
         judged &= tree.tokens.numpy() >= 0
         judged[:, 0] = False
         self._judged.append((odds[judged], tree.depths.numpy()[judged], walked[:, :-1][judged]))
-        if len(self._judged) == REFIT_INTERVAL:
+        if len(self._judged) == self._refit_after:
+            self._refit_after = min(2 * self._refit_after, REFIT_INTERVAL)
             seen = [torch.from_numpy(np.concatenate(p)) for p in zip(*self._judged, strict=True)]
             self._judged.clear()
             estimator = self.proposer.estimator
