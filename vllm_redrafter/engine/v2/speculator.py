@@ -8,7 +8,8 @@ scheduler runs the request again, which need not be in the next step.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from vllm.distributed.parallel_state import (
     get_tensor_model_parallel_rank,
     get_tensor_model_parallel_world_size,
 )
+from vllm.logger import init_logger
 from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, CudaGraphManager
 from vllm.v1.worker.gpu.input_batch import InputBatch
@@ -26,16 +28,26 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 from vllm.v1.worker.gpu.states import RequestState
 
 from vllm_redrafter.beam_search import ExploredNodes, beam_search
+from vllm_redrafter.budget.calibration import AcceptanceEstimator, log_odds
 from vllm_redrafter.checkpoints.reading import load_drafter
 from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.engine.embedding import shared_embedding
 from vllm_redrafter.engine.settings import Settings
+from vllm_redrafter.engine.v2.refusals import adaptive_obstacles
 from vllm_redrafter.engine.v2.stats import StepMeter
 from vllm_redrafter.engine.v2.verification import Verification
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.policy import candidate_log_probs, search_shape
 from vllm_redrafter.sharding import VocabularyShard
-from vllm_redrafter.triton_kernels.build_tree import TreeBuffers, build_tree
+from vllm_redrafter.triton_kernels.build_tree import ScoredTrees, build_tree
+
+if TYPE_CHECKING:
+    from vllm_redrafter.engine.v2.budget import TreeBudget
+
+REFIT_AFTER = 100
+"""Verifying steps between two refits of the acceptance probabilities, as in vLLM."""
+
+logger = init_logger("vllm.redrafter")
 
 
 class TreeSpeculator(BaseSpeculator):
@@ -48,6 +60,13 @@ class TreeSpeculator(BaseSpeculator):
         verification: of the trees drafted here; tells which row each next draft starts from.
         meter: the step's statistics, the other parts' included.
         shard: this rank's part of the draft vocabulary; None without tensor parallelism.
+        enable_adaptive_verification: the batch shares a budget of nodes; vLLM asks for this name,
+            and for the next.
+        draft_token_confidence_probs: [requests, K] float32, in batch order, of the last draft: the
+            survival probability of each node over that of the one before, so that vLLM's running
+            product gives each node's own; 0 in unused slots.
+        estimator: what acceptance probabilities are predicted by, and learned.
+        budget: whether to draft; None where every step does.
     """
 
     # What the model runner asks of any speculator, besides BaseSpeculator.
@@ -69,7 +88,7 @@ class TreeSpeculator(BaseSpeculator):
         self.shard: VocabularyShard | None = None
 
         slots, k = self.max_num_reqs, self.config.num_speculative_tokens
-        self.trees = TreeBuffers(slots + 1, k, device)
+        self.trees = ScoredTrees(slots + 1, k, device)
         self.trees.clear()
         self.chains = StagedWriteTensor(slots, dtype=torch.int32, device=device)
         self.verification = Verification(slots, k, device)
@@ -81,6 +100,26 @@ class TreeSpeculator(BaseSpeculator):
         self._slots = torch.full((slots,), slots, dtype=torch.int64, device=device)
         self._chain = torch.zeros(slots, dtype=torch.int32, device=device)
         self._drafts = torch.zeros(slots, k, dtype=torch.int64, device=device)
+
+        self.enable_adaptive_verification = self._can_adapt()
+        self.draft_token_confidence_probs = torch.zeros(slots, k, device=device)
+        self.estimator = AcceptanceEstimator(self.config.beam_length, device)
+        self._steps_since_refit = 0
+        self.budget: TreeBudget | None = None
+
+    def _can_adapt(self) -> bool:
+        if not self.config.adaptive:
+            return False
+        obstacles = list(adaptive_obstacles(self.vllm_config))
+        for obstacle in obstacles:
+            logger.warning(
+                "Every step drafts, and verifies num_speculative_tokens=%d nodes per request, "
+                'whether that pays or not: %s. "adaptive": false in the speculative config '
+                "accepts this.",
+                self.config.num_speculative_tokens,
+                obstacle,
+            )
+        return not obstacles
 
     def load_model(self, target: nn.Module) -> None:
         """Read the checkpoint; the target's embedding is shared, not copied."""
@@ -195,8 +234,12 @@ class TreeSpeculator(BaseSpeculator):
             them as well. A step that schedules fewer verifies the first of them.
         """
         requests = input_batch.num_reqs
-        if num_speculative_tokens == 0:
-            return self._drafts[:requests]
+        if not dummy_run:
+            if self.enable_adaptive_verification and input_batch.num_draft_tokens:
+                self._learn(input_batch)
+            possible = num_speculative_tokens != 0
+            if not (possible if self.budget is None else self.budget.drafts_now(possible)):
+                return self._no_draft(input_batch)
         padded = requests
         desc = None
         if self.graphs is not None and not is_profile:
@@ -214,6 +257,22 @@ class TreeSpeculator(BaseSpeculator):
             else:
                 self.draft(padded)
         return self._drafts[:requests]
+
+    def _no_draft(self, input_batch: InputBatch) -> Tensor:
+        """Leave the batch's requests with their roots alone: their trees are of earlier roots."""
+        self.trees.num_nodes.index_fill_(0, input_batch.idx_mapping, 1)
+        return self._drafts[: input_batch.num_reqs].zero_()
+
+    def _learn(self, input_batch: InputBatch) -> None:
+        """Tell the estimator what became of the trees that this step verified."""
+        requests = input_batch.num_reqs
+        odds = self.trees.odds.index_select(0, input_batch.idx_mapping)
+        judged, accepted = self.verification.judged(requests)
+        self.estimator.observe(odds, self.verification.staged.depths[:requests], judged, accepted)
+        self._steps_since_refit += 1
+        if self._steps_since_refit == REFIT_AFTER:
+            self._steps_since_refit = 0
+            self.estimator.refit()
 
     def _load(self, input_batch: InputBatch, hidden_states: Tensor, last_sampled: Tensor) -> None:
         """Fill the draft's inputs."""
@@ -235,6 +294,11 @@ class TreeSpeculator(BaseSpeculator):
         roots, slots = self._roots[:requests], self._slots[:requests]
         explored = self.explore(self._hidden[:requests], roots)
         chain = self._chain[:requests] == 1
+        odds = None
+        if self.enable_adaptive_verification:
+            found = explored.log_probs, explored.back_pointers
+            odds = log_odds(*found)
+            explored = replace(explored, log_probs=self.estimator.log_survival(odds, *found))
         build_tree(
             roots,
             explored.tokens,
@@ -242,9 +306,15 @@ class TreeSpeculator(BaseSpeculator):
             candidate_log_probs(explored, self.config.tree, chain),
             out=self.trees,
             entries=slots,
+            odds=odds,
         )
         tokens = self.trees.tokens.index_select(0, slots)
         self._drafts[:requests].copy_(tokens[:, 1:].clamp(min=0))
+        if self.enable_adaptive_verification:
+            survival = self.trees.log_probs.index_select(0, slots)
+            # Unused slots, -inf, are told by the NaN and the 0 that they make.
+            confidences = (survival[:, 1:] - survival[:, :-1]).exp().nan_to_num(0.0)
+            self.draft_token_confidence_probs[:requests].copy_(confidences)
 
     def explore(self, hidden: Tensor, roots: Tensor) -> ExploredNodes:
         """The candidates for trees that continue the roots: hidden [R, H], roots [R] int64."""

@@ -35,6 +35,7 @@ class Verification:
         self.staged = StagedTrees(max_num_reqs, max_nodes, device)
         self.path = torch.zeros(max_num_reqs, max_nodes + 1, dtype=torch.int32, device=device)
         self.last_rows = torch.zeros(max_num_reqs, dtype=torch.int64, device=device)
+        self._nodes = torch.arange(max_nodes + 1, device=device)
         self._slot_mappings: Tensor | None = None
         self._caches: list[list[CacheTable]] = []
 
@@ -67,6 +68,22 @@ class Verification:
             self.staged,
             requests,
         )
+
+    def judged(self, requests: int) -> tuple[Tensor, Tensor]:
+        """What the walk says of the nodes of the batch's first requests.
+
+        Returns:
+            (judged, accepted), [requests, K+1] bool: nodes that were verified and whose parent was
+            accepted, for only they could be; and nodes that were accepted.
+        """
+        staged = self.staged
+        accepted = torch.zeros_like(staged.tokens[:requests], dtype=torch.bool)
+        # Behind the path's end: the root once more.
+        accepted.scatter_(1, self.path[:requests].clamp(min=0).long(), True)
+        verified = (self._nodes > 0) & (self._nodes < staged.num_nodes[:requests, None])
+        # A token of -1: the request's grammar was not asked about it.
+        verified &= staged.tokens[:requests] >= 0
+        return verified & accepted.gather(1, staged.parents[:requests].long()), accepted
 
     def compact(self, num_sampled: Tensor) -> None:
         """Move the rows of the accepted paths into the linear slots.

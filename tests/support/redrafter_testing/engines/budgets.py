@@ -1,0 +1,69 @@
+"""An engine whose batches share a budget; its decisions as a test wants them, by `Engine.rpc`."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+
+GRAPHS = (2, 8, 32, 104)
+"""Rows of each. There is one for steps of any lengths."""
+
+
+def use() -> None:
+    """Engines started in this process draft with the oracle and replay graphs, as on a GPU."""
+    from redrafter_testing.gpu import recorded_graphs
+    from redrafter_testing.oracles import oracle_v2
+
+    recorded_graphs.use(GRAPHS)
+    oracle_v2.use()
+
+
+class RandomGate:
+    """Open with a given probability, whatever drafting pays."""
+
+    def __init__(self, probability: float) -> None:
+        self._probability, self._random = probability, random.Random(0)
+
+    def opens(self, pays: bool) -> bool:
+        return self._random.random() < self._probability
+
+
+def force(worker: Any, gate: float, budgets: bool = True) -> None:
+    """Decide at random from here on, and remember what was decided.
+
+    Args:
+        worker: a V2 worker whose engine is adaptive.
+        gate: the share of steps that draft.
+        budgets: every step's budget is any number up to the nodes at hand; False leaves vLLM's.
+    """
+    manager = worker.model_runner.adaptive_verification
+    kind, choices = type(manager), random.Random(1)
+    manager.gate = RandomGate(gate)
+    worker.admitted = []
+
+    def get_num_tokens(*args: Any) -> int:
+        kind.get_num_tokens(manager, *args)
+        drafts, others, budget = manager._batch_budget
+        if budgets and manager._drafted:
+            budget = choices.randint(0, sum(drafts.values()))
+        manager._batch_budget = drafts, others, budget
+        return int(sum(others.values()) + budget)
+
+    def reallocate_drafts(req_ids: list[str], idx_mapping: Any) -> Any:
+        result = kind.reallocate_drafts(manager, req_ids, idx_mapping)
+        worker.admitted.append(manager._batch_draft_capacity[: len(req_ids)].tolist())
+        return result
+
+    manager.get_num_tokens, manager.reallocate_drafts = get_num_tokens, reallocate_drafts
+
+
+def admitted(worker: Any) -> list[list[int]]:
+    """How many nodes each request of each step verified, since `force`."""
+    return list(worker.admitted)
+
+
+def estimator(worker: Any) -> tuple[float, int]:
+    """The slope of the acceptance estimator, and how many nodes it has seen judged."""
+    estimator = worker.model_runner.speculator.estimator
+    return float(estimator.slope), estimator.calibration().judged
