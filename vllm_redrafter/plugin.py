@@ -7,7 +7,8 @@ vLLM's methods are wrapped, and act only where a ReDrafter checkpoint is the spe
   vLLM's own plug-in for proposers (`method="custom_class"`) passes no hidden states and verifies
   chains; this wrap can go when vLLM lets a plug-in register a speculative method (RFC #36219).
 - `SamplingParams._validate_spec_decode`: vLLM refuses min-p and logit bias when it speculates;
-  our sampler applies them. It can go when vLLM asks the method what it supports.
+  our sampler applies them; and a request's own options are checked here, while it can still be
+  refused. It can go when vLLM asks the method what it supports.
 - `VllmConfig._get_v2_model_runner_unsupported_features`: it names all custom proposers, since Model
   Runner V2 cannot make them; our runner makes its own. It can go with RFC #36219.
 - `VllmConfig.__post_init__`: async scheduling is allowed by a list of methods; ours keeps its
@@ -31,6 +32,7 @@ from vllm_redrafter.config import DrafterConfig, ReDrafterConfig
 from vllm_redrafter.engine.selection import Engine, engine_here
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.names import METHOD, SUPPORTED_VLLM
+from vllm_redrafter.request_options import check_request
 from vllm_redrafter.substitution import substituted
 
 if TYPE_CHECKING:
@@ -270,11 +272,18 @@ def _validate_spec_decode(
     proposer = None if speculative_config is None else speculative_config.model
     if proposer not in (names.CPU_PROPOSER, names.V2_SPECULATOR):
         return original(params, speculative_config)
+    from vllm.exceptions import VLLMValidationError
+
+    assert speculative_config is not None
+    try:
+        check_request(params.extra_args, speculative_config.num_speculative_tokens)
+    except ConfigError as error:
+        raise VLLMValidationError(
+            str(error), parameter="extra_args", value=params.extra_args
+        ) from error
     if proposer == names.V2_SPECULATOR:
         return None
     if getattr(params, "thinking_token_budget", None) is not None:
-        from vllm.exceptions import VLLMValidationError
-
         raise VLLMValidationError(
             "thinking_token_budget is not supported with ReDrafter",
             parameter="thinking_token_budget",

@@ -97,8 +97,7 @@ class TokenTree:
         Returns:
             Trees with K+1 slots; requests with fewer nodes end in unused slots.
         """
-        log_probs = candidate_log_probs(explored, tree, chain)
-        return _select(root_tokens, explored.tokens, explored.back_pointers, log_probs, max_nodes)
+        return select_nodes(root_tokens, explored, max_nodes, tree, chain)[0]
 
     @classmethod
     def from_beams(
@@ -134,7 +133,27 @@ class TokenTree:
         levels_first = [x.transpose(1, 2) for x in (beams, back_pointers, duplicate, log_probs)]
         tokens, back_pointers, duplicate, log_probs = levels_first
         log_probs = log_probs.masked_fill(duplicate, -torch.inf)
-        return _select(root_tokens, tokens, back_pointers, log_probs, max_nodes)
+        return _select(root_tokens, tokens, back_pointers, log_probs, max_nodes)[0]
+
+
+def select_nodes(
+    root_tokens: Tensor,
+    explored: ExploredNodes,
+    max_nodes: int,
+    tree: TreeKind = "explored",
+    chain: Tensor | None = None,
+) -> tuple[TokenTree, Tensor]:
+    """The trees that a beam search found, and where in it their nodes are.
+
+    Args:
+        root_tokens, explored, max_nodes, tree, chain: see `TokenTree.from_explored`.
+
+    Returns:
+        (trees with K+1 slots, [R, K] int64: each node's index among the explored [R, L * W]; 0 in
+        unused slots).
+    """
+    log_probs = candidate_log_probs(explored, tree, chain)
+    return _select(root_tokens, explored.tokens, explored.back_pointers, log_probs, max_nodes)
 
 
 def ancestor_mask(parents: Tensor) -> Tensor:
@@ -170,8 +189,8 @@ def pack_bits(mask: Tensor) -> Tensor:
 
 def _select(
     root_tokens: Tensor, tokens: Tensor, back_pointers: Tensor, log_probs: Tensor, max_nodes: int
-) -> TokenTree:
-    """The best `max_nodes` of the candidates [R, L, W], as trees.
+) -> tuple[TokenTree, Tensor]:
+    """The best `max_nodes` of the candidates [R, L, W], as trees; and which candidates they are.
 
     A stable sort over candidates in level order keeps a parent before a child that is exactly as
     probable (log-probability 0), so ranks are a topological order.
@@ -199,9 +218,10 @@ def _select(
         return torch.cat([root.unsqueeze(1), kept], dim=1).to(torch.int32)
 
     root = torch.zeros_like(root_tokens)
-    return TokenTree(
+    trees = TokenTree(
         tokens=column(tokens.flatten(1).gather(1, order), root_tokens, -1),
         parents=column(parents, root, 0),
         depths=column(level + 1, root, 0),
         num_nodes=(found.sum(dim=1) + 1).to(torch.int32),
     )
+    return trees, torch.nn.functional.pad(order.masked_fill(~found, 0), (0, missing))

@@ -141,11 +141,10 @@ class AcceptanceEstimator:
 
     def calibration(self) -> Calibration:
         """The expected calibration errors since the last reset; waits for the device."""
-        errors = []
-        for counts in self._bins.double().cpu():
-            number, predicted, accepted = counts.unbind(dim=1)
-            errors.append(float((predicted - accepted).abs().sum() / number.sum().clamp(min=1)))
-        return Calibration(*errors, judged=int(self._bins[0, :, 0].sum()))
+        number, predicted, accepted = self._bins.double().cpu().unbind(dim=2)
+        errors = (predicted - accepted).abs().sum(dim=1) / number.sum(dim=1).clamp(min=1)
+        draft, calibrated = errors.tolist()
+        return Calibration(draft, calibrated, judged=int(number[0].sum()))
 
     def reset_calibration(self) -> None:
         """Begin to measure the calibration error anew."""

@@ -19,6 +19,8 @@ class StepStats:
         verifications: requests verified, summed over steps.
         drafted_tokens: tree nodes verified, roots not counted.
         sampled_tokens: tokens that the verifications output.
+        expected_tokens: tokens that they were expected to output, by the batch's budget.
+        undrafted_steps: engine steps after which nothing was drafted, as it would not have paid.
         draft: seconds in beam search and tree building.
         forward: seconds in the target's forward pass, tree attention included.
         attention: seconds in tree attention.
@@ -30,6 +32,8 @@ class StepStats:
     verifications: int = 0
     drafted_tokens: int = 0
     sampled_tokens: int = 0
+    expected_tokens: float = 0.0
+    undrafted_steps: int = 0
     draft: float = 0.0
     forward: float = 0.0
     attention: float = 0.0

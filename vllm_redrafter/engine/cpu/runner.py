@@ -8,18 +8,21 @@ The decoding step, in the order in which vLLM calls the overridden methods:
 3. `_model_forward`: the target reads all nodes of all requests in one pass.
 4. `_sample`: vLLM's sampler draws at every node, the walk accepts a path, compaction moves its
    KV rows into the linear slots.
-5. `propose_draft_token_ids`: beam search from the last accepted node's hidden state.
+5. `propose_draft_token_ids`: beam search from the last accepted node's hidden state, of what the
+   batch's budget allows (`drafting.py`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from vllm.config import VllmConfig
+from vllm.logger import init_logger
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import SamplerOutput
 from vllm.v1.sample.logits_processor import (
@@ -32,14 +35,21 @@ from vllm.v1.worker import gpu_model_runner
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from vllm_redrafter.acceptance import accept_path
+from vllm_redrafter.budget.batch_budget import BatchBudget
 from vllm_redrafter.engine.cpu.attention import TreeAttentionMetadata, check_cache_layout
+from vllm_redrafter.engine.cpu.costs import measure_costs
+from vllm_redrafter.engine.cpu.drafting import AdaptiveDrafting, FixedDrafting
 from vllm_redrafter.engine.cpu.kv_cache import compact, moves, stack_layers
 from vllm_redrafter.engine.cpu.node_sampler import NodeRows, NodeSampler
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
+from vllm_redrafter.engine.cpu.step_clock import StepClock
 from vllm_redrafter.engine.cpu.tree_attention import TreeQueries
 from vllm_redrafter.engine.stats import StepStats
+from vllm_redrafter.request_options import spec_tokens
 from vllm_redrafter.substitution import substituted
 from vllm_redrafter.token_tree import TokenTree
+
+logger = init_logger("vllm.redrafter")
 
 
 @dataclass(frozen=True)
@@ -52,11 +62,15 @@ class VerificationStep:
             other nodes follow it.
         rows: how the rows of hidden states and logits, which leave out all but the last row of
             a prompt, relate to the trees.
+        only_nodes: the trees' nodes are all that the step reads: no prompt.
+        branching: [N] int64, the requests whose tree is no chain.
     """
 
     tree: TokenTree
     root_rows: Tensor
     rows: NodeRows
+    only_nodes: bool
+    branching: Tensor
 
 
 class TreeModelRunner(CPUModelRunner):
@@ -71,7 +85,10 @@ class TreeModelRunner(CPUModelRunner):
         # scheduler runs the request again, which need not be in the next step.
         self._links: dict[str, Tensor] = {}
         self._step: VerificationStep | None = None
+        self._verified: VerificationStep | None = None
         self._last_rows: Tensor | None = None
+        self._clock = StepClock()
+        self.drafting = FixedDrafting(self.proposer)
 
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
         super().initialize_kv_cache(*args, **kwargs)
@@ -83,9 +100,24 @@ class TreeModelRunner(CPUModelRunner):
             for isa, cache in {layers[name].isa: cache for name, cache in caches.items()}.items():
                 check_cache_layout(isa, cache.shape[3] // 2, cache.shape[2], cache.dtype)
 
+    def prepare_budget(self) -> None:
+        """Measure what drafts and steps cost here, and let the batch's budget decide from now on.
+
+        To be called when weights and KV cache are in place.
+        """
+        config = self.proposer.config
+        if not config.adaptive:
+            return
+        started = perf_counter()
+        costs = measure_costs(self, self.proposer)
+        logger.info("ReDrafter measured its costs in %.1f s", perf_counter() - started)
+        budget = BatchBudget(config, costs, self.max_num_reqs)
+        self.drafting = AdaptiveDrafting(self.proposer, budget, self.stats)
+
     def _on_request_state_removed(self, req_id: str, req_state: Any) -> None:
         super()._on_request_state_removed(req_id, req_state)
         self._links.pop(req_id, None)
+        self.drafting.forget(req_id)
 
     # 1 -- inputs
 
@@ -98,7 +130,10 @@ class TreeModelRunner(CPUModelRunner):
         ends = self.query_start_loc.cpu[1 : num_drafted.shape[0] + 1]
         root_rows = (ends - num_drafted - 1).long()
         tree = self._scheduled_trees(root_rows, num_drafted)
-        self._step = VerificationStep(tree, root_rows, NodeRows.of(tree))
+        only_nodes = int(tree.num_nodes.sum()) == scheduler_output.total_num_scheduled_tokens
+        self._step = VerificationStep(
+            tree, root_rows, NodeRows.of(tree), only_nodes, _branching_requests(tree)
+        )
         # The slots have been computed from linear positions by now; RoPE shall see the depth.
         root_positions = self.positions[root_rows].unsqueeze(1)
         node_rows = _node_rows(self._step)[tree.is_node]
@@ -135,16 +170,13 @@ class TreeModelRunner(CPUModelRunner):
 
     def _build_attention_metadata(self, *args: Any, **kwargs: Any) -> Any:
         built = super()._build_attention_metadata(*args, **kwargs)
-        if self._step is not None:
-            branching = _branching_requests(self._step.tree)
-            if branching.numel():
-                for metadata in {id(m): m for m in built[0].values()}.values():
-                    self._attach_trees(metadata, self._step, branching)
+        if self._step is not None and self._step.branching.numel():
+            for metadata in {id(m): m for m in built[0].values()}.values():
+                self._attach_trees(metadata, self._step)
         return built
 
-    def _attach_trees(
-        self, metadata: TreeAttentionMetadata, step: VerificationStep, requests: Tensor
-    ) -> None:
+    def _attach_trees(self, metadata: TreeAttentionMetadata, step: VerificationStep) -> None:
+        requests = step.branching
         metadata.only_trees = requests.shape[0] == step.tree.tokens.shape[0]
         # The whole batch keeps its object, whose ancestor mask the walk uses again.
         tree = step.tree if metadata.only_trees else step.tree.select(requests)
@@ -179,12 +211,13 @@ class TreeModelRunner(CPUModelRunner):
             accepted = accept_path(step.tree, sampled)
             output = node_sampler.finish(accepted)
             self._last_rows = step.rows.at(accepted.last_node)
+            self.drafting.judge(self.input_batch.req_ids, step.tree, accepted)
         with self.stats.measure("compact"):
             source, destination = moves(accepted.path, step.root_rows)
             if source.numel():
                 self._move_kv_rows(source, destination)
         self.stats.count_sampled(step.tree.num_nodes, accepted.num_sampled)
-        self._step = None
+        self._step, self._verified = None, step
         return output
 
     def _move_kv_rows(self, source: Tensor, destination: Tensor) -> None:
@@ -225,30 +258,66 @@ class TreeModelRunner(CPUModelRunner):
         **kwargs: Any,
     ) -> list[list[int]]:
         """Draft for every request that has sampled a token; called with the tokens as lists."""
-        assert self._last_rows is not None
-        max_nodes = scheduler_output.num_spec_tokens_to_schedule
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
+        before = self.stats.draft
         active = [i for i, tokens in enumerate(sampled_token_ids) if len(tokens)]
-        if not max_nodes or not active:
-            return drafts
-        with self.stats.measure("draft"):
-            roots = torch.tensor([sampled_token_ids[i][-1] for i in active])
-            hidden = sample_hidden_states[self._last_rows[active]]
-            request_ids = [self.input_batch.req_ids[i] for i in active]
-            chain = self._needs_chain(request_ids)
-            tree = self.proposer.propose(hidden, roots, chain, max_nodes)
-            links = torch.stack([tree.parents, tree.depths], dim=1)
-            self._links.update(zip(request_ids, links, strict=True))
-            tokens, num_nodes = tree.tokens.tolist(), tree.num_nodes.tolist()
-            for i, row, nodes in zip(active, tokens, num_nodes, strict=True):
-                drafts[i] = row[1:nodes]
+        if scheduler_output.num_spec_tokens_to_schedule and active:
+            with self.stats.measure("draft"):
+                roots = torch.tensor([sampled_token_ids[i][-1] for i in active])
+                self._draft(
+                    active,
+                    roots,
+                    sample_hidden_states,
+                    scheduler_output.num_spec_tokens_to_schedule,
+                    drafts,
+                )
+        self._time_step(self.stats.draft - before)
         return drafts
+
+    def _draft(
+        self,
+        active: list[int],
+        roots: Tensor,
+        hidden_states: Tensor,
+        max_nodes: int,
+        drafts: list[list[int]],
+    ) -> None:
+        """Fill in the drafts of the `active` requests, whose last tokens are `roots`."""
+        assert self._last_rows is not None
+        request_ids = [self.input_batch.req_ids[i] for i in active]
+        most = self._most_nodes(request_ids, max_nodes)
+        if not most.any():
+            return
+        hidden = hidden_states[self._last_rows[active]]
+        chain = self._needs_chain(request_ids)
+        tree = self.drafting.draft(request_ids, hidden, roots, chain, most)
+        if tree is None:
+            self.stats.undrafted_steps += 1
+            return
+        links = torch.stack([tree.parents, tree.depths], dim=1)
+        self._links.update(zip(request_ids, links, strict=True))
+        tokens, num_nodes = tree.tokens.tolist(), tree.num_nodes.tolist()
+        for i, row, nodes in zip(active, tokens, num_nodes, strict=True):
+            drafts[i] = row[1:nodes]
+
+    def _time_step(self, draft_seconds: float) -> None:
+        """Tell the drafting what the step took, where it was one of those that it reckons with."""
+        step, self._verified = self._verified, None
+        seconds = self._clock.lap(self.input_batch.req_ids)
+        if seconds is not None and step is not None and step.only_nodes:
+            has_trees = bool(step.branching.numel())
+            self.drafting.stepped(step.tree, has_trees, seconds - draft_seconds)
 
     @property
     def proposer(self) -> TreeProposer:
         drafter = self.drafter
         assert isinstance(drafter, TreeProposer)
         return drafter
+
+    def _most_nodes(self, request_ids: list[str], max_nodes: int) -> Tensor:
+        """[R] int32: the most nodes of each request, by the scheduler's wish and its own."""
+        wishes = [self.requests[request].sampling_params.extra_args for request in request_ids]
+        return torch.tensor([spec_tokens(wish, max_nodes) for wish in wishes], dtype=torch.int32)
 
     def _needs_chain(self, request_ids: list[str]) -> Tensor | None:
         """[R] bool: requests with a grammar, which vLLM advances along a chain; None if none."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from vllm.utils.torch_utils import set_random_seed
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 from vllm.v1.worker import cpu_worker
+from vllm.v1.worker.worker_base import CompilationTimes
 
 from vllm_redrafter.engine.cpu.runner import TreeModelRunner
 from vllm_redrafter.names import CPU_TREE_ATTENTION
@@ -27,6 +29,14 @@ class ReDrafterCPUWorker(cpu_worker.CPUWorker):
         # vLLM has no hook for the runner's class; it is looked up in the worker's module.
         with substituted(cpu_worker, "CPUModelRunner", TreeModelRunner):
             super().init_device()
+
+    def compile_or_warm_up_model(self) -> CompilationTimes:
+        """As vLLM does; then measure what the batch's budget reckons with."""
+        times = super().compile_or_warm_up_model()
+        self.model_runner.prepare_budget()
+        # As vLLM does after its own warm-up: sampling begins where plain decoding would.
+        set_random_seed(self.model_config.seed, self.parallel_config.data_parallel_index)
+        return times
 
     def redrafter_stats(self) -> dict[str, float]:
         """Counters since the last reset; `LLM.collective_rpc("redrafter_stats")`."""

@@ -1,0 +1,161 @@
+"""The budget at work: what it decides on machines whose costs are known."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from vllm_redrafter.budget.batch_budget import (
+    CHAINS,
+    FIRST_DRAFTS,
+    PLAIN,
+    TREES,
+    BatchBudget,
+    Plan,
+    search_tiers,
+)
+from vllm_redrafter.budget.choice import Floats
+from vllm_redrafter.budget.costs import CostTable, DraftCost, VerifyCost
+from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.policy import SearchShape
+
+CONFIG = ReDrafterConfig(12, beam_width=4, beam_length=5)
+
+
+def machine(row: float, level: float = 0.02, config: ReDrafterConfig = CONFIG) -> CostTable:
+    """A step of one row takes 1 second, each further one `row`; a level of a draft `level`."""
+    tiers = search_tiers(config, config.num_speculative_tokens)
+    return CostTable(
+        target="t",
+        drafter="d",
+        device="paper",
+        draft=tuple(
+            DraftCost(n, width, length, level * length * n**0.5)
+            for width, length in tiers
+            for n in (1, 64)
+        ),
+        verify=tuple(VerifyCost(rows, 1.0 + row * (rows - 1)) for rows in (1, 1000)),
+    )
+
+
+def survival(shape: SearchShape, requests: int, accept: float) -> Floats:
+    """[R, L, W] of a drafter whose best token is right with probability `accept`."""
+    by_level = accept ** np.arange(1, shape.beam_length + 1)
+    by_rank = 0.4 ** np.arange(shape.beam_width)
+    return np.broadcast_to(
+        by_level[:, None] * by_rank, (requests, shape.beam_length, shape.beam_width)
+    )
+
+
+def run(budget: BatchBudget, requests: int, accept: float, steps: int) -> list[tuple[Plan, int]]:
+    """Let a drafter of known worth draft: by step, the plan and the nodes verified."""
+    decided = []
+    for _ in range(steps):
+        plan = budget.plan(requests, CONFIG.num_speculative_tokens)
+        nodes = 0
+        if plan.shape is not None:
+            explored = survival(plan.shape, requests, accept)
+            budget.drafted(plan.shape, explored, budget.costs.draft_seconds(requests, *plan.shape))
+            ranked = np.sort(explored.reshape(requests, -1), axis=1)[:, ::-1][:, :12]
+            nodes = int(budget.share(np.array(ranked), requests, plan)[0].sum())
+        decided.append((plan, nodes))
+    return decided
+
+
+def test_a_good_drafter_is_used_at_every_step_where_rows_are_cheap() -> None:
+    decided = run(BatchBudget(CONFIG, machine(row=0.005), 8), 1, 0.8, 60)
+    assert all(plan.pays and plan.shape is not None for plan, _ in decided)
+    assert decided[-1][1] > 6
+
+
+def test_a_useless_drafter_is_hardly_used() -> None:
+    decided = run(BatchBudget(CONFIG, machine(row=0.005), 8), 1, 0.01, 1000)
+    drafted = [plan for plan, _ in decided if plan.shape is not None]
+    assert len(drafted) < FIRST_DRAFTS + 12
+    # And yet it is asked now and then.
+    assert any(plan.shape is not None for plan, _ in decided[500:])
+
+
+def test_the_budget_of_a_request_falls_as_the_batch_grows() -> None:
+    per_request = []
+    for requests in (1, 4, 16, 64):
+        decided = run(BatchBudget(CONFIG, machine(row=0.05), 64), requests, 0.8, 60)
+        per_request.append(sum(nodes for _, nodes in decided[-10:]) / requests)
+    assert per_request == sorted(per_request, reverse=True)
+    assert per_request[0] > 2 * per_request[-1]
+
+
+def test_a_smaller_batch_makes_drafting_pay_at_once() -> None:
+    # A row in a large batch costs what it would alone, and a draft comes on top.
+    budget = BatchBudget(CONFIG, machine(row=0.5, level=0.2), 64)
+    assert run(budget, 64, 0.5, 100)[-1][0].shape is None
+    cheap = BatchBudget(CONFIG, machine(row=0.05, level=0.01), 64)
+    run(cheap, 64, 0.5, 100)
+    assert run(cheap, 1, 0.5, 1)[0][0].pays
+
+
+def test_a_drafter_that_has_become_good_is_found_out() -> None:
+    budget = BatchBudget(CONFIG, machine(row=0.005), 8)
+    run(budget, 1, 0.01, 300)
+    later = run(budget, 1, 0.9, 1500)
+    assert all(plan.pays for plan, _ in later[-50:])
+
+
+def test_a_probe_verifies_something() -> None:
+    budget = BatchBudget(CONFIG, machine(row=10.0), 8)
+    probes = [nodes for plan, nodes in run(budget, 4, 0.1, 100) if plan.shape and not plan.pays]
+    assert probes
+    assert min(probes) >= 4
+
+
+def test_short_searches_are_chosen_where_levels_are_dear() -> None:
+    cheap = run(BatchBudget(CONFIG, machine(row=0.01, level=0.001), 8), 1, 0.7, 60)[-1][0]
+    dear = run(BatchBudget(CONFIG, machine(row=0.01, level=0.3), 8), 1, 0.7, 60)[-1][0]
+    assert cheap.shape is not None
+    assert dear.shape is not None
+    assert cheap.shape.beam_length > dear.shape.beam_length
+
+
+def test_a_decision_does_not_flip_with_noise() -> None:
+    random = np.random.default_rng(0)
+    budget = BatchBudget(CONFIG, machine(row=0.02), 8)
+    flips = []
+    for _ in range(400):
+        plan = run(budget, 2, 0.4, 1)[0][0]
+        kind = PLAIN if plan.shape is None else CHAINS if plan.shape.beam_width == 1 else TREES
+        rows = 2 if plan.shape is None else 6
+        seconds = float(budget.costs.verify_seconds(rows)) * random.lognormal(0.0, 0.2)
+        budget.stepped(kind, rows, seconds)
+        flips.append(plan.pays)
+    changes = sum(a != b for a, b in itertools.pairwise(flips[50:]))
+    assert changes < 20
+
+
+def test_costs_that_turn_out_higher_shut_the_gate() -> None:
+    budget = BatchBudget(CONFIG, machine(row=0.01), 8)
+    assert run(budget, 4, 0.5, 30)[-1][0].pays
+    for _ in range(200):
+        budget.stepped(PLAIN, 4, float(budget.costs.verify_seconds(4)))
+        for rows in (8, 12, 16, 24, 32):
+            for kind in (CHAINS, TREES):
+                budget.stepped(kind, rows, 2.9 * float(budget.costs.verify_seconds(rows)))
+    assert not run(budget, 4, 0.5, 30)[-1][0].pays
+
+
+def test_nodes_that_a_request_does_not_want_are_not_given_to_it() -> None:
+    budget = BatchBudget(CONFIG, machine(row=0.001), 8)
+    wanted = np.full((2, 12), 0.5)
+    wanted[0] = 0.0
+    nodes, _ = budget.share(wanted, 2, Plan(SearchShape(4, 5), pays=True))
+    assert nodes.tolist() == [0, 12]
+
+
+@pytest.mark.parametrize("max_nodes", [1, 3, 4, 5, 12])
+def test_tiers_stay_below_the_maxima_and_fit_the_step(max_nodes: int) -> None:
+    tiers = search_tiers(CONFIG, max_nodes)
+    assert len(set(tiers)) == len(tiers)
+    assert all(w <= 4 and n <= 5 for w, n in tiers)
+    if max_nodes < 5:
+        assert all(tier.beam_width == 1 and tier.beam_length <= max_nodes for tier in tiers)

@@ -1,0 +1,169 @@
+"""The logistic model of acceptance."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+from torch import Tensor
+
+from vllm_redrafter.beam_search import ExploredNodes
+from vllm_redrafter.budget import calibration
+from vllm_redrafter.budget.calibration import AcceptanceEstimator, log_odds
+from vllm_redrafter.token_tree import TokenTree
+
+
+def search(seed: int, requests: int = 3, length: int = 4, width: int = 3) -> ExploredNodes:
+    """A search's nodes, of random probabilities; some slots are filled by no beam."""
+    random = torch.Generator().manual_seed(seed)
+    pointers = torch.randint(0, width, (requests, length, width), generator=random)
+    pointers[:, 0] = 0
+    given_parent = torch.rand(requests, length, width, generator=random).clamp(1e-3, 1.0).log()
+    given_parent[:, 0, -1] = -torch.inf
+    levels = [given_parent[:, 0]]
+    for level in range(1, length):
+        levels.append(levels[-1].gather(1, pointers[:, level]) + given_parent[:, level])
+    tokens = torch.arange(requests * length * width).view(requests, length, width)
+    return ExploredNodes(tokens, pointers, torch.stack(levels, dim=1))
+
+
+def survival_of(estimator: AcceptanceEstimator, explored: ExploredNodes) -> tuple[Tensor, Tensor]:
+    odds = log_odds(explored.log_probs, explored.back_pointers)
+    return odds, estimator.log_survival(odds, explored.log_probs, explored.back_pointers)
+
+
+def test_slope_one_and_no_bias_leave_the_drafts_own_probabilities() -> None:
+    explored = search(0)
+    estimator = AcceptanceEstimator(4)
+    estimator.slope.fill_(1.0)
+    estimator.biases.fill_(0.0)
+    _, survival = survival_of(estimator, explored)
+    torch.testing.assert_close(survival, explored.log_probs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_node_survives_if_every_node_of_its_path_does() -> None:
+    explored = search(1, requests=1)
+    estimator = AcceptanceEstimator(4)
+    estimator.biases.copy_(torch.tensor([0.5, -0.1, -0.7, 0.2]))
+    odds, survival = survival_of(estimator, explored)
+    beam, expected = 1, 0.0
+    for level in reversed(range(4)):
+        p = torch.sigmoid(estimator.slope * odds[0, level, beam] + estimator.biases[level])
+        expected += float(p.log())
+        beam = int(explored.back_pointers[0, level, beam])
+    assert float(survival[0, 3, 1]) == pytest.approx(expected, abs=1e-5)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    slope=st.floats(0.0, 3.0),
+    bias=st.floats(-5.0, 5.0),
+    max_nodes=st.integers(1, 20),
+)
+def test_trees_ranked_by_survival_are_trees_in_every_prefix(
+    seed: int, slope: float, bias: float, max_nodes: int
+) -> None:
+    explored = search(seed)
+    estimator = AcceptanceEstimator(4)
+    estimator.slope.fill_(slope)
+    estimator.biases.fill_(bias)
+    _, survival = survival_of(estimator, explored)
+    ranked = ExploredNodes(explored.tokens, explored.back_pointers, survival)
+    tree = TokenTree.from_explored(torch.arange(3), ranked, max_nodes)
+    before = torch.arange(tree.tokens.shape[1])
+    assert (tree.parents[:, 1:] < before[1:])[tree.is_node[:, 1:]].all()
+    # The empty slots of the search are no nodes.
+    assert (
+        tree.num_nodes - 1 == (explored.log_probs > -torch.inf).sum((1, 2)).clamp(max=max_nodes)
+    ).all()
+
+
+def observations(
+    slope: float, biases: list[float], number: int, seed: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(log-odds, depths, accepted) of nodes that behave as the model says."""
+    random = torch.Generator().manual_seed(seed)
+    odds = torch.randn(number, generator=random) * 2
+    depths = torch.randint(1, len(biases) + 1, (number,), generator=random)
+    p = torch.sigmoid(slope * odds + torch.tensor(biases)[depths - 1])
+    return odds, depths, torch.rand(number, generator=random) < p
+
+
+def test_refits_find_the_parameters_that_an_optimizer_finds() -> None:
+    odds, depths, accepted = observations(0.8, [0.4, -0.6], 4000, seed=0)
+    estimator = AcceptanceEstimator(2)
+    for _ in range(12):
+        estimator.observe(odds, depths, torch.ones_like(accepted), accepted)
+        estimator.refit()
+
+    def loss(theta: list[float]) -> float:
+        logits = theta[0] * odds + torch.tensor(theta[1:])[depths - 1]
+        return float(torch.nn.functional.binary_cross_entropy_with_logits(logits, accepted.float()))
+
+    best = minimize(loss, [0.5, 0.0, 0.0], method="Nelder-Mead").x
+    fitted = [float(estimator.slope), *estimator.biases.tolist()]
+    assert fitted == pytest.approx(list(best), abs=0.02)
+
+
+def test_what_was_not_judged_teaches_nothing() -> None:
+    odds, depths, accepted = observations(0.8, [0.4, -0.6], 500, seed=1)
+    taught, untaught = AcceptanceEstimator(2), AcceptanceEstimator(2)
+    taught.observe(odds, depths, torch.zeros_like(accepted), accepted)
+    taught.refit()
+    assert torch.equal(taught.slope, untaught.slope)
+    assert torch.equal(taught.biases, untaught.biases)
+    assert taught.calibration().judged == 0
+
+
+def test_a_depth_without_observations_keeps_its_bias() -> None:
+    odds, _, accepted = observations(0.8, [0.4], 500, seed=2)
+    estimator = AcceptanceEstimator(3)
+    estimator.observe(odds, torch.full((500,), 2), torch.ones_like(accepted), accepted)
+    estimator.refit()
+    untouched = torch.tensor([calibration.INITIAL_BIAS] * 2)
+    assert torch.equal(estimator.biases[[0, 2]], untouched)
+    assert estimator.biases[1] != calibration.INITIAL_BIAS
+
+
+def test_the_slope_stays_positive_even_if_the_drafter_is_wrong_where_it_is_sure() -> None:
+    odds = torch.linspace(-3, 3, 600)
+    estimator = AcceptanceEstimator(1)
+    for _ in range(5):
+        estimator.observe(odds, torch.ones(600), torch.ones(600).bool(), odds < 0)
+        estimator.refit()
+    assert float(estimator.slope) >= 0
+
+
+def test_one_observation_moves_little() -> None:
+    estimator = AcceptanceEstimator(1)
+    estimator.observe(
+        torch.tensor([3.0]), torch.tensor([1]), torch.tensor([True]), torch.tensor([False])
+    )
+    estimator.refit()
+    assert abs(float(estimator.slope) - calibration.INITIAL_SLOPE) < 0.2
+
+
+def test_the_calibration_error_falls_when_an_overconfident_drafter_is_calibrated() -> None:
+    odds, depths, accepted = observations(0.4, [-1.0, -0.5], 4000, seed=3)
+    estimator = AcceptanceEstimator(2)
+    every = torch.ones_like(accepted)
+    for _ in range(8):
+        estimator.observe(odds, depths, every, accepted)
+        estimator.refit()
+    estimator.reset_calibration()
+    estimator.observe(odds, depths, every, accepted)
+    found = estimator.calibration()
+    assert found.judged == 4000
+    assert found.draft > 0.15
+    assert found.calibrated < 0.02
+
+
+def test_probabilities_of_one_and_empty_slots_have_finite_odds() -> None:
+    pointers = torch.zeros(1, 2, 2, dtype=torch.int64)
+    log_probs = torch.tensor([[[0.0, -torch.inf], [0.0, -torch.inf]]])
+    odds = log_odds(log_probs, pointers)
+    assert odds.abs().max() <= calibration.MAX_LOG_ODDS
+    assert torch.isfinite(odds).all()

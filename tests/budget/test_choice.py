@@ -1,0 +1,76 @@
+"""The rule: the budget with the highest expected throughput, shared over the batch."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from vllm_redrafter.budget.choice import Floats, best_budget, shares
+
+PROBABILITIES = arrays.arrays(
+    np.float64, st.tuples(st.integers(1, 3), st.integers(1, 4)), elements=st.floats(0.0, 1.0)
+)
+
+
+def descending(survival: Floats) -> Floats:
+    """As trees have it: along each request, no node is more probable than one before it."""
+    return np.minimum.accumulate(survival, axis=1)
+
+
+COSTS = arrays.arrays(np.float64, 20, elements=st.floats(0.1, 10.0))
+
+
+@settings(deadline=None)
+@given(PROBABILITIES, COSTS, st.floats(0.0, 5.0))
+def test_the_choice_is_the_best_of_all_ways_to_cut_the_trees(
+    survival: Floats, costs: Floats, draft: float
+) -> None:
+    survival, verify = descending(survival), np.maximum.accumulate(costs)
+    requests, nodes = survival.shape
+    choice = best_budget(survival, requests, draft, verify)
+    rates = [
+        (requests + sum(survival[r, :cut].sum() for r, cut in enumerate(cuts)))
+        / (draft + verify[requests + sum(cuts)])
+        for cuts in itertools.product(range(nodes + 1), repeat=requests)
+    ]
+    assert choice.tokens_per_second == pytest.approx(max(rates))
+
+
+@settings(deadline=None)
+@given(PROBABILITIES, st.integers(0, 15))
+def test_shares_are_prefixes_that_hold_the_best_nodes(survival: Floats, budget: int) -> None:
+    survival = descending(survival)
+    cuts = shares(survival, budget)
+    assert cuts.sum() == min(budget, (survival > 0).sum())
+    admitted = [survival[r, :cut] for r, cut in enumerate(cuts)]
+    best = np.sort(survival[survival > 0])[::-1][:budget]
+    assert sum(a.sum() for a in admitted) == pytest.approx(best.sum())
+
+
+@settings(deadline=None)
+@given(PROBABILITIES)
+def test_more_budget_never_takes_a_node_away(survival: Floats) -> None:
+    survival = descending(survival)
+    cuts = [shares(survival, budget) for budget in range(survival.size + 1)]
+    assert all((more >= less).all() for less, more in itertools.pairwise(cuts))
+
+
+def test_nothing_is_verified_where_every_row_costs_as_much_as_the_first() -> None:
+    choice = best_budget(np.full((4, 3), 0.5), 4, 0.0, np.arange(1.0, 40.0))
+    assert choice == (0, 4.0, 5.0)
+
+
+def test_everything_is_verified_where_rows_are_free() -> None:
+    assert best_budget(np.full((4, 3), 0.1), 4, 1.0, np.ones(40)).budget == 12
+
+
+def test_a_dearer_draft_asks_for_more_nodes() -> None:
+    survival, verify = np.linspace(0.9, 0.05, 12)[None], np.linspace(1.0, 3.0, 20)
+    budgets = [best_budget(survival, 1, draft, verify).budget for draft in (0.0, 1.0, 5.0)]
+    assert budgets == sorted(budgets)
+    assert budgets[0] < budgets[-1]

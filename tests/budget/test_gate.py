@@ -1,0 +1,28 @@
+"""When to draft although it does not pay."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from vllm_redrafter.budget.gate import Gate
+
+
+def opened(gate: Gate, pays: bool, steps: int) -> list[int]:
+    return [step for step in range(steps) if gate.opens(pays)]
+
+
+def test_it_is_open_at_every_step_that_pays() -> None:
+    assert opened(Gate(), pays=True, steps=50) == list(range(50))
+
+
+def test_probes_become_rarer_up_to_the_longest_pause() -> None:
+    steps = opened(Gate(first_pause=2, longest_pause=8), pays=False, steps=42)
+    pauses = [later - earlier - 1 for earlier, later in pairwise(steps)]
+    assert pauses == [2, 4, 8, 8, 8]
+
+
+def test_pauses_begin_anew_after_drafting_has_paid() -> None:
+    gate = Gate(first_pause=2, longest_pause=8)
+    opened(gate, pays=False, steps=30)
+    assert gate.opens(pays=True)
+    assert opened(gate, pays=False, steps=4) == [0, 3]

@@ -1,0 +1,183 @@
+"""The batch's budget, step by step: whether to draft, how wide and how long, how many to verify.
+
+All of it runs on the host, once per step, on numpy arrays of a few hundred numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from vllm_redrafter.budget.choice import Choice, best_budget, shares
+from vllm_redrafter.budget.costs import CostTable
+from vllm_redrafter.budget.drift import Drift
+from vllm_redrafter.budget.gate import Gate
+from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.policy import SearchShape, search_shape
+
+Floats = npt.NDArray[np.floating[Any]]
+
+PLAIN, CHAINS, TREES = range(3)
+"""Kinds of steps, as a batch's costs distinguish them: trees take tree attention."""
+
+MARGIN = 0.03
+"""To begin to draft takes so much more than plain decoding yields; to go on takes as much."""
+PROFILE_RATE = 0.05
+"""Share of a new draft in the running mean of what a search's nodes are worth."""
+FIRST_DRAFTS = 8
+"""Drafts by which a drafter is judged before drafting can be found not to pay."""
+PLAN_STEPS = 4
+"""Steps that a plan for a number of requests is kept."""
+
+
+def search_tiers(config: ReDrafterConfig, max_nodes: int) -> tuple[SearchShape, ...]:
+    """The searches to choose among: a chain, half the width, all of it, by length.
+
+    Args:
+        config: the most that is searched.
+        max_nodes: what a step can verify per request; at least 1.
+    """
+    width, length = search_shape(config, max_nodes)
+    widths = sorted({1, -(-width // 2), width})
+    lengths = sorted({1, -(-length // 2), length})
+    return tuple(SearchShape(w, n) for w in widths for n in lengths)
+
+
+class Plan(NamedTuple):
+    """What a step's draft is to be.
+
+    Attributes:
+        shape: the search; None to draft nothing.
+        pays: it is expected to be faster than plain decoding; else it is a probe.
+    """
+
+    shape: SearchShape | None
+    pays: bool
+
+
+class BatchBudget:
+    """Decides for one engine, and learns from its steps."""
+
+    def __init__(self, config: ReDrafterConfig, costs: CostTable, max_requests: int) -> None:
+        """Start from measured costs.
+
+        Args:
+            config: the maxima.
+            costs: measured where the engine runs, of all widths in `search_tiers`.
+            max_requests: the largest batch.
+        """
+        self.config = config
+        self.costs = costs
+        self.gate = Gate()
+        self._verify = costs.verify_seconds(
+            np.arange(max_requests * (config.num_speculative_tokens + 1) + 1)
+        )
+        self._step_drift = Drift(kinds=3)
+        self._draft_drift = Drift(kinds=1)
+        # Running means, by level and rank of the beam: how probable the node is to be accepted.
+        self._profile = np.zeros((config.beam_length, config.beam_width))
+        self._drafts = 0
+        self._paused = 0
+        self._plans: dict[tuple[int, int], tuple[SearchShape, bool, int]] = {}
+        self._pays = True
+
+    def plan(self, requests: int, max_nodes: int) -> Plan:
+        """Choose the search for a batch.
+
+        Args:
+            requests: N, those that have sampled a token.
+            max_nodes: what the next step can verify per request; at least 1.
+        """
+        if self._drafts < FIRST_DRAFTS:
+            return Plan(search_shape(self.config, max_nodes), pays=True)
+        shape, self._pays = self._considered(requests, max_nodes)
+        if self.gate.opens(self._pays):
+            return Plan(shape, self._pays)
+        self._paused += 1
+        return Plan(None, pays=False)
+
+    def share(
+        self, survival: Floats, requests: int, plan: Plan
+    ) -> tuple[npt.NDArray[np.int64], Choice]:
+        """Choose what to verify of the nodes that were drafted.
+
+        Args:
+            survival: [R, K] survival probabilities, descending along each request; 0 where there
+                is no node, or one that its request does not want.
+            requests: N.
+            plan: what was drafted.
+
+        Returns:
+            ([R] nodes of each request, the expectation that they were chosen by).
+        """
+        assert plan.shape is not None
+        draft = self.draft_seconds(requests, plan.shape)
+        kind = CHAINS if plan.shape.beam_width == 1 else TREES
+        choice = best_budget(survival, requests, draft, self.step_seconds(requests, kind))
+        if not plan.pays and choice.budget < requests:
+            # A probe that verified nothing would find out nothing.
+            best = np.sort(survival[survival > 0])[::-1][:requests]
+            choice = Choice(best.shape[0], requests + float(best.sum()), choice.seconds)
+        return shares(survival, choice.budget), choice
+
+    def step_seconds(self, requests: int, kind: int) -> Floats:
+        """V of steps of this kind, for 0, 1, 2... rows, up to the most that the batch can have."""
+        rows = np.arange(
+            min(requests * (self.config.num_speculative_tokens + 1) + 1, self._verify.shape[0])
+        )
+        seconds = self._verify[: rows.shape[0]] * self._step_drift.factors(kind, rows)
+        # Plain steps and verifications drift apart; at the rows of a plain step they meet.
+        return np.asarray(np.maximum.accumulate(seconds))
+
+    def draft_seconds(self, requests: int, shape: SearchShape) -> float:
+        """D of this search."""
+        measured = self.costs.draft_seconds(requests, *shape)
+        return measured * float(self._draft_drift.factors(0, requests))
+
+    def drafted(self, shape: SearchShape, survival: Floats, seconds: float) -> None:
+        """Learn from a draft: [R, L, W] survival probabilities of what it explored."""
+        requests = survival.shape[0]
+        self._draft_drift.observe(0, requests, seconds, self.costs.draft_seconds(requests, *shape))
+        # After a pause the past counts for less.
+        rate = 1.0 - (1.0 - PROFILE_RATE) ** (1 + min(self._paused, FIRST_DRAFTS))
+        rate = max(rate, 1.0 / (self._drafts + 1))
+        seen = self._profile[: shape.beam_length, : shape.beam_width]
+        seen += rate * (survival.mean(axis=0) - seen)
+        self._drafts += 1
+        self._paused = 0
+
+    def stepped(self, kind: int, rows: int, seconds: float) -> None:
+        """Learn from a step's time, its draft's left out."""
+        self._step_drift.observe(kind, rows, seconds, float(self._verify[rows]))
+
+    def _considered(self, requests: int, max_nodes: int) -> tuple[SearchShape, bool]:
+        """The best search, and whether it pays; kept for some steps."""
+        key = (requests, max_nodes)
+        shape, pays, left = self._plans.get(key, (None, False, 0))
+        if shape is None or not left:
+            shape, pays = self._best_search(requests, max_nodes)
+            left = PLAN_STEPS
+        self._plans = {key: (shape, pays, left - 1)}
+        return shape, pays
+
+    def _best_search(self, requests: int, max_nodes: int) -> tuple[SearchShape, bool]:
+        rates = {
+            shape: self._expected(shape, requests, max_nodes).tokens_per_second
+            for shape in search_tiers(self.config, max_nodes)
+        }
+        best = max(rates, key=lambda shape: rates[shape])
+        plain = requests / float(self.step_seconds(requests, PLAIN)[requests])
+        return best, rates[best] > plain * (1.0 if self._pays else 1.0 + MARGIN)
+
+    def _expected(self, shape: SearchShape, requests: int, max_nodes: int) -> Choice:
+        """What a search is worth for requests that are all like the mean of the past ones."""
+        width, length = shape
+        ranked = np.sort(self._profile[:length, :width].ravel())[::-1][:max_nodes]
+        tokens = requests * (1.0 + np.concatenate(([0.0], np.cumsum(ranked))))
+        verify = self.step_seconds(requests, CHAINS if width == 1 else TREES)
+        nodes = np.arange(tokens.shape[0])
+        seconds = self.draft_seconds(requests, shape) + verify[requests * (1 + nodes)]
+        best = int(np.argmax(tokens / seconds))
+        return Choice(requests * best, float(tokens[best]), float(seconds[best]))

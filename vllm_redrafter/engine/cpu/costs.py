@@ -1,0 +1,91 @@
+"""What drafts and steps cost here, measured at start-up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from statistics import median
+from time import perf_counter
+
+import torch
+from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+from vllm_redrafter.budget.batch_budget import search_tiers
+from vllm_redrafter.budget.costs import CostTable, DraftCost, VerifyCost
+from vllm_redrafter.engine.cpu.proposer import TreeProposer
+from vllm_redrafter.policy import SearchShape
+
+REPEATS = 3
+MOST_SECONDS = 4.0
+"""Of verification, and as much of drafts: beyond the sizes reached by then, costs are drawn out."""
+
+
+def measure_costs(runner: CPUModelRunner, proposer: TreeProposer) -> CostTable:
+    """Time searches, and passes of the target without context, of growing size.
+
+    What a step costs besides, and with context, is learned from the steps themselves
+    (`budget/drift.py`).
+
+    Args:
+        runner: with weights and KV cache in place.
+        proposer: with the drafter's weights in place.
+    """
+    config = proposer.config
+    requests = runner.max_num_reqs
+    rows = min(requests * (config.num_speculative_tokens + 1), runner.max_num_tokens)
+    return CostTable(
+        target=str(runner.model_config.model),
+        drafter=proposer.model,
+        device="cpu",
+        draft=tuple(_draft_costs(proposer, requests, runner.model_config.get_hidden_size())),
+        verify=tuple(
+            VerifyCost(size, seconds)
+            for size, seconds in _growing(rows, lambda size: _target_pass(runner, size))
+        ),
+    )
+
+
+def _draft_costs(proposer: TreeProposer, requests: int, hidden_size: int) -> Iterator[DraftCost]:
+    config = proposer.config
+    tiers = search_tiers(config, config.num_speculative_tokens)
+    lengths = {tier.beam_length for tier in tiers}
+    # A level costs as much as another: the shortest and the longest search say it all.
+    shapes = [tier for tier in tiers if tier.beam_length in (min(lengths), max(lengths))]
+    hidden = torch.zeros(requests, hidden_size, dtype=proposer.dtype)
+    roots = torch.zeros(requests, dtype=torch.int64)
+    share = MOST_SECONDS / len(shapes)
+    for shape in shapes:
+
+        def draft(size: int, shape: SearchShape = shape) -> None:
+            proposer.propose_ranked(hidden[:size], roots[:size], None, shape)
+
+        for size, seconds in _growing(requests, draft, share):
+            yield DraftCost(size, *shape, seconds)
+
+
+def _target_pass(runner: CPUModelRunner, rows: int) -> None:
+    hidden, _ = runner._dummy_run(rows, skip_eplb=True)
+    runner.model.compute_logits(hidden[:rows]).argmax(dim=-1)
+
+
+def _growing(
+    most: int, run: Callable[[int], None], seconds: float = MOST_SECONDS
+) -> Iterator[tuple[int, float]]:
+    """Median seconds of `run` at sizes up to `most`, as many as the time allows; at least two."""
+    ends = perf_counter() + seconds
+    for reached, size in enumerate(_sizes(most)):
+        if reached > 1 and perf_counter() > ends:
+            return
+        run(size)  # the first of a size may compile, or allocate
+        yield size, median(_timed(run, size) for _ in range(REPEATS))
+
+
+def _timed(run: Callable[[int], None], size: int) -> float:
+    started = perf_counter()
+    run(size)
+    return perf_counter() - started
+
+
+def _sizes(most: int) -> list[int]:
+    """1, 2, 3, 4, 6, 8, 12, 16, 24...: two to an octave."""
+    sizes = sorted({1, *(2**k for k in range(13)), *(3 * 2**k for k in range(12))})
+    return [*(size for size in sizes if size < most), most]

@@ -1,0 +1,118 @@
+"""What a step drafts: always the same (`FixedDrafting`), or what pays (`AdaptiveDrafting`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vllm_redrafter.acceptance import AcceptedPath
+from vllm_redrafter.budget.batch_budget import CHAINS, PLAIN, TREES, BatchBudget
+from vllm_redrafter.engine.cpu.proposer import TreeProposer
+from vllm_redrafter.engine.stats import StepStats
+from vllm_redrafter.token_tree import TokenTree
+
+REFIT_INTERVAL = 32
+"""Verification steps between two refits of the acceptance probabilities."""
+
+
+class FixedDrafting:
+    """K nodes per request, by one search, at every step."""
+
+    def __init__(self, proposer: TreeProposer) -> None:
+        self.proposer = proposer
+
+    def draft(
+        self,
+        request_ids: Sequence[str],
+        hidden: Tensor,
+        roots: Tensor,
+        chain: Tensor | None,
+        most: Tensor,
+    ) -> TokenTree | None:
+        """Draft for R requests.
+
+        Args:
+            request_ids: whose they are.
+            hidden: [R, H], the hidden state that predicted each root.
+            roots: [R] int64, the last sampled tokens.
+            chain: [R] bool, requests that need a chain; None where none does.
+            most: [R] int32, the most nodes of each request; somewhere above 0.
+
+        Returns:
+            Trees with K + 1 slots; None where the next step is not worth a draft.
+        """
+        tree = self.proposer.propose(hidden, roots, chain, int(most.max()))
+        return tree.prefix(most + 1)
+
+    def judge(self, request_ids: Sequence[str], tree: TokenTree, accepted: AcceptedPath) -> None:
+        """Learn from what was accepted of the trees of R requests: nothing, here."""
+
+    def stepped(self, tree: TokenTree, has_trees: bool, seconds: float) -> None:
+        """Learn from the time of a step that did nothing but verify `tree`: nothing, here."""
+
+    def forget(self, request_id: str) -> None:
+        """The request has left the engine."""
+
+
+class AdaptiveDrafting(FixedDrafting):
+    """As many nodes of the whole batch as pay, by a search that pays, or none."""
+
+    def __init__(self, proposer: TreeProposer, budget: BatchBudget, stats: StepStats) -> None:
+        super().__init__(proposer)
+        self.budget, self.stats = budget, stats
+        # By request: [K+1], the draft's log-odds of the tree drafted last.
+        self._odds: dict[str, Tensor] = {}
+        self._judged_steps = 0
+
+    def draft(
+        self,
+        request_ids: Sequence[str],
+        hidden: Tensor,
+        roots: Tensor,
+        chain: Tensor | None,
+        most: Tensor,
+    ) -> TokenTree | None:
+        """See `FixedDrafting.draft`."""
+        requests = len(request_ids)
+        plan = self.budget.plan(requests, int(most.max()))
+        if plan.shape is None:
+            return None
+        started = perf_counter()
+        draft = self.proposer.propose_ranked(hidden, roots, chain, plan.shape)
+        self.budget.drafted(plan.shape, draft.explored.numpy(), perf_counter() - started)
+        survival = draft.survival[:, 1:].numpy()
+        survival[np.arange(survival.shape[1]) >= most[:, None].numpy()] = 0.0
+        nodes, expected = self.budget.share(survival, requests, plan)
+        self.stats.expected_tokens += expected.tokens - int((nodes == 0).sum())
+        self._odds.update(zip(request_ids, draft.odds, strict=True))
+        return draft.tree.prefix(torch.from_numpy(nodes) + 1)
+
+    def judge(self, request_ids: Sequence[str], tree: TokenTree, accepted: AcceptedPath) -> None:
+        """Learn how probable a node is to be accepted."""
+        slots = tree.tokens.shape[1]
+        if slots == 1:
+            return
+        none = torch.zeros(slots)
+        odds = torch.stack([self._odds.get(request, none)[:slots] for request in request_ids])
+        walked = torch.zeros(tree.tokens.shape[0], slots + 1, dtype=torch.bool)
+        walked.scatter_(1, accepted.path.masked_fill(accepted.path < 0, slots), True)
+        walked = walked[:, :slots]
+        # The scheduler's padding, -1, was never drafted.
+        judged = walked.gather(1, tree.parents.long()) & tree.is_node & (tree.tokens >= 0)
+        self.proposer.estimator.observe(odds, tree.depths, judged, walked)
+        self._judged_steps += 1
+        if self._judged_steps % REFIT_INTERVAL == 0:
+            self.proposer.estimator.refit()
+
+    def stepped(self, tree: TokenTree, has_trees: bool, seconds: float) -> None:
+        """Learn what such a step costs."""
+        requests, rows = tree.num_nodes.shape[0], int(tree.num_nodes.sum())
+        kind = PLAIN if rows == requests else TREES if has_trees else CHAINS
+        self.budget.stepped(kind, rows, seconds)
+
+    def forget(self, request_id: str) -> None:
+        self._odds.pop(request_id, None)

@@ -1,0 +1,32 @@
+"""How long the engine takes from step to step, where steps can be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from time import perf_counter
+
+
+class StepClock:
+    """Time between the ends of steps, vLLM's scheduling and output included.
+
+    While a request is unfinished, the engine goes from one step to the next at once. After a step
+    that left none, it may have waited for work, and the time says nothing.
+    """
+
+    def __init__(self) -> None:
+        self._ended = 0.0
+        self._requests: frozenset[str] = frozenset()
+
+    def lap(self, request_ids: Iterable[str]) -> float | None:
+        """End a step.
+
+        Args:
+            request_ids: the step's.
+
+        Returns:
+            Seconds since the last step's end; None where this step's requests are not among that
+            one's.
+        """
+        before, self._requests = self._requests, frozenset(request_ids)
+        started, self._ended = self._ended, perf_counter()
+        return self._ended - started if self._requests <= before else None

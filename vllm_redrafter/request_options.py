@@ -1,0 +1,61 @@
+"""What a single request may ask for: at most so many tree nodes in its verifications.
+
+Offline `SamplingParams(extra_args={"redrafter": {"spec_tokens": 4}})`; through the OpenAI server,
+whose `vllm_xargs` hold no nested objects, `"vllm_xargs": {"redrafter.spec_tokens": 4}`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.names import METHOD
+
+KEY = "spec_tokens"
+FLAT_KEY = f"{METHOD}.{KEY}"
+
+
+def spec_tokens(extra_args: Mapping[str, Any] | None, limit: int) -> int:
+    """The most nodes that a request wants verified in a step, at most `limit`.
+
+    Args:
+        extra_args: of its sampling parameters, checked by `check_request` when it came in.
+        limit: what it gets at most.
+    """
+    if not extra_args:
+        return limit
+    wish = extra_args.get(FLAT_KEY)
+    if wish is None:
+        wish = extra_args.get(METHOD, {}).get(KEY)
+    return limit if wish is None else min(int(wish), limit)
+
+
+def check_request(extra_args: Mapping[str, Any] | None, limit: int) -> None:
+    """Refuse what a request cannot have.
+
+    Args:
+        extra_args: of its sampling parameters.
+        limit: K.
+
+    Raises:
+        ConfigError: the number is none, or out of range; an option that there is not; or both
+            ways of writing it at once.
+    """
+    if not extra_args:
+        return
+    options = extra_args.get(METHOD, {})
+    if not isinstance(options, Mapping) or set(options) - {KEY}:
+        raise ConfigError(
+            f"{METHOD} takes an object with {KEY!r} alone, or {FLAT_KEY!r} beside it, "
+            f"got {options!r}"
+        )
+    wishes = [w for w in (options.get(KEY), extra_args.get(FLAT_KEY)) if w is not None]
+    if len(wishes) > 1:
+        raise ConfigError(f"{FLAT_KEY} is given twice, {wishes[0]!r} and {wishes[1]!r}")
+    for wish in wishes:
+        if isinstance(wish, bool) or not isinstance(wish, int) or not 0 <= wish <= limit:
+            raise ConfigError(
+                f"{FLAT_KEY} must be an integer from 0 to {limit} (the engine's "
+                f"num_speculative_tokens), got {wish!r}"
+            )
