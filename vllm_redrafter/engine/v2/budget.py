@@ -18,11 +18,11 @@ from torch import Tensor
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerificationManager
 
-from vllm_redrafter.budget.choice import best_budget
+from vllm_redrafter.budget.batch_budget import MARGIN
+from vllm_redrafter.budget.choice import Choice, best_budget
 from vllm_redrafter.budget.gate import Gate
+from vllm_redrafter.engine.v2.stats import StepMeter
 
-MARGIN = 0.02
-"""Drafting has to be expected to gain more than this."""
 MEMORY = 16.0
 """Steps that what is expected of a new request reaches back."""
 
@@ -36,11 +36,12 @@ class TreeBudget(AdaptiveVerificationManager):
 
     _batch_budget: tuple[dict[str, int], dict[str, int], int] | None
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, meter: StepMeter, **kwargs: Any) -> None:
+        """As vLLM makes it; what is decided is counted in `meter`."""
         super().__init__(*args, **kwargs)
-        self.gate = Gate()
-        self._pays = True
-        # Are there drafts of the last step; and have the last ones been read by the host?
+        self.gate, self.meter = Gate(), meter
+        self._pays, self._probing = True, False
+        # Are there drafts of the last step; and has the host read the confidences of the last ones?
         self._drafted, self._up_to_date = True, False
         self._usual = np.ones(self.num_speculative_steps, dtype=np.float32)
 
@@ -51,6 +52,9 @@ class TreeBudget(AdaptiveVerificationManager):
             possible: vLLM has room for draft tokens in the next one.
         """
         self._drafted = possible and self.gate.opens(self._pays)
+        self._probing = self._drafted and not self._pays
+        if possible and not self._drafted:
+            self.meter.count_undrafted()
         return self._drafted
 
     def add_request(self, req_idx: int) -> None:
@@ -78,14 +82,21 @@ class TreeBudget(AdaptiveVerificationManager):
         num_tokens = super().get_num_tokens(num_tokens_per_req, draft_tokens)
         assert self._batch_budget is not None
         drafts, others, budget = self._batch_budget
-        self._pays = self._drafts_pay(drafts, others)
-        if self._drafted:
-            return num_tokens
-        self._batch_budget = drafts, others, 0
-        return num_tokens - budget
+        best = self._consider(drafts, others)
+        chosen = budget
+        if not self._drafted:
+            chosen = 0
+        elif self._probing:
+            # A probe that verified nothing would find out nothing.
+            room = self._max_total_logits - len(drafts) * self.num_bonus_tokens
+            chosen = max(budget, min(np.count_nonzero([*drafts.values()]), room))
+        if chosen:
+            self.meter.expect(best.tokens)
+        self._batch_budget = drafts, others, chosen
+        return num_tokens - budget + chosen
 
-    def _drafts_pay(self, drafts: Mapping[str, int], others: Mapping[str, int]) -> bool:
-        """Is the best budget's throughput above plain decoding's, the draft paid for?
+    def _consider(self, drafts: Mapping[str, int], others: Mapping[str, int]) -> Choice:
+        """Find the best budget, and whether it is faster than plain decoding, the draft included.
 
         Args:
             drafts: how many draft tokens each request has in the step.
@@ -101,12 +112,14 @@ class TreeBudget(AdaptiveVerificationManager):
             self._usual += (confidences[lengths > 0].mean(axis=0) - self._usual) / MEMORY
         survival = np.cumprod(confidences, axis=1, dtype=np.float64)
         survival[np.arange(survival.shape[1]) >= lengths[:, None]] = 0
-        sampling = self._sampling(slots, rows)
-        plain = int(rows.sum())
+        sampling, plain = self._sampling(slots, rows), int(rows.sum())
         best = best_budget(
             survival, sampling, draft_costs[len(drafts)], verify_costs[plain - sampling :]
         )
-        return best.tokens_per_second > (1 + MARGIN) * sampling / verify_costs[plain]
+        # To begin to draft takes more than to go on: else the choice would flutter.
+        margin = 1.0 if self._pays else 1.0 + MARGIN
+        self._pays = best.tokens_per_second > margin * sampling / verify_costs[plain]
+        return best
 
     def _sampling(self, slots: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> int:
         """How many requests output a token: not those whose prompt is not read to its end."""

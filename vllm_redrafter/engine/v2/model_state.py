@@ -29,6 +29,7 @@ from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm_redrafter.engine.v2.attention import TreeRows
 from vllm_redrafter.engine.v2.scorer import TreeScorer
 from vllm_redrafter.engine.v2.speculator import TreeSpeculator
+from vllm_redrafter.request_options import spec_tokens
 
 TREE_PROCESSORS = (LogitBiasState, PenaltiesState, BadWordsState)
 """vLLM's own logits processors: what they need is known, and `needs_chain` says who needs it."""
@@ -61,7 +62,9 @@ class TreeModelState(DefaultModelState):
         super().add_request(req_index, new_req_data)
         params = new_req_data.sampling_params
         chain = self._every_request_needs_chain or (params is not None and needs_chain(params))
-        self.speculator.add_request(req_index, chain)
+        most = self.speculator.config.num_speculative_tokens
+        wish = None if params is None else params.extra_args
+        self.speculator.add_request(req_index, chain, spec_tokens(wish, most))
 
     def apply_staged_writes(self) -> None:
         super().apply_staged_writes()

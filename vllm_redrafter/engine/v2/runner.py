@@ -16,6 +16,7 @@ batch are verified, and whether the step drafts.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,7 +55,8 @@ class TreeModelRunner(model_runner.GPUModelRunner):
         self.model_memory_usage += memory.consumed_memory
 
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
-        with substituted(adaptive_verification, "AdaptiveVerificationManager", TreeBudget):
+        manager = partial(TreeBudget, meter=self.speculator.meter)
+        with substituted(adaptive_verification, "AdaptiveVerificationManager", manager):
             super().initialize_kv_cache(*args, **kwargs)
         self.speculator.budget = self.adaptive_verification
 

@@ -57,6 +57,7 @@ class TreeSpeculator(BaseSpeculator):
         trees: by request slot, the tree drafted last; one entry more than there are slots, which
             takes what padding rows draft.
         chains: [slots] int32 on the device, 1 for requests that get a chain.
+        limits: [slots] int32 on the device, the most nodes that each request wants.
         verification: of the trees drafted here; tells which row each next draft starts from.
         meter: the step's statistics, the other parts' included.
         shard: this rank's part of the draft vocabulary; None without tensor parallelism.
@@ -91,6 +92,7 @@ class TreeSpeculator(BaseSpeculator):
         self.trees = ScoredTrees(slots + 1, k, device)
         self.trees.clear()
         self.chains = StagedWriteTensor(slots, dtype=torch.int32, device=device)
+        self.limits = StagedWriteTensor(slots, dtype=torch.int32, device=device)
         self.verification = Verification(slots, k, device)
 
         hidden_size = vllm_config.model_config.get_hidden_size()
@@ -99,10 +101,12 @@ class TreeSpeculator(BaseSpeculator):
         self._roots = torch.zeros(slots, dtype=torch.int64, device=device)
         self._slots = torch.full((slots,), slots, dtype=torch.int64, device=device)
         self._chain = torch.zeros(slots, dtype=torch.int32, device=device)
+        self._limit = torch.full((slots,), k, dtype=torch.int32, device=device)
         self._drafts = torch.zeros(slots, k, dtype=torch.int64, device=device)
 
         self.enable_adaptive_verification = self._can_adapt()
         self.draft_token_confidence_probs = torch.zeros(slots, k, device=device)
+        self._nth = torch.arange(k, device=device)
         self.estimator = AcceptanceEstimator(self.config.beam_length, device)
         self._steps_since_refit = 0
         self.budget: TreeBudget | None = None
@@ -162,7 +166,7 @@ class TreeSpeculator(BaseSpeculator):
             self.shard.cut(drafter)
         return drafter
 
-    def add_request(self, slot: int, chain: bool) -> None:
+    def add_request(self, slot: int, chain: bool, limit: int) -> None:
         """A new request takes the slot: it has no tree yet, only the root.
 
         vLLM may verify it nonetheless, with padding for draft tokens, to keep steps uniform.
@@ -170,12 +174,15 @@ class TreeSpeculator(BaseSpeculator):
         Args:
             slot: the request's.
             chain: verify a chain: see docs/architecture.md, "Per-request fallback to a chain".
+            limit: the most nodes that the request wants, the root not counted.
         """
         self.trees.num_nodes[slot].fill_(1)
         self.chains.stage_write_elem(slot, int(chain))
+        self.limits.stage_write_elem(slot, limit)
 
     def apply_staged_writes(self) -> None:
         self.chains.apply_write()
+        self.limits.apply_write()
 
     # CUDA graphs
 
@@ -286,6 +293,7 @@ class TreeSpeculator(BaseSpeculator):
         torch.index_select(hidden_states, 0, last_rows, out=self._hidden[:requests])
         torch.index_select(last_sampled.view(-1), 0, slots, out=self._roots[:requests])
         torch.index_select(self.chains.gpu, 0, slots, out=self._chain[:requests])
+        torch.index_select(self.limits.gpu, 0, slots, out=self._limit[:requests])
         self._slots[:requests].copy_(slots)
 
     @torch.inference_mode()
@@ -308,12 +316,16 @@ class TreeSpeculator(BaseSpeculator):
             entries=slots,
             odds=odds,
         )
+        limit = self._limit[:requests]
+        nodes = self.trees.num_nodes.index_select(0, slots)
+        self.trees.num_nodes.index_copy_(0, slots, torch.minimum(nodes, limit + 1))
         tokens = self.trees.tokens.index_select(0, slots)
         self._drafts[:requests].copy_(tokens[:, 1:].clamp(min=0))
         if self.enable_adaptive_verification:
             survival = self.trees.log_probs.index_select(0, slots)
             # Unused slots, -inf, are told by the NaN and the 0 that they make.
             confidences = (survival[:, 1:] - survival[:, :-1]).exp().nan_to_num(0.0)
+            confidences.masked_fill_(self._nth >= limit[:, None], 0.0)
             self.draft_token_confidence_probs[:requests].copy_(confidences)
 
     def explore(self, hidden: Tensor, roots: Tensor) -> ExploredNodes:

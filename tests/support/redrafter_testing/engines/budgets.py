@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+from vllm_redrafter.budget.gate import Gate
 
 GRAPHS = (2, 8, 32, 104)
 """Rows of each. There is one for steps of any lengths."""
@@ -14,9 +15,11 @@ def use() -> None:
     """Engines started in this process draft with the oracle and replay graphs, as on a GPU."""
     from redrafter_testing.gpu import recorded_graphs
     from redrafter_testing.oracles import oracle_v2
+    from vllm_redrafter.engine.v2 import speculator
 
     recorded_graphs.use(GRAPHS)
     oracle_v2.use()
+    speculator.REFIT_AFTER = 10
 
 
 class RandomGate:
@@ -37,6 +40,7 @@ def force(worker: Any, gate: float, budgets: bool = True) -> None:
         gate: the share of steps that draft.
         budgets: every step's budget is any number up to the nodes at hand; False leaves vLLM's.
     """
+    leave_alone(worker)
     manager = worker.model_runner.adaptive_verification
     kind, choices = type(manager), random.Random(1)
     manager.gate = RandomGate(gate)
@@ -56,6 +60,27 @@ def force(worker: Any, gate: float, budgets: bool = True) -> None:
         return result
 
     manager.get_num_tokens, manager.reallocate_drafts = get_num_tokens, reallocate_drafts
+
+
+def leave_alone(worker: Any) -> None:
+    """Undo `force` and `make_verification_free`."""
+    manager = worker.model_runner.adaptive_verification
+    if hasattr(worker, "costs"):
+        manager.cost_tables, manager._max_total_logits = worker.costs
+        del worker.costs
+    for name in ("get_num_tokens", "reallocate_drafts"):
+        vars(manager).pop(name, None)
+    manager.gate = Gate()
+    worker.admitted = []
+
+
+def make_verification_free(worker: Any, rows: int) -> None:
+    """Steps cost the same whatever they verify; `rows` of logits are what the sampler takes."""
+    manager = worker.model_runner.adaptive_verification
+    draft, verify = manager.cost_tables
+    worker.costs = manager.cost_tables, manager._max_total_logits
+    manager.cost_tables = 0 * draft, 0 * verify + 1
+    manager._max_total_logits = rows
 
 
 def admitted(worker: Any) -> list[list[int]]:
