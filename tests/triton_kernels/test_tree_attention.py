@@ -18,6 +18,7 @@ from vllm_redrafter.engine.cpu.tree_attention import (
     TreeQueries,
     paged_tree_attention,
 )
+from vllm_redrafter.triton_kernels import tree_attention as tree_attention_module
 from vllm_redrafter.triton_kernels.tree_attention import naive_tree_attention, tree_attention
 from vllm_redrafter.triton_kernels.tree_attention_arguments import HEAD_DIMS
 from vllm_redrafter.triton_kernels.tree_attention_tiles import (
@@ -171,7 +172,7 @@ class Launch:
 
     def reference(self, **options: Any) -> tuple[Tensor, Tensor]:
         options = self.arguments() | options
-        for name in ("max_nodes", "max_context_len", "num_parts"):
+        for name in ("max_nodes", "max_context_len", "num_parts", "min_requests"):
             options.pop(name, None)
         on_cpu = {k: v.cpu() if isinstance(v, Tensor) else v for k, v in options.items()}
         out, lse = naive_tree_attention(**on_cpu)
@@ -461,6 +462,26 @@ def test_by_default_a_tensor_is_made_and_parts_are_chosen(launch: Callable[..., 
     out = tree_attention(**batch.arguments())
     assert out.shape == batch.query.shape and out.dtype == batch.query.dtype
     assert_close(out[batch.rows].double().cpu(), batch.reference()[0], 1e-5)
+
+
+def test_parts_are_chosen_for_the_fewest_requests_that_there_may_be(
+    launch: Callable[..., Launch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph for many requests may serve one with a long context."""
+    batch = launch([(300, bushy(9)), *[(0, [0])] * 5], Shape(kv_heads=2))
+    counted = []
+
+    def choose(programs: int, *args: Any) -> int:
+        counted.append(programs)
+        return choose_parts(programs, *args)
+
+    monkeypatch.setattr(tree_attention_module, "choose_parts", choose)
+    batch.check(min_requests=1)
+    batch.check()
+    assert counted == [2, 12]
+    for wrong in (0, 7):
+        with pytest.raises(ValueError, match="min_requests must be between 1 and 6"):
+            batch(min_requests=wrong)
 
 
 @pytest.mark.parametrize("max_keys", [1, 100, 1000, 100_000])

@@ -30,6 +30,7 @@ from vllm.v1.worker.gpu.states import RequestState
 from vllm_redrafter.beam_search import ExploredNodes, beam_search
 from vllm_redrafter.budget.calibration import AcceptanceEstimator, log_odds
 from vllm_redrafter.checkpoints.reading import load_drafter
+from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.engine.embedding import shared_embedding
 from vllm_redrafter.engine.settings import Settings
@@ -104,26 +105,12 @@ class TreeSpeculator(BaseSpeculator):
         self._limit = torch.full((slots,), k, dtype=torch.int32, device=device)
         self._drafts = torch.zeros(slots, k, dtype=torch.int64, device=device)
 
-        self.enable_adaptive_verification = self._can_adapt()
+        self.enable_adaptive_verification = can_adapt(vllm_config, self.config)
         self.draft_token_confidence_probs = torch.zeros(slots, k, device=device)
         self._nth = torch.arange(k, device=device)
         self.estimator = AcceptanceEstimator(self.config.beam_length, device)
         self._steps_since_refit = 0
         self.budget: TreeBudget | None = None
-
-    def _can_adapt(self) -> bool:
-        if not self.config.adaptive:
-            return False
-        obstacles = list(adaptive_obstacles(self.vllm_config))
-        for obstacle in obstacles:
-            logger.warning(
-                "Every step drafts, and verifies num_speculative_tokens=%d nodes per request, "
-                'whether that pays or not: %s. "adaptive": false in the speculative config '
-                "accepts this.",
-                self.config.num_speculative_tokens,
-                obstacle,
-            )
-        return not obstacles
 
     def load_model(self, target: nn.Module) -> None:
         """Read the checkpoint; the target's embedding is shared, not copied."""
@@ -333,3 +320,19 @@ class TreeSpeculator(BaseSpeculator):
         # Of one shape whatever a step asks for: a draft is one CUDA graph per batch size.
         width, length = search_shape(self.config, self.config.num_speculative_tokens)
         return beam_search(self.drafter, self.embed, hidden, roots, width, length, self.shard)
+
+
+def can_adapt(vllm_config: VllmConfig, config: ReDrafterConfig) -> bool:
+    """May the number of verified nodes follow the load? What is in the way is logged."""
+    if not config.adaptive:
+        return False
+    obstacles = list(adaptive_obstacles(vllm_config))
+    for obstacle in obstacles:
+        logger.warning(
+            "Every step drafts, and verifies num_speculative_tokens=%d nodes per request, whether "
+            'that pays or not: %s. With "adaptive": false in the speculative config this is not '
+            "said.",
+            config.num_speculative_tokens,
+            obstacle,
+        )
+    return not obstacles
