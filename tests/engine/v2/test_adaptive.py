@@ -85,7 +85,7 @@ def test_sampled_output_equals_plain_whatever_each_step_s_budget(
     answers, admitted, accepted = run(adaptive, small_workloads.SAMPLED)
     assert_equal_to_plain(answers, plain_v2["sampled"])
     assert accepted > 10, "trees were hardly used"
-    assert len({tuple(step) for step in admitted}) > 10
+    assert len({tuple(step) for step in admitted}) > 5, "budgets hardly changed"
 
 
 def test_chains_grammars_and_logprobs_equal_plain_whatever_each_step_s_budget(

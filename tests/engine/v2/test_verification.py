@@ -21,6 +21,7 @@ def verification(path: list[int], num_nodes: int, tokens: list[int] | None = Non
     # A request that is no tree.
     made.staged.tokens[1], made.path[1], made.staged.num_nodes[1] = 7, -1, 1
     made.path[1, 0] = 0
+    made.note_verified(2, 2)
     return made
 
 
@@ -45,6 +46,13 @@ def test_nodes_are_judged_that_were_verified_below_an_accepted_one(
     found, accepted = verification(path, num_nodes).judged(2)
     assert nodes(found) == [judged, []]
     assert nodes(accepted) == [path, [0]]
+
+
+def test_where_nothing_was_verified_nothing_is_judged() -> None:
+    """What is staged and walked there is of an earlier step."""
+    step = verification([0, 1], 6)
+    step.note_verified(0, 2)
+    assert nodes(step.judged(2)[0]) == [[], []]
 
 
 def test_a_node_that_its_grammar_was_not_asked_about_is_not_judged() -> None:

@@ -8,7 +8,6 @@ scheduler runs the request again, which need not be in the next step.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,12 +27,12 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 from vllm.v1.worker.gpu.states import RequestState
 
 from vllm_redrafter.beam_search import ExploredNodes, beam_search
-from vllm_redrafter.budget.calibration import AcceptanceEstimator, log_odds
 from vllm_redrafter.checkpoints.reading import load_drafter
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.engine.embedding import shared_embedding
 from vllm_redrafter.engine.settings import Settings
+from vllm_redrafter.engine.v2.node_confidence import NodeConfidence
 from vllm_redrafter.engine.v2.refusals import adaptive_obstacles
 from vllm_redrafter.engine.v2.stats import StepMeter
 from vllm_redrafter.engine.v2.verification import Verification
@@ -44,9 +43,6 @@ from vllm_redrafter.triton_kernels.build_tree import ScoredTrees, build_tree
 
 if TYPE_CHECKING:
     from vllm_redrafter.engine.v2.budget import TreeBudget
-
-REFIT_AFTER = 100
-"""Verifying steps between two refits of the acceptance probabilities, as in vLLM."""
 
 logger = init_logger("vllm.redrafter")
 
@@ -62,12 +58,7 @@ class TreeSpeculator(BaseSpeculator):
         verification: of the trees drafted here; tells which row each next draft starts from.
         meter: the step's statistics, the other parts' included.
         shard: this rank's part of the draft vocabulary; None without tensor parallelism.
-        enable_adaptive_verification: the batch shares a budget of nodes; vLLM asks for this name,
-            and for the next.
-        draft_token_confidence_probs: [requests, K] float32, in batch order, of the last draft: the
-            survival probability of each node over that of the one before, so that vLLM's running
-            product gives each node's own; 0 in unused slots.
-        estimator: what acceptance probabilities are predicted by, and learned.
+        confidence: of the drafted nodes, where the batch shares a budget; else None.
         budget: whether to draft; None where every step does.
     """
 
@@ -105,12 +96,22 @@ class TreeSpeculator(BaseSpeculator):
         self._limit = torch.full((slots,), k, dtype=torch.int32, device=device)
         self._drafts = torch.zeros(slots, k, dtype=torch.int64, device=device)
 
-        self.enable_adaptive_verification = can_adapt(vllm_config, self.config)
-        self.draft_token_confidence_probs = torch.zeros(slots, k, device=device)
-        self._nth = torch.arange(k, device=device)
-        self.estimator = AcceptanceEstimator(self.config.beam_length, device)
-        self._steps_since_refit = 0
+        self.confidence: NodeConfidence | None = None
+        if can_adapt(vllm_config, self.config):
+            length = self.config.beam_length
+            self.confidence = NodeConfidence(self.trees, self.verification, length)
         self.budget: TreeBudget | None = None
+
+    @property
+    def enable_adaptive_verification(self) -> bool:
+        """vLLM asks for its manager of budgets by this name."""
+        return self.confidence is not None
+
+    @property
+    def draft_token_confidence_probs(self) -> Tensor:
+        """[requests, K], what the manager reads after each draft: see `NodeConfidence.probs`."""
+        assert self.confidence is not None
+        return self.confidence.probs
 
     def load_model(self, target: nn.Module) -> None:
         """Read the checkpoint; the target's embedding is shared, not copied."""
@@ -228,18 +229,18 @@ class TreeSpeculator(BaseSpeculator):
             them as well. A step that schedules fewer verifies the first of them.
         """
         requests = input_batch.num_reqs
-        if not dummy_run:
-            if self.enable_adaptive_verification and input_batch.num_draft_tokens:
-                self._learn(input_batch)
-            possible = num_speculative_tokens != 0
-            if not (possible if self.budget is None else self.budget.drafts_now(possible)):
-                return self._no_draft(input_batch)
+        verified = requests if input_batch.num_draft_tokens and not dummy_run else 0
+        if verified and self.confidence is not None:
+            self.confidence.count_step()
+        if not dummy_run and not self._drafts_now(num_speculative_tokens):
+            return self._no_draft(input_batch, verified)
         padded = requests
         desc = None
         if self.graphs is not None and not is_profile:
             desc = self.graphs.dispatch(requests, requests, 1, num_active_loras=0)
             padded = desc.num_tokens
         self._slots[requests:padded].fill_(self.max_num_reqs)
+        self.verification.note_verified(verified, padded)
         if dummy_run:
             self._slots[:requests].fill_(self.max_num_reqs)
         else:
@@ -252,21 +253,18 @@ class TreeSpeculator(BaseSpeculator):
                 self.draft(padded)
         return self._drafts[:requests]
 
-    def _no_draft(self, input_batch: InputBatch) -> Tensor:
-        """Leave the batch's requests with their roots alone: their trees are of earlier roots."""
-        self.trees.num_nodes.index_fill_(0, input_batch.idx_mapping, 1)
-        return self._drafts[: input_batch.num_reqs].zero_()
+    def _drafts_now(self, num_speculative_tokens: int | None) -> bool:
+        possible = num_speculative_tokens != 0
+        return possible if self.budget is None else self.budget.drafts_now(possible)
 
-    def _learn(self, input_batch: InputBatch) -> None:
-        """Tell the estimator what became of the trees that this step verified."""
-        requests = input_batch.num_reqs
-        odds = self.trees.odds.index_select(0, input_batch.idx_mapping)
-        judged, accepted = self.verification.judged(requests)
-        self.estimator.observe(odds, self.verification.staged.depths[:requests], judged, accepted)
-        self._steps_since_refit += 1
-        if self._steps_since_refit == REFIT_AFTER:
-            self._steps_since_refit = 0
-            self.estimator.refit()
+    def _no_draft(self, input_batch: InputBatch, verified: int) -> Tensor:
+        """Leave the batch's requests with their roots alone: their trees are of earlier roots."""
+        slots = input_batch.idx_mapping
+        if verified and self.confidence is not None:
+            self.verification.note_verified(verified, verified)
+            self.confidence.learn(slots)
+        self.trees.num_nodes.index_fill_(0, slots, 1)
+        return self._drafts[: input_batch.num_reqs].zero_()
 
     def _load(self, input_batch: InputBatch, hidden_states: Tensor, last_sampled: Tensor) -> None:
         """Fill the draft's inputs."""
@@ -285,15 +283,18 @@ class TreeSpeculator(BaseSpeculator):
 
     @torch.inference_mode()
     def draft(self, requests: int) -> None:
-        """From the first `requests` inputs to their trees and draft tokens; can be captured."""
+        """From the first `requests` inputs to their trees and draft tokens; can be captured.
+
+        Before the trees of the step that is ending are written over, it is learned from them.
+        """
         roots, slots = self._roots[:requests], self._slots[:requests]
+        if self.confidence is not None:
+            self.confidence.learn(slots)
         explored = self.explore(self._hidden[:requests], roots)
         chain = self._chain[:requests] == 1
         odds = None
-        if self.enable_adaptive_verification:
-            found = explored.log_probs, explored.back_pointers
-            odds = log_odds(*found)
-            explored = replace(explored, log_probs=self.estimator.log_survival(odds, *found))
+        if self.confidence is not None:
+            explored, odds = self.confidence.rank(explored)
         build_tree(
             roots,
             explored.tokens,
@@ -303,17 +304,13 @@ class TreeSpeculator(BaseSpeculator):
             entries=slots,
             odds=odds,
         )
-        limit = self._limit[:requests]
+        limits = self._limit[:requests]
         nodes = self.trees.num_nodes.index_select(0, slots)
-        self.trees.num_nodes.index_copy_(0, slots, torch.minimum(nodes, limit + 1))
+        self.trees.num_nodes.index_copy_(0, slots, torch.minimum(nodes, limits + 1))
         tokens = self.trees.tokens.index_select(0, slots)
         self._drafts[:requests].copy_(tokens[:, 1:].clamp(min=0))
-        if self.enable_adaptive_verification:
-            survival = self.trees.log_probs.index_select(0, slots)
-            # Unused slots, -inf, are told by the NaN and the 0 that they make.
-            confidences = (survival[:, 1:] - survival[:, :-1]).exp().nan_to_num(0.0)
-            confidences.masked_fill_(self._nth >= limit[:, None], 0.0)
-            self.draft_token_confidence_probs[:requests].copy_(confidences)
+        if self.confidence is not None:
+            self.confidence.publish(slots, limits)
 
     def explore(self, hidden: Tensor, roots: Tensor) -> ExploredNodes:
         """The candidates for trees that continue the roots: hidden [R, H], roots [R] int64."""

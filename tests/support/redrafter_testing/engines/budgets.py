@@ -15,11 +15,11 @@ def use() -> None:
     """Engines started in this process draft with the oracle and replay graphs, as on a GPU."""
     from redrafter_testing.gpu import recorded_graphs
     from redrafter_testing.oracles import oracle_v2
-    from vllm_redrafter.engine.v2 import speculator
+    from vllm_redrafter.engine.v2 import node_confidence
 
     recorded_graphs.use(GRAPHS)
     oracle_v2.use()
-    speculator.REFIT_AFTER = 10
+    node_confidence.REFIT_AFTER = 10
 
 
 class RandomGate:
@@ -90,5 +90,5 @@ def admitted(worker: Any) -> list[list[int]]:
 
 def estimator(worker: Any) -> tuple[float, int]:
     """The slope of the acceptance estimator, and how many nodes it has seen judged."""
-    estimator = worker.model_runner.speculator.estimator
+    estimator = worker.model_runner.speculator.confidence.estimator
     return float(estimator.slope), estimator.calibration().judged
