@@ -134,7 +134,7 @@ def test_a_search_explores_width_times_length_nodes() -> None:
 
 
 def test_own_keys_are_those_unknown_to_vllm() -> None:
-    assert ReDrafterConfig.own_keys() == ("beam_width", "beam_length", "tree")
+    assert ReDrafterConfig.own_keys() == ("beam_width", "beam_length", "tree", "adaptive")
 
 
 def test_config_errors_are_value_errors() -> None:

@@ -144,7 +144,12 @@ def test_sampling_parameters_that_our_sampler_applies_are_let_through(
         (4, {"beam_width": 0}, "beam_width must be an integer of at least 1, got 0"),
         (4, {"beam_length": -1}, "beam_length must be an integer of at least 1, got -1"),
         (4, {"tree": "oak"}, "tree must be one of explored, beams, got 'oak'"),
-        (4, {"unknown": 1}, r"unknown key\(s\) unknown.*known are beam_length, beam_width"),
+        (
+            4,
+            {"unknown": 1},
+            r"unknown key\(s\) unknown.*known are adaptive, beam_length",
+        ),
+        (4, {"adaptive": "yes"}, "adaptive must be true or false, got 'yes'"),
         (4, {"quantization": "fp8"}, r"unknown key\(s\) quantization"),
     ],
 )

@@ -56,9 +56,9 @@ class StepStats:
         self.verifications += verified
         self.drafted_tokens += int(num_drafted.sum())
 
-    def count_sampled(self, num_nodes: Tensor, num_sampled: Tensor) -> None:
-        """Count what the verified requests (more than one node) output: [R] integers each."""
-        self.sampled_tokens += int(num_sampled[num_nodes > 1].sum())
+    def count_sampled(self, num_drafted: Tensor, num_sampled: Tensor) -> None:
+        """Count what the requests with a draft output: [R] integers each."""
+        self.sampled_tokens += int(num_sampled[num_drafted > 0].sum())
 
     def reset(self) -> None:
         for field in fields(self):

@@ -37,6 +37,7 @@ def llm(small_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     config = {
         "model": str(drafter),
         "num_speculative_tokens": 12,
+        "adaptive": False,
         "beam_width": 4,
         "beam_length": 3,
     }

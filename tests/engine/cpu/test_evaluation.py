@@ -75,7 +75,7 @@ def test_vllm_reports_the_tokens_per_step_that_evaluate_finds(
 
     params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, detokenize=False)
     prompts = [row.input_ids[:PROMPT_LENGTH] for row in rows]
-    speculation = {"model": str(trained), "num_speculative_tokens": 9}
+    speculation = {"model": str(trained), "num_speculative_tokens": 9, "adaptive": False}
     with cpu_engine(
         target, speculative_config={**speculation, "beam_width": 3, "beam_length": 4}
     ) as llm:

@@ -26,7 +26,7 @@ TIGHT = {"max_num_batched_tokens": 288, "num_gpu_blocks_override": 64}
 @pytest.fixture(scope="module")
 def oracle(target: Path, oracle_drafter: Path) -> Iterator[Engine]:
     """An engine that speculates well, with chunked prefill forced and a KV cache too small."""
-    config = {"model": str(oracle_drafter), "num_speculative_tokens": 15}
+    config = {"model": str(oracle_drafter), "num_speculative_tokens": 15, "adaptive": False}
     with cpu_engine(
         target,
         setup=oracles.use,

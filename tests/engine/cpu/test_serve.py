@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,9 +30,15 @@ def address(
 ) -> Iterator[str]:
     template = tmp_path_factory.mktemp("template") / "chat.jinja"
     template.write_text(APPENDING)
+    # Whether drafting pays is not asked: the oracle's trees are to be used.
+    speculative = {
+        "model": str(oracle_drafter),
+        "num_speculative_tokens": 12,
+        "adaptive": False,
+    }
     with server(
         f"{target} --chat-template {template} --dtype float32 --enforce-eager "
-        f"--spec-model {oracle_drafter} --spec-tokens 12 "
+        f"--speculative-config {json.dumps(speculative, separators=(',', ':'))} "
         "--max-num-seqs 32 --max-num-batched-tokens 448 --num-gpu-blocks-override 96 "
         "--block-size 32 --served-model-name target"
     ) as address:
@@ -74,6 +81,24 @@ def test_streamed_answers_equal_plain_with_requests_aborted_midway(
     assert counter(address, "vllm:spec_decode_num_draft_tokens_total") > 0
     accepted = counter(address, "vllm:spec_decode_num_accepted_tokens_total")
     assert accepted > counter(address, "vllm:spec_decode_num_drafts_total")
+
+
+@pytest.mark.parametrize("wish", [13, -1, "many", 2.5])
+def test_a_request_that_asks_for_impossible_trees_is_answered_400(
+    address: str, wish: object
+) -> None:
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="none") as client:
+        with pytest.raises(openai.BadRequestError, match="integer from 0 to 12") as error:
+            ask(client, wish)
+        assert repr(wish) in str(error.value)
+        assert ask(client, 12).choices[0].text
+
+
+def ask(client: openai.OpenAI, spec_tokens: object) -> Any:
+    body = {"vllm_xargs": {"redrafter.spec_tokens": spec_tokens}}
+    return client.completions.create(
+        model="target", prompt=GREEDY.prompts[0], max_tokens=4, extra_body=body
+    )
 
 
 def test_the_examples_chat_client_prints_an_answer_to_each_line(

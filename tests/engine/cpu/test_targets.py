@@ -53,6 +53,7 @@ def test_greedy_output_equals_plain(config: Any, tmp_path: Path) -> None:
     speculative = {
         "model": str(drafter),
         "num_speculative_tokens": 14,
+        "adaptive": False,
         "beam_width": 5,
         "beam_length": 4,
         # Another K as the batch shrinks: trees are cut to their first nodes.

@@ -64,7 +64,9 @@ def _draft_costs(proposer: TreeProposer, requests: int, hidden_size: int) -> Ite
 
 def _target_pass(runner: CPUModelRunner, rows: int) -> None:
     hidden, _ = runner._dummy_run(rows, skip_eplb=True)
-    runner.model.compute_logits(hidden[:rows]).argmax(dim=-1)
+    # vLLM's layers for adapters expect the logits rows of a step that they were told about.
+    if runner.lora_config is None:
+        runner.model.compute_logits(hidden[:rows]).argmax(dim=-1)
 
 
 def _growing(

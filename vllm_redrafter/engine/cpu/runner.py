@@ -62,6 +62,7 @@ class VerificationStep:
             other nodes follow it.
         rows: how the rows of hidden states and logits, which leave out all but the last row of
             a prompt, relate to the trees.
+        drafted: [R] int64, the nodes of each tree that were drafted: no root, no padding.
         only_nodes: the trees' nodes are all that the step reads: no prompt.
         branching: [N] int64, the requests whose tree is no chain.
     """
@@ -69,6 +70,7 @@ class VerificationStep:
     tree: TokenTree
     root_rows: Tensor
     rows: NodeRows
+    drafted: Tensor
     only_nodes: bool
     branching: Tensor
 
@@ -130,15 +132,19 @@ class TreeModelRunner(CPUModelRunner):
         ends = self.query_start_loc.cpu[1 : num_drafted.shape[0] + 1]
         root_rows = (ends - num_drafted - 1).long()
         tree = self._scheduled_trees(root_rows, num_drafted)
-        only_nodes = int(tree.num_nodes.sum()) == scheduler_output.total_num_scheduled_tokens
         self._step = VerificationStep(
-            tree, root_rows, NodeRows.of(tree), only_nodes, _branching_requests(tree)
+            tree,
+            root_rows,
+            NodeRows.of(tree),
+            drafted=(tree.tokens[:, 1:] >= 0).sum(dim=1),
+            only_nodes=int(tree.num_nodes.sum()) == scheduler_output.total_num_scheduled_tokens,
+            branching=_branching_requests(tree),
         )
         # The slots have been computed from linear positions by now; RoPE shall see the depth.
         root_positions = self.positions[root_rows].unsqueeze(1)
         node_rows = _node_rows(self._step)[tree.is_node]
         self.positions[node_rows] = (root_positions + tree.depths)[tree.is_node]
-        self.stats.count_drafts(num_drafted)
+        self.stats.count_drafts(self._step.drafted)
         return prepared
 
     def _scheduled_trees(self, root_rows: Tensor, num_drafted: Tensor) -> TokenTree:
@@ -216,7 +222,7 @@ class TreeModelRunner(CPUModelRunner):
             source, destination = moves(accepted.path, step.root_rows)
             if source.numel():
                 self._move_kv_rows(source, destination)
-        self.stats.count_sampled(step.tree.num_nodes, accepted.num_sampled)
+        self.stats.count_sampled(step.drafted, accepted.num_sampled)
         self._step, self._verified = None, step
         return output
 

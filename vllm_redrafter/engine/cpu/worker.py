@@ -40,8 +40,16 @@ class ReDrafterCPUWorker(cpu_worker.CPUWorker):
 
     def redrafter_stats(self) -> dict[str, float]:
         """Counters since the last reset; `LLM.collective_rpc("redrafter_stats")`."""
-        return asdict(self.model_runner.stats)
+        runner = self.model_runner
+        calibration = runner.proposer.estimator.calibration()
+        return {
+            **asdict(runner.stats),
+            "judged_nodes": calibration.judged,
+            "draft_calibration_error": calibration.draft,
+            "calibration_error": calibration.calibrated,
+        }
 
     def reset_redrafter_stats(self) -> None:
         """Zero the counters; `LLM.collective_rpc("reset_redrafter_stats")`."""
         self.model_runner.stats.reset()
+        self.model_runner.proposer.estimator.reset_calibration()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from redrafter_testing.oracles import CPU_ORACLE
 from vllm_redrafter.beam_search import ExploredNodes
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
-from vllm_redrafter.token_tree import TokenTree
+from vllm_redrafter.policy import SearchShape
 
 ORACLE_FILE = "oracle.pt"
 LENGTH, WIDTH = 5, 3
@@ -94,13 +94,9 @@ class OracleProposer(TreeProposer):
         super().load_model(target)
         self.oracle = Oracle(Path(self.model), self.drafter.config.vocab_size)
 
-    def propose(
-        self, hidden: Tensor, root_tokens: Tensor, chain: Tensor | None, max_nodes: int
-    ) -> TokenTree:
-        explored = self.oracle.explore(hidden)
-        slots = self.config.num_speculative_tokens
-        tree = TokenTree.from_explored(root_tokens, explored, slots, "explored", chain)
-        return tree.prefix(max_nodes + 1)
+    def explore(self, hidden: Tensor, root_tokens: Tensor, shape: SearchShape) -> ExploredNodes:
+        """All that the oracle knows, whatever the search."""
+        return self.oracle.explore(hidden)
 
 
 def use() -> None:
