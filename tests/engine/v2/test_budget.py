@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from vllm_redrafter.budget.gate import FIRST_PAUSE
+from vllm_redrafter.budget.gate import FIRST_PAUSE, LONGEST_PAUSE
 from vllm_redrafter.engine.v2.budget import TreeBudget
 from vllm_redrafter.engine.v2.stats import StepMeter
 
@@ -109,6 +109,18 @@ def test_a_new_request_is_expected_to_be_as_the_others(budget: TreeBudget) -> No
     budget.add_request(2)
     step(budget, BAD, requests=3)
     assert not budget._pays, "vLLM would expect all of its nodes to be accepted"
+
+
+def test_a_request_that_comes_while_the_gate_is_shut_does_not_open_it(budget: TreeBudget) -> None:
+    steps(budget, 60, BAD)
+    while not step(budget, BAD)[1]:  # a probe's confidences are copied twice
+        pass
+    budget.add_request(2)
+    paid = []
+    for _ in range(2 * LONGEST_PAUSE):
+        step(budget, BAD, requests=3)
+        paid.append(budget._pays)
+    assert not any(paid)
 
 
 def test_what_is_decided_is_counted(budget: TreeBudget) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
+from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerificationManager
 
@@ -60,6 +61,7 @@ class TreeBudget(AdaptiveVerificationManager):
     def add_request(self, req_idx: int) -> None:
         super().add_request(req_idx)
         self._stale_confidences[self._stale_idx].np[req_idx] = self._usual
+        async_tensor_h2d(self._usual, out=self._confidence_probs[req_idx])
 
     def record_confidences(self, confidence_probs: Tensor, input_batch: InputBatch) -> None:
         """As vLLM does, in steps that drafted.
@@ -118,7 +120,7 @@ class TreeBudget(AdaptiveVerificationManager):
         )
         # To begin to draft takes more than to go on: else the choice would flutter.
         margin = 1.0 if self._pays else 1.0 + MARGIN
-        self._pays = best.tokens_per_second > margin * sampling / verify_costs[plain]
+        self._pays = bool(best.tokens_per_second > margin * sampling / verify_costs[plain])
         return best
 
     def _sampling(self, slots: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> int:
