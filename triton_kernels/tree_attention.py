@@ -184,7 +184,7 @@ def tree_attention(
     )
     if split:
         assert part_lse is not None
-        _merge_parts[(requests, max_nodes, heads)](
+        _merge_parts[(query.shape[0], heads)](
             part_out,
             part_lse,
             context_lens,
@@ -200,6 +200,8 @@ def tree_attention(
             out.stride(0),
             out.stride(1),
             lse.stride(0) if lse is not None else 0,
+            requests,
+            requests.bit_length(),
             HEAD_DIM=head_dim,
             BLOCK_DIM=block_dim,
             BLOCK_KEYS=tile.keys,
