@@ -1,185 +1,117 @@
-"""What a draft costs on a CPU, beside what it must cost at least.
+"""What the parts of a step cost on a CPU, beside what they must cost at least.
 
     python benchmarks/step_parts.py
-    python benchmarks/step_parts.py --vocab-size 49152 --hidden-size 576 --dtype bfloat16 \\
-        --requests 1 8 --shapes 4x4 1x3 --output draft.json
+    python benchmarks/step_parts.py --parts draft --vocab-size 49152 --hidden-size 576 \\
+        --dtype bfloat16 --requests 1 8 --shapes 4x4 1x3 --output draft.json
+    python benchmarks/step_parts.py --parts attention --contexts 200 2000 8000 --nodes 9
 
-Random weights: a draft's time does not depend on them. Each repeat measures, one after another,
-so that a machine whose speed drifts slows all of them:
+Random weights, queries and caches: times do not depend on them. Each repeat measures, one after
+another, so that a machine whose speed drifts slows all of them. Figures are medians.
+
+A draft:
 
 - plain: beam search with torch's own products (training and `evaluate` run these);
 - packed: the same search as the CPU engine runs it, on weights that vLLM packed;
 - products: the packed products alone, of as many rows, in as many calls;
 - bytes: a draft's weights, each level's anew, over the bandwidth of reading memory.
 
-The floor is the larger of the last two; figures are medians. The embedding is the target's and
-counts for nothing here: a row per node.
+The floor is the larger of the last two. The embedding is the target's and counts for nothing
+here: a row per node.
+
+Tree attention, in all layers of a step:
+
+- tree: a tree of so many nodes per request, as the CPU engine attends;
+- chain: as many tokens in a row, in vLLM's own kernel, which knows no trees;
+- bytes: K and V of all tokens over the bandwidth of reading memory.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
-from statistics import median
 
 import torch
-from rich.table import Table
+from cpu_parts import attention, draft
 from shared_parts import machine, results
 from shared_parts.arguments import beams, positive, script_parser
 
-from vllm_redrafter.beam_search import beam_search
 from vllm_redrafter.config import DrafterConfig
-from vllm_redrafter.drafter import Drafter
-from vllm_redrafter.engine.cpu.packed_drafter import PackedDrafter
 
-READ_BYTES = 1 << 28
-"""Read to measure the bandwidth: more than caches hold."""
-
-
-@dataclass(frozen=True)
-class Cost:
-    """One draft; milliseconds, medians of the repeats.
-
-    Attributes:
-        requests: how many are drafted for at once.
-        shape: WxL.
-        plain, packed, products, bytes: see above.
-    """
-
-    requests: int
-    shape: str
-    plain: float
-    packed: float
-    products: float
-    bytes: float
-
-    @property
-    def floor(self) -> float:
-        return max(self.products, self.bytes)
-
-    def as_json(self) -> dict[str, float | int | str]:
-        return {**asdict(self), "floor": self.floor, "packed_over_floor": self.packed / self.floor}
-
-
-class Draft:
-    """A random drafter, plain and packed, and inputs for it."""
-
-    def __init__(self, config: DrafterConfig, dtype: torch.dtype) -> None:
-        torch.manual_seed(0)
-        self.config, self.dtype = config, dtype
-        self.plain = Drafter(config).to(dtype).eval().requires_grad_(False)
-        self.packed = PackedDrafter(self.plain)
-        self.embed = torch.nn.Embedding(config.vocab_size, config.hidden_size, dtype=dtype)
-
-    def search(self, head: Drafter | PackedDrafter, requests: int, width: int, length: int) -> None:
-        hidden = torch.zeros(requests, self.config.hidden_size, dtype=self.dtype)
-        roots = torch.arange(requests) % self.config.vocab_size
-        beam_search(head, self.embed, hidden, roots, width, length)
-
-    @torch.inference_mode()
-    def products(self, requests: int, width: int, length: int) -> None:
-        """The packed products of such a draft: one row per request on the first level, then W."""
-        hidden = self.config.hidden_size
-        condition = self.packed.condition(torch.zeros(requests, 1, hidden, dtype=self.dtype))
-        for rows in (1, *[width] * (length - 1)):
-            state = torch.zeros(requests, rows, hidden, dtype=self.dtype)
-            self.packed.logits(condition, self.packed.step(state, state))
-
-    def num_bytes(self, length: int) -> int:
-        """Read by a draft: everything once per level, but what depends on h alone once."""
-        all_bytes = sum(p.numel() * p.element_size() for p in self.plain.parameters())
-        if not self.config.has_input_projection:
-            return all_bytes * length
-        of_hidden = self.config.exit_dim * self.config.hidden_size * self.dtype.itemsize
-        return (all_bytes - of_hidden) * length + of_hidden
-
-
-def seconds(call: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    call()
-    return time.perf_counter() - started
-
-
-def read_bandwidth() -> float:
-    """Bytes per second that this process reads, the best of a few sums over a large tensor."""
-    memory = torch.ones(READ_BYTES // 8, dtype=torch.int64)
-    return READ_BYTES / min(seconds(memory.sum) for _ in range(5))
-
-
-def measure(draft: Draft, requests: int, width: int, length: int, repeats: int) -> Cost:
-    """Time one size."""
-    parts: dict[str, Callable[[], None]] = {
-        "plain": lambda: draft.search(draft.plain, requests, width, length),
-        "packed": lambda: draft.search(draft.packed, requests, width, length),
-        "products": lambda: draft.products(requests, width, length),
-    }
-    for call in parts.values():  # first calls allocate
-        call()
-    times: dict[str, list[float]] = {name: [] for name in parts}
-    bandwidth = read_bandwidth()
-    for _ in range(repeats):
-        for name, call in parts.items():
-            times[name].append(1000 * seconds(call))
-    medians = {name: median(values) for name, values in times.items()}
-    least = 1000 * draft.num_bytes(length) / bandwidth
-    return Cost(requests, f"{width}x{length}", **medians, bytes=least)
-
-
-def table(costs: Sequence[Cost]) -> Table:
-    """The figures, for a person."""
-    made = Table(title="A draft, milliseconds")
-    for column in ("requests", "shape", "plain", "packed", "products", "bytes"):
-        made.add_column(column, justify="right")
-    made.add_column("plain / packed", justify="right")
-    made.add_column("packed / floor", justify="right")
-    for cost in costs:
-        made.add_row(
-            str(cost.requests),
-            cost.shape,
-            *(f"{x:.2f}" for x in (cost.plain, cost.packed, cost.products, cost.bytes)),
-            f"{cost.plain / cost.packed:.2f}",
-            f"{cost.packed / cost.floor:.2f}",
-        )
-    return made
+PARTS = ("draft", "attention")
 
 
 def arguments() -> argparse.Namespace:
+    smollm2 = attention.Layers()
     parser = script_parser(__doc__)
-    parser.add_argument("--vocab-size", type=positive, default=8192)
-    parser.add_argument("--hidden-size", type=positive, default=512)
+    parser.add_argument("--parts", choices=PARTS, nargs="+", default=PARTS)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--requests", type=positive, nargs="+", default=[1, 8])
-    parser.add_argument("--shapes", type=beams, nargs="+", default=[(4, 4), (1, 3)], metavar="WxL")
     parser.add_argument("--repeats", type=positive, default=30)
     parser.add_argument("--threads", type=positive, help="default: as many as torch takes")
     parser.add_argument("--output", type=Path, help="write all figures to this JSON file")
-    return parser.parse_args()
+    of_draft = parser.add_argument_group("draft")
+    of_draft.add_argument("--vocab-size", type=positive, default=8192)
+    of_draft.add_argument("--hidden-size", type=positive, default=512)
+    of_draft.add_argument(
+        "--shapes", type=beams, nargs="+", default=[(4, 4), (1, 3)], metavar="WxL"
+    )
+    of_attention = parser.add_argument_group("attention", "the defaults are SmolLM2-135M's")
+    of_attention.add_argument("--contexts", type=positive, nargs="+", default=[200, 2000])
+    of_attention.add_argument("--nodes", type=positive, default=9, help="root counted")
+    of_attention.add_argument("--layers", type=positive, default=smollm2.count)
+    of_attention.add_argument("--heads", type=positive, default=smollm2.heads)
+    of_attention.add_argument("--kv-heads", type=positive, default=smollm2.kv_heads)
+    of_attention.add_argument("--head-size", type=positive, default=smollm2.head_size)
+    args = parser.parse_args()
+    if args.heads % args.kv_heads:
+        parser.error(
+            f"--heads {args.heads} is no multiple of --kv-heads {args.kv_heads}: give K and V "
+            "heads that all serve equally many query heads"
+        )
+    return args
+
+
+def draft_costs(args: argparse.Namespace) -> list[draft.Cost]:
+    config = DrafterConfig(args.vocab_size, args.hidden_size, exit_dim=args.hidden_size)
+    measured = draft.Draft(config, getattr(torch, args.dtype))
+    return [
+        draft.measure(measured, requests, width, length, args.repeats)
+        for requests, (width, length) in product(args.requests, args.shapes)
+    ]
+
+
+def attention_costs(args: argparse.Namespace) -> list[attention.AttentionCost]:
+    heads = args.heads, args.kv_heads, args.head_size
+    layers = attention.Layers(args.layers, *heads, getattr(torch, args.dtype))
+    return [
+        attention.measure(layers, requests, context, args.nodes, args.repeats)
+        for requests, context in product(args.requests, args.contexts)
+    ]
+
+
+def settings(args: argparse.Namespace) -> dict[str, object]:
+    """What was measured, of the parts that were."""
+    shared = ("dtype", "repeats")
+    of_draft = ("vocab_size", "hidden_size") if "draft" in args.parts else ()
+    of_attention = ("layers", "heads", "kv_heads", "head_size") if "attention" in args.parts else ()
+    chosen = {name: getattr(args, name) for name in (*of_draft, *of_attention, *shared)}
+    return {**chosen, "threads": torch.get_num_threads()}
 
 
 def main() -> None:
     args = arguments()
     if args.threads:
         torch.set_num_threads(args.threads)
-    config = DrafterConfig(args.vocab_size, args.hidden_size, exit_dim=args.hidden_size)
-    surroundings = machine.describe(None)
-    draft = Draft(config, getattr(torch, args.dtype))
-    costs = [
-        measure(draft, requests, width, length, args.repeats)
-        for requests, (width, length) in product(args.requests, args.shapes)
-    ]
-    results.wide_console().print(table(costs))
-    settings = {
-        "vocab_size": args.vocab_size,
-        "hidden_size": args.hidden_size,
-        "dtype": args.dtype,
-        "repeats": args.repeats,
-        "threads": torch.get_num_threads(),
-    }
-    record = {**surroundings, "settings": settings, "draft": [cost.as_json() for cost in costs]}
+    record = {**machine.describe(None), "settings": settings(args)}
+    if "draft" in args.parts:
+        drafts = draft_costs(args)
+        results.wide_console().print(draft.table(drafts))
+        record["draft"] = [cost.as_json() for cost in drafts]
+    if "attention" in args.parts:
+        attended = attention_costs(args)
+        results.wide_console().print(attention.table(attended))
+        record["attention"] = [cost.as_json() for cost in attended]
     results.write(args.output, record)
 
 

@@ -1,11 +1,16 @@
 r"""Plain decoding, ReDrafter and vLLM's n-gram speculation side by side.
 
     python benchmarks/throughput.py --model TARGET --drafter DRAFTER --dataset prompts.jsonl \
-        --concurrency 1 4 8 --shape 1=2x4:8 4=2x3:4 8=1x3:3 --output results.json --plot out.png
+        --concurrency 1 4 8 --shape 1=2x4:8 4=2x3:4 8=1x3:3 --adaptive 4x5:12 \
+        --output results.json --plot out.png
+
+ReDrafter comes in fixed shapes, whose K nodes are verified in every step, and adaptive: a step
+verifies as many nodes as pay, or none. With --random-drafter it is measured with a drafter of
+random weights as well, for what a useless one costs.
 
 Every method and shape gets an engine of its own, in a fresh process; `--repeats` does all of it
-again, each time in another order. An engine answers the same prompts at each concurrency (that
-many requests in flight) and temperature, after a warm-up, without prefix caching.
+again, each time in another order. At a concurrency (that many requests in flight) and temperature
+all engines answer the same prompts, after a warm-up, without prefix caching.
 
 Targets loop under greedy decoding, small ones above all, and repeated text is easy to draft, for
 n-grams most of all. So the table has the share of repeated 8-grams beside the figures.
@@ -15,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -25,9 +31,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from shared_parts import machine, results
 from shared_parts.arguments import json_object, not_negative, positive, script_parser
 from throughput_parts.engine import Job, Run
-from throughput_parts.methods import NGRAM_NOTE, InputError, Method, plan
+from throughput_parts.methods import NGRAM_NOTE, InputError, Method, plan, with_random_drafter
 from throughput_parts.process import EngineError, environment, run_engine
 from throughput_parts.prompts import choose, read_dataset, tokenize
+from throughput_parts.random_drafter import write_random_drafter
 from throughput_parts.report import Measurement, measurements, print_table, summarise
 
 from vllm_redrafter import ConfigError
@@ -47,6 +54,13 @@ def parser() -> argparse.ArgumentParser:
         help="put prompts through the target's chat template (default: only conversations)",
     )
     add("--num-prompts", type=positive, default=32, help="at most, drawn at random (default 32)")
+    add(
+        "--prompts-per-request",
+        type=positive,
+        metavar="N",
+        help="answer only N prompts per request in flight, so that low concurrency does not take "
+        "longest (default: all prompts at every concurrency)",
+    )
     add("--max-tokens", type=positive, default=128, help="per request (default 128)")
     add("--ignore-eos", action="store_true", help="output --max-tokens in any case")
     several: dict[str, Any] = {"nargs": "+", "action": "extend"}
@@ -55,7 +69,19 @@ def parser() -> argparse.ArgumentParser:
         "--shape",
         **several,
         metavar="[C=]WxL:K",
-        help="beam width, beam length, tree nodes; C= for concurrency C only (default 2x4:6)",
+        help="fixed beam width, beam length, tree nodes; C= for concurrency C only (default 2x4:6)",
+    )
+    add(
+        "--adaptive",
+        **several,
+        metavar="WxL:K",
+        help="the adaptive method's maxima of the same (default 4x5:12)",
+    )
+    add("--no-adaptive", action="store_true", help="leave the adaptive method out")
+    add(
+        "--random-drafter",
+        action="store_true",
+        help="the adaptive method with a drafter of random weights as well",
     )
     add(
         "--ngram-tokens",
@@ -88,19 +114,33 @@ def main(argv: Sequence[str] | None = None) -> None:
     args.concurrency = args.concurrency or [1, 4, 8]
     args.shape = args.shape or ["2x4:6"]
     args.ngram_tokens = args.ngram_tokens or ["5"]
+    if args.adaptive and args.no_adaptive:
+        command.error("--adaptive and --no-adaptive exclude each other: give one of them")
+    args.adaptive = [] if args.no_adaptive else args.adaptive or ["4x5:12"]
     args.temperature = sorted(set(args.temperature or [0.0, 0.7]))
     console = Console(stderr=True)
-    try:
-        methods = plan(args.drafter, args.concurrency, args.shape, args.ngram_tokens)
-        _check_outputs(args)
-        check_checkpoint(args.drafter)
-        prompts = _prompts(args, console)
-    except (InputError, ConfigError) as error:
-        command.error(str(error))
-    try:
-        _compare(args, methods, prompts, console)
-    except EngineError as error:
-        sys.exit(str(error))
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            methods = _methods(args, Path(folder) / "random-drafter")
+            _check_outputs(args)
+            prompts = _prompts(args, console)
+        except (InputError, ConfigError) as error:
+            command.error(str(error))
+        try:
+            _compare(args, methods, prompts, console)
+        except EngineError as error:
+            sys.exit(str(error))
+
+
+def _methods(args: argparse.Namespace, random_drafter: Path) -> list[Method]:
+    """What is compared; a drafter of random weights is written where one is asked for."""
+    methods = plan(args.drafter, args.concurrency, args.shape, args.ngram_tokens, args.adaptive)
+    if args.random_drafter:
+        methods += with_random_drafter(methods, str(random_drafter))
+    check_checkpoint(args.drafter)
+    if args.random_drafter:
+        write_random_drafter(args.drafter, random_drafter, args.seed)
+    return methods
 
 
 def _check_outputs(args: argparse.Namespace) -> None:
@@ -211,11 +251,12 @@ def _job(
     return Job(
         engine=engine,
         prompts=prompts,
+        prompts_per_request=args.prompts_per_request,
         levels=list(method.levels),
         temperatures=temperatures,
         max_tokens=args.max_tokens,
         ignore_eos=args.ignore_eos,
-        timed_parts=method.name == "ReDrafter",
+        timed_parts=method.drafts_with_redrafter,
     )
 
 
@@ -223,7 +264,7 @@ def _settings(
     args: argparse.Namespace, prompts: list[list[int]], variables: dict[str, str]
 ) -> dict[str, Any]:
     """What was asked for, without this machine's paths."""
-    settings = {k: v for k, v in vars(args).items() if k not in ("output", "plot")}
+    settings = {k: v for k, v in vars(args).items() if k not in ("output", "plot", "no_adaptive")}
     for name in ("model", "drafter"):
         given = Path(settings[name])
         settings[name] = given.resolve().name if given.is_dir() else settings[name]

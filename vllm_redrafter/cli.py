@@ -181,6 +181,7 @@ def train(
 @app.command()
 @settings_as_options
 def evaluate(
+    context: typer.Context,
     target: Annotated[
         str,
         typer.Argument(metavar="TARGET", help="The model to draft for: a folder or a hub id."),
@@ -191,10 +192,22 @@ def evaluate(
     ],
     data: Annotated[Path, typer.Option(help="Folder that generate-data wrote with this target.")],
     config: EvaluationConfig,
-    costs: StepCosts,
+    assumed: StepCosts,
+    costs: Annotated[
+        Path | None,
+        typer.Option(help="Recommend by the costs that an engine measured: its table, a file."),
+    ] = None,
+    requests: Annotated[
+        int,
+        typer.Option(min=1, help="With --costs: how many requests are decoded at once."),
+    ] = 1,
     beam_widths: Annotated[
-        str, typer.Option(help="Beam widths of the grid, with commas between.")
-    ] = "1,2,4,8",
+        str | None,
+        typer.Option(
+            help="Beam widths of the grid, with commas between.",
+            show_default="1,2,4,8, or those of --costs",
+        ),
+    ] = None,
     beam_lengths: Annotated[
         str, typer.Option(help="Beam lengths of the grid, with commas between.")
     ] = "3,4,5",
@@ -214,13 +227,21 @@ def evaluate(
     from rich.console import Console
 
     from vllm_redrafter.training import evaluation
+    from vllm_redrafter.training.measured_costs import MeasuredCosts, read_costs, widths_of
 
+    if costs is None and _is_given(context, "requests"):
+        raise ConfigError("--requests is for --costs: give both, or assume other costs")
+    if costs is not None and any(_is_given(context, f"{c}_cost") for c in ("draft", "verify")):
+        raise ConfigError("--costs measures what --draft-cost and --verify-cost assume: give one")
+    table = read_costs(costs) if costs else None
+    step_costs = MeasuredCosts(table, requests) if table else assumed
+    measured_widths = ",".join(map(str, widths_of(table))) if table else "1,2,4,8"
     grid = evaluation.shapes(
-        _integers("--beam-widths", beam_widths),
+        _integers("--beam-widths", beam_widths or measured_widths),
         _integers("--beam-lengths", beam_lengths),
         _integers("--spec-tokens", spec_tokens),
     )
-    job = evaluation.EvaluationJob(target, drafter, data, grid, costs, config, other_target)
+    job = evaluation.EvaluationJob(target, drafter, data, grid, step_costs, config, other_target)
     console = Console()
     found = evaluation.evaluate(job, console)
     evaluation.print_evaluation(console, found)

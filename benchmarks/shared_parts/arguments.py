@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -58,6 +59,17 @@ def beams(text: str) -> tuple[int, int]:
     """`WxL`: beam width and beam length."""
     width, _, length = text.partition("x")
     return positive(width), positive(length)
+
+
+def tree_shape(text: str) -> tuple[int, int, int]:
+    """`WxL:K`: beam width, beam length, and the tree nodes that are verified."""
+    found = re.fullmatch(r"(\d+)x(\d+):(\d+)", text)
+    if not found:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected WxL:K (beam width, beam length, tree nodes), as in 4x5:12"
+        )
+    width, length, nodes = map(int, found.groups())
+    return width, length, nodes
 
 
 def json_object(text: str) -> dict[str, Any]:

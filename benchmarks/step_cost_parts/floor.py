@@ -84,6 +84,41 @@ class Weights:
         )
 
 
+@dataclass(frozen=True)
+class Arithmetic:
+    """A target and its drafter on a device: the least seconds of what they do.
+
+    Attributes:
+        shape: the target's sizes, by the names of a transformers config.
+        weights: of both.
+        device: that reads and multiplies them.
+    """
+
+    shape: dict[str, Any]
+    weights: Weights
+    device: Device
+
+    def forward(self, requests: int, context: int, rows: int) -> float:
+        """The target's pass over `rows` tokens, of so many requests together."""
+        heads, layers = self.shape["num_attention_heads"], self.shape["num_hidden_layers"]
+        head_size = self.shape["hidden_size"] // heads
+        cached = 2 * layers * self.shape["num_key_value_heads"] * head_size * BYTES  # per token
+        attention = 4 * layers * heads * head_size * context * rows
+        return self.device.seconds(
+            self.weights.target * BYTES + requests * context * cached,
+            2 * self.weights.target * rows + attention,
+        )
+
+    def draft(self, requests: int, beam_width: int, beam_length: int) -> float:
+        """A beam search for so many requests."""
+        weights, device = self.weights, self.device
+        level = weights.per_level * BYTES
+        first = device.seconds(level, 2 * weights.per_level * requests)
+        others = device.seconds(level, 2 * weights.per_level * requests * beam_width)
+        once = device.seconds(weights.once * BYTES, 2 * weights.once * requests)
+        return once + first + (beam_length - 1) * others
+
+
 def floors(
     shape: dict[str, Any],
     weights: Weights,
@@ -93,35 +128,15 @@ def floors(
     cases: Iterable[tuple[int, int]],
 ) -> list[Floor]:
     """For each K and (batch, context): the floor with a tree of K nodes of W x L beams."""
-    width, length = beams
-    heads, layers = shape["num_attention_heads"], shape["num_hidden_layers"]
-    head_size = shape["hidden_size"] // heads
-    cached = 2 * layers * shape["num_key_value_heads"] * head_size * BYTES  # per token
-
-    def forward(requests: int, context: int, tokens: int) -> float:
-        """The target's pass over `tokens` tokens of each request."""
-        rows = requests * tokens
-        attention = 4 * layers * heads * head_size * context * rows
-        return device.seconds(
-            weights.target * BYTES + requests * context * cached,
-            2 * weights.target * rows + attention,
-        )
-
-    def draft(requests: int) -> float:
-        level = weights.per_level * BYTES
-        first = device.seconds(level, 2 * weights.per_level * requests)
-        others = device.seconds(level, 2 * weights.per_level * requests * width)
-        once = device.seconds(weights.once * BYTES, 2 * weights.once * requests)
-        return once + first + (length - 1) * others
-
+    least = Arithmetic(shape, weights, device)
     return [
         Floor(
             nodes=k,
             requests=requests,
             context=context,
-            plain=forward(requests, context, 1),
-            verify=forward(requests, context, 1 + k),
-            draft=draft(requests),
+            plain=least.forward(requests, context, requests),
+            verify=least.forward(requests, context, requests * (1 + k)),
+            draft=least.draft(requests, *beams),
         )
         for requests, context in cases
         for k in nodes

@@ -32,6 +32,8 @@ class Job:
     Attributes:
         engine: the arguments of `vllm.LLM`.
         prompts: token ids.
+        prompts_per_request: how many of them a level answers, per request in flight; None for all
+            at every level.
         levels: numbers of requests in flight.
         temperatures: each is measured at each level.
         max_tokens: the most tokens that a request outputs.
@@ -41,11 +43,18 @@ class Job:
 
     engine: dict[str, Any]
     prompts: list[list[int]]
+    prompts_per_request: int | None
     levels: list[int]
     temperatures: list[float]
     max_tokens: int
     ignore_eos: bool
     timed_parts: bool
+
+    def prompts_at(self, concurrency: int) -> list[list[int]]:
+        """The prompts of a level, the same for every method: the first ones."""
+        if self.prompts_per_request is None:
+            return self.prompts
+        return self.prompts[: concurrency * self.prompts_per_request]
 
 
 @dataclass(frozen=True)
@@ -111,7 +120,7 @@ def generate(llm: Any, prompts: Sequence[list[int]], params: Any, concurrency: i
 
 
 def measure(llm: Any, job: Job, concurrency: int, temperature: float) -> Run:
-    """Warm up, then answer all prompts once, under the clock and counters."""
+    """Warm up, then answer the level's prompts once, under the clock and counters."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -128,7 +137,8 @@ def measure(llm: Any, job: Job, concurrency: int, temperature: float) -> Run:
     if job.timed_parts:
         llm.collective_rpc("reset_redrafter_stats")
     before = counters(llm)
-    generation = generate(llm, job.prompts, params(job.max_tokens), concurrency)
+    prompts = job.prompts_at(concurrency)
+    generation = generate(llm, prompts, params(job.max_tokens), concurrency)
     counted = {name: value - before[name] for name, value in counters(llm).items()}
     parts = llm.collective_rpc("redrafter_stats")[0] if job.timed_parts else None
     return Run(concurrency, temperature, generation, counted, parts)

@@ -1,19 +1,22 @@
 """What is compared: plain decoding, n-gram speculation and ReDrafter, each in its shapes.
 
-A shape may be bound to a concurrency level, because the number of tokens that pays to verify
-shrinks as the batch grows: `1=3x5:12 8=1x3:3`. Without `C=` it is measured at every level.
+A fixed shape may be bound to a concurrency level, because the number of tokens that pays to verify
+shrinks as the batch grows: `1=3x5:12 8=1x3:3`. Without `C=` it is measured at every level. The
+adaptive method finds that number itself, so its shapes are maxima and are measured everywhere.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from vllm_redrafter import ReDrafterConfig
 
 S = TypeVar("S")
+
+MethodName = Literal["plain", "n-gram", "ReDrafter", "adaptive", "random drafter"]
 
 NGRAM_LOOKUP = {"prompt_lookup_max": 4, "prompt_lookup_min": 2}
 
@@ -36,13 +39,14 @@ class Method:
     """One engine: a way to decode, and the concurrency levels it is measured at.
 
     Attributes:
-        name: which of the three.
+        name: which way; `ReDrafter` verifies K nodes in every step, `adaptive` at most K, as many
+            as pay, and `random drafter` is adaptive with a drafter of random weights.
         shape: how it speculates, as given on the command line; empty for plain decoding.
         levels: numbers of requests in flight, ascending.
         speculative_config: vLLM's setting of that name.
     """
 
-    name: Literal["plain", "n-gram", "ReDrafter"]
+    name: MethodName
     shape: str
     levels: tuple[int, ...]
     speculative_config: dict[str, Any] | None
@@ -51,6 +55,10 @@ class Method:
     def label(self) -> str:
         return f"{self.name} {self.shape}".strip()
 
+    @property
+    def drafts_with_redrafter(self) -> bool:
+        return self.name not in ("plain", "n-gram")
+
     def temperatures(self, asked: Sequence[float], is_cpu: bool) -> list[float]:
         """Those at which the method can be measured, of those asked for; see NGRAM_NOTE."""
         greedy_only = self.name == "n-gram" and is_cpu
@@ -58,15 +66,20 @@ class Method:
 
 
 def plan(
-    drafter: str, levels: Sequence[int], shapes: Sequence[str], ngram_tokens: Sequence[str]
+    drafter: str,
+    levels: Sequence[int],
+    shapes: Sequence[str],
+    ngram_tokens: Sequence[str],
+    adaptive: Sequence[str] = (),
 ) -> list[Method]:
     """The engines to measure, as few as will do: one per method and shape.
 
     Args:
         drafter: the ReDrafter checkpoint.
         levels: numbers of requests in flight.
-        shapes: each `[C=]WxL:K`.
+        shapes: each `[C=]WxL:K`, all K nodes verified in every step.
         ngram_tokens: each `[C=]K`.
+        adaptive: each `WxL:K`, the maxima of an adaptive method.
 
     Raises:
         InputError: bad syntax, or a level that no shape, or no n-gram K, is measured at.
@@ -80,24 +93,68 @@ def plan(
     for tokens, at in _levels_of("--ngram-tokens", bound_tokens, levels).items():
         config = {"method": "ngram", "num_speculative_tokens": tokens, **NGRAM_LOOKUP}
         methods.append(Method("n-gram", str(tokens), at, config))
-    bound_shapes = [_parse_shape(text) for text in shapes]
+    bound_shapes = [_parse_shape("--shape", text) for text in shapes]
     for shape, at in _levels_of("--shape", bound_shapes, levels).items():
-        config = {
-            "model": drafter,
-            "num_speculative_tokens": shape.num_speculative_tokens,
-            "beam_width": shape.beam_width,
-            "beam_length": shape.beam_length,
-        }
-        methods.append(Method("ReDrafter", _written(shape), at, config))
+        fixed = replace(shape, adaptive=False)
+        methods.append(Method("ReDrafter", _written(shape), at, _config(drafter, fixed)))
+    for maxima in dict.fromkeys(_parse_maxima(text) for text in adaptive):
+        config = _config(drafter, maxima)
+        methods.append(Method("adaptive", _written(maxima), tuple(levels), config))
     return methods
 
 
-def _parse_shape(text: str) -> tuple[int | None, ReDrafterConfig]:
+def with_random_drafter(methods: Sequence[Method], drafter: str) -> list[Method]:
+    """The adaptive methods once more, with a drafter that knows nothing.
+
+    Args:
+        methods: all that is measured.
+        drafter: a checkpoint of random weights.
+
+    Raises:
+        InputError: no method is adaptive.
+    """
+    found = [method for method in methods if method.name == "adaptive"]
+    if not found:
+        raise InputError(
+            "--random-drafter shows what the adaptive method makes of a useless drafter: leave "
+            "out --no-adaptive"
+        )
+    return [
+        replace(
+            method,
+            name="random drafter",
+            speculative_config={**(method.speculative_config or {}), "model": drafter},
+        )
+        for method in found
+    ]
+
+
+def _config(drafter: str, shape: ReDrafterConfig) -> dict[str, Any]:
+    return {
+        "model": drafter,
+        "num_speculative_tokens": shape.num_speculative_tokens,
+        "beam_width": shape.beam_width,
+        "beam_length": shape.beam_length,
+        "adaptive": shape.adaptive,
+    }
+
+
+def _parse_maxima(text: str) -> ReDrafterConfig:
+    level, shape = _parse_shape("--adaptive", text)
+    if level is not None:
+        raise InputError(
+            f"--adaptive {text!r}: the adaptive method is measured at every concurrency; leave out "
+            f"{level}="
+        )
+    return shape
+
+
+def _parse_shape(option: str, text: str) -> tuple[int | None, ReDrafterConfig]:
     found = re.fullmatch(r"(?:(\d+)=)?(\d+)x(\d+):(\d+)", text)
     if not found:
         raise InputError(
-            f"--shape {text!r}: expected WxL:K (beam width, beam length, tree nodes verified), "
-            "as in 2x4:6, or C=WxL:K for concurrency C only"
+            f"{option} {text!r}: expected WxL:K (beam width, beam length, tree nodes verified), "
+            "as in 2x4:6" + (", or C=WxL:K for concurrency C only" if option == "--shape" else "")
         )
     level, width, length, nodes = found.groups()
     return _level(level), ReDrafterConfig(int(nodes), int(width), int(length))

@@ -1,4 +1,7 @@
-"""Ratios to plain decoding as grouped bars: a panel per temperature, a group per concurrency."""
+"""Ratios to plain decoding as grouped bars: a panel per temperature, a group per concurrency.
+
+Panels stand one above the other, as many levels and methods make them wide.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,12 @@ from matplotlib.patches import Patch
 from throughput_parts.report import Row
 from vllm_redrafter.data.repetition import NGRAM
 
-COLOURS = {"n-gram": "#e8a33d", "ReDrafter": "#2f6fb0"}
+COLOURS = {
+    "n-gram": "#e8a33d",
+    "ReDrafter": "#6a9fd4",
+    "adaptive": "#1f5a94",
+    "random drafter": "#9a9a9a",
+}
 BAR, GAP = 0.85, 1.0
 """Widths of a bar, and of the gap between groups, in units of the distance between bars."""
 
@@ -27,33 +35,32 @@ def plot(rows: Sequence[Row], title: str, path: Path) -> None:
     compared = [row for row in rows if row.method != "plain"]
     widest = max(sum(row.temperature == t for row in compared) for t in temperatures)
     figure, panels = plt.subplots(
-        1,
         len(temperatures),
-        figsize=(max(4.5, 0.75 * widest + 1.5) * len(temperatures), 5),
+        1,
+        figsize=(max(6, 0.6 * widest + 3), 4 * len(temperatures) + 0.5),
         sharey=True,
         squeeze=False,
         layout="constrained",
     )
-    for panel, temperature in zip(panels[0], temperatures, strict=True):
+    for panel, temperature in zip(panels[:, 0], temperatures, strict=True):
         _draw_panel(panel, [row for row in rows if row.temperature == temperature])
         panel.set_title("greedy" if temperature == 0 else f"temperature {temperature:g}")
     # Room for the two lines above the highest bar; limits are shared by the panels.
     panels[0][0].set_ylim(0, 1.18 * max([1.0, *(row.ratio.high for row in compared)]))
-    panels[0][0].set_ylabel("tokens per second, as a multiple of plain decoding's")
+    figure.supylabel("tokens per second, as a multiple of plain decoding's", fontsize="medium")
     named = [name for name in COLOURS if any(row.method == name for row in compared)]
     figure.legend(
         handles=[Patch(color=COLOURS[name], label=name) for name in named],
-        loc="outside upper right",
-        ncols=len(named),
+        loc="outside right upper",
         frameon=False,
     )
     figure.suptitle(title, x=0.01, ha="left", fontsize="medium")
     figure.supxlabel(
-        f"requests in flight. Above a bar: ratio, and share of repeated {NGRAM}-grams in the "
+        f"requests in flight. Above a bar: ratio, and share of repeated {NGRAM}-grams in the\n"
         "output. Lines: lowest and highest repeat.",
         fontsize="small",
     )
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=100)
     plt.close(figure)
 
 

@@ -1,7 +1,8 @@
 """From measurements to the table: medians, ratios to plain decoding, shares of wall time.
 
 Machines are shared and their speed drifts, so a method is compared with the plain decoding of the
-same repeat, and the ratio is the median of these comparisons.
+same repeat, and the ratio is the median of these comparisons. The adaptive method is compared in
+the same way with the best fixed shape.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from throughput_parts.engine import Run
-from throughput_parts.methods import Method
+from throughput_parts.methods import Method, MethodName
 from vllm_redrafter.data.repetition import NGRAM, repeated_share
 
 PARTS = ("draft", "verify", "attention", "accept", "compact")
@@ -42,7 +43,7 @@ class Measurement:
         spec_decode, parts: see `Run`.
     """
 
-    method: str
+    method: MethodName
     shape: str
     repeat: int
     concurrency: int
@@ -75,6 +76,28 @@ class Measurement:
         """
         decoding_steps = self.request_steps - self.requests
         return (self.output_tokens - self.requests) / decoding_steps if decoding_steps else None
+
+    @property
+    def nodes(self) -> float | None:
+        """Tree nodes verified per request, in the steps that verified some; None if none did.
+
+        ReDrafter alone counts them.
+        """
+        if self.parts is None or not self.parts["verifications"]:
+            return None
+        return self.parts["drafted_tokens"] / self.parts["verifications"]
+
+    @property
+    def undrafted(self) -> float | None:
+        """Share of the decoding steps in which nothing was drafted, as it would not have paid.
+
+        None where the engine has no such choice.
+        """
+        if self.parts is None or "undrafted_steps" not in self.parts:
+            return None
+        undrafted = self.parts["undrafted_steps"]
+        steps = self.parts["steps"] + undrafted
+        return undrafted / steps if steps else None
 
     @property
     def shares(self) -> dict[str, float] | None:
@@ -141,6 +164,9 @@ class Row:
         in_flight: requests, on average; median over repeats.
         tokens_per_second: over repeats.
         ratio: to plain decoding in the same repeat.
+        over_fixed: of an adaptive row, to the fixed shape with the highest median ratio at this
+            temperature and concurrency, in the same repeat; None for other rows.
+        nodes, undrafted: medians over repeats; see `Measurement`.
         tokens_per_step, shares, repeated_ngrams: medians over repeats; see `Measurement`.
         identical: requests, of all repeats, whose output equals plain decoding's.
         requests: of all repeats.
@@ -148,32 +174,39 @@ class Row:
 
     temperature: float
     concurrency: int
-    method: str
+    method: MethodName
     shape: str
     in_flight: float
     tokens_per_second: Spread
     ratio: Spread
+    over_fixed: Spread | None
     tokens_per_step: float | None
+    nodes: float | None
+    undrafted: float | None
     shares: dict[str, float] | None
     repeated_ngrams: float
     identical: int | None
     requests: int
 
 
+ORDER: tuple[MethodName, ...] = ("plain", "n-gram", "ReDrafter", "adaptive", "random drafter")
+
+
 def summarise(measured: Sequence[Measurement]) -> list[Row]:
     """Rows by temperature and concurrency, methods in the order in which they were planned."""
-    plain = {(m.repeat, m.concurrency, m.temperature): m for m in measured if m.method == "plain"}
-    groups: dict[tuple[float, int, str, str], list[Measurement]] = {}
+    groups: dict[tuple[float, int, MethodName, str], list[Measurement]] = {}
     for m in measured:
         groups.setdefault((m.temperature, m.concurrency, m.method, m.shape), []).append(m)
-    order = {"plain": 0, "n-gram": 1, "ReDrafter": 2}
     rows = []
     # A stable sort: shapes stay in the order of the plan.
-    for key in sorted(groups, key=lambda key: (key[0], key[1], order[key[2]])):
+    for key in sorted(groups, key=lambda key: (key[0], key[1], ORDER.index(key[2]))):
+        temperature, concurrency, method, _ = key
         group = groups[key]
-        ratios = [
-            m.tokens_per_second / plain[m.repeat, m.concurrency, m.temperature].tokens_per_second
-            for m in group
+        plain = groups[temperature, concurrency, "plain", ""]
+        fixed = [
+            found
+            for at, found in groups.items()
+            if at[:3] == (temperature, concurrency, "ReDrafter")
         ]
         identical = [m.identical for m in group if m.identical is not None]
         rows.append(
@@ -181,8 +214,11 @@ def summarise(measured: Sequence[Measurement]) -> list[Row]:
                 *key,
                 in_flight=median(m.in_flight for m in group),
                 tokens_per_second=Spread.of([m.tokens_per_second for m in group]),
-                ratio=Spread.of(ratios),
+                ratio=_ratio(group, plain),
+                over_fixed=_over_best(group, fixed, plain) if method == "adaptive" else None,
                 tokens_per_step=_median_of([m.tokens_per_step for m in group]),
+                nodes=_median_of([m.nodes for m in group]),
+                undrafted=_median_of([m.undrafted for m in group]),
                 shares=_median_shares(group),
                 repeated_ngrams=median(m.repeated_ngrams for m in group),
                 identical=sum(identical) if identical else None,
@@ -190,6 +226,23 @@ def summarise(measured: Sequence[Measurement]) -> list[Row]:
             )
         )
     return rows
+
+
+def _ratio(group: Sequence[Measurement], base: Sequence[Measurement]) -> Spread:
+    """Tokens per second as a multiple of another method's, each within its repeat."""
+    speed = {m.repeat: m.tokens_per_second for m in base}
+    return Spread.of([m.tokens_per_second / speed[m.repeat] for m in group])
+
+
+def _over_best(
+    group: Sequence[Measurement],
+    fixed: Sequence[Sequence[Measurement]],
+    plain: Sequence[Measurement],
+) -> Spread | None:
+    """The ratio to the fixed shape that is the best over all repeats; None without any."""
+    if not fixed:
+        return None
+    return _ratio(group, max(fixed, key=lambda shape: _ratio(shape, plain).median))
 
 
 def _median_of(values: Sequence[float | None]) -> float | None:
@@ -200,6 +253,9 @@ def _median_of(values: Sequence[float | None]) -> float | None:
 def _median_shares(group: Sequence[Measurement]) -> dict[str, float] | None:
     known = [m.shares for m in group if m.shares is not None]
     return {part: median(s[part] for s in known) for part in PARTS} if known else None
+
+
+FIGURES = ("tok/s", "× plain", "× fixed", "tok/step", "nodes", "undrafted", "repeated")
 
 
 def table(rows: Sequence[Row], settings: Mapping[str, object]) -> Table:
@@ -216,7 +272,7 @@ def table(rows: Sequence[Row], settings: Mapping[str, object]) -> Table:
     for name in ("T", "requests"):
         drawn.add_column(name, justify="right", no_wrap=True)
     drawn.add_column("method", no_wrap=True)
-    for name in ("tok/s", "× plain", "tok/step", "repeated", *PARTS, "same"):
+    for name in (*FIGURES, *PARTS, "same"):
         drawn.add_column(name, justify="right", no_wrap=True)
     previous = None
     for row in rows:
@@ -231,7 +287,10 @@ def table(rows: Sequence[Row], settings: Mapping[str, object]) -> Table:
             f"{row.method} {row.shape}".strip(),
             _spread(row.tokens_per_second, ".0f"),
             "1" if row.method == "plain" else _spread(row.ratio, ".2f"),
-            "–" if row.tokens_per_step is None else f"{row.tokens_per_step:.2f}",
+            "–" if row.over_fixed is None else _spread(row.over_fixed, ".2f"),
+            _known(row.tokens_per_step, ".2f"),
+            _known(row.nodes, ".1f"),
+            _known(row.undrafted, ".0%"),
             f"{row.repeated_ngrams:.0%}",
             *(f"{shares[part]:.0%}" if part in shares else "–" for part in PARTS),
             same_as_plain(row),
@@ -242,7 +301,9 @@ def table(rows: Sequence[Row], settings: Mapping[str, object]) -> Table:
 CAPTION = (
     "requests: in flight (on average, as the last ones end one by one). "
     "tok/s, × plain: median over repeats (lowest–highest); × plain within a repeat. "
+    "× fixed: over the fixed shape that is the best over all repeats, within a repeat. "
     "tok/step: per request and decoding step. "
+    "nodes: verified per request, where any were; undrafted: decoding steps without a draft. "
     f"repeated: share of the output's {NGRAM}-grams that occurred before in the same output; text "
     "that repeats itself is easy to draft. "
     "draft … compact: share of the wall time, the rest is vLLM's; verify is the target's forward "
@@ -258,6 +319,10 @@ def print_table(rows: Sequence[Row], settings: Mapping[str, object], console: Co
     whole = drawn.__rich_measure__(console, console.options.update(max_width=1000)).maximum
     console.width = max(console.width, whole)
     console.print(drawn)
+
+
+def _known(value: float | None, form: str) -> str:
+    return "–" if value is None else f"{value:{form}}"
 
 
 def _spread(values: Spread, form: str) -> str:

@@ -43,6 +43,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         ("--dataset nowhere.txt", "nowhere.txt: no such file"),
         ("--prompt=", "--prompt is empty"),
         ("--prompt a --shape 2x4", "expected WxL:K"),
+        ("--prompt a --adaptive 4x5", "--adaptive '4x5': expected WxL:K"),
+        ("--prompt a --adaptive 4x5:12 --no-adaptive", "exclude each other"),
+        ("--prompt a --random-drafter --no-adaptive", "leave out --no-adaptive"),
+        ("--prompt a --prompts-per-request 0", "expected an integer of at least 1"),
         ("--prompt a --concurrency 0", "expected an integer of at least 1"),
         ("--prompt a --temperature -1", "expected a number of at least 0"),
         ("--prompt a --temperature nan", "expected a number of at least 0"),
@@ -85,7 +89,8 @@ def canned_engine(repeats_seen: list[int]) -> Callable[..., list[Run]]:
             for temperature in job.temperatures:
                 at = {"concurrency": concurrency, "temperature": temperature}
                 parts = PARTS if job.timed_parts else None
-                runs.append(run(1.0, [[1] * 9 for _ in job.prompts], parts=parts, **at))
+                answered = job.prompts_at(concurrency)
+                runs.append(run(1.0, [[1] * 9 for _ in answered], parts=parts, **at))
                 advance()
         return runs
 
@@ -109,30 +114,36 @@ def test_from_arguments_to_files_without_an_engine(
     arguments = ["--model", str(models[0]), "--drafter", str(models[1]), "--repeats", "2"]
     arguments += ["--prompt", "name", "--prompt", "value", "--concurrency", "1", "4"]
     arguments += ["--shape", "1=2x4:6", "4=1x3:3", "--output", str(output), "--plot", str(picture)]
+    arguments += ["--random-drafter", "--prompts-per-request", "2"]
 
     throughput.main(arguments)
 
     text = output.read_text()
     report = json.loads(text)
     assert str(tmp_path.parent) not in text, "a results file must not hold this machine's paths"
-    assert seeds == [0, 0, 0, 0, 1, 1, 1, 1]  # four engines per repeat
+    assert seeds == [0] * 6 + [1] * 6  # six engines per repeat
     # Two levels, at each ReDrafter has one shape; two temperatures, but for n-grams on CPUs.
-    rows = 2 * 2 + 2 * (1 if is_cpu else 2) + 2 * 2
+    rows = 2 * 2 + 2 * (1 if is_cpu else 2) + 3 * 2 * 2
     assert len(report["rows"]) == rows
+    assert {m["concurrency"]: m["requests"] for m in report["measurements"]} == {1: 2, 4: 4}
+    (adaptive, *_) = [row for row in report["rows"] if row["method"] == "adaptive"]
+    assert adaptive["over_fixed"] == [1, 1, 1]
     assert len(report["measurements"]) == 2 * rows
     assert report["settings"]["num_prompts"] == 4  # two prompts, repeated to fill concurrency 4
     assert report["machine"]["gpu"] == (None if is_cpu else "a GPU")
     assert is_cpu or not report["settings"]["environment"]["LD_PRELOAD"]
     assert picture.exists()
-    assert "ReDrafter 2x4:6" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert all(f"{name}" in printed for name in ("ReDrafter 2x4:6", "random drafter 4x5:12"))
 
 
 @pytest.mark.engine
-def test_three_methods_through_real_engines(tmp_path: Path, models: tuple[Path, Path]) -> None:
+def test_all_methods_through_real_engines(tmp_path: Path, models: tuple[Path, Path]) -> None:
     output = tmp_path / "out.json"
     options = (
         "--dtype float32 --enforce-eager --repeats 1 --concurrency 2 --temperature 0 "
-        "--max-tokens 24 --ignore-eos --prompt name:value1 --prompt list:[7] --prompt value:[14]"
+        "--max-tokens 24 --ignore-eos --prompt name:value1 --prompt list:[7] --prompt value:[14] "
+        "--adaptive 2x4:8"
     )
     command = [sys.executable, str(SCRIPT), "--model", str(models[0]), "--drafter", str(models[1])]
     ended = subprocess.run(
@@ -147,13 +158,14 @@ def test_three_methods_through_real_engines(tmp_path: Path, models: tuple[Path, 
     report = json.loads(output.read_text())
     assert {"vllm-redrafter", "torch"} <= set(report["versions"])
     assert report["machine"]["cpu"] and report["machine"]["cores"] and report["date"]
-    plain, ngram, redrafter = report["measurements"]
-    for measurement in (plain, ngram, redrafter):
+    plain, ngram, redrafter, adaptive = report["measurements"]
+    for measurement in (plain, ngram, redrafter, adaptive):
         assert measurement["requests"] == 3 and measurement["output_tokens"] == 72
         assert measurement["seconds"] > 0
     assert (plain["method"], plain["request_steps"], plain["identical"]) == ("plain", 72, None)
     assert (ngram["method"], ngram["identical"]) == ("n-gram", 3)
     assert (redrafter["method"], redrafter["identical"]) == ("ReDrafter", 3)
+    assert (adaptive["method"], adaptive["identical"]) == ("adaptive", 3)
     parts = redrafter["parts"]
     # The first token of a request is no verification, nor need its last steps be.
     assert 0 < parts["verifications"] <= redrafter["request_steps"] - 3
@@ -169,7 +181,7 @@ def test_it_runs_unchanged_on_model_runner_v2(tmp_path: Path) -> None:
     drafter = make_drafter(tmp_path / "drafter", hidden_size=64)
     options = (
         "--dtype float32 --enforce-eager --repeats 1 --concurrency 1 --temperature 0 "
-        "--max-tokens 8 --ignore-eos --prompt name:value1 --shape 2x3:4"
+        "--max-tokens 8 --ignore-eos --prompt name:value1 --shape 2x3:4 --no-adaptive"
     )
     command = [sys.executable, str(SCRIPT), "--model", str(target), "--drafter", str(drafter)]
     environment = dict(interpreted_engine.ENVIRONMENT)

@@ -26,6 +26,7 @@ from typer.testing import CliRunner
 
 from redrafter_testing.models.tiny_models import add_tokenizer, make_target
 from redrafter_testing.models.training_data import write_data
+from vllm_redrafter.budget.costs import CostTable, DraftCost, VerifyCost
 from vllm_redrafter.checkpoints.files import read_config
 from vllm_redrafter.checkpoints.reading import check_checkpoint, load_drafter
 from vllm_redrafter.cli import app
@@ -266,7 +267,8 @@ def test_evaluate_prints_writes_and_draws(target: Path, data: Path, tmp_path: Pa
     command = ["evaluate", str(target), str(drafter), f"--data={data}", "--held-out=4"]
     result = CliRunner().invoke(app, [*command, *grid, *files])
     assert result.exit_code == 0, result.output
-    assert "4 rows" in result.output and "At 0.02 of a plain step per draft level" in result.output
+    assert "4 rows" in result.output and "If a draft level costs 0.02" in result.output
+    assert "assumed and not measured" in " ".join(result.output.split())
     figures = json.loads((tmp_path / "figures.json").read_text())
     shapes = [
         (r["beam_width"], r["beam_length"], r["num_speculative_tokens"]) for r in figures["results"]
@@ -277,3 +279,66 @@ def test_evaluate_prints_writes_and_draws(target: Path, data: Path, tmp_path: Pa
     # What train says of its held-out conversations, evaluate says of the same ones.
     trained = read_config(str(drafter))["training"]["result"]["tokens_per_step"]
     assert figures["results"][-1]["tokens_per_step"] == pytest.approx(trained)
+    assert figures["costs"] == {"assumed": {"draft": 0.02, "verify": 0.005}}
+
+    measured = ["--costs", str(written_costs(tmp_path)), "--requests=2"]
+    result = CliRunner().invoke(app, [*command, *grid[1:], *files, *measured])
+    assert result.exit_code == 0, result.output
+    printed = " ".join(result.output.split())
+    assert "measured (a machine), with 2 requests at once: --spec-tokens" in printed
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    # Without --beam-widths, those that were measured.
+    assert {r["beam_width"] for r in figures["results"]} == {1, 2}
+    assert figures["costs"]["requests"] == 2
+    row = figures["results"][0]
+    # A chain of two: one more row per node, and a draft of two levels.
+    cost = (0.002 + 0.02 + 6 * 0.001) / (0.02 + 2 * 0.001)
+    assert row["speed_up"] == pytest.approx(row["tokens_per_step"] / cost)
+
+
+def written_costs(folder: Path) -> Path:
+    """A table: 1 ms per level, and 20 ms and 1 ms per row."""
+    draft = [
+        DraftCost(requests, width, length, 0.001 * length)
+        for requests in (1, 2)
+        for width in (1, 2)
+        for length in (1, 3)
+    ]
+    verify = [VerifyCost(rows, 0.02 + 0.001 * rows) for rows in (1, 20)]
+    path = folder / "costs.json"
+    path.write_text(CostTable("t", "d", "a machine", tuple(draft), tuple(verify)).to_json())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        (None, [], "No such file"),
+        ("{", [], "give a file that an engine's costs were written to"),
+        ("{", [], "not a table of costs"),
+        ("[]", [], "not a table of costs"),
+        ('{"format": "something else"}', [], "its format is 'something else'"),
+        ("", ["--requests=3"], "no draft for 3 requests was measured, only for up to 2"),
+        ("", ["--beam-widths=1,4"], "no draft of beam width 4 was measured, only of 1, 2"),
+        ("", ["--draft-cost=0.1"], "--costs measures what --draft-cost and --verify-cost assume"),
+    ],
+)
+def test_costs_that_do_not_serve_are_refused_before_anything_is_read(
+    content: str | None, options: list[str], message: str, tmp_path: Path
+) -> None:
+    path = written_costs(tmp_path)
+    if content is None:
+        path.unlink()
+    elif content:
+        path.write_text(content)
+    command = ["evaluate", "no-target", "no-drafter", "--data=none", f"--costs={path}"]
+    grid = ["--beam-lengths=3", "--spec-tokens=3"]
+    result = CliRunner().invoke(app, [*command, *grid, *options])
+    assert result.exit_code == 1
+    assert message in " ".join(result.stderr.split())
+
+
+def test_requests_are_for_measured_costs() -> None:
+    command = ["evaluate", "no-target", "no-drafter", "--data=none", "--requests=4"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 1 and "--requests is for --costs" in result.stderr

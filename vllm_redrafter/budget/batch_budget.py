@@ -5,6 +5,7 @@ All of it runs on the host, once per step, on numpy arrays of a few hundred numb
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from vllm_redrafter.policy import SearchShape, search_shape
 
 Floats = npt.NDArray[np.floating[Any]]
 
-PLAIN, CHAINS, TREES = range(3)
+KINDS = PLAIN, CHAINS, TREES = range(3)
 """Kinds of steps, as a batch's costs distinguish them: trees take tree attention."""
 
 MARGIN = 0.03
@@ -28,10 +29,11 @@ PROFILE_RATE = 0.05
 """Share of a new draft in the running mean of what a search's nodes are worth."""
 FIRST_DRAFTS = 8
 """Drafts by which a drafter is judged before drafting can be found not to pay."""
-PLAN_STEPS = 4
-"""Steps that a plan for a number of requests is kept."""
+KEPT_STEPS = 8
+"""Steps that a search is kept, once chosen for a number of requests."""
 
 
+@cache
 def search_tiers(config: ReDrafterConfig, max_nodes: int) -> tuple[SearchShape, ...]:
     """The searches to choose among: a chain, half the width, all of it, by length.
 
@@ -71,16 +73,18 @@ class BatchBudget:
         self.config = config
         self.costs = costs
         self.gate = Gate()
-        self._verify = costs.verify_seconds(
-            np.arange(max_requests * (config.num_speculative_tokens + 1) + 1)
-        )
-        self._step_drift = Drift(kinds=3)
-        self._draft_drift = Drift(kinds=1)
+        every = np.arange(max_requests * (config.num_speculative_tokens + 1) + 1)
+        self._verify = costs.verify_seconds(every)
+        self._draft: dict[SearchShape, Floats] = {}
+        self._step_drift = Drift(len(KINDS), sizes=every)
+        self._draft_drift = Drift(kinds=1, sizes=np.arange(max_requests + 1))
         # Running means, by level and rank of the beam: how probable the node is to be accepted.
         self._profile = np.zeros((config.beam_length, config.beam_width))
         self._drafts = 0
         self._paused = 0
-        self._plans: dict[tuple[int, int], tuple[SearchShape, bool, int]] = {}
+        self._considered = (0, 0)
+        self._best = SearchShape(1, 1)
+        self._kept = 0
         self._pays = True
 
     def plan(self, requests: int, max_nodes: int) -> Plan:
@@ -92,9 +96,12 @@ class BatchBudget:
         """
         if self._drafts < FIRST_DRAFTS:
             return Plan(search_shape(self.config, max_nodes), pays=True)
-        shape, self._pays = self._considered(requests, max_nodes)
+        if self._considered != (requests, max_nodes) or not self._kept:
+            self._best, self._pays = self._best_search(requests, max_nodes)
+            self._considered, self._kept = (requests, max_nodes), KEPT_STEPS
+        self._kept -= 1
         if self.gate.opens(self._pays):
-            return Plan(shape, self._pays)
+            return Plan(self._best, self._pays)
         self._paused += 1
         return Plan(None, pays=False)
 
@@ -124,17 +131,19 @@ class BatchBudget:
 
     def step_seconds(self, requests: int, kind: int) -> Floats:
         """V of steps of this kind, for 0, 1, 2... rows, up to the most that the batch can have."""
-        rows = np.arange(
-            min(requests * (self.config.num_speculative_tokens + 1) + 1, self._verify.shape[0])
-        )
-        seconds = self._verify[: rows.shape[0]] * self._step_drift.factors(kind, rows)
-        # Plain steps and verifications drift apart; at the rows of a plain step they meet.
-        return np.asarray(np.maximum.accumulate(seconds))
+        rows = slice(requests * (self.config.num_speculative_tokens + 1) + 1)
+        return np.asarray(self._verify[rows] * self._step_drift.factors(kind)[rows])
 
     def draft_seconds(self, requests: int, shape: SearchShape) -> float:
         """D of this search."""
-        measured = self.costs.draft_seconds(requests, *shape)
-        return measured * float(self._draft_drift.factors(0, requests))
+        return self._measured_draft(requests, shape) * float(self._draft_drift.factors(0)[requests])
+
+    def _measured_draft(self, requests: int, shape: SearchShape) -> float:
+        if shape not in self._draft:
+            every = range(self._draft_drift.factors(0).shape[0])
+            seconds = [self.costs.draft_seconds(n, *shape) for n in every]
+            self._draft[shape] = np.array(seconds)
+        return float(self._draft[shape][requests])
 
     def drafted(self, shape: SearchShape, survival: Floats, seconds: float) -> None:
         """Learn from a draft: [R, L, W] survival probabilities of what it explored."""
@@ -152,32 +161,25 @@ class BatchBudget:
         """Learn from a step's time, its draft's left out."""
         self._step_drift.observe(kind, rows, seconds, float(self._verify[rows]))
 
-    def _considered(self, requests: int, max_nodes: int) -> tuple[SearchShape, bool]:
-        """The best search, and whether it pays; kept for some steps."""
-        key = (requests, max_nodes)
-        shape, pays, left = self._plans.get(key, (None, False, 0))
-        if shape is None or not left:
-            shape, pays = self._best_search(requests, max_nodes)
-            left = PLAN_STEPS
-        self._plans = {key: (shape, pays, left - 1)}
-        return shape, pays
-
     def _best_search(self, requests: int, max_nodes: int) -> tuple[SearchShape, bool]:
-        rates = {
-            shape: self._expected(shape, requests, max_nodes).tokens_per_second
-            for shape in search_tiers(self.config, max_nodes)
-        }
-        best = max(rates, key=lambda shape: rates[shape])
-        plain = requests / float(self.step_seconds(requests, PLAIN)[requests])
-        return best, rates[best] > plain * (1.0 if self._pays else 1.0 + MARGIN)
+        verify = [self.step_seconds(requests, kind) for kind in KINDS]
+        plain = requests / verify[PLAIN][requests]
+        best, rate = SearchShape(1, 1), 0.0
+        for shape in search_tiers(self.config, max_nodes):
+            kind = CHAINS if shape.beam_width == 1 else TREES
+            expected = self._expected(shape, requests, max_nodes, verify[kind])
+            if expected.tokens_per_second > rate:
+                best, rate = shape, expected.tokens_per_second
+        return best, rate > plain * (1.0 if self._pays else 1.0 + MARGIN)
 
-    def _expected(self, shape: SearchShape, requests: int, max_nodes: int) -> Choice:
+    def _expected(
+        self, shape: SearchShape, requests: int, max_nodes: int, verify_seconds: Floats
+    ) -> Choice:
         """What a search is worth for requests that are all like the mean of the past ones."""
         width, length = shape
-        ranked = np.sort(self._profile[:length, :width].ravel())[::-1][:max_nodes]
-        tokens = requests * (1.0 + np.concatenate(([0.0], np.cumsum(ranked))))
-        verify = self.step_seconds(requests, CHAINS if width == 1 else TREES)
-        nodes = np.arange(tokens.shape[0])
-        seconds = self.draft_seconds(requests, shape) + verify[requests * (1 + nodes)]
+        ranked = np.sort(self._profile[:length, :width], axis=None)[::-1][:max_nodes]
+        tokens = requests * np.concatenate(([1.0], 1.0 + np.cumsum(ranked)))
+        rows = requests * np.arange(1, tokens.shape[0] + 1)
+        seconds = self.draft_seconds(requests, shape) + verify_seconds[rows]
         best = int(np.argmax(tokens / seconds))
         return Choice(requests * best, float(tokens[best]), float(seconds[best]))

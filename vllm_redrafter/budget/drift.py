@@ -29,31 +29,38 @@ Floats = npt.NDArray[np.floating[Any]]
 class Drift:
     """Factors by which the table is off, by kind of step and number of rows."""
 
-    def __init__(self, kinds: int) -> None:
-        """Kinds of steps, whose costs move apart: 0 to `kinds` - 1."""
+    def __init__(self, kinds: int, sizes: npt.ArrayLike) -> None:
+        """Begin without a deviation.
+
+        Args:
+            kinds: of steps, whose costs move apart: 0 to `kinds` - 1.
+            sizes: those whose factors will be asked for.
+        """
         self._sums = np.zeros((kinds, SIZES))
         self._weights = np.zeros((kinds, SIZES))
-        self._factors = np.ones((kinds, SIZES))
+        self._at = _half_octaves(sizes)
+        self._factors: dict[int, Floats] = {}
 
     def observe(self, kind: int, size: int, measured: float, expected: float) -> None:
         """A step of this kind and size took `measured` seconds where the table has `expected`."""
         deviation = min(max(math.log(measured / expected), -LARGEST), LARGEST)
-        at = (kind, min(int(_half_octaves(size) + 0.5), SIZES - 1))
+        at = (kind, min(round(2.0 * math.log2(max(size, 1))), SIZES - 1))
         kept = 1.0 - 1.0 / MEMORY
         self._sums[at] = kept * self._sums[at] + deviation
         self._weights[at] = kept * self._weights[at] + 1.0
-        self._refresh()
+        self._factors.clear()
 
-    def factors(self, kind: int, sizes: npt.ArrayLike) -> Floats:
+    def factors(self, kind: int) -> Floats:
         """What to multiply the table's seconds with, at each of the sizes."""
-        return np.interp(_half_octaves(sizes), np.arange(SIZES), self._factors[kind])
+        if kind not in self._factors:
+            self._factors[kind] = np.interp(self._at, np.arange(SIZES), self._averages(kind))
+        return self._factors[kind]
 
-    def _refresh(self) -> None:
-        of_kind = self._sums.sum(axis=1), self._weights.sum(axis=1)
-        every = of_kind[0].sum() / max(of_kind[1].sum(), 1.0)
-        kinds = (of_kind[0] + PRIOR * every) / (of_kind[1] + PRIOR)
-        sizes = (self._sums + PRIOR * kinds[:, None]) / (self._weights + PRIOR)
-        self._factors = np.exp(sizes)
+    def _averages(self, kind: int) -> Floats:
+        every = self._sums.sum() / max(self._weights.sum(), 1.0)
+        sums, weights = self._sums[kind], self._weights[kind]
+        of_kind = (sums.sum() + PRIOR * every) / (weights.sum() + PRIOR)
+        return np.exp((sums + PRIOR * of_kind) / (weights + PRIOR))
 
 
 def _half_octaves(sizes: npt.ArrayLike) -> Floats:

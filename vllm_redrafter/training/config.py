@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.settings import check, require, setting
@@ -169,7 +171,7 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class StepCosts:
-    """What a step costs, in units of a plain decoding step, the target's own pass being 1.
+    """An assumption of what a step costs, in units of a plain step, the target's pass being 1.
 
     Attributes:
         draft: one level of beam search; a draft has beam_length of them, or K if that is less.
@@ -181,13 +183,15 @@ class StepCosts:
 
     draft: float = setting(
         0.02,
-        "What a level of beam search costs, as a share of a plain decoding step.",
+        "Without --costs: what a level of beam search is assumed to cost, as a share of a plain "
+        "decoding step.",
         at_least=0,
         option="draft-cost",
     )
     verify: float = setting(
         0.005,
-        "What a verified node costs, as a share of a plain decoding step.",
+        "Without --costs: what a verified node is assumed to cost, as a share of a plain decoding "
+        "step.",
         at_least=0,
         option="verify-cost",
     )
@@ -199,3 +203,16 @@ class StepCosts:
         """A step of this shape."""
         nodes = shape.num_speculative_tokens
         return 1 + self.draft * min(shape.beam_length, nodes) + self.verify * nodes
+
+    def check(self, shapes: Iterable[ReDrafterConfig]) -> None:
+        """An assumption holds for all shapes."""
+
+    def facts(self) -> dict[str, Any]:
+        """For a file of figures."""
+        return {"assumed": asdict(self)}
+
+    def __str__(self) -> str:
+        return (
+            f"If a draft level costs {self.draft:g} of a plain step and a verified node "
+            f"{self.verify:g}, which is assumed and not measured (--costs)"
+        )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from rich.console import Console
@@ -21,12 +21,28 @@ from vllm_redrafter.data.source import held_out_conversations, read_checked
 from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.progress import progress_bar
-from vllm_redrafter.training.config import EvaluationConfig, StepCosts
+from vllm_redrafter.training.config import EvaluationConfig
 from vllm_redrafter.training.estimate import Acceptance, batches, replay, top_accuracy
 from vllm_redrafter.training.target import load_target, read_target
 
 RANKS = (1, 2, 4, 8)
 """k of the top-k accuracies."""
+
+
+class Costs(Protocol):
+    """What steps cost, assumed (`StepCosts`) or measured (`MeasuredCosts`)."""
+
+    def of(self, shape: ReDrafterConfig) -> float:
+        """A step of this shape, in units of a plain step."""
+        ...
+
+    def check(self, shapes: Iterable[ReDrafterConfig]) -> None:
+        """Raises ConfigError where the costs of one of the shapes are not known."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """For a file of figures."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -35,7 +51,7 @@ class ShapeResult:
 
     shape: ReDrafterConfig
     acceptance: Acceptance
-    costs: StepCosts
+    costs: Costs
 
     @property
     def speed_up(self) -> float:
@@ -74,7 +90,7 @@ class Evaluation:
                     }
                     for result in self.results
                 ],
-                "costs": asdict(self.results[0].costs),
+                "costs": self.results[0].costs.facts(),
                 "top_accuracy": {
                     f"top-{rank}": self.accuracy[:, column].tolist()
                     for column, rank in enumerate(RANKS)
@@ -112,7 +128,7 @@ def evaluate_shapes(
     target: Any,
     rows: TextRows,
     grid: Sequence[ReDrafterConfig],
-    costs: StepCosts,
+    costs: Costs,
     console: Console | None = None,
     batch_size: int = 16,
 ) -> Evaluation:
@@ -164,10 +180,58 @@ class EvaluationJob:
     drafter: str
     data: Path
     grid: list[ReDrafterConfig]
-    costs: StepCosts
+    costs: Costs
     config: EvaluationConfig = field(default_factory=EvaluationConfig)
     other_target: bool = False
     device: str | None = None
+
+
+@dataclass(frozen=True)
+class Material:
+    """What an evaluation works on.
+
+    Attributes:
+        drafter: the draft head, of the target's dtype.
+        target: the transformers model.
+        rows: text that it wrote.
+        sampling: how it was written, in words.
+    """
+
+    drafter: Drafter
+    target: Any
+    rows: TextRows
+    sampling: str
+
+
+def load_material(
+    target: str,
+    drafter: str,
+    data: Path,
+    config: EvaluationConfig,
+    other_target: bool = False,
+    device: str | None = None,
+) -> Material:
+    """Load both models and the text; the parameters are those of `EvaluationJob`.
+
+    Raises:
+        ConfigError: input that cannot work.
+    """
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    info, dataset = read_checked(data, target, not other_target)
+    indices = list(range(len(dataset)))
+    if config.held_out is not None:
+        away = held_out_conversations(dataset, config.held_out, config.seed)
+        indices = away.nonzero().flatten().tolist()
+    rows = DatasetRows(dataset, indices, config.max_length)
+    model = load_target(target, config.target_dtype, device)
+    head = load_drafter(drafter, model.dtype).to(device)
+    for size in differences_from(head.config, model.config):
+        raise ConfigError(
+            f"drafter {drafter!r} has {size.entry} {size.drafter}, target {target!r} "
+            f"{size.target}: give the target it was trained for"
+        )
+    sampling = f"temperature {info.sampling.temperature:g}, top-p {info.sampling.top_p:g}"
+    return Material(head, model, rows, sampling)
 
 
 def evaluate(job: EvaluationJob, console: Console | None = None) -> Evaluation:
@@ -176,27 +240,16 @@ def evaluate(job: EvaluationJob, console: Console | None = None) -> Evaluation:
     Raises:
         ConfigError: input that cannot work.
     """
-    config = job.config
-    device = job.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    info, dataset = read_checked(job.data, job.target, not job.other_target)
-    indices = list(range(len(dataset)))
-    if config.held_out is not None:
-        away = held_out_conversations(dataset, config.held_out, config.seed)
-        indices = away.nonzero().flatten().tolist()
-    rows = DatasetRows(dataset, indices, config.max_length)
-    target = load_target(job.target, config.target_dtype, device)
-    drafter = load_drafter(job.drafter, target.dtype).to(device)
-    for size in differences_from(drafter.config, target.config):
-        raise ConfigError(
-            f"drafter {job.drafter!r} has {size.entry} {size.drafter}, target {job.target!r} "
-            f"{size.target}: give the target it was trained for"
-        )
+    job.costs.check(job.grid)
+    found = load_material(
+        job.target, job.drafter, job.data, job.config, job.other_target, job.device
+    )
     if console:
         console.print(
-            f"{len(rows)} rows, {rows.lengths.sum():,} tokens, written at temperature "
-            f"{info.sampling.temperature:g}, top-p {info.sampling.top_p:g}"
+            f"{len(found.rows)} rows, {found.rows.lengths.sum():,} tokens, written at "
+            f"{found.sampling}"
         )
-    return evaluate_shapes(drafter, target, rows, job.grid, job.costs, console)
+    return evaluate_shapes(found.drafter, found.target, found.rows, job.grid, job.costs, console)
 
 
 def print_evaluation(console: Console, evaluation: Evaluation) -> None:
@@ -226,14 +279,20 @@ def print_evaluation(console: Console, evaluation: Evaluation) -> None:
     for step, shares in enumerate(evaluation.accuracy.tolist(), start=1):
         table.add_row(str(step), *(f"{share:.3f}" for share in shares))
     console.print(table)
-    shape, costs = best.shape, best.costs
-    console.print(
-        f"At {costs.draft:g} of a plain step per draft level and {costs.verify:g} per verified "
-        f"node: --spec-tokens {shape.num_speculative_tokens}, beam_width {shape.beam_width}, "
-        f"beam_length {shape.beam_length} "
-        f"({best.acceptance.tokens_per_step:.2f} tokens per step, {best.speed_up:.2f}×). Measure "
-        "both costs where you serve; with many requests at once a node costs more."
+    console.print(recommendation(best))
+
+
+def recommendation(best: ShapeResult) -> str:
+    """What to serve with, by which costs."""
+    shape = best.shape
+    text = (
+        f"{best.costs}: --spec-tokens {shape.num_speculative_tokens}, beam_width "
+        f"{shape.beam_width}, beam_length {shape.beam_length} "
+        f"({best.acceptance.tokens_per_step:.2f} tokens per step, {best.speed_up:.2f}×)."
     )
+    if best.speed_up > 1:
+        return text
+    return f"{text} Even this is not faster than plain decoding."
 
 
 def write_json(evaluation: Evaluation, path: Path) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from throughput_parts.engine import generate
+from throughput_parts.engine import Job, generate
 
 
 @dataclass
@@ -49,3 +49,14 @@ def test_requests_are_kept_in_flight_and_steps_are_counted() -> None:
     assert engine.most_in_flight == 2
     assert (made.steps, made.request_steps) == (12, 20)
     assert made.seconds > 0
+
+
+def test_low_concurrency_answers_the_first_of_the_prompts() -> None:
+    prompts = [[i] for i in range(12)]
+
+    def job(prompts_per_request: int | None) -> Job:
+        return Job({}, prompts, prompts_per_request, [1, 2, 8], [0.0], 8, False, False)
+
+    assert [len(job(2).prompts_at(level)) for level in (1, 2, 8)] == [2, 4, 12]
+    assert job(2).prompts_at(2) == prompts[:4]
+    assert job(None).prompts_at(1) == prompts

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from throughput_parts.methods import InputError, plan
+from throughput_parts.methods import InputError, plan, with_random_drafter
 
 from vllm_redrafter import ConfigError
 
 
 def test_a_method_gets_one_engine_for_all_its_levels() -> None:
-    plain, ngram, redrafter = plan("drafter", [4, 1, 4], ["2x4:6"], ["5"])
+    plain, ngram, redrafter, adaptive = plan("drafter", [4, 1, 4], ["2x4:6"], ["5"], ["4x5:12"])
 
     assert (plain.label, plain.levels, plain.speculative_config) == ("plain", (1, 4), None)
     assert (ngram.label, ngram.levels) == ("n-gram 5", (1, 4))
@@ -25,7 +25,28 @@ def test_a_method_gets_one_engine_for_all_its_levels() -> None:
         "num_speculative_tokens": 6,
         "beam_width": 2,
         "beam_length": 4,
+        "adaptive": False,
     }
+    assert (adaptive.label, adaptive.levels) == ("adaptive 4x5:12", (1, 4))
+    assert adaptive.speculative_config == {
+        "model": "drafter",
+        "num_speculative_tokens": 12,
+        "beam_width": 4,
+        "beam_length": 5,
+        "adaptive": True,
+    }
+
+
+def test_a_random_drafter_is_measured_adaptively() -> None:
+    methods = plan("drafter", [1, 4], ["2x4:6"], ["5"], ["4x5:12", "1x3:3", "4x5:12"])
+    large, small = with_random_drafter(methods, "random")
+
+    assert (large.label, small.label) == ("random drafter 4x5:12", "random drafter 1x3:3")
+    (adaptive,) = [method for method in methods if method.label == "adaptive 4x5:12"]
+    assert large.levels == adaptive.levels
+    assert large.speculative_config == {**(adaptive.speculative_config or {}), "model": "random"}
+    with pytest.raises(InputError, match="leave out --no-adaptive"):
+        with_random_drafter(plan("drafter", [1], ["2x4:6"], ["5"]), "random")
 
 
 def test_shapes_are_measured_at_the_level_they_are_bound_to() -> None:
@@ -70,6 +91,18 @@ def test_a_shape_that_redrafter_refuses_is_refused_here() -> None:
 def test_a_level_that_is_not_measured_cannot_be_bound() -> None:
     with pytest.raises(InputError, match="concurrency 2, which is not measured"):
         plan("drafter", [1, 4], ["2x4:6", "2=1x3:3"], ["5"])
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ("4x5", "--adaptive '4x5': expected WxL:K"),
+        ("4=4x5:12", "every concurrency; leave out 4="),
+    ],
+)
+def test_malformed_maxima_are_refused(shape: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        plan("drafter", [1, 4], ["2x4:6"], ["5"], [shape])
 
 
 def test_a_level_without_a_shape_is_refused() -> None:

@@ -14,7 +14,7 @@ from throughput_parts.process import EngineError, run_engine
 
 from redrafter_testing.benchmarks.throughput_runs import PARTS, run
 
-JOB = Job({"speculative_config": None}, [[1]], [1, 2], [0.0], 8, False, False)
+JOB = Job({"speculative_config": None}, [[1]], None, [1, 2], [0.0], 8, False, False)
 
 
 def written(folder: Path, code: str) -> Path:

@@ -10,7 +10,13 @@ from rich.console import Console
 from throughput_parts.methods import Method
 from throughput_parts.report import measurements, print_table, same_as_plain, summarise
 
-from redrafter_testing.benchmarks.throughput_runs import measured, run, several_rows
+from redrafter_testing.benchmarks.throughput_runs import (
+    PARTS,
+    UNDRAFTED,
+    measured,
+    run,
+    several_rows,
+)
 
 
 def test_outputs_are_compared_with_the_same_repeats_plain_decoding() -> None:
@@ -52,6 +58,31 @@ def test_ratios_are_taken_within_a_repeat() -> None:
     assert rows[1].tokens_per_second == pytest.approx((100 / 1.5, 100 / 1.5, 200))
 
 
+def test_adaptive_is_compared_with_the_shape_that_is_the_best_over_all_repeats() -> None:
+    """Not with the best of each repeat, in which another shape's luck would count."""
+    seconds = {"2x4:6": [0.5, 0.5, 0.2], "1x3:3": [0.4, 0.4, 0.6], "4x5:12": [0.4, 0.2, 0.3]}
+    made = [measured(repeat=i) for i in range(3)]
+    for shape, values in seconds.items():
+        method = "adaptive" if shape == "4x5:12" else "ReDrafter"
+        made += [measured(method, shape, repeat=i, seconds=s) for i, s in enumerate(values)]
+    rows = {row.shape: row for row in summarise(made)}
+
+    assert rows["4x5:12"].over_fixed == pytest.approx((2, 1, 2))
+    assert rows["2x4:6"].over_fixed is None
+    alone = summarise([m for m in made if m.method != "ReDrafter"])
+    assert [row.over_fixed for row in alone] == [None, None]
+
+
+def test_budgets_are_those_of_the_steps_that_drafted() -> None:
+    assert measured("adaptive", "4x5:12", parts=PARTS | UNDRAFTED).nodes == 4.5
+    assert measured("adaptive", "4x5:12", parts=PARTS | UNDRAFTED).undrafted == 0.2
+    assert measured("ReDrafter", "2x4:6").undrafted is None
+    never = {"steps": 0, "verifications": 0, "undrafted_steps": 50}
+    assert measured("adaptive", "4x5:12", parts=PARTS | never).nodes is None
+    assert measured("adaptive", "4x5:12", parts=PARTS | never).undrafted == 1
+    assert (measured().nodes, measured().undrafted) == (None, None)
+
+
 def test_rows_are_ordered_for_reading() -> None:
     rows = several_rows()
     assert [(r.temperature, r.concurrency, r.method, r.shape) for r in rows[:5]] == [
@@ -59,9 +90,10 @@ def test_rows_are_ordered_for_reading() -> None:
         (0, 1, "n-gram", "5"),
         (0, 1, "ReDrafter", "2x4:6"),
         (0, 1, "ReDrafter", "1x3:3"),
-        (0, 8, "plain", ""),
+        (0, 1, "adaptive", "4x5:12"),
     ]
-    assert len(rows) == 16
+    assert (rows[5].concurrency, rows[5].method) == (8, "plain")
+    assert len(rows) == 20
 
 
 def test_the_table_has_every_figure_in_the_narrowest_terminal() -> None:
@@ -74,12 +106,16 @@ def test_the_table_has_every_figure_in_the_narrowest_terminal() -> None:
         return next(line.split(method)[1].split() for line in lines if method in line)
 
     assert lines[0].split()[:3] == ["0", "1", "(2.0)"]
-    assert cells("plain ") == ["100", "1", "1.00", "25%", *"–––––", "–"]
-    assert cells("n-gram 5") == ["125", "1.25", "1.00", "25%", *"–––––", "yes"]
-    assert cells("ReDrafter 2x4:6") == (
-        ["200", "2.00", "1.00", "25%", "20%", "60%", "40%", "10%", "2%", "no", "(1/2)"]
-    )
+    assert cells("plain ") == ["100", "1", "–", "1.00", "–", "–", "25%", *"–––––", "–"]
+    assert cells("n-gram 5") == ["125", "1.25", "–", "1.00", "–", "–", "25%", *"–––––", "yes"]
+    figures = ["200", "2.00", "–", "1.00", "4.5", "–", "25%"]
+    shares = ["20%", "60%", "40%", "10%", "2%"]
+    assert cells("ReDrafter 2x4:6") == [*figures, *shares, "no", "(1/2)"]
     assert cells("ReDrafter 1x3:3")[:4] == ["208", "(167–250)", "2.08", "(1.67–2.50)"]
+    # 1x3:3 has the best median: 2.50 in the first repeat, 1.67 in the second.
+    assert cells("adaptive 4x5:12")[:7] == (
+        ["200", "2.00", "1.00", "(0.80–1.20)", "1.00", "4.5", "20%"]
+    )
 
 
 def test_the_same_outputs_are_counted_over_all_repeats() -> None:

@@ -8,16 +8,21 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
+from vllm_redrafter.engine.cpu import tree_parts
+from vllm_redrafter.engine.cpu.kv_cache import key_value_views
 from vllm_redrafter.engine.cpu.tree_attention import (
     AttentionVariant,
     TreeQueries,
     paged_tree_attention,
 )
+from vllm_redrafter.engine.cpu.tree_parts import Workspace
 from vllm_redrafter.token_tree import TokenTree
 
-BLOCK_SIZE, NUM_BLOCKS = 16, 40
+BLOCK_SIZE, NUM_BLOCKS = 32, 40
 KV_HEADS, GROUP, HEAD_SIZE = 2, 3, 8
 
 
@@ -49,9 +54,8 @@ class Case:
         slots = self.tree.tokens.shape[1]
         heads = KV_HEADS * GROUP
         self.query = torch.randn(len(lengths), slots, heads, HEAD_SIZE, generator=generator)
-        # K in its paged, transposed layout: [blocks, KV heads, head size, block size].
-        self.key_cache = torch.full((NUM_BLOCKS, KV_HEADS, HEAD_SIZE, BLOCK_SIZE), poison)
-        self.value_cache = torch.full((NUM_BLOCKS, KV_HEADS, BLOCK_SIZE, HEAD_SIZE), poison)
+        self.cache = torch.full((NUM_BLOCKS, KV_HEADS, BLOCK_SIZE, 2 * HEAD_SIZE), poison)
+        key_cache, value_cache = key_value_views(self.cache)
         free = torch.randperm(NUM_BLOCKS, generator=generator).tolist()
         width = max(-(-n // BLOCK_SIZE) for n in lengths)
         self.block_table = torch.full((len(lengths), width + 2), NUM_BLOCKS + 7)
@@ -61,20 +65,33 @@ class Case:
                 if offset == 0:
                     self.block_table[r, index] = free.pop()
                 block = int(self.block_table[r, index])
-                self.key_cache[block, :, :, offset] = self.keys[r][position]
-                self.value_cache[block, :, offset] = self.values[r][position]
+                key_cache[block, :, :, offset] = self.keys[r][position]
+                value_cache[block, :, offset] = self.values[r][position]
 
-    def paged(self, variant: AttentionVariant) -> Tensor:
-        slots = self.tree.tokens.shape[1]
-        queries = TreeQueries(
+    def paged(self, variant: AttentionVariant, dtype: torch.dtype = torch.float32) -> Tensor:
+        """[R, T, heads, head size]; unused node slots hold what the output held before, 5."""
+        shape = self.query.shape
+        # One row more: of another request, which is no tree.
+        query = torch.cat([self.query.flatten(0, 1), torch.ones(1, *shape[2:])])
+        output = torch.full_like(query, 5.0, dtype=dtype)
+        args = self.cache.to(dtype), self.queries(), variant, output, Workspace()
+        paged_tree_attention(query.to(dtype), *args)
+        assert (output[-1] == 5).all()
+        return output[:-1].view(shape)
+
+    def queries(self) -> TreeQueries:
+        return TreeQueries(
             tree=self.tree,
-            rows=torch.arange(len(self.keys) * slots).view(-1, slots),
+            rows=self._rows(),
             context_lens=torch.tensor(self.context_lens),
             block_table=self.block_table,
             block_size=BLOCK_SIZE,
         )
-        keys, values = self.key_cache[queries.block_ids], self.value_cache[queries.block_ids]
-        return paged_tree_attention(self.query, keys, values, queries, variant)
+
+    def _rows(self) -> Tensor:
+        node = torch.arange(self.tree.tokens.shape[1])
+        root = torch.arange(len(self.keys)).unsqueeze(1) * len(node)
+        return root + node.masked_fill(~self.tree.is_node, 0)
 
     def naive(self, variant: AttentionVariant, request: int, node: int) -> Tensor:
         """[heads, head size] float64, by walking up from the node."""
@@ -135,6 +152,68 @@ def test_every_node_attends_to_its_context_and_ancestors_alone(
             torch.testing.assert_close(out[request, node].double(), expected, rtol=1e-4, atol=1e-5)
 
 
+@settings(deadline=None, max_examples=25)
+@given(
+    sizes=st.lists(
+        st.tuples(st.integers(0, 5 * BLOCK_SIZE), st.integers(1, 12)), min_size=1, max_size=5
+    ),
+    variant=st.sampled_from(list(VARIANTS.values())),
+    window=st.sampled_from([-1, 1, BLOCK_SIZE - 1, BLOCK_SIZE, 2 * BLOCK_SIZE + 3]),
+    split=st.booleans(),
+)
+def test_any_contexts_and_trees_together(
+    sizes: list[tuple[int, int]], variant: AttentionVariant, window: int, split: bool
+) -> None:
+    case = Case([n for n, _ in sizes], [k for _, k in sizes], poison=1e4)
+    variant = replace(variant, sliding_window=window)
+    with pytest.MonkeyPatch.context() as patch:
+        if split:  # a part per length, rather than one
+            patch.setattr(tree_parts, "PADDING_BYTES", 0)
+        out = case.paged(variant)
+    for request, (_, nodes) in enumerate(sizes):
+        # The last node and the root: the others differ from them in nothing but their ancestors.
+        for node in {0, nodes - 1}:
+            expected = case.naive(variant, request, node)
+            torch.testing.assert_close(out[request, node].double(), expected, rtol=1e-4, atol=1e-4)
+        assert (out[request, nodes:] == 5).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_caches_are_widened_before_the_products(dtype: torch.dtype) -> None:
+    case = Case([100, 3], [9, 5], poison=1e4)
+    for tensor in (case.cache, case.query):
+        tensor.copy_(tensor.to(dtype))
+    case.keys, case.values = ([x.to(dtype).float() for x in y] for y in (case.keys, case.values))
+    wide, narrow = case.paged(PLAIN), case.paged(PLAIN, dtype)
+    # Rounded once, at the end.
+    assert torch.equal(wide.to(dtype), narrow)
+    expected = case.naive(PLAIN, 0, 8)
+    torch.testing.assert_close(wide[0, 8].double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_layers_of_several_shapes_and_windows_share_a_step() -> None:
+    """They use one workspace after another, and one plan per shape and window."""
+    first, second = Case([40, 9], [5, 5], poison=3.0), Case([40, 9], [5, 5], poison=3.0)
+    second.cache = second.cache[:, :1].contiguous()  # one KV head, and the group's query heads
+    queries, workspace = first.queries(), Workspace()
+    windowed = replace(PLAIN, sliding_window=4)
+    found = []
+    for _ in range(2):
+        for variant in (PLAIN, windowed):
+            for case, heads in ((first, HEADS), (second, GROUP)):
+                query = first.query.flatten(0, 1)[:, :heads]
+                output = torch.empty(query.shape)
+                args = query, case.cache, queries, variant, output, workspace
+                paged_tree_attention(*args)
+                found.append(output)
+    for variant, whole, head in ((PLAIN, found[0], found[1]), (windowed, found[2], found[3])):
+        expected = first.paged(variant).flatten(0, 1)
+        torch.testing.assert_close(whole, expected, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(head, expected[:, :GROUP], rtol=1e-5, atol=1e-6)
+    assert all(torch.equal(a, b) for a, b in zip(found[:4], found[4:], strict=True))
+    assert len(queries._products) == 4
+
+
 def test_what_is_hidden_has_no_influence_at_all() -> None:
     first = Case([20, 70], [5, 12], poison=3.0).paged(PLAIN)
     second = Case([20, 70], [5, 12], poison=-500.0).paged(PLAIN)
@@ -146,8 +225,6 @@ def test_what_is_hidden_has_no_influence_at_all() -> None:
 def test_a_chain_gives_what_vllm_s_own_kernel_gives(variant: AttentionVariant) -> None:
     """The conventions (ALiBi's sign, the window's edge, sinks) are vLLM's."""
     vllm_ops = pytest.importorskip("vllm._custom_ops")
-    from vllm_redrafter.engine.cpu.kv_cache import key_value_views
-
     head_size, block_size, context, nodes = 32, 32, 50, 9
     generator = torch.Generator().manual_seed(2)
     length = context + nodes
@@ -200,6 +277,6 @@ def test_a_chain_gives_what_vllm_s_own_kernel_gives(variant: AttentionVariant) -
     chain = torch.arange(nodes, dtype=torch.int32).unsqueeze(0)
     tree = TokenTree(chain, (chain - 1).clamp(min=0), chain, torch.tensor([nodes]).int())
     queries = TreeQueries(tree, chain.long(), torch.tensor([context]), block_table, block_size)
-    keys, values = key_value_views(cache[queries.block_ids])
-    ours = paged_tree_attention(query.unsqueeze(0), keys, values, queries, variant)[0]
+    ours = torch.empty_like(query)
+    paged_tree_attention(query, cache, queries, variant, ours, Workspace())
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-5)

@@ -6,8 +6,9 @@ positions and a causal mask are exact for them. Tree rows go through `paged_tree
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from vllm_redrafter.engine.cpu.tree_attention import (
     TreeQueries,
     paged_tree_attention,
 )
+from vllm_redrafter.engine.cpu.tree_parts import Workspace
 from vllm_redrafter.engine.stats import StepStats
 
 
@@ -35,17 +37,23 @@ class TreeAttentionMetadata(CPUAttentionMetadata):
     Attributes:
         trees: the requests whose tree is not a chain; None where there is none.
         block_size: tokens per cache block.
+        workspace: memory that tree attention uses again in each layer and step.
         only_trees: no other request is in the batch, so vLLM's kernel has nothing to do.
         stats: where the time spent is added.
     """
 
     trees: TreeQueries | None = None
     block_size: int = 0
+    workspace: Workspace = field(default_factory=Workspace)
     only_trees: bool = False
     stats: StepStats | None = None
 
 
 class TreeAttentionMetadataBuilder(CPUAttentionMetadataBuilder):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._workspace = Workspace()
+
     def _set_isa_to_layers(self, layer_names: list[str]) -> None:
         # AMX packs K in a layout of its own; "vec" keeps it a plain transposed matrix, which
         # tree attention and compaction read. The layers write what is set here.
@@ -60,7 +68,9 @@ class TreeAttentionMetadataBuilder(CPUAttentionMetadataBuilder):
         fast_build: bool = False,
     ) -> TreeAttentionMetadata:
         plain = super().build(common_prefix_len, common_attn_metadata, fast_build)
-        return TreeAttentionMetadata(**vars(plain), block_size=self.block_size)
+        return TreeAttentionMetadata(
+            **vars(plain), block_size=self.block_size, workspace=self._workspace
+        )
 
 
 class TreeAttentionImpl(CPUAttentionBackendImpl):
@@ -92,20 +102,11 @@ class TreeAttentionImpl(CPUAttentionBackendImpl):
             )
         if attn_metadata is not None and attn_metadata.trees is not None:
             started = perf_counter()
-            self._attend_trees(query, kv_cache, attn_metadata.trees, output)
+            trees, workspace = attn_metadata.trees, attn_metadata.workspace
+            paged_tree_attention(query, kv_cache, trees, self._variant(), output, workspace)
             if attn_metadata.stats is not None:
                 attn_metadata.stats.attention += perf_counter() - started
         return output
-
-    def _attend_trees(
-        self, query: Tensor, kv_cache: Tensor, trees: TreeQueries, output: Tensor
-    ) -> None:
-        requests, blocks = trees.block_ids.shape
-        # One copy of the blocks in use; bf16 and fp16 are widened, as vLLM's kernel does.
-        cache = kv_cache.index_select(0, trees.block_ids.flatten()).float()
-        keys, values = key_value_views(cache.view(requests, blocks, *cache.shape[1:]))
-        attended = paged_tree_attention(trees.gather(query), keys, values, trees, self._variant())
-        trees.scatter(attended, output)
 
     def _variant(self) -> AttentionVariant:
         return AttentionVariant(

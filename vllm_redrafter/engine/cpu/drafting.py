@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from time import perf_counter
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -65,8 +67,9 @@ class AdaptiveDrafting(FixedDrafting):
         super().__init__(proposer)
         self.budget, self.stats = budget, stats
         # By request: [K+1], the draft's log-odds of the tree drafted last.
-        self._odds: dict[str, Tensor] = {}
-        self._judged_steps = 0
+        self._odds: dict[str, npt.NDArray[np.float32]] = {}
+        # Since the last refit: log-odds, depths, and whether accepted, of the nodes judged.
+        self._judged: list[tuple[npt.NDArray[Any], ...]] = []
 
     def draft(
         self,
@@ -88,7 +91,7 @@ class AdaptiveDrafting(FixedDrafting):
         survival[np.arange(survival.shape[1]) >= most[:, None].numpy()] = 0.0
         nodes, expected = self.budget.share(survival, requests, plan)
         self.stats.expected_tokens += expected.tokens - int((nodes == 0).sum())
-        self._odds.update(zip(request_ids, draft.odds, strict=True))
+        self._odds.update(zip(request_ids, draft.odds.numpy(), strict=True))
         return draft.tree.prefix(torch.from_numpy(nodes) + 1)
 
     def judge(self, request_ids: Sequence[str], tree: TokenTree, accepted: AcceptedPath) -> None:
@@ -96,17 +99,22 @@ class AdaptiveDrafting(FixedDrafting):
         slots = tree.tokens.shape[1]
         if slots == 1:
             return
-        none = torch.zeros(slots)
-        odds = torch.stack([self._odds.get(request, none)[:slots] for request in request_ids])
-        walked = torch.zeros(tree.tokens.shape[0], slots + 1, dtype=torch.bool)
-        walked.scatter_(1, accepted.path.masked_fill(accepted.path < 0, slots), True)
-        walked = walked[:, :slots]
-        # The scheduler's padding, -1, was never drafted.
-        judged = walked.gather(1, tree.parents.long()) & tree.is_node & (tree.tokens >= 0)
-        self.proposer.estimator.observe(odds, tree.depths, judged, walked)
-        self._judged_steps += 1
-        if self._judged_steps % REFIT_INTERVAL == 0:
-            self.proposer.estimator.refit()
+        none = np.zeros(slots, dtype=np.float32)
+        odds = np.stack([self._odds.get(request, none)[:slots] for request in request_ids])
+        walked = np.zeros((len(request_ids), slots + 1), dtype=bool)
+        # Behind the path's end stands -1: the spare last column.
+        np.put_along_axis(walked, accepted.path.numpy(), True, axis=1)
+        judged = np.take_along_axis(walked, tree.parents.numpy(), axis=1)
+        # The scheduler's padding, -1, was never drafted; no more is the root.
+        judged &= tree.tokens.numpy() >= 0
+        judged[:, 0] = False
+        self._judged.append((odds[judged], tree.depths.numpy()[judged], walked[:, :-1][judged]))
+        if len(self._judged) == REFIT_INTERVAL:
+            seen = [torch.from_numpy(np.concatenate(p)) for p in zip(*self._judged, strict=True)]
+            self._judged.clear()
+            estimator = self.proposer.estimator
+            estimator.observe(seen[0], seen[1], torch.ones_like(seen[2]), seen[2])
+            estimator.refit()
 
     def stepped(self, tree: TokenTree, has_trees: bool, seconds: float) -> None:
         """Learn what such a step costs."""

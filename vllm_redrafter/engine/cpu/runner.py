@@ -182,10 +182,11 @@ class TreeModelRunner(CPUModelRunner):
         return built
 
     def _attach_trees(self, metadata: TreeAttentionMetadata, step: VerificationStep) -> None:
-        requests = step.branching
-        metadata.only_trees = requests.shape[0] == step.tree.tokens.shape[0]
+        # vLLM's kernel reads all rows or none: without prompts in the step it is not needed.
+        metadata.only_trees = step.only_nodes
+        requests = torch.arange(len(step.drafted)) if step.only_nodes else step.branching
         # The whole batch keeps its object, whose ancestor mask the walk uses again.
-        tree = step.tree if metadata.only_trees else step.tree.select(requests)
+        tree = step.tree if step.only_nodes else step.tree.select(requests)
         metadata.trees = TreeQueries(
             tree=tree,
             rows=_node_rows(step)[requests],

@@ -5,9 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from throughput_parts.engine import Generation, Run
+from throughput_parts.methods import MethodName
 from throughput_parts.report import Measurement, Row, summarise
 
-PARTS = {"draft": 0.1, "forward": 0.5, "attention": 0.2, "accept": 0.05, "compact": 0.01}
+PARTS = {
+    "steps": 40,
+    "verifications": 80,
+    "drafted_tokens": 360,
+    "draft": 0.1,
+    "forward": 0.5,
+    "attention": 0.2,
+    "accept": 0.05,
+    "compact": 0.01,
+}
+UNDRAFTED = {"undrafted_steps": 10}
+"""What the engine counts besides, where it chooses the budget itself."""
 
 
 def run(seconds: float, outputs: list[list[int]], **changes: Any) -> Run:
@@ -16,7 +28,7 @@ def run(seconds: float, outputs: list[list[int]], **changes: Any) -> Run:
     return Run(generation=made, spec_decode={}, **values)
 
 
-def measured(method: str = "plain", shape: str = "", **changes: Any) -> Measurement:
+def measured(method: MethodName = "plain", shape: str = "", **changes: Any) -> Measurement:
     values: dict[str, Any] = {
         "repeat": 0,
         "concurrency": 2,
@@ -29,7 +41,7 @@ def measured(method: str = "plain", shape: str = "", **changes: Any) -> Measurem
         "repeated_ngrams": 0.25,
         "identical": None if method == "plain" else 2,
         "spec_decode": {},
-        "parts": PARTS if method == "ReDrafter" else None,
+        "parts": None if method in ("plain", "n-gram") else PARTS,
     }
     return Measurement(method, shape, **{**values, **changes})
 
@@ -45,6 +57,8 @@ def several_rows() -> list[Row]:
                 measured("ReDrafter", "2x4:6", seconds=0.5, identical=1, **at),
                 measured("ReDrafter", "1x3:3", seconds=0.4, **at),
                 measured("ReDrafter", "1x3:3", repeat=1, seconds=0.6, **at),
+                measured("adaptive", "4x5:12", seconds=0.5, parts=PARTS | UNDRAFTED, **at),
+                measured("adaptive", "4x5:12", repeat=1, seconds=0.5, **at),
                 measured(repeat=1, **at),
             ]
     return summarise(made)

@@ -1,0 +1,1 @@
+"""The parts of `step_parts.py`."""

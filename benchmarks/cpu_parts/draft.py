@@ -1,0 +1,104 @@
+"""What a draft costs: plain, on packed weights, and at least."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+from rich.table import Table
+
+from cpu_parts import timing
+from vllm_redrafter.beam_search import beam_search
+from vllm_redrafter.config import DrafterConfig
+from vllm_redrafter.drafter import Drafter
+from vllm_redrafter.engine.cpu.packed_drafter import PackedDrafter
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One draft; milliseconds, medians of the repeats.
+
+    Attributes:
+        requests: how many are drafted for at once.
+        shape: WxL.
+        plain, packed, products, bytes: see step_parts.py.
+    """
+
+    requests: int
+    shape: str
+    plain: float
+    packed: float
+    products: float
+    bytes: float
+
+    @property
+    def floor(self) -> float:
+        return max(self.products, self.bytes)
+
+    def as_json(self) -> dict[str, float | int | str]:
+        return {**asdict(self), "floor": self.floor, "packed_over_floor": self.packed / self.floor}
+
+
+class Draft:
+    """A random drafter, plain and packed, and inputs for it."""
+
+    def __init__(self, config: DrafterConfig, dtype: torch.dtype) -> None:
+        torch.manual_seed(0)
+        self.config, self.dtype = config, dtype
+        self.plain = Drafter(config).to(dtype).eval().requires_grad_(False)
+        self.packed = PackedDrafter(self.plain)
+        self.embed = torch.nn.Embedding(config.vocab_size, config.hidden_size, dtype=dtype)
+
+    def search(self, head: Drafter | PackedDrafter, requests: int, width: int, length: int) -> None:
+        hidden = torch.zeros(requests, self.config.hidden_size, dtype=self.dtype)
+        roots = torch.arange(requests) % self.config.vocab_size
+        beam_search(head, self.embed, hidden, roots, width, length)
+
+    @torch.inference_mode()
+    def products(self, requests: int, width: int, length: int) -> None:
+        """The packed products of such a draft: one row per request on the first level, then W."""
+        hidden = self.config.hidden_size
+        condition = self.packed.condition(torch.zeros(requests, 1, hidden, dtype=self.dtype))
+        for rows in (1, *[width] * (length - 1)):
+            state = torch.zeros(requests, rows, hidden, dtype=self.dtype)
+            self.packed.logits(condition, self.packed.step(state, state))
+
+    def num_bytes(self, length: int) -> int:
+        """Read by a draft: everything once per level, but what depends on h alone once."""
+        all_bytes = sum(p.numel() * p.element_size() for p in self.plain.parameters())
+        if not self.config.has_input_projection:
+            return all_bytes * length
+        of_hidden = self.config.exit_dim * self.config.hidden_size * self.dtype.itemsize
+        return (all_bytes - of_hidden) * length + of_hidden
+
+
+def measure(draft: Draft, requests: int, width: int, length: int, repeats: int) -> Cost:
+    """Time one size."""
+    parts: dict[str, Callable[[], None]] = {
+        "plain": lambda: draft.search(draft.plain, requests, width, length),
+        "packed": lambda: draft.search(draft.packed, requests, width, length),
+        "products": lambda: draft.products(requests, width, length),
+    }
+    bandwidth = timing.read_bandwidth()
+    found = timing.medians(parts, repeats)
+    least = 1000 * draft.num_bytes(length) / bandwidth
+    return Cost(requests, f"{width}x{length}", **found, bytes=least)
+
+
+def table(costs: Sequence[Cost]) -> Table:
+    """The figures, for a person."""
+    made = Table(title="A draft, milliseconds")
+    for column in ("requests", "shape", "plain", "packed", "products", "bytes"):
+        made.add_column(column, justify="right")
+    made.add_column("plain / packed", justify="right")
+    made.add_column("packed / floor", justify="right")
+    for cost in costs:
+        made.add_row(
+            str(cost.requests),
+            cost.shape,
+            *(f"{x:.2f}" for x in (cost.plain, cost.packed, cost.products, cost.bytes)),
+            f"{cost.plain / cost.packed:.2f}",
+            f"{cost.packed / cost.floor:.2f}",
+        )
+    return made

@@ -1,0 +1,252 @@
+"""Recorded drafts replayed, with arithmetic for a clock: what a way of choosing would yield.
+
+N requests are always in flight, each at a place of some answer; one that ends makes room for the
+next, in an order that has every answer equally often. A step verifies what the method chooses,
+every request goes on behind what was accepted of it, and the clock advances by what the step must
+cost at least. Nothing is run, and reading prompts is not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from step_cost_parts.floor import Arithmetic
+from torch import Tensor
+
+from replay_parts.traces import Searches, Traces
+from vllm_redrafter.budget.batch_budget import CHAINS, PLAIN, TREES, BatchBudget, search_tiers
+from vllm_redrafter.budget.calibration import AcceptanceEstimator, Calibration, log_odds
+from vllm_redrafter.budget.costs import CostTable, DraftCost, VerifyCost
+from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.policy import SearchShape, search_shape
+
+REFIT_INTERVAL = 32
+"""Verifications between refits of the acceptance probabilities, as in the engines."""
+ROW_STEPS = 256
+"""Sizes that a table of verification costs has at most."""
+
+Counts = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Requests that decode together, and what this costs at least.
+
+    Attributes:
+        least: the model and the device.
+        requests: N.
+        context: tokens in the cache of each.
+    """
+
+    least: Arithmetic
+    requests: int
+    context: int
+
+    def step_seconds(self, rows: int) -> float:
+        """The target's pass."""
+        return self.least.forward(self.requests, self.context, rows)
+
+    def draft_seconds(self, shape: SearchShape) -> float:
+        return self.least.draft(self.requests, *shape)
+
+    @property
+    def plain_rate(self) -> float:
+        """Tokens per second of plain decoding."""
+        return self.requests / self.step_seconds(self.requests)
+
+    def cost_table(self, config: ReDrafterConfig) -> CostTable:
+        """The table that an engine would measure, for all that the budget may choose."""
+        nodes = config.num_speculative_tokens
+        tiers = search_tiers(config, nodes)
+        most = self.requests * (nodes + 1)
+        rows = np.unique(np.linspace(self.requests, most, ROW_STEPS).astype(int)).tolist()
+        return CostTable(
+            target="arithmetic",
+            drafter="arithmetic",
+            device="arithmetic",
+            draft=tuple(DraftCost(self.requests, *t, self.draft_seconds(t)) for t in tiers),
+            verify=tuple(VerifyCost(size, self.step_seconds(size)) for size in rows),
+        )
+
+
+class Step(NamedTuple):
+    """One step: seconds, and for each request the nodes verified and accepted, [N] each."""
+
+    seconds: float
+    verified: Counts
+    accepted: Counts
+    drafted: bool
+
+
+class Method(Protocol):
+    """A way to choose what a step verifies."""
+
+    def step(self, places: Tensor) -> Step:
+        """Decode once, the requests standing at `places` [N] of the text."""
+        ...
+
+    def settled(self) -> None:
+        """The warm-up is over."""
+        ...
+
+
+class Fixed:
+    """The same K nodes of the same search at every step."""
+
+    def __init__(self, traces: Traces, batch: Batch, config: ReDrafterConfig) -> None:
+        self.batch = batch
+        self.shape = search_shape(config, config.num_speculative_tokens)
+        self.verified, self.accepted = best_nodes(traces, config)
+
+    def step(self, places: Tensor) -> Step:
+        verified = self.verified[places.numpy()]
+        rows = self.batch.requests + int(verified.sum())
+        seconds = self.batch.draft_seconds(self.shape) + self.batch.step_seconds(rows)
+        return Step(seconds, verified, self.accepted[places.numpy()], drafted=True)
+
+    def settled(self) -> None:
+        """Nothing was learned."""
+
+
+class Adaptive:
+    """The engines' own budget, calibration and gate, which see the arithmetic as their clock."""
+
+    def __init__(self, traces: Traces, batch: Batch, config: ReDrafterConfig) -> None:
+        self.traces, self.batch = traces, batch
+        self.max_nodes = config.num_speculative_tokens
+        self.budget = BatchBudget(config, batch.cost_table(config), batch.requests)
+        self.estimator = AcceptanceEstimator(config.beam_length)
+        self._verifications = 0
+
+    def step(self, places: Tensor) -> Step:
+        requests = self.batch.requests
+        plan = self.budget.plan(requests, self.max_nodes)
+        if plan.shape is None:
+            seconds = self.batch.step_seconds(requests)
+            self.budget.stepped(PLAIN, requests, seconds)
+            none = np.zeros(requests, dtype=np.int64)
+            return Step(seconds, none, none, drafted=False)
+        width, length = plan.shape
+        searches = self.traces.by_width[width].at(places, length)
+        odds = log_odds(searches.log_probs, searches.back_pointers)
+        log_survival = self.estimator.log_survival(odds, searches.log_probs, searches.back_pointers)
+        order = _ranked(log_survival)[:, : self.max_nodes]
+        survival = log_survival.exp()
+        ranked = survival.flatten(1).gather(1, order)
+        verified, _ = self.budget.share(ranked.numpy(), requests, plan)
+        draft_seconds = self.batch.draft_seconds(plan.shape)
+        self.budget.drafted(plan.shape, survival.numpy(), draft_seconds)
+        accepted = self._judge(searches, odds, order, verified)
+        rows = requests + int(verified.sum())
+        seconds = self.batch.step_seconds(rows)
+        kind = PLAIN if rows == requests else CHAINS if width == 1 else TREES
+        self.budget.stepped(kind, rows, seconds)
+        return Step(draft_seconds + seconds, verified, accepted, drafted=True)
+
+    def _judge(self, searches: Searches, odds: Tensor, order: Tensor, verified: Counts) -> Counts:
+        """Learn from the verified nodes; [N] how many were accepted."""
+        first = torch.arange(order.shape[1]) < torch.from_numpy(verified)[:, None]
+        is_verified = torch.zeros_like(searches.accepted.flatten(1)).scatter_(1, order, first)
+        is_verified = is_verified.view_as(searches.accepted)
+        above = searches.accepted[:, :-1].gather(2, searches.back_pointers[:, 1:])
+        reached = torch.cat([torch.ones_like(searches.accepted[:, :1]), above], dim=1)
+        depths = torch.arange(1, odds.shape[1] + 1)[:, None].expand_as(odds)
+        self.estimator.observe(odds, depths, is_verified & reached, searches.accepted)
+        self._verifications += 1
+        if self._verifications % REFIT_INTERVAL == 0:
+            self.estimator.refit()
+        accepted: Counts = (is_verified & searches.accepted).flatten(1).sum(dim=1).numpy()
+        return accepted
+
+    def settled(self) -> None:
+        self.estimator.reset_calibration()
+
+    @property
+    def calibration(self) -> Calibration:
+        """The expected calibration errors since the warm-up."""
+        return self.estimator.calibration()
+
+
+def best_nodes(traces: Traces, config: ReDrafterConfig) -> tuple[Counts, Counts]:
+    """Of a tree of the K nodes that the drafter finds most probable, at each of the T places.
+
+    Returns:
+        ([T] nodes in it, [T] how many of them are accepted).
+    """
+    width, length = search_shape(config, config.num_speculative_tokens)
+    searches = traces.by_width[width].at(torch.arange(traces.left.shape[0]), length)
+    order = _ranked(searches.log_probs)[:, : config.num_speculative_tokens]
+    is_node = searches.log_probs.flatten(1).gather(1, order) > -torch.inf
+    accepted = searches.accepted.flatten(1).gather(1, order)
+    return is_node.sum(dim=1).numpy(), accepted.sum(dim=1).numpy()
+
+
+def _ranked(scores: Tensor) -> Tensor:
+    """[N, L * W]: nodes by descending score, parents before children, as in `token_tree.py`."""
+    return scores.flatten(1).sort(dim=1, descending=True, stable=True).indices
+
+
+@dataclass(frozen=True)
+class Yield:
+    """What a method yields, after a warm-up.
+
+    Attributes:
+        tokens_per_second: of all requests.
+        tokens_per_step: per request.
+        nodes: verified, per request and step.
+        undrafted: share of the steps without a draft.
+    """
+
+    tokens_per_second: float
+    tokens_per_step: float
+    nodes: float
+    undrafted: float
+
+
+def replay(
+    method: Method, left: Tensor, requests: int, warm_up: int, steps: int, seed: int
+) -> Yield:
+    """Let a method decode.
+
+    Args:
+        method: of `requests` requests.
+        left: of the traces.
+        requests: N.
+        warm_up: steps that do not count.
+        steps: that count.
+        seed: of the answers' order.
+    """
+    run = _steps(method, left.numpy(), requests, seed)
+    for _ in range(warm_up):
+        next(run)
+    method.settled()
+    counted = [next(run) for _ in range(steps)]
+    tokens = sum(written for _, written in counted)
+    return Yield(
+        tokens_per_second=tokens / sum(step.seconds for step, _ in counted),
+        tokens_per_step=tokens / (requests * steps),
+        nodes=float(np.mean([step.verified.mean() for step, _ in counted])),
+        undrafted=sum(not step.drafted for step, _ in counted) / steps,
+    )
+
+
+def _steps(method: Method, left: Counts, requests: int, seed: int) -> Iterator[tuple[Step, int]]:
+    """Each step, and how many tokens it wrote."""
+    random = np.random.default_rng(seed)
+    begins = random.permutation(np.flatnonzero(np.concatenate(([True], left[:-1] == 1))))
+    places = random.integers(left.shape[0], size=requests)
+    following = 0
+    while True:
+        step = method.step(torch.from_numpy(places))
+        # As in the engines, what is accepted beyond the end of an answer does not count.
+        output = np.minimum(step.accepted + 1, left[places])
+        (ended,) = np.nonzero(output == left[places])
+        places = places + output
+        places[ended] = begins[(following + np.arange(ended.shape[0])) % begins.shape[0]]
+        following += ended.shape[0]
+        yield step, int(output.sum())
