@@ -41,7 +41,7 @@ class TreeRows:
         requests: how many requests, the batch's first, are trees.
         rows: how many rows they have together.
         max_nodes: at least the most rows of one of them.
-        fewest: how many of them have rows at least; a graph holds steps of more and of fewer.
+        fewest: how few of them may have all of these rows: a graph is captured before it is known.
         rest: [the other requests + 1] int32, where their rows start, counted from the first that
             is no tree's; None where there are none.
     """
