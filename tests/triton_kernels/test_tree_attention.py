@@ -18,6 +18,7 @@ from vllm_redrafter.engine.cpu.tree_attention import (
     TreeQueries,
     paged_tree_attention,
 )
+from vllm_redrafter.engine.cpu.tree_parts import Workspace
 from vllm_redrafter.triton_kernels import tree_attention as tree_attention_module
 from vllm_redrafter.triton_kernels.tree_attention import naive_tree_attention, tree_attention
 from vllm_redrafter.triton_kernels.tree_attention_arguments import HEAD_DIMS
@@ -228,24 +229,28 @@ def test_the_reference_is_attention_along_each_nodes_path(device: torch.device) 
     launch = Launch(torch.device("cpu"), [request for request in MIXED if request[1]])
     launch.block_table = launch.block_table[:-1]
     requests, slots = launch.trees.tokens.shape
+    is_node = launch.trees.is_node
+    rows = torch.zeros(requests, slots, dtype=torch.int64)
+    rows[is_node] = torch.arange(len(launch.query))[launch.rows]
+    rows = torch.where(is_node, rows, rows[:, :1])
     queries = TreeQueries(
         launch.trees,
-        torch.zeros(requests, slots, dtype=torch.int64),
+        rows,
         launch.context_lens.long(),
         launch.block_table,
         launch.shape.block_size,
     )
-    query = torch.zeros(requests, slots, *launch.query.shape[1:])
-    query[launch.trees.is_node] = launch.query[launch.rows]
-    # [blocks, KV heads, head size, block size] for K; poison would meet weights of zero there.
-    keys = launch.key_cache.nan_to_num(0).permute(0, 2, 3, 1)[queries.block_ids]
-    values = launch.value_cache.nan_to_num(0).transpose(1, 2)[queries.block_ids]
+    # As vLLM's CPU backend keeps it; poison would meet weights of zero there.
+    keys = launch.key_cache.nan_to_num(0).permute(0, 2, 3, 1)
+    values = launch.value_cache.nan_to_num(0).transpose(1, 2)
+    cache = torch.cat([keys.flatten(2), values.flatten(2)], dim=2).unflatten(2, (keys.shape[3], -1))
     variant = AttentionVariant(
         scale=0.2, sliding_window=11, soft_cap=1.5, sinks=launch.sinks.float()
     )
     options = {"scale": 0.2, "sliding_window": 11, "soft_cap": 1.5, "sinks": launch.sinks}
-    out = paged_tree_attention(query, keys, values, queries, variant)[launch.trees.is_node]
-    assert_close(out.double(), launch.reference(**options)[0], 1e-5)
+    out = torch.empty_like(launch.query)
+    paged_tree_attention(launch.query, cache, queries, variant, out, Workspace())
+    assert_close(out[launch.rows].double(), launch.reference(**options)[0], 1e-5)
 
 
 @pytest.mark.parametrize("num_parts", [1, 2, 5])
