@@ -106,7 +106,7 @@ def test_a_drafter_that_has_become_good_is_found_out() -> None:
 def test_deeper_levels_are_looked_at_again_after_they_were_found_useless() -> None:
     """As a first, pessimistic calibration finds them: the acceptance of deep nodes rises later."""
     config = ReDrafterConfig(4, beam_width=1, beam_length=4)
-    budget = BatchBudget(config, machine(row=0.05, level=0.01, config=config), 64)
+    budget = BatchBudget(config, machine(row=0.005, level=0.001, config=config), 64)
 
     def draft(accept: float) -> SearchShape | None:
         plan = budget.plan(64, 4)
@@ -116,9 +116,9 @@ def test_deeper_levels_are_looked_at_again_after_they_were_found_useless() -> No
             budget.drafted(plan.shape, explored, seconds)
         return plan.shape
 
-    for _ in range(100):
-        draft(0.35)
-    later = [draft(0.9) for _ in range(400)]
+    early = [draft(0.35) for _ in range(100)]
+    assert early[-1] == SearchShape(1, 1)
+    later = [draft(0.9) for _ in range(100)]
     chosen = [shape for shape in later[-20:] if shape is not None]
     assert len(chosen) == 20
     assert sum(shape.beam_length == 4 for shape in chosen) > 15

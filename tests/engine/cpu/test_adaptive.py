@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from vllm import SamplingParams
-from vllm.exceptions import VLLMValidationError
 
 from redrafter_testing.engines.cpu_engine import cpu_engine
 from redrafter_testing.engines.forced_budget import OpenGate, RandomBudget, ShutGate, force
@@ -108,7 +107,8 @@ def test_no_request_has_more_nodes_verified_than_it_asks_for(
 
 @pytest.mark.parametrize("wish", [-1, K + 1, "2", 1.5])
 def test_a_wish_that_cannot_be_met_is_refused(oracle: Engine, wish: Any) -> None:
-    with pytest.raises(VLLMValidationError, match=f"integer from 0 to {K}"):
+    # The engine is in another process: what comes from there is a text.
+    with pytest.raises(RuntimeError, match=f"VLLMValidationError: .*integer from 0 to {K}"):
         oracle.run(wishing([wish] * 4))
 
 
