@@ -9,7 +9,6 @@ import numpy as np
 
 from vllm_redrafter.budget.batch_budget import BatchBudget, Plan, search_tiers
 from vllm_redrafter.budget.choice import Choice
-from vllm_redrafter.policy import SearchShape
 
 
 class RandomBudget(BatchBudget):
@@ -25,9 +24,6 @@ class RandomBudget(BatchBudget):
         found = (survival > 0).sum(axis=1)
         nodes = np.array([self.random.randint(0, most) for most in found], dtype=np.int64)
         return nodes, Choice(int(nodes.sum()), float(requests), 1.0)
-
-    def drafted(self, shape: SearchShape, survival: Any, seconds: float) -> None:
-        """Nothing to learn: the oracle draws the same from every search."""
 
 
 class OpenGate(BatchBudget):

@@ -55,36 +55,37 @@ class Oracle:
         self.vocab_size = vocab_size
         self.generator = torch.Generator().manual_seed(0)
 
-    def explore(self, hidden: Tensor) -> ExploredNodes:
+    def explore(self, hidden: Tensor, width: int = WIDTH, length: int = LENGTH) -> ExploredNodes:
         """Candidates for the requests that stand where these hidden states, [R, H], are."""
-        return self._explored(torch.cdist(hidden.float(), self.hidden).argmin(dim=1))
+        row = torch.cdist(hidden.float(), self.hidden).argmin(dim=1)
+        return self._explored(row, width, length)
 
-    def _explored(self, row: Tensor) -> ExploredNodes:
+    def _explored(self, row: Tensor, width: int, length: int) -> ExploredNodes:
         requests, vocab = row.shape[0], self.vocab_size
-        truth = self.continuation[row]
+        truth = self.continuation[row, :length]
         allowed = allowed_depth(self.position[row]).unsqueeze(1)
-        known = (torch.arange(LENGTH) < allowed) & (truth >= 0)
+        known = (torch.arange(length) < allowed) & (truth >= 0)
         known = known.cumprod(dim=1).bool()
         # Per level one slot holds the truth (if allowed), the others its successors in the
         # vocabulary: all distinct, so siblings are.
-        slot = self._random(requests, LENGTH)
-        offset = (torch.arange(WIDTH) - slot.unsqueeze(2)) % WIDTH
-        wrong = 1 + (~known).long().unsqueeze(2) * WIDTH
+        slot = self._random(width, requests, length)
+        offset = (torch.arange(width) - slot.unsqueeze(2)) % width
+        wrong = 1 + (~known).long().unsqueeze(2) * width
         tokens = (truth.clamp(min=0).unsqueeze(2) + offset * wrong + (wrong > 1).long()) % vocab
-        back_pointers = self._random(requests, LENGTH, WIDTH)
+        back_pointers = self._random(width, requests, length, width)
         above = slot.roll(1, dims=1)
         back_pointers.scatter_(2, slot.unsqueeze(2), above.unsqueeze(2))
         back_pointers[:, 0].zero_()
-        steps = -torch.rand(requests, LENGTH, WIDTH, generator=self.generator)
+        steps = -torch.rand(requests, length, width, generator=self.generator)
         log_probs = [steps[:, 0]]
-        for level in range(1, LENGTH):
+        for level in range(1, length):
             log_probs.append(log_probs[-1].gather(1, back_pointers[:, level]) + steps[:, level])
         # The chain fallback takes slot 0 of the last level, the best finished beam: let the truth
         # stand there, so that chains are accepted too.
         return ExploredNodes(tokens, back_pointers, torch.stack(log_probs, dim=1))
 
-    def _random(self, *shape: int) -> Tensor:
-        return torch.randint(WIDTH, shape, generator=self.generator)
+    def _random(self, width: int, *shape: int) -> Tensor:
+        return torch.randint(width, shape, generator=self.generator)
 
 
 class OracleProposer(TreeProposer):
@@ -95,8 +96,8 @@ class OracleProposer(TreeProposer):
         self.oracle = Oracle(Path(self.model), self.drafter.config.vocab_size)
 
     def explore(self, hidden: Tensor, root_tokens: Tensor, shape: SearchShape) -> ExploredNodes:
-        """All that the oracle knows, whatever the search."""
-        return self.oracle.explore(hidden)
+        """What the oracle knows: of the search, if that is to be adapted; else all of it."""
+        return self.oracle.explore(hidden, *(shape if self.config.adaptive else ()))
 
 
 def use() -> None:
