@@ -147,8 +147,8 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
 
 def title(options: argparse.Namespace) -> str:
     return (
-        f"Arithmetic, nothing run: {options.costs_of} at {options.bandwidth:g} TB/s and "
-        f"{options.rate:g} TFLOP/s, {options.context} tokens of context"
+        f"Arithmetic, nothing run: {options.costs_of}, {options.context} tokens of context,\n"
+        f"at {options.bandwidth:g} TB/s and {options.rate:g} TFLOP/s"
     )
 
 

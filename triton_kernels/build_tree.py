@@ -8,6 +8,9 @@ candidates before it in the order "more probable first, ties by level, then by b
 
 Ranks 0 .. K-1 become nodes 1 .. K. A parent is never less probable than its child and stands on an
 earlier level, so this order is topological and every prefix of it is a tree.
+
+Where a budget shares verification among the batch's nodes, it needs their scores, and later what
+the drafter thought of those that were judged: `ScoredTrees` keeps both in node order.
 """
 
 from __future__ import annotations
@@ -55,11 +58,14 @@ def _select_nodes(
     tokens,  # [R, L, WIDTH] int32 or int64
     back_pointers,  # [R, L, WIDTH] int32 or int64
     log_probs,  # [R, L, WIDTH] fp32
+    odds,  # [R, L, WIDTH] fp32; read where HAS_ODDS
     entries,  # [R] int32 or int64; read where HAS_ENTRIES
     out_tokens,  # [entries, SLOTS] int32, written
     out_parents,  # [entries, SLOTS] int32, written
     out_depths,  # [entries, SLOTS] int32, written
     out_num_nodes,  # [entries] int32, written
+    out_log_probs,  # [entries, SLOTS] fp32, written where HAS_ODDS
+    out_odds,  # [entries, SLOTS] fp32, written where HAS_ODDS
     WIDTH: tl.constexpr,
     NUM: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -67,6 +73,7 @@ def _select_nodes(
     SLOTS: tl.constexpr,
     BLOCK_SLOTS: tl.constexpr,
     HAS_ENTRIES: tl.constexpr,
+    HAS_ODDS: tl.constexpr,
 ):
     """One request: rank the candidates, write the best as nodes, blank the unused slots."""
     request = tl.program_id(0)
@@ -90,6 +97,10 @@ def _select_nodes(
     tl.store(out_tokens + at, token.to(tl.int32), mask=is_node)
     tl.store(out_parents + at, tl.where(has_parent, parent_rank + 1, 0), mask=is_node)
     tl.store(out_depths + at, level + 1, mask=is_node)
+    if HAS_ODDS:
+        tl.store(out_log_probs + at, scores, mask=is_node)
+        own_odds = tl.load(odds + request * NUM + index, mask=is_node, other=0.0)
+        tl.store(out_odds + at, own_odds, mask=is_node)
 
     num_nodes = tl.sum(is_node.to(tl.int32), axis=0) + 1
     slot = tl.arange(0, BLOCK_SLOTS)
@@ -99,6 +110,14 @@ def _select_nodes(
     tl.store(out_depths + entry * SLOTS + slot, 0, mask=unused | (slot == 0))
     tl.store(out_tokens + entry * SLOTS, tl.load(root_tokens + request).to(tl.int32))
     tl.store(out_num_nodes + entry, num_nodes)
+    if HAS_ODDS:
+        no_score = tl.where(slot == 0, 0.0, float("-inf"))
+        tl.store(out_log_probs + entry * SLOTS + slot, no_score, mask=unused | (slot == 0))
+        tl.store(
+            out_odds + entry * SLOTS + slot,
+            tl.zeros([BLOCK_SLOTS], tl.float32),
+            mask=unused | (slot == 0),
+        )
 
 
 @triton.jit
@@ -163,6 +182,27 @@ class TreeBuffers:
         self.ancestors[:, :, 0] = 1
 
 
+class ScoredTrees(TreeBuffers):
+    """Trees with what their nodes were selected by.
+
+    Attributes:
+        log_probs: [R, K+1] float32, the nodes' scores: 0 for the root, -inf in unused slots.
+        odds: [R, K+1] float32, the drafter's log-odds of a node given its parent; 0 for the root
+            and in unused slots.
+    """
+
+    def __init__(self, max_requests: int, max_nodes: int, device: torch.device | str) -> None:
+        super().__init__(max_requests, max_nodes, device)
+        self.log_probs = torch.zeros(self.tokens.shape, dtype=torch.float32, device=device)
+        self.odds = torch.zeros_like(self.log_probs)
+
+    def clear(self) -> None:
+        super().clear()
+        self.log_probs.fill_(-torch.inf)
+        self.log_probs[:, 0] = 0
+        self.odds.zero_()
+
+
 def build_tree(
     root_tokens: Tensor,
     tokens: Tensor,
@@ -170,6 +210,7 @@ def build_tree(
     log_probs: Tensor,
     out: TreeBuffers,
     entries: Tensor | None = None,
+    odds: Tensor | None = None,
 ) -> TreeBuffers:
     """The K best candidates of each request as a tree, K by the size of `out`.
 
@@ -182,6 +223,8 @@ def build_tree(
         entries: [R] int32 or int64, which entry of `out` each request's tree goes to; None for
             the first R in order. Requests that share an entry leave any one of their trees,
             or a mixture: harmless in an entry that nobody reads.
+        odds: [R, L, W] fp32, contiguous, the drafter's log-odds of each candidate; `out` is
+            ScoredTrees then, and has the nodes' scores and odds written too. None for neither.
 
     Returns:
         out.
@@ -190,6 +233,8 @@ def build_tree(
         ValueError: an argument's dtype, device, shape or stride does not fit; it is named.
     """
     _check_candidates(root_tokens, tokens, back_pointers, log_probs, out)
+    if odds is not None:
+        _check_odds(odds, log_probs, out)
     if entries is not None:
         check_tokens(entries=entries)
         require(
@@ -203,16 +248,20 @@ def build_tree(
     num, slots = length * width, out.tokens.shape[1]
     block, block_slots = triton.next_power_of_2(num), triton.next_power_of_2(slots)
     chunk = min(block, max(1, 8192 // block))
+    scored = out if isinstance(out, ScoredTrees) and odds is not None else None
     _select_nodes[(requests,)](
         root_tokens,
         tokens,
         back_pointers,
         log_probs,
+        odds if odds is not None else log_probs,
         entries,
         out.tokens,
         out.parents,
         out.depths,
         out.num_nodes,
+        scored.log_probs if scored is not None else log_probs,
+        scored.odds if scored is not None else log_probs,
         WIDTH=width,
         NUM=num,
         BLOCK=block,
@@ -220,6 +269,7 @@ def build_tree(
         SLOTS=slots,
         BLOCK_SLOTS=block_slots,
         HAS_ENTRIES=has_entries,
+        HAS_ODDS=scored is not None,
         # 16 comparisons per thread at a time: 128 would not fit its registers.
         num_warps=max(4, min(16, block * chunk // 512)),
     )
@@ -296,12 +346,23 @@ def _check_candidates(
     require_same_device(tokens, back_pointers=back_pointers, log_probs=log_probs)
 
 
+def _check_odds(odds: Tensor, log_probs: Tensor, out: TreeBuffers) -> None:
+    require(
+        odds.dtype == torch.float32 and odds.shape == log_probs.shape and odds.is_contiguous(),
+        f"odds: must be fp32, contiguous and of shape {list(log_probs.shape)}, got "
+        f"{list(odds.shape)} {odds.dtype}",
+    )
+    require(isinstance(out, ScoredTrees), "out: must be ScoredTrees where odds are given")
+    require_same_device(log_probs, odds=odds)
+
+
 def naive_build_tree(
     root_tokens: Tensor, tokens: Tensor, back_pointers: Tensor, log_probs: Tensor, max_nodes: int
 ) -> list[dict[str, list[int]]]:
     """`build_tree` by sorting and dictionaries: per request tokens, parents, depths, ancestors.
 
-    Lists end at the last node; an ancestor set is one Python integer.
+    Lists end at the last node; an ancestor set is one Python integer. `candidates` are the kept
+    ones, numbered level by level: node 1's first.
     """
     trees = []
     _, length, width = tokens.shape
@@ -325,6 +386,7 @@ def naive_build_tree(
                 "parents": parents,
                 "depths": [0, *(level + 1 for _, level, _ in kept)],
                 "ancestors": ancestors,
+                "candidates": [level * width + beam for _, level, beam in kept],
             }
         )
     return trees

@@ -59,6 +59,7 @@ def tree_attention(
     value_scale: float = 1.0,
     lse: Tensor | None = None,
     num_parts: int | None = None,
+    min_requests: int | None = None,
 ) -> Tensor:
     """Attention of all nodes of all requests.
 
@@ -85,6 +86,9 @@ def tree_attention(
         key_scale, value_scale: what an fp8 cache's numbers are multiplied with.
         lse: [rows, query heads] fp32 that receives the log-sum-exp, or None.
         num_parts: how many parts the keys are split into; None chooses by the number of programs.
+        min_requests: how many requests have rows at least, if it is not all of them: the programs
+            that are counted for `num_parts`. A graph for up to R requests is captured without
+            knowing how many there will be, and few need more parts each.
 
     Returns:
         out.
@@ -103,6 +107,10 @@ def tree_attention(
         "depths is needed with a sliding window: positions in a tree are n + depth",
     )
     require(num_parts is None or num_parts >= 1, f"num_parts must be at least 1, got {num_parts}")
+    require(
+        min_requests is None or 1 <= min_requests <= requests,
+        f"min_requests must be between 1 and {requests}, got {min_requests}",
+    )
     out = torch.empty_like(query) if out is None else out
     check_options(query, requests, max_nodes, out, depths, sinks, lse)
 
@@ -111,8 +119,8 @@ def tree_attention(
     tile = choose_tile(rows, head_dim, query.dtype)
     row_tiles = padded(rows, tile.rows) // tile.rows
     block_dim = triton.next_power_of_2(head_dim)
-    programs = requests * kv_heads * row_tiles
     if num_parts is None:
+        programs = (min_requests or requests) * kv_heads * row_tiles
         num_parts = choose_parts(programs, max_context_len + max_nodes, query.device)
 
     split = num_parts > 1
@@ -176,7 +184,7 @@ def tree_attention(
     )
     if split:
         assert part_lse is not None
-        _merge_parts[(requests, max_nodes, heads)](
+        _merge_parts[(query.shape[0], heads)](
             part_out,
             part_lse,
             context_lens,
@@ -192,6 +200,8 @@ def tree_attention(
             out.stride(0),
             out.stride(1),
             lse.stride(0) if lse is not None else 0,
+            requests,
+            requests.bit_length(),
             HEAD_DIM=head_dim,
             BLOCK_DIM=block_dim,
             BLOCK_KEYS=tile.keys,

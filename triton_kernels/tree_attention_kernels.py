@@ -215,7 +215,8 @@ def _attend_part(
         tl.store(lse + lse_at, row_lse, mask=is_row)
 
 
-@triton.jit
+# One kernel for any number of requests, as in stage_trees.py.
+@triton.jit(do_not_specialize=["num_requests", "halvings"])
 def _merge_parts(
     part_out,  # [rows, query heads, PARTS, HEAD_DIM] fp32
     part_lse,  # [rows, query heads, PARTS] fp32
@@ -232,6 +233,8 @@ def _merge_parts(
     stride_out_row,
     stride_out_head,
     stride_lse_row,
+    num_requests,
+    halvings,  # at least log2 of num_requests, rounded up
     HEAD_DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
@@ -240,17 +243,23 @@ def _merge_parts(
     HAS_SINKS: tl.constexpr,
     HAS_LSE: tl.constexpr,
 ):
-    """One node and query head: the parts that hold keys, weighted by their sums."""
-    request = tl.program_id(0)
-    node = tl.program_id(1)
-    head = tl.program_id(2)
-    first_row = tl.load(query_start_loc + request)
-    num_nodes = tl.load(query_start_loc + request + 1) - first_row
-    if node >= num_nodes:
+    """One row and query head: the parts that hold keys, weighted by their sums."""
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    if row < tl.load(query_start_loc) or row >= tl.load(query_start_loc + num_requests):
         return
+    # The last request that starts at the row or before it. A program per request and node would
+    # mostly find none: a graph for 100 rows has up to 100 requests, of up to K + 1 nodes.
+    request, after = 0, num_requests
+    for _ in range(halvings):
+        middle = (request + after) // 2
+        starts_before = tl.load(query_start_loc + middle) <= row
+        request = tl.where(starts_before, middle, request)
+        after = tl.where(starts_before, after, middle)
+    num_nodes = tl.load(query_start_loc + request + 1) - tl.load(query_start_loc + request)
     num_keys = tl.load(context_lens + request) + num_nodes
     keys_per_part = tl.cdiv(tl.cdiv(num_keys, BLOCK_KEYS), PARTS) * BLOCK_KEYS
-    row = (first_row + node).to(tl.int64)
+    row = row.to(tl.int64)
 
     part = tl.arange(0, BLOCK_PARTS)
     written = part * keys_per_part < num_keys

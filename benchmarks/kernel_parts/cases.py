@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vllm_redrafter.triton_kernels.accept_path import accept_path
-from vllm_redrafter.triton_kernels.build_tree import TreeBuffers, build_tree
+from vllm_redrafter.triton_kernels.build_tree import ScoredTrees, TreeBuffers, build_tree
 from vllm_redrafter.triton_kernels.compact_kv import CacheTable, compact_kv
 from vllm_redrafter.triton_kernels.stage_trees import StagedTrees, stage_trees
 from vllm_redrafter.triton_kernels.tree_attention import tree_attention
@@ -159,6 +159,7 @@ def build(width: int, length: int, requests: int = 2) -> None:
         beams.transpose(1, 2).contiguous(),
         torch.zeros(requests, length, width, dtype=torch.int32),
         torch.zeros(requests, length, width),
-        TreeBuffers(requests, 127, "cpu"),
+        ScoredTrees(requests, 127, "cpu"),
         entries=root_tokens,
+        odds=torch.zeros(requests, length, width),
     )

@@ -13,6 +13,10 @@ from rich.table import Table
 from replay_parts.simulation import Yield
 from vllm_redrafter.budget.calibration import Calibration
 
+COLOURS = ("#e8a33d", "#c2571a", "#8a8a8a", "#5aa469", "#9b6fb0")
+"""Of fixed shapes, in turn."""
+ADAPTIVE_COLOUR = "#1f5a94"
+
 
 @dataclass(frozen=True)
 class Result:
@@ -91,7 +95,7 @@ def plot(results: Sequence[Result], title: str, path: Path) -> None:
     )
     for panel, case in zip(panels[0], cases, strict=True):
         found = [result for result in results if result.case == case]
-        for method in dict.fromkeys(result.method for result in found):
+        for number, method in enumerate(dict.fromkeys(result.method for result in found)):
             line = [result for result in found if result.method == method]
             adaptive = method == "adaptive"
             panel.plot(
@@ -101,7 +105,7 @@ def plot(results: Sequence[Result], title: str, path: Path) -> None:
                 marker="o",
                 markersize=4,
                 linewidth=2.5 if adaptive else 1.2,
-                color="#1f5a94" if adaptive else None,
+                color=ADAPTIVE_COLOUR if adaptive else COLOURS[number % len(COLOURS)],
                 zorder=3 if adaptive else 2,
             )
         panel.axhline(1, color="black", linewidth=0.8, linestyle="--", label="plain")

@@ -15,7 +15,12 @@ from vllm_redrafter.config import DrafterConfig
 from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.training.evaluation import Material
 
-OPTIONS = [*("--requests", "1", "4", "--fixed", "1x3:3", "2x3:4"), "--adaptive", "3x3:6"]
+OPTIONS = [
+    *("--requests", "1", "4", "--fixed", "1x3:3", "2x3:4"),
+    "--adaptive",
+    "3x3:6",
+    "--samples=300",
+]
 CASE = ["--case", "a text", "target", "drafter", "data"]
 
 

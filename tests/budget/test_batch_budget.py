@@ -103,6 +103,27 @@ def test_a_drafter_that_has_become_good_is_found_out() -> None:
     assert all(plan.pays for plan, _ in later[-50:])
 
 
+def test_deeper_levels_are_looked_at_again_after_they_were_found_useless() -> None:
+    """As a first, pessimistic calibration finds them: the acceptance of deep nodes rises later."""
+    config = ReDrafterConfig(4, beam_width=1, beam_length=4)
+    budget = BatchBudget(config, machine(row=0.05, level=0.01, config=config), 64)
+
+    def draft(accept: float) -> SearchShape | None:
+        plan = budget.plan(64, 4)
+        if plan.shape is not None:
+            explored = survival(plan.shape, 64, accept)
+            seconds = budget.costs.draft_seconds(64, *plan.shape)
+            budget.drafted(plan.shape, explored, seconds)
+        return plan.shape
+
+    for _ in range(100):
+        draft(0.35)
+    later = [draft(0.9) for _ in range(400)]
+    chosen = [shape for shape in later[-20:] if shape is not None]
+    assert len(chosen) == 20
+    assert sum(shape.beam_length == 4 for shape in chosen) > 15
+
+
 def test_a_probe_verifies_something() -> None:
     budget = BatchBudget(CONFIG, machine(row=10.0), 8)
     probes = [nodes for plan, nodes in run(budget, 4, 0.1, 100) if plan.shape and not plan.pays]

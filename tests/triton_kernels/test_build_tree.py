@@ -16,7 +16,12 @@ from torch import Tensor
 from redrafter_testing.algorithm.tree_batches import GARBAGE
 from vllm_redrafter.beam_search import ExploredNodes
 from vllm_redrafter.token_tree import TokenTree
-from vllm_redrafter.triton_kernels.build_tree import TreeBuffers, build_tree, naive_build_tree
+from vllm_redrafter.triton_kernels.build_tree import (
+    ScoredTrees,
+    TreeBuffers,
+    build_tree,
+    naive_build_tree,
+)
 from vllm_redrafter.triton_kernels.tree_from_beams import (
     build_tree_from_beams,
     naive_share_prefixes,
@@ -121,6 +126,56 @@ def searches(draw: st.DrawFn) -> ExploredNodes:
         requests.append(levels)
     tokens, back_pointers, log_probs = torch.tensor(requests, dtype=torch.float64).unbind(-1)
     return ExploredNodes(tokens.long(), back_pointers.long(), log_probs.float())
+
+
+@settings(deadline=None, max_examples=40)
+@given(searches(), sizes, st.booleans())
+def test_scored_trees_keep_each_node_s_score_and_odds(
+    device: torch.device, explored: ExploredNodes, max_nodes: int, in_entries: bool
+) -> None:
+    requests = len(explored.tokens)
+    odds = torch.randn(explored.log_probs.shape)
+    entries = torch.arange(requests).flip(0) + 1 if in_entries else torch.arange(requests)
+    out = ScoredTrees(requests + 1, max_nodes, device)
+    untouched = {*range(requests + 1)} - {*entries.tolist()}
+    for field in (out.log_probs, out.odds):
+        field.fill_(SENTINEL)
+    build_tree(
+        roots(requests).to(device),
+        *on(device, explored),
+        out=out,
+        entries=entries.to(device) if in_entries else None,
+        odds=odds.to(device),
+    )
+    naive = naive_build_tree(
+        roots(requests), explored.tokens, explored.back_pointers, explored.log_probs, max_nodes
+    )
+    for request, entry in enumerate(entries.tolist()):
+        kept = naive[request]["candidates"]
+        unused = max_nodes - len(kept)
+        scores = explored.log_probs[request].flatten()[kept].tolist()
+        assert out.log_probs[entry].tolist() == [0.0, *scores, *[-math.inf] * unused]
+        own_odds = odds[request].flatten()[kept].tolist()
+        assert out.odds[entry].tolist() == [0.0, *own_odds, *[0.0] * unused]
+    for entry in untouched:
+        assert (out.log_probs[entry] == SENTINEL).all() and (out.odds[entry] == SENTINEL).all()
+
+
+def test_odds_that_do_not_fit_are_named(device: torch.device) -> None:
+    explored = ExploredNodes(*(torch.zeros(1, 2, 3) for _ in range(3)))
+    arguments = (roots(1), explored.tokens.long(), explored.back_pointers.long())
+    for odds, out, named in (
+        (torch.zeros(1, 2, 2), ScoredTrees(1, 4, device), "odds"),
+        (torch.zeros(1, 2, 3, dtype=torch.float64), ScoredTrees(1, 4, device), "odds"),
+        (torch.zeros(1, 2, 3), TreeBuffers(1, 4, device), "out: must be ScoredTrees"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            build_tree(
+                *(a.to(device) for a in arguments),
+                explored.log_probs.to(device),
+                out=out,
+                odds=odds.to(device),
+            )
 
 
 @settings(deadline=None, max_examples=60)

@@ -18,6 +18,8 @@ from vllm_redrafter.engine.cpu.tree_attention import (
     TreeQueries,
     paged_tree_attention,
 )
+from vllm_redrafter.engine.cpu.tree_parts import Workspace
+from vllm_redrafter.triton_kernels import tree_attention as tree_attention_module
 from vllm_redrafter.triton_kernels.tree_attention import naive_tree_attention, tree_attention
 from vllm_redrafter.triton_kernels.tree_attention_arguments import HEAD_DIMS
 from vllm_redrafter.triton_kernels.tree_attention_tiles import (
@@ -171,7 +173,7 @@ class Launch:
 
     def reference(self, **options: Any) -> tuple[Tensor, Tensor]:
         options = self.arguments() | options
-        for name in ("max_nodes", "max_context_len", "num_parts"):
+        for name in ("max_nodes", "max_context_len", "num_parts", "min_requests"):
             options.pop(name, None)
         on_cpu = {k: v.cpu() if isinstance(v, Tensor) else v for k, v in options.items()}
         out, lse = naive_tree_attention(**on_cpu)
@@ -227,24 +229,28 @@ def test_the_reference_is_attention_along_each_nodes_path(device: torch.device) 
     launch = Launch(torch.device("cpu"), [request for request in MIXED if request[1]])
     launch.block_table = launch.block_table[:-1]
     requests, slots = launch.trees.tokens.shape
+    is_node = launch.trees.is_node
+    rows = torch.zeros(requests, slots, dtype=torch.int64)
+    rows[is_node] = torch.arange(len(launch.query))[launch.rows]
+    rows = torch.where(is_node, rows, rows[:, :1])
     queries = TreeQueries(
         launch.trees,
-        torch.zeros(requests, slots, dtype=torch.int64),
+        rows,
         launch.context_lens.long(),
         launch.block_table,
         launch.shape.block_size,
     )
-    query = torch.zeros(requests, slots, *launch.query.shape[1:])
-    query[launch.trees.is_node] = launch.query[launch.rows]
-    # [blocks, KV heads, head size, block size] for K; poison would meet weights of zero there.
-    keys = launch.key_cache.nan_to_num(0).permute(0, 2, 3, 1)[queries.block_ids]
-    values = launch.value_cache.nan_to_num(0).transpose(1, 2)[queries.block_ids]
+    # As vLLM's CPU backend keeps it; poison would meet weights of zero there.
+    keys = launch.key_cache.nan_to_num(0).permute(0, 2, 3, 1)
+    values = launch.value_cache.nan_to_num(0).transpose(1, 2)
+    cache = torch.cat([keys.flatten(2), values.flatten(2)], dim=2).unflatten(2, (keys.shape[3], -1))
     variant = AttentionVariant(
         scale=0.2, sliding_window=11, soft_cap=1.5, sinks=launch.sinks.float()
     )
     options = {"scale": 0.2, "sliding_window": 11, "soft_cap": 1.5, "sinks": launch.sinks}
-    out = paged_tree_attention(query, keys, values, queries, variant)[launch.trees.is_node]
-    assert_close(out.double(), launch.reference(**options)[0], 1e-5)
+    out = torch.empty_like(launch.query)
+    paged_tree_attention(launch.query, cache, queries, variant, out, Workspace())
+    assert_close(out[launch.rows].double(), launch.reference(**options)[0], 1e-5)
 
 
 @pytest.mark.parametrize("num_parts", [1, 2, 5])
@@ -461,6 +467,26 @@ def test_by_default_a_tensor_is_made_and_parts_are_chosen(launch: Callable[..., 
     out = tree_attention(**batch.arguments())
     assert out.shape == batch.query.shape and out.dtype == batch.query.dtype
     assert_close(out[batch.rows].double().cpu(), batch.reference()[0], 1e-5)
+
+
+def test_parts_are_chosen_for_the_fewest_requests_that_there_may_be(
+    launch: Callable[..., Launch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph for many requests may serve one with a long context."""
+    batch = launch([(300, bushy(9)), *[(0, [0])] * 5], Shape(kv_heads=2))
+    counted = []
+
+    def choose(programs: int, *args: Any) -> int:
+        counted.append(programs)
+        return choose_parts(programs, *args)
+
+    monkeypatch.setattr(tree_attention_module, "choose_parts", choose)
+    batch.check(min_requests=1)
+    batch.check()
+    assert counted == [2, 12]
+    for wrong in (0, 7):
+        with pytest.raises(ValueError, match="min_requests must be between 1 and 6"):
+            batch(min_requests=wrong)
 
 
 @pytest.mark.parametrize("max_keys", [1, 100, 1000, 100_000])

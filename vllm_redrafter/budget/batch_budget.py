@@ -25,10 +25,13 @@ KINDS = PLAIN, CHAINS, TREES = range(3)
 
 MARGIN = 0.03
 """To begin to draft takes so much more than plain decoding yields; to go on takes as much."""
-PROFILE_RATE = 0.05
-"""Share of a new draft in the running mean of what a search's nodes are worth."""
+PROFILE_RATE, LONGEST_AGE = 0.1, 16
+"""Share of a new draft in the running mean of what a search's nodes are worth, per step since the
+mean was last renewed; and the most steps that count so."""
 FIRST_DRAFTS = 8
 """Drafts by which a drafter is judged before drafting can be found not to pay."""
+SURVEY_INTERVAL = 32
+"""Drafts from one full search to the next: shorter and narrower ones do not see what it would."""
 KEPT_STEPS = 8
 """Steps that a search is kept, once chosen for a number of requests."""
 
@@ -80,8 +83,10 @@ class BatchBudget:
         self._draft_drift = Drift(kinds=1, sizes=np.arange(max_requests + 1))
         # Running means, by level and rank of the beam: how probable the node is to be accepted.
         self._profile = np.zeros((config.beam_length, config.beam_width))
+        self._seen_at = np.zeros_like(self._profile)
         self._drafts = 0
-        self._paused = 0
+        self._steps = 0
+        self._surveyed = 0
         self._considered = (0, 0)
         self._best = SearchShape(1, 1)
         self._kept = 0
@@ -94,15 +99,19 @@ class BatchBudget:
             requests: N, those that have sampled a token.
             max_nodes: what the next step can verify per request; at least 1.
         """
+        self._steps += 1
         if self._drafts < FIRST_DRAFTS:
             return Plan(search_shape(self.config, max_nodes), pays=True)
+        self._surveyed += 1
         if self._considered != (requests, max_nodes) or not self._kept:
             self._best, self._pays = self._best_search(requests, max_nodes)
             self._considered, self._kept = (requests, max_nodes), KEPT_STEPS
         self._kept -= 1
         if self.gate.opens(self._pays):
-            return Plan(self._best, self._pays)
-        self._paused += 1
+            if self._surveyed < SURVEY_INTERVAL:
+                return Plan(self._best, self._pays)
+            self._surveyed = 0
+            return Plan(search_shape(self.config, max_nodes), self._pays)
         return Plan(None, pays=False)
 
     def share(
@@ -149,13 +158,13 @@ class BatchBudget:
         """Learn from a draft: [R, L, W] survival probabilities of what it explored."""
         requests = survival.shape[0]
         self._draft_drift.observe(0, requests, seconds, self.costs.draft_seconds(requests, *shape))
-        # After a pause the past counts for less.
-        rate = 1.0 - (1.0 - PROFILE_RATE) ** (1 + min(self._paused, FIRST_DRAFTS))
-        rate = max(rate, 1.0 / (self._drafts + 1))
-        seen = self._profile[: shape.beam_length, : shape.beam_width]
-        seen += rate * (survival.mean(axis=0) - seen)
+        seen = np.s_[: shape.beam_length, : shape.beam_width]
+        # What was not looked at for a while counts for less when it is.
+        age = np.minimum(self._steps - self._seen_at[seen], LONGEST_AGE)
+        rate = np.maximum(1.0 - (1.0 - PROFILE_RATE) ** age, 1.0 / (self._drafts + 1))
+        self._profile[seen] += rate * (survival.mean(axis=0) - self._profile[seen])
+        self._seen_at[seen] = self._steps
         self._drafts += 1
-        self._paused = 0
 
     def stepped(self, kind: int, rows: int, seconds: float) -> None:
         """Learn from a step's time, its draft's left out."""

@@ -15,6 +15,7 @@ from shared_parts.arguments import (
     not_negative,
     positive,
     script_parser,
+    tree_shape,
 )
 
 
@@ -27,6 +28,7 @@ from shared_parts.arguments import (
         (not_negative, "0.7", 0.7),
         (fraction, "1", 1.0),
         (beams, "16x5", (16, 5)),
+        (tree_shape, "4x5:12", (4, 5, 12)),
         (json_object, '{"a": [1]}', {"a": [1]}),
     ],
 )
@@ -45,6 +47,7 @@ def test_a_value_is_read(read: Callable[[str], Any], text: str, value: Any) -> N
         (fraction, "0", "expected a fraction"),
         (fraction, "nan", "expected a fraction"),
         (beams, "16", "'': expected an integer"),
+        (tree_shape, "4x5", r"'4x5': expected WxL:K .*, as in 4x5:12"),
         (json_object, "[1]", "expected a JSON object"),
         (json_object, "{", "not JSON"),
     ],

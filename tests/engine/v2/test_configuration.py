@@ -7,14 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm.config.aux_output import AuxOutputConfig
+from vllm.config.compilation import CUDAGraphMode
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.platforms.interface import DeviceCapability
 
 from redrafter_testing.models.tiny_models import make_target
 from vllm_redrafter import ConfigError, names, plugin
+from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.engine.selection import engine_here
-from vllm_redrafter.engine.v2.refusals import refusals
+from vllm_redrafter.engine.v2 import speculator
+from vllm_redrafter.engine.v2.refusals import adaptive_obstacles, refusals
 
 plugin.register()
 
@@ -113,6 +117,43 @@ def test_what_cannot_be_combined_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         speculate(small_target, small_drafter, **arguments)
+
+
+def test_routed_experts_are_refused(small_target: Path, small_drafter: Path) -> None:
+    """vLLM itself refuses them for most models, before it asks."""
+    config = speculate(small_target, small_drafter)
+    config.aux_output_config = AuxOutputConfig(enable_return_routed_experts=True)
+    (reason,) = refusals(config)
+    assert "leave --enable-return-routed-experts out" in reason
+
+
+@pytest.mark.parametrize(
+    ("mode", "possible"),
+    [
+        (CUDAGraphMode.FULL_AND_PIECEWISE, True),
+        (CUDAGraphMode.FULL_DECODE_ONLY, True),
+        (CUDAGraphMode.FULL, True),
+        (CUDAGraphMode.PIECEWISE, False),
+        (CUDAGraphMode.NONE, False),
+    ],
+)
+def test_without_full_graphs_the_number_of_nodes_is_fixed_and_it_is_said(
+    small_target: Path,
+    small_drafter: Path,
+    mode: CUDAGraphMode,
+    possible: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = speculate(small_target, small_drafter)
+    config.compilation_config.cudagraph_mode = mode
+    assert bool(list(adaptive_obstacles(config))) != possible
+    said: list[str] = []
+    monkeypatch.setattr(speculator.logger, "warning", lambda text, *args: said.append(text % args))
+    assert speculator.can_adapt(config, ReDrafterConfig(12)) == possible
+    assert not speculator.can_adapt(config, ReDrafterConfig(12, adaptive=False))
+    assert len(said) == (not possible)
+    for warning in said:
+        assert re.search(r"num_speculative_tokens=12 .* leave --enforce-eager out", warning)
 
 
 @pytest.mark.parametrize(("capability", "refused"), [((8, 6), True), ((8, 9), False)])

@@ -36,6 +36,7 @@ def graphs(few_tokens_target: Path, few_tokens_drafter: Path) -> Iterator[Engine
         speculative_config={
             "model": str(few_tokens_drafter),
             "num_speculative_tokens": 8,
+            "adaptive": False,
             "num_speculative_tokens_per_batch_size": [[1, 4, 8], [5, 8, 4]],
         },
         **TIGHT,

@@ -31,7 +31,7 @@ MEMBERS = {
     "vllm.config.vllm:VllmConfig": """__post_init__ _get_v2_model_runner_unsupported_features
         _maybe_disable_dynamic_sd_for_v1 use_v2_model_runner additional_config speculative_config
         compilation_config model_config parallel_config cache_config kv_transfer_config
-        lora_config""",
+        lora_config aux_output_config num_speculative_tokens""",
     "vllm.config.speculative:SpeculativeConfig": "model num_speculative_tokens",
     "vllm.config.parallel:ParallelConfig": """worker_cls tensor_parallel_size
         pipeline_parallel_size prefill_context_parallel_size decode_context_parallel_size
@@ -42,8 +42,9 @@ MEMBERS = {
         is_mm_prefix_lm served_model_name""",
     "vllm.config.cache:CacheConfig": "cache_dtype kv_sharing_fast_prefill",
     "vllm.config.attention:AttentionConfig": "backend backend_per_kind",
-    "vllm.config.compilation:CompilationConfig": "static_forward_context",
-    "vllm.config.compilation:CUDAGraphMode": "NONE FULL FULL_DECODE_ONLY",
+    "vllm.config.aux_output:AuxOutputConfig": "enabled",
+    "vllm.config.compilation:CompilationConfig": "static_forward_context cudagraph_mode",
+    "vllm.config.compilation:CUDAGraphMode": "NONE FULL FULL_DECODE_ONLY has_full_cudagraphs",
     "vllm.engine.arg_utils:EngineArgs": """create_engine_config speculative_config spec_method
         spec_model spec_tokens additional_config worker_cls attention_backend attention_config
         _api_process_rank""",
@@ -60,6 +61,7 @@ MEMBERS = {
         supports_mm_prefix supported_kv_cache_dtypes""",
     "vllm.v1.attention.backends.triton_attn:TritonAttentionMetadataBuilder": """build
         build_for_cudagraph_capture _cudagraph_support""",
+    "vllm.v1.attention.backend:AttentionMetadataBuilder": "get_varlen_cudagraph_max_query_len",
     "vllm.v1.attention.backends.triton_attn:TritonAttentionMetadata": """num_actual_tokens
         query_start_loc max_seq_len seq_lens block_table""",
     "vllm.v1.attention.backends.triton_attn:TritonAttentionImpl": """forward do_kv_cache_update
@@ -69,7 +71,8 @@ MEMBERS = {
     "vllm.v1.worker.gpu_worker:Worker": "__init__ _make_model_runner sample_tokens",
     "vllm.v1.worker.cpu_worker:CPUWorker": "__init__ init_device",
     f"{GPU}.model_runner:GPUModelRunner": """__init__ load_model reload_weights execute_model
-        sample sample_tokens prepare_attn postprocess_sampled model_memory_usage speculator""",
+        sample sample_tokens prepare_attn postprocess_sampled model_memory_usage speculator
+        initialize_kv_cache adaptive_verification""",
     f"{GPU}.model_states.interface:ModelState": """add_request apply_staged_writes
         initialize_kv_cache custom_sampler max_num_reqs device vllm_config""",
     f"{GPU}.model_states.default:DefaultModelState": """__init__ add_request apply_staged_writes
@@ -81,17 +84,23 @@ MEMBERS = {
     f"{GPU}.cudagraph_utils:BatchExecutionDescriptor": "cg_mode num_tokens",
     f"{GPU}.block_table:BlockTables": "slot_mappings",
     f"{GPU}.buffer_utils:StagedWriteTensor": "__init__ gpu stage_write_elem apply_write",
-    f"{GPU}.states:RequestState": "max_num_reqs prefill_len last_sampled_tokens draft_tokens",
+    f"{GPU}.states:RequestState": """max_num_reqs prefill_len last_sampled_tokens draft_tokens
+        req_id_to_index num_computed_tokens_np""",
     f"{GPU}.input_batch:InputBatch": """num_reqs num_reqs_after_padding num_tokens_after_padding
         idx_mapping idx_mapping_np expanded_idx_mapping expanded_local_pos num_draft_tokens
         num_draft_tokens_per_req query_start_loc query_start_loc_np seq_lens
         seq_lens_cpu_upper_bound input_ids positions logits_indices cu_num_logits
-        cu_num_logits_np""",
+        cu_num_logits_np max_query_len""",
     f"{GPU}.sample.sampler:Sampler": """sample get_logprobs_dims compute_nans logprobs_mode
         logits_processors logprob_token_ids_state req_states""",
     f"{GPU}.sample.output:SamplerOutput": """sampled_token_ids logprobs_tensors num_nans
         num_sampled num_rejected""",
-    f"{GPU}.spec_decode.rejection_sampler:RejectionSampler": "__call__",
+    f"{GPU}.spec_decode.rejection_sampler:RejectionSampler": """__call__
+        enable_adaptive_verification""",
+    f"{GPU}.spec_decode.adaptive_verification:AdaptiveVerificationManager": """__init__ add_request
+        record_confidences get_num_tokens cost_tables num_speculative_steps num_bonus_tokens
+        req_states _max_total_logits _batch_budget _stale_confidences _stale_idx
+        _confidence_probs _pending_resets""",
     "vllm.v1.outputs:LogprobsTensors": "cat",
     "vllm.v1.outputs:SamplerOutput": "sampled_token_ids logprobs_tensors",
     # The CPU engine's

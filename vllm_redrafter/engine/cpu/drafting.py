@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from vllm_redrafter.acceptance import AcceptedPath
-from vllm_redrafter.budget.batch_budget import CHAINS, PLAIN, TREES, BatchBudget
+from vllm_redrafter.budget.batch_budget import BatchBudget
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
 from vllm_redrafter.engine.stats import StepStats
 from vllm_redrafter.token_tree import TokenTree
 
-REFIT_INTERVAL = 32
-"""Verification steps between two refits of the acceptance probabilities."""
+FIRST_REFIT, REFIT_INTERVAL = 4, 32
+"""Verification steps up to the first refit of the acceptance probabilities, and, by doubling, the
+most between two: a new drafter is judged soon."""
 
 
 class FixedDrafting:
@@ -53,8 +54,14 @@ class FixedDrafting:
     def judge(self, request_ids: Sequence[str], tree: TokenTree, accepted: AcceptedPath) -> None:
         """Learn from what was accepted of the trees of R requests: nothing, here."""
 
-    def stepped(self, tree: TokenTree, has_trees: bool, seconds: float) -> None:
-        """Learn from the time of a step that did nothing but verify `tree`: nothing, here."""
+    def stepped(self, kind: int, rows: int, seconds: float) -> None:
+        """Learn from the time of a step, its draft's left out: nothing, here.
+
+        Args:
+            kind: PLAIN, CHAINS or TREES.
+            rows: how many, all of them of nodes: no prompt was read.
+            seconds: vLLM's part included.
+        """
 
     def forget(self, request_id: str) -> None:
         """The request has left the engine."""
@@ -70,6 +77,7 @@ class AdaptiveDrafting(FixedDrafting):
         self._odds: dict[str, npt.NDArray[np.float32]] = {}
         # Since the last refit: log-odds, depths, and whether accepted, of the nodes judged.
         self._judged: list[tuple[npt.NDArray[Any], ...]] = []
+        self._refit_after = FIRST_REFIT
 
     def draft(
         self,
@@ -97,8 +105,6 @@ class AdaptiveDrafting(FixedDrafting):
     def judge(self, request_ids: Sequence[str], tree: TokenTree, accepted: AcceptedPath) -> None:
         """Learn how probable a node is to be accepted."""
         slots = tree.tokens.shape[1]
-        if slots == 1:
-            return
         none = np.zeros(slots, dtype=np.float32)
         odds = np.stack([self._odds.get(request, none)[:slots] for request in request_ids])
         walked = np.zeros((len(request_ids), slots + 1), dtype=bool)
@@ -109,17 +115,16 @@ class AdaptiveDrafting(FixedDrafting):
         judged &= tree.tokens.numpy() >= 0
         judged[:, 0] = False
         self._judged.append((odds[judged], tree.depths.numpy()[judged], walked[:, :-1][judged]))
-        if len(self._judged) == REFIT_INTERVAL:
+        if len(self._judged) == self._refit_after:
+            self._refit_after = min(2 * self._refit_after, REFIT_INTERVAL)
             seen = [torch.from_numpy(np.concatenate(p)) for p in zip(*self._judged, strict=True)]
             self._judged.clear()
             estimator = self.proposer.estimator
             estimator.observe(seen[0], seen[1], torch.ones_like(seen[2]), seen[2])
             estimator.refit()
 
-    def stepped(self, tree: TokenTree, has_trees: bool, seconds: float) -> None:
+    def stepped(self, kind: int, rows: int, seconds: float) -> None:
         """Learn what such a step costs."""
-        requests, rows = tree.num_nodes.shape[0], int(tree.num_nodes.sum())
-        kind = PLAIN if rows == requests else TREES if has_trees else CHAINS
         self.budget.stepped(kind, rows, seconds)
 
     def forget(self, request_id: str) -> None:

@@ -73,6 +73,35 @@ class NodeRows:
         return out
 
 
+def sample_roots(
+    sampler: Sampler, logits: Tensor, metadata: SamplingMetadata, discarded: np.ndarray
+) -> SamplerOutput:
+    """Sample in a step without drafts, as plain decoding does.
+
+    Args:
+        logits: [R, V], the target's, a row of each request; may be changed in place.
+        discarded: [R] bool, requests whose sample is not used: their generators stay as they are.
+    """
+    untouched = _states(metadata, discarded)
+    output = sampler(logits=logits, sampling_metadata=metadata)
+    _restore(metadata, untouched)
+    return output
+
+
+def _states(metadata: SamplingMetadata, requests: np.ndarray) -> dict[int, Tensor]:
+    """The states of the generators of some requests, [R] bool."""
+    return {
+        request: generator.get_state()
+        for request, generator in metadata.generators.items()
+        if requests[request]
+    }
+
+
+def _restore(metadata: SamplingMetadata, states: dict[int, Tensor]) -> None:
+    for request, state in states.items():
+        metadata.generators[request].set_state(state)
+
+
 class NodeSampler:
     """Draws at all nodes, keeps the logprobs of the accepted path, settles the generators.
 
@@ -86,11 +115,7 @@ class NodeSampler:
         self.sampler = sampler
         self.rows = rows
         self.metadata = metadata
-        self._untouched = {
-            request: generator.get_state()
-            for request, generator in metadata.generators.items()
-            if discarded[request]
-        }
+        self._untouched = _states(metadata, discarded)
         self._generator_states: dict[int, list[Tensor]] = {}
         self._logprobs: LogprobsTensors | None = None
 
@@ -103,9 +128,7 @@ class NodeSampler:
         Returns:
             [R, T] int32.
         """
-        one_row_each = self.rows.request.shape[0] == self.rows.first.shape[0]
-        metadata = self.metadata if one_row_each else self._repeated()
-        output = self.sampler(logits=logits, sampling_metadata=metadata)
+        output = self.sampler(logits=logits, sampling_metadata=self._repeated())
         self._logprobs = output.logprobs_tensors
         return self.rows.padded(output.sampled_token_ids.squeeze(-1))
 
@@ -114,8 +137,7 @@ class NodeSampler:
         for request, states in self._generator_states.items():
             used = int(accepted.num_sampled[request])
             self.metadata.generators[request].set_state(states[used])
-        for request, state in self._untouched.items():
-            self.metadata.generators[request].set_state(state)
+        _restore(self.metadata, self._untouched)
         logprobs = self._logprobs
         if logprobs is not None:
             row = self.rows.at(accepted.path.clamp(min=0)).flatten()

@@ -35,12 +35,12 @@ from vllm.v1.worker import gpu_model_runner
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from vllm_redrafter.acceptance import accept_path
-from vllm_redrafter.budget.batch_budget import BatchBudget
+from vllm_redrafter.budget.batch_budget import CHAINS, PLAIN, TREES, BatchBudget
 from vllm_redrafter.engine.cpu.attention import TreeAttentionMetadata, check_cache_layout
 from vllm_redrafter.engine.cpu.costs import measure_costs
 from vllm_redrafter.engine.cpu.drafting import AdaptiveDrafting, FixedDrafting
 from vllm_redrafter.engine.cpu.kv_cache import compact, moves, stack_layers
-from vllm_redrafter.engine.cpu.node_sampler import NodeRows, NodeSampler
+from vllm_redrafter.engine.cpu.node_sampler import NodeRows, NodeSampler, sample_roots
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
 from vllm_redrafter.engine.cpu.step_clock import StepClock
 from vllm_redrafter.engine.cpu.tree_attention import TreeQueries
@@ -54,7 +54,7 @@ logger = init_logger("vllm.redrafter")
 
 @dataclass(frozen=True)
 class VerificationStep:
-    """One engine step's batch: R requests, those without a draft being trees of one node.
+    """One engine step's batch with drafts: R requests, those without being trees of one node.
 
     Attributes:
         tree: the trees under verification, T node slots.
@@ -87,8 +87,9 @@ class TreeModelRunner(CPUModelRunner):
         # scheduler runs the request again, which need not be in the next step.
         self._links: dict[str, Tensor] = {}
         self._step: VerificationStep | None = None
-        self._verified: VerificationStep | None = None
         self._last_rows: Tensor | None = None
+        # The step's kind and rows, where its time can be compared with others'.
+        self._timed: tuple[int, int] | None = None
         self._clock = StepClock()
         self.drafting = FixedDrafting(self.proposer)
 
@@ -129,22 +130,28 @@ class TreeModelRunner(CPUModelRunner):
         prepared = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
         assert prepared[1] is not None
         num_drafted = torch.tensor(prepared[1].num_draft_tokens, dtype=torch.int32)
-        ends = self.query_start_loc.cpu[1 : num_drafted.shape[0] + 1]
+        requests, rows = num_drafted.shape[0], scheduler_output.total_num_scheduled_tokens
+        if not num_drafted.any():
+            self._step, self._timed = None, (PLAIN, rows) if rows == requests else None
+            return prepared
+        ends = self.query_start_loc.cpu[1 : requests + 1]
         root_rows = (ends - num_drafted - 1).long()
         tree = self._scheduled_trees(root_rows, num_drafted)
-        self._step = VerificationStep(
+        step = VerificationStep(
             tree,
             root_rows,
             NodeRows.of(tree),
             drafted=(tree.tokens[:, 1:] >= 0).sum(dim=1),
-            only_nodes=int(tree.num_nodes.sum()) == scheduler_output.total_num_scheduled_tokens,
+            only_nodes=int(tree.num_nodes.sum()) == rows,
             branching=_branching_requests(tree),
         )
         # The slots have been computed from linear positions by now; RoPE shall see the depth.
         root_positions = self.positions[root_rows].unsqueeze(1)
-        node_rows = _node_rows(self._step)[tree.is_node]
+        node_rows = _node_rows(step)[tree.is_node]
         self.positions[node_rows] = (root_positions + tree.depths)[tree.is_node]
-        self.stats.count_drafts(self._step.drafted)
+        self.stats.count_drafts(step.drafted)
+        kind = TREES if step.branching.numel() else CHAINS
+        self._step, self._timed = step, (kind, rows) if step.only_nodes else None
         return prepared
 
     def _scheduled_trees(self, root_rows: Tensor, num_drafted: Tensor) -> TokenTree:
@@ -207,13 +214,14 @@ class TreeModelRunner(CPUModelRunner):
     def _sample(
         self, logits: Tensor | None, spec_decode_metadata: SpecDecodeMetadata | None
     ) -> SamplerOutput:
-        step = self._step
-        assert step is not None and logits is not None
+        assert logits is not None
+        step, metadata = self._step, self.input_batch.sampling_metadata
+        discarded = self.discard_request_mask.np
+        if step is None:
+            self._last_rows = torch.arange(logits.shape[0])
+            return sample_roots(self.sampler, logits, metadata, discarded)
         with self.stats.measure("accept"):
-            metadata = self.input_batch.sampling_metadata
-            node_sampler = NodeSampler(
-                self.sampler, step.rows, metadata, self.discard_request_mask.np
-            )
+            node_sampler = NodeSampler(self.sampler, step.rows, metadata, discarded)
             sampled = node_sampler.draw(logits)
             accepted = accept_path(step.tree, sampled)
             output = node_sampler.finish(accepted)
@@ -224,7 +232,7 @@ class TreeModelRunner(CPUModelRunner):
             if source.numel():
                 self._move_kv_rows(source, destination)
         self.stats.count_sampled(step.drafted, accepted.num_sampled)
-        self._step, self._verified = None, step
+        self._step = None
         return output
 
     def _move_kv_rows(self, source: Tensor, destination: Tensor) -> None:
@@ -309,11 +317,10 @@ class TreeModelRunner(CPUModelRunner):
 
     def _time_step(self, draft_seconds: float) -> None:
         """Tell the drafting what the step took, where it was one of those that it reckons with."""
-        step, self._verified = self._verified, None
+        timed, self._timed = self._timed, None
         seconds = self._clock.lap(self.input_batch.req_ids)
-        if seconds is not None and step is not None and step.only_nodes:
-            has_trees = bool(step.branching.numel())
-            self.drafting.stepped(step.tree, has_trees, seconds - draft_seconds)
+        if seconds is not None and timed is not None:
+            self.drafting.stepped(*timed, seconds - draft_seconds)
 
     @property
     def proposer(self) -> TreeProposer:

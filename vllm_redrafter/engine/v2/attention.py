@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from torch import Tensor
+from vllm.config import VllmConfig
 from vllm.v1.attention.backend import (
     AttentionCGSupport,
     AttentionType,
@@ -22,6 +23,7 @@ from vllm.v1.attention.backends.triton_attn import (
     TritonAttentionMetadata,
     TritonAttentionMetadataBuilder,
 )
+from vllm.v1.kv_cache_interface import KVCacheSpec
 
 from vllm_redrafter.engine.v2.refusals import layer_refusals
 from vllm_redrafter.errors import ConfigError
@@ -39,6 +41,7 @@ class TreeRows:
         requests: how many requests, the batch's first, are trees.
         rows: how many rows they have together.
         max_nodes: at least the most rows of one of them.
+        fewest: how few of them may have all of these rows: a graph is captured before it is known.
         rest: [the other requests + 1] int32, where their rows start, counted from the first that
             is no tree's; None where there are none.
     """
@@ -47,6 +50,7 @@ class TreeRows:
     requests: int
     rows: int
     max_nodes: int
+    fewest: int
     rest: Tensor | None
 
 
@@ -80,6 +84,14 @@ class TreeAttentionMetadata(TritonAttentionMetadata):
 class TreeAttentionMetadataBuilder(TritonAttentionMetadataBuilder):
     # Which rows are trees' is known on the host; only where all are, can a graph hold it.
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
+
+    @classmethod
+    def get_varlen_cudagraph_max_query_len(
+        cls, vllm_config: VllmConfig, kv_cache_spec: KVCacheSpec
+    ) -> int | None:
+        """How many rows a request may have in a graph where all are trees: lengths are read on the
+        device, so a graph holds trees of any sizes up to K nodes and the root."""
+        return int(vllm_config.num_speculative_tokens) + 1
 
     def build(
         self,
@@ -183,6 +195,7 @@ class TreeAttentionImpl(TritonAttentionImpl):
             sinks=self.sinks,
             key_scale=layer._k_scale_float if quantised else 1.0,
             value_scale=layer._v_scale_float if quantised else 1.0,
+            min_requests=trees.fewest,
         )
 
 

@@ -8,16 +8,36 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 # First: it replaces what vLLM's runner calls of torch.cuda.
 from vllm.v1.worker import cpu_worker  # isort: skip
 
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 from vllm.v1.worker.cpu import model_runner as cpu_model_runner
 
+from vllm_redrafter.engine.stats import HostEvent
 from vllm_redrafter.engine.v2.runner import TreeModelRunner
 from vllm_redrafter.engine.v2.worker import StatisticsRpc
 from vllm_redrafter.names import V2_TREE_ATTENTION
 from vllm_redrafter.substitution import substituted
+
+
+class TimedEvent(HostEvent):
+    """torch.cuda.Event, where vLLM's stand-in for it has no time to tell: costs are measured."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+
+    def record(self, stream: Any = None) -> None:
+        super().record()
+
+    def wait(self, stream: Any = None) -> None:
+        """What was recorded is over."""
+
+
+cuda: Any = torch.cuda
+cuda.Event = TimedEvent
 
 
 class InterpretedTreeModelRunner(TreeModelRunner, cpu_model_runner.CPUModelRunner):

@@ -29,6 +29,7 @@ from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm_redrafter.engine.v2.attention import TreeRows
 from vllm_redrafter.engine.v2.scorer import TreeScorer
 from vllm_redrafter.engine.v2.speculator import TreeSpeculator
+from vllm_redrafter.request_options import spec_tokens
 
 TREE_PROCESSORS = (LogitBiasState, PenaltiesState, BadWordsState)
 """vLLM's own logits processors: what they need is known, and `needs_chain` says who needs it."""
@@ -61,7 +62,9 @@ class TreeModelState(DefaultModelState):
         super().add_request(req_index, new_req_data)
         params = new_req_data.sampling_params
         chain = self._every_request_needs_chain or (params is not None and needs_chain(params))
-        self.speculator.add_request(req_index, chain)
+        most = self.speculator.config.num_speculative_tokens
+        wish = None if params is None else params.extra_args
+        self.speculator.add_request(req_index, chain, spec_tokens(wish, most))
 
     def apply_staged_writes(self) -> None:
         super().apply_staged_writes()
@@ -93,10 +96,10 @@ class TreeModelState(DefaultModelState):
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Stage the batch's trees; vLLM's metadata, with the trees attached."""
-        # A graph of uniform decoding steps sends all rows through tree attention.
-        uniform = for_capture or cudagraph_mode == CUDAGraphMode.FULL
-        if uniform or input_batch.num_draft_tokens:
-            requests = input_batch.num_reqs_after_padding if uniform else input_batch.num_reqs
+        # A graph of decoding steps sends all rows through tree attention.
+        graph = for_capture or cudagraph_mode == CUDAGraphMode.FULL
+        if graph or input_batch.num_draft_tokens:
+            requests = input_batch.num_reqs_after_padding if graph else input_batch.num_reqs
             self.verification.stage(self.speculator.trees, input_batch, requests)
         metadata = super().prepare_attn(
             input_batch,
@@ -108,22 +111,26 @@ class TreeModelState(DefaultModelState):
             for_capture=for_capture,
             **kwargs,
         )
-        rows = self._uniform_rows(input_batch) if uniform else self._leading_rows(input_batch)
+        rows = self._graph_rows(input_batch) if graph else self._leading_rows(input_batch)
         # By identity: layers of one group share their metadata.
         for each in {id(m): m for m in metadata.values()}.values():
             each.set_trees(rows)
         return metadata
 
-    def _uniform_rows(self, input_batch: InputBatch) -> TreeRows:
-        """All rows are trees' rows, as many for each request."""
+    def _graph_rows(self, input_batch: InputBatch) -> TreeRows:
+        """All rows are trees' rows: as many for each request, or up to `max_query_len`."""
         requests = input_batch.num_reqs_after_padding
         rows = input_batch.num_tokens_after_padding
-        return TreeRows(
-            self.verification.staged, requests, rows, max_nodes=rows // requests, rest=None
-        )
+        most = min(rows, input_batch.max_query_len or rows // requests)
+        fewest = min(requests, -(-rows // most))
+        return TreeRows(self.verification.staged, requests, rows, most, fewest, rest=None)
 
     def _leading_rows(self, input_batch: InputBatch) -> TreeRows | None:
-        """The rows of requests with draft tokens, which vLLM sorts to the front."""
+        """The rows of requests with draft tokens, which vLLM sorts to the front.
+
+        Where a budget trims them, the host knows how many rows they have together, not which
+        request has how many.
+        """
         drafted = input_batch.num_draft_tokens_per_req
         if not input_batch.num_draft_tokens or drafted is None:
             return None
@@ -133,9 +140,8 @@ class TreeModelState(DefaultModelState):
         rest = None
         if requests < input_batch.num_reqs:
             rest = input_batch.query_start_loc[requests : input_batch.num_reqs + 1] - rows
-        return TreeRows(
-            self.verification.staged, requests, rows, self.verification.staged.tokens.shape[1], rest
-        )
+        staged = self.verification.staged
+        return TreeRows(staged, requests, rows, staged.tokens.shape[1], requests, rest)
 
 
 def needs_chain(params: SamplingParams) -> bool:

@@ -44,10 +44,21 @@ def refusals(vllm_config: VllmConfig) -> Iterator[str]:
         "KV-sharing fast prefill is not supported; leave --kv-sharing-fast-prefill out": (
             vllm_config.cache_config.kv_sharing_fast_prefill
         ),
+        "routed experts are returned by row, and accepted rows are moved; leave "
+        "--enable-return-routed-experts out": vllm_config.aux_output_config.enabled,
         "reference sliding-window attention is not supported": model.rswa_window is not None,
         "PrefixLM attention is not supported": model.is_mm_prefix_lm,
     }
     yield from (reason for reason, applies in refused.items() if applies)
+
+
+def adaptive_obstacles(vllm_config: VllmConfig) -> Iterator[str]:
+    """Why the number of verified nodes cannot follow the load in this configuration."""
+    if not vllm_config.compilation_config.cudagraph_mode.has_full_cudagraphs():
+        yield (
+            "vLLM's adaptive verification needs full CUDA graphs; leave --enforce-eager out, or "
+            "choose cudagraph_mode FULL_AND_PIECEWISE"
+        )
 
 
 def layer_refusals(layer: Any) -> Iterator[str]:

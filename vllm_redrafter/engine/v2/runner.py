@@ -9,10 +9,14 @@ The rest of the step is vLLM's own:
 3. `TreeScorer`, in place of the rejection sampler: vLLM's sampler draws at every node, the walk
    accepts a path, compaction moves its KV rows into the linear slots.
 4. `TreeSpeculator.propose`: beam search from the last accepted node's hidden state.
+
+Before each step, vLLM's adaptive verification, as `TreeBudget`, decides how many nodes of the whole
+batch are verified, and whether the step drafts.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,8 +26,10 @@ from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.utils.mem_utils import DeviceMemoryProfiler
 from vllm.v1.worker.gpu import model_runner
 from vllm.v1.worker.gpu.mm.encoder_cache import EncoderCache
+from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 from vllm.v1.worker.gpu.states import RequestState
 
+from vllm_redrafter.engine.v2.budget import TreeBudget
 from vllm_redrafter.engine.v2.model_state import TreeModelState
 from vllm_redrafter.engine.v2.refusals import state_refusals
 from vllm_redrafter.engine.v2.speculator import TreeSpeculator
@@ -35,6 +41,7 @@ class TreeModelRunner(model_runner.GPUModelRunner):
     """Verifies token trees; everything else is vLLM's."""
 
     speculator: TreeSpeculator
+    adaptive_verification: TreeBudget | None
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         with substituted(model_runner, "init_speculator", _make_speculator):
@@ -46,6 +53,12 @@ class TreeModelRunner(model_runner.GPUModelRunner):
         with DeviceMemoryProfiler() as memory:
             self.speculator.load_model(self.model)
         self.model_memory_usage += memory.consumed_memory
+
+    def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
+        manager = partial(TreeBudget, meter=self.speculator.meter)
+        with substituted(adaptive_verification, "AdaptiveVerificationManager", manager):
+            super().initialize_kv_cache(*args, **kwargs)
+        self.speculator.budget = self.adaptive_verification
 
     def execute_model(self, *args: Any, **kwargs: Any) -> Any:
         with self.speculator.meter.measure("forward"):

@@ -36,16 +36,23 @@ class Chunk:
         requests: which of the batch's requests.
         rows: which of its logits rows.
         first: [N + 1] int32, the first row of each request, counted within the chunk.
-        first_np: the same on the host.
+        first_np: the same on the host; None for the whole batch, where the host's may be upper
+            bounds (vLLM's adaptive verification trims trees on the device).
     """
 
     requests: slice
     rows: slice
     first: Tensor
-    first_np: np.ndarray
+    first_np: np.ndarray | None
+
+    @classmethod
+    def whole(cls, input_batch: InputBatch, rows: int) -> Chunk:
+        """All of the batch, which has `rows` rows of logits."""
+        return cls(slice(input_batch.num_reqs), slice(rows), input_batch.cu_num_logits, None)
 
     @classmethod
     def of(cls, input_batch: InputBatch, start: int, end: int) -> Chunk:
+        """The requests from `start` to before `end`, where the host knows their rows."""
         ends = input_batch.cu_num_logits_np
         low, high = int(ends[start]), int(ends[end])
         return cls(
@@ -59,7 +66,9 @@ class Chunk:
 class TreeScorer:
     """Called by the model runner in place of its rejection sampler, in steps that verify drafts."""
 
-    enable_adaptive_verification = False  # what vLLM's warm-up of kernels asks a rejection sampler
+    # What vLLM's warm-up asks a rejection sampler. There is nothing to turn off: rows are found by
+    # what the device says of them, trimmed or not.
+    enable_adaptive_verification = False
 
     def __init__(self, sampler: Sampler, verification: Verification, meter: StepMeter) -> None:
         self.sampler, self.verification, self.meter = sampler, verification, meter
@@ -91,11 +100,7 @@ class TreeScorer:
         tokens = staged.tokens.new_empty(requests, staged.tokens.shape[1])
         num_sampled = staged.tokens.new_empty(requests)
         dims = self.sampler.get_logprobs_dims(input_batch.idx_mapping_np)
-        limit = get_max_chunk_logits(logits.shape[1])
-        chunks = [
-            Chunk.of(input_batch, start, end)
-            for start, end in _iter_request_chunks(input_batch.cu_num_logits_np, limit)
-        ]
+        chunks = _chunks(logits, input_batch)
         with self.meter.measure("accept"):
             logprobs = [
                 self._verify(logits[chunk.rows], input_batch, chunk, tokens, num_sampled, dims)
@@ -189,12 +194,23 @@ class TreeScorer:
             logits[chunk.first[request] + node],
             num_logprobs,
             tokens[request, depth].clamp(min=0).long(),
-            chunk.first_np.tolist(),
+            # A copy, as vLLM reads it on the host while the next step writes the original.
+            chunk.first.clone() if chunk.first_np is None else chunk.first_np.tolist(),
             logprob_token_ids_state=self.sampler.logprob_token_ids_state,
             expanded_idx_mapping=input_batch.expanded_idx_mapping[chunk.rows],
             max_per_req_token_ids=max_token_ids,
             logits_mode=self.sampler.logprobs_mode in ("raw_logits", "processed_logits"),
         )
+
+
+def _chunks(logits: Tensor, batch: InputBatch) -> list[Chunk]:
+    """The batch, or as many parts of it as keep the sampler's float32 logits below 1 GB."""
+    limit = get_max_chunk_logits(logits.shape[1])
+    if logits.shape[0] <= limit:
+        return [Chunk.whole(batch, logits.shape[0])]
+    ends = batch.cu_num_logits_np
+    assert ends[-1] == logits.shape[0], "vLLM no longer trims batches to one chunk of logits"
+    return [Chunk.of(batch, start, end) for start, end in _iter_request_chunks(ends, limit)]
 
 
 def _invalidate(tokens: Tensor, input_batch: InputBatch, invalid_drafts: Tensor) -> None:

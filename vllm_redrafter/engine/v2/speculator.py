@@ -8,7 +8,7 @@ scheduler runs the request again, which need not be in the next step.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from vllm.distributed.parallel_state import (
     get_tensor_model_parallel_rank,
     get_tensor_model_parallel_world_size,
 )
+from vllm.logger import init_logger
 from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, CudaGraphManager
 from vllm.v1.worker.gpu.input_batch import InputBatch
@@ -27,15 +28,23 @@ from vllm.v1.worker.gpu.states import RequestState
 
 from vllm_redrafter.beam_search import ExploredNodes, beam_search
 from vllm_redrafter.checkpoints.reading import load_drafter
+from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.engine.embedding import shared_embedding
 from vllm_redrafter.engine.settings import Settings
+from vllm_redrafter.engine.v2.node_confidence import NodeConfidence
+from vllm_redrafter.engine.v2.refusals import adaptive_obstacles
 from vllm_redrafter.engine.v2.stats import StepMeter
 from vllm_redrafter.engine.v2.verification import Verification
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.policy import candidate_log_probs, search_shape
 from vllm_redrafter.sharding import VocabularyShard
-from vllm_redrafter.triton_kernels.build_tree import TreeBuffers, build_tree
+from vllm_redrafter.triton_kernels.build_tree import ScoredTrees, build_tree
+
+if TYPE_CHECKING:
+    from vllm_redrafter.engine.v2.budget import TreeBudget
+
+logger = init_logger("vllm.redrafter")
 
 
 class TreeSpeculator(BaseSpeculator):
@@ -45,9 +54,12 @@ class TreeSpeculator(BaseSpeculator):
         trees: by request slot, the tree drafted last; one entry more than there are slots, which
             takes what padding rows draft.
         chains: [slots] int32 on the device, 1 for requests that get a chain.
+        limits: [slots] int32 on the device, the most nodes that each request wants.
         verification: of the trees drafted here; tells which row each next draft starts from.
         meter: the step's statistics, the other parts' included.
         shard: this rank's part of the draft vocabulary; None without tensor parallelism.
+        confidence: of the drafted nodes, where the batch shares a budget; else None.
+        budget: whether to draft; None where every step does.
     """
 
     # What the model runner asks of any speculator, besides BaseSpeculator.
@@ -69,9 +81,10 @@ class TreeSpeculator(BaseSpeculator):
         self.shard: VocabularyShard | None = None
 
         slots, k = self.max_num_reqs, self.config.num_speculative_tokens
-        self.trees = TreeBuffers(slots + 1, k, device)
+        self.trees = ScoredTrees(slots + 1, k, device)
         self.trees.clear()
         self.chains = StagedWriteTensor(slots, dtype=torch.int32, device=device)
+        self.limits = StagedWriteTensor(slots, dtype=torch.int32, device=device)
         self.verification = Verification(slots, k, device)
 
         hidden_size = vllm_config.model_config.get_hidden_size()
@@ -80,7 +93,25 @@ class TreeSpeculator(BaseSpeculator):
         self._roots = torch.zeros(slots, dtype=torch.int64, device=device)
         self._slots = torch.full((slots,), slots, dtype=torch.int64, device=device)
         self._chain = torch.zeros(slots, dtype=torch.int32, device=device)
+        self._limit = torch.full((slots,), k, dtype=torch.int32, device=device)
         self._drafts = torch.zeros(slots, k, dtype=torch.int64, device=device)
+
+        self.confidence: NodeConfidence | None = None
+        if can_adapt(vllm_config, self.config):
+            length = self.config.beam_length
+            self.confidence = NodeConfidence(self.trees, self.verification, length)
+        self.budget: TreeBudget | None = None
+
+    @property
+    def enable_adaptive_verification(self) -> bool:
+        """vLLM asks for its manager of budgets by this name."""
+        return self.confidence is not None
+
+    @property
+    def draft_token_confidence_probs(self) -> Tensor:
+        """[requests, K], what the manager reads after each draft: see `NodeConfidence.probs`."""
+        assert self.confidence is not None
+        return self.confidence.probs
 
     def load_model(self, target: nn.Module) -> None:
         """Read the checkpoint; the target's embedding is shared, not copied."""
@@ -123,7 +154,7 @@ class TreeSpeculator(BaseSpeculator):
             self.shard.cut(drafter)
         return drafter
 
-    def add_request(self, slot: int, chain: bool) -> None:
+    def add_request(self, slot: int, chain: bool, limit: int) -> None:
         """A new request takes the slot: it has no tree yet, only the root.
 
         vLLM may verify it nonetheless, with padding for draft tokens, to keep steps uniform.
@@ -131,12 +162,15 @@ class TreeSpeculator(BaseSpeculator):
         Args:
             slot: the request's.
             chain: verify a chain: see docs/architecture.md, "Per-request fallback to a chain".
+            limit: the most nodes that the request wants, the root not counted.
         """
         self.trees.num_nodes[slot].fill_(1)
         self.chains.stage_write_elem(slot, int(chain))
+        self.limits.stage_write_elem(slot, limit)
 
     def apply_staged_writes(self) -> None:
         self.chains.apply_write()
+        self.limits.apply_write()
 
     # CUDA graphs
 
@@ -195,14 +229,18 @@ class TreeSpeculator(BaseSpeculator):
             them as well. A step that schedules fewer verifies the first of them.
         """
         requests = input_batch.num_reqs
-        if num_speculative_tokens == 0:
-            return self._drafts[:requests]
+        verified = requests if input_batch.num_draft_tokens and not dummy_run else 0
+        if verified and self.confidence is not None:
+            self.confidence.count_step()
+        if not dummy_run and not self._drafts_now(num_speculative_tokens):
+            return self._no_draft(input_batch, verified)
         padded = requests
         desc = None
         if self.graphs is not None and not is_profile:
             desc = self.graphs.dispatch(requests, requests, 1, num_active_loras=0)
             padded = desc.num_tokens
         self._slots[requests:padded].fill_(self.max_num_reqs)
+        self.verification.note_verified(verified, padded)
         if dummy_run:
             self._slots[:requests].fill_(self.max_num_reqs)
         else:
@@ -214,6 +252,19 @@ class TreeSpeculator(BaseSpeculator):
             else:
                 self.draft(padded)
         return self._drafts[:requests]
+
+    def _drafts_now(self, num_speculative_tokens: int | None) -> bool:
+        possible = num_speculative_tokens != 0
+        return possible if self.budget is None else self.budget.drafts_now(possible)
+
+    def _no_draft(self, input_batch: InputBatch, verified: int) -> Tensor:
+        """Leave the batch's requests with their roots alone: their trees are of earlier roots."""
+        slots = input_batch.idx_mapping
+        if verified and self.confidence is not None:
+            self.verification.note_verified(verified, verified)
+            self.confidence.learn(slots)
+        self.trees.num_nodes.index_fill_(0, slots, 1)
+        return self._drafts[: input_batch.num_reqs].zero_()
 
     def _load(self, input_batch: InputBatch, hidden_states: Tensor, last_sampled: Tensor) -> None:
         """Fill the draft's inputs."""
@@ -227,14 +278,23 @@ class TreeSpeculator(BaseSpeculator):
         torch.index_select(hidden_states, 0, last_rows, out=self._hidden[:requests])
         torch.index_select(last_sampled.view(-1), 0, slots, out=self._roots[:requests])
         torch.index_select(self.chains.gpu, 0, slots, out=self._chain[:requests])
+        torch.index_select(self.limits.gpu, 0, slots, out=self._limit[:requests])
         self._slots[:requests].copy_(slots)
 
     @torch.inference_mode()
     def draft(self, requests: int) -> None:
-        """From the first `requests` inputs to their trees and draft tokens; can be captured."""
+        """From the first `requests` inputs to their trees and draft tokens; can be captured.
+
+        Before the trees of the step that is ending are written over, it is learned from them.
+        """
         roots, slots = self._roots[:requests], self._slots[:requests]
+        if self.confidence is not None:
+            self.confidence.learn(slots)
         explored = self.explore(self._hidden[:requests], roots)
         chain = self._chain[:requests] == 1
+        odds = None
+        if self.confidence is not None:
+            explored, odds = self.confidence.rank(explored)
         build_tree(
             roots,
             explored.tokens,
@@ -242,12 +302,34 @@ class TreeSpeculator(BaseSpeculator):
             candidate_log_probs(explored, self.config.tree, chain),
             out=self.trees,
             entries=slots,
+            odds=odds,
         )
+        limits = self._limit[:requests]
+        nodes = self.trees.num_nodes.index_select(0, slots)
+        self.trees.num_nodes.index_copy_(0, slots, torch.minimum(nodes, limits + 1))
         tokens = self.trees.tokens.index_select(0, slots)
         self._drafts[:requests].copy_(tokens[:, 1:].clamp(min=0))
+        if self.confidence is not None:
+            self.confidence.publish(slots, limits)
 
     def explore(self, hidden: Tensor, roots: Tensor) -> ExploredNodes:
         """The candidates for trees that continue the roots: hidden [R, H], roots [R] int64."""
         # Of one shape whatever a step asks for: a draft is one CUDA graph per batch size.
         width, length = search_shape(self.config, self.config.num_speculative_tokens)
         return beam_search(self.drafter, self.embed, hidden, roots, width, length, self.shard)
+
+
+def can_adapt(vllm_config: VllmConfig, config: ReDrafterConfig) -> bool:
+    """May the number of verified nodes follow the load? What is in the way is logged."""
+    if not config.adaptive:
+        return False
+    obstacles = list(adaptive_obstacles(vllm_config))
+    for obstacle in obstacles:
+        logger.warning(
+            "Every step drafts, and verifies num_speculative_tokens=%d nodes per request, whether "
+            'that pays or not: %s. With "adaptive": false in the speculative config this is not '
+            "said.",
+            config.num_speculative_tokens,
+            obstacle,
+        )
+    return not obstacles

@@ -75,6 +75,15 @@ class StepMeter:
         self._counts[0] += num_nodes[:verified].sum() - verified
         self._counts[1] += num_sampled[:verified].sum()
 
+    def expect(self, tokens: float) -> None:
+        """A step that verifies drafts is expected to output so many."""
+        if self._enabled:
+            self._stats.expected_tokens += tokens
+
+    def count_undrafted(self) -> None:
+        """Count a step that could have drafted."""
+        self._stats.undrafted_steps += self._enabled
+
     def _event(self) -> Any:
         if self._device.type == "cuda":
             return cuda.Event(enable_timing=True)

@@ -28,6 +28,8 @@ class Verification:
         path: [requests, K+1] int32, the accepted nodes, root first.
         last_rows: [requests] int64, the row, among the step's rows of hidden states, that the next
             draft starts from: the last accepted node's.
+        num_verified: [requests] int32, how many nodes the step has verified, roots included; 0
+            where it verified none. For the draft's CUDA graph, which learns from them.
     """
 
     def __init__(self, max_num_reqs: int, max_nodes: int, device: torch.device) -> None:
@@ -35,6 +37,8 @@ class Verification:
         self.staged = StagedTrees(max_num_reqs, max_nodes, device)
         self.path = torch.zeros(max_num_reqs, max_nodes + 1, dtype=torch.int32, device=device)
         self.last_rows = torch.zeros(max_num_reqs, dtype=torch.int64, device=device)
+        self.num_verified = torch.zeros(max_num_reqs, dtype=torch.int32, device=device)
+        self._nodes = torch.arange(max_nodes + 1, device=device)
         self._slot_mappings: Tensor | None = None
         self._caches: list[list[CacheTable]] = []
 
@@ -67,6 +71,28 @@ class Verification:
             self.staged,
             requests,
         )
+
+    def note_verified(self, requests: int, padded: int) -> None:
+        """Fill `num_verified`: the batch's first requests' trees were walked, those from there to
+        `padded` were not."""
+        self.num_verified[:requests].copy_(self.staged.num_nodes[:requests])
+        self.num_verified[requests:padded].zero_()
+
+    def judged(self, requests: int) -> tuple[Tensor, Tensor]:
+        """What the walk says of the nodes of the batch's first requests.
+
+        Returns:
+            (judged, accepted), [requests, K+1] bool: nodes that were verified and whose parent was
+            accepted, for only they could be; and nodes that were accepted.
+        """
+        staged = self.staged
+        accepted = torch.zeros_like(staged.tokens[:requests], dtype=torch.bool)
+        # Behind the path's end: the root once more.
+        accepted.scatter_(1, self.path[:requests].clamp(min=0).long(), True)
+        verified = (self._nodes > 0) & (self._nodes < self.num_verified[:requests, None])
+        # A token of -1: the request's grammar was not asked about it.
+        verified &= staged.tokens[:requests] >= 0
+        return verified & accepted.gather(1, staged.parents[:requests].long()), accepted
 
     def compact(self, num_sampled: Tensor) -> None:
         """Move the rows of the accepted paths into the linear slots.

@@ -15,7 +15,7 @@ vLLM's own capture, dispatch and replay run on them unchanged, breakable graphs 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -202,8 +202,11 @@ def graphs_recorded() -> Iterator[None]:
 # In an engine's process
 
 
-def use() -> None:
+def use(sizes: Sequence[int] = CAPTURE_SIZES) -> None:
     """Engines started in this process start as on a GPU: profile, warm kernels up, capture graphs.
+
+    Args:
+        sizes: of the graphs, in rows; those above `max_num_batched_tokens` are left out.
 
     Asynchronous scheduling is on, too. Pieces are vLLM's breakable graphs, which need no compiler
     (VLLM_USE_BREAKABLE_CUDAGRAPH=1).
@@ -216,6 +219,7 @@ def use() -> None:
     from vllm.v1.attention.backends import triton_attn
     from vllm.v1.worker import gpu_worker
     from vllm.v1.worker.cpu_worker import CPUWorker
+    from vllm.v1.worker.gpu.spec_decode import adaptive_verification
     from vllm.v1.worker.workspace import init_workspace_manager
 
     from redrafter_testing.engines.interpreted_engine import settle_worker
@@ -230,9 +234,9 @@ def use() -> None:
         compilation = vllm_config.compilation_config
         compilation.cudagraph_mode = CUDAGraphMode.FULL_AND_PIECEWISE
         most = vllm_config.scheduler_config.max_num_batched_tokens
-        sizes = [size for size in CAPTURE_SIZES if size <= most]
-        compilation.cudagraph_capture_sizes = sizes
-        compilation.max_cudagraph_capture_size = sizes[-1]
+        fitting = [size for size in sizes if size <= most]
+        compilation.cudagraph_capture_sizes = fitting
+        compilation.max_cudagraph_capture_size = fitting[-1]
 
     CpuPlatform.check_and_update_config = classmethod(keep_graphs)
     CpuPlatform.graph_pool_handle = lambda self: (0, 0)
@@ -256,6 +260,7 @@ def use() -> None:
 
     CPUWorker.determine_available_memory = profile_first
     CPUWorker.compile_or_warm_up_model = gpu_worker.Worker.compile_or_warm_up_model
+    adaptive_verification._PROFILE_REPLAYS = 1  # each size is measured once
     # Of particular models and libraries, none of them these; some need a GPU to be imported.
     gpu_worker.kernel_warmup = lambda worker: None
 

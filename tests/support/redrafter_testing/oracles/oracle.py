@@ -74,7 +74,7 @@ class Oracle:
         back_pointers = self._random(requests, LENGTH, WIDTH)
         above = slot.roll(1, dims=1)
         back_pointers.scatter_(2, slot.unsqueeze(2), above.unsqueeze(2))
-        back_pointers[:, 0] = 0
+        back_pointers[:, 0].zero_()
         steps = -torch.rand(requests, LENGTH, WIDTH, generator=self.generator)
         log_probs = [steps[:, 0]]
         for level in range(1, LENGTH):

@@ -1,0 +1,146 @@
+"""The batch's budget of nodes, decided anew at every step: the answers stay plain decoding's.
+
+Steps replay recordings in place of CUDA graphs, one graph for trees of any sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redrafter_testing.engines import budgets, inside_worker
+from redrafter_testing.engines.forked_engine import Engine, reset_prefix_cache
+from redrafter_testing.engines.interpreted_engine import interpreted_engine
+from redrafter_testing.gpu import no_waiting, recorded_graphs
+from redrafter_testing.requests import small_workloads, workloads
+from redrafter_testing.requests.answers import assert_logprobs_close, tokens_of
+
+pytestmark = pytest.mark.engine
+
+ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
+
+
+@pytest.fixture(scope="module")
+def adaptive(small_target: Path, oracle_v2: Path) -> Iterator[Engine]:
+    """Chunks of prompts beside trees, a KV cache that is too small, K by batch size."""
+    with interpreted_engine(
+        small_target,
+        setup=budgets.use,
+        environment={"VLLM_USE_BREAKABLE_CUDAGRAPH": "1"},
+        preloaded=False,
+        enforce_eager=False,
+        speculative_config={
+            "model": str(oracle_v2),
+            "num_speculative_tokens": 12,
+            "num_speculative_tokens_per_batch_size": [[1, 4, 12], [5, 8, 7]],
+        },
+        reasoning_config=small_workloads.REASONING,
+        max_num_batched_tokens=144,
+        num_gpu_blocks_override=14,
+    ) as llm:
+        yield llm
+
+
+def run(llm: Engine, load: workloads.Workload) -> tuple[list[Any], list[list[int]], float]:
+    """Answers, nodes admitted by step and request, accepted tokens; from an empty cache."""
+    llm.call(reset_prefix_cache)
+    before = llm.counter(ACCEPTED)
+    answers = llm.run(load)
+    (admitted,) = llm.rpc(budgets.admitted)
+    return answers, admitted, llm.counter(ACCEPTED) - before
+
+
+def assert_equal_to_plain(answers: list[Any], plain: list[Any]) -> None:
+    """The same tokens, as far as the answers go."""
+    for answer, expected in zip(tokens_of(answers), tokens_of(plain), strict=True):
+        for tokens, wanted in zip(answer, expected, strict=True):
+            assert tokens == wanted[: len(tokens)]
+            assert len(tokens) >= min(len(wanted), small_workloads.GREEDY_TOKENS)
+
+
+def test_greedy_output_equals_plain_whatever_each_step_s_budget(
+    adaptive: Engine, plain_v2: dict[str, list[Any]]
+) -> None:
+    adaptive.rpc(recorded_graphs.replay, True)
+    adaptive.rpc(budgets.force, 0.8)
+    answers, admitted, accepted = run(adaptive, small_workloads.GREEDY)
+    assert_equal_to_plain(answers, plain_v2["greedy"])
+    assert accepted > 20, "trees were hardly used"
+    several = [step for step in admitted if len(step) > 1]
+    assert len({sum(step) for step in several}) > 5, "budgets hardly changed"
+    assert sum(len(set(step)) > 1 for step in several) > 5, "lengths hardly differed"
+    (replayed,) = adaptive.rpc(recorded_graphs.how_often_replayed)
+    assert all(replayed.get(kind, 0) > 5 for kind in ("model", "piece", "draft")), replayed
+
+
+@pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
+def test_sampled_output_equals_plain_whatever_each_step_s_budget(
+    adaptive: Engine, plain_v2: dict[str, list[Any]], graphs: bool
+) -> None:
+    adaptive.rpc(recorded_graphs.replay, graphs)
+    adaptive.rpc(budgets.force, 0.8)
+    answers, admitted, accepted = run(adaptive, small_workloads.SAMPLED)
+    assert_equal_to_plain(answers, plain_v2["sampled"])
+    assert accepted > 10, "trees were hardly used"
+    assert len({tuple(step) for step in admitted}) > 5, "budgets hardly changed"
+
+
+def test_chains_grammars_and_logprobs_equal_plain_whatever_each_step_s_budget(
+    adaptive: Engine, plain_v2: dict[str, list[Any]]
+) -> None:
+    adaptive.rpc(recorded_graphs.replay, True)
+    adaptive.rpc(budgets.force, 0.8)
+    answers, _, accepted = run(adaptive, small_workloads.MIXED)
+    for case, answer, expected in zip(workloads.CASES, answers, plain_v2["mixed"], strict=True):
+        assert tokens_of([answer]) == tokens_of([expected]), case.name
+        assert_logprobs_close(answer, expected)
+    assert accepted > 10, "trees were hardly used"
+
+
+def test_with_a_shut_gate_nothing_is_drafted_nor_verified(
+    adaptive: Engine, plain_v2: dict[str, list[Any]]
+) -> None:
+    adaptive.rpc(budgets.force, 0.0)
+    adaptive.rpc(recorded_graphs.replay, True)
+    answers, admitted, accepted = run(adaptive, small_workloads.GREEDY)
+    assert_equal_to_plain(answers, plain_v2["greedy"])
+    # The last draft of the test before is still at hand in the first step.
+    assert not any(sum(step) for step in admitted[1:])
+    assert accepted == 0
+    assert "draft" not in adaptive.rpc(recorded_graphs.how_often_replayed)[0]
+
+
+def test_with_an_open_gate_the_budget_is_vllm_s_and_acceptance_is_learned(
+    adaptive: Engine, plain_v2: dict[str, list[Any]]
+) -> None:
+    """Verification is made to cost nothing: all that fits into one chunk of logits is verified."""
+    rows = 40
+    adaptive.rpc(budgets.force, 1.0, False)
+    adaptive.rpc(budgets.make_verification_free, rows)
+    adaptive.rpc(inside_worker.sample_in_chunks, rows)
+    before = adaptive.rpc(budgets.estimator)
+    answers, admitted, accepted = run(adaptive, small_workloads.GREEDY)
+    (chunks,) = adaptive.rpc(inside_worker.stop_sampling_in_chunks)
+    assert_equal_to_plain(answers, plain_v2["greedy"])
+    assert accepted > 20
+    assert max(sum(step) + len(step) for step in admitted) == rows
+    assert not chunks
+    ((slope, judged),) = adaptive.rpc(budgets.estimator)
+    assert judged > before[0][1] + 50 and slope != before[0][0]
+
+
+def test_without_being_forced_output_equals_plain(
+    adaptive: Engine, plain_v2: dict[str, list[Any]]
+) -> None:
+    """By what drafts and steps cost here, and with the waits of a step noticed."""
+    adaptive.rpc(recorded_graphs.replay, False)
+    adaptive.rpc(budgets.leave_alone)
+    adaptive.rpc(no_waiting.watch)
+    answers, _, _ = run(adaptive, small_workloads.GREEDY)
+    assert_equal_to_plain(answers, plain_v2["greedy"])
+    ((calls, found),) = adaptive.rpc(no_waiting.findings)
+    assert calls > 10
+    assert not found

@@ -1,0 +1,138 @@
+"""Whether a batch drafts, and what the host knows when it decides; vLLM's manager on a CPU."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from vllm_redrafter.budget.gate import FIRST_PAUSE, LONGEST_PAUSE
+from vllm_redrafter.engine.v2.budget import TreeBudget
+from vllm_redrafter.engine.v2.stats import StepMeter
+
+SLOTS, K, ROWS = 8, 3, 64
+GOOD, BAD = [0.9, 0.8, 0.7], [0.05, 0.5, 0.5]
+
+
+class NoStream:
+    """A CUDA stream or event where all work is done when its call returns."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def wait_stream(self, stream: Any) -> None: ...
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
+@pytest.fixture
+def budget(monkeypatch: pytest.MonkeyPatch) -> TreeBudget:
+    """Of 8 requests of one row each; a draft costs 0.2 of a plain step, a row nearly nothing."""
+    for name in ("Stream", "Event"):
+        monkeypatch.setattr(torch.cuda, name, NoStream)
+    monkeypatch.setattr(torch.cuda, "current_stream", NoStream)
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: None)
+    states = SimpleNamespace(
+        num_speculative_steps=K,
+        device=torch.device("cpu"),
+        max_num_reqs=SLOTS,
+        req_id_to_index={str(slot): slot for slot in range(SLOTS)},
+        num_computed_tokens_np=np.full(SLOTS, 10),
+        prefill_len=SimpleNamespace(np=np.full(SLOTS, 5)),
+    )
+    query_start_loc = torch.zeros(SLOTS + 1, dtype=torch.int32)
+    made = TreeBudget(states, query_start_loc, 1, ROWS, meter=StepMeter(torch.device("cpu")))
+    made.cost_tables = np.full(SLOTS + 1, 0.2), 1.0 + 0.001 * np.arange(ROWS + 1)
+    return made
+
+
+def step(budget: TreeBudget, confidences: list[float], requests: int = 2) -> tuple[int, bool]:
+    """One step: how many draft tokens it verifies, and whether it drafts; these are its drafts."""
+    ids = [str(slot) for slot in range(requests)]
+    rows = budget.get_num_tokens(dict.fromkeys(ids, 1 + K), {i: [0] * K for i in ids})
+    drafts = budget.drafts_now(possible=True)
+    batch: Any = SimpleNamespace(num_reqs=requests, idx_mapping=torch.arange(requests))
+    budget.record_confidences(torch.tensor([confidences] * requests), batch)
+    return rows - requests, drafts
+
+
+def steps(
+    budget: TreeBudget, count: int, confidences: list[float], requests: int = 2
+) -> list[tuple[int, bool]]:
+    return [step(budget, confidences, requests) for _ in range(count)]
+
+
+def test_drafting_goes_on_while_it_pays(budget: TreeBudget) -> None:
+    assert steps(budget, 20, GOOD) == [(2 * K, True)] * 20
+
+
+def test_drafting_that_does_not_pay_stops_and_nothing_is_verified_then(budget: TreeBudget) -> None:
+    taken = steps(budget, 12, BAD)
+    # Of new requests nothing is known, and what is read of them is a step old.
+    assert taken[:2] == [(2 * K, True)] * 2
+    drafted = [drafts for _, drafts in taken]
+    first = drafted.index(False)
+    assert drafted[first : first + FIRST_PAUSE] == [False] * FIRST_PAUSE
+    assert all(verified == 0 for verified, _ in taken[first + 1 :][: FIRST_PAUSE - 1])
+
+
+def test_a_probe_verifies_a_node_per_request_and_is_read_without_another_draft(
+    budget: TreeBudget,
+) -> None:
+    steps(budget, 12, BAD)
+    while not step(budget, GOOD)[1]:  # up to the next probe, which finds drafts better
+        pass
+    verified, drafts = step(budget, GOOD)
+    assert verified >= 2, "a probe that verifies nothing finds out nothing"
+    assert not drafts, "its confidences are still on their way"
+    assert step(budget, GOOD) == (0, True)
+    assert steps(budget, 3, GOOD)[1:] == [(2 * K, True)] * 2
+
+
+def test_the_gate_opens_at_once_when_the_batch_becomes_one_that_pays(budget: TreeBudget) -> None:
+    draft, verify = np.full(SLOTS + 1, 0.2), 1.0 + 0.001 * np.arange(ROWS + 1)
+    verify[2 * SLOTS :] += 9.0  # more than one node for each of 8 requests is expensive
+    draft[SLOTS] = 5.0
+    budget.cost_tables = draft, verify
+    steps(budget, 12, GOOD, requests=SLOTS)
+    assert not step(budget, GOOD, requests=SLOTS)[1]
+    assert step(budget, GOOD, requests=2)[1]
+
+
+def test_a_new_request_is_expected_to_be_as_the_others(budget: TreeBudget) -> None:
+    steps(budget, 60, BAD)
+    assert not budget._pays
+    budget.add_request(2)
+    step(budget, BAD, requests=3)
+    assert not budget._pays, "vLLM would expect all of its nodes to be accepted"
+
+
+def test_a_request_that_comes_while_the_gate_is_shut_does_not_open_it(budget: TreeBudget) -> None:
+    steps(budget, 60, BAD)
+    while not step(budget, BAD)[1]:  # a probe's confidences are copied twice
+        pass
+    budget.add_request(2)
+    paid = []
+    for _ in range(2 * LONGEST_PAUSE):
+        step(budget, BAD, requests=3)
+        paid.append(budget._pays)
+    assert not any(paid)
+
+
+def test_what_is_decided_is_counted(budget: TreeBudget) -> None:
+    budget.meter.reset()
+    steps(budget, 4, GOOD)
+    stats = budget.meter.read()
+    survival = np.cumprod(GOOD).sum()
+    assert stats.expected_tokens == pytest.approx(2 * (2 * (1 + K) + 2 * (1 + survival)))
+    steps(budget, 12, BAD)
+    assert budget.meter.read().undrafted_steps > 5
+
+
+def test_a_step_without_room_for_drafts_makes_none(budget: TreeBudget) -> None:
+    assert not budget.drafts_now(possible=False)
+    assert budget.drafts_now(possible=True)

@@ -1,0 +1,84 @@
+"""How probable it is that the target accepts each drafted node: what the batch's budget goes by.
+
+Predicted from the drafter's own probabilities, and learned from what became of the nodes that were
+verified (`vllm_redrafter/budget/calibration.py`), on the device: the draft's CUDA graph holds it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from vllm_redrafter.beam_search import ExploredNodes
+from vllm_redrafter.budget.calibration import AcceptanceEstimator, log_odds
+from vllm_redrafter.engine.v2.verification import Verification
+from vllm_redrafter.triton_kernels.build_tree import ScoredTrees
+
+REFIT_AFTER = 100
+"""Verifying steps between two refits, as in vLLM."""
+
+
+class NodeConfidence:
+    """Ranks explored nodes, and tells vLLM's adaptive verification of those kept.
+
+    Attributes:
+        estimator: what is learned.
+        probs: [requests, K] float32, in batch order, of the last draft: the survival probability
+            of each node over that of the one before, so that vLLM's running product gives each
+            node's own; 0 in unused slots.
+    """
+
+    def __init__(self, trees: ScoredTrees, verification: Verification, max_depth: int) -> None:
+        """For trees of depths up to `max_depth`.
+
+        Args:
+            trees: by request slot, as the drafts leave them.
+            verification: of these trees.
+            max_depth: L.
+        """
+        self.trees, self.verification = trees, verification
+        requests, slots = verification.path.shape
+        device = verification.path.device
+        self.estimator = AcceptanceEstimator(max_depth, device)
+        self.probs = torch.zeros(requests, slots - 1, device=device)
+        self._nth = torch.arange(slots - 1, device=device)
+        self._steps_since_refit = 0
+
+    def learn(self, slots: Tensor) -> None:
+        """Add what became of the trees that the step has verified; before others replace them.
+
+        Args:
+            slots: [R] int64, the slots of the batch's first requests.
+        """
+        requests = slots.shape[0]
+        odds = self.trees.odds.index_select(0, slots)
+        judged, accepted = self.verification.judged(requests)
+        self.estimator.observe(odds, self.verification.staged.depths[:requests], judged, accepted)
+
+    def count_step(self) -> None:
+        """Refit after every so many steps that verified; to be called by the host in each."""
+        self._steps_since_refit += 1
+        if self._steps_since_refit == REFIT_AFTER:
+            self._steps_since_refit = 0
+            self.estimator.refit()
+
+    def rank(self, explored: ExploredNodes) -> tuple[ExploredNodes, Tensor]:
+        """The same nodes with the logs of their survival probabilities, and the drafter's odds."""
+        found = explored.log_probs, explored.back_pointers
+        odds = log_odds(*found)
+        return replace(explored, log_probs=self.estimator.log_survival(odds, *found)), odds
+
+    def publish(self, slots: Tensor, limits: Tensor) -> None:
+        """Fill `probs`.
+
+        Args:
+            slots: [R] int64, whose trees have been drafted.
+            limits: [R] int32, how many nodes each request wants at most.
+        """
+        survival = self.trees.log_probs.index_select(0, slots)
+        # Unused slots, -inf, are told by the NaN and the 0 that they make.
+        probs = (survival[:, 1:] - survival[:, :-1]).exp().nan_to_num(0.0)
+        probs.masked_fill_(self._nth >= limits[:, None], 0.0)
+        self.probs[: slots.shape[0]].copy_(probs)
