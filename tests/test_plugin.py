@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,12 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from vllm import SamplingParams
-from vllm.engine.arg_utils import EngineArgs
+from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from vllm.exceptions import VLLMValidationError
 
 from redrafter_testing.models.tiny_models import add_tokenizer, make_drafter, make_target
 from vllm_redrafter import ConfigError, names, plugin
+from vllm_redrafter.engine import published
 
 plugin.register()
 
@@ -299,3 +301,20 @@ def test_targets_that_no_tree_can_be_verified_on(
     add_tokenizer(tmp_path)
     with pytest.raises(ConfigError, match=message):
         speculate(tmp_path, drafter, skip_tokenizer_init=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rank", "launches"),
+    [(AsyncEngineArgs, -1, True), (AsyncEngineArgs, 0, False), (EngineArgs, 0, False)],
+    ids=["several API servers", "one server", "no server"],
+)
+def test_engines_of_several_api_servers_find_a_directory_for_their_counters(
+    target: Path, drafter: Path, kind: type[EngineArgs], rank: int, launches: bool
+) -> None:
+    arguments = kind(model=str(target), enforce_eager=True, spec_model=str(drafter), spec_tokens=4)
+    arguments._api_process_count, arguments._api_process_rank = 2, rank
+    try:
+        arguments.create_engine_config()
+        assert (published.DIRECTORY in os.environ) == launches
+    finally:
+        published.close_directory()

@@ -1,6 +1,6 @@
 """Everything that is changed in vLLM, in one file.
 
-vLLM calls `register` (entry point group `vllm.general_plugins`) in each of its processes. Five of
+vLLM calls `register` (entry point group `vllm.general_plugins`) in each of its processes. Six of
 vLLM's methods are wrapped, and act only where a ReDrafter checkpoint is the speculative model:
 
 - `EngineArgs.create_engine_config`: recognise the checkpoint, validate, choose our worker.
@@ -16,11 +16,14 @@ vLLM's methods are wrapped, and act only where a ReDrafter checkpoint is the spe
 - `VllmConfig._maybe_disable_dynamic_sd_for_v1` (from 0.33): K by batch size is allowed to the V1
   runner by a list of methods; our proposer drafts as many nodes as the step asks for. It can go
   when vLLM asks the method what it supports.
+- `AsyncLLM.__init__`: adds our stat logger to its argument `stat_loggers`. It can go when a stat
+  logger that is an entry point does not turn statistics on in servers that it has no part in.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -29,6 +32,7 @@ from vllm_redrafter.checkpoints.files import read_config
 from vllm_redrafter.checkpoints.fit import size_differences
 from vllm_redrafter.checkpoints.reading import check_checkpoint, is_redrafter
 from vllm_redrafter.config import DrafterConfig, ReDrafterConfig
+from vllm_redrafter.engine import published
 from vllm_redrafter.engine.selection import Engine, engine_here
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.names import METHOD, SUPPORTED_VLLM
@@ -112,6 +116,7 @@ def _create_engine_config(
         _set_all(args, before)
     _check_target(vllm_config, drafter, engine)
     _announce(settings)
+    _watch_counters(args, vllm_config)
     return vllm_config
 
 
@@ -226,6 +231,46 @@ def _check_target(vllm_config: VllmConfig, drafter: DrafterConfig, engine: Engin
         )
     for reason in engine.refusals(vllm_config):
         raise ConfigError(f"ReDrafter cannot speculate for {model.model!r}: {reason}")
+
+
+# AsyncLLM
+
+
+def _watch_counters(args: EngineArgs, vllm_config: VllmConfig) -> None:
+    """Prepare for a server's front end, here or in processes that are launched from here."""
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    if not isinstance(args, AsyncEngineArgs) or not _publishes_counters(vllm_config):
+        return
+    if args._api_process_rank == -1:
+        # This process launches engines and API servers; the latter come by here themselves.
+        published.open_directory()
+        return
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    _wrap(AsyncLLM, "__init__", _start_front_end)
+
+
+def _publishes_counters(vllm_config: VllmConfig) -> bool:
+    return vllm_config.parallel_config.worker_cls == names.CPU_WORKER
+
+
+def _start_front_end(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    bound = inspect.signature(original).bind(*args, **kwargs)
+    given = bound.arguments
+    # Of several API servers the first counts for all, as the counters are the whole engine's.
+    is_first = given.get("client_index", 0) == 0
+    if not (_publishes_counters(given["vllm_config"]) and given["log_stats"] and is_first):
+        return original(*args, **kwargs)
+    from vllm_redrafter.engine.stat_logger import ReDrafterStatLogger
+
+    if not given.get("client_addresses"):  # the engines are launched from here
+        published.open_directory()
+    given["stat_loggers"] = [*(given.get("stat_loggers") or ()), ReDrafterStatLogger]
+    try:
+        return original(*bound.args, **bound.kwargs)
+    finally:
+        published.close_directory()
 
 
 # VllmConfig

@@ -83,6 +83,24 @@ def test_streamed_answers_equal_plain_with_requests_aborted_midway(
     assert accepted > counter(address, "vllm:spec_decode_num_drafts_total")
 
 
+def test_metrics_show_the_counters_of_the_worker(address: str) -> None:
+    theirs = {"redrafter:verifications": "drafts", "redrafter:drafted_nodes": "draft_tokens"}
+    counters = [*theirs, "redrafter:steps", "redrafter:sampled_tokens"]
+    names = [f"{name}_total" for name in counters]
+    names += [
+        f"vllm:spec_decode_num_{name}_total" for name in (*theirs.values(), "accepted_tokens")
+    ]
+    before = {name: counter(address, name) for name in names}
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="none") as client:
+        ask(client, 12, max_tokens=64)
+    verified, nodes, steps, sampled, drafts, draft_tokens, accepted = (
+        counter(address, name) - before[name] for name in names
+    )
+    assert verified == steps == drafts > 1
+    assert nodes == draft_tokens
+    assert sampled == accepted + drafts
+
+
 @pytest.mark.parametrize("wish", [13, -1, "many", 2.5])
 def test_a_request_that_asks_for_impossible_trees_is_answered_400(
     address: str, wish: object
@@ -94,10 +112,10 @@ def test_a_request_that_asks_for_impossible_trees_is_answered_400(
         assert ask(client, 12).choices[0].text
 
 
-def ask(client: openai.OpenAI, spec_tokens: object) -> Any:
+def ask(client: openai.OpenAI, spec_tokens: object, max_tokens: int = 4) -> Any:
     body = {"vllm_xargs": {"redrafter.spec_tokens": spec_tokens}}
     return client.completions.create(
-        model="target", prompt=GREEDY.prompts[0], max_tokens=4, extra_body=body
+        model="target", prompt=GREEDY.prompts[0], max_tokens=max_tokens, extra_body=body
     )
 
 

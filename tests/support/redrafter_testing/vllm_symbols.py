@@ -35,18 +35,21 @@ MEMBERS = {
     "vllm.config.speculative:SpeculativeConfig": "model num_speculative_tokens",
     "vllm.config.parallel:ParallelConfig": """worker_cls tensor_parallel_size
         pipeline_parallel_size prefill_context_parallel_size decode_context_parallel_size
-        use_ubatching enable_batch_sharded_sampling""",
+        use_ubatching enable_batch_sharded_sampling data_parallel_index""",
     "vllm.config.model:ModelConfig": """get_hidden_size get_vocab_size get_head_size dtype
         runner_type is_encoder_decoder use_mla is_hybrid is_attention_free uses_mrope
         use_fp64_gumbel logits_processors enable_trace_replay return_sampling_mask rswa_window
-        is_mm_prefix_lm""",
+        is_mm_prefix_lm served_model_name""",
     "vllm.config.cache:CacheConfig": "cache_dtype kv_sharing_fast_prefill",
     "vllm.config.attention:AttentionConfig": "backend backend_per_kind",
     "vllm.config.aux_output:AuxOutputConfig": "enabled",
     "vllm.config.compilation:CompilationConfig": "static_forward_context cudagraph_mode",
     "vllm.config.compilation:CUDAGraphMode": "NONE FULL FULL_DECODE_ONLY has_full_cudagraphs",
     "vllm.engine.arg_utils:EngineArgs": """create_engine_config speculative_config spec_method
-        spec_model spec_tokens additional_config worker_cls attention_backend attention_config""",
+        spec_model spec_tokens additional_config worker_cls attention_backend attention_config
+        _api_process_rank""",
+    "vllm.v1.engine.async_llm:AsyncLLM": "__init__",
+    "vllm.v1.metrics.loggers:StatLoggerBase": "__init__ record log log_engine_initialized",
     "vllm.sampling_params:SamplingParams": """_validate_spec_decode structured_outputs
         bad_words_token_ids thinking_token_budget repetition_penalty""",
     "vllm.v1.attention.backend:CommonAttentionMetadata": "query_start_loc seq_lens max_seq_len",
@@ -65,7 +68,7 @@ MEMBERS = {
         fused_output_quant_supported supports_quant_query_input head_size attn_type alibi_slopes
         chunk_lookback _is_per_token_head_quant kv_cache_dtype fp8_dtype scale sliding_window
         logits_soft_cap sinks""",
-    "vllm.v1.worker.gpu_worker:Worker": "__init__ _make_model_runner",
+    "vllm.v1.worker.gpu_worker:Worker": "__init__ _make_model_runner sample_tokens",
     "vllm.v1.worker.cpu_worker:CPUWorker": "__init__ init_device",
     f"{GPU}.model_runner:GPUModelRunner": """__init__ load_model reload_weights execute_model
         sample sample_tokens prepare_attn postprocess_sampled model_memory_usage speculator

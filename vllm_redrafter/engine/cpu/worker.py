@@ -11,6 +11,7 @@ from vllm.v1.worker import cpu_worker
 from vllm.v1.worker.worker_base import CompilationTimes
 
 from vllm_redrafter.engine.cpu.runner import TreeModelRunner
+from vllm_redrafter.engine.published import Publisher
 from vllm_redrafter.names import CPU_TREE_ATTENTION
 from vllm_redrafter.substitution import substituted
 
@@ -24,6 +25,9 @@ class ReDrafterCPUWorker(cpu_worker.CPUWorker):
         # The CPU platform always asks for CPU_ATTN; only this process sees the override.
         register_backend(AttentionBackendEnum.CPU_ATTN, CPU_TREE_ATTENTION)
         super().__init__(*args, **kwargs)
+        # All ranks of an engine count the same.
+        engine = self.parallel_config.data_parallel_index
+        self.publisher = Publisher(engine) if self.rank == 0 else None
 
     def init_device(self) -> None:
         # vLLM has no hook for the runner's class; it is looked up in the worker's module.
@@ -38,6 +42,13 @@ class ReDrafterCPUWorker(cpu_worker.CPUWorker):
         set_random_seed(self.model_config.seed, self.parallel_config.data_parallel_index)
         return times
 
+    def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
+        """As vLLM does; then tell the front end what was verified and drafted."""
+        output = super().sample_tokens(*args, **kwargs)
+        if self.publisher is not None:
+            self.publisher.publish(self.model_runner.stats)
+        return output
+
     def redrafter_stats(self) -> dict[str, float]:
         """Counters since the last reset; `LLM.collective_rpc("redrafter_stats")`."""
         runner = self.model_runner
@@ -51,5 +62,8 @@ class ReDrafterCPUWorker(cpu_worker.CPUWorker):
 
     def reset_redrafter_stats(self) -> None:
         """Zero the counters; `LLM.collective_rpc("reset_redrafter_stats")`."""
-        self.model_runner.stats.reset()
+        stats = self.model_runner.stats
+        if self.publisher is not None:
+            self.publisher.carry(stats)
+        stats.reset()
         self.model_runner.proposer.estimator.reset_calibration()

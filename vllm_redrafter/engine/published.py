@@ -1,0 +1,123 @@
+"""A worker's counters where the server's front end can read them: a small file mapped by both.
+
+vLLM carries a fixed set of statistics from its workers to the front end, which has no place for
+ours. So the process that launches the engines names a directory in the environment, which their
+processes inherit; in each data-parallel engine one worker makes a file there. When both ends have
+it mapped the directory is deleted: nothing is left behind, however the processes end.
+"""
+
+from __future__ import annotations
+
+import atexit
+import mmap
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from vllm_redrafter.engine.stats import StepStats
+
+DIRECTORY = "REDRAFTER_COUNTERS"
+"""The environment variable that names the directory."""
+
+
+class Counters(NamedTuple):
+    """What is published: fields of StepStats, which says what they count."""
+
+    steps: float
+    verifications: float
+    drafted_tokens: float
+    sampled_tokens: float
+    expected_tokens: float
+    undrafted_steps: float
+
+    @classmethod
+    def of(cls, stats: StepStats) -> Counters:
+        return cls(*(getattr(stats, name) for name in cls._fields))
+
+    @classmethod
+    def none(cls) -> Counters:
+        return cls(*[0.0] * len(cls._fields))
+
+    def since(self, earlier: Counters) -> Counters:
+        """What was counted between `earlier` and now."""
+        return Counters(*(now - then for now, then in zip(self, earlier, strict=True)))
+
+
+SIZE = len(Counters._fields) * np.dtype(np.float64).itemsize
+
+
+def open_directory() -> None:
+    """Make the directory for the engines that this process launches, and tell them by its name."""
+    directory = tempfile.mkdtemp(prefix="redrafter-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    os.environ[DIRECTORY] = directory
+
+
+def close_directory() -> None:
+    """Delete the directory; whoever has mapped a file goes on with it."""
+    if directory := os.environ.pop(DIRECTORY, None):
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+class Publisher:
+    """The worker's end: totals since its start, whatever is reset in between.
+
+    Where no front end has asked for them (no directory), they stay in this process.
+    """
+
+    def __init__(self, engine: int) -> None:
+        """
+        Args:
+            engine: its index among the data-parallel engines.
+
+        Raises:
+            FileExistsError: another worker publishes as this engine.
+        """
+        shared: bytearray | mmap.mmap = bytearray(SIZE)
+        if (file := _file(engine)) is not None:
+            with open(file, "xb+") as opened:
+                opened.truncate(SIZE)
+                shared = mmap.mmap(opened.fileno(), SIZE)
+        self._published = np.frombuffer(shared, dtype=np.float64)
+        self._before_reset = np.zeros_like(self._published)
+
+    def publish(self, stats: StepStats) -> None:
+        """Once per step. Readers may see a part of the fields a step ahead of the others."""
+        np.add(self._before_reset, Counters.of(stats), out=self._published)
+
+    def carry(self, stats: StepStats) -> None:
+        """To be called before the statistics are reset."""
+        self._before_reset += Counters.of(stats)
+
+
+class Subscriber:
+    """The front end's end."""
+
+    def __init__(self, engine: int) -> None:
+        """
+        Args:
+            engine: its index among the data-parallel engines.
+
+        Raises:
+            FileNotFoundError: no worker on this machine publishes as this engine.
+        """
+        if (file := _file(engine)) is None:
+            raise FileNotFoundError(f"{DIRECTORY} names no directory")
+        with open(file, "rb") as opened:
+            shared = mmap.mmap(opened.fileno(), SIZE, access=mmap.ACCESS_READ)
+        self._published = np.frombuffer(shared, dtype=np.float64)
+
+    def read(self) -> Counters:
+        return Counters(*self._published.tolist())
+
+
+def _file(engine: int) -> Path | None:
+    # The name outlives the directory in the process that launched several API servers.
+    directory = os.environ.get(DIRECTORY)
+    if directory is None or not os.path.isdir(directory):
+        return None
+    return Path(directory, f"engine-{engine}")

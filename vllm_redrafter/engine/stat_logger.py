@@ -1,0 +1,98 @@
+"""What the batch's budget decided, in vLLM's periodic log and under /metrics.
+
+Runs in the server's front end, beside vLLM's own loggers. `plugin.py` adds it where a ReDrafter
+speculates: as an entry point (`vllm.stat_logger_plugins`) it would be in every server where this
+package is installed, and its presence alone overrides --disable-log-stats.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from prometheus_client import Counter
+from vllm.config import VllmConfig
+from vllm.logger import init_logger
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+from vllm_redrafter.engine.published import Counters, Subscriber
+
+logger = init_logger("vllm.redrafter")
+
+# By field of Counters. vLLM deletes other loggers' metrics where they begin with "vllm:".
+METRICS = {
+    "steps": ("redrafter:steps", "Engine steps that verified at least one draft."),
+    "verifications": ("redrafter:verifications", "Drafts verified, one per request and step."),
+    "drafted_tokens": ("redrafter:drafted_nodes", "Tree nodes verified, roots not counted."),
+    "sampled_tokens": ("redrafter:sampled_tokens", "Tokens that the verifications put out."),
+    "expected_tokens": (
+        "redrafter:expected_tokens",
+        "Tokens that drafts were expected to make their verifications put out; 0 without a budget.",
+    ),
+    "undrafted_steps": (
+        "redrafter:undrafted_steps",
+        "Engine steps after which nothing was drafted, as it would not have paid.",
+    ),
+}
+
+
+class ReDrafterStatLogger(StatLoggerBase):
+    """Reads what one data-parallel engine's worker publishes."""
+
+    def __init__(self, vllm_config: VllmConfig, engine_index: int = 0) -> None:
+        self._engine = engine_index
+        self._model = vllm_config.model_config.served_model_name
+        self._subscriber: Subscriber | None = None
+        self._metrics: list[Counter] = []
+        self._counted = self._logged = Counters.none()
+
+    def log_engine_initialized(self) -> None:
+        """Find the worker's counters, which are there when the engine is ready."""
+        try:
+            self._subscriber = Subscriber(self._engine)
+        except FileNotFoundError:
+            logger.warning(
+                "Engine %03d: no ReDrafter counters under /metrics and in the log: its worker is "
+                "on another machine, or did not inherit this server's environment",
+                self._engine,
+            )
+            return
+        labels = self._model, str(self._engine)
+        self._metrics = [metric.labels(*labels) for metric in _metrics()]
+
+    def record(self, *args: Any, **kwargs: Any) -> None:
+        """Bring /metrics up to date; vLLM calls it when an engine's outputs arrive."""
+        if self._subscriber is None:
+            return
+        counters = self._subscriber.read()
+        for metric, increase in zip(self._metrics, counters.since(self._counted), strict=True):
+            metric.inc(increase)
+        self._counted = counters
+
+    def log(self) -> None:
+        """Say what happened since the last call; nothing if nothing did."""
+        self.record()
+        interval = self._counted.since(self._logged)
+        if interval.steps or interval.undrafted_steps:
+            logger.info("Engine %03d: ReDrafter: %s", self._engine, described(interval))
+        self._logged = self._counted
+
+
+def described(counters: Counters) -> str:
+    """The interval's decisions, and what came of them, in words."""
+    undrafted = counters.undrafted_steps / (counters.steps + counters.undrafted_steps)
+    parts = [f"{100 * undrafted:.1f} % of steps not drafted"]
+    if verifications := counters.verifications:
+        parts += [
+            f"{counters.drafted_tokens / verifications:.2f} nodes per verification",
+            f"{counters.sampled_tokens / verifications:.2f} tokens",
+        ]
+        if counters.expected_tokens:
+            parts.append(f"{counters.expected_tokens / verifications:.2f} expected")
+    return ", ".join(parts)
+
+
+@functools.cache
+def _metrics() -> list[Counter]:
+    """In the order of Counters; once per process, as a name cannot be registered twice."""
+    return [Counter(*METRICS[field], ["model_name", "engine"]) for field in Counters._fields]
