@@ -11,6 +11,8 @@ from vllm_redrafter.budget.batch_budget import (
     CHAINS,
     FIRST_DRAFTS,
     PLAIN,
+    PLAIN_INTERVAL,
+    PLAIN_STEPS,
     TREES,
     BatchBudget,
     Plan,
@@ -60,13 +62,16 @@ def run(budget: BatchBudget, requests: int, accept: float, steps: int) -> list[t
             budget.drafted(plan.shape, explored, budget.costs.draft_seconds(requests, *plan.shape))
             ranked = np.sort(explored.reshape(requests, -1), axis=1)[:, ::-1][:, :12]
             nodes = int(budget.share(np.array(ranked), requests, plan)[0].sum())
+        rows = requests + nodes
+        budget.stepped(TREES if nodes else PLAIN, rows, float(budget.costs.verify_seconds(rows)))
         decided.append((plan, nodes))
     return decided
 
 
 def test_a_good_drafter_is_used_at_every_step_where_rows_are_cheap() -> None:
     decided = run(BatchBudget(CONFIG, machine(row=0.005), 8), 1, 0.8, 60)
-    assert all(plan.pays and plan.shape is not None for plan, _ in decided)
+    assert all(plan.pays for plan, _ in decided)
+    assert sum(plan.shape is None for plan, _ in decided) <= PLAIN_STEPS + 1
     assert decided[-1][1] > 6
 
 
@@ -114,14 +119,38 @@ def test_deeper_levels_are_looked_at_again_after_they_were_found_useless() -> No
             explored = survival(plan.shape, 64, accept)
             seconds = budget.costs.draft_seconds(64, *plan.shape)
             budget.drafted(plan.shape, explored, seconds)
+        budget.stepped(PLAIN, 64, float(budget.costs.verify_seconds(64)))
         return plan.shape
 
     early = [draft(0.35) for _ in range(100)]
     assert early[-1] == SearchShape(1, 1)
     later = [draft(0.9) for _ in range(100)]
     chosen = [shape for shape in later[-20:] if shape is not None]
-    assert len(chosen) == 20
+    assert len(chosen) >= 19
     assert sum(shape.beam_length == 4 for shape in chosen) > 15
+
+
+def test_what_plain_steps_cost_is_looked_at_for_every_size_of_the_batch_and_now_and_then() -> None:
+    budget = BatchBudget(CONFIG, machine(row=0.005), 64)
+    for requests in (1, 8):
+        plans = [plan for plan, _ in run(budget, requests, 0.8, 3 * PLAIN_INTERVAL)]
+        plain = [step for step, plan in enumerate(plans) if plan.shape is None]
+        assert PLAIN_STEPS < len(plain) < PLAIN_STEPS + 4
+        assert max(plain[:PLAIN_STEPS]) < 20
+        assert all(plans[step + 1].shape is not None for step in plain if step + 1 < len(plans))
+
+
+def test_a_plain_step_that_is_cheaper_than_measured_shuts_the_gate() -> None:
+    """All steps cost more than the table says, but for plain ones."""
+    budget = BatchBudget(CONFIG, machine(row=0.02, level=0.02), 8)
+    plans = []
+    for _ in range(300):
+        plan, nodes = run(budget, 8, 0.4, 1)[0]
+        rows = 8 + nodes
+        true = float(budget.costs.verify_seconds(rows)) * (2.0 if nodes else 1.0)
+        budget.stepped(TREES if nodes else PLAIN, rows, true)
+        plans.append(plan)
+    assert sum(plan.shape is not None for plan in plans[-100:]) < 8
 
 
 def test_a_probe_verifies_something() -> None:

@@ -32,6 +32,9 @@ FIRST_DRAFTS = 8
 """Drafts by which a drafter is judged before drafting can be found not to pay."""
 SURVEY_INTERVAL = 32
 """Drafts from one full search to the next: shorter and narrower ones do not see what it would."""
+PLAIN_STEPS, PLAIN_INTERVAL = 3, 64
+"""Plain steps that have to be seen before drafting can be compared with them, for each size of the
+batch; and the steps of drafting after which one is looked at again."""
 KEPT_STEPS = 8
 """Steps that a search is kept, once chosen for a number of requests."""
 
@@ -86,6 +89,7 @@ class BatchBudget:
         self._seen_at = np.zeros_like(self._profile)
         self._drafts = 0
         self._steps = 0
+        self._since_plain = 0
         self._surveyed = 0
         self._considered = (0, 0)
         self._best = SearchShape(1, 1)
@@ -107,12 +111,22 @@ class BatchBudget:
             self._best, self._pays = self._best_search(requests, max_nodes)
             self._considered, self._kept = (requests, max_nodes), KEPT_STEPS
         self._kept -= 1
+        self._since_plain += 1
+        if self._plain_is_due(requests):
+            self._since_plain = 0
+            return Plan(None, self._pays)
         if self.gate.opens(self._pays):
             if self._surveyed < SURVEY_INTERVAL:
                 return Plan(self._best, self._pays)
             self._surveyed = 0
             return Plan(search_shape(self.config, max_nodes), self._pays)
+        self._since_plain = 0
         return Plan(None, pays=False)
+
+    def _plain_is_due(self, requests: int) -> bool:
+        """Is it time for a plain step, only to see what it costs?"""
+        seen = self._step_drift.weight(PLAIN, requests)
+        return self._since_plain > (PLAIN_INTERVAL if seen >= PLAIN_STEPS else 1)
 
     def share(
         self, survival: Floats, requests: int, plan: Plan

@@ -44,11 +44,15 @@ class Drift:
     def observe(self, kind: int, size: int, measured: float, expected: float) -> None:
         """A step of this kind and size took `measured` seconds where the table has `expected`."""
         deviation = min(max(math.log(measured / expected), -LARGEST), LARGEST)
-        at = (kind, min(round(2.0 * math.log2(max(size, 1))), SIZES - 1))
+        at = (kind, _cell(size))
         kept = 1.0 - 1.0 / MEMORY
         self._sums[at] = kept * self._sums[at] + deviation
         self._weights[at] = kept * self._weights[at] + 1.0
         self._factors.clear()
+
+    def weight(self, kind: int, size: int) -> float:
+        """How many steps of this kind and about this size count at present."""
+        return float(self._weights[kind, _cell(size)])
 
     def factors(self, kind: int) -> Floats:
         """What to multiply the table's seconds with, at each of the sizes."""
@@ -61,6 +65,10 @@ class Drift:
         sums, weights = self._sums[kind], self._weights[kind]
         of_kind = (sums.sum() + PRIOR * every) / (weights.sum() + PRIOR)
         return np.exp((sums + PRIOR * of_kind) / (weights + PRIOR))
+
+
+def _cell(size: int) -> int:
+    return min(round(2.0 * math.log2(max(size, 1))), SIZES - 1)
 
 
 def _half_octaves(sizes: npt.ArrayLike) -> Floats:

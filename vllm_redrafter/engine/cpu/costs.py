@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from statistics import median
 from time import perf_counter
 
 import torch
@@ -14,7 +13,7 @@ from vllm_redrafter.budget.costs import CostTable, DraftCost, VerifyCost
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
 from vllm_redrafter.policy import SearchShape
 
-REPEATS = 3
+MOST_REPEATS = 10
 MOST_SECONDS = 4.0
 """Of verification, and as much of drafts: beyond the sizes reached by then, costs are drawn out."""
 
@@ -71,14 +70,26 @@ def _target_pass(runner: CPUModelRunner, rows: int) -> None:
 
 def _growing(
     most: int, run: Callable[[int], None], seconds: float = MOST_SECONDS
-) -> Iterator[tuple[int, float]]:
-    """Median seconds of `run` at sizes up to `most`, as many as the time allows; at least two."""
-    ends = perf_counter() + seconds
-    for reached, size in enumerate(_sizes(most)):
-        if reached > 1 and perf_counter() > ends:
-            return
+) -> list[tuple[int, float]]:
+    """Seconds of `run` at sizes up to `most`, as many as the time allows; at least two.
+
+    The least of several: what disturbs a machine only adds. All sizes take turns, so that a slow
+    moment does not fall on one of them alone.
+    """
+    ends = perf_counter() + seconds / 2
+    measured: dict[int, float] = {}
+    for size in _sizes(most):
+        if len(measured) > 1 and perf_counter() > ends:
+            break
         run(size)  # the first of a size may compile, or allocate
-        yield size, median(_timed(run, size) for _ in range(REPEATS))
+        measured[size] = _timed(run, size)
+    ends = perf_counter() + seconds / 2
+    for _ in range(MOST_REPEATS):
+        if perf_counter() > ends:
+            break
+        for size in measured:
+            measured[size] = min(measured[size], _timed(run, size))
+    return list(measured.items())
 
 
 def _timed(run: Callable[[int], None], size: int) -> float:
