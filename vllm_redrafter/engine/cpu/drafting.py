@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vllm_redrafter.acceptance import AcceptedPath
-from vllm_redrafter.budget.batch_budget import BatchBudget
+from vllm_redrafter.budget.batch_budget import BatchBudget, Plan
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
 from vllm_redrafter.engine.stats import StepStats
 from vllm_redrafter.token_tree import TokenTree
@@ -28,6 +28,15 @@ class FixedDrafting:
     def __init__(self, proposer: TreeProposer) -> None:
         self.proposer = proposer
 
+    def pays(self, requests: int, max_nodes: int) -> bool:
+        """Shall this step draft at all? Asked before every draft.
+
+        Args:
+            requests: R, those that have sampled a token.
+            max_nodes: what the next step can verify per request; at least 1.
+        """
+        return True
+
     def draft(
         self,
         request_ids: Sequence[str],
@@ -35,7 +44,7 @@ class FixedDrafting:
         roots: Tensor,
         chain: Tensor | None,
         most: Tensor,
-    ) -> TokenTree | None:
+    ) -> TokenTree:
         """Draft for R requests.
 
         Args:
@@ -46,7 +55,7 @@ class FixedDrafting:
             most: [R] int32, the most nodes of each request; somewhere above 0.
 
         Returns:
-            Trees with K + 1 slots; None where the next step is not worth a draft.
+            Trees with K + 1 slots.
         """
         tree = self.proposer.propose(hidden, roots, chain, int(most.max()))
         return tree.prefix(most + 1)
@@ -78,6 +87,12 @@ class AdaptiveDrafting(FixedDrafting):
         # Since the last refit: log-odds, depths, and whether accepted, of the nodes judged.
         self._judged: list[tuple[npt.NDArray[Any], ...]] = []
         self._refit_after = FIRST_REFIT
+        self._plan = Plan(None, pays=False)
+
+    def pays(self, requests: int, max_nodes: int) -> bool:
+        """See `FixedDrafting.pays`; a probe counts as if it did."""
+        self._plan = self.budget.plan(requests, max_nodes)
+        return self._plan.shape is not None
 
     def draft(
         self,
@@ -86,12 +101,10 @@ class AdaptiveDrafting(FixedDrafting):
         roots: Tensor,
         chain: Tensor | None,
         most: Tensor,
-    ) -> TokenTree | None:
+    ) -> TokenTree:
         """See `FixedDrafting.draft`."""
-        requests = len(request_ids)
-        plan = self.budget.plan(requests, int(most.max()))
-        if plan.shape is None:
-            return None
+        requests, plan = len(request_ids), self._plan
+        assert plan.shape is not None
         started = perf_counter()
         draft = self.proposer.propose_ranked(hidden, roots, chain, plan.shape)
         self.budget.drafted(plan.shape, draft.explored.numpy(), perf_counter() - started)

@@ -127,13 +127,15 @@ class TreeModelRunner(CPUModelRunner):
     def _prepare_inputs(
         self, scheduler_output: SchedulerOutput, num_scheduled_tokens: np.ndarray
     ) -> tuple[Tensor, SpecDecodeMetadata | None, int]:
+        requests, rows = len(num_scheduled_tokens), scheduler_output.total_num_scheduled_tokens
+        if not scheduler_output.scheduled_spec_decode_tokens:
+            self._step, self._timed = None, (PLAIN, rows) if rows == requests else None
+            # Plain decoding, which shall cost no more than where there is no drafter.
+            with substituted(self, "speculative_config", None):
+                return super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
         prepared = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
         assert prepared[1] is not None
         num_drafted = torch.tensor(prepared[1].num_draft_tokens, dtype=torch.int32)
-        requests, rows = num_drafted.shape[0], scheduler_output.total_num_scheduled_tokens
-        if not num_drafted.any():
-            self._step, self._timed = None, (PLAIN, rows) if rows == requests else None
-            return prepared
         ends = self.query_start_loc.cpu[1 : requests + 1]
         root_rows = (ends - num_drafted - 1).long()
         tree = self._scheduled_trees(root_rows, num_drafted)
@@ -274,18 +276,15 @@ class TreeModelRunner(CPUModelRunner):
     ) -> list[list[int]]:
         """Draft for every request that has sampled a token; called with the tokens as lists."""
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
-        before = self.stats.draft
         active = [i for i, tokens in enumerate(sampled_token_ids) if len(tokens)]
-        if scheduler_output.num_spec_tokens_to_schedule and active:
-            with self.stats.measure("draft"):
-                roots = torch.tensor([sampled_token_ids[i][-1] for i in active])
-                self._draft(
-                    active,
-                    roots,
-                    sample_hidden_states,
-                    scheduler_output.num_spec_tokens_to_schedule,
-                    drafts,
-                )
+        max_nodes, before = scheduler_output.num_spec_tokens_to_schedule, self.stats.draft
+        if max_nodes and active:
+            if self.drafting.pays(len(active), max_nodes):
+                with self.stats.measure("draft"):
+                    roots = torch.tensor([sampled_token_ids[i][-1] for i in active])
+                    self._draft(active, roots, sample_hidden_states, max_nodes, drafts)
+            else:
+                self.stats.undrafted_steps += 1
         self._time_step(self.stats.draft - before)
         return drafts
 
@@ -304,11 +303,7 @@ class TreeModelRunner(CPUModelRunner):
         if not most.any():
             return
         hidden = hidden_states[self._last_rows[active]]
-        chain = self._needs_chain(request_ids)
-        tree = self.drafting.draft(request_ids, hidden, roots, chain, most)
-        if tree is None:
-            self.stats.undrafted_steps += 1
-            return
+        tree = self.drafting.draft(request_ids, hidden, roots, self._needs_chain(request_ids), most)
         links = torch.stack([tree.parents, tree.depths], dim=1)
         self._links.update(zip(request_ids, links, strict=True))
         tokens, num_nodes = tree.tokens.tolist(), tree.num_nodes.tolist()
