@@ -46,8 +46,9 @@ def configure(target: Path, **arguments: Any) -> Any:
 
 
 def speculate(target: Path, drafter: Path | str, k: Any = 12, **arguments: Any) -> Any:
-    keys = ("beam_width", "beam_length", "tree", "method", "revision", "unknown", "quantization")
-    config = {key: arguments.pop(key) for key in keys if key in arguments}
+    keys = {"beam_width", "beam_length", "tree", "adaptive", "method", "revision"}
+    keys |= {"unknown", "quantization"}
+    config = {key: arguments.pop(key) for key in keys & set(arguments)}
     config |= {"model": str(drafter), "num_speculative_tokens": k}
     return configure(target, speculative_config=config, **arguments)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import tomllib
 from collections.abc import Iterator
@@ -185,5 +186,7 @@ def test_every_setting_is_documented_with_its_default() -> None:
     for field in dataclasses.fields(ReDrafterConfig):
         row = re.search(rf"^\| `{field.name}` \| (\S+) \|", text, re.MULTILINE)
         assert row is not None, field.name
-        default = "required" if field.default is dataclasses.MISSING else str(field.default)
+        missing = field.default is dataclasses.MISSING
+        # As one writes it in the speculative config, which is JSON.
+        default = "required" if missing else json.dumps(field.default).strip('"')
         assert row[1].strip("`") == default
