@@ -145,7 +145,10 @@ class BatchBudget:
         assert plan.shape is not None
         draft = self.draft_seconds(requests, plan.shape)
         kind = CHAINS if plan.shape.beam_width == 1 else TREES
-        choice = best_budget(survival, requests, draft, self.step_seconds(requests, kind))
+        verify = self.step_seconds(requests, kind)
+        # To verify nothing is a plain step.
+        verify[requests] = self.step_seconds(requests, PLAIN)[requests]
+        choice = best_budget(survival, requests, draft, verify)
         if not plan.pays and choice.budget < requests:
             # A probe that verified nothing would find out nothing.
             best = np.sort(survival[survival > 0])[::-1][:requests]
@@ -171,7 +174,7 @@ class BatchBudget:
     def drafted(self, shape: SearchShape, survival: Floats, seconds: float) -> None:
         """Learn from a draft: [R, L, W] survival probabilities of what it explored."""
         requests = survival.shape[0]
-        self._draft_drift.observe(0, requests, seconds, self.costs.draft_seconds(requests, *shape))
+        self._draft_drift.observe(0, requests, seconds, self._measured_draft(requests, shape))
         seen = np.s_[: shape.beam_length, : shape.beam_width]
         # What was not looked at for a while counts for less when it is.
         age = np.minimum(self._steps - self._seen_at[seen], LONGEST_AGE)
@@ -193,7 +196,7 @@ class BatchBudget:
             expected = self._expected(shape, requests, max_nodes, verify[kind])
             if expected.tokens_per_second > rate:
                 best, rate = shape, expected.tokens_per_second
-        return best, rate > plain * (1.0 if self._pays else 1.0 + MARGIN)
+        return best, bool(rate > plain * (1.0 if self._pays else 1.0 + MARGIN))
 
     def _expected(
         self, shape: SearchShape, requests: int, max_nodes: int, verify_seconds: Floats
