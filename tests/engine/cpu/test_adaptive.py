@@ -17,6 +17,7 @@ from redrafter_testing.oracles import oracle as oracles
 from redrafter_testing.requests import workloads
 from redrafter_testing.requests.answers import assert_logprobs_close, tokens_of
 from vllm_redrafter.budget.batch_budget import BatchBudget
+from vllm_redrafter.budget.costs import CostTable
 
 pytestmark = pytest.mark.engine
 
@@ -121,3 +122,11 @@ def test_the_engine_learns_how_probable_its_nodes_are(oracle: Engine) -> None:
     assert found["calibration_error"] < found["draft_calibration_error"]
     assert found["calibration_error"] < 0.1
     oracle.rpc(force, None)
+
+
+def test_the_measured_costs_can_be_kept_for_evaluate(oracle: Engine, tmp_path: Path) -> None:
+    path = tmp_path / "costs.json"
+    path.write_text(oracle.rpc("redrafter_costs")[0])
+    costs = CostTable.read(path)
+    assert costs.draft_seconds(1, oracles.WIDTH, oracles.LENGTH) > 0
+    assert costs.verify_seconds(4) >= costs.verify_seconds(1) > 0

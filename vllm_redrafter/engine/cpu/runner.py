@@ -36,6 +36,7 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from vllm_redrafter.acceptance import accept_path
 from vllm_redrafter.budget.batch_budget import CHAINS, PLAIN, TREES, BatchBudget
+from vllm_redrafter.budget.costs import CostTable
 from vllm_redrafter.engine.cpu.attention import TreeAttentionMetadata, check_cache_layout
 from vllm_redrafter.engine.cpu.costs import measure_costs
 from vllm_redrafter.engine.cpu.drafting import AdaptiveDrafting, FixedDrafting
@@ -91,6 +92,7 @@ class TreeModelRunner(CPUModelRunner):
         # The step's kind and rows, where its time can be compared with others'.
         self._timed: tuple[int, int] | None = None
         self._clock = StepClock()
+        self.costs: CostTable | None = None
         self.drafting = FixedDrafting(self.proposer)
 
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
@@ -112,9 +114,9 @@ class TreeModelRunner(CPUModelRunner):
         if not config.adaptive:
             return
         started = perf_counter()
-        costs = measure_costs(self, self.proposer)
+        self.costs = measure_costs(self, self.proposer)
         logger.info("ReDrafter measured its costs in %.1f s", perf_counter() - started)
-        budget = BatchBudget(config, costs, self.max_num_reqs)
+        budget = BatchBudget(config, self.costs, self.max_num_reqs)
         self.drafting = AdaptiveDrafting(self.proposer, budget, self.stats)
 
     def _on_request_state_removed(self, req_id: str, req_state: Any) -> None:

@@ -60,6 +60,12 @@ class ReDrafterCPUWorker(cpu_worker.CPUWorker):
             "calibration_error": calibration.calibrated,
         }
 
+    def redrafter_costs(self) -> str:
+        """The costs measured at start-up, as the file that `evaluate --costs` reads;
+        `LLM.collective_rpc("redrafter_costs")`. Empty where `adaptive` is false."""
+        costs = self.model_runner.costs
+        return "" if costs is None else costs.to_json()
+
     def reset_redrafter_stats(self) -> None:
         """Zero the counters; `LLM.collective_rpc("reset_redrafter_stats")`."""
         stats = self.model_runner.stats
