@@ -14,7 +14,7 @@ import numpy.typing as npt
 from vllm_redrafter.budget.choice import Choice, best_budget, shares
 from vllm_redrafter.budget.costs import CostTable
 from vllm_redrafter.budget.drift import Drift
-from vllm_redrafter.budget.gate import Gate
+from vllm_redrafter.budget.gate import Gate, worth_drafting
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.policy import SearchShape, search_shape
 
@@ -23,8 +23,6 @@ Floats = npt.NDArray[np.floating[Any]]
 KINDS = PLAIN, CHAINS, TREES = range(3)
 """Kinds of steps, as a batch's costs distinguish them: trees take tree attention."""
 
-MARGIN = 0.03
-"""To begin to draft takes so much more than plain decoding yields; to go on takes as much."""
 PROFILE_RATE, LONGEST_AGE = 0.1, 16
 """Share of a new draft in the running mean of what a search's nodes are worth, per step since the
 mean was last renewed; and the most steps that count so."""
@@ -196,7 +194,7 @@ class BatchBudget:
             expected = self._expected(shape, requests, max_nodes, verify[kind])
             if expected.tokens_per_second > rate:
                 best, rate = shape, expected.tokens_per_second
-        return best, bool(rate > plain * (1.0 if self._pays else 1.0 + MARGIN))
+        return best, worth_drafting(rate, plain, self._pays)
 
     def _expected(
         self, shape: SearchShape, requests: int, max_nodes: int, verify_seconds: Floats

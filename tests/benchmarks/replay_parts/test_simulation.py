@@ -10,7 +10,7 @@ from replay_parts.traces import Searches, Traces
 from step_cost_parts.floor import H200, Arithmetic, Weights
 from step_cost_parts.jobs import SHAPES
 
-from vllm_redrafter.budget.batch_budget import MARGIN
+from vllm_redrafter.budget.gate import MARGIN
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.policy import SearchShape
 

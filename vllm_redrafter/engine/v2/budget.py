@@ -19,9 +19,8 @@ from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerificationManager
 
-from vllm_redrafter.budget.batch_budget import MARGIN
 from vllm_redrafter.budget.choice import Choice, best_budget
-from vllm_redrafter.budget.gate import Gate
+from vllm_redrafter.budget.gate import Gate, worth_drafting
 from vllm_redrafter.engine.v2.stats import StepMeter
 
 MEMORY = 16.0
@@ -118,9 +117,8 @@ class TreeBudget(AdaptiveVerificationManager):
         best = best_budget(
             survival, sampling, draft_costs[len(drafts)], verify_costs[plain - sampling :]
         )
-        # To begin to draft takes more than to go on: else the choice would flutter.
-        margin = 1.0 if self._pays else 1.0 + MARGIN
-        self._pays = bool(best.tokens_per_second > margin * sampling / verify_costs[plain])
+        plain_rate = sampling / verify_costs[plain]
+        self._pays = worth_drafting(best.tokens_per_second, plain_rate, self._pays)
         return best
 
     def _sampling(self, slots: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> int:
