@@ -10,6 +10,7 @@ MODEL_TYPE = "recurrent_drafting_drafter"
 SUPPORTED_VLLM = ("0.32", "0.33")
 
 CPU_WORKER = "vllm_redrafter.engine.cpu.worker.ReDrafterCPUWorker"
+CPU_EXECUTOR = "vllm_redrafter.engine.cpu.executor.TreeExecutor"
 CPU_PROPOSER = "vllm_redrafter.engine.cpu.proposer.TreeProposer"
 CPU_TREE_ATTENTION = "vllm_redrafter.engine.cpu.attention.TreeAttentionBackend"
 V2_WORKER = "vllm_redrafter.engine.v2.worker.ReDrafterWorker"

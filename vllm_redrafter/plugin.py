@@ -115,6 +115,10 @@ def _create_engine_config(
         # The caller's arguments stay as they were: an engine may be made from them again.
         _set_all(args, before)
     _check_target(vllm_config, drafter, engine)
+    parallel = vllm_config.parallel_config
+    # Only here is it settled: vLLM's CPU platform makes "mp" of "uni".
+    if engine.executor is not None and parallel.distributed_executor_backend == "mp":
+        parallel.distributed_executor_backend = engine.executor
     _announce(settings)
     _watch_counters(args, vllm_config)
     return vllm_config

@@ -128,7 +128,7 @@ class Adaptive:
         plan = self.budget.plan(requests, self.max_nodes)
         if plan.shape is None:
             seconds = self.batch.step_seconds(requests)
-            self.budget.stepped(PLAIN, requests, seconds)
+            self.budget.stepped(PLAIN, requests, requests, seconds)
             none = np.zeros(requests, dtype=np.int64)
             return Step(seconds, none, none, drafted=False)
         width, length = plan.shape
@@ -145,7 +145,7 @@ class Adaptive:
         rows = requests + int(verified.sum())
         seconds = self.batch.step_seconds(rows)
         kind = PLAIN if rows == requests else CHAINS if width == 1 else TREES
-        self.budget.stepped(kind, rows, seconds)
+        self.budget.stepped(kind, requests, rows, seconds)
         return Step(draft_seconds + seconds, verified, accepted, drafted=True)
 
     def _judge(self, searches: Searches, odds: Tensor, order: Tensor, verified: Counts) -> Counts:

@@ -51,8 +51,19 @@ def survival(shape: SearchShape, requests: int, accept: float) -> Floats:
     )
 
 
-def run(budget: BatchBudget, requests: int, accept: float, steps: int) -> list[tuple[Plan, int]]:
-    """Let a drafter of known worth draft: by step, the plan and the nodes verified."""
+def kind_of(plan: Plan) -> int:
+    if plan.shape is None:
+        return PLAIN
+    return CHAINS if plan.shape.beam_width == 1 else TREES
+
+
+def run(
+    budget: BatchBudget, requests: int, accept: float, steps: int, slower: float = 1.0
+) -> list[tuple[Plan, int]]:
+    """Let a drafter of known worth draft: by step, the plan and the nodes verified.
+
+    Steps that verify take `slower` times what the table says.
+    """
     decided = []
     for _ in range(steps):
         plan = budget.plan(requests, CONFIG.num_speculative_tokens)
@@ -63,7 +74,8 @@ def run(budget: BatchBudget, requests: int, accept: float, steps: int) -> list[t
             ranked = np.sort(explored.reshape(requests, -1), axis=1)[:, ::-1][:, :12]
             nodes = int(budget.share(np.array(ranked), requests, plan)[0].sum())
         rows = requests + nodes
-        budget.stepped(TREES if nodes else PLAIN, rows, float(budget.costs.verify_seconds(rows)))
+        seconds = float(budget.costs.verify_seconds(rows)) * (slower if nodes else 1.0)
+        budget.stepped(kind_of(plan) if nodes else PLAIN, requests, rows, seconds)
         decided.append((plan, nodes))
     return decided
 
@@ -119,7 +131,7 @@ def test_deeper_levels_are_looked_at_again_after_they_were_found_useless() -> No
             explored = survival(plan.shape, 64, accept)
             seconds = budget.costs.draft_seconds(64, *plan.shape)
             budget.drafted(plan.shape, explored, seconds)
-        budget.stepped(PLAIN, 64, float(budget.costs.verify_seconds(64)))
+        budget.stepped(PLAIN, 64, 64, float(budget.costs.verify_seconds(64)))
         return plan.shape
 
     early = [draft(0.35) for _ in range(100)]
@@ -143,13 +155,7 @@ def test_what_plain_steps_cost_is_looked_at_for_every_size_of_the_batch_and_now_
 def test_a_plain_step_that_is_cheaper_than_measured_shuts_the_gate() -> None:
     """All steps cost more than the table says, but for plain ones."""
     budget = BatchBudget(CONFIG, machine(row=0.02, level=0.02), 8)
-    plans = []
-    for _ in range(300):
-        plan, nodes = run(budget, 8, 0.4, 1)[0]
-        rows = 8 + nodes
-        true = float(budget.costs.verify_seconds(rows)) * (2.0 if nodes else 1.0)
-        budget.stepped(TREES if nodes else PLAIN, rows, true)
-        plans.append(plan)
+    plans = [plan for plan, _ in run(budget, 8, 0.4, 300, slower=2.0)]
     assert sum(plan.shape is not None for plan in plans[-100:]) < 8
 
 
@@ -174,10 +180,10 @@ def test_a_decision_does_not_flip_with_noise() -> None:
     flips = []
     for _ in range(400):
         plan = run(budget, 2, 0.4, 1)[0][0]
-        kind = PLAIN if plan.shape is None else CHAINS if plan.shape.beam_width == 1 else TREES
+        kind = kind_of(plan)
         rows = 2 if plan.shape is None else 6
         seconds = float(budget.costs.verify_seconds(rows)) * random.lognormal(0.0, 0.2)
-        budget.stepped(kind, rows, seconds)
+        budget.stepped(kind, 2, rows, seconds)
         flips.append(plan.pays)
     changes = sum(a != b for a, b in itertools.pairwise(flips[50:]))
     assert changes < 20
@@ -187,10 +193,10 @@ def test_costs_that_turn_out_higher_shut_the_gate() -> None:
     budget = BatchBudget(CONFIG, machine(row=0.01), 8)
     assert run(budget, 4, 0.5, 30)[-1][0].pays
     for _ in range(200):
-        budget.stepped(PLAIN, 4, float(budget.costs.verify_seconds(4)))
+        budget.stepped(PLAIN, 4, 4, float(budget.costs.verify_seconds(4)))
         for rows in (8, 12, 16, 24, 32):
             for kind in (CHAINS, TREES):
-                budget.stepped(kind, rows, 2.9 * float(budget.costs.verify_seconds(rows)))
+                budget.stepped(kind, 4, rows, 2.9 * float(budget.costs.verify_seconds(rows)))
     assert not run(budget, 4, 0.5, 30)[-1][0].pays
 
 

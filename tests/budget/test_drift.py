@@ -5,50 +5,81 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vllm_redrafter.budget.drift import LARGEST, Drift
+from vllm_redrafter.budget.drift import LEAST, MEMORY, RENEWAL, Drift
+
+TABLE = np.linspace(1.0, 2.0, 101)
+
+
+def observe(drift: Drift, times: int, seconds: float, requests: int = 4, size: int = 4) -> None:
+    for _ in range(times):
+        drift.observe(0, requests, size, seconds)
 
 
 def test_costs_are_as_measured_until_a_step_says_otherwise() -> None:
-    assert np.array_equal(Drift(2, [1, 8, 300]).factors(1), np.ones(3))
+    assert np.array_equal(Drift([TABLE, 2 * TABLE]).seconds(1, 8), 2 * TABLE)
+
+
+def test_what_all_steps_take_beyond_the_table_is_added_to_every_size() -> None:
+    """However much more it is than the table's own: a small target's step is mostly host work."""
+    drift = Drift([TABLE])
+    for size in (4, 50, 100):
+        observe(drift, 50, TABLE[size] + 9.0, size=size)
+    assert drift.seconds(0, 4)[1:] == pytest.approx(TABLE[1:] + 9.0, rel=0.02)
 
 
 def test_steady_deviations_are_learned_where_they_are_seen() -> None:
-    drift = Drift(2, [1, 16])
-    for _ in range(400):
-        drift.observe(0, 1, measured=1.0, expected=1.0)
-        drift.observe(0, 16, measured=2.0, expected=1.0)
-    one, sixteen = drift.factors(0)
-    assert one == pytest.approx(1.0, rel=0.1)
-    assert sixteen == pytest.approx(2.0, rel=0.1)
+    drift = Drift([TABLE])
+    observe(drift, 400, 1.0, size=4)
+    observe(drift, 400, 2.0, size=64)
+    assert drift.seconds(0, 4)[4] == pytest.approx(1.0, rel=0.1)
+    assert drift.seconds(0, 4)[64] == pytest.approx(2.0, rel=0.1)
 
 
 def test_what_was_not_seen_follows_what_was() -> None:
-    drift = Drift(2, [4, 64])
-    for _ in range(100):
-        drift.observe(0, 4, measured=1.5, expected=1.0)
-    assert drift.factors(1)[0] == pytest.approx(1.5, rel=0.05)
-    assert drift.factors(0)[1] == pytest.approx(1.5, rel=0.05)
+    drift = Drift([TABLE, TABLE])
+    observe(drift, 100, TABLE[4] + 0.5)
+    for seen in (drift.seconds(1, 4)[4], drift.seconds(0, 64)[4]):
+        assert seen == pytest.approx(TABLE[4] + 0.5, rel=0.1)
+    assert drift.seconds(0, 4)[64] == pytest.approx(TABLE[64] + 0.5, rel=0.1)
 
 
-def test_one_disturbed_step_hardly_moves_a_settled_cost() -> None:
-    drift = Drift(1, [4])
-    for _ in range(100):
-        drift.observe(0, 4, measured=1.0, expected=1.0)
-    drift.observe(0, 4, measured=1000.0, expected=1.0)
-    assert drift.factors(0)[0] < 1.03
-    assert np.exp(LARGEST) == pytest.approx(3.0)
+def test_batches_of_different_sizes_have_costs_of_their_own() -> None:
+    drift = Drift([TABLE])
+    observe(drift, 100, 2.0, requests=1, size=16)
+    observe(drift, 100, 6.0, requests=8, size=16)
+    assert drift.seconds(0, 1)[16] == pytest.approx(2.0, rel=0.25)
+    assert drift.seconds(0, 8)[16] == pytest.approx(6.0, rel=0.1)
+
+
+def test_disturbed_steps_hardly_move_a_settled_cost() -> None:
+    drift = Drift([TABLE])
+    observe(drift, 100, 1.5)
+    observe(drift, MEMORY // 2, 1000.0)
+    assert drift.seconds(0, 4)[4] == pytest.approx(1.5, rel=0.01)
+
+
+def test_slow_first_steps_do_not_speak_against_a_size() -> None:
+    drift = Drift([TABLE])
+    observe(drift, 3, 50.0)
+    observe(drift, 2, 1.5)
+    assert drift.seconds(0, 4)[4] == pytest.approx(1.5, rel=0.3)
 
 
 def test_a_change_of_the_machine_is_followed() -> None:
-    drift = Drift(1, [4])
-    for _ in range(500):
-        drift.observe(0, 4, measured=1.0, expected=1.0)
-    for _ in range(200):
-        drift.observe(0, 4, measured=2.0, expected=1.0)
-    assert drift.factors(0)[0] == pytest.approx(2.0, rel=0.1)
+    drift = Drift([TABLE])
+    observe(drift, 500, 1.0)
+    assert drift.seconds(0, 4)[4] == pytest.approx(1.0, rel=0.1)
+    observe(drift, MEMORY + RENEWAL, 2.0)
+    assert drift.seconds(0, 4)[4] == pytest.approx(2.0, rel=0.1)
 
 
-def test_sizes_beyond_the_last_count_as_the_last() -> None:
-    drift = Drift(1, [2**20])
-    drift.observe(0, 2**20, measured=2.0, expected=1.0)
-    assert drift.factors(0)[0] > 1.0
+def test_a_cost_stays_above_nothing() -> None:
+    drift = Drift([TABLE])
+    observe(drift, 100, 0.001)
+    assert (drift.seconds(0, 4) >= LEAST * TABLE).all()
+
+
+def test_sizes_beyond_the_last_cell_count_as_the_last() -> None:
+    drift = Drift([np.ones(2**17)])
+    observe(drift, 1, 5.0, requests=2**17, size=2**17 - 1)
+    assert drift.seconds(0, 2**17)[-1] > 1.0

@@ -30,7 +30,7 @@ FIRST_DRAFTS = 8
 """Drafts by which a drafter is judged before drafting can be found not to pay."""
 SURVEY_INTERVAL = 32
 """Drafts from one full search to the next: shorter and narrower ones do not see what it would."""
-PLAIN_STEPS, PLAIN_INTERVAL = 3, 64
+PLAIN_STEPS, PLAIN_INTERVAL = 4, 64
 """Plain steps that have to be seen before drafting can be compared with them, for each size of the
 batch; and the steps of drafting after which one is looked at again."""
 KEPT_STEPS = 8
@@ -77,11 +77,17 @@ class BatchBudget:
         self.config = config
         self.costs = costs
         self.gate = Gate()
-        every = np.arange(max_requests * (config.num_speculative_tokens + 1) + 1)
-        self._verify = costs.verify_seconds(every)
-        self._draft: dict[SearchShape, Floats] = {}
-        self._step_drift = Drift(len(KINDS), sizes=every)
-        self._draft_drift = Drift(kinds=1, sizes=np.arange(max_requests + 1))
+        most = config.num_speculative_tokens
+        rows = np.arange(max_requests * (most + 1) + 1)
+        self._steps_seconds = Drift([costs.verify_seconds(rows)] * len(KINDS))
+        shapes = {shape for nodes in range(1, most + 1) for shape in search_tiers(config, nodes)}
+        self._shapes = {shape: at for at, shape in enumerate(sorted(shapes))}
+        self._drafts_seconds = Drift(
+            [
+                np.array([costs.draft_seconds(n, *shape) for n in range(max_requests + 1)])
+                for shape in self._shapes
+            ]
+        )
         # Running means, by level and rank of the beam: how probable the node is to be accepted.
         self._profile = np.zeros((config.beam_length, config.beam_width))
         self._seen_at = np.zeros_like(self._profile)
@@ -123,7 +129,7 @@ class BatchBudget:
 
     def _plain_is_due(self, requests: int) -> bool:
         """Is it time for a plain step, only to see what it costs?"""
-        seen = self._step_drift.weight(PLAIN, requests)
+        seen = self._steps_seconds.weight(PLAIN, requests, requests)
         return self._since_plain > (PLAIN_INTERVAL if seen >= PLAIN_STEPS else 1)
 
     def share(
@@ -143,7 +149,7 @@ class BatchBudget:
         assert plan.shape is not None
         draft = self.draft_seconds(requests, plan.shape)
         kind = CHAINS if plan.shape.beam_width == 1 else TREES
-        verify = self.step_seconds(requests, kind)
+        verify = self.step_seconds(requests, kind).copy()
         # To verify nothing is a plain step.
         verify[requests] = self.step_seconds(requests, PLAIN)[requests]
         choice = best_budget(survival, requests, draft, verify)
@@ -155,24 +161,17 @@ class BatchBudget:
 
     def step_seconds(self, requests: int, kind: int) -> Floats:
         """V of steps of this kind, for 0, 1, 2... rows, up to the most that the batch can have."""
-        rows = slice(requests * (self.config.num_speculative_tokens + 1) + 1)
-        return np.asarray(self._verify[rows] * self._step_drift.factors(kind)[rows])
+        rows = requests * (self.config.num_speculative_tokens + 1)
+        return self._steps_seconds.seconds(kind, requests)[: rows + 1]
 
     def draft_seconds(self, requests: int, shape: SearchShape) -> float:
         """D of this search."""
-        return self._measured_draft(requests, shape) * float(self._draft_drift.factors(0)[requests])
-
-    def _measured_draft(self, requests: int, shape: SearchShape) -> float:
-        if shape not in self._draft:
-            every = range(self._draft_drift.factors(0).shape[0])
-            seconds = [self.costs.draft_seconds(n, *shape) for n in every]
-            self._draft[shape] = np.array(seconds)
-        return float(self._draft[shape][requests])
+        return float(self._drafts_seconds.seconds(self._shapes[shape], requests)[requests])
 
     def drafted(self, shape: SearchShape, survival: Floats, seconds: float) -> None:
         """Learn from a draft: [R, L, W] survival probabilities of what it explored."""
         requests = survival.shape[0]
-        self._draft_drift.observe(0, requests, seconds, self._measured_draft(requests, shape))
+        self._drafts_seconds.observe(self._shapes[shape], requests, requests, seconds)
         seen = np.s_[: shape.beam_length, : shape.beam_width]
         # What was not looked at for a while counts for less when it is.
         age = np.minimum(self._steps - self._seen_at[seen], LONGEST_AGE)
@@ -181,9 +180,9 @@ class BatchBudget:
         self._seen_at[seen] = self._steps
         self._drafts += 1
 
-    def stepped(self, kind: int, rows: int, seconds: float) -> None:
+    def stepped(self, kind: int, requests: int, rows: int, seconds: float) -> None:
         """Learn from a step's time, its draft's left out."""
-        self._step_drift.observe(kind, rows, seconds, float(self._verify[rows]))
+        self._steps_seconds.observe(kind, requests, rows, seconds)
 
     def _best_search(self, requests: int, max_nodes: int) -> tuple[SearchShape, bool]:
         verify = [self.step_seconds(requests, kind) for kind in KINDS]

@@ -1,75 +1,96 @@
-"""How far a machine's costs have moved from the table that was measured at start-up.
+"""What steps take beyond the table that was measured at start-up.
 
-The table is measured without context and in a quiet moment; the steps' own times know better. A
-step's deviation is the logarithm of its time over the table's. It is averaged by kind of step and
-by size (half octaves of rows); where few steps were seen, the average leans on that of the kind,
-and this on that of all steps: a choice between two sizes shall not turn on one noisy step.
+The table knows the target's passes, without context and in a quiet moment. The steps' own times
+know the rest: what vLLM and this engine do around a pass, which for a small target is most of a
+step; attention over the context; a machine that has become slower. A step's excess is its time
+less the table's. The lower quartile of the last ones is kept, by kind of step, by number of
+requests and by size (half octaves each): what disturbs a step only adds, and the first ones of a
+kind are slow, so that a mean, or a median of few, would speak against what was tried last. Where
+few steps were seen, it leans on that of all sizes, this one on that of the kind, and that one on
+that of all steps: a choice between two sizes shall not turn on one noisy step.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-MEMORY = 64.0
-"""Steps that an average reaches back, of its kind and size."""
-PRIOR = 8.0
-"""Steps of its own that an average needs to count as much as the wider one that it leans on."""
-LARGEST = math.log(3.0)
-"""A step that deviates by more was disturbed, and counts as this much."""
-SIZES = 32
-"""Half octaves: up to 2^16 rows."""
+MEMORY = 16
+"""Steps that a quartile looks back at, of its kind, requests and size."""
+PRIOR = 2.0
+"""Steps of its own that a quartile needs to count as much as the wider one that it leans on."""
+RENEWAL = 8
+"""Steps for which what was asked for once is kept."""
+CELLS = 32
+"""Half octaves: up to 2^16."""
+LEAST = 0.1
+"""No step takes less than this share of what the table says."""
 
 Floats = npt.NDArray[np.floating[Any]]
 
 
 class Drift:
-    """Factors by which the table is off, by kind of step and number of rows."""
+    """Seconds of steps: the table's, and what was seen of them since."""
 
-    def __init__(self, kinds: int, sizes: npt.ArrayLike) -> None:
-        """Begin without a deviation.
+    def __init__(self, tables: Sequence[Floats]) -> None:
+        """Begin without an excess.
 
         Args:
-            kinds: of steps, whose costs move apart: 0 to `kinds` - 1.
-            sizes: those whose factors will be asked for.
+            tables: by kind of step, as their costs move apart, the seconds that were measured of
+                sizes 0, 1, 2..., the same for all kinds.
         """
-        self._sums = np.zeros((kinds, SIZES))
-        self._weights = np.zeros((kinds, SIZES))
-        self._at = _half_octaves(sizes)
-        self._factors: dict[int, Floats] = {}
+        self._tables = tables
+        self._half_octaves = 2.0 * np.log2(np.maximum(np.arange(tables[0].shape[0]), 1))
+        # By kind, half octave of requests, half octave of sizes.
+        cells = (len(tables), CELLS, CELLS)
+        self._latest = np.zeros((*cells, MEMORY))
+        self._seen = np.zeros(cells, dtype=np.int64)
+        self._quartiles = np.zeros(cells)
+        self._weights = np.zeros(cells)
+        self._kept: dict[tuple[int, int], Floats] = {}
+        self._until_renewal = 0
 
-    def observe(self, kind: int, size: int, measured: float, expected: float) -> None:
-        """A step of this kind and size took `measured` seconds where the table has `expected`."""
-        deviation = min(max(math.log(measured / expected), -LARGEST), LARGEST)
-        at = (kind, _cell(size))
-        kept = 1.0 - 1.0 / MEMORY
-        self._sums[at] = kept * self._sums[at] + deviation
-        self._weights[at] = kept * self._weights[at] + 1.0
-        self._factors.clear()
+    def observe(self, kind: int, requests: int, size: int, seconds: float) -> None:
+        """A step of this kind and size, for so many requests, took `seconds`."""
+        at = (kind, _cell(requests), _cell(size))
+        latest, seen = self._latest[at], self._seen[at]
+        latest[seen % MEMORY] = seconds - self._tables[kind][size]
+        self._seen[at] = seen + 1
+        self._weights[at] = min(seen + 1, MEMORY)
+        known = latest[: seen + 1]
+        self._quartiles[at] = np.partition(known, len(known) // 4)[len(known) // 4]
+        self._until_renewal -= 1
+        if self._until_renewal < 0:
+            self._kept.clear()
+            self._until_renewal = RENEWAL
 
-    def weight(self, kind: int, size: int) -> float:
+    def weight(self, kind: int, requests: int, size: int) -> float:
         """How many steps of this kind and about this size count at present."""
-        return float(self._weights[kind, _cell(size)])
+        return float(self._weights[kind, _cell(requests), _cell(size)])
 
-    def factors(self, kind: int) -> Floats:
-        """What to multiply the table's seconds with, at each of the sizes."""
-        if kind not in self._factors:
-            self._factors[kind] = np.interp(self._at, np.arange(SIZES), self._averages(kind))
-        return self._factors[kind]
+    def seconds(self, kind: int, requests: int) -> Floats:
+        """Of steps of this kind, for so many requests, at each of the table's sizes."""
+        key = (kind, _cell(requests))
+        if key not in self._kept:
+            excess = np.interp(self._half_octaves, np.arange(CELLS), self._leaning(*key))
+            table = self._tables[kind]
+            self._kept[key] = np.maximum(table + excess, LEAST * table)
+        return self._kept[key]
 
-    def _averages(self, kind: int) -> Floats:
-        every = self._sums.sum() / max(self._weights.sum(), 1.0)
-        sums, weights = self._sums[kind], self._weights[kind]
-        of_kind = (sums.sum() + PRIOR * every) / (weights.sum() + PRIOR)
-        return np.exp((sums + PRIOR * of_kind) / (weights + PRIOR))
+    def _leaning(self, kind: int, requests: int) -> Floats:
+        mean = 0.0
+        for cells in (np.s_[:], np.s_[kind], np.s_[kind, requests]):
+            weights = self._weights[cells]
+            # No dot product: BLAS has threads, and waits for them.
+            seen = (weights * self._quartiles[cells]).sum()
+            mean = (seen + PRIOR * mean) / (weights.sum() + PRIOR)
+        weights, quartiles = self._weights[kind, requests], self._quartiles[kind, requests]
+        return np.asarray((weights * quartiles + PRIOR * mean) / (weights + PRIOR))
 
 
 def _cell(size: int) -> int:
-    return min(round(2.0 * math.log2(max(size, 1))), SIZES - 1)
-
-
-def _half_octaves(sizes: npt.ArrayLike) -> Floats:
-    return np.asarray(2.0 * np.log2(np.maximum(sizes, 1)))
+    return min(round(2.0 * math.log2(max(size, 1))), CELLS - 1)

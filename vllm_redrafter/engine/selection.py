@@ -25,6 +25,7 @@ class Engine:
         is_v2: it runs on Model Runner V2 and brings its own attention backend.
         refusals: why it cannot run a configuration, a sentence each.
         arguments: further engine arguments that it needs.
+        executor: path of the executor class that stands in for vLLM's `mp`; None for vLLM's own.
     """
 
     worker: str
@@ -32,6 +33,7 @@ class Engine:
     is_v2: bool
     refusals: Callable[[VllmConfig], Iterator[str]]
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    executor: str | None = None
 
 
 def engine_here() -> Engine:
@@ -48,7 +50,13 @@ def engine_here() -> Engine:
         if envs.VLLM_USE_V2_MODEL_RUNNER:
             worker = names.V2_INTERPRETED_WORKER
             return Engine(worker, names.V2_SPECULATOR, is_v2=True, refusals=v2.refusals)
-        return Engine(names.CPU_WORKER, names.CPU_PROPOSER, is_v2=False, refusals=cpu.refusals)
+        return Engine(
+            names.CPU_WORKER,
+            names.CPU_PROPOSER,
+            is_v2=False,
+            refusals=cpu.refusals,
+            executor=names.CPU_EXECUTOR,
+        )
     if current_platform.is_cuda():
         from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 

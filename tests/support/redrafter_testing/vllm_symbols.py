@@ -35,7 +35,8 @@ MEMBERS = {
     "vllm.config.speculative:SpeculativeConfig": "model num_speculative_tokens",
     "vllm.config.parallel:ParallelConfig": """worker_cls tensor_parallel_size
         pipeline_parallel_size prefill_context_parallel_size decode_context_parallel_size
-        use_ubatching enable_batch_sharded_sampling data_parallel_index""",
+        use_ubatching enable_batch_sharded_sampling data_parallel_index
+        distributed_executor_backend""",
     "vllm.config.model:ModelConfig": """get_hidden_size get_vocab_size get_head_size dtype
         runner_type is_encoder_decoder use_mla is_hybrid is_attention_free uses_mrope
         use_fp64_gumbel logits_processors enable_trace_replay return_sampling_mask rswa_window
@@ -68,8 +69,12 @@ MEMBERS = {
         fused_output_quant_supported supports_quant_query_input head_size attn_type alibi_slopes
         chunk_lookback _is_per_token_head_quant kv_cache_dtype fp8_dtype scale sliding_window
         logits_soft_cap sinks""",
-    "vllm.v1.worker.gpu_worker:Worker": "__init__ _make_model_runner sample_tokens",
+    "vllm.v1.worker.gpu_worker:Worker": """__init__ _make_model_runner execute_model sample_tokens
+        take_draft_token_ids""",
     "vllm.v1.worker.cpu_worker:CPUWorker": "__init__ init_device",
+    "vllm.v1.executor.multiproc_executor:MultiprocExecutor": """execute_model sample_tokens
+        take_draft_token_ids""",
+    "vllm.v1.core.sched.output:SchedulerOutput": "has_structured_output_requests",
     f"{GPU}.model_runner:GPUModelRunner": """__init__ load_model reload_weights execute_model
         sample sample_tokens prepare_attn postprocess_sampled model_memory_usage speculator
         initialize_kv_cache adaptive_verification""",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from time import perf_counter
 
 import torch
@@ -10,8 +11,12 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from vllm_redrafter.budget.batch_budget import search_tiers
 from vllm_redrafter.budget.costs import CostTable, DraftCost, VerifyCost
+from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
-from vllm_redrafter.policy import SearchShape
+from vllm_redrafter.policy import SearchShape, search_shape
+
+Search = Callable[[SearchShape, int], None]
+"""Draft by this search, for so many requests."""
 
 MOST_REPEATS = 10
 MOST_SECONDS = 4.0
@@ -29,35 +34,51 @@ def measure_costs(runner: CPUModelRunner, proposer: TreeProposer) -> CostTable:
         proposer: with the drafter's weights in place.
     """
     config = proposer.config
-    requests = runner.max_num_reqs
+    requests, hidden_size = runner.max_num_reqs, runner.model_config.get_hidden_size()
+    draft = _search(proposer, requests, hidden_size)
     rows = min(requests * (config.num_speculative_tokens + 1), runner.max_num_tokens)
     return CostTable(
         target=str(runner.model_config.model),
         drafter=proposer.model,
         device="cpu",
-        draft=tuple(_draft_costs(proposer, requests, runner.model_config.get_hidden_size())),
+        draft=tuple(_draft_costs(runner, draft, config, requests)),
         verify=tuple(
             VerifyCost(size, seconds)
-            for size, seconds in _growing(rows, lambda size: _target_pass(runner, size))
+            for size, seconds in _growing(
+                rows,
+                lambda size: _target_pass(runner, size),
+                before=lambda: draft(search_shape(config, config.num_speculative_tokens), 1),
+                seconds=MOST_SECONDS,
+            )
         ),
     )
 
 
-def _draft_costs(proposer: TreeProposer, requests: int, hidden_size: int) -> Iterator[DraftCost]:
-    config = proposer.config
+def _search(proposer: TreeProposer, requests: int, hidden_size: int) -> Search:
+    hidden = torch.zeros(requests, hidden_size, dtype=proposer.dtype)
+    roots = torch.zeros(requests, dtype=torch.int64)
+
+    def search(shape: SearchShape, size: int) -> None:
+        proposer.propose_ranked(hidden[:size], roots[:size], None, shape)
+
+    return search
+
+
+def _draft_costs(
+    runner: CPUModelRunner, draft: Search, config: ReDrafterConfig, requests: int
+) -> Iterator[DraftCost]:
     tiers = search_tiers(config, config.num_speculative_tokens)
     lengths = {tier.beam_length for tier in tiers}
     # A level costs as much as another: the shortest and the longest search say it all.
     shapes = [tier for tier in tiers if tier.beam_length in (min(lengths), max(lengths))]
-    hidden = torch.zeros(requests, hidden_size, dtype=proposer.dtype)
-    roots = torch.zeros(requests, dtype=torch.int64)
-    share = MOST_SECONDS / len(shapes)
     for shape in shapes:
-
-        def draft(size: int, shape: SearchShape = shape) -> None:
-            proposer.propose_ranked(hidden[:size], roots[:size], None, shape)
-
-        for size, seconds in _growing(requests, draft, share):
+        timed = _growing(
+            requests,
+            partial(draft, shape),
+            before=lambda: _target_pass(runner, 1),
+            seconds=MOST_SECONDS / len(shapes),
+        )
+        for size, seconds in timed:
             yield DraftCost(size, *shape, seconds)
 
 
@@ -69,33 +90,40 @@ def _target_pass(runner: CPUModelRunner, rows: int) -> None:
 
 
 def _growing(
-    most: int, run: Callable[[int], None], seconds: float = MOST_SECONDS
+    most: int, run: Callable[[int], None], before: Callable[[], None], seconds: float
 ) -> list[tuple[int, float]]:
     """Seconds of `run` at sizes up to `most`, as many as the time allows; at least two.
 
     The least of several: what disturbs a machine only adds. All sizes take turns, so that a slow
     moment does not fall on one of them alone.
+
+    Args:
+        most: the largest size.
+        run: what is timed.
+        before: run before each, as a step does: it leaves other weights in the processor's caches.
+        seconds: the time allowed.
     """
+
+    def timed(size: int) -> float:
+        before()
+        started = perf_counter()
+        run(size)
+        return perf_counter() - started
+
     ends = perf_counter() + seconds / 2
     measured: dict[int, float] = {}
     for size in _sizes(most):
         if len(measured) > 1 and perf_counter() > ends:
             break
         run(size)  # the first of a size may compile, or allocate
-        measured[size] = _timed(run, size)
+        measured[size] = timed(size)
     ends = perf_counter() + seconds / 2
     for _ in range(MOST_REPEATS):
         if perf_counter() > ends:
             break
         for size in measured:
-            measured[size] = min(measured[size], _timed(run, size))
+            measured[size] = min(measured[size], timed(size))
     return list(measured.items())
-
-
-def _timed(run: Callable[[int], None], size: int) -> float:
-    started = perf_counter()
-    run(size)
-    return perf_counter() - started
 
 
 def _sizes(most: int) -> list[int]:

@@ -63,11 +63,12 @@ class FixedDrafting:
     def judge(self, request_ids: Sequence[str], tree: TokenTree, accepted: AcceptedPath) -> None:
         """Learn from what was accepted of the trees of R requests: nothing, here."""
 
-    def stepped(self, kind: int, rows: int, seconds: float) -> None:
+    def stepped(self, kind: int, requests: int, rows: int, seconds: float) -> None:
         """Learn from the time of a step, its draft's left out: nothing, here.
 
         Args:
             kind: PLAIN, CHAINS or TREES.
+            requests: R.
             rows: how many, all of them of nodes: no prompt was read.
             seconds: vLLM's part included.
         """
@@ -136,9 +137,9 @@ class AdaptiveDrafting(FixedDrafting):
             estimator.observe(seen[0], seen[1], torch.ones_like(seen[2]), seen[2])
             estimator.refit()
 
-    def stepped(self, kind: int, rows: int, seconds: float) -> None:
+    def stepped(self, kind: int, requests: int, rows: int, seconds: float) -> None:
         """Learn what such a step costs."""
-        self.budget.stepped(kind, rows, seconds)
+        self.budget.stepped(kind, requests, rows, seconds)
 
     def forget(self, request_id: str) -> None:
         self._odds.pop(request_id, None)

@@ -89,8 +89,8 @@ class TreeModelRunner(CPUModelRunner):
         self._links: dict[str, Tensor] = {}
         self._step: VerificationStep | None = None
         self._last_rows: Tensor | None = None
-        # The step's kind and rows, where its time can be compared with others'.
-        self._timed: tuple[int, int] | None = None
+        # The step's kind, requests and rows, where its time can be compared with others'.
+        self._timed: tuple[int, int, int] | None = None
         self._clock = StepClock()
         self.costs: CostTable | None = None
         self.drafting = FixedDrafting(self.proposer)
@@ -140,7 +140,8 @@ class TreeModelRunner(CPUModelRunner):
     ) -> tuple[Tensor, SpecDecodeMetadata | None, int]:
         requests, rows = len(num_scheduled_tokens), scheduler_output.total_num_scheduled_tokens
         if not scheduler_output.scheduled_spec_decode_tokens:
-            self._step, self._timed = None, (PLAIN, rows) if rows == requests else None
+            self._step = None
+            self._timed = (PLAIN, requests, rows) if rows == requests else None
             # Plain decoding, which shall cost no more than where there is no drafter.
             with substituted(self, "speculative_config", None):
                 return super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
@@ -164,7 +165,8 @@ class TreeModelRunner(CPUModelRunner):
         self.positions[node_rows] = (root_positions + tree.depths)[tree.is_node]
         self.stats.count_drafts(step.drafted)
         kind = TREES if step.branching.numel() else CHAINS
-        self._step, self._timed = step, (kind, rows) if step.only_nodes else None
+        self._step = step
+        self._timed = (kind, requests, rows) if step.only_nodes else None
         return prepared
 
     def _scheduled_trees(self, root_rows: Tensor, num_drafted: Tensor) -> TokenTree:

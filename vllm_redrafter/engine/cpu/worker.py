@@ -7,9 +7,12 @@ from typing import Any
 
 from vllm.utils.torch_utils import set_random_seed
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.worker import cpu_worker
 from vllm.v1.worker.worker_base import CompilationTimes
 
+from vllm_redrafter.engine.cpu.executor import DraftedOutput
 from vllm_redrafter.engine.cpu.runner import TreeModelRunner
 from vllm_redrafter.engine.published import Publisher
 from vllm_redrafter.names import CPU_TREE_ATTENTION
@@ -42,11 +45,19 @@ class ReDrafterCPUWorker(cpu_worker.CPUWorker):
         set_random_seed(self.model_config.seed, self.parallel_config.data_parallel_index)
         return times
 
+    def execute_model(self, scheduler_output: SchedulerOutput) -> Any:
+        """As vLLM does; and sample at once, where no grammar is worked out meanwhile."""
+        output = super().execute_model(scheduler_output)
+        waits_for_grammar = scheduler_output.has_structured_output_requests
+        return self.sample_tokens(None) if output is None and not waits_for_grammar else output
+
     def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
-        """As vLLM does; then tell the front end what was verified and drafted."""
+        """As vLLM does, with the drafts; then tell the front end what was verified and drafted."""
         output = super().sample_tokens(*args, **kwargs)
         if self.publisher is not None:
             self.publisher.publish(self.model_runner.stats)
+        if isinstance(output, ModelRunnerOutput):
+            return DraftedOutput(**vars(output), drafts=self.take_draft_token_ids())
         return output
 
     def redrafter_stats(self) -> dict[str, float]:

@@ -1,0 +1,66 @@
+"""One message per step: drafts come with the output, and only else are asked for."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
+from vllm.v1.worker import cpu_worker
+
+from vllm_redrafter.engine.cpu.executor import DraftedOutput, TreeExecutor
+from vllm_redrafter.engine.cpu.worker import ReDrafterCPUWorker
+
+DRAFTS = DraftTokenIds(["a"], [[1, 2]])
+ASKED_FOR = DraftTokenIds(["a"], [[3]])
+PLAIN = ModelRunnerOutput(["a"], {"a": 0}, [[7]])
+DRAFTED = DraftedOutput(**vars(PLAIN), drafts=DRAFTS)
+
+
+def future(value: Any) -> Future[Any]:
+    made: Future[Any] = Future()
+    made.set_result(value)
+    return made
+
+
+@pytest.fixture
+def executor(monkeypatch: pytest.MonkeyPatch) -> TreeExecutor:
+    for name in ("execute_model", "sample_tokens"):
+        monkeypatch.setattr(MultiprocExecutor, name, lambda self, output, **kwargs: output)
+    monkeypatch.setattr(MultiprocExecutor, "take_draft_token_ids", lambda self: ASKED_FOR)
+    return object.__new__(TreeExecutor)
+
+
+def test_drafts_come_with_the_output_of_a_step_that_sampled_at_once(executor: TreeExecutor) -> None:
+    executor.execute_model(future(DRAFTED), non_block=True).result()
+    assert executor.take_draft_token_ids() is DRAFTS
+
+
+def test_drafts_come_with_the_samples_where_a_grammar_was_waited_for(
+    executor: TreeExecutor,
+) -> None:
+    assert executor.execute_model(future(None), non_block=True).result() is None
+    assert executor.sample_tokens(DRAFTED) is DRAFTED
+    assert executor.take_draft_token_ids() is DRAFTS
+
+
+def test_drafts_are_asked_for_where_the_output_brings_none(executor: TreeExecutor) -> None:
+    executor.execute_model(future(PLAIN), non_block=True)
+    assert executor.take_draft_token_ids() is ASKED_FOR
+
+
+@pytest.mark.parametrize("grammars", [False, True])
+def test_the_worker_samples_at_once_unless_a_grammar_is_worked_out(
+    grammars: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_worker.CPUWorker, "execute_model", lambda self, step: None)
+    monkeypatch.setattr(cpu_worker.CPUWorker, "sample_tokens", lambda self, grammar: PLAIN)
+    monkeypatch.setattr(ReDrafterCPUWorker, "take_draft_token_ids", lambda self: DRAFTS)
+    worker = object.__new__(ReDrafterCPUWorker)
+    worker.publisher = None
+    output = worker.execute_model(SimpleNamespace(has_structured_output_requests=grammars))
+    assert output == (None if grammars else DRAFTED)
+    assert worker.sample_tokens(None) == DRAFTED
