@@ -142,6 +142,23 @@ def test_deeper_levels_are_looked_at_again_after_they_were_found_useless() -> No
     assert sum(shape.beam_length == 4 for shape in chosen) > 15
 
 
+def test_what_a_search_does_not_explore_is_expected_to_change_with_what_it_does() -> None:
+    """A short chain says that the text has become easy: then its continuation has, too."""
+    budget = BatchBudget(CONFIG, machine(row=0.005), 8)
+    full, short = SearchShape(4, 5), SearchShape(1, 2)
+
+    def expected_after(shape: SearchShape, accept: float) -> Floats:
+        for _ in range(50):
+            budget.plan(2, 12)
+            budget.drafted(shape, survival(shape, 2, accept).astype(np.float32), 0.01)
+        return budget.expected_survival.copy()
+
+    before, after = expected_after(full, 0.3), expected_after(short, 0.6)
+    assert after[1, 0] == pytest.approx(0.36, rel=0.05)
+    assert after[2:] == pytest.approx(before[2:] * 4, rel=0.1)
+    assert after[0, 1:] == pytest.approx(before[0, 1:] * 2, rel=0.1)
+
+
 def test_what_plain_steps_cost_is_looked_at_for_every_size_of_the_batch_and_now_and_then() -> None:
     budget = BatchBudget(CONFIG, machine(row=0.005), 64)
     for requests in (1, 8):

@@ -58,6 +58,14 @@ def test_disturbed_steps_hardly_move_a_settled_cost() -> None:
     assert drift.seconds(0, 4)[4] == pytest.approx(1.5, rel=0.01)
 
 
+def test_the_first_step_of_a_kind_does_not_count() -> None:
+    """It may have compiled something."""
+    drift = Drift([TABLE, TABLE])
+    observe(drift, 50, TABLE[4])
+    drift.observe(1, 4, 16, 1000.0)
+    assert drift.seconds(1, 4) == pytest.approx(TABLE)
+
+
 def test_slow_first_steps_do_not_speak_against_a_size() -> None:
     drift = Drift([TABLE])
     observe(drift, 3, 50.0)
@@ -81,5 +89,5 @@ def test_a_cost_stays_above_nothing() -> None:
 
 def test_sizes_beyond_the_last_cell_count_as_the_last() -> None:
     drift = Drift([np.ones(2**17)])
-    observe(drift, 1, 5.0, requests=2**17, size=2**17 - 1)
+    observe(drift, 2, 5.0, requests=2**17, size=2**17 - 1)
     assert drift.seconds(0, 2**17)[-1] > 1.0

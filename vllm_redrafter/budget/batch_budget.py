@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from numba import njit
 
 from vllm_redrafter.budget.choice import Choice, best_budget, shares
 from vllm_redrafter.budget.costs import CostTable
@@ -23,16 +24,16 @@ Floats = npt.NDArray[np.floating[Any]]
 KINDS = PLAIN, CHAINS, TREES = range(3)
 """Kinds of steps, as a batch's costs distinguish them: trees take tree attention."""
 
-PROFILE_RATE, LONGEST_AGE = 0.1, 16
+PROFILE_RATE, LONGEST_AGE = 0.1, 4
 """Share of a new draft in the running mean of what a search's nodes are worth, per step since the
 mean was last renewed; and the most steps that count so."""
 FIRST_DRAFTS = 8
 """Drafts by which a drafter is judged before drafting can be found not to pay."""
 SURVEY_INTERVAL = 32
 """Drafts from one full search to the next: shorter and narrower ones do not see what it would."""
-PLAIN_STEPS, PLAIN_INTERVAL = 4, 64
-"""Plain steps that have to be seen before drafting can be compared with them, for each size of the
-batch; and the steps of drafting after which one is looked at again."""
+PLAIN_STEPS, PLAIN_INTERVAL = 3, 64
+"""Plain steps, after the first, that have to be seen before drafting can be compared with them, for
+each size of the batch; and the steps of drafting after which one is looked at again."""
 KEPT_STEPS = 8
 """Steps that a search is kept, once chosen for a number of requests."""
 
@@ -64,7 +65,12 @@ class Plan(NamedTuple):
 
 
 class BatchBudget:
-    """Decides for one engine, and learns from its steps."""
+    """Decides for one engine, and learns from its steps.
+
+    Attributes:
+        expected_survival: [L, W] by level and rank of the beam, how probable a node of a search is
+            to be accepted: running means.
+    """
 
     def __init__(self, config: ReDrafterConfig, costs: CostTable, max_requests: int) -> None:
         """Start from measured costs.
@@ -88,9 +94,8 @@ class BatchBudget:
                 for shape in self._shapes
             ]
         )
-        # Running means, by level and rank of the beam: how probable the node is to be accepted.
-        self._profile = np.zeros((config.beam_length, config.beam_width))
-        self._seen_at = np.zeros_like(self._profile)
+        self.expected_survival = np.zeros((config.beam_length, config.beam_width))
+        self._seen_at = np.zeros_like(self.expected_survival)
         self._drafts = 0
         self._steps = 0
         self._since_plain = 0
@@ -172,12 +177,7 @@ class BatchBudget:
         """Learn from a draft: [R, L, W] survival probabilities of what it explored."""
         requests = survival.shape[0]
         self._drafts_seconds.observe(self._shapes[shape], requests, requests, seconds)
-        seen = np.s_[: shape.beam_length, : shape.beam_width]
-        # What was not looked at for a while counts for less when it is.
-        age = np.minimum(self._steps - self._seen_at[seen], LONGEST_AGE)
-        rate = np.maximum(1.0 - (1.0 - PROFILE_RATE) ** age, 1.0 / (self._drafts + 1))
-        self._profile[seen] += rate * (survival.mean(axis=0) - self._profile[seen])
-        self._seen_at[seen] = self._steps
+        _renew(self.expected_survival, self._seen_at, survival, self._steps, self._drafts)
         self._drafts += 1
 
     def stepped(self, kind: int, requests: int, rows: int, seconds: float) -> None:
@@ -200,9 +200,34 @@ class BatchBudget:
     ) -> Choice:
         """What a search is worth for requests that are all like the mean of the past ones."""
         width, length = shape
-        ranked = np.sort(self._profile[:length, :width], axis=None)[::-1][:max_nodes]
+        ranked = np.sort(self.expected_survival[:length, :width], axis=None)[::-1][:max_nodes]
         tokens = requests * np.concatenate(([1.0], 1.0 + np.cumsum(ranked)))
         rows = requests * np.arange(1, tokens.shape[0] + 1)
         seconds = self.draft_seconds(requests, shape) + verify_seconds[rows]
         best = int(np.argmax(tokens / seconds))
         return Choice(requests * best, float(tokens[best]), float(seconds[best]))
+
+
+@njit(cache=True)
+def _renew(profile: Floats, seen_at: Floats, survival: Floats, step: int, drafts: int) -> None:
+    """Take a draft into the running means [L, W]: survival [R, L', W'] of what it explored.
+
+    What it did not explore moves along: deeper levels with the last level explored, lower ranks
+    with the best of their level. How probable a node is given its parent changes less from text
+    to text than how probable the parent is.
+    """
+    requests, length, width = survival.shape
+    moved = 1.0
+    for level in range(profile.shape[0]):
+        if level < length:
+            before = profile[level, 0]
+            for beam in range(width):
+                # What was not looked at for a while counts for less when it is.
+                age = min(step - seen_at[level, beam], LONGEST_AGE)
+                rate = max(1.0 - (1.0 - PROFILE_RATE) ** age, 1.0 / (drafts + 1))
+                mean = survival[:, level, beam].sum() / requests
+                profile[level, beam] += rate * (mean - profile[level, beam])
+                seen_at[level, beam] = step
+            moved = profile[level, 0] / before if before > 0 else 1.0
+        for beam in range(width if level < length else 0, profile.shape[1]):
+            profile[level, beam] = min(profile[level, beam] * moved, 1.0)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from numba import njit
 
 Floats = npt.NDArray[np.floating[Any]]
 
@@ -44,13 +45,28 @@ def best_budget(
         draft_seconds: D.
         verify_seconds: V of 0, 1, 2... rows, at least N + nodes + 1 of them.
     """
-    ranked = np.sort(survival[survival > 0])[::-1]
-    tokens = requests + np.concatenate(([0.0], np.cumsum(ranked, dtype=np.float64)))
-    seconds = draft_seconds + verify_seconds[requests : requests + tokens.shape[0]]
-    budget = int(np.argmax(tokens / seconds))
-    return Choice(budget, float(tokens[budget]), float(seconds[budget]))
+    budget, tokens = _best(np.ravel(survival), requests, draft_seconds, verify_seconds)
+    return Choice(budget, tokens, float(draft_seconds + verify_seconds[requests + budget]))
 
 
+@njit(cache=True)
+def _best(
+    survival: Floats, requests: int, draft_seconds: float, verify_seconds: Floats
+) -> tuple[int, float]:
+    ranked = np.sort(survival)[::-1]
+    tokens = float(requests)
+    best, best_tokens = 0, tokens
+    for nodes in range(1, ranked.shape[0] + 1):
+        if ranked[nodes - 1] <= 0:
+            break
+        tokens += ranked[nodes - 1]
+        seconds = draft_seconds + verify_seconds[requests + nodes]
+        if tokens * (draft_seconds + verify_seconds[requests + best]) > best_tokens * seconds:
+            best, best_tokens = nodes, tokens
+    return best, best_tokens
+
+
+@njit(cache=True)
 def shares(survival: Floats, budget: int) -> npt.NDArray[np.int64]:
     """How many of its first nodes each request verifies, so that the batch has the `budget` best.
 
@@ -61,9 +77,12 @@ def shares(survival: Floats, budget: int) -> npt.NDArray[np.int64]:
     Returns:
         [R] int64; their sum is B, or the number of nodes where that is smaller.
     """
-    nodes = np.flatnonzero(survival > 0)
+    width = survival.shape[1]
+    admitted = np.zeros(survival.shape[0], dtype=np.int64)
     # Stable: of equal nodes of one request, the first comes first.
-    best = nodes[np.argsort(-survival.flat[nodes], kind="stable")[:budget]]
-    admitted = np.zeros(survival.shape, dtype=bool)
-    admitted.flat[best] = True
-    return admitted.sum(axis=1)
+    order = np.argsort(-survival.copy().reshape(-1), kind="mergesort")
+    for node in order[:budget]:
+        if survival[node // width, node % width] <= 0:
+            break
+        admitted[node // width] += 1
+    return admitted

@@ -22,7 +22,8 @@ import numpy.typing as npt
 MEMORY = 16
 """Steps that a quartile looks back at, of its kind, requests and size."""
 PRIOR = 2.0
-"""Steps of its own that a quartile needs to count as much as the wider one that it leans on."""
+"""Steps of its own, after the first, that a quartile needs to count as much as the wider one that
+it leans on."""
 RENEWAL = 8
 """Steps for which what was asked for once is kept."""
 CELLS = 32
@@ -60,7 +61,8 @@ class Drift:
         latest, seen = self._latest[at], self._seen[at]
         latest[seen % MEMORY] = seconds - self._tables[kind][size]
         self._seen[at] = seen + 1
-        self._weights[at] = min(seen + 1, MEMORY)
+        # The first step of its kind may have compiled something, or allocated: it does not count.
+        self._weights[at] = min(seen, MEMORY)
         known = latest[: seen + 1]
         self._quartiles[at] = np.partition(known, len(known) // 4)[len(known) // 4]
         self._until_renewal -= 1

@@ -14,7 +14,9 @@ from torch import Tensor
 from vllm_redrafter.acceptance import AcceptedPath
 from vllm_redrafter.budget.batch_budget import BatchBudget, Plan
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
+from vllm_redrafter.engine.cpu.walk import judged_nodes, walk
 from vllm_redrafter.engine.stats import StepStats
+from vllm_redrafter.policy import search_shape
 from vllm_redrafter.token_tree import TokenTree
 
 FIRST_REFIT, REFIT_INTERVAL = 4, 32
@@ -89,6 +91,20 @@ class AdaptiveDrafting(FixedDrafting):
         self._judged: list[tuple[npt.NDArray[Any], ...]] = []
         self._refit_after = FIRST_REFIT
         self._plan = Plan(None, pays=False)
+        self._rehearse()
+
+    def _rehearse(self) -> None:
+        """Let numba compile now, and not in the first steps, whose times the budget learns from."""
+        config = self.budget.config
+        budget = BatchBudget(config, self.budget.costs, max_requests=1)
+        shape = search_shape(config, config.num_speculative_tokens)
+        root = torch.zeros(1, 1, dtype=torch.int32)
+        tree = TokenTree(root, root, root, num_nodes=torch.ones(1, dtype=torch.int32))
+        accepted = walk(tree, tree.tokens)
+        judged_nodes(tree, accepted.path, np.zeros((1, 1), dtype=np.float32))
+        budget.drafted(shape, np.zeros((1, shape.beam_length, shape.beam_width), np.float32), 1.0)
+        survival = np.zeros((1, config.num_speculative_tokens), dtype=np.float32)
+        budget.share(survival, 1, Plan(shape, pays=True))
 
     def pays(self, requests: int, max_nodes: int) -> bool:
         """See `FixedDrafting.pays`; a probe counts as if it did."""
@@ -108,12 +124,12 @@ class AdaptiveDrafting(FixedDrafting):
         assert plan.shape is not None
         started = perf_counter()
         draft = self.proposer.propose_ranked(hidden, roots, chain, plan.shape)
-        self.budget.drafted(plan.shape, draft.explored.numpy(), perf_counter() - started)
-        survival = draft.survival[:, 1:].numpy()
+        self.budget.drafted(plan.shape, draft.explored, perf_counter() - started)
+        survival = np.ascontiguousarray(draft.survival[:, 1:])
         survival[np.arange(survival.shape[1]) >= most[:, None].numpy()] = 0.0
         nodes, expected = self.budget.share(survival, requests, plan)
         self.stats.expected_tokens += expected.tokens - int((nodes == 0).sum())
-        self._odds.update(zip(request_ids, draft.odds.numpy(), strict=True))
+        self._odds.update(zip(request_ids, draft.odds, strict=True))
         return draft.tree.prefix(torch.from_numpy(nodes) + 1)
 
     def judge(self, request_ids: Sequence[str], tree: TokenTree, accepted: AcceptedPath) -> None:
@@ -121,14 +137,7 @@ class AdaptiveDrafting(FixedDrafting):
         slots = tree.tokens.shape[1]
         none = np.zeros(slots, dtype=np.float32)
         odds = np.stack([self._odds.get(request, none)[:slots] for request in request_ids])
-        walked = np.zeros((len(request_ids), slots + 1), dtype=bool)
-        # Behind the path's end stands -1: the spare last column.
-        np.put_along_axis(walked, accepted.path.numpy(), True, axis=1)
-        judged = np.take_along_axis(walked, tree.parents.numpy(), axis=1)
-        # The scheduler's padding, -1, was never drafted; no more is the root.
-        judged &= tree.tokens.numpy() >= 0
-        judged[:, 0] = False
-        self._judged.append((odds[judged], tree.depths.numpy()[judged], walked[:, :-1][judged]))
+        self._judged.append(judged_nodes(tree, accepted.path, odds))
         if len(self._judged) == self._refit_after:
             self._refit_after = min(2 * self._refit_after, REFIT_INTERVAL)
             seen = [torch.from_numpy(np.concatenate(p)) for p in zip(*self._judged, strict=True)]

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from vllm.config import VllmConfig
 
 from vllm_redrafter.beam_search import ExploredNodes, beam_search
-from vllm_redrafter.budget.calibration import AcceptanceEstimator, log_odds
+from vllm_redrafter.budget.calibration import AcceptanceEstimator
 from vllm_redrafter.checkpoints.reading import load_drafter
 from vllm_redrafter.engine.cpu.packed_drafter import PackedDrafter
+from vllm_redrafter.engine.cpu.ranking import ranked_nodes
 from vllm_redrafter.engine.embedding import shared_embedding
 from vllm_redrafter.engine.settings import Settings
-from vllm_redrafter.policy import SearchShape, search_shape
-from vllm_redrafter.token_tree import TokenTree, select_nodes
+from vllm_redrafter.policy import SearchShape, candidate_log_probs, search_shape
+from vllm_redrafter.token_tree import TokenTree
+
+Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -32,9 +37,9 @@ class Draft:
     """
 
     tree: TokenTree
-    odds: Tensor
-    survival: Tensor
-    explored: Tensor
+    odds: Floats
+    survival: Floats
+    explored: Floats
 
 
 class TreeProposer:
@@ -86,21 +91,19 @@ class TreeProposer:
             hidden, root_tokens, chain: see `propose`.
             shape: the search.
         """
-        explored = self.explore(hidden, root_tokens, shape)
-        odds = log_odds(explored.log_probs, explored.back_pointers)
-        log_survival = self.estimator.log_survival(odds, explored.log_probs, explored.back_pointers)
-        ranked = replace(explored, log_probs=log_survival)
-        slots, kind = self.config.num_speculative_tokens, self.config.tree
-        tree, index = select_nodes(root_tokens, ranked, slots, kind, chain)
-        survival = log_survival.exp()
-
-        def per_node(values: Tensor, root: float) -> Tensor:
-            of_nodes = torch.nn.functional.pad(
-                values.flatten(1).gather(1, index), (1, 0), value=root
-            )
-            return of_nodes.masked_fill(~tree.is_node, 0.0)
-
-        return Draft(tree, per_node(odds, 0.0), per_node(survival, 1.0), survival)
+        found = self.explore(hidden, root_tokens, shape)
+        allowed = candidate_log_probs(found, self.config.tree, chain) > -torch.inf
+        *tree, odds, survival, explored = ranked_nodes(
+            root_tokens.numpy(),
+            found.tokens.numpy(),
+            found.back_pointers.numpy(),
+            found.log_probs.numpy(),
+            allowed.numpy(),
+            self.estimator.slope.item(),
+            self.estimator.biases.numpy(),
+            self.config.num_speculative_tokens,
+        )
+        return Draft(TokenTree(*map(torch.from_numpy, tree)), odds, survival, explored)
 
     def explore(self, hidden: Tensor, root_tokens: Tensor, shape: SearchShape) -> ExploredNodes:
         """The candidates for trees that continue the roots."""

@@ -34,7 +34,6 @@ from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm.v1.worker import gpu_model_runner
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
-from vllm_redrafter.acceptance import accept_path
 from vllm_redrafter.budget.batch_budget import CHAINS, PLAIN, TREES, BatchBudget
 from vllm_redrafter.budget.costs import CostTable
 from vllm_redrafter.engine.cpu.attention import TreeAttentionMetadata, check_cache_layout
@@ -45,6 +44,7 @@ from vllm_redrafter.engine.cpu.node_sampler import NodeRows, NodeSampler, sample
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
 from vllm_redrafter.engine.cpu.step_clock import StepClock
 from vllm_redrafter.engine.cpu.tree_attention import TreeQueries
+from vllm_redrafter.engine.cpu.walk import walk
 from vllm_redrafter.engine.stats import StepStats
 from vllm_redrafter.request_options import spec_tokens
 from vllm_redrafter.substitution import substituted
@@ -238,7 +238,7 @@ class TreeModelRunner(CPUModelRunner):
         with self.stats.measure("accept"):
             node_sampler = NodeSampler(self.sampler, step.rows, metadata, discarded)
             sampled = node_sampler.draw(logits)
-            accepted = accept_path(step.tree, sampled)
+            accepted = walk(step.tree, sampled)
             output = node_sampler.finish(accepted)
             self._last_rows = step.rows.at(accepted.last_node)
             self.drafting.judge(self.input_batch.req_ids, step.tree, accepted)

@@ -1,0 +1,106 @@
+"""The compiled ranking against the torch functions that say what it computes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from vllm_redrafter.beam_search import ExploredNodes
+from vllm_redrafter.budget.calibration import AcceptanceEstimator, log_odds
+from vllm_redrafter.config import TreeKind
+from vllm_redrafter.engine.cpu.ranking import ranked_nodes
+from vllm_redrafter.policy import candidate_log_probs
+from vllm_redrafter.token_tree import select_nodes
+
+MAX_NODES = 12
+
+
+def search(seed: int, requests: int, length: int, width: int) -> ExploredNodes:
+    """As a beam search finds them: children below their parents, some beams missing."""
+    random = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(0, 1000, (requests, length, width), generator=random)
+    back_pointers = torch.randint(0, width, (requests, length, width), generator=random)
+    back_pointers[:, 0] = 0
+    given_parent = torch.rand(requests, length, width, generator=random).log()
+    log_probs = given_parent.clone()
+    for level in range(1, length):
+        above = log_probs[:, level - 1].gather(1, back_pointers[:, level])
+        log_probs[:, level] += above
+    if width > 2:
+        log_probs[0, 0, 2] = -torch.inf
+        # Nothing grows from what is not there.
+        for level in range(1, length):
+            above = log_probs[:, level - 1].gather(1, back_pointers[:, level])
+            log_probs[:, level] = log_probs[:, level].masked_fill(above == -torch.inf, -torch.inf)
+    return ExploredNodes(tokens, back_pointers, log_probs)
+
+
+@pytest.mark.parametrize("tree", ["explored", "beams"])
+@pytest.mark.parametrize("chains", [False, True])
+@pytest.mark.parametrize(("requests", "length", "width"), [(1, 1, 1), (3, 5, 3), (8, 4, 6)])
+def test_trees_and_probabilities_are_those_of_the_torch_functions(
+    tree: TreeKind, chains: bool, requests: int, length: int, width: int
+) -> None:
+    explored = search(requests, requests, length, width)
+    roots = torch.arange(requests)
+    chain = torch.arange(requests) % 2 == 0 if chains else None
+    estimator = AcceptanceEstimator(length)
+    estimator.slope.fill_(0.8)
+    estimator.biases.copy_(torch.linspace(-0.5, 0.5, length))
+
+    odds = log_odds(explored.log_probs, explored.back_pointers)
+    log_survival = estimator.log_survival(odds, explored.log_probs, explored.back_pointers)
+    ranked = replace(explored, log_probs=log_survival)
+    expected, index = select_nodes(roots, ranked, MAX_NODES, tree, chain)
+
+    allowed = candidate_log_probs(ranked, tree, chain) > -torch.inf
+    arrays = ranked_nodes(
+        roots.numpy(),
+        explored.tokens.numpy(),
+        explored.back_pointers.numpy(),
+        explored.log_probs.numpy(),
+        allowed.numpy(),
+        estimator.slope.item(),
+        estimator.biases.numpy(),
+        MAX_NODES,
+    )
+    tokens, parents, depths, num_nodes, node_odds, survival, all_survival = map(
+        torch.from_numpy, arrays
+    )
+    assert torch.equal(num_nodes, expected.num_nodes)
+    assert torch.equal(tokens, expected.tokens)
+    assert torch.equal(parents, expected.parents)
+    assert torch.equal(depths, expected.depths)
+    assert torch.allclose(all_survival, log_survival.exp(), atol=1e-6)
+
+    def of_nodes(values: Tensor) -> Tensor:
+        return values.flatten(1).gather(1, index).masked_fill(~expected.is_node[:, 1:], 0.0)
+
+    assert torch.allclose(node_odds[:, 1:], of_nodes(odds), atol=1e-5)
+    assert torch.allclose(survival[:, 1:], of_nodes(log_survival.exp()), atol=1e-6)
+    assert (survival[:, 0] == 1).all()
+    assert (node_odds[:, 0] == 0).all()
+
+
+def test_a_parent_comes_before_a_child_that_is_as_probable() -> None:
+    """Certain tokens: log-probabilities of 0, whose odds are bounded."""
+    certain = ExploredNodes(
+        torch.arange(4).view(1, 4, 1),
+        torch.zeros(1, 4, 1, dtype=torch.int64),
+        torch.zeros(1, 4, 1),
+    )
+    _, parents, depths, *_ = ranked_nodes(
+        torch.zeros(1, dtype=torch.int64).numpy(),
+        certain.tokens.numpy(),
+        certain.back_pointers.numpy(),
+        certain.log_probs.numpy(),
+        torch.ones(1, 4, 1, dtype=torch.bool).numpy(),
+        100.0,
+        torch.zeros(4).numpy(),
+        4,
+    )
+    assert parents.tolist() == [[0, 0, 1, 2, 3]]
+    assert depths.tolist() == [[0, 1, 2, 3, 4]]

@@ -1,0 +1,73 @@
+"""The compiled walk against the torch function that says what it computes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from vllm_redrafter.acceptance import accept_path
+from vllm_redrafter.engine.cpu.walk import judged_nodes, walk
+from vllm_redrafter.token_tree import TokenTree
+
+FEW_TOKENS = 4
+
+
+def random_trees(seed: int, requests: int, slots: int) -> TokenTree:
+    """Of all sizes; siblings carry different tokens."""
+    random = torch.Generator().manual_seed(seed)
+    tokens = torch.full((requests, slots), -1, dtype=torch.int32)
+    parents = torch.zeros(requests, slots, dtype=torch.int32)
+    depths = torch.zeros(requests, slots, dtype=torch.int32)
+    num_nodes = torch.randint(1, slots + 1, (requests,), generator=random).int()
+    for r in range(requests):
+        tokens[r, 0] = 0
+        children: dict[int, int] = {}
+        for node in range(1, int(num_nodes[r])):
+            open_nodes = [n for n in range(node) if children.get(n, 0) < FEW_TOKENS]
+            parent = open_nodes[int(torch.randint(len(open_nodes), (1,), generator=random))]
+            tokens[r, node] = children.get(parent, 0)
+            children[parent] = children.get(parent, 0) + 1
+            parents[r, node], depths[r, node] = parent, depths[r, parent] + 1
+    return TokenTree(tokens, parents, depths, num_nodes)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_walk_is_that_of_the_torch_function(seed: int) -> None:
+    tree = random_trees(seed, requests=1 + seed % 5, slots=1 + seed)
+    sampled = torch.randint(0, 2, tree.tokens.shape, dtype=torch.int32)
+    expected, found = accept_path(tree, sampled), walk(tree, sampled)
+    assert torch.equal(found.output_tokens, expected.output_tokens)
+    assert torch.equal(found.num_sampled, expected.num_sampled)
+    assert torch.equal(found.path, expected.path)
+    assert torch.equal(found.last_node, expected.last_node)
+    assert [part.dtype for part in vars(found).values()] == [
+        part.dtype for part in vars(expected).values()
+    ]
+
+
+def test_long_walks_are_among_those() -> None:
+    lengths = []
+    for seed in range(30):
+        tree = random_trees(seed, requests=1 + seed % 5, slots=1 + seed)
+        lengths += walk(tree, torch.zeros_like(tree.tokens)).num_sampled.tolist()
+    assert max(lengths) > 4
+    assert min(lengths) == 1
+
+
+def test_the_judged_nodes_are_those_whose_parent_was_accepted() -> None:
+    #        0
+    #    1       2       path: 0, 2, 5; 6 is the scheduler's padding
+    #  3   4     5
+    #            6
+    parents = torch.tensor([[0, 0, 0, 1, 1, 2, 5, 0]], dtype=torch.int32)
+    depths = torch.tensor([[0, 1, 1, 2, 2, 2, 3, 0]], dtype=torch.int32)
+    tokens = torch.tensor([[0, 1, 2, 3, 4, 5, -1, -1]], dtype=torch.int32)
+    tree = TokenTree(tokens, parents, depths, torch.tensor([7], dtype=torch.int32))
+    sampled = torch.tensor([[2, 9, 5, 9, 9, 9, 9, 0]], dtype=torch.int32)
+    accepted = walk(tree, sampled)
+    odds = np.arange(8, dtype=np.float32)[None]
+    judged, judged_depths, was_accepted = judged_nodes(tree, accepted.path, odds)
+    assert judged.tolist() == [1, 2, 5]
+    assert judged_depths.tolist() == [1, 1, 2]
+    assert was_accepted.tolist() == [False, True, True]
