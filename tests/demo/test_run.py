@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from vllm_redrafter import Drafter, DrafterConfig, save_drafter
 from vllm_redrafter.cli import app
 from vllm_redrafter.data.rows import ListRows, TextRow
-from vllm_redrafter.demo.decoding import LevelResult, engine_environment
+from vllm_redrafter.demo.decoding import DecodingJob, LevelResult, engine_environment
 from vllm_redrafter.demo.report import (
     identical,
     print_answer,
@@ -111,3 +111,9 @@ def test_accepted_tokens_are_told_from_the_targets_own() -> None:
     assert "\x1b[1;32m(a\x1b[0m" in output
     plain = re.sub(r"\x1b\[[\d;]*m", "", output)
     assert "2 of its 5 tokens were drafted, in 3 target steps" in plain
+
+
+def test_a_level_has_prompts_enough_to_keep_its_batch_full() -> None:
+    job = DecodingJob("t", None, [[1]] * 100, 4, [1, 4, 8], 16, repeats=3)
+    assert [len(job.prompts_at(level)) for level in job.levels] == [8, 16, 32]
+    assert job.decodings == (8 + 16 + 32) * 4

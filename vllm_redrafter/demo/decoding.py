@@ -14,11 +14,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from vllm_redrafter.engine.cpu.environment import cpu_variables
 from vllm_redrafter.errors import ConfigError
 
+FEWEST_PROMPTS, PROMPTS_PER_REQUEST = 8, 4
+"""Prompts of a level: at least so many, and so many for each request in flight."""
 PROGRESS = "@progress"
 """Begins a line of the worker's output that tells how many answers are finished."""
 
@@ -32,9 +35,11 @@ class DecodingJob:
         speculative_config: vLLM's, or None for plain decoding.
         prompts: token ids.
         max_tokens: of an answer.
-        levels: how many requests are in flight; all prompts are decoded once for each level.
+        levels: how many requests are in flight, each for its share of the prompts (`prompts_at`).
         max_model_len: of the engine; prompt and answer together.
         seed: of the engine.
+        repeats: timed decodings of all prompts for each level, after one that is not timed: first
+            calls compile and allocate, and the batch's budget learns.
     """
 
     target: str
@@ -44,18 +49,28 @@ class DecodingJob:
     levels: list[int]
     max_model_len: int
     seed: int = 0
+    repeats: int = 3
+
+    @property
+    def decodings(self) -> int:
+        """Of single prompts, all together."""
+        return sum(len(self.prompts_at(level)) for level in self.levels) * (1 + self.repeats)
+
+    def prompts_at(self, in_flight: int) -> list[list[int]]:
+        """Enough that the batch is full for most of the time: while it runs empty, it is small."""
+        return self.prompts[: max(FEWEST_PROMPTS, PROMPTS_PER_REQUEST * in_flight)]
 
 
 @dataclass(frozen=True)
 class LevelResult:
-    """All prompts decoded with `in_flight` requests at once.
+    """The prompts of a level decoded with `in_flight` requests at once.
 
     Attributes:
         in_flight: the level.
-        seconds: from the first request to the last token, prefills included.
+        seconds: from the first request to the last token, prefills included; the repeats' median.
         answers: per prompt and engine step, the tokens that the step output; the last of a step
             is the target's own, those before it were drafted and accepted.
-        stats: the engine's counters; empty without speculation.
+        stats: the engine's counters, of all repeats; empty without speculation.
     """
 
     in_flight: int
@@ -171,16 +186,18 @@ def _decode_levels(llm: Any, job: DecodingJob) -> Iterator[LevelResult]:
         finished += 1
         print(PROGRESS, finished, flush=True)
 
-    # First calls compile and allocate.
-    decode_all(engine, job.prompts[:1], job.max_tokens, 1)
     for in_flight in job.levels:
+        prompts = job.prompts_at(in_flight)
+        decode_all(engine, prompts, job.max_tokens, in_flight, count)
         if job.speculative_config:
             llm.collective_rpc("reset_redrafter_stats")
-        started = time.perf_counter()
-        answers = decode_all(engine, job.prompts, job.max_tokens, in_flight, count)
-        seconds = time.perf_counter() - started
+        seconds = []
+        for _ in range(job.repeats):
+            started = time.perf_counter()
+            answers = decode_all(engine, prompts, job.max_tokens, in_flight, count)
+            seconds.append(time.perf_counter() - started)
         stats = llm.collective_rpc("redrafter_stats")[0] if job.speculative_config else {}
-        yield LevelResult(in_flight, seconds, answers, stats)
+        yield LevelResult(in_flight, median(seconds), answers, stats)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def print_comparison(
             identical(before, after),
         )
     console.print(table)
-    answers = plain[0].tokens()
+    answers = plain[-1].tokens()
     console.print(
         f"{len(answers)} answers, {sum(map(len, answers))} tokens; "
         f"{repeated_share(answers):.0%} of their {NGRAM}-grams repeat an earlier one of the same "

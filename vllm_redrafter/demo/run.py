@@ -29,6 +29,7 @@ from vllm_redrafter.data.rows import TextRows
 from vllm_redrafter.data.source import read_checked, split
 from vllm_redrafter.demo.corpus import MODULES, excerpts, standard_library_sources
 from vllm_redrafter.demo.decoding import (
+    PROMPTS_PER_REQUEST,
     DecodingJob,
     LevelResult,
     decode,
@@ -66,12 +67,8 @@ DRAFTER_TRAINING = TrainingConfig(
 )
 
 SPECULATION = ReDrafterConfig(num_speculative_tokens=12, beam_width=3, beam_length=5)
-NODES_BY_REQUESTS = [[1, 1, 12], [2, 8, 3]]
-"""vLLM's num_speculative_tokens_per_batch_size: the more requests share a step on a CPU, the more
-a verified node costs."""
-
 LEVELS = [1, 4, 8]
-NUM_PROMPTS = 8
+NUM_PROMPTS = max(LEVELS) * PROMPTS_PER_REQUEST
 
 
 @dataclass(frozen=True)
@@ -266,17 +263,13 @@ def prompts_of(rows: TextRows, num: int) -> list[list[int]]:
 
 def _compare(space: Workspace, drafter: Path, prompts: list[list[int]], console: Console) -> None:
     """Decode the prompts without and with ReDrafter, and print what came of it."""
-    speculation = {
-        "model": str(drafter.expanduser().resolve()),
-        **asdict(SPECULATION),
-        "num_speculative_tokens_per_batch_size": NODES_BY_REQUESTS,
-    }
+    speculation = {"model": str(drafter.expanduser().resolve()), **asdict(SPECULATION)}
     plain = _decode(space, "vLLM without ReDrafter", None, prompts, console)
     drafted = _decode(space, "vLLM with ReDrafter", speculation, prompts, console)
     print_comparison(console, plain, drafted)
     # One request at a time: each of its steps has the whole tree.
     answers = drafted[0].answers
-    longest = max(range(len(prompts)), key=lambda i: sum(map(len, answers[i])))
+    longest = max(range(len(answers)), key=lambda i: sum(map(len, answers[i])))
     tokenizer = AutoTokenizer.from_pretrained(space.target)
     print_answer(console, tokenizer, prompts[longest], answers[longest])
 
@@ -298,7 +291,7 @@ def _decode(
     )
     log = space.folder / f"{title.replace(' ', '-').lower()}.log"
     with progress_bar(console) as progress:
-        task = progress.add_task(title, total=len(prompts) * len(LEVELS), status="starting")
+        task = progress.add_task(title, total=job.decodings, status="starting")
 
         def show(finished: int) -> None:
             progress.update(task, completed=finished, status="answers")
