@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from vllm_redrafter.budget.choice import Choice, best_budget, shares
 from vllm_redrafter.budget.costs import CostTable
 from vllm_redrafter.budget.drift import Drift
 from vllm_redrafter.budget.gate import Gate, worth_drafting
+from vllm_redrafter.compiled import compiled
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.policy import SearchShape, search_shape
 
@@ -208,7 +208,7 @@ class BatchBudget:
         return Choice(requests * best, float(tokens[best]), float(seconds[best]))
 
 
-@njit(cache=True)
+@compiled
 def _renew(profile: Floats, seen_at: Floats, survival: Floats, step: int, drafts: int) -> None:
     """Take a draft into the running means [L, W]: survival [R, L', W'] of what it explored.
 

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
+
+from vllm_redrafter.compiled import compiled
 
 Floats = npt.NDArray[np.floating[Any]]
 
@@ -45,28 +46,29 @@ def best_budget(
         draft_seconds: D.
         verify_seconds: V of 0, 1, 2... rows, at least N + nodes + 1 of them.
     """
-    budget, tokens = _best(np.ravel(survival), requests, draft_seconds, verify_seconds)
+    ranked = np.sort(np.asarray(survival, dtype=np.float64), axis=None)
+    verify = np.ascontiguousarray(verify_seconds, dtype=np.float64)
+    budget, tokens = _best(ranked, requests, float(draft_seconds), verify)
     return Choice(budget, tokens, float(draft_seconds + verify_seconds[requests + budget]))
 
 
-@njit(cache=True)
+@compiled
 def _best(
-    survival: Floats, requests: int, draft_seconds: float, verify_seconds: Floats
+    ranked: Floats, requests: int, draft_seconds: float, verify_seconds: Floats
 ) -> tuple[int, float]:
-    ranked = np.sort(survival)[::-1]
     tokens = float(requests)
     best, best_tokens = 0, tokens
     for nodes in range(1, ranked.shape[0] + 1):
-        if ranked[nodes - 1] <= 0:
+        # Ascending: the best is the last.
+        if ranked[-nodes] <= 0:
             break
-        tokens += ranked[nodes - 1]
+        tokens += ranked[-nodes]
         seconds = draft_seconds + verify_seconds[requests + nodes]
         if tokens * (draft_seconds + verify_seconds[requests + best]) > best_tokens * seconds:
             best, best_tokens = nodes, tokens
     return best, best_tokens
 
 
-@njit(cache=True)
 def shares(survival: Floats, budget: int) -> npt.NDArray[np.int64]:
     """How many of its first nodes each request verifies, so that the batch has the `budget` best.
 
@@ -77,10 +79,16 @@ def shares(survival: Floats, budget: int) -> npt.NDArray[np.int64]:
     Returns:
         [R] int64; their sum is B, or the number of nodes where that is smaller.
     """
+    admitted: npt.NDArray[np.int64] = _shares(np.array(survival, dtype=np.float64), int(budget))
+    return admitted
+
+
+@compiled
+def _shares(survival: Floats, budget: int) -> npt.NDArray[np.int64]:
     width = survival.shape[1]
     admitted = np.zeros(survival.shape[0], dtype=np.int64)
     # Stable: of equal nodes of one request, the first comes first.
-    order = np.argsort(-survival.copy().reshape(-1), kind="mergesort")
+    order = np.argsort(-survival.ravel(), kind="mergesort")
     for node in order[:budget]:
         if survival[node // width, node % width] <= 0:
             break

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import njit
 
 from vllm_redrafter.budget.calibration import MAX_LOG_ODDS
+from vllm_redrafter.compiled import compiled
 
 Array = npt.NDArray[Any]
 
 
-@njit(cache=True)
+@compiled
 def ranked_nodes(
     roots: Array,
     tokens: Array,

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from numba import njit
 from torch import Tensor
 
 from vllm_redrafter.acceptance import AcceptedPath
+from vllm_redrafter.compiled import compiled
 from vllm_redrafter.token_tree import TokenTree
 
 Array = npt.NDArray[Any]
@@ -43,13 +43,17 @@ def judged_nodes(
     return judged
 
 
-def _arrays(tree: TokenTree) -> list[Array]:
+def _arrays(tree: TokenTree) -> tuple[Array, Array, Array, Array]:
     """Tokens, parents, depths and numbers of nodes, in the one layout that is compiled for."""
-    parts = (tree.tokens, tree.parents, tree.depths, tree.num_nodes)
-    return [np.ascontiguousarray(part.numpy()) for part in parts]
+    return (
+        np.ascontiguousarray(tree.tokens.numpy()),
+        np.ascontiguousarray(tree.parents.numpy()),
+        np.ascontiguousarray(tree.depths.numpy()),
+        np.ascontiguousarray(tree.num_nodes.numpy()),
+    )
 
 
-@njit(cache=True)
+@compiled
 def _walk(
     tokens: Array, parents: Array, depths: Array, num_nodes: Array, sampled: Array
 ) -> tuple[Array, Array, Array, Array]:
@@ -73,7 +77,7 @@ def _walk(
     return output, num_sampled, path, last_node
 
 
-@njit(cache=True)
+@compiled
 def _judged(
     tokens: Array, parents: Array, depths: Array, num_nodes: Array, path: Array, odds: Array
 ) -> tuple[Array, Array, Array]:
