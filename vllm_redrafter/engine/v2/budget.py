@@ -40,6 +40,8 @@ class TreeBudget(AdaptiveVerificationManager):
         """As vLLM makes it; what is decided is counted in `meter`."""
         super().__init__(*args, **kwargs)
         self.gate, self.meter = Gate(), meter
+        # Compiled now, and not while the first requests wait.
+        best_budget(np.ones((1, 1)), 1, draft_seconds=1.0, verify_seconds=np.ones(3))
         self._pays, self._probing = True, False
         # Are there drafts of the last step; and has the host read the confidences of the last ones?
         self._drafted, self._up_to_date = True, False

@@ -74,4 +74,4 @@ def _walk(
 def use(worker: Any) -> None:
     """For `collective_rpc`: replace the acceptance rule in the worker's process."""
     runner.NodeSampler = RememberingSampler
-    runner.accept_path = longest_beam_wins
+    runner.walk = longest_beam_wins
