@@ -79,7 +79,8 @@ def shares(survival: Floats, budget: int) -> npt.NDArray[np.int64]:
     Returns:
         [R] int64; their sum is B, or the number of nodes where that is smaller.
     """
-    admitted: npt.NDArray[np.int64] = _shares(np.array(survival, dtype=np.float64), int(budget))
+    contiguous = np.ascontiguousarray(survival, dtype=np.float64)
+    admitted: npt.NDArray[np.int64] = _shares(contiguous, int(budget))
     return admitted
 
 

@@ -6,30 +6,20 @@ import numpy as np
 import pytest
 import torch
 
+from redrafter_testing.algorithm.tree_batches import bushy, token_trees
 from vllm_redrafter.acceptance import accept_path
 from vllm_redrafter.engine.cpu.walk import judged_nodes, walk
 from vllm_redrafter.token_tree import TokenTree
 
-FEW_TOKENS = 4
-
 
 def random_trees(seed: int, requests: int, slots: int) -> TokenTree:
-    """Of all sizes; siblings carry different tokens."""
-    random = torch.Generator().manual_seed(seed)
-    tokens = torch.full((requests, slots), -1, dtype=torch.int32)
-    parents = torch.zeros(requests, slots, dtype=torch.int32)
-    depths = torch.zeros(requests, slots, dtype=torch.int32)
-    num_nodes = torch.randint(1, slots + 1, (requests,), generator=random).int()
-    for r in range(requests):
-        tokens[r, 0] = 0
-        children: dict[int, int] = {}
-        for node in range(1, int(num_nodes[r])):
-            open_nodes = [n for n in range(node) if children.get(n, 0) < FEW_TOKENS]
-            parent = open_nodes[int(torch.randint(len(open_nodes), (1,), generator=random))]
-            tokens[r, node] = children.get(parent, 0)
-            children[parent] = children.get(parent, 0) + 1
-            parents[r, node], depths[r, node] = parent, depths[r, parent] + 1
-    return TokenTree(tokens, parents, depths, num_nodes)
+    """Of all sizes; a node's token is its rank among its siblings."""
+    trees = [bushy(1 + (seed + 7 * r) % slots, seed + r) for r in range(requests)]
+    ranks = [
+        [tree[1:node].count(tree[node]) if node else 0 for node in range(len(tree))]
+        for tree in trees
+    ]
+    return token_trees(trees, slots, ranks)
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -125,7 +125,7 @@ class AdaptiveDrafting(FixedDrafting):
         started = perf_counter()
         draft = self.proposer.propose_ranked(hidden, roots, chain, plan.shape)
         self.budget.drafted(plan.shape, draft.explored, perf_counter() - started)
-        survival = np.ascontiguousarray(draft.survival[:, 1:])
+        survival = draft.survival[:, 1:]
         survival[np.arange(survival.shape[1]) >= most[:, None].numpy()] = 0.0
         nodes, expected = self.budget.share(survival, requests, plan)
         self.stats.expected_tokens += expected.tokens - int((nodes == 0).sum())
