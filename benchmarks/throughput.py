@@ -8,9 +8,17 @@ ReDrafter comes in fixed shapes, whose K nodes are verified in every step, and a
 verifies as many nodes as pay, or none. With --random-drafter it is measured with a drafter of
 random weights as well, for what a useless one costs.
 
-Every method and shape gets an engine of its own, in a fresh process; `--repeats` does all of it
-again, each time in another order. At a concurrency (that many requests in flight) and temperature
-all engines answer the same prompts, after a warm-up, without prefix caching.
+Every method and shape gets an engine of its own. At a concurrency (that many requests in flight)
+and temperature all engines answer the same prompts, after a warm-up, without prefix caching;
+`--repeats` does all of it again, in another order.
+
+On a CPU all engines are started once, have memory at the same time, and take turns: at each
+concurrency and temperature one measurement follows the other within seconds, with the other
+engines paused, so that whatever slows the machine down meets all methods alike. A GPU has no
+memory for two: there each engine does all of a repeat alone, in a fresh process.
+
+The adaptive method keeps what it has learned for as long as its engine lives, as in a server: from
+level to level, and on a CPU from repeat to repeat.
 
 Targets loop under greedy decoding, small ones above all, and repeated text is easy to draft, for
 n-grams most of all. So the table has the share of repeated 8-grams beside the figures.
@@ -21,24 +29,47 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from shared_parts import machine, results
 from shared_parts.arguments import json_object, not_negative, positive, script_parser
-from throughput_parts.engine import Job, Run
+from throughput_parts.engine import Case, Job, Run
 from throughput_parts.methods import NGRAM_NOTE, InputError, Method, plan, with_random_drafter
-from throughput_parts.process import EngineError, environment, run_engine
+from throughput_parts.process import EngineError, EngineProcess, environment
 from throughput_parts.prompts import choose, read_dataset, tokenize
 from throughput_parts.random_drafter import write_random_drafter
 from throughput_parts.report import Measurement, measurements, print_table, summarise
 
 from vllm_redrafter import ConfigError
 from vllm_redrafter.checkpoints.reading import check_checkpoint
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method's part in the comparison.
+
+    Attributes:
+        method: how it decodes.
+        cases: what it is measured at.
+        job: what its engine is started with.
+    """
+
+    method: Method
+    cases: list[Case]
+    job: Job
+
+    @property
+    def label(self) -> str:
+        return self.method.label
 
 
 def parser() -> argparse.ArgumentParser:
@@ -186,28 +217,20 @@ def _compare(
     if is_cpu and any(args.temperature):
         console.print(NGRAM_NOTE)
         settings["note"] = NGRAM_NOTE
-    temperatures = {m.label: m.temperatures(args.temperature, is_cpu) for m in methods}
-    methods = [method for method in methods if temperatures[method.label]]
+    entries = _entries(args, methods, prompts, is_cpu)
     report: dict[str, Any] = {**machine.describe(gpu), "settings": settings}
     measured: list[Measurement] = []
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-    ) as progress:
-        runs_per_repeat = sum(len(m.levels) * len(temperatures[m.label]) for m in methods)
-        task = progress.add_task("", total=args.repeats * runs_per_repeat)
+    with _bar(args.repeats, entries, console) as update, ExitStack() as stack:
+        measure_all = (
+            partial(in_turns, entries, start_all(entries, variables, stack, update), update)
+            if is_cpu
+            else partial(one_by_one, entries, variables, update)
+        )
         for repeat in range(args.repeats):
-            runs: dict[str, list[Run]] = {}
-            for method in rotated(methods, repeat):
-                shown = f"repeat {repeat + 1} of {args.repeats}, {method.label}"
-                progress.update(task, description=shown)
-                job = _job(args, method, temperatures[method.label], repeat, prompts)
-                runs[method.label] = run_engine(job, variables, lambda: progress.advance(task))
-            for method in methods:
-                measured += measurements(method, repeat, runs[method.label], runs["plain"])
+            update(repeat=repeat + 1)
+            runs = measure_all(repeat)
+            for entry in entries:
+                measured += measurements(entry.method, repeat, runs[entry.label], runs["plain"])
             rows = summarise(measured)
             report["rows"] = [asdict(row) for row in rows]
             report["measurements"] = [asdict(m) for m in measured]
@@ -221,24 +244,115 @@ def _compare(
         plot(rows, f"{settings['model']} ({settings['dtype']}) on {device}", args.plot)
 
 
-def rotated(methods: Sequence[Method], repeat: int) -> list[Method]:
-    """Each repeat starts with another method, so that none always meets the same conditions."""
-    start = repeat % len(methods)
-    return [*methods[start:], *methods[:start]]
+@contextmanager
+def _bar(repeats: int, entries: Sequence[Entry], console: Console) -> Iterator[Callable[..., None]]:
+    """A progress bar; yields what updates its `repeat` and `description`, or lets it `advance`."""
+    with Progress(
+        TextColumn(f"repeat {{task.fields[repeat]}} of {repeats}, {{task.description}}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+    ) as progress:
+        total = repeats * sum(len(entry.cases) for entry in entries)
+        yield partial(progress.update, progress.add_task("", total=total, repeat=1))
 
 
-def _job(
-    args: argparse.Namespace,
-    method: Method,
-    temperatures: list[float],
+def start_all(
+    entries: Sequence[Entry],
+    variables: dict[str, str],
+    stack: ExitStack,
+    update: Callable[..., None],
+) -> dict[str, EngineProcess]:
+    """By label, each entry's engine, started and paused; they end with the stack.
+
+    Raises:
+        EngineError: one failed.
+    """
+    engines = {}
+    for entry in entries:
+        update(description=f"start of {entry.label}")
+        engine = stack.enter_context(EngineProcess(entry.job, variables))
+        engine.wait_until_started()
+        engine.pause()
+        engines[entry.label] = engine
+    return engines
+
+
+def in_turns(
+    entries: Sequence[Entry],
+    engines: Mapping[str, EngineProcess],
+    update: Callable[..., None],
     repeat: int,
-    prompts: list[list[int]],
-) -> Job:
+) -> dict[str, list[Run]]:
+    """One repeat on paused engines: of each case, all methods' measurements in a row.
+
+    Raises:
+        EngineError: one failed.
+    """
+    runs: dict[str, list[Run]] = {entry.label: [] for entry in entries}
+    cases = dict.fromkeys(case for entry in entries for case in entry.cases)
+    for number, case in enumerate(cases):
+        present = [entry for entry in entries if case in entry.cases]
+        for entry in rotated(present, repeat + number):
+            update(description=entry.label)
+            engine = engines[entry.label]
+            engine.resume()
+            runs[entry.label].append(engine.measure(case))
+            # An idle engine polls for messages, for a second and more.
+            engine.pause()
+            update(advance=1)
+    return runs
+
+
+def one_by_one(
+    entries: Sequence[Entry],
+    variables: dict[str, str],
+    update: Callable[..., None],
+    repeat: int,
+) -> dict[str, list[Run]]:
+    """One repeat with a fresh engine after the other, each with all of its cases.
+
+    Raises:
+        EngineError: one failed.
+    """
+    runs: dict[str, list[Run]] = {entry.label: [] for entry in entries}
+    for entry in rotated(entries, repeat):
+        update(description=entry.label)
+        job = replace(entry.job, seed=entry.job.seed + repeat)
+        with EngineProcess(job, variables) as engine:
+            engine.wait_until_started()
+            for case in entry.cases:
+                runs[entry.label].append(engine.measure(case))
+                update(advance=1)
+    return runs
+
+
+def rotated(items: Sequence[T], turn: int) -> list[T]:
+    """Each turn starts with another item, so that none always meets the same conditions."""
+    start = turn % len(items)
+    return [*items[start:], *items[:start]]
+
+
+def _entries(
+    args: argparse.Namespace, methods: Sequence[Method], prompts: list[list[int]], is_cpu: bool
+) -> list[Entry]:
+    """All methods that can be measured here at one of the temperatures at least."""
+    entries = []
+    for method in methods:
+        temperatures = method.temperatures(args.temperature, is_cpu)
+        cases = [
+            Case(level, temperature) for level in method.levels for temperature in temperatures
+        ]
+        if cases:
+            entries.append(Entry(method, cases, _job(args, method, prompts)))
+    return entries
+
+
+def _job(args: argparse.Namespace, method: Method, prompts: list[list[int]]) -> Job:
     engine = {
         "model": args.model,
         "dtype": args.dtype,
-        # Requests have no seed of their own, as most in practice; other samples in each repeat.
-        "seed": args.seed + repeat,
         "max_model_len": args.max_model_len,
         "max_num_seqs": max(method.levels),
         "enforce_eager": args.enforce_eager,
@@ -250,10 +364,9 @@ def _job(
     }
     return Job(
         engine=engine,
+        seed=args.seed,
         prompts=prompts,
         prompts_per_request=args.prompts_per_request,
-        levels=list(method.levels),
-        temperatures=temperatures,
         max_tokens=args.max_tokens,
         ignore_eos=args.ignore_eos,
         timed_parts=method.drafts_with_redrafter,

@@ -1,13 +1,16 @@
-"""One engine, measured at each concurrency level and temperature, in a process of its own.
+"""One engine in a process of its own, which measures whenever it is told to.
 
-`process.py` starts it as `python -P engine.py JOB RESULTS`: JOB is a `Job` as JSON; RESULTS
-receives a `Run` as one line of JSON whenever one is complete. So it imports no other part, and
--P keeps their names (`plot`, `process`) away from what vLLM imports.
+`process.py` starts it as `python -P engine.py JOB RESULTS`: JOB is a `Job` as JSON, and RESULTS a
+file that comes into being once the engine has started. For each line of standard input, a `Case`
+as JSON, it receives a `Run` as a line of JSON; the engine ends where its input does, or at SIGTERM.
+So it imports no other part, and -P keeps their names (`plot`, `process`) away from what vLLM
+imports.
 """
 
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -27,25 +30,25 @@ COUNTERS = {
 
 @dataclass(frozen=True)
 class Job:
-    """What one engine shall do.
+    """An engine, and what all of its measurements have in common.
 
     Attributes:
         engine: the arguments of `vllm.LLM`.
+        seed: of them, unless `engine` has another one. Requests have none of their own, as most in
+            practice: a repeat on the same engine has other samples as its random state moves on,
+            one on a fresh engine needs another seed for that.
         prompts: token ids.
         prompts_per_request: how many of them a level answers, per request in flight; None for all
             at every level.
-        levels: numbers of requests in flight.
-        temperatures: each is measured at each level.
         max_tokens: the most tokens that a request outputs.
         ignore_eos: output `max_tokens` in any case.
         timed_parts: the worker is ReDrafter's, which says where its time went.
     """
 
     engine: dict[str, Any]
+    seed: int
     prompts: list[list[int]]
     prompts_per_request: int | None
-    levels: list[int]
-    temperatures: list[float]
     max_tokens: int
     ignore_eos: bool
     timed_parts: bool
@@ -55,6 +58,19 @@ class Job:
         if self.prompts_per_request is None:
             return self.prompts
         return self.prompts[: concurrency * self.prompts_per_request]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What one measurement is of.
+
+    Attributes:
+        concurrency: requests in flight.
+        temperature: of all requests.
+    """
+
+    concurrency: int
+    temperature: float
 
 
 @dataclass(frozen=True)
@@ -79,8 +95,7 @@ class Run:
     """A measured `Generation`.
 
     Attributes:
-        concurrency: requests in flight.
-        temperature: of all requests.
+        concurrency, temperature: see `Case`.
         generation: what came out, and when.
         spec_decode: vLLM's own counters of speculation (n-gram: steps without a proposal are not
             counted as drafts).
@@ -119,29 +134,29 @@ def generate(llm: Any, prompts: Sequence[list[int]], params: Any, concurrency: i
     return Generation(outputs, perf_counter() - started, steps, request_steps)
 
 
-def measure(llm: Any, job: Job, concurrency: int, temperature: float) -> Run:
+def measure(llm: Any, job: Job, case: Case) -> Run:
     """Warm up, then answer the level's prompts once, under the clock and counters."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
     def params(max_tokens: int) -> SamplingParams:
         return SamplingParams(
-            temperature=temperature,
+            temperature=case.temperature,
             max_tokens=max_tokens,
             ignore_eos=job.ignore_eos,
             output_kind=RequestOutputKind.DELTA,
         )
 
     warm_up = params(min(WARM_UP_TOKENS, job.max_tokens))
-    generate(llm, job.prompts[:concurrency], warm_up, concurrency)
+    generate(llm, job.prompts[: case.concurrency], warm_up, case.concurrency)
     if job.timed_parts:
         llm.collective_rpc("reset_redrafter_stats")
     before = counters(llm)
-    prompts = job.prompts_at(concurrency)
-    generation = generate(llm, prompts, params(job.max_tokens), concurrency)
+    prompts = job.prompts_at(case.concurrency)
+    generation = generate(llm, prompts, params(job.max_tokens), case.concurrency)
     counted = {name: value - before[name] for name, value in counters(llm).items()}
     parts = llm.collective_rpc("redrafter_stats")[0] if job.timed_parts else None
-    return Run(concurrency, temperature, generation, counted, parts)
+    return Run(case.concurrency, case.temperature, generation, counted, parts)
 
 
 def counters(llm: Any) -> dict[str, int]:
@@ -156,13 +171,14 @@ def counters(llm: Any) -> dict[str, int]:
 def main() -> None:
     from vllm import LLM
 
+    # An exception, so that vLLM takes its other processes and shared memory along.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     job = Job(**json.loads(Path(sys.argv[1]).read_text()))
-    llm = LLM(**job.engine)
+    llm = LLM(**{"seed": job.seed, **job.engine})
     with Path(sys.argv[2]).open("w") as results:
-        for concurrency in job.levels:
-            for temperature in job.temperatures:
-                run = measure(llm, job, concurrency, temperature)
-                print(json.dumps(asdict(run)), file=results, flush=True)
+        for line in sys.stdin:
+            run = measure(llm, job, Case(**json.loads(line)))
+            print(json.dumps(asdict(run)), file=results, flush=True)
     llm.llm_engine.engine_core.shutdown()
 
 

@@ -6,17 +6,19 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import throughput
-from throughput_parts.engine import Run
-from throughput_parts.methods import plan
+from throughput_parts.engine import Case, Job, Run
+from throughput_parts.methods import Method, plan
+from throughput_parts.process import EngineError
 
-from redrafter_testing.benchmarks.throughput_runs import PARTS, run
+from redrafter_testing.benchmarks import fake_engine
+from redrafter_testing.benchmarks.throughput_runs import PARTS, fake_job, run
 from redrafter_testing.engines import interpreted_engine
 from redrafter_testing.models.tiny_models import (
     add_tokenizer,
@@ -81,20 +83,79 @@ def test_every_repeat_starts_with_another_method() -> None:
     assert {m.name for m in throughput.rotated(methods, 1)} == {m.name for m in methods}
 
 
-def canned_engine(repeats_seen: list[int]) -> Callable[..., list[Run]]:
-    def run_engine(job: Any, variables: dict[str, str], advance: Any) -> list[Run]:
-        repeats_seen.append(job.engine["seed"])
-        runs = []
-        for concurrency in job.levels:
-            for temperature in job.temperatures:
-                at = {"concurrency": concurrency, "temperature": temperature}
-                parts = PARTS if job.timed_parts else None
-                answered = job.prompts_at(concurrency)
-                runs.append(run(1.0, [[1] * 9 for _ in answered], parts=parts, **at))
-                advance()
-        return runs
+def entry(folder: Path, label: str, cases: list[Case], **behaviour: str) -> throughput.Entry:
+    """One with a fake engine in a process of its own."""
+    method = Method("ReDrafter", label, (1,), None)
+    return throughput.Entry(method, cases, fake_job(folder, **behaviour))
 
-    return run_engine
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return fake_engine.install(tmp_path, monkeypatch)
+
+
+def test_engines_take_turns_while_the_others_are_paused(folder: Path) -> None:
+    one, two = Case(1, 0.0), Case(2, 0.0)
+    entries = [entry(folder, label, [one, two]) for label in ("a", "b")]
+    entries.append(entry(folder, "c", [two]))
+    shown: list[str] = []
+
+    def update(description: str = "", advance: int = 0) -> None:
+        shown.append(description.removeprefix("ReDrafter "))
+
+    with ExitStack() as stack:
+        engines = throughput.start_all(entries, {}, stack, update)
+        shown.clear()
+        repeats = [throughput.in_turns(entries, engines, update, repeat) for repeat in range(2)]
+
+    turns = "".join(shown)
+    assert turns == "ab" + "bca" + "ba" + "cab", "case by case, each begun by another method"
+    for runs in repeats:
+        assert [run.concurrency for run in runs["ReDrafter a"]] == [1, 2]
+        assert [run.concurrency for run in runs["ReDrafter c"]] == [2]
+        seen = [measured.spec_decode for method in runs.values() for measured in method]
+        assert seen == [{"others": 4, "all_stopped": True}] * 5  # two processes each
+    assert fake_engine.all_gone(folder)
+
+
+def test_when_one_engine_fails_the_paused_ones_end(folder: Path) -> None:
+    cases = [Case(1, 0.0)]
+    entries = [entry(folder, "a", cases), entry(folder, "b", cases, dies="start")]
+    with pytest.raises(EngineError, match="no such model"), ExitStack() as stack:
+        throughput.start_all(entries, {}, stack, lambda **_: None)
+    assert len(list(folder.iterdir())) == 4, "two processes each"
+    assert fake_engine.all_gone(folder)
+
+
+@dataclass
+class CannedEngine:
+    """An engine without a process, which measures unless it is paused."""
+
+    job: Job
+    events: list[str]
+    running: bool = True
+
+    def __enter__(self) -> CannedEngine:
+        self.events.append(f"start {self.job.seed}")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.events.append("end")
+
+    def wait_until_started(self) -> None: ...
+
+    def measure(self, case: Case) -> Run:
+        assert self.running
+        self.events.append("measure")
+        parts = PARTS if self.job.timed_parts else None
+        answered = self.job.prompts_at(case.concurrency)
+        return run(1.0, [[1] * 9 for _ in answered], parts=parts, **asdict(case))
+
+    def pause(self) -> None:
+        self.running = False
+
+    def resume(self) -> None:
+        self.running = True
 
 
 @pytest.mark.parametrize("is_cpu", [True, False])
@@ -108,8 +169,8 @@ def test_from_arguments_to_files_without_an_engine(
     pytest.importorskip("vllm")
     platform = SimpleNamespace(is_cpu=lambda: is_cpu, get_device_name=lambda: "a GPU")
     monkeypatch.setattr("vllm.platforms.current_platform", platform)
-    seeds: list[int] = []
-    monkeypatch.setattr(throughput, "run_engine", canned_engine(seeds))
+    events: list[str] = []
+    monkeypatch.setattr(throughput, "EngineProcess", lambda job, _: CannedEngine(job, events))
     output, picture = tmp_path / "out.json", tmp_path / "out.png"
     arguments = ["--model", str(models[0]), "--drafter", str(models[1]), "--repeats", "2"]
     arguments += ["--prompt", "name", "--prompt", "value", "--concurrency", "1", "4"]
@@ -121,7 +182,12 @@ def test_from_arguments_to_files_without_an_engine(
     text = output.read_text()
     report = json.loads(text)
     assert str(tmp_path.parent) not in text, "a results file must not hold this machine's paths"
-    assert seeds == [0] * 6 + [1] * 6  # six engines per repeat
+    starts = [event for event in events if event.startswith("start")]
+    if is_cpu:  # all of the six engines at once
+        assert events[:6] == starts == ["start 0"] * 6 and events[-6:] == ["end"] * 6
+    else:
+        assert starts == ["start 0"] * 6 + ["start 1"] * 6
+        assert events.index("end") < events.index("start 0", 1), "two engines at a time"
     # Two levels, at each ReDrafter has one shape; two temperatures, but for n-grams on CPUs.
     rows = 2 * 2 + 2 * (1 if is_cpu else 2) + 3 * 2 * 2
     assert len(report["rows"]) == rows

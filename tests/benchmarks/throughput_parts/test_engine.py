@@ -55,7 +55,7 @@ def test_low_concurrency_answers_the_first_of_the_prompts() -> None:
     prompts = [[i] for i in range(12)]
 
     def job(prompts_per_request: int | None) -> Job:
-        return Job({}, prompts, prompts_per_request, [1, 2, 8], [0.0], 8, False, False)
+        return Job({}, 0, prompts, prompts_per_request, 8, False, False)
 
     assert [len(job(2).prompts_at(level)) for level in (1, 2, 8)] == [2, 4, 12]
     assert job(2).prompts_at(2) == prompts[:4]

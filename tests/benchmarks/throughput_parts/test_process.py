@@ -1,51 +1,184 @@
-"""An engine's process: its runs are read back, its failure is shown."""
+"""An engine's process: it answers and pauses, its failure is shown, and nothing of it is left."""
 
 from __future__ import annotations
 
-import json
-import tempfile
-from dataclasses import asdict
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 from throughput_parts import process
-from throughput_parts.engine import Job
-from throughput_parts.process import EngineError, run_engine
+from throughput_parts.engine import Case
+from throughput_parts.process import EngineError, EngineProcess
 
-from redrafter_testing.benchmarks.throughput_runs import PARTS, run
+from redrafter_testing.benchmarks import fake_engine
+from redrafter_testing.benchmarks.fake_engine import all_gone, all_stopped, eventually, processes
+from redrafter_testing.benchmarks.throughput_runs import fake_job
 
-JOB = Job({"speculative_config": None}, [[1]], None, [1, 2], [0.0], 8, False, False)
+CASE = Case(2, 0.7)
 
 
-def written(folder: Path, code: str) -> Path:
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return fake_engine.install(tmp_path, monkeypatch)
+
+
+def started(engine: EngineProcess) -> EngineProcess:
+    engine.wait_until_started()
+    return engine
+
+
+def paused(folder: Path) -> bool:
+    """Are the two processes of one engine?"""
+    found = processes(folder)
+    return len(found) == 2 and all_stopped(found)
+
+
+def script(folder: Path, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     path = folder / "engine.py"
     path.write_text(code)
-    return path
+    monkeypatch.setattr(process, "ENGINE_SCRIPT", path)
 
 
-def test_runs_are_read_back_and_counted_as_they_come(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runs = [run(1.0, [[1, 2]]), run(2.0, [[3]], parts=PARTS)]
-    lines = "".join(json.dumps(asdict(made)) + "\n" for made in runs)
-    script = written(tmp_path, f"import sys; open(sys.argv[2], 'w').write({lines!r})")
-    monkeypatch.setattr(process, "ENGINE_SCRIPT", script)
-    completed: list[None] = []
+def test_it_measures_what_it_is_asked_for_and_leaves_nothing(folder: Path) -> None:
+    with EngineProcess(fake_job(folder), {}) as engine:
+        engine.wait_until_started()
+        runs = [engine.measure(case) for case in (Case(1, 0.0), Case(8, 0.7))]
 
-    assert run_engine(JOB, {}, lambda: completed.append(None)) == runs
-    assert len(completed) == 2
+    assert [(run.concurrency, run.temperature) for run in runs] == [(1, 0.0), (8, 0.7)]
+    assert all_gone(folder)
+    assert list(folder.parent.iterdir()) == [folder], "files of a good engine are left"
 
 
-def test_a_failed_engine_shows_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = written(tmp_path, "import os; exit(os.environ['SET'])")
-    monkeypatch.setattr(process, "ENGINE_SCRIPT", script)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_a_long_answer_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = '{"concurrency": 1, "temperature": 0.0, "spec_decode": {}, "parts": null, '
+    rest = '"generation": {"outputs": [], "seconds": 1, "steps": 1, "request_steps": 1}}'
+    code = f"""
+import sys, time
+with open(sys.argv[2], "w") as results:
+    sys.stdin.readline()
+    for part in ({answer!r}, {rest!r}, "\\n"):
+        print(part, end="", file=results, flush=True)
+        time.sleep(0.2)
+"""
+    script(tmp_path, code, monkeypatch)
+    with EngineProcess(fake_job(tmp_path), {}) as engine:
+        assert started(engine).measure(CASE).generation.steps == 1
 
-    with pytest.raises(
-        EngineError, match=r"no such model\nThe engine .* failed; its log: "
-    ) as failed:
-        run_engine(JOB, {"SET": "no such model"}, lambda: None)
+
+def test_a_paused_engine_stands_still_with_all_its_processes(folder: Path) -> None:
+    with EngineProcess(fake_job(folder), {}) as engine:
+        started(engine).pause()
+        assert eventually(lambda: paused(folder))
+
+        engine.resume()
+        assert engine.measure(CASE).concurrency == CASE.concurrency
+        assert psutil.STATUS_STOPPED not in {found.status() for found in processes(folder)}
+
+
+def test_a_failed_start_shows_its_log(folder: Path) -> None:
+    with (
+        EngineProcess(fake_job(folder, dies="start"), {}) as engine,
+        pytest.raises(
+            EngineError, match=r"no such model\nThe engine .* failed; its log: "
+        ) as failed,
+    ):
+        engine.wait_until_started()
     assert Path(str(failed.value).split()[-1]).read_text() == "no such model\n"
+    assert all_gone(folder)
+
+
+def test_variables_and_surroundings_are_its_environment(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIVEN", "1")
+    script(folder, "import os; exit(os.environ['SET'] + os.environ['GIVEN'])", monkeypatch)
+    with (
+        pytest.raises(EngineError, match=r"^21\n"),
+        EngineProcess(fake_job(folder), {"SET": "2"}) as engine,
+    ):
+        engine.wait_until_started()
+
+
+def test_one_that_dies_while_it_measures_fails(folder: Path) -> None:
+    with (
+        pytest.raises(EngineError, match="out of memory"),
+        EngineProcess(fake_job(folder, dies="measure"), {}) as engine,
+    ):
+        started(engine).measure(CASE)
+    assert all_gone(folder)
+
+
+def test_one_that_died_while_it_was_paused_fails_at_its_turn(folder: Path) -> None:
+    with (
+        pytest.raises(EngineError, match="failed; its log"),
+        EngineProcess(fake_job(folder), {}) as engine,
+    ):
+        started(engine).pause()
+        for found in processes(folder):
+            if found.cmdline()[0] == sys.executable:
+                found.kill()
+        assert eventually(lambda: len(processes(folder)) < 2)
+        engine.resume()
+        engine.measure(CASE)
+    assert all_gone(folder)
+
+
+def test_an_exception_ends_paused_and_busy_engines(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    with (
+        pytest.raises(KeyboardInterrupt),
+        EngineProcess(fake_job(folder), {}) as idle,
+        EngineProcess(fake_job(folder, hangs="politely"), {}) as busy,
+    ):
+        started(idle).pause()
+        started(busy)
+        monkeypatch.setattr(process, "time", SimpleNamespace(sleep=interrupt))
+        began = time.monotonic()
+        busy.measure(CASE)
+    assert time.monotonic() - began < process.SECONDS_TO_END, "it went on measuring"
+    assert all_gone(folder)
+
+
+def test_one_that_does_not_end_is_killed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "SECONDS_TO_END", 0.1)
+    with (
+        pytest.raises(KeyboardInterrupt),
+        EngineProcess(fake_job(folder, hangs="stubbornly"), {}) as engine,
+    ):
+        started(engine)._input.write(b"{}\n")
+        raise KeyboardInterrupt
+    assert all_gone(folder)
+
+
+def test_paused_engines_do_not_outlive_a_killed_benchmark(folder: Path) -> None:
+    """As when memory runs out: then nobody is left to resume and end them."""
+    code = f"""
+import sys, time
+sys.path.append({str(Path(process.__file__).parents[1])!r})
+from pathlib import Path
+from throughput_parts import process
+from throughput_parts.engine import Job
+process.ENGINE_SCRIPT = Path({fake_engine.__file__!r})
+engine = process.EngineProcess(Job(**{vars(fake_job(folder))!r}), {{}})
+engine.wait_until_started()
+engine.pause()
+time.sleep(1000)
+"""
+    environment = {**os.environ, "TMPDIR": str(folder.parent)}  # its files are left
+    with subprocess.Popen([sys.executable, "-c", code], env=environment) as benchmark:
+        was_paused = eventually(lambda: paused(folder))
+        benchmark.kill()
+    assert was_paused
+    assert all_gone(folder)
 
 
 def test_an_engine_does_not_see_the_parts_beside_it(
@@ -53,10 +186,10 @@ def test_an_engine_does_not_see_the_parts_beside_it(
 ) -> None:
     """Something else may look for modules of names like `plot` and `process`."""
     (tmp_path / "plot.py").touch()
-    code = "import sys, importlib.util as util; exit(util.find_spec('plot') is not None)"
-    monkeypatch.setattr(process, "ENGINE_SCRIPT", written(tmp_path, code))
-
-    assert run_engine(JOB, {}, lambda: None) == []
+    code = "import sys, importlib.util as util; util.find_spec('plot') or open(sys.argv[2], 'w')"
+    script(tmp_path, code, monkeypatch)
+    with EngineProcess(fake_job(tmp_path), {}) as engine:
+        engine.wait_until_started()
 
 
 def test_libraries_are_preloaded_for_cpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,11 @@
-"""Runs of an engine and their measurements, made up, for the tests of benchmarks/throughput.py."""
+"""Jobs of an engine, its runs and their measurements, made up: for tests of throughput.py."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from throughput_parts.engine import Generation, Run
+from throughput_parts.engine import Generation, Job, Run
 from throughput_parts.methods import MethodName
 from throughput_parts.report import Measurement, Row, summarise
 
@@ -20,6 +21,12 @@ PARTS = {
 }
 UNDRAFTED = {"undrafted_steps": 10}
 """What the engine counts besides, where it chooses the budget itself."""
+
+
+def fake_job(folder: Path, **behaviour: str) -> Job:
+    """For the engine of fake_engine.py, whose docstring says what it can be told."""
+    engine = {"speculative_config": None, "folder": str(folder), **behaviour}
+    return Job(engine, 0, [[1]], None, 8, False, False)
 
 
 def run(seconds: float, outputs: list[list[int]], **changes: Any) -> Run:
