@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from vllm_redrafter.engine.cpu import tree_parts
 from vllm_redrafter.engine.cpu.tree_attention import TreeQueries
-from vllm_redrafter.engine.cpu.tree_parts import LayerShape, Products, Workspace, split_requests
+from vllm_redrafter.engine.cpu.tree_parts import (
+    LayerShape,
+    Matrices,
+    Products,
+    Workspace,
+    split_requests,
+)
 from vllm_redrafter.token_tree import TokenTree
 
 BLOCK_SIZE = 16
@@ -118,13 +124,35 @@ def test_memory_is_used_again() -> None:
     workspace = Workspace()
     (large,) = queries([100], [4]).parts(SHAPE, -1)
     (small,) = queries([50], [3]).parts(SHAPE, -1)
-    first = Products(large, SHAPE, workspace)
+    first = Products(large, SHAPE, workspace).matrices
     for part in (small, large):
-        again = Products(part, SHAPE, workspace)
+        again = Products(part, SHAPE, workspace).matrices
         for name in ("query", "keys", "scores", "weights", "attended"):
             assert getattr(again, name).data_ptr() == getattr(first, name).data_ptr(), name
     (larger,) = queries([200], [4]).parts(SHAPE, -1)
-    assert Products(larger, SHAPE, workspace).scores.data_ptr() != first.scores.data_ptr()
+    assert Products(larger, SHAPE, workspace).matrices.scores.data_ptr() != first.scores.data_ptr()
+
+
+def test_steps_of_one_size_share_their_matrices_until_the_memory_grows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tree_parts, "KEPT_SIZES", 2)
+    workspace = Workspace()
+
+    def matrices(context: int) -> Matrices:
+        (part,) = queries([context], [4]).parts(SHAPE, -1)
+        return Products(part, SHAPE, workspace).matrices
+
+    first = matrices(100)
+    assert matrices(99) is first
+    assert matrices(50) is not first
+    # A third size: the two before it are forgotten.
+    matrices(20)
+    second = matrices(100)
+    assert second is not first
+    assert second.scores.data_ptr() == first.scores.data_ptr()
+    matrices(200)
+    assert matrices(100).scores.data_ptr() != second.scores.data_ptr()
 
 
 def test_memory_of_several_dtypes_is_apart() -> None:

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from vllm_redrafter.engine.cpu.tree_parts import (
-    Indices,
     LayerShape,
     Products,
     TreePart,
+    Trees,
     Workspace,
     split_requests,
 )
+from vllm_redrafter.engine.cpu.tree_plan import SLOT_MULTIPLE, block_ranges
 from vllm_redrafter.token_tree import TokenTree
 
 
@@ -57,36 +58,26 @@ class TreeQueries:
 
     def parts(self, shape: LayerShape, sliding_window: int) -> list[TreePart]:
         """The trees, split so that each part's K and V are gathered at once."""
-        context, nodes = self.context_lens.numpy(), self.tree.num_nodes.numpy()
-        end = -(-(context + nodes) // self.block_size)
-        first = np.zeros_like(end)
-        if sliding_window > 0:
-            # The root is the first node by position: no other sees as far back.
-            first = (context - sliding_window + 1).clip(0) // self.block_size
-        block_bytes = 4 * shape.kv_heads * 2 * shape.head_size * self.block_size
-        requests = split_requests(end - first, block_bytes)
-        return [self._part(chosen, first, end, sliding_window) for chosen in requests]
+        trees, size, window = self._trees, self.block_size, sliding_window
+        first, count = block_ranges(trees.num_nodes, trees.context_lens, size, window)
+        requests = split_requests(count, 4 * shape.kv_heads * 2 * shape.head_size * size)
+        if len(requests) == 1:
+            return [TreePart.planned(trees, first, count, size, window)]
+        return [
+            TreePart.planned(trees.select(chosen), first[chosen], count[chosen], size, window)
+            for chosen in requests
+        ]
 
-    def _part(self, chosen: Indices, first: Indices, end: Indices, window: int) -> TreePart:
-        """The trees of the requests `chosen`, and their blocks from `first` until before `end`."""
-        num_nodes = self.tree.num_nodes.numpy()[chosen]
-        slots = slice(0, num_nodes.max())
-        first, end = first[chosen], end[chosen]
-        blocks = first[:, None] + np.arange((end - first).max())
-        table = self.block_table.numpy()
-        ids = table[chosen[:, None], blocks.clip(max=table.shape[1] - 1)].astype(np.int64)
-        # Beyond a request's own blocks the table holds stale numbers: read block 0 there.
-        ids[blocks >= end[:, None]] = 0
-        return TreePart(
-            num_nodes=num_nodes,
-            depths=self.tree.depths.numpy()[chosen, slots].astype(np.int64),
-            ancestors=self.tree.ancestor_mask.numpy()[chosen, slots, slots],
-            rows=self.rows.numpy()[chosen, slots],
-            context_lens=self.context_lens.numpy()[chosen],
-            first_slots=first * self.block_size,
-            block_ids=ids,
-            block_size=self.block_size,
-            sliding_window=window,
+    @property
+    def _trees(self) -> Trees:
+        """Nothing is copied where the types are those of a step."""
+        return Trees(
+            num_nodes=np.ascontiguousarray(self.tree.num_nodes.numpy(), dtype=np.int32),
+            parents=np.ascontiguousarray(self.tree.parents.numpy(), dtype=np.int32),
+            depths=np.ascontiguousarray(self.tree.depths.numpy(), dtype=np.int32),
+            rows=np.ascontiguousarray(self.rows.numpy(), dtype=np.int64),
+            context_lens=np.ascontiguousarray(self.context_lens.numpy(), dtype=np.int64),
+            block_table=np.ascontiguousarray(self.block_table.numpy(), dtype=np.int32),
         )
 
 
@@ -131,30 +122,46 @@ def paged_tree_attention(
     kv_heads, head_size = kv_cache.shape[1], query.shape[2]
     shape = LayerShape(kv_heads, query.shape[1] // kv_heads, head_size, kv_cache.dtype)
     for products in queries.products(shape, variant.sliding_window, workspace):
+        matrices = products.matrices
         products.read(query, kv_cache)
         _score(products, variant)
-        torch.softmax(products.scores, dim=-1, out=products.weights)
-        torch.bmm(products.weights, products.values, out=products.attended)
+        torch.softmax(matrices.scores, dim=-1, out=matrices.weights)
+        torch.bmm(matrices.weights, matrices.values, out=matrices.attended)
         if variant.sinks is not None:
             _let_sinks_share(products, variant.sinks)
         products.write(output)
 
 
 def _score(products: Products, variant: AttentionVariant) -> None:
-    part, heads = products.part, (products.shape.kv_heads, products.shape.group, 1, 1)
+    shape, matrices = products.shape, products.matrices
     scale = variant.scale / variant.soft_cap if variant.soft_cap > 0 else variant.scale
-    products.scores.baddbmm_(products.query, products.keys, beta=0, alpha=scale)
+    matrices.scores.baddbmm_(matrices.query, matrices.keys, beta=0, alpha=scale)
     if variant.soft_cap > 0:
-        products.scores.tanh_().mul_(variant.soft_cap)
+        matrices.scores.tanh_().mul_(variant.soft_cap)
     if variant.alibi_slopes is not None:
-        slopes = variant.alibi_slopes.float().view(heads)
-        products.grouped_scores.addcmul_(slopes, part.float_distances)
-    products.maskable_scores.add_(part.bias)
+        slopes = variant.alibi_slopes.float().view(shape.kv_heads, shape.group, 1, 1)
+        matrices.grouped_scores.addcmul_(slopes, products.part.float_distances)
+    products.maskable_scores.add_(products.part.bias)
 
 
 def _let_sinks_share(products: Products, sinks: Tensor) -> None:
     """Scale by sum(e^score) / (sum(e^score) + e^sink), what a softmax with the sink gives."""
-    shape = products.shape
-    total = products.grouped_scores.logsumexp(dim=-1)
+    shape, attended = products.shape, products.matrices.attended
+    total = products.matrices.grouped_scores.logsumexp(dim=-1)
     share = (total - sinks.float().view(shape.kv_heads, shape.group, 1)).sigmoid()
-    products.attended.mul_(share.view(*products.attended.shape[:2], 1))
+    attended.mul_(share.view(*attended.shape[:2], 1))
+
+
+def rehearse() -> None:
+    """Let numba compile the planning now, and not in the first step."""
+    root = torch.zeros(1, 1, dtype=torch.int32)
+    tree = TokenTree(root, root, root, num_nodes=torch.ones(1, dtype=torch.int32))
+    queries = TreeQueries(
+        tree=tree,
+        rows=torch.zeros(1, 1, dtype=torch.int64),
+        context_lens=torch.zeros(1, dtype=torch.int64),
+        block_table=root,
+        block_size=SLOT_MULTIPLE,
+    )
+    shape = LayerShape(kv_heads=1, group=1, head_size=1, dtype=torch.float32)
+    queries.products(shape, sliding_window=-1, workspace=Workspace())

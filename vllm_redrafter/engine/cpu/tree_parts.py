@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from vllm_redrafter.engine.cpu.tree_plan import Array, fit_together, gather_rows, plan_part
 
 Indices = NDArray[np.int64]
 
@@ -24,12 +26,11 @@ PART_BYTES = 1 << 24
 PADDING_BYTES = 1 << 18
 """The most padding among that: gathering and multiplying more costs what a part of its own does."""
 
-SLOT_MULTIPLE = 16
-"""Slots are multiplied in such steps, whole vectors; block sizes are multiples of it."""
+KEPT_SIZES = 256
+"""Of how many sizes of parts a workspace remembers the matrices."""
 
 
-@dataclass(frozen=True)
-class LayerShape:
+class LayerShape(NamedTuple):
     """What layers must have in common to share a plan.
 
     Attributes:
@@ -45,19 +46,129 @@ class LayerShape:
     dtype: torch.dtype
 
 
+class Sizes(NamedTuple):
+    """Whatever the matrices of a part depend on.
+
+    Attributes:
+        shape: of the layers.
+        requests: R.
+        nodes: T, of the largest tree.
+        blocks: gathered per request.
+        block_size: tokens per block.
+        slots: S, see `TreePart`.
+    """
+
+    shape: LayerShape
+    requests: int
+    nodes: int
+    blocks: int
+    block_size: int
+    slots: int
+
+
 class Workspace:
     """Memory that layers, parts and steps use one after another; grows to the largest of them."""
 
     def __init__(self) -> None:
         self._memory: dict[tuple[str, torch.dtype], Tensor] = {}
+        self._matrices: dict[Sizes, Matrices] = {}
 
-    def take(self, name: str, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        """A contiguous tensor of the memory called `name`; whatever was in it is lost."""
-        size = prod(shape)
+    def take(self, name: str, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The memory called `name`, at least `size` elements; what was in it may be lost."""
         memory = self._memory.get((name, dtype))
-        if memory is None or memory.numel() < size:
+        if memory is None or len(memory) < size:
             memory = self._memory[name, dtype] = torch.empty(size, dtype=dtype)
-        return memory[:size].view(shape)
+            # They would keep the smaller memory.
+            self._matrices.clear()
+        return memory
+
+    def matrices(self, sizes: Sizes) -> Matrices:
+        """Made at the first request for a size: steps are often as large as one before."""
+        made = self._matrices.get(sizes)
+        if made is None:
+            if len(self._matrices) == KEPT_SIZES:
+                self._matrices.clear()
+            made = self._matrices[sizes] = Matrices(sizes, self)
+        return made
+
+
+class Matrices:
+    """What the products of a part read and write, in the memory of a workspace.
+
+    Attributes:
+        query: [R * KV heads, group * T, head size]
+        keys: [R * KV heads, head size, S]
+        values: [R * KV heads, S, head size]
+        scores: [R * KV heads, group * T, S]
+        grouped_scores: the same memory, [R, KV heads, group, T, S].
+        weights: as `scores`.
+        attended: as `query`.
+        node_shape: R, T, KV heads, group, head size.
+        query_by_node, attended_by_node: the memory of `query` and `attended`, so shaped.
+        gathered_keys: [R * KV heads * head size * blocks, block size], of the cache's dtype.
+        gathered_values: [R * KV heads * blocks, block size * head size], of the cache's dtype.
+        widened: both in one, [elements], and the same in float32; None where that is the cache's
+            dtype.
+
+        float32 where nothing is said: bf16 and fp16 are widened, as vLLM's kernel does.
+    """
+
+    def __init__(self, sizes: Sizes, memory: Workspace) -> None:
+        # One call makes each, as the first layer of a step may wait for it.
+        (heads, group, size, _), requests, nodes, _, _, slots = sizes
+        batch, rows = requests * heads, group * nodes
+        flat = (batch, rows, size), (rows * size, size, 1)
+        strides = heads * rows * size, size, rows * size, nodes * size, 1
+        self.node_shape = requests, nodes, heads, group, size
+        by_node = self.node_shape, strides
+        query = memory.take("query", batch * rows * size)
+        self.query, self.query_by_node = query.as_strided(*flat), query.as_strided(*by_node)
+        attended = memory.take("attended", batch * rows * size)
+        self.attended = attended.as_strided(*flat)
+        self.attended_by_node = attended.as_strided(*by_node)
+        by_slot = (batch, rows, slots), (rows * slots, slots, 1)
+        self.scores = memory.take("scores", batch * rows * slots).as_strided(*by_slot)
+        self.grouped_scores = self.scores.view(requests, heads, group, nodes, slots)
+        self.weights = memory.take("weights", batch * rows * slots).as_strided(*by_slot)
+        self._take_gathered(sizes, batch, memory)
+
+    def _take_gathered(self, sizes: Sizes, batch: int, memory: Workspace) -> None:
+        """K of all blocks, and V behind it; only the first S of the slots are multiplied."""
+        (_, _, size, dtype), _, _, blocks, block_size, slots = sizes
+        padded, block = blocks * block_size, block_size * size
+        matrix, half = padded * size, batch * padded * size
+        gathered = floats = memory.take("gathered", 2 * half, dtype)
+        self.widened: tuple[Tensor, Tensor] | None = None
+        if dtype != torch.float32:
+            floats = memory.take("wide", 2 * half)
+            self.widened = gathered[: 2 * half], floats[: 2 * half]
+        self.gathered_keys = gathered.as_strided((half // block_size, block_size), (block_size, 1))
+        self.gathered_values = gathered.as_strided((half // block, block), (block, 1), half)
+        self.keys = floats.as_strided((batch, size, slots), (matrix, padded, 1))
+        self.values = floats.as_strided((batch, slots, size), (matrix, size, 1), half)
+
+
+class Trees(NamedTuple):
+    """The trees and contexts of R requests, in the one layout that the planning is compiled for.
+
+    Attributes:
+        num_nodes: [R] int32, roots counted.
+        parents, depths: [R, T] int32, see `TokenTree`.
+        rows: [R, T] int64, the flat query row of each node; unused slots repeat their root's.
+        context_lens: [R] int64, n.
+        block_table: [R, >= blocks in use] int32.
+    """
+
+    num_nodes: Array
+    parents: Array
+    depths: Array
+    rows: Array
+    context_lens: Array
+    block_table: Array
+
+    def select(self, requests: Indices) -> Trees:
+        """The trees of some requests."""
+        return Trees(*(array[requests] for array in self))
 
 
 @dataclass
@@ -65,40 +176,49 @@ class TreePart:
     """Some requests' trees, and the blocks that they attend to.
 
     Attributes:
-        num_nodes: [R], the root counted.
-        depths: [R, T].
-        ancestors: [R, T, T] bool: entry (i, j) says that j is i or an ancestor of i.
-        rows: [R, T] int64, the flat query row of each node; unused slots repeat their root's.
-        context_lens: [R] n.
-        first_slots: [R], where the gathered slots begin: a multiple of the block size, above 0
-            where a sliding window hides what is before it.
-        block_ids: [R, blocks], of the gathered blocks; block 0 beyond a request's own.
+        trees: their T is at least this part's, the nodes of its largest tree.
+        rows: [R, T] int64, of `trees`.
+        first_slots: [R] int64, where the gathered slots begin: a multiple of the block size, above
+            0 where a sliding window hides what is before it.
+        block_ids: [R, blocks] int64, of the gathered blocks; block 0 beyond a request's own.
         block_size: tokens per block.
-        sliding_window: keys at least this many positions back are hidden; -1 for none.
+        num_slots: S, how many of the gathered slots are multiplied per request.
+        hidden_from: the first gathered slot that may be hidden from a node.
+        slice: the flat rows, where they follow one another: trees of one size, the usual case.
+        bias: [R, 1, 1, T, S - hidden_from] float32: 0 where visible, else -inf.
     """
 
-    num_nodes: Indices
-    depths: Indices
-    ancestors: NDArray[np.bool_]
+    trees: Trees
     rows: Indices
-    context_lens: Indices
     first_slots: Indices
     block_ids: Indices
     block_size: int
-    sliding_window: int
+    num_slots: int
+    hidden_from: int
+    slice: slice | None
+    bias: Tensor
 
-    @cached_property
-    def num_slots(self) -> int:
-        """S, how many of the gathered slots are multiplied per request."""
-        used = int((self.context_lens - self.first_slots + self.num_nodes).max())
-        return -(-used // SLOT_MULTIPLE) * SLOT_MULTIPLE
-
-    @cached_property
-    def slice(self) -> slice | None:
-        """The flat rows, where they follow one another: trees of one size, the usual case."""
-        rows = self.rows.ravel()
-        first, end = int(rows[0]), int(rows[0]) + rows.size
-        return slice(first, end) if np.array_equal(rows, np.arange(first, end)) else None
+    @classmethod
+    def planned(
+        cls, trees: Trees, first_blocks: Array, num_blocks: Array, block_size: int, window: int
+    ) -> TreePart:
+        """See `tree_plan.plan_part`."""
+        num_slots, hidden_from, first_row, first_slots, block_ids, bias = plan_part(
+            *trees, first_blocks, num_blocks, block_size, window
+        )
+        rows = trees.rows[:, : bias.shape[3]]
+        end = first_row + rows.size
+        return cls(
+            trees=trees,
+            rows=rows,
+            first_slots=first_slots,
+            block_ids=block_ids,
+            block_size=block_size,
+            num_slots=num_slots,
+            hidden_from=hidden_from,
+            slice=slice(first_row, end) if first_row >= 0 else None,
+            bias=torch.from_numpy(bias),
+        )
 
     @cached_property
     def flat_rows(self) -> Tensor:
@@ -108,51 +228,21 @@ class TreePart:
     @cached_property
     def nodes(self) -> tuple[Tensor, Tensor]:
         """([N], [N]): which of the R * T slots are nodes, and their flat rows."""
-        is_node = np.arange(self.rows.shape[1]) < self.num_nodes[:, None]
+        is_node = np.arange(self.rows.shape[1]) < self.trees.num_nodes[:, None]
         nodes = torch.from_numpy(is_node.ravel().nonzero()[0])
         return nodes, self.flat_rows[nodes]
 
-    def distances(self, start: int = 0) -> Indices:
-        """[R, T, S - start]: each slot's key position minus each node's position."""
-        nodes = self._node_at(start)
-        last = self.rows.shape[1] - 1
-        depth = np.take_along_axis(self.depths, nodes.clip(0, last), axis=1)
-        keys = np.where(nodes < 0, nodes, depth)  # both relative to n
-        return keys[:, None] - self.depths[:, :, None]
-
-    def _node_at(self, start: int) -> Indices:
-        """[R, S - start]: the node in each slot; negative in the context."""
-        slots = np.arange(start, self.num_slots)
-        return slots + (self.first_slots - self.context_lens)[:, None]
-
-    @cached_property
-    def hidden_from(self) -> int:
-        """The first gathered slot that may be hidden from a node."""
-        context = self.context_lens - self.first_slots
-        farthest = int((context + self.depths.max(axis=1)).max())
-        if 0 < self.sliding_window <= farthest:
-            return 0
-        return int(context.min())
-
-    @cached_property
-    def bias(self) -> Tensor:
-        """[R, 1, 1, T, S - hidden_from] float32: 0 where visible, else -inf."""
-        requests, nodes = self.rows.shape
-        # By node of the tree, and before them the context, after them what is in no tree.
-        table = np.full((requests, nodes, nodes + 2), -np.inf, dtype=np.float32)
-        table[:, :, 0] = 0
-        table[:, :, 1:-1][self.ancestors] = 0
-        column = np.minimum(np.maximum(self._node_at(self.hidden_from), -1), nodes) + 1
-        # Advanced indices apart from one another: the slots' dimension comes before the nodes'.
-        bias = table[np.arange(requests)[:, None], :, column].transpose(0, 2, 1)
-        if self.sliding_window > 0:
-            bias[-self.distances(self.hidden_from) >= self.sliding_window] = -np.inf
-        return torch.from_numpy(bias)[:, None, None]
-
     @cached_property
     def float_distances(self) -> Tensor:
-        """[R, 1, 1, T, S] float32, what ALiBi multiplies."""
-        return torch.from_numpy(self.distances().astype(np.float32))[:, None, None]
+        """[R, 1, 1, T, S] float32, each slot's key position minus each node's: for ALiBi."""
+        slots = self.rows.shape[1]
+        depths = self.trees.depths[:, :slots].astype(np.int64)
+        # The node in each slot; negative in the context.
+        nodes = np.arange(self.num_slots) + (self.first_slots - self.trees.context_lens)[:, None]
+        depth = np.take_along_axis(depths, nodes.clip(0, slots - 1), axis=1)
+        keys = np.where(nodes < 0, nodes, depth)  # both relative to n
+        distances = keys[:, None] - depths[:, :, None]
+        return torch.from_numpy(distances.astype(np.float32))[:, None, None]
 
 
 def split_requests(num_blocks: Indices, block_bytes: int) -> list[Indices]:
@@ -165,9 +255,7 @@ def split_requests(num_blocks: Indices, block_bytes: int) -> list[Indices]:
     Returns:
         Indices of requests, each part's ascending. One part where the limits allow it.
     """
-    padded = int(num_blocks.max()) * len(num_blocks)
-    padding = (padded - int(num_blocks.sum())) * block_bytes
-    if padded * block_bytes <= PART_BYTES and padding <= PADDING_BYTES:
+    if fit_together(num_blocks, PART_BYTES // block_bytes, PADDING_BYTES // block_bytes):
         return [np.arange(len(num_blocks))]
     order, parts = np.argsort(-num_blocks, kind="stable"), []
     while order.size:
@@ -186,55 +274,24 @@ class Products:
     """A part's index tensors and memory for layers of one shape.
 
     Attributes:
-        query: [R * KV heads, group * T, head size]
-        keys: [R * KV heads, head size, S]
-        values: [R * KV heads, S, head size]
-        scores: [R * KV heads, group * T, S]
-        grouped_scores: the same memory, [R, KV heads, group, T, S].
-        maskable_scores: of these, the slots that may be hidden.
-        weights: as `scores`.
-        attended: as `query`.
-
-        All float32: bf16 and fp16 are widened, as vLLM's kernel does.
+        part: whose products these are.
+        shape: of the layers.
+        matrices: what is multiplied.
+        maskable_scores: of `matrices.grouped_scores`, the slots that may be hidden.
     """
 
     def __init__(self, part: TreePart, shape: LayerShape, memory: Workspace) -> None:
         self.part, self.shape = part, shape
         requests, nodes = part.rows.shape
-        heads, size, slots = shape.kv_heads, shape.head_size, part.num_slots
-        rows, batch = shape.group * nodes, requests * shape.kv_heads
-        self.query = memory.take("query", batch, rows, size)
-        self.scores = memory.take("scores", batch, rows, slots)
-        self.weights = memory.take("weights", batch, rows, slots)
-        self.attended = memory.take("attended", batch, rows, size)
-        self.grouped_scores = self.scores.view(requests, heads, shape.group, nodes, slots)
-        self.maskable_scores = self.grouped_scores[..., part.hidden_from :]
-        self._split = (requests, nodes, heads, shape.group, size)
-        grouped = (requests, heads, shape.group, nodes, size)
-        self._query_by_node = self.query.view(grouped).permute(0, 3, 1, 2, 4)
-        self._attended_by_node = self.attended.view(grouped).permute(0, 3, 1, 2, 4)
-        self._plan_gather(memory)
-        gathered = self._wide if self._wide is not None else self._gathered
-        self.keys = gathered[0].view(batch, size, -1)[:, :, :slots]
-        self.values = gathered[1].view(batch, -1, size)[:, :slots]
-
-    def _plan_gather(self, memory: Workspace) -> None:
-        """Where K and V lie in the cache (`kv_cache.key_value_views`), and where they go."""
-        part, shape = self.part, self.shape
-        # [R, KV heads, blocks]: each block's K half and V half lie one after the other.
-        heads = np.arange(shape.kv_heads)[:, None]
-        halves = (part.block_ids[:, None] * shape.kv_heads + heads) * 2
-        # K is transposed: a row of the cache is one of head size, in a block's tokens.
-        dimension = np.arange(shape.head_size)[:, None]
-        key_rows = halves[:, :, None] * shape.head_size + dimension
-        self._key_rows = torch.from_numpy(key_rows.ravel())
-        self._value_halves = torch.from_numpy((halves + 1).ravel())
-        half = shape.head_size * part.block_size
-        size = (2, halves.size * half)
-        self._gathered = memory.take("gathered", *size, dtype=shape.dtype)
-        self._key_target = self._gathered[0].view(-1, part.block_size)
-        self._value_target = self._gathered[1].view(-1, half)
-        self._wide = None if shape.dtype == torch.float32 else memory.take("wide", *size)
+        blocks = part.block_ids.shape[1]
+        sizes = Sizes(shape, requests, nodes, blocks, part.block_size, part.num_slots)
+        self.matrices = memory.matrices(sizes)
+        self.maskable_scores = self.matrices.grouped_scores[..., part.hidden_from :]
+        key_rows, value_halves = gather_rows(part.block_ids, shape.kv_heads, shape.head_size)
+        self._key_rows = torch.from_numpy(key_rows)
+        self._value_halves = torch.from_numpy(value_halves)
+        # The cache, as it is gathered from.
+        self._rows, self._halves = (-1, part.block_size), (-1, part.block_size * shape.head_size)
 
     def read(self, query: Tensor, kv_cache: Tensor) -> None:
         """Gather the nodes' queries, and K and V of the blocks in use.
@@ -243,20 +300,25 @@ class Products:
             query: [tokens, query heads, head size], of the whole batch.
             kv_cache: [blocks, KV heads, block size, 2 * head size].
         """
-        rows, target = self.part.slice, self._key_target
-        nodes = query[rows] if rows is not None else query.index_select(0, self.part.flat_rows)
-        self._query_by_node.copy_(nodes.view(self._split))
-        torch.index_select(kv_cache.view(-1, target.shape[1]), 0, self._key_rows, out=target)
-        target = self._value_target
-        torch.index_select(kv_cache.view(-1, target.shape[1]), 0, self._value_halves, out=target)
-        if self._wide is not None:
-            self._wide.copy_(self._gathered)
+        part, matrices = self.part, self.matrices
+        if part.slice is not None:
+            nodes = query[part.slice]
+        else:
+            nodes = query.index_select(0, part.flat_rows)
+        matrices.query_by_node.copy_(nodes.view(matrices.node_shape))
+        rows, halves = kv_cache.view(self._rows), kv_cache.view(self._halves)
+        torch.index_select(rows, 0, self._key_rows, out=matrices.gathered_keys)
+        torch.index_select(halves, 0, self._value_halves, out=matrices.gathered_values)
+        if matrices.widened is not None:
+            narrow, wide = matrices.widened
+            wide.copy_(narrow)
 
     def write(self, output: Tensor) -> None:
         """Put `attended` into the nodes' rows of `output`, [tokens, query heads, head size]."""
-        if self.part.slice is not None:
-            output[self.part.slice].view(self._split).copy_(self._attended_by_node)
+        matrices, part = self.matrices, self.part
+        if part.slice is not None:
+            output[part.slice].view(matrices.node_shape).copy_(matrices.attended_by_node)
         else:
-            nodes, rows = self.part.nodes
-            attended = self._attended_by_node.reshape(-1, *output.shape[1:])
+            nodes, rows = part.nodes
+            attended = matrices.attended_by_node.reshape(-1, *output.shape[1:])
             output.index_copy_(0, rows, attended.index_select(0, nodes).to(output.dtype))
