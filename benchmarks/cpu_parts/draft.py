@@ -13,6 +13,8 @@ from vllm_redrafter.beam_search import beam_search
 from vllm_redrafter.config import DrafterConfig
 from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.engine.cpu.packed_drafter import PackedDrafter
+from vllm_redrafter.engine.cpu.search import search
+from vllm_redrafter.policy import SearchShape
 
 
 @dataclass(frozen=True)
@@ -50,10 +52,15 @@ class Draft:
         self.packed = PackedDrafter(self.plain)
         self.embed = torch.nn.Embedding(config.vocab_size, config.hidden_size, dtype=dtype)
 
-    def search(self, head: Drafter | PackedDrafter, requests: int, width: int, length: int) -> None:
+    def search(self, packed: bool, requests: int, width: int, length: int) -> None:
+        """As training and `evaluate` search, or as the engine does."""
         hidden = torch.zeros(requests, self.config.hidden_size, dtype=self.dtype)
         roots = torch.arange(requests) % self.config.vocab_size
-        beam_search(head, self.embed, hidden, roots, width, length)
+        shape = SearchShape(width, length)
+        if packed:
+            search(self.packed, self.embed, hidden, roots, shape)
+        else:
+            beam_search(self.plain, self.embed, hidden, roots, *shape)
 
     @torch.inference_mode()
     def products(self, requests: int, width: int, length: int) -> None:
@@ -76,8 +83,8 @@ class Draft:
 def measure(draft: Draft, requests: int, width: int, length: int, repeats: int) -> Cost:
     """Time one size."""
     parts: dict[str, Callable[[], None]] = {
-        "plain": lambda: draft.search(draft.plain, requests, width, length),
-        "packed": lambda: draft.search(draft.packed, requests, width, length),
+        "plain": lambda: draft.search(False, requests, width, length),
+        "packed": lambda: draft.search(True, requests, width, length),
         "products": lambda: draft.products(requests, width, length),
     }
     bandwidth = timing.read_bandwidth()

@@ -34,7 +34,7 @@ SURVEY_INTERVAL = 32
 PLAIN_STEPS, PLAIN_INTERVAL = 3, 64
 """Plain steps, after the first, that have to be seen before drafting can be compared with them, for
 each size of the batch; and the steps of drafting after which one is looked at again."""
-KEPT_STEPS = 8
+KEPT_STEPS = 16
 """Steps that a search is kept, once chosen for a number of requests."""
 
 

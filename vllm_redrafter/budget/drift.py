@@ -24,7 +24,7 @@ MEMORY = 16
 PRIOR = 2.0
 """Steps of its own, after the first, that a quartile needs to count as much as the wider one that
 it leans on."""
-RENEWAL = 8
+RENEWAL = 16
 """Steps for which what was asked for once is kept."""
 CELLS = 32
 """Half octaves: up to 2^16."""

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from time import perf_counter
 
-from torch import Tensor
+import numpy as np
+import numpy.typing as npt
 
 
 @dataclass
@@ -49,14 +50,16 @@ class StepStats:
         finally:
             setattr(self, part, getattr(self, part) + perf_counter() - started)
 
-    def count_drafts(self, num_drafted: Tensor) -> None:
+    def count_drafts(self, num_drafted: npt.NDArray[np.int64]) -> None:
         """Count a step's drafts: [R] integers, 0 for a request without one."""
         verified = int((num_drafted > 0).sum())
         self.steps += verified > 0
         self.verifications += verified
         self.drafted_tokens += int(num_drafted.sum())
 
-    def count_sampled(self, num_drafted: Tensor, num_sampled: Tensor) -> None:
+    def count_sampled(
+        self, num_drafted: npt.NDArray[np.int64], num_sampled: npt.NDArray[np.int32]
+    ) -> None:
         """Count what the requests with a draft output: [R] integers each."""
         self.sampled_tokens += int(num_sampled[num_drafted > 0].sum())
 

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from vllm.v1.utils import CpuGpuBuffer
 
-from vllm_redrafter.engine.cpu.kv_cache import compact, key_value_views, moves, stack_layers
+from vllm_redrafter.engine.cpu.kv_cache import compact, key_value_views, stack_layers
 from vllm_redrafter.engine.cpu.runner import TreeModelRunner
+from vllm_redrafter.engine.cpu.walk import moves
 
 BLOCK_SIZE, KV_HEADS, HEAD_SIZE, BLOCKS = 4, 2, 3, 8
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from vllm_redrafter.acceptance import AcceptedPath
 from vllm_redrafter.budget.batch_budget import BatchBudget, Plan
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
-from vllm_redrafter.engine.cpu.walk import judged_nodes, walk
+from vllm_redrafter.engine.cpu.ranking import cut
+from vllm_redrafter.engine.cpu.walk import judged_nodes
 from vllm_redrafter.engine.stats import StepStats
 from vllm_redrafter.policy import search_shape
 from vllm_redrafter.token_tree import TokenTree
@@ -45,7 +46,7 @@ class FixedDrafting:
         hidden: Tensor,
         roots: Tensor,
         chain: Tensor | None,
-        most: Tensor,
+        most: npt.NDArray[np.int64],
     ) -> TokenTree:
         """Draft for R requests.
 
@@ -54,13 +55,14 @@ class FixedDrafting:
             hidden: [R, H], the hidden state that predicted each root.
             roots: [R] int64, the last sampled tokens.
             chain: [R] bool, requests that need a chain; None where none does.
-            most: [R] int32, the most nodes of each request; somewhere above 0.
+            most: [R], the most nodes of each request; somewhere above 0.
 
         Returns:
             Trees with K + 1 slots.
         """
         tree = self.proposer.propose(hidden, roots, chain, int(most.max()))
-        return tree.prefix(most + 1)
+        cut(tree, most + 1)
+        return tree
 
     def judge(self, request_ids: Sequence[str], tree: TokenTree, accepted: AcceptedPath) -> None:
         """Learn from what was accepted of the trees of R requests: nothing, here."""
@@ -94,14 +96,10 @@ class AdaptiveDrafting(FixedDrafting):
         self._rehearse()
 
     def _rehearse(self) -> None:
-        """Let numba compile now, and not in the first steps, whose times the budget learns from."""
+        """Let numba compile the budget's loops now: see `rehearsal.py`."""
         config = self.budget.config
         budget = BatchBudget(config, self.budget.costs, max_requests=1)
         shape = search_shape(config, config.num_speculative_tokens)
-        root = torch.zeros(1, 1, dtype=torch.int32)
-        tree = TokenTree(root, root, root, num_nodes=torch.ones(1, dtype=torch.int32))
-        accepted = walk(tree, tree.tokens)
-        judged_nodes(tree, accepted.path, np.zeros((1, 1), dtype=np.float32))
         budget.drafted(shape, np.zeros((1, shape.beam_length, shape.beam_width), np.float32), 1.0)
         survival = np.zeros((1, config.num_speculative_tokens), dtype=np.float32)
         budget.share(survival, 1, Plan(shape, pays=True))
@@ -117,7 +115,7 @@ class AdaptiveDrafting(FixedDrafting):
         hidden: Tensor,
         roots: Tensor,
         chain: Tensor | None,
-        most: Tensor,
+        most: npt.NDArray[np.int64],
     ) -> TokenTree:
         """See `FixedDrafting.draft`."""
         requests, plan = len(request_ids), self._plan
@@ -126,11 +124,12 @@ class AdaptiveDrafting(FixedDrafting):
         draft = self.proposer.propose_ranked(hidden, roots, chain, plan.shape)
         self.budget.drafted(plan.shape, draft.explored, perf_counter() - started)
         survival = draft.survival[:, 1:]
-        survival[np.arange(survival.shape[1]) >= most[:, None].numpy()] = 0.0
+        survival[np.arange(survival.shape[1]) >= most[:, None]] = 0.0
         nodes, expected = self.budget.share(survival, requests, plan)
         self.stats.expected_tokens += expected.tokens - int((nodes == 0).sum())
         self._odds.update(zip(request_ids, draft.odds, strict=True))
-        return draft.tree.prefix(torch.from_numpy(nodes) + 1)
+        cut(draft.tree, nodes + 1)
+        return draft.tree
 
     def judge(self, request_ids: Sequence[str], tree: TokenTree, accepted: AcceptedPath) -> None:
         """Learn how probable a node is to be accepted."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import groupby, pairwise
 
-import torch
 from torch import Tensor
 
 
@@ -78,19 +77,3 @@ def compact(stacks: Iterable[Tensor], source: Tensor, destination: Tensor) -> No
         values[:, destination_at[0], :, destination_at[1]] = values[
             :, source_at[0], :, source_at[1]
         ]
-
-
-def moves(path: Tensor, first_row: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows that compaction has to move: those whose path leaves the linear order.
-
-    Args:
-        path: [R, T] int64, accepted nodes in depth order, -1 after them.
-        first_row: [R] int64, the flat row of each root.
-
-    Returns:
-        (source rows [N], destination rows [N]), flat; N = 0 where all paths are in place.
-    """
-    depth = torch.arange(path.shape[1], device=path.device)
-    moved = (path != depth) & (path >= 0)
-    root = first_row.unsqueeze(1)
-    return (root + path)[moved], (root + depth).expand_as(path)[moved]

@@ -13,7 +13,7 @@ behind the draws that were used: the sampled tokens are those of plain decoding.
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -31,46 +31,17 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
 
 from vllm_redrafter.acceptance import AcceptedPath
-from vllm_redrafter.token_tree import TokenTree
+from vllm_redrafter.engine.cpu.verification import NodeRows
 
 T = TypeVar("T")
 
-
-@dataclass(frozen=True)
-class NodeRows:
-    """How the logits' rows relate to trees: request by request, each one's nodes in order.
-
-    Attributes:
-        tree: R trees with T node slots.
-        request: [N] int64, the request of each row.
-        first: [R] int64, the row of each root.
-        depth: [N] int64, the depth of each row's node.
-    """
-
-    tree: TokenTree
-    request: Tensor
-    first: Tensor
-    depth: Tensor
-
-    @classmethod
-    def of(cls, tree: TokenTree) -> NodeRows:
-        counts = tree.num_nodes.long()
-        return cls(
-            tree=tree,
-            request=torch.arange(counts.shape[0]).repeat_interleave(counts),
-            first=counts.cumsum(0) - counts,
-            depth=tree.depths[tree.is_node].long(),
-        )
-
-    def at(self, node: Tensor) -> Tensor:
-        """[R, ...] nodes -> [R, ...] rows."""
-        return self.first.view(-1, *[1] * (node.dim() - 1)) + node
-
-    def padded(self, values: Tensor) -> Tensor:
-        """[N] row values -> [R, T], zero in unused slots."""
-        out = values.new_zeros(self.tree.tokens.shape)
-        out[self.tree.is_node] = values
-        return out
+PENALTIES = (
+    "prompt_token_ids",
+    "frequency_penalties",
+    "presence_penalties",
+    "repetition_penalties",
+)
+"""What vLLM's sampler reads where any request has a penalty."""
 
 
 def sample_roots(
@@ -126,11 +97,11 @@ class NodeSampler:
             logits: [N, V], the target's; may be changed in place.
 
         Returns:
-            [R, T] int32.
+            [N] int32.
         """
         output = self.sampler(logits=logits, sampling_metadata=self._repeated())
         self._logprobs = output.logprobs_tensors
-        return self.rows.padded(output.sampled_token_ids.squeeze(-1))
+        return output.sampled_token_ids.squeeze(-1)
 
     def finish(self, accepted: AcceptedPath) -> SamplerOutput:
         """vLLM's output for the accepted paths: tokens [R, T], -1 behind the last one."""
@@ -159,10 +130,7 @@ class NodeSampler:
             top_p=repeat(m.top_p),
             top_k=repeat(m.top_k),
             generators=self._row_generators(),
-            prompt_token_ids=None if m.no_penalties else repeat(m.prompt_token_ids),
-            frequency_penalties=repeat(m.frequency_penalties),
-            presence_penalties=repeat(m.presence_penalties),
-            repetition_penalties=repeat(m.repetition_penalties),
+            **({} if m.no_penalties else {name: repeat(getattr(m, name)) for name in PENALTIES}),
             output_token_ids=self._row_outputs() if m.output_token_ids else [],
             allowed_token_ids_mask=repeat(m.allowed_token_ids_mask),
             bad_words_token_ids=self._per_row(m.bad_words_token_ids),
@@ -216,31 +184,35 @@ class NodeSampler:
 
 
 def repeated_processors(processors: LogitsProcessors, rows: NodeRows) -> list[LogitsProcessor]:
-    """vLLM's built-in logits processors, acting on rows instead of requests.
+    """vLLM's built-in logits processors that have something to do, acting on rows, not requests.
 
     Raises:
         TypeError: a processor that is not built in; vLLM refuses those at start-up already when
             it speculates.
     """
-    return [_repeated_processor(processor, rows) for processor in processors.all]
+    repeated = (_repeated_processor(processor, rows) for processor in processors.all)
+    return [processor for processor in repeated if processor is not None]
 
 
-def _repeated_processor(processor: LogitsProcessor, rows: NodeRows) -> LogitsProcessor:
+def _repeated_processor(processor: LogitsProcessor, rows: NodeRows) -> LogitsProcessor | None:
+    """None where the processor has nothing to do."""
     repeated = copy(processor)
     if isinstance(repeated, MinPLogitsProcessor):
-        if repeated.min_p_count:
-            repeated.min_p = repeated.min_p[rows.request]
+        if not repeated.min_p_count:
+            return None
+        repeated.min_p = repeated.min_p[rows.request]
     elif isinstance(repeated, LogitBiasLogitsProcessor):
-        if repeated.biases:
-            entry, row = _entries_per_row(repeated.logits_slice[0], rows)
-            repeated.logits_slice = (row, repeated.logits_slice[1][entry])
-            repeated.bias_tensor = repeated.bias_tensor[entry]
+        if not repeated.biases:
+            return None
+        entry, row = _entries_per_row(repeated.logits_slice[0], rows)
+        repeated.logits_slice = (row, repeated.logits_slice[1][entry])
+        repeated.bias_tensor = repeated.bias_tensor[entry]
     elif isinstance(repeated, MinTokensLogitsProcessor):
-        if repeated.min_toks:
-            repeated.logits_slice = _below_minimum(repeated, repeated.logits_slice, rows)
-            repeated.restore_logits_slice = _below_minimum(
-                repeated, repeated.restore_logits_slice, rows
-            )
+        if not repeated.min_toks:
+            return None
+        repeated.logits_slice = _below_minimum(repeated, repeated.logits_slice, rows)
+        restored = _below_minimum(repeated, repeated.restore_logits_slice, rows)
+        repeated.restore_logits_slice = restored
     else:
         raise TypeError(f"ReDrafter cannot apply the logits processor {type(processor).__name__}")
     return repeated

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 from vllm.config import VllmConfig
 
-from vllm_redrafter.beam_search import ExploredNodes, beam_search
+from vllm_redrafter.beam_search import ExploredNodes
 from vllm_redrafter.budget.calibration import AcceptanceEstimator
 from vllm_redrafter.checkpoints.reading import load_drafter
 from vllm_redrafter.engine.cpu.packed_drafter import PackedDrafter
-from vllm_redrafter.engine.cpu.ranking import ranked_nodes
+from vllm_redrafter.engine.cpu.ranking import cut, ranked_nodes, selected_nodes
+from vllm_redrafter.engine.cpu.search import search
 from vllm_redrafter.engine.embedding import shared_embedding
 from vllm_redrafter.engine.settings import Settings
 from vllm_redrafter.policy import SearchShape, candidate_log_probs, search_shape
@@ -77,10 +78,18 @@ class TreeProposer:
             Trees with K + 1 slots whatever the step's wish, so that trees of different steps
             can be verified together.
         """
-        explored = self.explore(hidden, root_tokens, search_shape(self.config, max_nodes))
-        slots, kind = self.config.num_speculative_tokens, self.config.tree
-        tree = TokenTree.from_explored(root_tokens, explored, slots, kind, chain)
-        return tree.prefix(max_nodes + 1)
+        found = self.explore(hidden, root_tokens, search_shape(self.config, max_nodes))
+        scores = candidate_log_probs(found, self.config.tree, chain)
+        *arrays, _ = selected_nodes(
+            root_tokens.numpy(),
+            found.tokens.numpy(),
+            found.back_pointers.numpy(),
+            scores.numpy(),
+            self.config.num_speculative_tokens,
+        )
+        tree = TokenTree(*map(torch.from_numpy, arrays))
+        cut(tree, np.full(len(root_tokens), max_nodes + 1))
+        return tree
 
     def propose_ranked(
         self, hidden: Tensor, root_tokens: Tensor, chain: Tensor | None, shape: SearchShape
@@ -92,7 +101,7 @@ class TreeProposer:
             shape: the search.
         """
         found = self.explore(hidden, root_tokens, shape)
-        allowed = candidate_log_probs(found, self.config.tree, chain) > -torch.inf
+        allowed = candidate_log_probs(found, self.config.tree, chain)
         *tree, odds, survival, explored = ranked_nodes(
             root_tokens.numpy(),
             found.tokens.numpy(),
@@ -107,4 +116,4 @@ class TreeProposer:
 
     def explore(self, hidden: Tensor, root_tokens: Tensor, shape: SearchShape) -> ExploredNodes:
         """The candidates for trees that continue the roots."""
-        return beam_search(self.drafter, self.embed, hidden, root_tokens, *shape)
+        return search(self.drafter, self.embed, hidden, root_tokens, shape)

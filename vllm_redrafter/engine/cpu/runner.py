@@ -14,11 +14,11 @@ The decoding step, in the order in which vLLM calls the overridden methods:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from vllm.config import VllmConfig
@@ -39,41 +39,18 @@ from vllm_redrafter.budget.costs import CostTable
 from vllm_redrafter.engine.cpu.attention import TreeAttentionMetadata, check_cache_layout
 from vllm_redrafter.engine.cpu.costs import measure_costs
 from vllm_redrafter.engine.cpu.drafting import AdaptiveDrafting, FixedDrafting
-from vllm_redrafter.engine.cpu.kv_cache import compact, moves, stack_layers
-from vllm_redrafter.engine.cpu.node_sampler import NodeRows, NodeSampler, sample_roots
+from vllm_redrafter.engine.cpu.kv_cache import compact, stack_layers
+from vllm_redrafter.engine.cpu.node_sampler import NodeSampler, sample_roots
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
 from vllm_redrafter.engine.cpu.step_clock import StepClock
 from vllm_redrafter.engine.cpu.tree_attention import TreeQueries
-from vllm_redrafter.engine.cpu.walk import walk
+from vllm_redrafter.engine.cpu.verification import VerificationStep, verification_step
+from vllm_redrafter.engine.cpu.walk import moves, walk
 from vllm_redrafter.engine.stats import StepStats
 from vllm_redrafter.request_options import spec_tokens
 from vllm_redrafter.substitution import substituted
-from vllm_redrafter.token_tree import TokenTree
 
 logger = init_logger("vllm.redrafter")
-
-
-@dataclass(frozen=True)
-class VerificationStep:
-    """One engine step's batch with drafts: R requests, those without being trees of one node.
-
-    Attributes:
-        tree: the trees under verification, T node slots.
-        root_rows: [R] int64, the flat row of each root among the step's tokens; a request's
-            other nodes follow it.
-        rows: how the rows of hidden states and logits, which leave out all but the last row of
-            a prompt, relate to the trees.
-        drafted: [R] int64, the nodes of each tree that were drafted: no root, no padding.
-        only_nodes: the trees' nodes are all that the step reads: no prompt.
-        branching: [N] int64, the requests whose tree is no chain.
-    """
-
-    tree: TokenTree
-    root_rows: Tensor
-    rows: NodeRows
-    drafted: Tensor
-    only_nodes: bool
-    branching: Tensor
 
 
 class TreeModelRunner(CPUModelRunner):
@@ -86,7 +63,11 @@ class TreeModelRunner(CPUModelRunner):
         self.stats = StepStats()
         # By request: [2, K+1], parents and depths of the tree drafted last. Kept until the
         # scheduler runs the request again, which need not be in the next step.
-        self._links: dict[str, Tensor] = {}
+        self._links: dict[str, npt.NDArray[np.int32]] = {}
+        # A new request whose prompt is cached but for one token is padded by vLLM's scheduler to a
+        # verification, with K tokens -1: a chain of tokens that nothing draws.
+        depth = np.arange(self.proposer.config.num_speculative_tokens + 1, dtype=np.int32)
+        self._padding = np.stack([(depth - 1).clip(0), depth])
         self._step: VerificationStep | None = None
         self._last_rows: Tensor | None = None
         # The step's kind, requests and rows, where its time can be compared with others'.
@@ -147,52 +128,22 @@ class TreeModelRunner(CPUModelRunner):
                 return super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
         prepared = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
         assert prepared[1] is not None
-        num_drafted = torch.tensor(prepared[1].num_draft_tokens, dtype=torch.int32)
-        ends = self.query_start_loc.cpu[1 : requests + 1]
-        root_rows = (ends - num_drafted - 1).long()
-        tree = self._scheduled_trees(root_rows, num_drafted)
-        step = VerificationStep(
-            tree,
-            root_rows,
-            NodeRows.of(tree),
-            drafted=(tree.tokens[:, 1:] >= 0).sum(dim=1),
-            only_nodes=int(tree.num_nodes.sum()) == rows,
-            branching=_branching_requests(tree),
+        step = verification_step(
+            [self._links.get(request, self._padding) for request in self.input_batch.req_ids],
+            prepared[1].num_draft_tokens,
+            self.query_start_loc.np[1 : requests + 1],
+            self.input_ids.np,
+            # The slots have been computed from linear positions by now; RoPE shall see the depth.
+            self.positions.numpy(),
+            rows,
         )
-        # The slots have been computed from linear positions by now; RoPE shall see the depth.
-        root_positions = self.positions[root_rows].unsqueeze(1)
-        node_rows = _node_rows(step)[tree.is_node]
-        self.positions[node_rows] = (root_positions + tree.depths)[tree.is_node]
+        # The target embeds the padding too.
+        self.input_ids.gpu[:rows].clamp_(min=0)
         self.stats.count_drafts(step.drafted)
         kind = TREES if step.branching.numel() else CHAINS
         self._step = step
         self._timed = (kind, requests, rows) if step.only_nodes else None
         return prepared
-
-    def _scheduled_trees(self, root_rows: Tensor, num_drafted: Tensor) -> TokenTree:
-        """For each request the first nodes, as many as are scheduled, of the tree drafted last.
-
-        A new request whose prompt is cached but for one token is padded by vLLM's scheduler to a
-        verification, with K tokens -1: a chain of tokens that nothing draws.
-        """
-        slots = int(num_drafted.max()) + 1
-        no_links = torch.zeros(2, slots, dtype=torch.int32)
-        depth = torch.arange(slots, dtype=torch.int32)
-        padding = torch.stack([(depth - 1).clamp(min=0), depth])
-        links = torch.stack(
-            [
-                self._links.get(request, padding)[:, :slots] if drafted else no_links
-                for request, drafted in zip(
-                    self.input_batch.req_ids, num_drafted.tolist(), strict=True
-                )
-            ]
-        )
-        input_ids = self.input_ids.cpu
-        rows = (root_rows.unsqueeze(1) + torch.arange(slots)).clamp(max=input_ids.shape[0] - 1)
-        full = TokenTree(input_ids[rows], links[:, 0], links[:, 1], num_drafted + 1)
-        # The target embeds the padding too.
-        self.input_ids.gpu.clamp_(min=0)
-        return full.prefix(full.num_nodes)
 
     # 2 -- attention
 
@@ -211,7 +162,7 @@ class TreeModelRunner(CPUModelRunner):
         tree = step.tree if step.only_nodes else step.tree.select(requests)
         metadata.trees = TreeQueries(
             tree=tree,
-            rows=_node_rows(step)[requests],
+            rows=step.node_rows[requests],
             context_lens=(metadata.seq_lens[requests] - tree.num_nodes).long(),
             block_table=metadata.block_table[requests],
             block_size=metadata.block_size,
@@ -246,7 +197,7 @@ class TreeModelRunner(CPUModelRunner):
             source, destination = moves(accepted.path, step.root_rows)
             if source.numel():
                 self._move_kv_rows(source, destination)
-        self.stats.count_sampled(step.drafted, accepted.num_sampled)
+        self.stats.count_sampled(step.drafted, accepted.num_sampled.numpy())
         self._step = None
         return output
 
@@ -317,7 +268,7 @@ class TreeModelRunner(CPUModelRunner):
             return
         hidden = hidden_states[self._last_rows[active]]
         tree = self.drafting.draft(request_ids, hidden, roots, self._needs_chain(request_ids), most)
-        links = torch.stack([tree.parents, tree.depths], dim=1)
+        links = np.stack([tree.parents.numpy(), tree.depths.numpy()], axis=1)
         self._links.update(zip(request_ids, links, strict=True))
         tokens, num_nodes = tree.tokens.tolist(), tree.num_nodes.tolist()
         for i, row, nodes in zip(active, tokens, num_nodes, strict=True):
@@ -336,29 +287,16 @@ class TreeModelRunner(CPUModelRunner):
         assert isinstance(drafter, TreeProposer)
         return drafter
 
-    def _most_nodes(self, request_ids: list[str], max_nodes: int) -> Tensor:
-        """[R] int32: the most nodes of each request, by the scheduler's wish and its own."""
+    def _most_nodes(self, request_ids: list[str], max_nodes: int) -> npt.NDArray[np.int64]:
+        """[R]: the most nodes of each request, by the scheduler's wish and its own."""
         wishes = [self.requests[request].sampling_params.extra_args for request in request_ids]
-        return torch.tensor([spec_tokens(wish, max_nodes) for wish in wishes], dtype=torch.int32)
+        return np.array([spec_tokens(wish, max_nodes) for wish in wishes])
 
     def _needs_chain(self, request_ids: list[str]) -> Tensor | None:
         """[R] bool: requests with a grammar, which vLLM advances along a chain; None if none."""
         params = [self.requests[request].sampling_params for request in request_ids]
         chain = [p is not None and p.structured_outputs is not None for p in params]
         return torch.tensor(chain) if any(chain) else None
-
-
-def _node_rows(step: VerificationStep) -> Tensor:
-    """[R, T] int64, the flat row of each node; unused slots repeat their root's."""
-    node = torch.arange(step.tree.tokens.shape[1]).expand(step.tree.tokens.shape)
-    return step.root_rows.unsqueeze(1) + node.masked_fill(~step.tree.is_node, 0)
-
-
-def _branching_requests(tree: TokenTree) -> Tensor:
-    """[N] int64, the requests whose tree is no chain (chains are linear: vLLM's kernel serves)."""
-    in_line = (torch.arange(tree.tokens.shape[1]) - 1).clamp(min=0)
-    branches = (tree.parents != in_line) & tree.is_node
-    return branches.any(dim=1).nonzero().squeeze(1)
 
 
 def _builtin_logits_processors(

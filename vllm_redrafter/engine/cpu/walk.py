@@ -1,4 +1,4 @@
-"""The acceptance walk on the host, and what it teaches, in one pass over the nodes each.
+"""The acceptance walk on the host, what it moves and teaches: a pass over the nodes each.
 
 `acceptance.py` says it in torch for any device, and is what a test holds this to; about numba see
 `ranking.py`.
@@ -21,9 +21,23 @@ Array = npt.NDArray[Any]
 
 
 def walk(tree: TokenTree, sampled: Tensor) -> AcceptedPath:
-    """See `acceptance.accept_path`."""
+    """See `acceptance.accept_path`; `sampled` is [N] int32 here, at the nodes of all requests."""
     walked = _walk(*_arrays(tree), np.ascontiguousarray(sampled.numpy()))
     return AcceptedPath(*map(torch.from_numpy, walked))
+
+
+def moves(path: Tensor, first_row: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows that compaction has to move: those whose path leaves the linear order.
+
+    Args:
+        path: [R, T] int64, accepted nodes in depth order, -1 after them.
+        first_row: [R] int64, the flat row of each root.
+
+    Returns:
+        (source rows [N], destination rows [N]), flat; N = 0 where all paths are in place.
+    """
+    source, destination = _moves(path.numpy(), first_row.numpy())
+    return torch.from_numpy(source), torch.from_numpy(destination)
 
 
 def judged_nodes(
@@ -62,19 +76,35 @@ def _walk(
     num_sampled = np.zeros(requests, dtype=np.int32)
     path = np.full((requests, slots), -1, dtype=np.int64)
     last_node = np.zeros(requests, dtype=np.int64)
+    first = 0
     for r in range(requests):
         node = 0
         # Parents stand before their children, and siblings carry different tokens: from a node on
         # the path, the next is the first behind it that continues it.
         for other in range(num_nodes[r]):
-            continues = parents[r, other] == node and tokens[r, other] == sampled[r, node]
+            continues = parents[r, other] == node and tokens[r, other] == sampled[first + node]
             if other == 0 or continues:
                 node = other
                 path[r, depths[r, node]] = node
-                output[r, depths[r, node]] = sampled[r, node]
+                output[r, depths[r, node]] = sampled[first + node]
         last_node[r] = node
         num_sampled[r] = depths[r, node] + 1
+        first += num_nodes[r]
     return output, num_sampled, path, last_node
+
+
+@compiled
+def _moves(path: Array, first_row: Array) -> tuple[Array, Array]:
+    source = np.empty(path.size, dtype=np.int64)
+    destination = np.empty(path.size, dtype=np.int64)
+    count = 0
+    for r in range(path.shape[0]):
+        for depth in range(path.shape[1]):
+            if path[r, depth] >= 0 and path[r, depth] != depth:
+                source[count] = first_row[r] + path[r, depth]
+                destination[count] = first_row[r] + depth
+                count += 1
+    return source[:count].copy(), destination[:count].copy()
 
 
 @compiled

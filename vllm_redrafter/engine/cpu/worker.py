@@ -13,6 +13,7 @@ from vllm.v1.worker import cpu_worker
 from vllm.v1.worker.worker_base import CompilationTimes
 
 from vllm_redrafter.engine.cpu.executor import DraftedOutput
+from vllm_redrafter.engine.cpu.rehearsal import rehearse
 from vllm_redrafter.engine.cpu.runner import TreeModelRunner
 from vllm_redrafter.engine.published import Publisher
 from vllm_redrafter.names import CPU_TREE_ATTENTION
@@ -40,6 +41,7 @@ class ReDrafterCPUWorker(cpu_worker.CPUWorker):
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """As vLLM does; then measure what the batch's budget reckons with."""
         times = super().compile_or_warm_up_model()
+        rehearse(self.model_runner.proposer)
         self.model_runner.prepare_budget()
         # As vLLM does after its own warm-up: sampling begins where plain decoding would.
         set_random_seed(self.model_config.seed, self.parallel_config.data_parallel_index)

@@ -1,0 +1,95 @@
+"""The search on the host against `beam_search.py`, which says what it computes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from vllm_redrafter import Drafter, DrafterConfig
+from vllm_redrafter.beam_search import DraftHead, ExploredNodes, beam_search
+from vllm_redrafter.engine.cpu.packed_drafter import PackedDrafter
+from vllm_redrafter.engine.cpu.search import search
+from vllm_redrafter.policy import SearchShape
+
+V, H = 300, 32
+
+
+def drafter(draft_vocab_size: int | None = None, dtype: torch.dtype = torch.float32) -> Drafter:
+    torch.manual_seed(0)
+    config = DrafterConfig(V, H, exit_dim=48, draft_vocab_size=draft_vocab_size)
+    made = Drafter(config).to(dtype).eval().requires_grad_(False)
+    if draft_vocab_size is not None:
+        made.keep_tokens(torch.randperm(V)[:draft_vocab_size].sort().values)
+    # Far from one another, so that no two candidates are as good.
+    made.last_layer.weight.mul_(20)
+    return made
+
+
+def both(
+    head: DraftHead, requests: int, shape: SearchShape, dtype: torch.dtype = torch.float32
+) -> tuple[ExploredNodes, ExploredNodes]:
+    embedding = torch.randn(V, H).to(dtype)
+    hidden, roots = torch.randn(requests, H).to(dtype), torch.arange(requests)
+
+    def embed(tokens: Tensor) -> Tensor:
+        return embedding[tokens]
+
+    return beam_search(head, embed, hidden, roots, *shape), search(
+        head, embed, hidden, roots, shape
+    )
+
+
+def assert_same(found: ExploredNodes, expected: ExploredNodes) -> None:
+    missing = expected.log_probs == -torch.inf
+    torch.testing.assert_close(found.log_probs, expected.log_probs)
+    assert torch.equal(found.tokens[~missing], expected.tokens[~missing])
+    assert torch.equal(found.back_pointers[~missing], expected.back_pointers[~missing])
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("draft_vocab_size", [None, 120])
+@pytest.mark.parametrize(("requests", "width", "length"), [(1, 1, 1), (1, 4, 5), (6, 3, 4)])
+def test_a_search_finds_the_same_nodes(
+    packed: bool, draft_vocab_size: int | None, requests: int, width: int, length: int
+) -> None:
+    plain = drafter(draft_vocab_size)
+    head = PackedDrafter(plain) if packed else plain
+    expected, found = both(head, requests, SearchShape(width, length))
+    assert (expected.log_probs > -torch.inf).all()
+    assert_same(found, expected)
+    assert [part.dtype for part in vars(found).values()] == [
+        part.dtype for part in vars(expected).values()
+    ]
+    assert all(part.is_contiguous() for part in vars(found).values())
+
+
+@pytest.mark.parametrize(("tokens", "width"), [(2, 3), (9, 4), (60, 55)])
+def test_where_there_are_fewer_continuations_than_beams_the_rest_is_missing(
+    tokens: int, width: int
+) -> None:
+    expected, found = both(drafter(tokens), 2, SearchShape(width, 3))
+    assert (expected.log_probs[:, 0] == -torch.inf).sum() == 2 * max(0, width - min(tokens, 50))
+    assert_same(found, expected)
+
+
+def test_half_precision_is_widened_before_it_is_ranked() -> None:
+    head = drafter(dtype=torch.bfloat16)
+    expected, found = both(head, 3, SearchShape(2, 1), torch.bfloat16)
+    torch.testing.assert_close(found.log_probs, expected.log_probs)
+
+
+def test_of_equally_good_tokens_the_first_are_taken() -> None:
+    head = drafter()
+    head.last_layer.weight.zero_()
+    _, found = both(head, 1, SearchShape(3, 2))
+    assert found.tokens.tolist() == [[[0, 1, 2], [0, 1, 2]]]
+    assert found.back_pointers.tolist() == [[[0, 0, 0], [0, 0, 0]]]
+
+
+def test_what_is_not_a_number_is_no_candidate() -> None:
+    head = drafter()
+    head.last_layer.weight[7:].fill_(torch.nan)
+    _, found = both(head, 1, SearchShape(4, 3))
+    assert (found.tokens < 7).all()
+    assert found.log_probs.isfinite().all()

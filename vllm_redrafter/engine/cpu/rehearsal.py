@@ -1,0 +1,43 @@
+"""A step's compiled loops, run once before there are requests.
+
+numba compiles at the first call. Without a folder to keep what it compiled in, and on a new
+machine, the first requests would wait for it, and the budget would learn from their steps.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from vllm_redrafter.engine.cpu import tree_attention
+from vllm_redrafter.engine.cpu.proposer import TreeProposer
+from vllm_redrafter.engine.cpu.verification import verification_step
+from vllm_redrafter.engine.cpu.walk import judged_nodes, moves, walk
+from vllm_redrafter.policy import search_shape
+
+
+def rehearse(proposer: TreeProposer) -> None:
+    """Draft for one request, and accept nothing of it.
+
+    Args:
+        proposer: with its weights in place.
+    """
+    most = proposer.config.num_speculative_tokens
+    hidden = torch.zeros(1, proposer.drafter.config.hidden_size, dtype=proposer.dtype)
+    root = torch.zeros(1, dtype=torch.int64)
+    proposer.propose_ranked(hidden, root, None, search_shape(proposer.config, most))
+    tree = proposer.propose(hidden, root, None, most)
+    links = np.stack([tree.parents[0].numpy(), tree.depths[0].numpy()])
+    rows = int(tree.num_nodes)
+    step = verification_step(
+        [links],
+        [rows - 1],
+        np.array([rows], dtype=np.int32),
+        tree.tokens[0].numpy(),
+        np.arange(rows, dtype=np.int64),
+        rows,
+    )
+    accepted = walk(step.tree, torch.full((rows,), -1, dtype=torch.int32))
+    moves(accepted.path, step.root_rows)
+    judged_nodes(step.tree, accepted.path, np.zeros((1, rows), dtype=np.float32))
+    tree_attention.rehearse()

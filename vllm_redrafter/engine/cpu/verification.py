@@ -1,0 +1,144 @@
+"""The batch of a step with drafts: trees and rows of all requests, in one pass over the nodes.
+
+numba compiles the pass, as `ranking.py` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from vllm_redrafter.compiled import compiled
+from vllm_redrafter.token_tree import TokenTree
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class NodeRows:
+    """How the logits' rows relate to trees: request by request, each one's nodes in order.
+
+    Attributes:
+        tree: R trees with T node slots.
+        request: [N] int64, the request of each row.
+        first: [R] int64, the row of each root.
+        depth: [N] int64, the depth of each row's node.
+    """
+
+    tree: TokenTree
+    request: Tensor
+    first: Tensor
+    depth: Tensor
+
+    def at(self, node: Tensor) -> Tensor:
+        """[R, ...] nodes -> [R, ...] rows."""
+        return self.first.view(-1, *[1] * (node.dim() - 1)) + node
+
+
+@dataclass(frozen=True)
+class VerificationStep:
+    """One engine step's batch with drafts: R requests, those without being trees of one node.
+
+    Attributes:
+        tree: the trees under verification, T node slots.
+        root_rows: [R] int64, the flat row of each root among the step's tokens; a request's
+            other nodes follow it.
+        node_rows: [R, T] int64, the flat row of each node; unused slots repeat their root's.
+        rows: how the rows of hidden states and logits, which leave out all but the last row of
+            a prompt, relate to the trees.
+        drafted: [R] int64, the nodes of each tree that were drafted: no root, no padding.
+        branching: [N] int64, the requests whose tree is no chain (chains are linear: vLLM's
+            kernel serves).
+        only_nodes: the trees' nodes are all that the step reads: no prompt.
+    """
+
+    tree: TokenTree
+    root_rows: Tensor
+    node_rows: Tensor
+    rows: NodeRows
+    drafted: Array
+    branching: Tensor
+    only_nodes: bool
+
+
+def verification_step(
+    links: Sequence[Array],
+    num_drafted: Sequence[int],
+    ends: Array,
+    input_ids: Array,
+    positions: Array,
+    num_rows: int,
+) -> VerificationStep:
+    """For each request the first nodes, as many as are scheduled, of the tree drafted last.
+
+    Args:
+        links: of each request [2, K+1] int32, parents and depths of the tree drafted last; not
+            read where nothing is scheduled.
+        num_drafted: how many nodes are scheduled, roots not counted.
+        ends: [R] int32, behind each request's last row.
+        input_ids: [rows] int32, with the drafted tokens in their places.
+        positions: [rows] int64, linear; becomes n + depth for the nodes.
+        num_rows: of the step.
+    """
+    *tree, root_rows, node_rows, first, request, depth, drafted, branching = _arranged(
+        np.stack(links), np.array(num_drafted, dtype=np.int64), ends, input_ids, positions
+    )
+    trees = TokenTree(*map(torch.from_numpy, tree))
+    rows = NodeRows(trees, *map(torch.from_numpy, (request, first, depth)))
+    return VerificationStep(
+        trees,
+        torch.from_numpy(root_rows),
+        torch.from_numpy(node_rows),
+        rows,
+        drafted,
+        torch.from_numpy(branching),
+        only_nodes=len(request) == num_rows,
+    )
+
+
+@compiled
+def _arranged(
+    links: Array, num_drafted: Array, ends: Array, input_ids: Array, positions: Array
+) -> tuple[Array, Array, Array, Array, Array, Array, Array, Array, Array, Array, Array]:
+    """`TokenTree`'s four tensors, then root rows, node rows, and see `NodeRows`, the rest."""
+    requests, slots = len(num_drafted), num_drafted.max() + 1
+    tokens = np.full((requests, slots), -1, dtype=np.int32)
+    parents = np.zeros((requests, slots), dtype=np.int32)
+    depths = np.zeros((requests, slots), dtype=np.int32)
+    num_nodes = np.empty(requests, dtype=np.int32)
+    root_rows = np.empty(requests, dtype=np.int64)
+    node_rows = np.empty((requests, slots), dtype=np.int64)
+    first = np.empty(requests, dtype=np.int64)
+    request = np.empty(num_drafted.sum() + requests, dtype=np.int64)
+    depth = np.empty(num_drafted.sum() + requests, dtype=np.int64)
+    drafted = np.zeros(requests, dtype=np.int64)
+    branching = np.empty(requests, dtype=np.int64)
+    count = branches = 0
+    for r in range(requests):
+        nodes = num_drafted[r] + 1
+        root = ends[r] - nodes
+        num_nodes[r], root_rows[r], first[r] = nodes, root, count
+        node_rows[r] = root
+        is_chain = True
+        for node in range(nodes):
+            if node:
+                parents[r, node], depths[r, node] = links[r, 0, node], links[r, 1, node]
+                is_chain &= parents[r, node] == node - 1
+            node_rows[r, node] = root + node
+            tokens[r, node] = input_ids[root + node]
+            drafted[r] += node > 0 and tokens[r, node] >= 0
+            positions[root + node] = positions[root] + depths[r, node]
+            request[count], depth[count] = r, depths[r, node]
+            count += 1
+        if not is_chain:
+            branching[branches] = r
+            branches += 1
+    branching = branching[:branches].copy()
+    tree = (tokens, parents, depths, num_nodes)
+    return (*tree, root_rows, node_rows, first, request, depth, drafted, branching)
