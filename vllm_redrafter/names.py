@@ -15,5 +15,6 @@ CPU_PROPOSER = "vllm_redrafter.engine.cpu.proposer.TreeProposer"
 CPU_TREE_ATTENTION = "vllm_redrafter.engine.cpu.attention.TreeAttentionBackend"
 V2_WORKER = "vllm_redrafter.engine.v2.worker.ReDrafterWorker"
 V2_INTERPRETED_WORKER = "vllm_redrafter.engine.v2.interpreted_worker.InterpretedWorker"
+WORKERS = (CPU_WORKER, V2_WORKER, V2_INTERPRETED_WORKER)
 V2_SPECULATOR = "vllm_redrafter.engine.v2.speculator.TreeSpeculator"
 V2_TREE_ATTENTION = "vllm_redrafter.engine.v2.attention.TreeAttentionBackend"

@@ -256,7 +256,7 @@ def _watch_counters(args: EngineArgs, vllm_config: VllmConfig) -> None:
 
 
 def _publishes_counters(vllm_config: VllmConfig) -> bool:
-    return vllm_config.parallel_config.worker_cls == names.CPU_WORKER
+    return vllm_config.parallel_config.worker_cls in names.WORKERS
 
 
 def _start_front_end(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:

@@ -151,11 +151,14 @@ def front_end(
     return start
 
 
-def test_a_front_end_gets_our_logger_and_a_directory_while_it_starts(folder: Path) -> None:
+@pytest.mark.parametrize("worker", [names.CPU_WORKER, names.V2_WORKER])
+def test_a_front_end_gets_our_logger_and_a_directory_while_it_starts(
+    folder: Path, worker: str
+) -> None:
     seen: list[int] = []
     theirs = [SchedulerStats]
     start = front_end(folder, seen)
-    loggers: Any = plugin._start_front_end(start, config(), None, True, stat_loggers=theirs)
+    loggers: Any = plugin._start_front_end(start, config(worker), None, True, stat_loggers=theirs)
     assert loggers == [SchedulerStats, ReDrafterStatLogger]
     assert theirs == [SchedulerStats]
     assert seen == [1]

@@ -63,6 +63,11 @@ def close_directory() -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
+def is_wanted() -> bool:
+    """Has the process that launched this one asked for counters?"""
+    return _file(0) is not None
+
+
 class Publisher:
     """The worker's end: totals since its start, whatever is reset in between.
 

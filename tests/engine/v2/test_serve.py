@@ -50,9 +50,18 @@ def test_streamed_and_whole_answers_equal_plain(
         answers = asyncio.run(all_requests(address))
         drafts = counter(address, "vllm:spec_decode_num_drafts_total")
         accepted = counter(address, "vllm:spec_decode_num_accepted_tokens_total")
+        ours = [
+            counter(address, f"redrafter:{name}_total")
+            for name in ("verifications", "sampled_tokens", "drafted_nodes")
+        ]
     expected = [
         list(answer.outputs[0].token_ids)[:GREEDY_TOKENS]
         for answer in plain_v2["greedy"][:CONCURRENT]
     ]
     assert answers == expected + expected
     assert accepted > drafts > 0, "trees were hardly used"
+    verifications, sampled, nodes = ours
+    # What the device counted reaches the front end a step later; padding is verified as well.
+    assert drafts - CONCURRENT <= verifications <= drafts + 2 * CONCURRENT
+    assert accepted < sampled <= accepted + verifications
+    assert verifications < nodes <= 12 * verifications

@@ -158,7 +158,6 @@ class TreeModelRunner(CPUModelRunner):
         # vLLM's kernel reads all rows or none: without prompts in the step it is not needed.
         metadata.only_trees = step.only_nodes
         requests = torch.arange(len(step.drafted)) if step.only_nodes else step.branching
-        # The whole batch keeps its object, whose ancestor mask the walk uses again.
         tree = step.tree if step.only_nodes else step.tree.select(requests)
         metadata.trees = TreeQueries(
             tree=tree,

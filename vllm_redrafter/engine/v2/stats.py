@@ -1,6 +1,7 @@
 """Step statistics without waiting for the device: counters on it, and events beside the work.
 
-Nothing is recorded before the first `reset`: serving pays nothing for it.
+Times are recorded from the first `reset` on: serving pays nothing for them. What a front end wants
+to show is counted all the time, and reaches it a step late.
 """
 
 from __future__ import annotations
@@ -15,13 +16,18 @@ import torch
 from torch import Tensor
 from vllm.v1.worker.gpu.input_batch import InputBatch
 
+from vllm_redrafter.engine.published import Publisher
 from vllm_redrafter.engine.stats import HostEvent, StepStats
 
 cuda: Any = torch.cuda  # its classes are untyped where torch is built without CUDA
 
 
 class StepMeter:
-    """Fills StepStats. `attention` stays 0: it is inside the forward pass's CUDA graph."""
+    """Fills StepStats. `attention` stays 0: it is inside the forward pass's CUDA graph.
+
+    Attributes:
+        publisher: where the counters go after each step; None where nobody reads them.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -29,13 +35,20 @@ class StepMeter:
         self._stats = StepStats()
         # Nodes verified and tokens output, summed on the device.
         self._counts = torch.zeros(2, dtype=torch.int64, device=device)
+        # The same on the host, as they were when they were copied last.
+        self._copy = torch.zeros(2, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._copied = self._event()
+        self.publisher: Publisher | None = None
         self._pending: deque[tuple[str, Any, Any]] = deque()
 
     def reset(self) -> None:
         """Zero everything, and record from now on."""
-        self._settle(wait=True)
+        before = self.read()
+        if self.publisher is not None:
+            self.publisher.carry(before)
         self._stats.reset()
         self._counts.zero_()
+        self._copy.zero_()
         self._enabled = True
 
     def read(self) -> StepStats:
@@ -44,6 +57,20 @@ class StepMeter:
         drafted, sampled = self._counts.tolist()
         self._stats.drafted_tokens, self._stats.sampled_tokens = drafted, sampled
         return self._stats
+
+    def publish(self) -> None:
+        """Tell the front end what was counted: on the device, as far as it is known by now."""
+        if self.publisher is None:
+            return
+        if self._copied.query():
+            self._stats.drafted_tokens, self._stats.sampled_tokens = self._copy.tolist()
+            self._copy.copy_(self._counts, non_blocking=True)
+            self._copied.record()
+        self.publisher.publish(self._stats)
+
+    @property
+    def _counting(self) -> bool:
+        return self._enabled or self.publisher is not None
 
     @contextmanager
     def measure(self, part: str) -> Iterator[None]:
@@ -67,7 +94,7 @@ class StepMeter:
             num_sampled: [R] int32.
         """
         drafted = input_batch.num_draft_tokens_per_req
-        if not self._enabled or drafted is None:
+        if not self._counting or drafted is None:
             return
         verified = int(np.count_nonzero(drafted))
         self._stats.steps += 1
@@ -77,12 +104,12 @@ class StepMeter:
 
     def expect(self, tokens: float) -> None:
         """A step that verifies drafts is expected to output so many."""
-        if self._enabled:
+        if self._counting:
             self._stats.expected_tokens += tokens
 
     def count_undrafted(self) -> None:
         """Count a step that could have drafted."""
-        self._stats.undrafted_steps += self._enabled
+        self._stats.undrafted_steps += self._counting
 
     def _event(self) -> Any:
         if self._device.type == "cuda":

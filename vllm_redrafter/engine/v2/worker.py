@@ -7,15 +7,31 @@ from typing import Any
 
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 from vllm.v1.worker.gpu_worker import Worker
+from vllm.v1.worker.worker_base import WorkerBase
 
+from vllm_redrafter.engine import published
+from vllm_redrafter.engine.published import Publisher
 from vllm_redrafter.engine.v2.runner import TreeModelRunner
 from vllm_redrafter.names import V2_TREE_ATTENTION
 
 
-class StatisticsRpc:
-    """What a V2 worker answers to `LLM.collective_rpc` besides vLLM's own."""
+class CountingWorker(WorkerBase):
+    """A V2 worker that says what it counted: to `LLM.collective_rpc`, and to a front end."""
 
     model_runner: TreeModelRunner
+
+    def init_device(self) -> None:
+        super().init_device()
+        # All ranks of an engine count the same.
+        if self.rank == 0 and published.is_wanted():
+            engine = self.parallel_config.data_parallel_index
+            self.model_runner.speculator.meter.publisher = Publisher(engine)
+
+    def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
+        """As vLLM does, the draft included; then tell the front end what was verified."""
+        output = super().sample_tokens(*args, **kwargs)
+        self.model_runner.speculator.meter.publish()
+        return output
 
     def redrafter_stats(self) -> dict[str, float]:
         """Counters and seconds since the last reset; all zero before the first."""
@@ -26,7 +42,7 @@ class StatisticsRpc:
         self.model_runner.speculator.meter.reset()
 
 
-class ReDrafterWorker(StatisticsRpc, Worker):
+class ReDrafterWorker(CountingWorker, Worker):
     """vLLM's GPU worker with our model runner and attention backend."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
