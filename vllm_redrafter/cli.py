@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 
 from vllm_redrafter.cli_options import settings_as_options
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.data.settings import GenerationSettings
+from vllm_redrafter.data.settings import GenerationSettings, PromptSettings
 from vllm_redrafter.errors import ConfigError, TrainingError
 from vllm_redrafter.training.config import EvaluationConfig, StepCosts, TrainingConfig
 
@@ -73,6 +73,45 @@ def demo(
     from vllm_redrafter.demo.run import default_cache_dir, run_demo
 
     run_demo(cache_dir or default_cache_dir(), target, drafter)
+
+
+@app.command()
+@settings_as_options
+def make_prompts(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET", help="The model that is to be drafted for: a folder or a hub id."
+        ),
+    ],
+    output: Annotated[
+        Path,
+        typer.Option(help="File for the prompts. The same command continues a run stopped before."),
+    ],
+    settings: PromptSettings,
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="For a base model, which knows no user: cut this file into prompts instead. May "
+            "be given several times."
+        ),
+    ] = None,
+) -> None:
+    """Make prompts for generate-data where there is no dataset: the target writes them.
+
+    An instruct model, given its chat template up to the user's turn, goes on with what a user
+    would say (Magpie, arXiv 2406.08464). What does not end, is short, or was said is left out.
+    """
+    from rich.console import Console
+
+    from vllm_redrafter.data import own_prompts, texts
+
+    console = Console()
+    if text:
+        summary = texts.cut_prompts(target, text, output, settings, console)
+    else:
+        summary = own_prompts.make_prompts(target, output, _start_vllm, settings, console)
+    console.print(str(summary))
 
 
 @app.command()
@@ -135,7 +174,7 @@ def _is_given(context: typer.Context, option: str) -> bool:
 
 
 def _start_vllm(target: str, settings: GenerationSettings) -> Any:
-    """The engine for `generate-data`; vLLM is imported here and not before."""
+    """The engine that lets the target write; vLLM is imported here and not before."""
     # Its log would run through the progress bar; whoever wants it says so in the environment.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     from vllm_redrafter.engine.offline import OfflineEngine
@@ -149,7 +188,13 @@ def train(
     target: Annotated[
         str, typer.Argument(metavar="TARGET", help="The model to draft for: a folder or a hub id.")
     ],
-    data: Annotated[Path, typer.Option(help="Folder that generate-data wrote with this target.")],
+    data: Annotated[
+        list[Path],
+        typer.Option(
+            help="Folder that generate-data wrote with this target. May be given several times: "
+            "the parts of several machines, or greedy and sampled answers."
+        ),
+    ],
     output: Annotated[Path, typer.Option(help="Folder for the drafter and its checkpoints.")],
     config: TrainingConfig,
     beam_width: Annotated[
@@ -174,7 +219,7 @@ def train(
     from vllm_redrafter.training import run
 
     speculation = ReDrafterConfig(spec_tokens, beam_width, config.unroll_steps)
-    job = run.TrainingJob(target, data, output, config, speculation, other_target)
+    job = run.TrainingJob(target, tuple(data), output, config, speculation, other_target)
     run.train(job, resume=resume, dry_run=dry_run)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from vllm_redrafter.settings import check, setting
 
@@ -85,3 +86,54 @@ class GenerationSettings:
 
     def __post_init__(self) -> None:
         check(self, "generation:")
+
+
+@dataclass(frozen=True)
+class PromptSettings:
+    """How `make-prompts` makes prompts.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    num: int = setting(20_000, "Number of prompts, those of a run before included.", at_least=1)
+    system_prompt: str | None = setting(
+        None,
+        "System message that the target writes the user's turn after, for another language or "
+        "subject; it is kept with each prompt.",
+    )
+    temperature: float = setting(1.0, "Temperature of the target's distribution.", above=0)
+    top_p: float = setting(
+        0.99,
+        "Draw among the most probable tokens that have this probability together.",
+        above=0,
+        at_most=1,
+    )
+    max_tokens: int = setting(
+        256, "The most tokens of a prompt; a turn that goes on is left out.", at_least=1
+    )
+    min_characters: int = setting(12, "Leave out what is shorter.", at_least=1)
+    seed: int = setting(
+        0, "Seed of the prompts: the seed of every attempt is derived from it.", at_least=0
+    )
+    max_model_len: int | None = setting(
+        None,
+        "The most tokens of the chat template and the prompt.",
+        at_least=2,
+        default_text="what the target allows",
+    )
+    dtype: str = setting("auto", "Dtype of the target's weights, as vLLM's --dtype takes it.")
+    in_flight: int = setting(
+        256, "Number of attempts that the engine works on at once.", at_least=1
+    )
+    enforce_eager: bool = setting(
+        False, "Run vLLM without compilation and without CUDA graphs, as its --enforce-eager."
+    )
+
+    def __post_init__(self) -> None:
+        check(self, "prompts:")
+
+    def recipe(self) -> dict[str, Any]:
+        """What the prompts depend on: not how many there shall be, nor how they are computed."""
+        others = ("num", "in_flight", "enforce_eager")
+        return {name: value for name, value in asdict(self).items() if name not in others}

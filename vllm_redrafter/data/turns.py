@@ -29,6 +29,8 @@ class OpenTurn:
         prompt: token ids of all that comes before the answer.
         max_tokens: of the answer.
         seed: of the random numbers that draw this answer.
+        stop_token: ends the answer, as EOS does.
+        stop_text: ends the answer.
     """
 
     conversation: int
@@ -36,6 +38,8 @@ class OpenTurn:
     prompt: list[int]
     max_tokens: int
     seed: int
+    stop_token: int | None = None
+    stop_text: str | None = None
 
 
 @dataclass(frozen=True)

@@ -159,7 +159,10 @@ class OfflineEngine:
             seed=turn.seed,
             logprobs=self._settings.top_logprobs or None,
             flat_logprobs=True,
-            detokenize=False,
+            stop_token_ids=None if turn.stop_token is None else [turn.stop_token],
+            stop=turn.stop_text,
+            # vLLM looks for text in what it decodes.
+            detokenize=turn.stop_text is not None,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
 

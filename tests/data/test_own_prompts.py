@@ -1,0 +1,232 @@
+"""Prompts that a made-up target writes itself: what is kept, and what a kill costs."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from transformers import AutoTokenizer
+from typer.testing import CliRunner
+
+from redrafter_testing.engines.fake_engine import APPENDING, FakeEngine, Killed
+from redrafter_testing.models.tiny_models import add_tokenizer, make_target
+from vllm_redrafter.cli import app
+from vllm_redrafter.data import own_prompts
+from vllm_redrafter.data.own_prompts import PromptSummary, make_prompts, place_of_turn
+from vllm_redrafter.data.prompts import read_prompts
+from vllm_redrafter.data.settings import GenerationSettings, PromptSettings
+from vllm_redrafter.data.turns import OpenTurn, TurnAnswer
+from vllm_redrafter.errors import ConfigError
+
+NAMED = (
+    "{% for m in messages %}{{ m['role'].upper() }}: {{ m['content'] }} {% endfor %}"
+    "{% if add_generation_prompt %}ASSISTANT:{% endif %}"
+)
+"""A template whose turns end with no special token."""
+
+SETTINGS = PromptSettings(num=30, max_tokens=40, min_characters=6, in_flight=4)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("target")
+    make_target(folder)
+    add_tokenizer(folder)
+    return with_template(folder, APPENDING)
+
+
+def with_template(folder: Path, template: str | None) -> Path:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def run(
+    target: Path,
+    output: Path,
+    settings: PromptSettings = SETTINGS,
+    kind: type[FakeEngine] = FakeEngine,
+    **engine: Any,
+) -> tuple[PromptSummary | None, FakeEngine | None]:
+    """The summary (None where it died) and the engine (None where none was started)."""
+    engines: list[FakeEngine] = []
+
+    def start(name: str, generation: GenerationSettings) -> FakeEngine:
+        engines.append(kind(AutoTokenizer.from_pretrained(name), generation, **engine))
+        return engines[0]
+
+    try:
+        summary = make_prompts(str(target), output, start, settings, Console(file=io.StringIO()))
+    except Killed:
+        summary = None
+    return summary, engines[0] if engines else None
+
+
+def texts(output: Path) -> list[str]:
+    return [row["messages"][-1]["content"] for row in map(json.loads, output.open())]
+
+
+def test_prompts_are_as_many_as_asked_for_and_all_different(target: Path, tmp_path: Path) -> None:
+    output = tmp_path / "deep" / "prompts.jsonl"
+    summary, engine = run(target, output)
+    assert summary is not None and engine is not None
+    found = texts(output)
+    assert summary.prompts == len(found) == len(set(found)) == 30
+    assert all(len(text) >= 6 for text in found)
+    assert summary.short > 0 and summary.repeated > 0
+    assert engine.closed and engine.most_in_flight == 4
+    conversations, left_out = read_prompts(str(output))
+    assert [c.turns for c in conversations] == [(text,) for text in found]
+    assert left_out == 0
+
+
+def test_the_target_is_asked_to_go_on_where_the_users_turn_begins(
+    target: Path, tmp_path: Path
+) -> None:
+    settings = replace(SETTINGS, num=3, system_prompt="value")
+    _, engine = run(target, tmp_path / "prompts.jsonl", settings)
+    assert engine is not None
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    turns = [turn for turn, _ in engine.asked]
+    assert {tokenizer.decode(turn.prompt) for turn in turns} == {"<s>system\nvalue<s>user\n"}
+    assert {turn.stop_token for turn in turns} == {tokenizer.convert_tokens_to_ids("<s>")}
+    assert len({turn.seed for turn in turns}) == len(turns)
+    (row, *_) = map(json.loads, (tmp_path / "prompts.jsonl").open())
+    assert row["messages"][0] == {"role": "system", "content": "value"}
+
+
+def test_a_turn_that_ends_in_plain_text_is_cut_there(target: Path, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    tokenizer.chat_template = NAMED
+    place = place_of_turn(tokenizer, None)
+    assert place.end == "ASSISTANT:"
+    assert tokenizer.decode(place.prompt) == "USER: "
+
+    class Talkative(FakeEngine):
+        def answer(self, request: OpenTurn) -> TurnAnswer:
+            assert (request.stop_text, request.stop_token) == ("ASSISTANT:", None)
+            said = super().answer(request)
+            more = self.tokenizer(" ASSISTANT: 49")["input_ids"]
+            return replace(said, tokens=[*said.tokens[:-1], *more], ended=True)
+
+    named = make_target(tmp_path / "named")
+    add_tokenizer(named)
+    run(with_template(named, NAMED), tmp_path / "prompts.jsonl", kind=Talkative)
+    assert not any("ASSISTANT" in text for text in texts(tmp_path / "prompts.jsonl"))
+
+
+def test_a_killed_run_is_continued_to_the_same_prompts(target: Path, tmp_path: Path) -> None:
+    run(target, tmp_path / "whole.jsonl")
+    output = tmp_path / "parts.jsonl"
+    killed, _ = run(target, output, answers_until_killed=17, order=3)
+    assert killed is None
+    before = len(texts(output))
+    with output.open("a") as file:
+        file.write('{"messages": [{"role": "us')
+    summary, _ = run(target, output, replace(SETTINGS, in_flight=9), order=5)
+    assert summary is not None
+    assert 0 < before == summary.found == 30 - summary.prompts
+    assert output.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+
+
+def test_more_prompts_are_added_and_a_finished_file_needs_no_engine(
+    target: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "prompts.jsonl"
+    run(target, output)
+    summary, engine = run(target, output)
+    assert summary == PromptSummary(found=30) and engine is None
+    summary, _ = run(target, output, replace(SETTINGS, num=35))
+    assert summary is not None and summary.prompts == 5
+    assert len(set(texts(output))) == 35
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"seed": 1}, "seed: 0, not 1"),
+        ({"temperature": 0.5}, "temperature: 1.0, not 0.5"),
+        ({"system_prompt": "name"}, "system_prompt: None, not 'name'"),
+    ],
+)
+def test_other_settings_do_not_continue_a_file(
+    target: Path, tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    output = tmp_path / "prompts.jsonl"
+    run(target, output)
+    before = output.read_bytes()
+    with pytest.raises(ConfigError, match=f"made with other settings.*{message}"):
+        run(target, output, replace(SETTINGS, num=40, **change))
+    assert output.read_bytes() == before
+
+
+def test_a_file_of_unknown_origin_is_left_alone(target: Path, tmp_path: Path) -> None:
+    output = tmp_path / "prompts.jsonl"
+    output.write_text('{"prompt": "mine"}\n')
+    with pytest.raises(ConfigError, match=r"made-with\.json, which would say how it was made"):
+        run(target, output)
+    assert output.read_text() == '{"prompt": "mine"}\n'
+
+
+def test_a_target_without_a_chat_template_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    base = make_target(tmp_path / "base")
+    add_tokenizer(base)
+    with_template(base, None)
+    with pytest.raises(ConfigError, match="no chat template.*give text files with --text"):
+        run(base, tmp_path / "prompts.jsonl")
+    assert not (tmp_path / "prompts.jsonl").exists()
+
+
+def test_a_template_that_refuses_or_hides_the_turn_is_refused(target: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    tokenizer.chat_template = "{{ raise_exception('no system message') }}"
+    with pytest.raises(ConfigError, match="refuses the messages: no system message"):
+        place_of_turn(tokenizer, "value")
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    with pytest.raises(ConfigError, match="does not show where the user's turn ends"):
+        place_of_turn(tokenizer, None)
+
+
+def test_a_target_with_nothing_new_to_say_ends_the_run(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_prompts, "PATIENCE", 50)
+
+    class Dull(FakeEngine):
+        def answer(self, request: OpenTurn) -> TurnAnswer:
+            return super().answer(replace(request, seed=0))
+
+    with pytest.raises(ConfigError, match="50 attempts brought no new prompt"):
+        run(target, tmp_path / "prompts.jsonl", replace(SETTINGS, min_characters=1), kind=Dull)
+    assert len(texts(tmp_path / "prompts.jsonl")) == 1
+
+
+def test_turns_without_an_end_are_left_out(target: Path, tmp_path: Path) -> None:
+    settings = replace(SETTINGS, num=5, max_tokens=4, min_characters=1)
+    summary, engine = run(target, tmp_path / "prompts.jsonl", settings)
+    assert summary is not None and engine is not None
+    assert summary.unfinished > 0
+    ended = {
+        engine.tokenizer.decode(a.tokens, skip_special_tokens=True)
+        for _, a in engine.asked
+        if a.ended
+    }
+    assert set(texts(tmp_path / "prompts.jsonl")) <= {text.strip() for text in ended}
+
+
+def test_the_command_cuts_texts_where_they_are_given(target: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("\n".join(f"value {i} list name 49" for i in range(200)))
+    command = ["make-prompts", str(target), "--num=20", "--max-tokens=30"]
+    files = [f"--text={tmp_path / 'a.txt'}", f"--output={tmp_path / 'prompts.jsonl'}"]
+    result = CliRunner().invoke(app, [*command, *files])
+    assert result.exit_code == 0, result.output
+    assert "20 prompts written" in result.output
+    again = CliRunner().invoke(app, [*command, *files, "--system-prompt=name"])
+    assert again.exit_code == 1
+    assert "--system-prompt is for prompts that the target writes" in again.output

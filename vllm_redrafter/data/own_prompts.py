@@ -1,0 +1,261 @@
+"""Prompts for people without a dataset: the target writes the user's turns itself.
+
+Magpie (arXiv 2406.08464): a model that was trained on conversations, given its chat template up to
+where the user's turn begins, goes on with what a user would say. A base model knows no turns; its
+prompts are pieces of text files (`texts.py`).
+
+The file is written in the order of the attempts, each of which has its seed. A run that is stopped
+is therefore continued by the same command, to the same prompts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from rich.console import Console
+from transformers import AutoTokenizer
+
+from vllm_redrafter.data.fingerprint import digest, target_fingerprint
+from vllm_redrafter.data.prompt_file import PromptFile
+from vllm_redrafter.data.settings import GenerationSettings, PromptSettings, SamplingSettings
+from vllm_redrafter.data.turns import OpenTurn, TargetEngine, answer_seed
+from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.progress import progress_bar
+
+MARK = "VLLM REDRAFTER MARKS THE TURN"
+"""Stands in for the user's turn while its place in the template is looked for."""
+
+PATIENCE = 2048
+"""Attempts in a row that may bring nothing new."""
+
+
+@dataclass(frozen=True)
+class TurnPlace:
+    """Where a chat template has the user's turn.
+
+    Attributes:
+        prompt: token ids of all that comes before it.
+        end: what follows it: a special token's id, or text where it is none.
+    """
+
+    prompt: list[int]
+    end: int | str
+
+
+@dataclass
+class PromptSummary:
+    """What one run did.
+
+    Attributes:
+        prompts: new in the file.
+        found: that were in it before.
+        unfinished: attempts that did not end within the most tokens.
+        short: attempts with too few characters.
+        repeated: attempts that said what is in the file already.
+    """
+
+    prompts: int = 0
+    found: int = 0
+    unfinished: int = 0
+    short: int = 0
+    repeated: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.prompts} prompts written, {self.found} were there; left out: "
+            f"{self.unfinished} without an end, {self.short} too short, {self.repeated} repeated"
+        )
+
+
+def place_of_turn(tokenizer: Any, system_prompt: str | None) -> TurnPlace:
+    """Find the place of the user's turn.
+
+    Args:
+        tokenizer: the target's, of transformers.
+        system_prompt: what the template is given as the system's message; None for nothing.
+
+    Raises:
+        ConfigError: there is no chat template, or it refuses the messages, or says nothing after
+            the user's turn.
+    """
+    if not tokenizer.chat_template:
+        raise ConfigError(
+            "the target's tokenizer has no chat template, so the target cannot write a user's "
+            "turn: give text files with --text, whose pieces become prompts"
+        )
+    messages = [{"role": "user", "content": MARK}]
+    if system_prompt is not None:
+        messages.insert(0, {"role": "system", "content": system_prompt})
+    try:
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    except TemplateError as error:
+        raise ConfigError(f"the target's chat template refuses the messages: {error}") from error
+    before, found, after = text.partition(MARK)
+    if not found or not after.strip():
+        raise ConfigError(
+            "the target's chat template does not show where the user's turn ends: give text files "
+            "with --text, whose pieces become prompts"
+        )
+    prompt = tokenizer(before, add_special_tokens=False)["input_ids"]
+    first = tokenizer(after.lstrip(), add_special_tokens=False)["input_ids"][0]
+    special = {
+        *tokenizer.all_special_ids,
+        *(id for id, token in tokenizer.added_tokens_decoder.items() if token.special),
+    }
+    if first in special:
+        return TurnPlace(prompt, first)
+    return TurnPlace(prompt, after.strip().splitlines()[0])
+
+
+def make_prompts(
+    target: str,
+    output: Path,
+    start_engine: Callable[[str, GenerationSettings], TargetEngine],
+    settings: PromptSettings | None = None,
+    console: Console | None = None,
+) -> PromptSummary:
+    """Let the target write prompts into a file that `generate-data` reads.
+
+    Args:
+        target: a folder, or a hub id.
+        output: the file: JSON lines, each with `messages` and the number of the attempt.
+        start_engine: starts what lets the target write, such as `OfflineEngine` with vLLM.
+        settings: how; None for the defaults.
+        console: where progress is shown.
+
+    Raises:
+        ConfigError: no such target, one without a chat template; a file that holds something
+            else; nothing new comes any more.
+    """
+    settings, console = settings or PromptSettings(), console or Console()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(os.path.expanduser(target))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"target {target!r}: transformers cannot read its tokenizer: {error}"
+        ) from error
+    place = place_of_turn(tokenizer, settings.system_prompt)
+    made_with = {
+        "target_fingerprint": target_fingerprint(target),
+        "template_fingerprint": digest(tokenizer.chat_template),
+        **settings.recipe(),
+    }
+    with PromptFile(output, made_with) as file:
+        summary = PromptSummary(found=len(file))
+        if len(file) < settings.num:
+            console.print(f"starting the engine with {target}", markup=False)
+            with closing(start_engine(target, _for_engine(settings))) as engine:
+                _Attempts(engine, tokenizer, place, settings, file, summary).run(console)
+    return summary
+
+
+def _for_engine(settings: PromptSettings) -> GenerationSettings:
+    return GenerationSettings(
+        sampling=SamplingSettings(
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            max_tokens=settings.max_tokens,
+            seed=settings.seed,
+            max_model_len=settings.max_model_len,
+            dtype=settings.dtype,
+        ),
+        in_flight=settings.in_flight,
+        enforce_eager=settings.enforce_eager,
+    )
+
+
+class _Attempts:
+    """Turns on their way from the engine into the file."""
+
+    def __init__(
+        self,
+        engine: TargetEngine,
+        tokenizer: Any,
+        place: TurnPlace,
+        settings: PromptSettings,
+        file: PromptFile,
+        summary: PromptSummary,
+    ) -> None:
+        self._engine, self._tokenizer, self._place = engine, tokenizer, place
+        self._settings, self._file, self._summary = settings, file, summary
+        self._next = file.next_attempt
+        self._room = engine.max_model_len - len(place.prompt)
+        if self._room < 1:
+            raise ConfigError(
+                f"the chat template has {len(place.prompt)} tokens before the user's turn, and "
+                f"only {engine.max_model_len} fit: raise --max-model-len, or shorten the system "
+                "prompt"
+            )
+
+    def run(self, console: Console) -> None:
+        """Attempt until the file has as many prompts as it shall."""
+        wanted, last_new = self._settings.num, self._next
+        with progress_bar(console) as progress:
+            task = progress.add_task("prompts", total=wanted, completed=len(self._file), status="")
+            for attempt, tokens, ended in self._in_order():
+                if self._take(attempt, tokens, ended):
+                    last_new = attempt
+                status = f"{attempt + 1} attempts"
+                progress.update(task, completed=len(self._file), status=status)
+                if len(self._file) == wanted:
+                    return
+                if attempt - last_new >= PATIENCE:
+                    raise ConfigError(
+                        f"{PATIENCE} attempts brought no new prompt; {len(self._file)} are in "
+                        "the file: lower --num, or raise --temperature"
+                    )
+
+    def _in_order(self) -> Iterator[tuple[int, list[int], bool]]:
+        """Attempts as they were numbered: (number, tokens, did it end), without end."""
+        waiting = deque(self._turn() for _ in range(self._settings.in_flight))
+        early: dict[int, tuple[list[int], bool]] = {}
+        due = self._file.next_attempt
+        for answer in self._engine.answers(waiting):
+            waiting.append(self._turn())
+            early[answer.conversation] = answer.tokens, answer.ended
+            while due in early:
+                yield due, *early.pop(due)
+                due += 1
+
+    def _turn(self) -> OpenTurn:
+        attempt, end = self._next, self._place.end
+        self._next += 1
+        return OpenTurn(
+            attempt,
+            0,
+            self._place.prompt,
+            min(self._settings.max_tokens, self._room),
+            answer_seed(self._settings.seed, attempt, 0),
+            stop_token=end if isinstance(end, int) else None,
+            stop_text=end if isinstance(end, str) else None,
+        )
+
+    def _take(self, attempt: int, tokens: list[int], ended: bool) -> bool:
+        """Is it a new prompt? Then it is in the file now."""
+        text = self._tokenizer.decode(tokens, skip_special_tokens=True)
+        if isinstance(self._place.end, str):
+            text = text.partition(self._place.end)[0]
+        text = text.strip()
+        if not ended:
+            self._summary.unfinished += 1
+        elif len(text) < self._settings.min_characters:
+            self._summary.short += 1
+        elif not self._file.add(self._messages(text), text, attempt):
+            self._summary.repeated += 1
+        else:
+            self._summary.prompts += 1
+            return True
+        return False
+
+    def _messages(self, text: str) -> dict[str, Any]:
+        messages = [{"role": "user", "content": text}]
+        if self._settings.system_prompt is not None:
+            messages.insert(0, {"role": "system", "content": self._settings.system_prompt})
+        return {"messages": messages}

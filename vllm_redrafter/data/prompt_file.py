@@ -1,0 +1,146 @@
+"""A file of prompts that grows line by line, and that a stopped run is continued in.
+
+Beside PROMPTS.jsonl lies PROMPTS.jsonl.made-with.json: what the prompts were made with, so that
+nothing else is mixed in.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.files import whole_file
+
+
+class PromptFile:
+    """Prompts that differ from one another, each with the number of the attempt that made it.
+
+    Args:
+        path: the file; it and its folder are made where they are missing.
+        made_with: all that the prompts depend on.
+
+    Raises:
+        ConfigError: the file was made with something else, or by something else, or is being
+            written by another process; or it cannot be written.
+    """
+
+    def __init__(self, path: Path, made_with: dict[str, Any]) -> None:
+        self._path = path.expanduser()
+        record = self._path.with_name(f"{self._path.name}.made-with.json")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            is_new = not self._path.exists() or not self._path.stat().st_size
+            self._file = self._path.open("a+b")
+        except OSError as error:
+            raise ConfigError(f"--output {path}: cannot be written to: {error}") from error
+        try:
+            self._lock()
+            if is_new:
+                with whole_file(record) as file:
+                    file.write((json.dumps(made_with, indent=2) + "\n").encode())
+            else:
+                _check_record(record, self._path, made_with)
+            self._seen: set[str] = set()
+            self.next_attempt = 0
+            self._read()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> PromptFile:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+    def __len__(self) -> int:
+        """How many prompts it has."""
+        return len(self._seen)
+
+    def add(self, row: dict[str, Any], text: str, attempt: int) -> bool:
+        """Append a prompt; False where the file says the same already, but for case and blanks.
+
+        Args:
+            row: what `read_prompts` understands.
+            text: of the prompt alone.
+            attempt: its number, larger than all before.
+        """
+        same = _normalised(text)
+        if same in self._seen:
+            return False
+        line = json.dumps({**row, "attempt": attempt}, ensure_ascii=False) + "\n"
+        try:
+            self._file.write(line.encode())
+            self._file.flush()
+        except OSError as error:
+            raise ConfigError(
+                f"{self._path}: cannot be written to ({error.strerror}); what is in it is kept: "
+                "make room and start the same command again"
+            ) from error
+        self._seen.add(same)
+        self.next_attempt = attempt + 1
+        return True
+
+    def _lock(self) -> None:
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"--output {self._path}: another process is writing there; wait for it to end, or "
+                "give another file"
+            ) from error
+        except OSError:
+            pass  # a file system without locks keeps nobody out
+
+    def _read(self) -> None:
+        """Take over what is there; the line that a killed run did not finish is cut off."""
+        self._file.seek(0)
+        whole = 0
+        for number, line in enumerate(self._file, start=1):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                row = json.loads(line)
+                text = row["prompt"] if "prompt" in row else row["messages"][-1]["content"]
+                self.next_attempt = int(row["attempt"]) + 1
+            except (ValueError, KeyError, TypeError, IndexError) as error:
+                raise ConfigError(
+                    f"{self._path}, line {number}: not what make-prompts writes ({error!r}); give "
+                    "another --output"
+                ) from error
+            self._seen.add(_normalised(text))
+            whole += len(line)
+        self._file.truncate(whole)
+
+
+def _check_record(record: Path, path: Path, made_with: dict[str, Any]) -> None:
+    try:
+        found = json.loads(record.read_text(encoding="utf-8"))
+        differences = [
+            f"{name}: {found.get(name)!r}, not {value!r}"
+            for name, value in made_with.items()
+            if found.get(name) != value
+        ]
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(
+            f"--output {path} exists, and {record.name}, which would say how it was made, cannot "
+            "be read: give another file"
+        ) from error
+    if differences:
+        raise ConfigError(
+            f"--output {path} was made with other settings, which cannot be continued with these: "
+            f"{'; '.join(differences)}. Give the former settings or another file"
+        )
+
+
+def _normalised(text: str) -> str:
+    return " ".join(text.casefold().split())
