@@ -26,7 +26,7 @@ from transformers import AutoTokenizer
 
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import ListRows, TextRow, TextRows
-from vllm_redrafter.data.source import read_checked, split
+from vllm_redrafter.data.source import read_all, split
 from vllm_redrafter.demo import run as demo
 from vllm_redrafter.demo.corpus import standard_library_sources
 from vllm_redrafter.demo.target import TargetSettings
@@ -121,8 +121,8 @@ def main() -> None:
     demo.make_data(space, console)
     steps = arguments.max_steps
     config = replace(demo.DRAFTER_TRAINING, max_steps=steps, evaluate_every=10 * steps)
-    info, dataset = read_checked(space.data, str(space.target))
-    data = split(info, dataset, config.held_out, config.seed, config.block_length)
+    written = read_all((space.data,), str(space.target))
+    data = split(written, config.held_out, config.seed, config.block_length)
     target = load_target(space.target)
     tokenizer = AutoTokenizer.from_pretrained(space.target)
     originals = original_rows(data.rows, tokenizer, standard_library_sources())

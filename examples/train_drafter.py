@@ -42,7 +42,7 @@ def main() -> None:
 
     config = TrainingConfig(epochs=args.epochs, held_out=len(prompts) // 10)
     shape = ReDrafterConfig(num_speculative_tokens=12, beam_width=4, beam_length=5)
-    train(TrainingJob(args.target, data, drafter, config, shape), console)
+    train(TrainingJob(args.target, (data,), drafter, config, shape), console)
 
     # With the number and the seed of the training these are the conversations that it left out.
     unseen = EvaluationConfig(held_out=config.held_out, seed=config.seed)

@@ -2,25 +2,54 @@
 
 from __future__ import annotations
 
+from time import monotonic
+from typing import Any
+
 from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    TaskID,
     TextColumn,
     TimeRemainingColumn,
 )
 from rich.table import Column
 
+SECONDS_PER_LINE = 60.0
+
+
+class _LoggedProgress(Progress):
+    """A bar on a terminal; where the output is a file, which cannot show one, a line per minute."""
+
+    _said = 0.0
+
+    def start(self) -> None:
+        super().start()
+        self._said = monotonic()
+
+    def update(self, task_id: TaskID, *args: Any, **kwargs: Any) -> None:
+        super().update(task_id, *args, **kwargs)
+        if self.console.is_terminal or self.disable or monotonic() - self._said < SECONDS_PER_LINE:
+            return
+        self._said = monotonic()
+        task = self._tasks[task_id]
+        total = "" if task.total is None else f" of {task.total:.0f}"
+        status = task.fields["status"]
+        line = f"{task.description}: {task.completed:.0f}{total}{status and f', {status}'}"
+        self.console.print(line, markup=False)
+
 
 def progress_bar(console: Console | None = None, disable: bool = False) -> Progress:
     """A progress bar; each of its tasks needs a `status`, a few words that it ends with.
+
+    Where the console is no terminal, a line is printed every minute, by `update`.
 
     Args:
         console: where it is shown; None for rich's own.
         disable: show nothing.
     """
-    return Progress(
+    return _LoggedProgress(
         TextColumn("{task.description}"),
         # The bar takes what the rest leaves: on a narrow screen it shrinks, and no figure is cut.
         BarColumn(bar_width=None, table_column=Column(ratio=1)),

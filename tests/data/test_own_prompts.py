@@ -161,7 +161,7 @@ def test_other_settings_do_not_continue_a_file(
     output = tmp_path / "prompts.jsonl"
     run(target, output)
     before = output.read_bytes()
-    with pytest.raises(ConfigError, match=f"made with other settings.*{message}"):
+    with pytest.raises(ConfigError, match=rf"made with other settings.*{message}"):
         run(target, output, replace(SETTINGS, num=40, **change))
     assert output.read_bytes() == before
 
@@ -178,7 +178,7 @@ def test_a_target_without_a_chat_template_is_refused_with_what_to_do(tmp_path: P
     base = make_target(tmp_path / "base")
     add_tokenizer(base)
     with_template(base, None)
-    with pytest.raises(ConfigError, match="no chat template.*give text files with --text"):
+    with pytest.raises(ConfigError, match=r"no chat template.*give text files with --text"):
         run(base, tmp_path / "prompts.jsonl")
     assert not (tmp_path / "prompts.jsonl").exists()
 

@@ -75,7 +75,7 @@ def data(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def job(target: Path, data: Path, output: Path, **settings: Any) -> TrainingJob:
-    return TrainingJob(str(target), data, output, replace(CONFIG, **settings), SHAPE)
+    return TrainingJob(str(target), (data,), output, replace(CONFIG, **settings), SHAPE)
 
 
 def run(asked: TrainingJob, **arguments: bool) -> tuple[Any, str]:
@@ -95,6 +95,7 @@ def test_a_drafter_comes_with_its_record_and_its_card(
     assert record["speculators_config"]["verifier"]["name_or_path"] == str(target)
     assert record["training"]["settings"]["unroll_steps"] == 3
     assert record["training"]["data"]["rows"] == 20
+    assert [source["conversations"] for source in record["training"]["sources"]] == [24]
     assert record["training"]["result"]["tokens_per_step"] == result.acceptance.tokens_per_step
     card = (tmp_path / "README.md").read_text()
     assert f"ReDrafter for {target}" in card and "library_name: vllm" in card
@@ -206,6 +207,23 @@ def test_data_of_another_target_or_tokenizer_is_refused(
 def test_more_is_held_out_than_there_is(target: Path, data: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"24 conversations are to be held out .* only 24"):
         run(job(target, data, tmp_path, held_out=24))
+
+
+def test_several_folders_are_learned_from_and_recorded(
+    target: Path, data: Path, tmp_path: Path
+) -> None:
+    more = tmp_path / "more"
+    write_data(more, target, num=6, max_tokens=10, seed=6)
+    folders = replace(job(target, data, tmp_path / "out"), data=(data, more))
+    _, printed = run(folders)
+    assert "26 rows" in printed
+    record = read_config(str(tmp_path / "out"))["training"]
+    assert record["data"]["rows"] == 26
+    assert [source["conversations"] for source in record["sources"]] == [24, 6]
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "Data, folder 2 of 2" in card
+    with pytest.raises(ConfigError, match=r"cannot be resumed with other settings or data"):
+        run(job(target, data, tmp_path / "out"), resume=True)
 
 
 def test_rows_longer_than_a_block_are_cut_and_counted(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from datasets import concatenate_datasets
 from torch import Tensor
 from transformers import AutoTokenizer
 
@@ -17,18 +19,72 @@ from vllm_redrafter.errors import ConfigError
 
 
 @dataclass(frozen=True)
+class WrittenData:
+    """The rows of one or several folders, one folder after the other.
+
+    Attributes:
+        infos: how each folder's data was made.
+        dataset: all rows.
+        conversations: [rows] int64, which conversation each row is of. Folders that answer the
+            same prompts (greedily and sampled, say) share their conversations: one that is held
+            out is held out everywhere.
+    """
+
+    infos: tuple[DatasetInfo, ...]
+    dataset: Any
+    conversations: Tensor
+
+
+@dataclass(frozen=True)
 class TrainingData:
     """What to learn from, and what to measure on.
 
     Attributes:
-        info: how the data was made.
+        infos: how the data was made, by folder.
         rows: to learn from.
         held_out: of other conversations.
     """
 
-    info: DatasetInfo
+    infos: tuple[DatasetInfo, ...]
     rows: DatasetRows
     held_out: DatasetRows
+
+
+def read_all(folders: Sequence[Path], target: str, check_target: bool = True) -> WrittenData:
+    """Read data folders as one; each row counts alike, whichever folder it is from.
+
+    The target's recorded probabilities are kept only where all folders have them.
+
+    Args:
+        folders: what generate-data wrote; at least one.
+        target, check_target: see `read_checked`.
+
+    Raises:
+        ConfigError: see `read_checked`; or a folder is given twice.
+    """
+    if len({folder.expanduser().resolve() for folder in folders}) < len(folders):
+        names = ", ".join(map(str, folders))
+        raise ConfigError(f"--data {names}: a folder is given twice; leave the second one out")
+    read = [read_checked(folder, target, check_target) for folder in folders]
+    datasets, conversations = [], []
+    first_of: dict[str, int] = {}
+    total = 0
+    for info, dataset in read:
+        if info.prompts_fingerprint not in first_of:
+            first_of[info.prompts_fingerprint] = total
+            total += info.num_conversations
+        first = first_of[info.prompts_fingerprint]
+        conversations.append(first + torch.tensor(dataset["conversation"][:]))
+        datasets.append(dataset)
+    if not all(info.top_logprobs for info, _ in read):
+        recorded = ["top_tokens", "top_log_probs"]
+        datasets = [
+            dataset.remove_columns([name for name in recorded if name in dataset.column_names])
+            for dataset in datasets
+        ]
+    return WrittenData(
+        tuple(info for info, _ in read), concatenate_datasets(datasets), torch.cat(conversations)
+    )
 
 
 def read_checked(
@@ -62,12 +118,11 @@ def read_checked(
     return info, dataset
 
 
-def split(info: DatasetInfo, dataset: Any, held_out: int, seed: int, length: int) -> TrainingData:
+def split(data: WrittenData, held_out: int, seed: int, length: int) -> TrainingData:
     """Hold conversations out, chosen by the seed.
 
     Args:
-        info: of the dataset.
-        dataset: its rows.
+        data: all of it.
         held_out: how many conversations.
         seed: of the choice.
         length: rows are cut to this many tokens.
@@ -75,21 +130,25 @@ def split(info: DatasetInfo, dataset: Any, held_out: int, seed: int, length: int
     Raises:
         ConfigError: nothing would be left to learn from.
     """
-    away = held_out_conversations(dataset, held_out, seed)
+    away = held_out_conversations(data.conversations, held_out, seed)
     return TrainingData(
-        info,
-        DatasetRows(dataset, (~away).nonzero().flatten().tolist(), length),
-        DatasetRows(dataset, away.nonzero().flatten().tolist(), length),
+        data.infos,
+        DatasetRows(data.dataset, (~away).nonzero().flatten().tolist(), length),
+        DatasetRows(data.dataset, away.nonzero().flatten().tolist(), length),
     )
 
 
-def held_out_conversations(dataset: Any, held_out: int, seed: int) -> Tensor:
+def held_out_conversations(conversations: Tensor, held_out: int, seed: int) -> Tensor:
     """[rows] bool: True for the rows of `held_out` conversations, chosen by the seed.
+
+    Args:
+        conversations: [rows] int64, which conversation each row is of.
+        held_out: how many.
+        seed: of the choice.
 
     Raises:
         ConfigError: no other conversation would be left.
     """
-    conversations = torch.tensor(dataset["conversation"][:])
     numbers = torch.unique(conversations)
     if len(numbers) <= held_out:
         raise ConfigError(

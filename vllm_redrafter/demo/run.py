@@ -26,7 +26,7 @@ from vllm_redrafter.checkpoints.fit import differences_from
 from vllm_redrafter.checkpoints.reading import load_config
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import TextRows
-from vllm_redrafter.data.source import read_checked, split
+from vllm_redrafter.data.source import read_all, split
 from vllm_redrafter.demo.corpus import MODULES, excerpts, standard_library_sources
 from vllm_redrafter.demo.decoding import (
     PROMPTS_PER_REQUEST,
@@ -240,15 +240,17 @@ def _make_drafter(space: Workspace, folder: Path, console: Console) -> None:
     settings = {"target": space.target_settings, "training": recipe}
     with _made_once(folder, settings, console) as needed:
         if needed:
-            job = TrainingJob(str(space.target), space.data, folder, DRAFTER_TRAINING, SPECULATION)
+            job = TrainingJob(
+                str(space.target), (space.data,), folder, DRAFTER_TRAINING, SPECULATION
+            )
             train(job, console)
 
 
 def held_out_prompts(space: Workspace, num: int) -> list[list[int]]:
     """The first prompts of those that the drafter was not trained on."""
-    info, dataset = read_checked(space.data, str(space.target))
+    written = read_all((space.data,), str(space.target))
     config = DRAFTER_TRAINING
-    rows = split(info, dataset, config.held_out, config.seed, config.block_length).held_out
+    rows = split(written, config.held_out, config.seed, config.block_length).held_out
     return prompts_of(rows, num)
 
 

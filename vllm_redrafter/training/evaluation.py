@@ -152,7 +152,7 @@ def evaluate_shapes(
             outputs = read_target(target, batch)
             for index, shape in enumerate(grid):
                 totals[index] += replay(drafter, embed, outputs, batch, shape)
-                progress.advance(task)
+                progress.update(task, advance=1)
     if not totals[0].steps:
         raise ConfigError("evaluation: the text has no answer of two tokens or more")
     results = [ShapeResult(s, total, costs) for s, total in zip(grid, totals, strict=True)]
@@ -220,7 +220,8 @@ def load_material(
     info, dataset = read_checked(data, target, not other_target)
     indices = list(range(len(dataset)))
     if config.held_out is not None:
-        away = held_out_conversations(dataset, config.held_out, config.seed)
+        conversations = torch.tensor(dataset["conversation"][:])
+        away = held_out_conversations(conversations, config.held_out, config.seed)
         indices = away.nonzero().flatten().tolist()
     rows = DatasetRows(dataset, indices, config.max_length)
     model = load_target(target, config.target_dtype, device)

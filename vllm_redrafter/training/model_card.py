@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
@@ -66,12 +66,20 @@ def model_card(config: DrafterConfig, target: str, training: Mapping[str, Any]) 
         sizes=_table(vars(config)),
         quality=quality,
         training="\n\n".join(
-            f"{title}:\n\n{_table(training[key])}"
-            for key, title in (("settings", "Settings"), ("data", "Data"), ("result", "Result"))
-            if training.get(key)
+            f"{title}:\n\n{_table(part)}" for title, part in _parts(training) if part
         ),
     )
     return str(ModelCard(text))
+
+
+def _parts(training: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """What is known of the training: titles and tables."""
+    yield "Settings", training.get("settings", {})
+    yield "Data", training.get("data", {})
+    sources = training.get("sources", [])
+    for number, source in enumerate(sources, start=1):
+        yield f"Data, folder {number} of {len(sources)}", source
+    yield "Result", training.get("result", {})
 
 
 def _table(values: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from vllm_redrafter.checkpoints.files import CARD_FILE
 from vllm_redrafter.checkpoints.writing import save_drafter
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.data.source import TrainingData, read_checked, split
+from vllm_redrafter.data.source import TrainingData, read_all, split
 from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.errors import ConfigError, TrainingError
 from vllm_redrafter.training.checkpointing import Checkpoints
@@ -34,7 +34,7 @@ class TrainingJob:
 
     Attributes:
         target: folder or hub id.
-        data: folder that generate-data wrote.
+        data: folders that generate-data wrote; all of their rows are learned from.
         output: the drafter's folder; its checkpoints go to `checkpoints` in there.
         config: how.
         speculation: the shape that tokens per target step are estimated for.
@@ -42,7 +42,7 @@ class TrainingJob:
     """
 
     target: str
-    data: Path
+    data: tuple[Path, ...]
     output: Path
     config: TrainingConfig
     speculation: ReDrafterConfig
@@ -77,8 +77,8 @@ def train(
             f"{output} has checkpoints of an earlier run: --resume goes on with it; to start "
             "afresh give another --output, or delete it"
         )
-    info, dataset = read_checked(job.data, job.target, not job.other_target)
-    data = split(info, dataset, config.held_out, config.seed, config.block_length)
+    written = read_all(job.data, job.target, not job.other_target)
+    data = split(written, config.held_out, config.seed, config.block_length)
     accelerator = make_accelerator(config, None if dry_run else output)
     if not accelerator.is_main_process:
         console.quiet = True
@@ -145,11 +145,12 @@ def save_result(
 
 def _check_vocabulary(target: Any, data: TrainingData) -> None:
     size = target.config.get_text_config().vocab_size
-    if size != data.info.vocab_size:
-        raise ConfigError(
-            f"the data was written with a vocabulary of {data.info.vocab_size}, the target has "
-            f"{size}: generate the data again with this target"
-        )
+    for info in data.infos:
+        if size != info.vocab_size:
+            raise ConfigError(
+                f"the data was written with a vocabulary of {info.vocab_size}, the target has "
+                f"{size}: generate the data again with this target"
+            )
 
 
 def _drafter(target: Any, data: TrainingData, config: TrainingConfig, console: Console) -> Drafter:
@@ -170,19 +171,21 @@ def _record(job: TrainingJob, data: TrainingData) -> dict[str, Any]:
         for key, value in asdict(job.config).items()
         if value is not None and key not in ("evaluate_every", "save_every")
     }
-    info = data.info
     return {
         "settings": settings,
         "speculation": asdict(job.speculation),
-        "data": {
-            "target": info.target,
-            "target_fingerprint": info.target_fingerprint,
-            "prompts_fingerprint": info.prompts_fingerprint,
-            "rows": len(data.rows),
-            "tokens": int(data.rows.lengths.sum()),
-            "temperature": info.sampling.temperature,
-            "top_p": info.sampling.top_p,
-        },
+        "data": {"rows": len(data.rows), "tokens": int(data.rows.lengths.sum())},
+        "sources": [
+            {
+                "target": info.target,
+                "target_fingerprint": info.target_fingerprint,
+                "prompts_fingerprint": info.prompts_fingerprint,
+                "conversations": info.num_conversations,
+                "temperature": info.sampling.temperature,
+                "top_p": info.sampling.top_p,
+            }
+            for info in data.infos
+        ],
     }
 
 

@@ -58,7 +58,7 @@ def trained(
         evaluate_every=1000,
         draft_vocab_size=request.param,
     )
-    asked = TrainingJob(str(target), written[0], output, config, SHAPE)
+    asked = TrainingJob(str(target), (written[0],), output, config, SHAPE)
     train(asked, Console(file=io.StringIO()))
     torch.set_num_threads(threads)
     yield output

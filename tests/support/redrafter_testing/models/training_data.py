@@ -16,12 +16,12 @@ PROMPT_LENGTH = 6
 
 @torch.inference_mode()
 def write_data(
-    folder: Path, target: Path, num: int, max_tokens: int, top_logprobs: int = 0
+    folder: Path, target: Path, num: int, max_tokens: int, top_logprobs: int = 0, seed: int = 5
 ) -> list[Row]:
     """Greedy answers to random prompts, one shard; an answer ends with EOS or after max_tokens."""
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
     vocab_size, eos = model.config.vocab_size, model.config.eos_token_id
-    generator = torch.Generator().manual_seed(5)
+    generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(2, vocab_size, (num, PROMPT_LENGTH), generator=generator)
     for _ in range(max_tokens):
         tokens = torch.cat([tokens, model(tokens).logits[:, -1:].argmax(-1)], dim=1)
@@ -45,7 +45,7 @@ def write_data(
         target_fingerprint=target_fingerprint(target),
         tokenizer_fingerprint=tokenizer_fingerprint(AutoTokenizer.from_pretrained(target)),
         template_fingerprint=None,
-        prompts_fingerprint="test",
+        prompts_fingerprint=f"random prompts of seed {seed}",
         num_conversations=num,
         shard_size=num,
         vocab_size=vocab_size,

@@ -1,0 +1,90 @@
+"""Data folders, read one by one and together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from redrafter_testing.models.tiny_models import add_tokenizer, make_target
+from redrafter_testing.models.training_data import write_data
+from vllm_redrafter.data.source import read_all, split
+from vllm_redrafter.errors import ConfigError
+
+V = 64
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_target(tmp_path_factory.mktemp("target"), vocab_size=V)
+    add_tokenizer(folder, vocab_size=V)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folders(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Short and long answers to the same prompts, the long ones with probabilities; and others."""
+    root = tmp_path_factory.mktemp("data")
+    write_data(root / "short", target, num=10, max_tokens=5)
+    write_data(root / "long", target, num=10, max_tokens=9, top_logprobs=3)
+    write_data(root / "others", target, num=4, max_tokens=5, seed=6)
+    return {name: root / name for name in ("short", "long", "others")}
+
+
+def test_the_rows_of_all_folders_follow_one_another(target: Path, folders: dict[str, Path]) -> None:
+    data = read_all([folders["short"], folders["others"]], str(target))
+    alone = [read_all([folders[name]], str(target)) for name in ("short", "others")]
+    rows = [row["input_ids"] for part in alone for row in part.dataset]
+    assert [row["input_ids"] for row in data.dataset] == rows
+    assert data.infos == alone[0].infos + alone[1].infos
+    assert data.conversations.tolist() == [*range(10), *range(10, 14)]
+
+
+def test_answers_to_the_same_prompts_are_held_out_together(
+    target: Path, folders: dict[str, Path]
+) -> None:
+    data = read_all([folders["short"], folders["others"], folders["long"]], str(target))
+    assert data.conversations.tolist() == [*range(14), *range(10)]
+    parts = split(data, held_out=5, seed=0, length=64)
+    prompts = [
+        {tuple(rows[i].tokens[:6].tolist()) for i in range(len(rows))}
+        for rows in (parts.rows, parts.held_out)
+    ]
+    assert len(prompts[1]) == 5
+    assert not prompts[0] & prompts[1]
+    assert len(parts.rows) + len(parts.held_out) == 24
+
+
+def test_recorded_probabilities_are_kept_where_all_folders_have_them(
+    target: Path, folders: dict[str, Path]
+) -> None:
+    both = read_all([folders["short"], folders["long"]], str(target))
+    assert "top_tokens" not in both.dataset.column_names
+    alone = read_all([folders["long"]], str(target))
+    assert "top_tokens" in alone.dataset.column_names
+
+
+def test_a_folder_given_twice_is_refused(target: Path, folders: dict[str, Path]) -> None:
+    again = folders["short"].parent / "." / "short"
+    with pytest.raises(ConfigError, match="given twice"):
+        read_all([folders["short"], again], str(target))
+
+
+def test_each_folder_is_checked_against_the_target(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    other = make_target(tmp_path, vocab_size=V, seed=1)
+    add_tokenizer(other, vocab_size=V)
+    with pytest.raises(ConfigError, match="written by another target"):
+        read_all([folders["short"]], str(other))
+    assert len(read_all([folders["short"]], str(other), check_target=False).dataset) == 10
+
+
+def test_the_seed_chooses_what_is_held_out(target: Path, folders: dict[str, Path]) -> None:
+    data = read_all([folders["short"]], str(target))
+
+    def held_out(seed: int) -> list[list[int]]:
+        rows = split(data, held_out=3, seed=seed, length=64).held_out
+        return [rows[i].tokens.tolist() for i in range(3)]
+
+    assert held_out(0) == held_out(0) != held_out(1)
