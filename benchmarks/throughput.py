@@ -9,8 +9,8 @@ verifies as many nodes as pay, or none. With --random-drafter it is measured wit
 random weights as well, for what a useless one costs.
 
 Every method and shape gets an engine of its own. At a concurrency (that many requests in flight)
-and temperature all engines answer the same prompts, after a warm-up, without prefix caching;
-`--repeats` does all of it again, in another order.
+and temperature all engines answer the same prompts, after a warm-up of one answer per request in
+flight, without prefix caching; `--repeats` does all of it again, in another order.
 
 On a CPU all engines are started once, have memory at the same time, and take turns: at each
 concurrency and temperature one measurement follows the other within seconds, with the other

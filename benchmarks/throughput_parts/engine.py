@@ -20,7 +20,6 @@ from typing import Any
 
 from vllm_redrafter.engine.request_loop import EngineRequest, run_requests
 
-WARM_UP_TOKENS = 16
 COUNTERS = {
     "vllm:spec_decode_num_drafts": "drafts",
     "vllm:spec_decode_num_draft_tokens": "draft_tokens",
@@ -135,25 +134,23 @@ def generate(llm: Any, prompts: Sequence[list[int]], params: Any, concurrency: i
 
 
 def measure(llm: Any, job: Job, case: Case) -> Run:
-    """Warm up, then answer the level's prompts once, under the clock and counters."""
+    """Warm up, as a server is when it is used, then answer the level's prompts under the clock."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    def params(max_tokens: int) -> SamplingParams:
-        return SamplingParams(
-            temperature=case.temperature,
-            max_tokens=max_tokens,
-            ignore_eos=job.ignore_eos,
-            output_kind=RequestOutputKind.DELTA,
-        )
-
-    warm_up = params(min(WARM_UP_TOKENS, job.max_tokens))
-    generate(llm, job.prompts[: case.concurrency], warm_up, case.concurrency)
+    params = SamplingParams(
+        temperature=case.temperature,
+        max_tokens=job.max_tokens,
+        ignore_eos=job.ignore_eos,
+        output_kind=RequestOutputKind.DELTA,
+    )
+    # An answer per request in flight, to the last prompts, which a level asks last if at all.
+    generate(llm, job.prompts[-case.concurrency :], params, case.concurrency)
     if job.timed_parts:
         llm.collective_rpc("reset_redrafter_stats")
     before = counters(llm)
     prompts = job.prompts_at(case.concurrency)
-    generation = generate(llm, prompts, params(job.max_tokens), case.concurrency)
+    generation = generate(llm, prompts, params, case.concurrency)
     counted = {name: value - before[name] for name, value in counters(llm).items()}
     parts = llm.collective_rpc("redrafter_stats")[0] if job.timed_parts else None
     return Run(case.concurrency, case.temperature, generation, counted, parts)

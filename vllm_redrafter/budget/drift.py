@@ -3,11 +3,13 @@
 The table knows the target's passes, without context and in a quiet moment. The steps' own times
 know the rest: what vLLM and this engine do around a pass, which for a small target is most of a
 step; attention over the context; a machine that has become slower. A step's excess is its time
-less the table's. The lower quartile of the last ones is kept, by kind of step, by number of
-requests and by size (half octaves each): what disturbs a step only adds, and the first ones of a
-kind are slow, so that a mean, or a median of few, would speak against what was tried last. Where
-few steps were seen, it leans on that of all sizes, this one on that of the kind, and that one on
-that of all steps: a choice between two sizes shall not turn on one noisy step.
+less the table's. The median of the last ones is kept, by kind of step, by number of requests and
+by size (half octaves each): a disturbance adds more to one step than a choice turns on, so a mean
+would speak against what was tried last; and a step's own parts vary (what is compacted, how far a
+walk goes), which a lower quantile would not see, steps of trees varying most. Where few steps were
+seen, it leans on that of all sizes, this one on that of the kind, and that one on that of all
+steps: a choice between two sizes shall not turn on one noisy step. Of few steps it is a lower
+quantile than the median: the first ones of a kind are slow, and would speak against it for long.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 MEMORY = 16
-"""Steps that a quartile looks back at, of its kind, requests and size."""
+"""Steps that a median looks back at, of its kind, requests and size."""
 PRIOR = 2.0
-"""Steps of its own, after the first, that a quartile needs to count as much as the wider one that
+"""Steps of its own, after the first, that a median needs to count as much as the wider one that
 it leans on."""
 RENEWAL = 16
 """Steps for which what was asked for once is kept."""
@@ -50,7 +52,7 @@ class Drift:
         cells = (len(tables), CELLS, CELLS)
         self._latest = np.zeros((*cells, MEMORY))
         self._seen = np.zeros(cells, dtype=np.int64)
-        self._quartiles = np.zeros(cells)
+        self._medians = np.zeros(cells)
         self._weights = np.zeros(cells)
         self._kept: dict[tuple[int, int], Floats] = {}
         self._until_renewal = 0
@@ -63,8 +65,7 @@ class Drift:
         self._seen[at] = seen + 1
         # The first step of its kind may have compiled something, or allocated: it does not count.
         self._weights[at] = min(seen, MEMORY)
-        known = latest[: seen + 1]
-        self._quartiles[at] = np.partition(known, len(known) // 4)[len(known) // 4]
+        self._medians[at] = _settling_median(latest[: seen + 1])
         self._until_renewal -= 1
         if self._until_renewal < 0:
             self._kept.clear()
@@ -88,10 +89,16 @@ class Drift:
         for cells in (np.s_[:], np.s_[kind], np.s_[kind, requests]):
             weights = self._weights[cells]
             # No dot product: BLAS has threads, and waits for them.
-            seen = (weights * self._quartiles[cells]).sum()
+            seen = (weights * self._medians[cells]).sum()
             mean = (seen + PRIOR * mean) / (weights.sum() + PRIOR)
-        weights, quartiles = self._weights[kind, requests], self._quartiles[kind, requests]
-        return np.asarray((weights * quartiles + PRIOR * mean) / (weights + PRIOR))
+        weights, medians = self._weights[kind, requests], self._medians[kind, requests]
+        return np.asarray((weights * medians + PRIOR * mean) / (weights + PRIOR))
+
+
+def _settling_median(values: Floats) -> float:
+    """Of MEMORY values the median; of fewer, down to the lower quartile."""
+    rank = int((len(values) - 1) * (0.25 + 0.25 * min(len(values) / MEMORY, 1.0)))
+    return float(np.partition(values, rank)[rank])
 
 
 def _cell(size: int) -> int:

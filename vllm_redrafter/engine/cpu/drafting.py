@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -20,9 +19,9 @@ from vllm_redrafter.engine.stats import StepStats
 from vllm_redrafter.policy import search_shape
 from vllm_redrafter.token_tree import TokenTree
 
-FIRST_REFIT, REFIT_INTERVAL = 4, 32
-"""Verification steps up to the first refit of the acceptance probabilities, and, by doubling, the
-most between two: a new drafter is judged soon."""
+REFIT_STEPS, REFIT_NODES = 4, 32
+"""Verification steps, and nodes judged in them, from one refit of the acceptance probabilities to
+the next: a new drafter is judged soon, and so is another kind of text."""
 
 
 class FixedDrafting:
@@ -64,6 +63,9 @@ class FixedDrafting:
         cut(tree, most + 1)
         return tree
 
+    def took(self, requests: int, seconds: float) -> None:
+        """Learn from the time of the last draft, for R requests: nothing, here."""
+
     def judge(self, request_ids: Sequence[str], tree: TokenTree, accepted: AcceptedPath) -> None:
         """Learn from what was accepted of the trees of R requests: nothing, here."""
 
@@ -91,7 +93,8 @@ class AdaptiveDrafting(FixedDrafting):
         self._odds: dict[str, npt.NDArray[np.float32]] = {}
         # Since the last refit: log-odds, depths, and whether accepted, of the nodes judged.
         self._judged: list[tuple[npt.NDArray[Any], ...]] = []
-        self._refit_after = FIRST_REFIT
+        self._num_judged = 0
+        self._explored = np.zeros((1, 1, 1), dtype=np.float32)
         self._plan = Plan(None, pays=False)
         self._rehearse()
 
@@ -120,9 +123,8 @@ class AdaptiveDrafting(FixedDrafting):
         """See `FixedDrafting.draft`."""
         requests, plan = len(request_ids), self._plan
         assert plan.shape is not None
-        started = perf_counter()
         draft = self.proposer.propose_ranked(hidden, roots, chain, plan.shape)
-        self.budget.drafted(plan.shape, draft.explored, perf_counter() - started)
+        self._explored = draft.explored
         survival = draft.survival[:, 1:]
         survival[np.arange(survival.shape[1]) >= most[:, None]] = 0.0
         nodes, expected = self.budget.share(survival, requests, plan)
@@ -131,14 +133,20 @@ class AdaptiveDrafting(FixedDrafting):
         cut(draft.tree, nodes + 1)
         return draft.tree
 
+    def took(self, requests: int, seconds: float) -> None:
+        """Learn what such a draft costs, and what the search found."""
+        assert self._plan.shape is not None
+        self.budget.drafted(self._plan.shape, self._explored, seconds)
+
     def judge(self, request_ids: Sequence[str], tree: TokenTree, accepted: AcceptedPath) -> None:
         """Learn how probable a node is to be accepted."""
         slots = tree.tokens.shape[1]
         none = np.zeros(slots, dtype=np.float32)
         odds = np.stack([self._odds.get(request, none)[:slots] for request in request_ids])
         self._judged.append(judged_nodes(tree, accepted.path, odds))
-        if len(self._judged) == self._refit_after:
-            self._refit_after = min(2 * self._refit_after, REFIT_INTERVAL)
+        self._num_judged += len(self._judged[-1][0])
+        if len(self._judged) >= REFIT_STEPS and self._num_judged >= REFIT_NODES:
+            self._num_judged = 0
             seen = [torch.from_numpy(np.concatenate(p)) for p in zip(*self._judged, strict=True)]
             self._judged.clear()
             estimator = self.proposer.estimator

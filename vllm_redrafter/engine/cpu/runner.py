@@ -245,7 +245,9 @@ class TreeModelRunner(CPUModelRunner):
             if self.drafting.pays(len(active), max_nodes):
                 with self.stats.measure("draft"):
                     roots = torch.tensor([sampled_token_ids[i][-1] for i in active])
-                    self._draft(active, roots, sample_hidden_states, max_nodes, drafts)
+                    drafted = self._draft(active, roots, sample_hidden_states, max_nodes, drafts)
+                if drafted:
+                    self.drafting.took(len(active), self.stats.draft - before)
             else:
                 self.stats.undrafted_steps += 1
         self._time_step(self.stats.draft - before)
@@ -258,13 +260,17 @@ class TreeModelRunner(CPUModelRunner):
         hidden_states: Tensor,
         max_nodes: int,
         drafts: list[list[int]],
-    ) -> None:
-        """Fill in the drafts of the `active` requests, whose last tokens are `roots`."""
+    ) -> bool:
+        """Fill in the drafts of the `active` requests, whose last tokens are `roots`.
+
+        Returns:
+            Whether there are any: False where no request wants one.
+        """
         assert self._last_rows is not None
         request_ids = [self.input_batch.req_ids[i] for i in active]
         most = self._most_nodes(request_ids, max_nodes)
         if not most.any():
-            return
+            return False
         hidden = hidden_states[self._last_rows[active]]
         tree = self.drafting.draft(request_ids, hidden, roots, self._needs_chain(request_ids), most)
         links = np.stack([tree.parents.numpy(), tree.depths.numpy()], axis=1)
@@ -272,6 +278,7 @@ class TreeModelRunner(CPUModelRunner):
         tokens, num_nodes = tree.tokens.tolist(), tree.num_nodes.tolist()
         for i, row, nodes in zip(active, tokens, num_nodes, strict=True):
             drafts[i] = row[1:nodes]
+        return True
 
     def _time_step(self, draft_seconds: float) -> None:
         """Tell the drafting what the step took, where it was one of those that it reckons with."""
