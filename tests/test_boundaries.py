@@ -25,7 +25,7 @@ FLOORS = (
     ("cli",),
     ("cli_options",),
     ("demo", "plugin"),
-    ("engine.selection",),
+    ("engine.selection", "speculative_config"),
     ("engine.cpu", "engine.v2"),
     ("engine", "training"),
     ("data",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,96 @@ def test_sampling_parameters_that_our_sampler_applies_are_let_through(
     SamplingParams(min_p=0.1, logit_bias={1: 2.0})._validate_spec_decode(ours)
     with pytest.raises(VLLMValidationError, match=r"thinking_token_budget"):
         SamplingParams(thinking_token_budget=5)._validate_spec_decode(ours)
+
+
+# A drafter that is named alone.
+
+
+def record(drafter: Path, folder: Path, **entries: Any) -> Path:
+    """A copy of the drafter whose config.json says more under `speculators_config`."""
+    shutil.copytree(drafter, folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["speculators_config"] |= entries
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def named(drafter: Path, **speculation: Any) -> Any:
+    arguments = {"speculative_config": speculation} if speculation else {}
+    return EngineArgs(model=str(drafter), enforce_eager=True, **arguments).create_engine_config()
+
+
+METHODS = [{"proposal_type": "redrafter", "speculative_tokens": 7, "beam_width": 2}]
+
+
+def test_a_drafter_stands_for_its_target_and_itself(
+    target: Path, drafter: Path, tmp_path: Path
+) -> None:
+    verifier = {"name_or_path": str(target)}
+    alone = record(drafter, tmp_path / "alone", verifier=verifier, proposal_methods=METHODS)
+    config = named(alone)
+    assert (config.model_config.model, config.model_config.tokenizer) == (str(target), str(target))
+    settings = config.additional_config[names.METHOD]
+    assert settings["model"] == str(alone)
+    assert (settings["num_speculative_tokens"], settings["beam_width"]) == (7, 2)
+    assert settings["beam_length"] == 5, "what the checkpoint does not record has its default"
+    assert config.speculative_config.num_speculative_tokens == 7
+
+
+def test_what_is_said_goes_before_what_the_checkpoint_records(
+    target: Path, drafter: Path, tmp_path: Path
+) -> None:
+    recorded = record(drafter, tmp_path / "recorded", proposal_methods=METHODS)
+    settings = configure(target, spec_model=str(recorded)).additional_config[names.METHOD]
+    assert (settings["num_speculative_tokens"], settings["beam_width"]) == (7, 2)
+    settings = speculate(target, recorded, k=5, beam_width=3).additional_config[names.METHOD]
+    assert (settings["num_speculative_tokens"], settings["beam_width"]) == (5, 3)
+
+
+def test_a_target_that_moved_is_named_beside_its_drafter(
+    target: Path, drafter: Path, tmp_path: Path
+) -> None:
+    verifier = {"name_or_path": str(tmp_path / "not here")}
+    alone = record(drafter, tmp_path / "alone", verifier=verifier, proposal_methods=METHODS)
+    assert named(alone, target=str(target)).model_config.model == str(target)
+    with pytest.raises(ConfigError) as error:
+        named(alone)
+    assert str(tmp_path / "not here") in str(error.value)
+    assert f"vllm serve TARGET --spec-model {alone}" in str(error.value)
+    assert """--speculative-config '{"target": "TARGET"}'""" in str(error.value)
+
+
+def test_a_drafter_without_a_target_or_a_shape_says_what_is_missing(
+    target: Path, drafter: Path
+) -> None:
+    with pytest.raises(ConfigError, match="does not say for which target it is: name the target"):
+        named(drafter)
+    with pytest.raises(ConfigError, match=r"--spec-tokens\) is missing, and the checkpoint does"):
+        named(drafter, target=str(target))
+
+
+def test_a_target_given_twice_is_refused(target: Path, drafter: Path) -> None:
+    config = {"model": str(drafter), "num_speculative_tokens": 3, "target": str(target)}
+    with pytest.raises(ConfigError, match=r"'target' .* is for a drafter that is served by its"):
+        configure(target, speculative_config=config)
+
+
+@pytest.mark.parametrize("wrong", [0, "7", None, 200])
+def test_a_recorded_shape_is_checked_as_a_given_one(
+    target: Path, drafter: Path, tmp_path: Path, wrong: Any
+) -> None:
+    methods = [{"speculative_tokens": wrong}]
+    recorded = record(drafter, tmp_path / "recorded", proposal_methods=methods)
+    with pytest.raises(ConfigError, match="num_speculative_tokens must be between 1 and 127"):
+        configure(target, spec_model=str(recorded))
+
+
+@pytest.mark.parametrize("methods", [[], "many", [3], {"a": 1}, None])
+def test_proposal_methods_of_another_form_are_passed_over(
+    target: Path, drafter: Path, tmp_path: Path, methods: Any
+) -> None:
+    recorded = record(drafter, tmp_path / "recorded", proposal_methods=methods)
+    assert speculate(target, recorded).speculative_config.num_speculative_tokens == 12
 
 
 # Refusals. Each message names the value and what to do.

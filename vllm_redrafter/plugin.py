@@ -28,24 +28,19 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from vllm_redrafter import names
-from vllm_redrafter.checkpoints.files import read_config
 from vllm_redrafter.checkpoints.fit import size_differences
-from vllm_redrafter.checkpoints.reading import check_checkpoint, is_redrafter
-from vllm_redrafter.config import DrafterConfig, ReDrafterConfig
+from vllm_redrafter.config import DrafterConfig
 from vllm_redrafter.engine import published
 from vllm_redrafter.engine.selection import Engine, engine_here
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.names import METHOD, SUPPORTED_VLLM
 from vllm_redrafter.request_options import check_request
+from vllm_redrafter.speculative_config import PASSED_ON, is_ours, requested_of, validated
 from vllm_redrafter.substitution import substituted
 
 if TYPE_CHECKING:
     from vllm.config import SpeculativeConfig, VllmConfig
     from vllm.engine.arg_utils import EngineArgs
-
-VLLM_KEYS = ("method", "model", "revision", "num_speculative_tokens")
-"""Keys of vLLM's speculative config that mean something here, besides our own."""
-PASSED_ON = ("num_speculative_tokens", "num_speculative_tokens_per_batch_size")
 
 
 def register() -> None:
@@ -82,10 +77,10 @@ def _wrap(owner: type, name: str, wrapper: Callable[..., Any]) -> None:
 def _create_engine_config(
     original: Callable[..., VllmConfig], args: EngineArgs, *rest: Any, **kwargs: Any
 ) -> VllmConfig:
-    requested = _requested(args)
-    if not _is_ours(requested):
+    requested, of_target = requested_of(args)
+    if not is_ours(requested):
         return original(args, *rest, **kwargs)
-    config, drafter = _validated(requested)
+    config, drafter = validated(requested)
     _check_version()
     engine = engine_here()
     _check_arguments(args, engine)
@@ -99,6 +94,7 @@ def _create_engine_config(
             "method": "custom_class",
             "model": engine.proposer,
             **{key: requested[key] for key in PASSED_ON if key in requested},
+            "num_speculative_tokens": config.num_speculative_tokens,
         },
         "spec_method": None,
         "spec_model": None,
@@ -106,6 +102,7 @@ def _create_engine_config(
         "additional_config": {**args.additional_config, METHOD: settings},
         "worker_cls": engine.worker,
         **engine.arguments,
+        **of_target,
     }
     before = {name: getattr(args, name) for name in changed}
     _set_all(args, changed)
@@ -136,67 +133,6 @@ def _announce(settings: Mapping[str, Any]) -> None:
 def _set_all(owner: Any, values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         setattr(owner, name, value)
-
-
-def _requested(args: EngineArgs) -> dict[str, Any]:
-    """The speculative config, wherever it was given: as a dict, or as --spec-* flags."""
-    requested = {key.replace("-", "_"): v for key, v in (args.speculative_config or {}).items()}
-    flags = {
-        "method": args.spec_method,
-        "model": args.spec_model,
-        "num_speculative_tokens": args.spec_tokens,
-    }
-    for key, value in flags.items():
-        if value is not None:
-            if key in requested:
-                raise ConfigError(
-                    f"{key!r} is given both as a flag ({value!r}) and in the speculative config "
-                    f"({requested[key]!r}); leave one out"
-                )
-            requested[key] = value
-    return requested
-
-
-def _is_ours(requested: Mapping[str, Any]) -> bool:
-    """Is this a request for ReDrafter? Explicitly, by our own keys, or by the checkpoint."""
-    method, model = requested.get("method"), requested.get("model")
-    if method == METHOD or (method is None and any(k in requested for k in _own_keys())):
-        return True
-    if method is not None or not isinstance(model, str):
-        return False
-    try:
-        return is_redrafter(read_config(model, requested.get("revision")))
-    except ConfigError:
-        # Not a folder, and not to be had from the hub. A path is ours to refuse clearly; a name
-        # may be one of vLLM's own ("ngram", a dotted class path), which says so itself.
-        if "/" in model:
-            raise
-        return False
-
-
-def _own_keys() -> tuple[str, ...]:
-    return ReDrafterConfig.own_keys()
-
-
-def _validated(requested: Mapping[str, Any]) -> tuple[ReDrafterConfig, DrafterConfig]:
-    known = {*VLLM_KEYS, *PASSED_ON, *_own_keys()}
-    if unknown := sorted(set(requested) - known):
-        raise ConfigError(
-            f"speculative config: unknown key(s) {', '.join(unknown)} for a ReDrafter; "
-            f"known are {', '.join(sorted(known))}"
-        )
-    if not isinstance(requested.get("model"), str):
-        raise ConfigError(
-            "speculative config: 'model' must name the ReDrafter checkpoint (folder or hub id)"
-        )
-    if "num_speculative_tokens" not in requested:
-        raise ConfigError(
-            "speculative config: num_speculative_tokens (--spec-tokens) is missing: the most "
-            "tree nodes verified per request and step, between 1 and 127"
-        )
-    shape = {key: requested[key] for key in _own_keys() if key in requested}
-    config = ReDrafterConfig(requested["num_speculative_tokens"], **shape)
-    return config, check_checkpoint(requested["model"], requested.get("revision"))
 
 
 def _check_version() -> None:

@@ -109,7 +109,8 @@ def test_a_round_trip_through_apples_form_is_bit_exact(
 def test_our_own_form_keeps_the_draft_vocabulary_and_the_record(
     tmp_path: Path, destination: Path
 ) -> None:
-    tensors = write(tmp_path / "a", REDUCED, verifier="org/target", training=TRAINING)
+    shape = {"num_speculative_tokens": 9, "beam_width": 3, "beam_length": 4}
+    tensors = write(tmp_path / "a", REDUCED, verifier="org/target", shape=shape, training=TRAINING)
     (tmp_path / "a/README.md").write_text("# its card")
     convert(str(tmp_path / "a"), destination)
     assert_bits(destination, tensors)

@@ -93,6 +93,9 @@ def test_a_drafter_comes_with_its_record_and_its_card(
     assert (config.vocab_size, config.hidden_size, config.exit_dim) == (V, 128, 128)
     record = read_config(str(tmp_path))
     assert record["speculators_config"]["verifier"]["name_or_path"] == str(target)
+    (method,) = record["speculators_config"]["proposal_methods"]
+    assert method["speculative_tokens"] == SHAPE.num_speculative_tokens
+    assert (method["beam_width"], method["beam_length"]) == (SHAPE.beam_width, SHAPE.beam_length)
     assert record["training"]["settings"]["unroll_steps"] == 3
     assert record["training"]["data"]["rows"] == 20
     assert [source["conversations"] for source in record["training"]["sources"]] == [24]

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from vllm_redrafter.checkpoints.files import CARD_FILE, read_config, resolve_file
-from vllm_redrafter.checkpoints.reading import build_drafter, verifier_of
+from vllm_redrafter.checkpoints.reading import build_drafter, shape_of, verifier_of
 from vllm_redrafter.checkpoints.tensors import DRAFT_TO_TARGET, check_tensors, own_names
 from vllm_redrafter.checkpoints.weight_files import find_weights, read_weights
 from vllm_redrafter.checkpoints.writing import save_drafter, write_files
@@ -54,6 +54,7 @@ class _Source:
     config: DrafterConfig
     tensors: dict[str, Tensor]
     verifier: str | None
+    shape: dict[str, Any]
     training: Any
     notes: list[str]
 
@@ -100,7 +101,7 @@ def convert(
                 write_files(drafter, partial, "Drafter", {})
             else:
                 extra = {} if found.training is None else {"training": found.training}
-                save_drafter(drafter, partial, verifier or found.verifier, **extra)
+                save_drafter(drafter, partial, verifier or found.verifier, found.shape, **extra)
             if card:
                 shutil.copyfile(card, partial / CARD_FILE)
     except (OSError, SafetensorError) as error:
@@ -208,7 +209,8 @@ def _read(source: str) -> _Source:
             f"{'; '.join(wrong)}: convert the checkpoint as it was before it was quantised"
         )
     notes = [f"read {', '.join(path.name for path in paths)}", *derived]
-    return _Source(config, tensors, verifier_of(values), values.get("training"), notes)
+    recorded = verifier_of(values), shape_of(values), values.get("training")
+    return _Source(config, tensors, *recorded, notes)
 
 
 def _check_fits_apple(source: str, found: _Source) -> list[str]:
@@ -219,8 +221,8 @@ def _check_fits_apple(source: str, found: _Source) -> list[str]:
             "tokens (d2t); Apple's code ranks all tokens and would take a draft token's index "
             "for a token: train without --draft-vocab-size for it"
         )
-    entries = {"training record": found.training, "verifier": found.verifier}
-    left_out = " and ".join(name for name, value in entries.items() if value is not None)
+    entries = {"training record": found.training, "verifier": found.verifier, "shape": found.shape}
+    left_out = " and ".join(name for name, value in entries.items() if value)
     return [f"left out, having no place in Apple's config.json: {left_out}"] if left_out else []
 
 

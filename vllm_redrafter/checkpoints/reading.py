@@ -23,6 +23,13 @@ from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.names import MODEL_TYPE
 
+SHAPE_KEYS = {
+    "num_speculative_tokens": "speculative_tokens",
+    "beam_width": "beam_width",
+    "beam_length": "beam_length",
+}
+"""Names of `ReDrafterConfig`, and those in a checkpoint's proposal method."""
+
 
 def is_redrafter(config: Mapping[str, Any]) -> bool:
     """Does this config.json belong to a ReDrafter checkpoint?"""
@@ -107,3 +114,20 @@ def verifier_of(config: Mapping[str, Any]) -> str | None:
     for key in ("speculators_config", "verifier", "name_or_path"):
         entry = entry.get(key) if isinstance(entry, Mapping) else None
     return entry if isinstance(entry, str) else None
+
+
+def shape_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """How a checkpoint's config.json asks to be served, where it does.
+
+    It stands under `speculators_config`, as in checkpoints of the speculators library; the first
+    proposal method counts.
+
+    Returns:
+        By the names of `ReDrafterConfig`, as they are written: nobody has checked the values.
+    """
+    entry = config.get("speculators_config")
+    methods = entry.get("proposal_methods") if isinstance(entry, Mapping) else None
+    first = methods[0] if isinstance(methods, list) and methods else None
+    if not isinstance(first, Mapping):
+        return {}
+    return {ours: first[theirs] for ours, theirs in SHAPE_KEYS.items() if theirs in first}

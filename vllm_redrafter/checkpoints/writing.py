@@ -10,12 +10,17 @@ from typing import Any
 from safetensors.torch import save_file
 
 from vllm_redrafter.checkpoints.files import CONFIG_FILE, WEIGHTS_FILE
+from vllm_redrafter.checkpoints.reading import SHAPE_KEYS
 from vllm_redrafter.drafter import Drafter
-from vllm_redrafter.names import MODEL_TYPE
+from vllm_redrafter.names import METHOD, MODEL_TYPE
 
 
 def save_drafter(
-    drafter: Drafter, folder: str | Path, verifier: str | None = None, **extra: Any
+    drafter: Drafter,
+    folder: str | Path,
+    verifier: str | None = None,
+    shape: Mapping[str, Any] | None = None,
+    **extra: Any,
 ) -> None:
     """Write a checkpoint folder.
 
@@ -23,15 +28,16 @@ def save_drafter(
         drafter: what to write.
         folder: made if it does not exist.
         verifier: the target's name or path, recorded under `speculators_config`.
+        shape: how it is to be served where nothing else is said, recorded there as well; see
+            `shape_of`.
         extra: further entries of config.json, such as training settings.
     """
-    further = {
-        "speculators_config": {
-            "algorithm": "redrafter",
-            "verifier": {"name_or_path": verifier},
-        },
-        **extra,
-    }
+    recorded: dict[str, Any] = {"algorithm": METHOD, "verifier": {"name_or_path": verifier}}
+    if shape:
+        method = {theirs: shape[ours] for ours, theirs in SHAPE_KEYS.items() if ours in shape}
+        recorded |= {"default_proposal_method": METHOD}
+        recorded |= {"proposal_methods": [{"proposal_type": METHOD, **method}]}
+    further = {"speculators_config": recorded, **extra}
     write_files(drafter, Path(folder), "RecurrentDrafter", further)
 
 

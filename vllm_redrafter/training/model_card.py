@@ -19,7 +19,8 @@ A recurrent draft head ([ReDrafter](https://arxiv.org/abs/2403.09919)) that draf
 `{target}`, and for no other model. With `vllm-redrafter` installed beside vLLM:
 
 ```bash
-vllm serve {target} --spec-model PATH_OR_ID_OF_THIS_FOLDER --spec-tokens 12
+vllm serve PATH_OR_ID_OF_THIS_FOLDER                        # its target with it
+vllm serve {target} --spec-model PATH_OR_ID_OF_THIS_FOLDER  # the same, where the target is elsewhere
 ```
 
 The output is the target's own, whatever this head drafts: every token is verified.

@@ -12,6 +12,7 @@ from rich.console import Console
 from safetensors import SafetensorError
 
 from vllm_redrafter.checkpoints.files import CARD_FILE
+from vllm_redrafter.checkpoints.reading import SHAPE_KEYS
 from vllm_redrafter.checkpoints.writing import save_drafter
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.source import TrainingData, read_all, split
@@ -134,7 +135,9 @@ def save_result(
     }
     output = job.output.expanduser()
     try:
-        save_drafter(drafter.to(target.dtype), output, verifier=job.target, training=training)
+        shape = {name: getattr(job.speculation, name) for name in SHAPE_KEYS}
+        weights = drafter.to(target.dtype)
+        save_drafter(weights, output, job.target, shape, training=training)
         (output / CARD_FILE).write_text(model_card(drafter.config, job.target, training))
     except (OSError, SafetensorError) as error:
         raise TrainingError(
