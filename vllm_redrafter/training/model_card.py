@@ -20,7 +20,7 @@ A recurrent draft head ([ReDrafter](https://arxiv.org/abs/2403.09919)) that draf
 
 ```bash
 vllm serve PATH_OR_ID_OF_THIS_FOLDER                        # its target with it
-vllm serve {target} --spec-model PATH_OR_ID_OF_THIS_FOLDER  # the same, where the target is elsewhere
+vllm serve {target} --spec-model PATH_OR_ID_OF_THIS_FOLDER  # a target that lies elsewhere
 ```
 
 The output is the target's own, whatever this head drafts: every token is verified.
