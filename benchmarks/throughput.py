@@ -342,7 +342,7 @@ def _entries(
     for method in methods:
         temperatures = method.temperatures(args.temperature, is_cpu)
         cases = [
-            Case(level, temperature) for level in method.levels for temperature in temperatures
+            Case(level, temperature) for temperature in temperatures for level in method.levels
         ]
         if cases:
             entries.append(Entry(method, cases, _job(args, method, prompts)))

@@ -24,7 +24,7 @@ FLOORS = (
     ("__main__",),
     ("cli",),
     ("cli_options",),
-    ("demo", "plugin"),
+    ("chat", "demo", "plugin"),
     ("engine.selection", "speculative_config"),
     ("engine.cpu", "engine.v2"),
     ("engine", "training"),

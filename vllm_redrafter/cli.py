@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from vllm_redrafter.chat.settings import ChatSettings
 from vllm_redrafter.cli_options import settings_as_options
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.settings import GenerationSettings, PromptSettings
@@ -301,6 +302,31 @@ def _integers(option: str, text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError as error:
         raise ConfigError(f"{option} {text!r}: expected integers with commas between") from error
+
+
+@app.command(context_settings={"allow_extra_args": True})
+@settings_as_options
+def chat(
+    context: typer.Context,
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET",
+            help="The model to talk to: a folder or a hub id. Or a drafter that records it.",
+        ),
+    ],
+    settings: ChatSettings,
+    drafter: Annotated[
+        str | None, typer.Option(help="A ReDrafter checkpoint for this target.")
+    ] = None,
+) -> None:
+    """Talk to a target in the terminal, with the tokens tinted that its drafter guessed.
+
+    What stands behind -- goes to vLLM's server: chat TARGET -- --max-model-len 2048
+    """
+    from vllm_redrafter.chat import run
+
+    run.chat(target, drafter, context.args, settings)
 
 
 @app.command("convert")

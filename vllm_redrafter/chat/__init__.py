@@ -1,0 +1,1 @@
+"""`vllm-redrafter chat`: talk to a target and see what its drafter guessed."""
