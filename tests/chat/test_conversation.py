@@ -128,13 +128,15 @@ def test_a_character_of_several_tokens_is_shown_when_all_of_it_is_there(tokenize
 
 
 SCRIPT = """
-import sys
+import signal, sys
 from rich.console import Console
 from transformers import AutoTokenizer
 from redrafter_testing.engines.fake_chat import FakeClient
 from vllm_redrafter.chat.conversation import Conversation, converse
 from vllm_redrafter.chat.settings import ChatSettings
 
+# A test's process may ignore it, and so would this one.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
 word = tokenizer(" value", add_special_tokens=False)["input_ids"]
 console = Console()
@@ -164,10 +166,11 @@ def test_in_a_terminal_ctrl_c_stops_an_answer_and_ctrl_d_the_chat(folder: Path) 
         terminal.wait_for("value\x1b[32m")
         terminal.type("\x03")
         terminal.wait_for("per step")
+        terminal.wait_for("> ")
         terminal.type("\x03")
         terminal.wait_for("Ctrl-D ends the chat")
         terminal.type("again\n")
-        terminal.wait_for("tokens\r\n")
+        terminal.wait_for("2 tokens")
         terminal.type("\x04")
         terminal.wait_for("messages: 4")
         assert chat.wait(timeout=20) == 0

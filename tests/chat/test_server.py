@@ -31,9 +31,12 @@ http.server.HTTPServer(("127.0.0.1", port), Healthy).serve_forever()
 """
 
 PARENT = """
-import os, sys, time
+import os, signal, sys, time
 from pathlib import Path
 from vllm_redrafter.chat.server import OwnServer
+
+# A test's process may ignore it, and so would this one.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 command = [sys.executable, "-c", sys.argv[2]]
 with OwnServer([], Path(sys.argv[1]), os.environ, command) as server:

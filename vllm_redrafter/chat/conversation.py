@@ -156,14 +156,13 @@ def converse(conversation: Conversation, console: Console, read: Callable[[], st
     while True:
         try:
             said = read().strip()
+            if said == NEW:
+                conversation.forget()
+                console.print("what was said is forgotten", style="dim")
+            elif said:
+                conversation.answer(said)
         except EOFError:
             console.print()
             return
         except KeyboardInterrupt:
             console.print(f"\nCtrl-D ends the chat, {NEW} begins another one", style="dim")
-            continue
-        if said == NEW:
-            conversation.forget()
-            console.print("what was said is forgotten", style="dim")
-        elif said:
-            conversation.answer(said)
