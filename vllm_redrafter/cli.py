@@ -79,6 +79,7 @@ def demo(
 @app.command()
 @settings_as_options
 def make_prompts(
+    context: typer.Context,
     target: Annotated[
         str,
         typer.Argument(
@@ -109,7 +110,11 @@ def make_prompts(
 
     console = Console()
     if text:
-        summary = texts.cut_prompts(target, text, output, settings, console)
+        for option in texts.OF_THE_ENGINE:
+            if _is_given(context, option):
+                name = option.replace("_", "-")
+                raise ConfigError(f"--{name} is for prompts that the target writes, not for --text")
+        summary = texts.cut_prompts(target, text, output, settings)
     else:
         summary = own_prompts.make_prompts(target, output, _start_vllm, settings, console)
     console.print(str(summary))

@@ -1,4 +1,5 @@
-"""Files and folders that take their name when all of them is written, so that none is half there.
+"""Files and folders that take their name when all of them is written, so that none is half there;
+and the end of a log.
 
 Until then they have another name beside it, which goes away when the writing fails. What is made
 of an error is left to the callers: they know what a user should do about it.
@@ -48,6 +49,11 @@ def whole_folder(path: Path) -> Iterator[Path]:
         os.replace(partial, path)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def tail(log: Path, lines: int = 15) -> str:
+    """The end of a log."""
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
 
 
 def _sync_folder(folder: Path) -> None:

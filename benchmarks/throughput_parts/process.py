@@ -17,8 +17,8 @@ from types import TracebackType
 from typing import TypeVar
 
 from throughput_parts.engine import Case, Job, Run
-from vllm_redrafter.demo.decoding import tail
 from vllm_redrafter.engine.cpu.environment import cpu_variables
+from vllm_redrafter.files import tail
 
 T = TypeVar("T")
 

@@ -230,3 +230,6 @@ def test_the_command_cuts_texts_where_they_are_given(target: Path, tmp_path: Pat
     again = CliRunner().invoke(app, [*command, *files, "--system-prompt=name"])
     assert again.exit_code == 1
     assert "--system-prompt is for prompts that the target writes" in again.output
+    again = CliRunner().invoke(app, [*command, *files, "--top-p=0.5"])
+    assert again.exit_code == 1
+    assert "--top-p is for prompts that the target writes, not for --text" in again.output

@@ -18,6 +18,7 @@ from vllm_redrafter.chat.server import OwnServer
 from vllm_redrafter.chat.settings import ChatSettings
 from vllm_redrafter.checkpoints.files import read_config
 from vllm_redrafter.checkpoints.reading import is_redrafter, verifier_of
+from vllm_redrafter.data.target_files import load_from
 from vllm_redrafter.engine.cpu.environment import cpu_variables
 from vllm_redrafter.errors import ConfigError
 
@@ -47,7 +48,10 @@ def chat(
     served = ["--model", model, "--served-model-name", "target", *speculation]
     # One request at a time; whoever wants it otherwise says so behind this.
     served += ["--max-num-seqs", "1", *arguments]
-    log = Path(tempfile.mkstemp(prefix="vllm-redrafter-chat-", suffix=".log")[1])
+    with tempfile.NamedTemporaryFile(
+        prefix="vllm-redrafter-chat-", suffix=".log", delete=False
+    ) as made:
+        log = Path(made.name)
     with OwnServer(served, log, _environment()) as server:
         with console.status(f"vLLM starts (its log: {log})"):
             server.wait_until_ready()
@@ -67,20 +71,20 @@ def chat_tokenizer(model: str) -> Any:
     """The tokenizer of a target, or of the target that a drafter records.
 
     Raises:
-        ConfigError: it cannot be read, or has no chat template.
+        ConfigError: it cannot be read, has no chat template, or is no fast one.
     """
     values = read_config(model)
     target = (verifier_of(values) or model) if is_redrafter(values) else model
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(os.path.expanduser(target))
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"target {target!r}: transformers cannot read its tokenizer: {error}"
-        ) from error
+    tokenizer = load_from(AutoTokenizer, target)
     if not tokenizer.chat_template:
         raise ConfigError(
             f"target {target!r} has no chat template: it is no instruct model, and cannot chat; "
             "serve it with `vllm serve`, and let it go on with a text"
+        )
+    if not tokenizer.is_fast:
+        raise ConfigError(
+            f"target {target!r} has a tokenizer in Python alone, which cannot decode as tokens "
+            "come: give its folder a tokenizer.json"
         )
     return tokenizer
 

@@ -17,11 +17,11 @@ from pathlib import Path
 from types import TracebackType
 
 from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.files import tail
 
 COMMAND = (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
 SECONDS_TO_END = 30.0
 SECONDS_BETWEEN_LOOKS = 0.25
-LOG_LINES_SHOWN = 15
 PR_SET_PDEATHSIG = 1
 """Of Linux's prctl: the signal that a process gets when its parent has ended."""
 
@@ -71,9 +71,7 @@ class OwnServer:
         """
         while True:
             if self._process.poll() is not None:
-                lines = self._log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:]
-                end = "\n".join(lines)
-                raise ConfigError(f"vLLM did not start; the end of {self._log}:\n{end}")
+                raise ConfigError(f"vLLM did not start; the end of {self._log}:\n{tail(self._log)}")
             try:
                 with urllib.request.urlopen(f"{self.address}/health", timeout=5):
                     return

@@ -6,7 +6,6 @@ at most the shards that it was working on, and the next run writes those that ar
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +28,7 @@ from vllm_redrafter.data.dataset import (
 from vllm_redrafter.data.fingerprint import digest, target_fingerprint, tokenizer_fingerprint
 from vllm_redrafter.data.prompts import Conversation
 from vllm_redrafter.data.settings import GenerationSettings
+from vllm_redrafter.data.target_files import load_from
 from vllm_redrafter.data.turns import Dialogue, OpenTurn, PromptRenderer, TargetEngine
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.progress import progress_bar
@@ -122,7 +122,7 @@ def generate_data(
             folder holds data of other settings, which are named.
     """
     settings, console = settings or GenerationSettings(), console or Console()
-    tokenizer = _load(AutoTokenizer, target)
+    tokenizer = load_from(AutoTokenizer, target)
     renderer = PromptRenderer(tokenizer, settings.system_prompt)
     for conversation in prompts:
         renderer.check(conversation)
@@ -148,23 +148,13 @@ def generate_data(
     return summary
 
 
-def _load(factory: Any, target: str) -> Any:
-    try:
-        return factory.from_pretrained(os.path.expanduser(target))
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"target {target!r}: transformers cannot read its tokenizer or configuration; give "
-            f"the folder or the hub id of a model with both: {error}"
-        ) from error
-
-
 def _describe(
     target: str, tokenizer: Any, prompts: Sequence[Conversation], settings: GenerationSettings
 ) -> DatasetInfo:
     """What is to be written into dataset.json."""
     if not prompts:
         raise ConfigError("there are no prompts to answer")
-    vocab_size = _load(AutoConfig, target).get_text_config().vocab_size
+    vocab_size = load_from(AutoConfig, target).get_text_config().vocab_size
     if settings.top_logprobs > vocab_size:
         raise ConfigError(
             f"--top-logprobs {settings.top_logprobs}: the target's vocabulary has {vocab_size}"

@@ -10,7 +10,6 @@ is therefore continued by the same command, to the same prompts.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -25,6 +24,7 @@ from transformers import AutoTokenizer
 from vllm_redrafter.data.fingerprint import digest, target_fingerprint
 from vllm_redrafter.data.prompt_file import PromptFile
 from vllm_redrafter.data.settings import GenerationSettings, PromptSettings, SamplingSettings
+from vllm_redrafter.data.target_files import load_from
 from vllm_redrafter.data.turns import OpenTurn, TargetEngine, answer_seed
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.progress import progress_bar
@@ -135,12 +135,7 @@ def make_prompts(
             else; nothing new comes any more.
     """
     settings, console = settings or PromptSettings(), console or Console()
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(os.path.expanduser(target))
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"target {target!r}: transformers cannot read its tokenizer: {error}"
-        ) from error
+    tokenizer = load_from(AutoTokenizer, target)
     place = place_of_turn(tokenizer, settings.system_prompt)
     made_with = {
         "target_fingerprint": target_fingerprint(target),

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from transformers import AutoTokenizer
 
 from vllm_redrafter.data.fingerprint import digest, tokenizer_fingerprint
 from vllm_redrafter.data.own_prompts import PATIENCE, PromptSummary
 from vllm_redrafter.data.prompt_file import PromptFile
 from vllm_redrafter.data.settings import PromptSettings
+from vllm_redrafter.data.target_files import load_from
 from vllm_redrafter.data.turns import answer_seed
 from vllm_redrafter.errors import ConfigError
 
+OF_THE_ENGINE = ("temperature", "top_p", "max_model_len", "dtype", "in_flight", "enforce_eager")
+"""Settings that mean nothing here, where no engine runs."""
 LEAST_TOKENS = 8
 """Of a piece: less says little of what is to follow."""
 
@@ -27,7 +28,6 @@ def cut_prompts(
     texts: Sequence[Path],
     output: Path,
     settings: PromptSettings | None = None,
-    console: Console | None = None,
 ) -> PromptSummary:
     """Cut text files into prompts, each of which begins with a line.
 
@@ -36,24 +36,18 @@ def cut_prompts(
         texts: files in UTF-8.
         output: the file: JSON lines, each with `prompt` and the number of the attempt.
         settings: how many, how long, and the seed; None for the defaults.
-        console: where it is said what was done.
 
     Raises:
         ConfigError: a file cannot be read, or has no text; the files do not have so many pieces.
     """
-    settings, console = settings or PromptSettings(), console or Console()
+    settings = settings or PromptSettings()
     if settings.system_prompt is not None:
         raise ConfigError("--system-prompt is for prompts that the target writes, not for --text")
     if settings.max_tokens < LEAST_TOKENS:
         raise ConfigError(
             f"--max-tokens {settings.max_tokens}: a piece of text has at least {LEAST_TOKENS}"
         )
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(os.path.expanduser(target))
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"target {target!r}: transformers cannot read its tokenizer: {error}"
-        ) from error
+    tokenizer = load_from(AutoTokenizer, target)
     contents = [_read(path) for path in texts]
     made_with = {
         "tokenizer_fingerprint": tokenizer_fingerprint(tokenizer),

@@ -19,6 +19,7 @@ from typing import Any
 
 from vllm_redrafter.engine.cpu.environment import cpu_variables
 from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.files import tail
 
 FEWEST_PROMPTS, PROMPTS_PER_REQUEST = 8, 4
 """Prompts of a level: at least so many, and so many for each request in flight."""
@@ -131,11 +132,6 @@ def decode(job: DecodingJob, log: Path, on_progress: Callable[[int], None]) -> l
     if process.returncode != 0 or not result_file.is_file():
         raise ConfigError(f"vLLM failed; the end of {log}:\n{tail(log)}")
     return [LevelResult(**values) for values in json.loads(result_file.read_text())]
-
-
-def tail(log: Path, lines: int = 15) -> str:
-    """The end of a log."""
-    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
 
 
 def engine_environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -34,11 +34,11 @@ from vllm_redrafter.demo.decoding import (
     LevelResult,
     decode,
     engine_environment,
-    tail,
 )
 from vllm_redrafter.demo.report import print_answer, print_comparison
 from vllm_redrafter.demo.target import TargetSettings, fast_dtype, make_target
 from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.files import tail
 from vllm_redrafter.progress import progress_bar
 from vllm_redrafter.training.config import TrainingConfig
 from vllm_redrafter.training.run import TrainingJob, train

@@ -1,7 +1,7 @@
 """Beam search on the host: `beam_search.py`, with what is no matrix product in one pass per level.
 
-A search of five levels for one request is some hundred calls of torch on a few dozen numbers, a
-third of its time on a small target; numba compiles them, as `ranking.py` says. The products stay
+Between its products a search is many calls of torch on a few dozen numbers; numba compiles them,
+as `ranking.py` says. The products stay
 vLLM's (`packed_drafter.py`). A test holds the two searches equal.
 """
 

@@ -1,7 +1,6 @@
 """What tree attention reads and hides, from the trees: loops over a few dozen numbers.
 
-The first layer of every decoding step waits for it. Said in numpy it was some fifty calls, which
-took as long as the attention of four layers of a small target; about numba see `ranking.py`.
+The first layer of every decoding step waits for it; about numba see `ranking.py`.
 
 Throughout, R requests have up to T nodes each, and a part has S slots per request, the first of
 which holds the key at `first_blocks` * block size of the request.

@@ -1,0 +1,27 @@
+"""What transformers reads of a target before its weights are needed."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from vllm_redrafter.errors import ConfigError
+
+
+def load_from(factory: Any, target: str) -> Any:
+    """The target's tokenizer or configuration.
+
+    Args:
+        factory: transformers' `AutoTokenizer` or `AutoConfig`.
+        target: a folder, or a hub id.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        return factory.from_pretrained(os.path.expanduser(target))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"target {target!r}: transformers cannot read its tokenizer or configuration; give "
+            f"the folder or the hub id of a model with both: {error}"
+        ) from error
