@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ from vllm_redrafter.data.dataset import finished_shards, read_dataset
 from vllm_redrafter.data.generation import GenerationSummary, generate_data
 from vllm_redrafter.data.prompts import read_prompts
 from vllm_redrafter.data.settings import GenerationSettings, SamplingSettings
+from vllm_redrafter.data.turns import OpenTurn
 from vllm_redrafter.demo.decoding import DecodingJob, decode
 
 pytestmark = pytest.mark.engine
@@ -221,6 +223,20 @@ def test_a_command_killed_midway_continues_to_the_data_of_an_uninterrupted_one(
     assert f"{len(kept)} shards were there already" in result.stdout
     assert all(path.read_bytes() == content for path, content in kept.items())
     assert rows_of(tmp_path) == rows_of(runs.sampled) != rows_of(runs.greedy)
+
+
+def test_more_sampled_prompts_than_a_step_reads_are_all_answered(target: Path) -> None:
+    from vllm_redrafter.engine.offline import CPU_BATCHED_TOKENS, OfflineEngine
+
+    length = 100
+    num = 2 * CPU_BATCHED_TOKENS // length
+    turns = deque(OpenTurn(i, 0, [5 + i % 40] * length, 3, seed=i) for i in range(num))
+    engine = OfflineEngine(str(target), replace(SAMPLED, in_flight=num))
+    try:
+        answers = list(engine.answers(turns))
+    finally:
+        engine.close()
+    assert sorted(answer.conversation for answer in answers) == list(range(num))
 
 
 def test_the_demos_process_keeps_what_each_step_put_out(target: Path, tmp_path: Path) -> None:

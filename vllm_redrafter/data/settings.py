@@ -104,8 +104,9 @@ class PromptSettings:
     )
     temperature: float = setting(1.0, "Temperature of the target's distribution.", above=0)
     top_p: float = setting(
-        0.99,
-        "Draw among the most probable tokens that have this probability together.",
+        1.0,
+        "Draw among the most probable tokens that have this probability together. Below 1 the "
+        "vocabulary is sorted at every token, which on a CPU takes longer than a small target.",
         above=0,
         at_most=1,
     )

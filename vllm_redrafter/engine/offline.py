@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from vllm import LLM, RequestOutput, SamplingParams
+from vllm import LLM, EngineArgs, RequestOutput, SamplingParams
+from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -19,6 +20,10 @@ from vllm_redrafter.errors import ConfigError
 
 MAX_LOGPROBS = 20
 """vLLM's own limit of log-probabilities per token, where it is not told another one."""
+
+
+CPU_BATCHED_TOKENS = 4096
+"""Tokens of a step that vLLM takes on a CPU where it is not told another number."""
 
 
 def start_llm(target: str, **arguments: Any) -> LLM:
@@ -89,6 +94,26 @@ def _core_in_this_process() -> Iterator[None]:
         del os.environ[name]
 
 
+def _prefill_arguments(target: str, settings: GenerationSettings) -> dict[str, Any]:
+    """Arguments of vLLM without which a CPU engine may die of a seeded request.
+
+    It winds back the generator of a request whose prompt is read in parts, and CPU generators
+    cannot be wound back (`_bookkeeping_sync` in vLLM's gpu_model_runner.py; our own runner keeps
+    them out of it). So that no prompt is read in parts, a step has to take the longest.
+    """
+    sampling = settings.sampling
+    if not current_platform.is_cpu() or not sampling.temperature or settings.drafter is not None:
+        return {}
+    longest = sampling.max_model_len
+    if longest is None:
+        model = EngineArgs(model=os.path.expanduser(target), dtype=sampling.dtype)
+        longest = model.create_model_config().max_model_len
+    return {
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(longest, CPU_BATCHED_TOKENS),
+    }
+
+
 class OfflineEngine:
     """The target in vLLM, writing training data: a `TargetEngine`.
 
@@ -118,6 +143,7 @@ class OfflineEngine:
                 # Not in this process: a worker binds threads and memory of the one it is in.
                 distributed_executor_backend="mp",
                 disable_log_stats=drafter is None,
+                **_prefill_arguments(target, settings),
             )
 
     @property
