@@ -10,6 +10,8 @@ memory, less what it had before the drafter was made, is set against what has to
     16 bytes per parameter (weight, gradient, two moments; float32)
   + the chunk's logits and their like: CHUNK_ELEMENTS x 4 bytes, a few times
   + activations of L x T rows
+
+Chunks are as large as on a GPU: it is a GPU's memory that runs out.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from shared_parts.arguments import script_parser
 from vllm_redrafter.config import DrafterConfig
 from vllm_redrafter.data.rows import TextRow
 from vllm_redrafter.drafter import Drafter
+from vllm_redrafter.training import chunked_loss
 from vllm_redrafter.training.batches import TextBatch
 from vllm_redrafter.training.chunked_loss import CHUNK_ELEMENTS
 from vllm_redrafter.training.config import TrainingConfig
@@ -76,6 +79,7 @@ def measure(hidden_size: int, vocab_size: int, unroll_steps: int, length: int) -
     started = time.perf_counter()
     drafter = Drafter(DrafterConfig(vocab_size, hidden_size, exit_dim=hidden_size))
     optimizer = adamw(drafter, TrainingConfig())
+    chunked_loss.CPU_CHUNK_ELEMENTS = CHUNK_ELEMENTS
     model = Distillation(drafter, head, unroll_steps)
     for _ in range(2):  # the moments are there from the first update on
         loss = model(batch, target, torch.full((unroll_steps,), 1 / length))

@@ -60,7 +60,7 @@ def target(batch: TextBatch) -> TargetOutputs:
 
 @pytest.fixture(params=[10**9, 3 * V], ids=["one chunk", "chunks of three rows"])
 def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunked_loss, "CHUNK_ELEMENTS", request.param)
+    monkeypatch.setattr(chunked_loss, "CPU_CHUNK_ELEMENTS", request.param)
 
 
 HEAD = torch.randn(V, H, generator=torch.Generator().manual_seed(7)).double()

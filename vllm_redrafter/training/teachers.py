@@ -87,8 +87,10 @@ class TargetTeacher:
     def __call__(self, rows: slice) -> Tensor:
         position, row = torch.unique_consecutive(self.position[rows], return_inverse=True)
         probs = F.softmax(self.head(self.hidden[position]).to(self.dtype), dim=-1)
-        kept = self.vocabulary.kept
-        return probs[row] if kept is None else probs[row.unsqueeze(1), kept]
+        if self.vocabulary.kept is not None:
+            # Before the rows are repeated: columns are gathered one number at a time.
+            probs = probs.index_select(1, self.vocabulary.kept)
+        return probs.index_select(0, row)
 
 
 @dataclass(frozen=True)
