@@ -8,6 +8,10 @@ ReDrafter comes in fixed shapes, whose K nodes are verified in every step, and a
 verifies as many nodes as pay, or none. With --random-drafter it is measured with a drafter of
 random weights as well, for what a useless one costs.
 
+`--suite chat summary code math` asks what people ask, task by task; a dataset whose rows have a
+`category`, as MT-Bench's, is divided by it. Then there are figures of each task, and of all tasks:
+their tokens over their seconds.
+
 Every method and shape gets an engine of its own. At a concurrency (that many requests in flight)
 and temperature all engines answer the same prompts, after a warm-up of one answer per request in
 flight, without prefix caching; `--repeats` does all of it again, in another order.
@@ -18,7 +22,7 @@ engines paused, so that whatever slows the machine down meets all methods alike.
 memory for two: there each engine does all of a repeat alone, in a fresh process.
 
 The adaptive method keeps what it has learned for as long as its engine lives, as in a server: from
-level to level, and on a CPU from repeat to repeat.
+task to task and level to level, and on a CPU from repeat to repeat.
 
 Targets loop under greedy decoding, small ones above all, and repeated text is easy to draft, for
 n-grams most of all. So the table has the share of repeated 8-grams beside the figures.
@@ -29,47 +33,32 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from shared_parts import machine, results
 from shared_parts.arguments import json_object, not_negative, positive, script_parser
-from throughput_parts.engine import Case, Job, Run
+from throughput_parts.dataset import read_dataset
+from throughput_parts.engine import Case, Job
 from throughput_parts.methods import NGRAM_NOTE, InputError, Method, plan, with_random_drafter
-from throughput_parts.process import EngineError, EngineProcess, environment
-from throughput_parts.prompts import choose, read_dataset, tokenize
+from throughput_parts.process import EngineError, environment
+from throughput_parts.prompts import ByTask, TokensByTask, choose, tokenize
 from throughput_parts.random_drafter import write_random_drafter
-from throughput_parts.report import Measurement, measurements, print_table, summarise
+from throughput_parts.report import Measurement, measurements, summarise
+from throughput_parts.suites import ALL, SUITES, read_suites
+from throughput_parts.table import print_table
+from throughput_parts.totals import with_totals
+from throughput_parts.turns import Entry, in_turns, one_by_one, start_all
 
 from vllm_redrafter import ConfigError
 from vllm_redrafter.checkpoints.reading import check_checkpoint
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A method's part in the comparison.
-
-    Attributes:
-        method: how it decodes.
-        cases: what it is measured at.
-        job: what its engine is started with.
-    """
-
-    method: Method
-    cases: list[Case]
-    job: Job
-
-    @property
-    def label(self) -> str:
-        return self.method.label
 
 
 def parser() -> argparse.ArgumentParser:
@@ -78,23 +67,41 @@ def parser() -> argparse.ArgumentParser:
     add("--model", required=True, help="the target: folder or hub id")
     add("--drafter", required=True, help="the ReDrafter checkpoint: folder or hub id")
     add("--prompt", action="append", default=[], help="a prompt; may be repeated")
-    add("--dataset", type=Path, help="prompts: .txt (one per line), .jsonl, .json, .parquet")
+    add(
+        "--dataset",
+        type=Path,
+        help="prompts: .txt (one per line), .jsonl, .json, .parquet; MT-Bench's question.jsonl and "
+        "GSM8K's files as they are",
+    )
+    several: dict[str, Any] = {"nargs": "+", "action": "extend"}
+    add(
+        "--suite",
+        **several,
+        metavar="NAME",
+        help=f"prompts that come with this script: {', '.join(SUITES)}, or {ALL}; figures by task",
+    )
     add(
         "--chat",
         action=argparse.BooleanOptionalAction,
-        help="put prompts through the target's chat template (default: only conversations)",
+        help="put prompts through the target's chat template (default: only conversations; "
+        "--suite implies --chat)",
     )
-    add("--num-prompts", type=positive, default=32, help="at most, drawn at random (default 32)")
+    add(
+        "--num-prompts",
+        type=positive,
+        default=32,
+        help="at most, drawn at random, of each task where there are some (default 32, which is "
+        "all of any suite)",
+    )
     add(
         "--prompts-per-request",
         type=positive,
         metavar="N",
-        help="answer only N prompts per request in flight, so that low concurrency does not take "
-        "longest (default: all prompts at every concurrency)",
+        help="answer only N prompts (of each task) per request in flight, so that low concurrency "
+        "does not take longest (default: all prompts at every concurrency)",
     )
     add("--max-tokens", type=positive, default=128, help="per request (default 128)")
     add("--ignore-eos", action="store_true", help="output --max-tokens in any case")
-    several: dict[str, Any] = {"nargs": "+", "action": "extend"}
     add("--concurrency", **several, type=positive, help="requests in flight (default 1 4 8)")
     add(
         "--shape",
@@ -148,6 +155,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.adaptive and args.no_adaptive:
         command.error("--adaptive and --no-adaptive exclude each other: give one of them")
     args.adaptive = [] if args.no_adaptive else args.adaptive or ["4x5:12"]
+    if args.suite and args.chat is None:
+        args.chat = True
     args.temperature = sorted(set(args.temperature or [0.0, 0.7]))
     console = Console(stderr=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -181,15 +190,9 @@ def _check_outputs(args: argparse.Namespace) -> None:
             raise InputError(f"{option} {path}: no such folder")
 
 
-def _prompts(args: argparse.Namespace, console: Console) -> list[list[int]]:
+def _prompts(args: argparse.Namespace, console: Console) -> TokensByTask:
     """The token ids to start from, the same for all engines."""
-    if bool(args.prompt) == bool(args.dataset):
-        raise InputError("give prompts with either --prompt or --dataset")
-    if any(not prompt.strip() for prompt in args.prompt):
-        raise InputError("--prompt is empty")
-    prompts, left_out = read_dataset(args.dataset) if args.dataset else (args.prompt, 0)
-    if left_out:
-        console.print(f"{args.dataset.name}: {left_out} conversations without a user's turn")
+    asked = _asked(args, console)
     from transformers import AutoConfig, AutoTokenizer
 
     try:
@@ -199,14 +202,38 @@ def _prompts(args: argparse.Namespace, console: Console) -> list[list[int]]:
         raise InputError(f"--model {args.model}: {error}") from error
     most = args.max_model_len or getattr(config, "max_position_embeddings", None)
     longest = None if most is None else most - args.max_tokens
-    tokens = tokenize(prompts, tokenizer, args.chat)
-    chosen = choose(tokens, args.num_prompts, longest, max(args.concurrency), args.seed)
-    console.print(f"{len(chosen)} prompts, {sum(map(len, chosen)) / len(chosen):.0f} tokens each")
+    chosen: TokensByTask = {}
+    for task, prompts in asked.items():
+        tokens = tokenize(prompts, tokenizer, args.chat)
+        of_task = "" if task is None else f"{task}: "
+        try:
+            kept = choose(tokens, args.num_prompts, longest, max(args.concurrency), args.seed)
+        except InputError as error:
+            raise InputError(f"{of_task}{error}") from error
+        length = sum(map(len, kept)) / len(kept)
+        console.print(f"{of_task}{len(kept)} prompts, {length:.0f} tokens each", markup=False)
+        chosen[task] = kept
     return chosen
 
 
+def _asked(args: argparse.Namespace, console: Console) -> ByTask:
+    """What is asked, as it was given."""
+    if sum(map(bool, (args.prompt, args.dataset, args.suite))) != 1:
+        raise InputError("give prompts with one of --prompt, --dataset and --suite")
+    if any(not prompt.strip() for prompt in args.prompt):
+        raise InputError("--prompt is empty")
+    if args.suite:
+        return read_suites(args.suite)
+    if args.prompt:
+        return {None: args.prompt}
+    asked, left_out = read_dataset(args.dataset)
+    if left_out:
+        console.print(f"{args.dataset.name}: {left_out} conversations without a user's turn")
+    return asked
+
+
 def _compare(
-    args: argparse.Namespace, methods: list[Method], prompts: list[list[int]], console: Console
+    args: argparse.Namespace, methods: list[Method], prompts: TokensByTask, console: Console
 ) -> None:
     from vllm.platforms import current_platform
 
@@ -228,7 +255,7 @@ def _compare(
         )
         for repeat in range(args.repeats):
             update(repeat=repeat + 1)
-            runs = measure_all(repeat)
+            runs = {label: with_totals(found) for label, found in measure_all(repeat).items()}
             for entry in entries:
                 measured += measurements(entry.method, repeat, runs[entry.label], runs["plain"])
             rows = summarise(measured)
@@ -258,98 +285,25 @@ def _bar(repeats: int, entries: Sequence[Entry], console: Console) -> Iterator[C
         yield partial(progress.update, progress.add_task("", total=total, repeat=1))
 
 
-def start_all(
-    entries: Sequence[Entry],
-    variables: dict[str, str],
-    stack: ExitStack,
-    update: Callable[..., None],
-) -> dict[str, EngineProcess]:
-    """By label, each entry's engine, started and paused; they end with the stack.
-
-    Raises:
-        EngineError: one failed.
-    """
-    engines = {}
-    for entry in entries:
-        update(description=f"start of {entry.label}")
-        engine = stack.enter_context(EngineProcess(entry.job, variables))
-        engine.wait_until_started()
-        engine.pause()
-        engines[entry.label] = engine
-    return engines
-
-
-def in_turns(
-    entries: Sequence[Entry],
-    engines: Mapping[str, EngineProcess],
-    update: Callable[..., None],
-    repeat: int,
-) -> dict[str, list[Run]]:
-    """One repeat on paused engines: of each case, all methods' measurements in a row.
-
-    Raises:
-        EngineError: one failed.
-    """
-    runs: dict[str, list[Run]] = {entry.label: [] for entry in entries}
-    cases = dict.fromkeys(case for entry in entries for case in entry.cases)
-    for number, case in enumerate(cases):
-        present = [entry for entry in entries if case in entry.cases]
-        for entry in rotated(present, repeat + number):
-            update(description=entry.label)
-            engine = engines[entry.label]
-            engine.resume()
-            runs[entry.label].append(engine.measure(case))
-            # An idle engine polls for messages, for a second and more.
-            engine.pause()
-            update(advance=1)
-    return runs
-
-
-def one_by_one(
-    entries: Sequence[Entry],
-    variables: dict[str, str],
-    update: Callable[..., None],
-    repeat: int,
-) -> dict[str, list[Run]]:
-    """One repeat with a fresh engine after the other, each with all of its cases.
-
-    Raises:
-        EngineError: one failed.
-    """
-    runs: dict[str, list[Run]] = {entry.label: [] for entry in entries}
-    for entry in rotated(entries, repeat):
-        update(description=entry.label)
-        job = replace(entry.job, seed=entry.job.seed + repeat)
-        with EngineProcess(job, variables) as engine:
-            engine.wait_until_started()
-            for case in entry.cases:
-                runs[entry.label].append(engine.measure(case))
-                update(advance=1)
-    return runs
-
-
-def rotated(items: Sequence[T], turn: int) -> list[T]:
-    """Each turn starts with another item, so that none always meets the same conditions."""
-    start = turn % len(items)
-    return [*items[start:], *items[:start]]
-
-
 def _entries(
-    args: argparse.Namespace, methods: Sequence[Method], prompts: list[list[int]], is_cpu: bool
+    args: argparse.Namespace, methods: Sequence[Method], prompts: TokensByTask, is_cpu: bool
 ) -> list[Entry]:
     """All methods that can be measured here at one of the temperatures at least."""
     entries = []
     for method in methods:
         temperatures = method.temperatures(args.temperature, is_cpu)
         cases = [
-            Case(level, temperature) for temperature in temperatures for level in method.levels
+            Case(level, temperature, task)
+            for temperature in temperatures
+            for level in method.levels
+            for task in prompts
         ]
         if cases:
             entries.append(Entry(method, cases, _job(args, method, prompts)))
     return entries
 
 
-def _job(args: argparse.Namespace, method: Method, prompts: list[list[int]]) -> Job:
+def _job(args: argparse.Namespace, method: Method, prompts: TokensByTask) -> Job:
     engine = {
         "model": args.model,
         "dtype": args.dtype,
@@ -365,16 +319,17 @@ def _job(args: argparse.Namespace, method: Method, prompts: list[list[int]]) -> 
     return Job(
         engine=engine,
         seed=args.seed,
-        prompts=prompts,
+        prompts=list(chain.from_iterable(prompts.values())),
         prompts_per_request=args.prompts_per_request,
         max_tokens=args.max_tokens,
         ignore_eos=args.ignore_eos,
         timed_parts=method.drafts_with_redrafter,
+        tasks=[task for task, found in prompts.items() if task is not None for _ in found],
     )
 
 
 def _settings(
-    args: argparse.Namespace, prompts: list[list[int]], variables: dict[str, str]
+    args: argparse.Namespace, prompts: TokensByTask, variables: dict[str, str]
 ) -> dict[str, Any]:
     """What was asked for, without this machine's paths."""
     settings = {k: v for k, v in vars(args).items() if k not in ("output", "plot", "no_adaptive")}
@@ -382,8 +337,9 @@ def _settings(
         given = Path(settings[name])
         settings[name] = given.resolve().name if given.is_dir() else settings[name]
     settings["dataset"] = args.dataset.name if args.dataset else None
-    settings["num_prompts"] = len(prompts)
-    settings["prompt_tokens"] = sum(map(len, prompts))
+    answered = list(chain.from_iterable(prompts.values()))
+    settings["num_prompts"] = len(answered)
+    settings["prompt_tokens"] = sum(map(len, answered))
     preloaded = variables.get("LD_PRELOAD", "")
     settings["environment"] = {
         **variables,

@@ -13,7 +13,7 @@ import json
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -28,6 +28,21 @@ COUNTERS = {
 
 
 @dataclass(frozen=True)
+class Case:
+    """What one measurement is of.
+
+    Attributes:
+        concurrency: requests in flight.
+        temperature: of all requests.
+        task: whose prompts are answered; None for all.
+    """
+
+    concurrency: int
+    temperature: float
+    task: str | None = None
+
+
+@dataclass(frozen=True)
 class Job:
     """An engine, and what all of its measurements have in common.
 
@@ -37,11 +52,12 @@ class Job:
             practice: a repeat on the same engine has other samples as its random state moves on,
             one on a fresh engine needs another seed for that.
         prompts: token ids.
-        prompts_per_request: how many of them a level answers, per request in flight; None for all
-            at every level.
+        prompts_per_request: how many of them (of a task) a case answers, per request in flight;
+            None for all at every level.
         max_tokens: the most tokens that a request outputs.
         ignore_eos: output `max_tokens` in any case.
         timed_parts: the worker is ReDrafter's, which says where its time went.
+        tasks: one per prompt; empty where prompts have none.
     """
 
     engine: dict[str, Any]
@@ -51,25 +67,21 @@ class Job:
     max_tokens: int
     ignore_eos: bool
     timed_parts: bool
+    tasks: list[str] = field(default_factory=list)
 
-    def prompts_at(self, concurrency: int) -> list[list[int]]:
-        """The prompts of a level, the same for every method: the first ones."""
-        if self.prompts_per_request is None:
+    def prompts_of(self, task: str | None) -> list[list[int]]:
+        """The prompts of a task; all of them for None."""
+        if task is None:
             return self.prompts
-        return self.prompts[: concurrency * self.prompts_per_request]
+        placed = zip(self.prompts, self.tasks, strict=True)
+        return [prompt for prompt, its_task in placed if its_task == task]
 
-
-@dataclass(frozen=True)
-class Case:
-    """What one measurement is of.
-
-    Attributes:
-        concurrency: requests in flight.
-        temperature: of all requests.
-    """
-
-    concurrency: int
-    temperature: float
+    def prompts_at(self, case: Case) -> list[list[int]]:
+        """The prompts that a case answers, the same for every method: the first of its task."""
+        prompts = self.prompts_of(case.task)
+        if self.prompts_per_request is None:
+            return prompts
+        return prompts[: case.concurrency * self.prompts_per_request]
 
 
 @dataclass(frozen=True)
@@ -94,7 +106,7 @@ class Run:
     """A measured `Generation`.
 
     Attributes:
-        concurrency, temperature: see `Case`.
+        concurrency, temperature, task: see `Case`.
         generation: what came out, and when.
         spec_decode: vLLM's own counters of speculation (n-gram: steps without a proposal are not
             counted as drafts).
@@ -106,6 +118,7 @@ class Run:
     generation: Generation
     spec_decode: dict[str, int]
     parts: dict[str, float] | None
+    task: str | None = None
 
     @classmethod
     def from_json(cls, line: str) -> Run:
@@ -134,7 +147,7 @@ def generate(llm: Any, prompts: Sequence[list[int]], params: Any, concurrency: i
 
 
 def measure(llm: Any, job: Job, case: Case) -> Run:
-    """Warm up, as a server is when it is used, then answer the level's prompts under the clock."""
+    """Warm up, as a server is when it is used, then answer the case's prompts under the clock."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -145,15 +158,15 @@ def measure(llm: Any, job: Job, case: Case) -> Run:
         output_kind=RequestOutputKind.DELTA,
     )
     # An answer per request in flight, to the last prompts, which a level asks last if at all.
-    generate(llm, job.prompts[-case.concurrency :], params, case.concurrency)
+    warm_up = job.prompts_of(case.task)[-case.concurrency :]
+    generate(llm, warm_up, params, case.concurrency)
     if job.timed_parts:
         llm.collective_rpc("reset_redrafter_stats")
     before = counters(llm)
-    prompts = job.prompts_at(case.concurrency)
-    generation = generate(llm, prompts, params, case.concurrency)
+    generation = generate(llm, job.prompts_at(case), params, case.concurrency)
     counted = {name: value - before[name] for name, value in counters(llm).items()}
     parts = llm.collective_rpc("redrafter_stats")[0] if job.timed_parts else None
-    return Run(case.concurrency, case.temperature, generation, counted, parts)
+    return Run(case.concurrency, case.temperature, generation, counted, parts, case.task)
 
 
 def counters(llm: Any) -> dict[str, int]:

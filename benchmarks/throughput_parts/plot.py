@@ -30,7 +30,11 @@ BAR, GAP = 0.85, 1.0
 
 
 def plot(rows: Sequence[Row], title: str, path: Path) -> None:
-    """Draw the rows of `summarise`; above each bar its ratio and its share of repeated 8-grams."""
+    """Draw the rows of `summarise`; above each bar its ratio and its share of repeated 8-grams.
+
+    Where prompts have tasks, it is the rows of all tasks that are drawn.
+    """
+    rows = [row for row in rows if row.task is None]
     temperatures = sorted({row.temperature for row in rows})
     compared = [row for row in rows if row.method != "plain"]
     widest = max(sum(row.temperature == t for row in compared) for t in temperatures)

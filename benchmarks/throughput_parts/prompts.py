@@ -1,40 +1,22 @@
-"""Prompts: from the command line or a dataset file, as the token ids that every engine is given."""
+"""Prompts by task, as the token ids that every engine is given."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from throughput_parts.methods import InputError
-from vllm_redrafter.data.prompts import Conversation, read_openings
-from vllm_redrafter.errors import ConfigError
 
 Message: TypeAlias = dict[str, str]
 Prompt: TypeAlias = str | list[Message]
 """Text, or the opening of a conversation: its messages up to the user's first."""
 
+ByTask: TypeAlias = dict[str | None, list[Prompt]]
+"""Prompts by what they ask for; None is the only key where nothing says it."""
 
-def read_dataset(path: Path) -> tuple[list[Prompt], int]:
-    """The prompts of a dataset file, and how many conversations were left out.
-
-    Raises:
-        InputError: see `read_openings`.
-    """
-    try:
-        openings, left_out = read_openings(path)
-    except ConfigError as error:
-        raise InputError(f"--dataset {error}") from error
-    return [_prompt(opening) for opening in openings], left_out
-
-
-def _prompt(opening: Conversation) -> Prompt:
-    (turn,) = opening.turns
-    if opening.bare:
-        return turn
-    system = [] if opening.system is None else [{"role": "system", "content": opening.system}]
-    return [*system, {"role": "user", "content": turn}]
+TokensByTask: TypeAlias = dict[str | None, list[list[int]]]
+"""The same, as token ids."""
 
 
 def tokenize(prompts: Sequence[Prompt], tokenizer: Any, chat: bool | None) -> list[list[int]]:
@@ -51,7 +33,10 @@ def tokenize(prompts: Sequence[Prompt], tokenizer: Any, chat: bool | None) -> li
     """
     has_template = getattr(tokenizer, "chat_template", None) is not None
     if chat and not has_template:
-        raise InputError("--chat: the target's tokenizer has no chat template")
+        raise InputError(
+            "--chat, which --suite implies: the target's tokenizer has no chat template; --no-chat "
+            "asks in bare text"
+        )
     rows = []
     for prompt in prompts:
         if chat or (chat is None and has_template and not isinstance(prompt, str)):

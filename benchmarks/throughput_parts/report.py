@@ -1,4 +1,4 @@
-"""From measurements to the table: medians, ratios to plain decoding, shares of wall time.
+"""From runs to rows: medians, ratios to plain decoding, shares of wall time.
 
 Machines are shared and their speed drifts, so a method is compared with the plain decoding of the
 same repeat, and the ratio is the median of these comparisons. The adaptive method is compared in
@@ -10,15 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import NamedTuple
-
-from rich import box
-from rich.console import Console
-from rich.table import Table
+from typing import NamedTuple, TypeAlias
 
 from throughput_parts.engine import Run
 from throughput_parts.methods import Method, MethodName
-from vllm_redrafter.data.repetition import NGRAM, repeated_share
+from vllm_redrafter.data.repetition import repeated_share
 
 PARTS = ("draft", "verify", "attention", "accept", "compact")
 """Where a ReDrafter step's time goes; `verify` is the target's forward pass less attention."""
@@ -31,7 +27,7 @@ class Measurement:
     Attributes:
         method, shape: see `Method`.
         repeat: counted from 0.
-        concurrency, temperature: see `Run`.
+        concurrency, temperature, task: see `Run`.
         seconds: of wall time.
         requests: prompts answered.
         output_tokens: of all requests.
@@ -57,6 +53,7 @@ class Measurement:
     identical: int | None
     spec_decode: dict[str, int]
     parts: dict[str, float] | None
+    task: str | None = None
 
     @property
     def tokens_per_second(self) -> float:
@@ -115,13 +112,15 @@ def measurements(
     method: Method, repeat: int, runs: Sequence[Run], plain: Sequence[Run]
 ) -> list[Measurement]:
     """One per run; `plain` are the runs of plain decoding in the same repeat."""
-    baseline = {(run.concurrency, run.temperature): run.generation.outputs for run in plain}
+    baseline = {
+        (run.concurrency, run.temperature, run.task): run.generation.outputs for run in plain
+    }
     found = []
     for run in runs:
         outputs = run.generation.outputs
         compared = None
         if method.name != "plain" and run.temperature == 0:
-            expected = baseline[run.concurrency, run.temperature]
+            expected = baseline[run.concurrency, run.temperature, run.task]
             compared = sum(a == b for a, b in zip(outputs, expected, strict=True))
         found.append(
             Measurement(
@@ -139,6 +138,7 @@ def measurements(
                 identical=compared,
                 spec_decode=run.spec_decode,
                 parts=run.parts,
+                task=run.task,
             )
         )
     return found
@@ -158,14 +158,15 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table: one method and shape at one temperature and concurrency.
+    """A line of the table: one method and shape at one temperature and concurrency, and its task.
 
     Attributes:
+        task: None for all prompts together.
         in_flight: requests, on average; median over repeats.
         tokens_per_second: over repeats.
         ratio: to plain decoding in the same repeat.
         over_fixed: of an adaptive row, to the fixed shape with the highest median ratio at this
-            temperature and concurrency, in the same repeat; None for other rows.
+            temperature, concurrency and task, in the same repeat; None for other rows.
         nodes, undrafted: medians over repeats; see `Measurement`.
         tokens_per_step, shares, repeated_ngrams: medians over repeats; see `Measurement`.
         identical: requests, of all repeats, whose output equals plain decoding's.
@@ -174,6 +175,7 @@ class Row:
 
     temperature: float
     concurrency: int
+    task: str | None
     method: MethodName
     shape: str
     in_flight: float
@@ -192,40 +194,50 @@ class Row:
 ORDER: tuple[MethodName, ...] = ("plain", "n-gram", "ReDrafter", "adaptive", "random drafter")
 
 
+Key: TypeAlias = tuple[float, int, str | None, MethodName, str]
+"""What a row is of: temperature, concurrency, task, method and shape."""
+
+
 def summarise(measured: Sequence[Measurement]) -> list[Row]:
-    """Rows by temperature and concurrency, methods in the order in which they were planned."""
-    groups: dict[tuple[float, int, MethodName, str], list[Measurement]] = {}
+    """Rows by temperature, concurrency and task, methods in the order in which they were planned.
+
+    Tasks stand in the order in which they were measured, and after them all of them together.
+    """
+    groups: dict[Key, list[Measurement]] = {}
     for m in measured:
-        groups.setdefault((m.temperature, m.concurrency, m.method, m.shape), []).append(m)
-    rows = []
+        key = (m.temperature, m.concurrency, m.task, m.method, m.shape)
+        groups.setdefault(key, []).append(m)
+    tasks = dict.fromkeys(m.task for m in measured if m.task is not None)
+    place = {task: number for number, task in enumerate([*tasks, None])}
     # A stable sort: shapes stay in the order of the plan.
-    for key in sorted(groups, key=lambda key: (key[0], key[1], ORDER.index(key[2]))):
-        temperature, concurrency, method, _ = key
-        group = groups[key]
-        plain = groups[temperature, concurrency, "plain", ""]
-        fixed = [
-            found
-            for at, found in groups.items()
-            if at[:3] == (temperature, concurrency, "ReDrafter")
-        ]
-        identical = [m.identical for m in group if m.identical is not None]
-        rows.append(
-            Row(
-                *key,
-                in_flight=median(m.in_flight for m in group),
-                tokens_per_second=Spread.of([m.tokens_per_second for m in group]),
-                ratio=_ratio(group, plain),
-                over_fixed=_over_best(group, fixed, plain) if method == "adaptive" else None,
-                tokens_per_step=_median_of([m.tokens_per_step for m in group]),
-                nodes=_median_of([m.nodes for m in group]),
-                undrafted=_median_of([m.undrafted for m in group]),
-                shares=_median_shares(group),
-                repeated_ngrams=median(m.repeated_ngrams for m in group),
-                identical=sum(identical) if identical else None,
-                requests=sum(m.requests for m in group),
-            )
-        )
-    return rows
+    keys = sorted(groups, key=lambda key: (*key[:2], place[key[2]], ORDER.index(key[3])))
+    return [_row(key, groups) for key in keys]
+
+
+def _row(key: Key, groups: Mapping[Key, Sequence[Measurement]]) -> Row:
+    temperature, concurrency, task, method, _ = key
+    group = groups[key]
+    plain = groups[temperature, concurrency, task, "plain", ""]
+    fixed = [
+        found
+        for at, found in groups.items()
+        if at[:4] == (temperature, concurrency, task, "ReDrafter")
+    ]
+    identical = [m.identical for m in group if m.identical is not None]
+    return Row(
+        *key,
+        in_flight=median(m.in_flight for m in group),
+        tokens_per_second=Spread.of([m.tokens_per_second for m in group]),
+        ratio=_ratio(group, plain),
+        over_fixed=_over_best(group, fixed, plain) if method == "adaptive" else None,
+        tokens_per_step=_median_of([m.tokens_per_step for m in group]),
+        nodes=_median_of([m.nodes for m in group]),
+        undrafted=_median_of([m.undrafted for m in group]),
+        shares=_median_shares(group),
+        repeated_ngrams=median(m.repeated_ngrams for m in group),
+        identical=sum(identical) if identical else None,
+        requests=sum(m.requests for m in group),
+    )
 
 
 def _ratio(group: Sequence[Measurement], base: Sequence[Measurement]) -> Spread:
@@ -253,86 +265,3 @@ def _median_of(values: Sequence[float | None]) -> float | None:
 def _median_shares(group: Sequence[Measurement]) -> dict[str, float] | None:
     known = [m.shares for m in group if m.shares is not None]
     return {part: median(s[part] for s in known) for part in PARTS} if known else None
-
-
-FIGURES = ("tok/s", "× plain", "× fixed", "tok/step", "nodes", "undrafted", "repeated")
-
-
-def table(rows: Sequence[Row], settings: Mapping[str, object]) -> Table:
-    """The rows for a terminal; a line between concurrency levels."""
-    drawn = Table(
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1),
-        collapse_padding=True,
-        pad_edge=False,
-        title=f"{settings['model']}, {settings['dtype']}, up to {settings['max_tokens']} tokens",
-        caption=CAPTION,
-        caption_justify="left",
-    )
-    for name in ("T", "requests"):
-        drawn.add_column(name, justify="right", no_wrap=True)
-    drawn.add_column("method", no_wrap=True)
-    for name in (*FIGURES, *PARTS, "same"):
-        drawn.add_column(name, justify="right", no_wrap=True)
-    previous = None
-    for row in rows:
-        at = (row.temperature, row.concurrency)
-        if previous not in (None, at):
-            drawn.add_section()
-        previous = at
-        shares = row.shares or {}
-        drawn.add_row(
-            f"{row.temperature:g}",
-            f"{row.concurrency} ({row.in_flight:.1f})",
-            f"{row.method} {row.shape}".strip(),
-            _spread(row.tokens_per_second, ".0f"),
-            "1" if row.method == "plain" else _spread(row.ratio, ".2f"),
-            "–" if row.over_fixed is None else _spread(row.over_fixed, ".2f"),
-            _known(row.tokens_per_step, ".2f"),
-            _known(row.nodes, ".1f"),
-            _known(row.undrafted, ".0%"),
-            f"{row.repeated_ngrams:.0%}",
-            *(f"{shares[part]:.0%}" if part in shares else "–" for part in PARTS),
-            same_as_plain(row),
-        )
-    return drawn
-
-
-CAPTION = (
-    "requests: in flight (on average, as the last ones end one by one). "
-    "tok/s, × plain: median over repeats (lowest–highest); × plain within a repeat. "
-    "× fixed: over the fixed shape that is the best over all repeats, within a repeat. "
-    "tok/step: per request and decoding step. "
-    "nodes: verified per request, where any were; undrafted: decoding steps without a draft. "
-    f"repeated: share of the output's {NGRAM}-grams that occurred before in the same output; text "
-    "that repeats itself is easy to draft. "
-    "draft … compact: share of the wall time, the rest is vLLM's; verify is the target's forward "
-    "pass without attention, which is that of branching trees: chains (1xL) go through vLLM's own, "
-    "within verify. "
-    "same: greedy outputs identical to plain decoding's."
-)
-
-
-def print_table(rows: Sequence[Row], settings: Mapping[str, object], console: Console) -> None:
-    """Print all of it: in a narrow terminal lines are broken rather than figures left out."""
-    drawn = table(rows, settings)
-    whole = drawn.__rich_measure__(console, console.options.update(max_width=1000)).maximum
-    console.width = max(console.width, whole)
-    console.print(drawn)
-
-
-def _known(value: float | None, form: str) -> str:
-    return "–" if value is None else f"{value:{form}}"
-
-
-def _spread(values: Spread, form: str) -> str:
-    if values.low == values.high:
-        return f"{values.median:{form}}"
-    return f"{values.median:{form}} ({values.low:{form}}–{values.high:{form}})"
-
-
-def same_as_plain(row: Row) -> str:
-    """Are the outputs those of plain decoding? How many are, where not all."""
-    if row.identical is None:
-        return "–"
-    return "yes" if row.identical == row.requests else f"no ({row.identical}/{row.requests})"

@@ -6,19 +6,16 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import throughput
+from throughput_parts import turns
 from throughput_parts.engine import Case, Job, Run
-from throughput_parts.methods import Method, plan
-from throughput_parts.process import EngineError
 
-from redrafter_testing.benchmarks import fake_engine
-from redrafter_testing.benchmarks.throughput_runs import PARTS, fake_job, run
+from redrafter_testing.benchmarks.throughput_runs import PARTS, run
 from redrafter_testing.engines import interpreted_engine
 from redrafter_testing.models.tiny_models import (
     add_tokenizer,
@@ -40,8 +37,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("", "either --prompt or --dataset"),
-        ("--prompt a --dataset b.txt", "either --prompt or --dataset"),
+        ("", "one of --prompt, --dataset and --suite"),
+        ("--prompt a --dataset b.txt", "one of --prompt, --dataset and --suite"),
+        ("--suite chat --dataset b.txt", "one of --prompt, --dataset and --suite"),
+        ("--suite chat --prompt a", "one of --prompt, --dataset and --suite"),
+        ("--suite chat poems", "--suite poems: expected one of chat, summary, code, math, or all"),
+        ("--suite chat", "no chat template; --no-chat asks in bare text"),
+        ("--suite chat --no-chat --max-tokens 511", "chat: no prompt fits"),
         ("--dataset nowhere.txt", "nowhere.txt: no such file"),
         ("--prompt=", "--prompt is empty"),
         ("--prompt a --shape 2x4", "expected WxL:K"),
@@ -76,57 +78,6 @@ def test_bad_input_ends_before_any_engine_starts(
     assert message in " ".join(capsys.readouterr().err.split())
 
 
-def test_every_repeat_starts_with_another_method() -> None:
-    methods = plan("drafter", [1], ["2x4:6"], ["5"])
-    firsts = [throughput.rotated(methods, repeat)[0].name for repeat in range(4)]
-    assert firsts == ["plain", "n-gram", "ReDrafter", "plain"]
-    assert {m.name for m in throughput.rotated(methods, 1)} == {m.name for m in methods}
-
-
-def entry(folder: Path, label: str, cases: list[Case], **behaviour: str) -> throughput.Entry:
-    """One with a fake engine in a process of its own."""
-    method = Method("ReDrafter", label, (1,), None)
-    return throughput.Entry(method, cases, fake_job(folder, **behaviour))
-
-
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    return fake_engine.install(tmp_path, monkeypatch)
-
-
-def test_engines_take_turns_while_the_others_are_paused(folder: Path) -> None:
-    one, two = Case(1, 0.0), Case(2, 0.0)
-    entries = [entry(folder, label, [one, two]) for label in ("a", "b")]
-    entries.append(entry(folder, "c", [two]))
-    shown: list[str] = []
-
-    def update(description: str = "", advance: int = 0) -> None:
-        shown.append(description.removeprefix("ReDrafter "))
-
-    with ExitStack() as stack:
-        engines = throughput.start_all(entries, {}, stack, update)
-        shown.clear()
-        repeats = [throughput.in_turns(entries, engines, update, repeat) for repeat in range(2)]
-
-    turns = "".join(shown)
-    assert turns == "ab" + "bca" + "ba" + "cab", "case by case, each begun by another method"
-    for runs in repeats:
-        assert [run.concurrency for run in runs["ReDrafter a"]] == [1, 2]
-        assert [run.concurrency for run in runs["ReDrafter c"]] == [2]
-        seen = [measured.spec_decode for method in runs.values() for measured in method]
-        assert seen == [{"others": 4, "all_stopped": True}] * 5  # two processes each
-    assert fake_engine.all_gone(folder)
-
-
-def test_when_one_engine_fails_the_paused_ones_end(folder: Path) -> None:
-    cases = [Case(1, 0.0)]
-    entries = [entry(folder, "a", cases), entry(folder, "b", cases, dies="start")]
-    with pytest.raises(EngineError, match="no such model"), ExitStack() as stack:
-        throughput.start_all(entries, {}, stack, lambda **_: None)
-    assert len(list(folder.iterdir())) == 4, "two processes each"
-    assert fake_engine.all_gone(folder)
-
-
 @dataclass
 class CannedEngine:
     """An engine without a process, which measures unless it is paused."""
@@ -148,7 +99,7 @@ class CannedEngine:
         assert self.running
         self.events.append("measure")
         parts = PARTS if self.job.timed_parts else None
-        answered = self.job.prompts_at(case.concurrency)
+        answered = self.job.prompts_at(case)
         return run(1.0, [[1] * 9 for _ in answered], parts=parts, **asdict(case))
 
     def pause(self) -> None:
@@ -156,6 +107,16 @@ class CannedEngine:
 
     def resume(self) -> None:
         self.running = True
+
+
+def without_engines(monkeypatch: pytest.MonkeyPatch, is_cpu: bool) -> list[str]:
+    """Have canned engines started, on a machine of that kind; returns what happens to them."""
+    pytest.importorskip("vllm")
+    platform = SimpleNamespace(is_cpu=lambda: is_cpu, get_device_name=lambda: "a GPU")
+    monkeypatch.setattr("vllm.platforms.current_platform", platform)
+    events: list[str] = []
+    monkeypatch.setattr(turns, "EngineProcess", lambda job, _: CannedEngine(job, events))
+    return events
 
 
 @pytest.mark.parametrize("is_cpu", [True, False])
@@ -166,11 +127,7 @@ def test_from_arguments_to_files_without_an_engine(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    pytest.importorskip("vllm")
-    platform = SimpleNamespace(is_cpu=lambda: is_cpu, get_device_name=lambda: "a GPU")
-    monkeypatch.setattr("vllm.platforms.current_platform", platform)
-    events: list[str] = []
-    monkeypatch.setattr(throughput, "EngineProcess", lambda job, _: CannedEngine(job, events))
+    events = without_engines(monkeypatch, is_cpu)
     output, picture = tmp_path / "out.json", tmp_path / "out.png"
     arguments = ["--model", str(models[0]), "--drafter", str(models[1]), "--repeats", "2"]
     arguments += ["--prompt", "name", "--prompt", "value", "--concurrency", "1", "4"]
@@ -195,12 +152,50 @@ def test_from_arguments_to_files_without_an_engine(
     (adaptive, *_) = [row for row in report["rows"] if row["method"] == "adaptive"]
     assert adaptive["over_fixed"] == [1, 1, 1]
     assert len(report["measurements"]) == 2 * rows
+    assert {row["task"] for row in report["rows"] + report["measurements"]} == {None}
     assert report["settings"]["num_prompts"] == 4  # two prompts, repeated to fill concurrency 4
     assert report["machine"]["gpu"] == (None if is_cpu else "a GPU")
     assert is_cpu or not report["settings"]["environment"]["LD_PRELOAD"]
     assert picture.exists()
     printed = capsys.readouterr().out
     assert all(f"{name}" in printed for name in ("ReDrafter 2x4:6", "random drafter 4x5:12"))
+
+
+@pytest.mark.parametrize("is_cpu", [True, False])
+def test_suites_are_measured_by_task_and_in_total(
+    is_cpu: bool,
+    tmp_path: Path,
+    models: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    events = without_engines(monkeypatch, is_cpu)
+    output = tmp_path / "out.json"
+    arguments = ["--model", str(models[0]), "--drafter", str(models[1]), "--no-chat"]
+    arguments += ["--suite", "math", "code", "--num-prompts", "5", "--concurrency", "1", "2"]
+    arguments += ["--no-adaptive", "--temperature", "0", "--repeats", "1", "--output", str(output)]
+
+    throughput.main(arguments)
+
+    report = json.loads(output.read_text())
+    assert events.count("measure") == 3 * 2 * 2, "methods, levels and tasks"
+    assert report["settings"]["suite"] == ["math", "code"]
+    assert report["settings"]["num_prompts"] == 10, "five of each task"
+    found = [row for row in report["rows"] if row["method"] == "ReDrafter"]
+    assert [(row["concurrency"], row["task"], row["requests"]) for row in found] == [
+        (level, task, requests)
+        for level in (1, 2)
+        for task, requests in (("math", 5), ("code", 5), (None, 10))
+    ]
+    assert all(row["identical"] == row["requests"] for row in found)
+    (total,) = [
+        m
+        for m in report["measurements"]
+        if (m["method"], m["concurrency"], m["task"]) == ("plain", 2, None)
+    ]
+    assert (total["seconds"], total["output_tokens"]) == (2.0, 90)
+    printed = capsys.readouterr()
+    assert "math: 5 prompts" in printed.err and " total " in printed.out
 
 
 @pytest.mark.engine

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import sys
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
-from throughput_parts.engine import Job, generate
+import pytest
+from throughput_parts import engine
+from throughput_parts.engine import Case, Generation, Job, generate
 
 
 @dataclass
@@ -40,13 +43,13 @@ class FakeEngine:
 
 
 def test_requests_are_kept_in_flight_and_steps_are_counted() -> None:
-    engine = FakeEngine()
-    llm = SimpleNamespace(llm_engine=engine)
+    fake = FakeEngine()
+    llm = SimpleNamespace(llm_engine=fake)
 
     made = generate(llm, [[i] for i in range(5)], params=None, concurrency=2)
 
     assert made.outputs == [[i] * 7 for i in range(5)]
-    assert engine.most_in_flight == 2
+    assert fake.most_in_flight == 2
     assert (made.steps, made.request_steps) == (12, 20)
     assert made.seconds > 0
 
@@ -57,6 +60,35 @@ def test_low_concurrency_answers_the_first_of_the_prompts() -> None:
     def job(prompts_per_request: int | None) -> Job:
         return Job({}, 0, prompts, prompts_per_request, 8, False, False)
 
-    assert [len(job(2).prompts_at(level)) for level in (1, 2, 8)] == [2, 4, 12]
-    assert job(2).prompts_at(2) == prompts[:4]
-    assert job(None).prompts_at(1) == prompts
+    assert [len(job(2).prompts_at(Case(level, 0.0))) for level in (1, 2, 8)] == [2, 4, 12]
+    assert job(2).prompts_at(Case(2, 0.7)) == prompts[:4]
+    assert job(None).prompts_at(Case(1, 0.0)) == prompts
+
+
+def test_a_case_with_a_task_answers_that_tasks_prompts() -> None:
+    tasks = ["chat", "chat", "chat", "code", "code"]
+    job = Job({}, 0, [[i] for i in range(5)], None, 8, False, False, tasks)
+    assert job.prompts_at(Case(1, 0.0, "chat")) == [[0], [1], [2]]
+    assert job.prompts_at(Case(1, 0.0, "code")) == [[3], [4]]
+    assert replace(job, prompts_per_request=1).prompts_at(Case(2, 0.0, "chat")) == [[0], [1]]
+
+
+def test_warm_up_and_measurement_are_of_the_cases_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[list[list[int]], int]] = []
+
+    def generate(_: Any, prompts: list[list[int]], params: Any, concurrency: int) -> Generation:
+        asked.append((prompts, concurrency))
+        return Generation([], 1.0, 1, 1)
+
+    monkeypatch.setattr(engine, "generate", generate)
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(SamplingParams=dict))
+    kinds = SimpleNamespace(RequestOutputKind=SimpleNamespace(DELTA=1))
+    monkeypatch.setitem(sys.modules, "vllm.sampling_params", kinds)
+    tasks = ["chat", "chat", "chat", "code", "code", "code"]
+    job = Job({}, 0, [[i] for i in range(6)], None, 8, False, False, tasks)
+    llm = SimpleNamespace(get_metrics=lambda: [])
+
+    run = engine.measure(llm, job, Case(2, 0.0, "chat"))
+
+    assert asked == [([[1], [2]], 2), ([[0], [1], [2]], 2)]
+    assert (run.concurrency, run.temperature, run.task) == (2, 0.0, "chat")

@@ -1,93 +1,14 @@
-"""Prompts: what files are read, what is made of them, which are chosen."""
+"""Prompts: what is made of them, and which are chosen."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 from throughput_parts.methods import InputError
-from throughput_parts.prompts import choose, read_dataset, tokenize
+from throughput_parts.prompts import choose, tokenize
 
-
-def written(folder: Path, name: str, text: str) -> Path:
-    path = folder / name
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
-def test_text_has_a_prompt_per_line(tmp_path: Path) -> None:
-    path = written(tmp_path, "a.txt", "one prompt\r\n\nanother\u2028one\n  \n")
-    assert read_dataset(path) == (["one prompt", "another\u2028one"], 0)
-
-
-RECORDS: list[dict[str, Any]] = [
-    {"prompt": "a", "text": "not this"},
-    {"text": "b"},
-    {"turns": ["c", "d"]},
-    {"conversations": [{"from": "human", "value": "e"}, {"from": "gpt", "value": "f"}]},
-    {"messages": [{"role": "system", "content": "g"}, {"role": "user", "content": "h"}]},
-    {"conversations": [{"from": "gpt", "value": "an answer to nothing"}]},
-    {"conversations": []},
-]
-
-PROMPTS = [
-    "a",
-    "b",
-    [{"role": "user", "content": "c"}],
-    [{"role": "user", "content": "e"}],
-    [{"role": "system", "content": "g"}, {"role": "user", "content": "h"}],
-]
-
-
-def test_records_of_all_kinds_are_read(tmp_path: Path) -> None:
-    lines = "\n\n".join(map(json.dumps, RECORDS))
-    assert read_dataset(written(tmp_path, "a.jsonl", lines)) == (PROMPTS, 2)
-    assert read_dataset(written(tmp_path, "a.json", json.dumps(RECORDS))) == (PROMPTS, 2)
-
-
-def test_parquet_is_read(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
-    path = tmp_path / "a.parquet"
-    parquet.write_table(pyarrow.table({"prompt": ["a", "b"]}), path)
-    assert read_dataset(path) == (["a", "b"], 0)
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("{'prompt': 'x'}", "line 3: not JSON"),
-        ("[]", r'line 3: found \[\]; expected {"text"'),
-        ("{}", "line 3: found nothing; expected .*text.*turns.*prompt.*messages.*conversations"),
-        ('{"prompt": 5}', "line 3: 'prompt' must be text, found 5"),
-        ('{"text": " "}', "line 3: 'text' must be text"),
-        ('{"turns": "x"}', "line 3: 'turns' must be a list of texts"),
-        ('{"messages": [{"role": "user"}]}', r"line 3: 'messages'\[0\] must have 'role' and"),
-        ('{"conversations": null}', "line 3: found 'conversations'; expected"),
-    ],
-)
-def test_a_malformed_line_is_named(tmp_path: Path, line: str, message: str) -> None:
-    path = written(tmp_path, "a.jsonl", f'{{"prompt": "fine"}}\n\n{line}\n')
-    with pytest.raises(InputError, match=message):
-        read_dataset(path)
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("a.txt", "\n \n", "no usable prompt among"),
-        ("a.jsonl", '{"messages": []}', "no usable prompt among"),
-        ("a.csv", "prompt\nx", "unknown format '.csv'"),
-        ("a.json", '{"prompt": "x"}', "expected a list"),
-        ("a.json", "[", "not JSON"),
-        ("a.parquet", "x", "not readable as Parquet"),
-    ],
-)
-def test_an_unusable_file_is_refused(tmp_path: Path, name: str, text: str, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        read_dataset(written(tmp_path, name, text))
+CONVERSATION = [{"role": "system", "content": "g"}, {"role": "user", "content": "h"}]
 
 
 class Words:
@@ -115,7 +36,7 @@ class Words:
 def test_the_chat_template_is_for_conversations(
     template: str | None, chat: bool | None, expected: list[list[str]]
 ) -> None:
-    assert tokenize(["a", PROMPTS[-1]], Words(template), chat) == expected
+    assert tokenize(["a", CONVERSATION], Words(template), chat) == expected
 
 
 def test_chat_needs_a_template() -> None:

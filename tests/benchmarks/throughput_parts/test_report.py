@@ -1,14 +1,10 @@
-"""Measurements, and the table that is made of them."""
+"""Measurements, and the rows that are made of them."""
 
 from __future__ import annotations
 
-import io
-from dataclasses import replace
-
 import pytest
-from rich.console import Console
 from throughput_parts.methods import Method
-from throughput_parts.report import measurements, print_table, same_as_plain, summarise
+from throughput_parts.report import measurements, summarise
 
 from redrafter_testing.benchmarks.throughput_runs import (
     PARTS,
@@ -94,32 +90,3 @@ def test_rows_are_ordered_for_reading() -> None:
     ]
     assert (rows[5].concurrency, rows[5].method) == (8, "plain")
     assert len(rows) == 20
-
-
-def test_the_table_has_every_figure_in_the_narrowest_terminal() -> None:
-    console = Console(width=40, record=True, file=io.StringIO())
-    settings = {"model": "m", "dtype": "float32", "max_tokens": 8}
-    print_table(several_rows(), settings, console)
-    lines = [line for line in console.export_text().splitlines() if line.strip()[:1].isdigit()]
-
-    def cells(method: str) -> list[str]:
-        return next(line.split(method)[1].split() for line in lines if method in line)
-
-    assert lines[0].split()[:3] == ["0", "1", "(2.0)"]
-    assert cells("plain ") == ["100", "1", "–", "1.00", "–", "–", "25%", *"–––––", "–"]
-    assert cells("n-gram 5") == ["125", "1.25", "–", "1.00", "–", "–", "25%", *"–––––", "yes"]
-    figures = ["200", "2.00", "–", "1.00", "4.5", "–", "25%"]
-    shares = ["20%", "60%", "40%", "10%", "2%"]
-    assert cells("ReDrafter 2x4:6") == [*figures, *shares, "no", "(1/2)"]
-    assert cells("ReDrafter 1x3:3")[:4] == ["208", "(167–250)", "2.08", "(1.67–2.50)"]
-    # 1x3:3 has the best median: 2.50 in the first repeat, 1.67 in the second.
-    assert cells("adaptive 4x5:12")[:7] == (
-        ["200", "2.00", "1.00", "(0.80–1.20)", "1.00", "4.5", "20%"]
-    )
-
-
-def test_the_same_outputs_are_counted_over_all_repeats() -> None:
-    row = several_rows()[1]
-    assert same_as_plain(replace(row, identical=6, requests=6)) == "yes"
-    assert same_as_plain(replace(row, identical=5, requests=6)) == "no (5/6)"
-    assert same_as_plain(replace(row, identical=None)) == "–"

@@ -1,0 +1,109 @@
+"""Who measures when: engines that live side by side take turns, others come one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from throughput_parts.engine import Case, Job, Run
+from throughput_parts.methods import Method
+from throughput_parts.process import EngineProcess
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method's part in the comparison.
+
+    Attributes:
+        method: how it decodes.
+        cases: what it is measured at.
+        job: what its engine is started with.
+    """
+
+    method: Method
+    cases: list[Case]
+    job: Job
+
+    @property
+    def label(self) -> str:
+        return self.method.label
+
+
+def start_all(
+    entries: Sequence[Entry],
+    variables: dict[str, str],
+    stack: ExitStack,
+    update: Callable[..., None],
+) -> dict[str, EngineProcess]:
+    """By label, each entry's engine, started and paused; they end with the stack.
+
+    Raises:
+        EngineError: one failed.
+    """
+    engines = {}
+    for entry in entries:
+        update(description=f"start of {entry.label}")
+        engine = stack.enter_context(EngineProcess(entry.job, variables))
+        engine.wait_until_started()
+        engine.pause()
+        engines[entry.label] = engine
+    return engines
+
+
+def in_turns(
+    entries: Sequence[Entry],
+    engines: Mapping[str, EngineProcess],
+    update: Callable[..., None],
+    repeat: int,
+) -> dict[str, list[Run]]:
+    """One repeat on paused engines: of each case, all methods' measurements in a row.
+
+    Raises:
+        EngineError: one failed.
+    """
+    runs: dict[str, list[Run]] = {entry.label: [] for entry in entries}
+    cases = dict.fromkeys(case for entry in entries for case in entry.cases)
+    for number, case in enumerate(cases):
+        present = [entry for entry in entries if case in entry.cases]
+        for entry in rotated(present, repeat + number):
+            update(description=entry.label)
+            engine = engines[entry.label]
+            engine.resume()
+            runs[entry.label].append(engine.measure(case))
+            # An idle engine polls for messages, for a second and more.
+            engine.pause()
+            update(advance=1)
+    return runs
+
+
+def one_by_one(
+    entries: Sequence[Entry],
+    variables: dict[str, str],
+    update: Callable[..., None],
+    repeat: int,
+) -> dict[str, list[Run]]:
+    """One repeat with a fresh engine after the other, each with all of its cases.
+
+    Raises:
+        EngineError: one failed.
+    """
+    runs: dict[str, list[Run]] = {entry.label: [] for entry in entries}
+    for entry in rotated(entries, repeat):
+        update(description=entry.label)
+        job = replace(entry.job, seed=entry.job.seed + repeat)
+        with EngineProcess(job, variables) as engine:
+            engine.wait_until_started()
+            for case in entry.cases:
+                runs[entry.label].append(engine.measure(case))
+                update(advance=1)
+    return runs
+
+
+def rotated(items: Sequence[T], turn: int) -> list[T]:
+    """Each turn starts with another item, so that none always meets the same conditions."""
+    start = turn % len(items)
+    return [*items[start:], *items[:start]]

@@ -1,0 +1,66 @@
+"""Engines take turns: in which order they measure, and that the others are paused meanwhile."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from throughput_parts.engine import Case
+from throughput_parts.methods import Method, plan
+from throughput_parts.process import EngineError
+from throughput_parts.turns import Entry, in_turns, rotated, start_all
+
+from redrafter_testing.benchmarks import fake_engine
+from redrafter_testing.benchmarks.throughput_runs import fake_job
+
+
+def test_every_repeat_starts_with_another_method() -> None:
+    methods = plan("drafter", [1], ["2x4:6"], ["5"])
+    firsts = [rotated(methods, repeat)[0].name for repeat in range(4)]
+    assert firsts == ["plain", "n-gram", "ReDrafter", "plain"]
+    assert {m.name for m in rotated(methods, 1)} == {m.name for m in methods}
+
+
+def entry(folder: Path, label: str, cases: list[Case], **behaviour: str) -> Entry:
+    """One with a fake engine in a process of its own."""
+    method = Method("ReDrafter", label, (1,), None)
+    return Entry(method, cases, fake_job(folder, **behaviour))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return fake_engine.install(tmp_path, monkeypatch)
+
+
+def test_engines_take_turns_while_the_others_are_paused(folder: Path) -> None:
+    one, two = Case(1, 0.0), Case(2, 0.0)
+    entries = [entry(folder, label, [one, two]) for label in ("a", "b")]
+    entries.append(entry(folder, "c", [two]))
+    shown: list[str] = []
+
+    def update(description: str = "", advance: int = 0) -> None:
+        shown.append(description.removeprefix("ReDrafter "))
+
+    with ExitStack() as stack:
+        engines = start_all(entries, {}, stack, update)
+        shown.clear()
+        repeats = [in_turns(entries, engines, update, repeat) for repeat in range(2)]
+
+    turns = "".join(shown)
+    assert turns == "ab" + "bca" + "ba" + "cab", "case by case, each begun by another method"
+    for runs in repeats:
+        assert [run.concurrency for run in runs["ReDrafter a"]] == [1, 2]
+        assert [run.concurrency for run in runs["ReDrafter c"]] == [2]
+        seen = [measured.spec_decode for method in runs.values() for measured in method]
+        assert seen == [{"others": 4, "all_stopped": True}] * 5  # two processes each
+    assert fake_engine.all_gone(folder)
+
+
+def test_when_one_engine_fails_the_paused_ones_end(folder: Path) -> None:
+    cases = [Case(1, 0.0)]
+    entries = [entry(folder, "a", cases), entry(folder, "b", cases, dies="start")]
+    with pytest.raises(EngineError, match="no such model"), ExitStack() as stack:
+        start_all(entries, {}, stack, lambda **_: None)
+    assert len(list(folder.iterdir())) == 4, "two processes each"
+    assert fake_engine.all_gone(folder)
