@@ -6,7 +6,8 @@ r"""Plain decoding, ReDrafter and vLLM's n-gram speculation side by side.
 
 ReDrafter comes in fixed shapes, whose K nodes are verified in every step, and adaptive: a step
 verifies as many nodes as pay, or none. With --random-drafter it is measured with a drafter of
-random weights as well, for what a useless one costs.
+random weights as well, for what a useless one costs; with --plain-again plain decoding in a second
+engine, for how much the figures of two like engines differ.
 
 `--suite chat summary code math` asks what people ask, task by task; a dataset whose rows have a
 `category`, as MT-Bench's, is divided by it. Then there are figures of each task, and of all tasks:
@@ -35,7 +36,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -117,6 +118,11 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--no-adaptive", action="store_true", help="leave the adaptive method out")
     add(
+        "--plain-again",
+        action="store_true",
+        help="plain decoding in a second engine: how much the figures of two like engines differ",
+    )
+    add(
         "--random-drafter",
         action="store_true",
         help="the adaptive method with a drafter of random weights as well",
@@ -175,6 +181,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _methods(args: argparse.Namespace, random_drafter: Path) -> list[Method]:
     """What is compared; a drafter of random weights is written where one is asked for."""
     methods = plan(args.drafter, args.concurrency, args.shape, args.ngram_tokens, args.adaptive)
+    if args.plain_again:
+        methods.append(replace(methods[0], name="plain again"))
     if args.random_drafter:
         methods += with_random_drafter(methods, str(random_drafter))
     check_checkpoint(args.drafter)

@@ -16,7 +16,7 @@ from vllm_redrafter import ReDrafterConfig
 
 S = TypeVar("S")
 
-MethodName = Literal["plain", "n-gram", "ReDrafter", "adaptive", "random drafter"]
+MethodName = Literal["plain", "plain again", "n-gram", "ReDrafter", "adaptive", "random drafter"]
 
 NGRAM_LOOKUP = {"prompt_lookup_max": 4, "prompt_lookup_min": 2}
 
@@ -39,8 +39,9 @@ class Method:
     """One engine: a way to decode, and the concurrency levels it is measured at.
 
     Attributes:
-        name: which way; `ReDrafter` verifies K nodes in every step, `adaptive` at most K, as many
-            as pay, and `random drafter` is adaptive with a drafter of random weights.
+        name: which way; `plain again` is plain decoding in a second engine; `ReDrafter` verifies K
+            nodes in every step, `adaptive` at most K, as many as pay, and `random drafter` is
+            adaptive with a drafter of random weights.
         shape: how it speculates, as given on the command line; empty for plain decoding.
         levels: numbers of requests in flight, ascending.
         speculative_config: vLLM's setting of that name.
@@ -57,7 +58,7 @@ class Method:
 
     @property
     def drafts_with_redrafter(self) -> bool:
-        return self.name not in ("plain", "n-gram")
+        return self.name not in ("plain", "plain again", "n-gram")
 
     def temperatures(self, asked: Sequence[float], is_cpu: bool) -> list[float]:
         """Those at which the method can be measured, of those asked for; see NGRAM_NOTE."""

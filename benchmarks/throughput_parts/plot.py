@@ -24,6 +24,7 @@ COLOURS = {
     "ReDrafter": "#6a9fd4",
     "adaptive": "#1f5a94",
     "random drafter": "#9a9a9a",
+    "plain again": "#c9c9c9",
 }
 BAR, GAP = 0.85, 1.0
 """Widths of a bar, and of the gap between groups, in units of the distance between bars."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, get_args
 
 from throughput_parts.engine import Run
 from throughput_parts.methods import Method, MethodName
@@ -191,7 +191,7 @@ class Row:
     requests: int
 
 
-ORDER: tuple[MethodName, ...] = ("plain", "n-gram", "ReDrafter", "adaptive", "random drafter")
+ORDER: tuple[MethodName, ...] = get_args(MethodName)
 
 
 Key: TypeAlias = tuple[float, int, str | None, MethodName, str]

@@ -132,7 +132,7 @@ def test_from_arguments_to_files_without_an_engine(
     arguments = ["--model", str(models[0]), "--drafter", str(models[1]), "--repeats", "2"]
     arguments += ["--prompt", "name", "--prompt", "value", "--concurrency", "1", "4"]
     arguments += ["--shape", "1=2x4:6", "4=1x3:3", "--output", str(output), "--plot", str(picture)]
-    arguments += ["--random-drafter", "--prompts-per-request", "2"]
+    arguments += ["--random-drafter", "--plain-again", "--prompts-per-request", "2"]
 
     throughput.main(arguments)
 
@@ -140,13 +140,13 @@ def test_from_arguments_to_files_without_an_engine(
     report = json.loads(text)
     assert str(tmp_path.parent) not in text, "a results file must not hold this machine's paths"
     starts = [event for event in events if event.startswith("start")]
-    if is_cpu:  # all of the six engines at once
-        assert events[:6] == starts == ["start 0"] * 6 and events[-6:] == ["end"] * 6
+    if is_cpu:  # all of the seven engines at once
+        assert events[:7] == starts == ["start 0"] * 7 and events[-7:] == ["end"] * 7
     else:
-        assert starts == ["start 0"] * 6 + ["start 1"] * 6
+        assert starts == ["start 0"] * 7 + ["start 1"] * 7
         assert events.index("end") < events.index("start 0", 1), "two engines at a time"
     # Two levels, at each ReDrafter has one shape; two temperatures, but for n-grams on CPUs.
-    rows = 2 * 2 + 2 * (1 if is_cpu else 2) + 3 * 2 * 2
+    rows = 2 * 2 * 2 + 2 * (1 if is_cpu else 2) + 3 * 2 * 2
     assert len(report["rows"]) == rows
     assert {m["concurrency"]: m["requests"] for m in report["measurements"]} == {1: 2, 4: 4}
     (adaptive, *_) = [row for row in report["rows"] if row["method"] == "adaptive"]

@@ -1,0 +1,1 @@
+"""Parts of near_ties.py."""
