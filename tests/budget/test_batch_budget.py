@@ -95,6 +95,13 @@ def test_a_useless_drafter_is_hardly_used() -> None:
     assert any(plan.shape is not None for plan, _ in decided[500:])
 
 
+def test_a_step_that_verifies_is_not_believed_to_take_less_than_a_plain_one() -> None:
+    """Or drafts that bring nothing, and of which nothing is verified, would seem to pay."""
+    budget = BatchBudget(CONFIG, machine(row=0.005, level=0.001), 32)
+    decided = run(budget, 32, 0.01, 400, slower=0.8)
+    assert sum(plan.shape is not None for plan, _ in decided[-200:]) < 4
+
+
 def test_the_budget_of_a_request_falls_as_the_batch_grows() -> None:
     per_request = []
     for requests in (1, 4, 16, 64):
