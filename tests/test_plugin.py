@@ -19,6 +19,8 @@ from vllm.exceptions import VLLMValidationError
 
 from redrafter_testing.models.tiny_models import add_tokenizer, make_drafter, make_target
 from vllm_redrafter import ConfigError, names, plugin
+from vllm_redrafter.checkpoints.recording import record_shape
+from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.engine import published
 
 plugin.register()
@@ -181,6 +183,24 @@ def test_what_is_said_goes_before_what_the_checkpoint_records(
     assert (settings["num_speculative_tokens"], settings["beam_width"]) == (5, 3)
 
 
+def test_a_shape_that_evaluate_recorded_is_served_field_by_field(
+    target: Path, drafter: Path, tmp_path: Path
+) -> None:
+    recorded = record(drafter, tmp_path / "recorded")
+    record_shape(str(recorded), ReDrafterConfig(7, beam_width=2, beam_length=6))
+    keys = ("num_speculative_tokens", "beam_width", "beam_length")
+    for given, expected in (({}, (7, 2, 6)), ({"beam_length": 4}, (7, 2, 4))):
+        config = configure(target, speculative_config={"model": str(recorded), **given})
+        settings = config.additional_config[names.METHOD]
+        assert tuple(settings[key] for key in keys) == expected
+        assert config.speculative_config.num_speculative_tokens == 7
+    config = configure(target, spec_model=str(recorded), spec_tokens=3)
+    settings = config.additional_config[names.METHOD]
+    assert tuple(settings[key] for key in keys) == (3, 2, 6)
+    with pytest.raises(ConfigError, match="beam_length must be at most 127, got 128"):
+        configure(target, speculative_config={"model": str(recorded), "beam_length": 128})
+
+
 def test_a_target_that_moved_is_named_beside_its_drafter(
     target: Path, drafter: Path, tmp_path: Path
 ) -> None:
@@ -215,8 +235,14 @@ def test_a_recorded_shape_is_checked_as_a_given_one(
 ) -> None:
     methods = [{"speculative_tokens": wrong}]
     recorded = record(drafter, tmp_path / "recorded", proposal_methods=methods)
-    with pytest.raises(ConfigError, match="num_speculative_tokens must be between 1 and 127"):
+    with pytest.raises(ConfigError) as error:
         configure(target, spec_model=str(recorded))
+    message = str(error.value)
+    assert message.startswith(f"{recorded / 'config.json'}: speculative_tokens in proposal_methods")
+    assert "num_speculative_tokens must be between 1 and 127" in message and repr(wrong) in message
+    assert "give num_speculative_tokens yourself, or record another shape" in message
+    config = configure(target, spec_model=str(recorded), spec_tokens=5)
+    assert config.speculative_config.num_speculative_tokens == 5
 
 
 @pytest.mark.parametrize("methods", [[], "many", [3], {"a": 1}, None])

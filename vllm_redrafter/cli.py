@@ -269,6 +269,14 @@ def evaluate(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write all figures to this file.")
     ] = None,
+    record: Annotated[
+        bool,
+        typer.Option(
+            "--record",
+            help="Write the recommended shape into the drafter's config.json: vLLM takes it where "
+            "no other is given.",
+        ),
+    ] = False,
     other_target: OtherTarget = False,
 ) -> None:
     """Say how many tokens a target step gives, without vLLM: for a grid of shapes.
@@ -277,6 +285,7 @@ def evaluate(
     """
     from rich.console import Console
 
+    from vllm_redrafter.checkpoints.recording import check_recordable, record_shape
     from vllm_redrafter.training import evaluation
     from vllm_redrafter.training.measured_costs import MeasuredCosts, read_costs, widths_of
 
@@ -292,10 +301,14 @@ def evaluate(
         _integers("--beam-lengths", beam_lengths),
         _integers("--spec-tokens", spec_tokens),
     )
+    if record:
+        check_recordable(drafter)
     job = evaluation.EvaluationJob(target, drafter, data, grid, step_costs, config, other_target)
     console = Console()
     found = evaluation.evaluate(job, console)
     evaluation.print_evaluation(console, found)
+    if record:
+        typer.echo(f"recorded in {record_shape(drafter, found.best.shape)}")
     if json_file:
         evaluation.write_json(found, json_file)
     if plot:

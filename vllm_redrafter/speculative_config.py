@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vllm_redrafter.checkpoints.files import read_config
+from vllm_redrafter.checkpoints.files import CONFIG_FILE, read_config, resolve_file
 from vllm_redrafter.checkpoints.reading import (
+    SHAPE_KEYS,
     check_checkpoint,
     is_redrafter,
     shape_of,
@@ -142,9 +143,9 @@ def validated(requested: Mapping[str, Any]) -> tuple[ReDrafterConfig, DrafterCon
             "speculative config: 'model' must name the ReDrafter checkpoint (folder or hub id)"
         )
     checkpoint = requested["model"], requested.get("revision")
-    shape = shape_of(read_config(*checkpoint))
     keys = ("num_speculative_tokens", *_own_keys())
-    shape |= {key: requested[key] for key in keys if key in requested}
+    given = {key: requested[key] for key in keys if key in requested}
+    shape = _recorded_besides(given, *checkpoint) | given
     if "num_speculative_tokens" not in shape:
         raise ConfigError(
             "speculative config: num_speculative_tokens (--spec-tokens) is missing, and the "
@@ -152,3 +153,19 @@ def validated(requested: Mapping[str, Any]) -> tuple[ReDrafterConfig, DrafterCon
             "between 1 and 127"
         )
     return ReDrafterConfig(**shape), check_checkpoint(*checkpoint)
+
+
+def _recorded_besides(given: Mapping[str, Any], model: str, revision: str | None) -> dict[str, Any]:
+    """What the checkpoint records and nobody has said. Checked here: the file is to be named."""
+    recorded = shape_of(read_config(model, revision))
+    needed = {key: value for key, value in recorded.items() if key not in given}
+    for key, value in needed.items():
+        try:
+            ReDrafterConfig(**{"num_speculative_tokens": 1, key: value})
+        except ConfigError as error:
+            raise ConfigError(
+                f"{resolve_file(model, CONFIG_FILE, revision)}: {SHAPE_KEYS[key]} in "
+                f"proposal_methods cannot be served: {error}; give {key} yourself, or record "
+                "another shape in the checkpoint with `vllm-redrafter evaluate --record`"
+            ) from error
+    return needed

@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 from typer.testing import CliRunner
 
-from redrafter_testing.models.tiny_models import add_tokenizer, make_target
+from redrafter_testing.models.tiny_models import add_tokenizer, make_drafter, make_target
 from redrafter_testing.models.training_data import write_data
 from vllm_redrafter.budget.costs import CostTable, DraftCost, VerifyCost
 from vllm_redrafter.checkpoints.files import read_config
@@ -34,6 +34,7 @@ from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.dataset import read_dataset
 from vllm_redrafter.data.rows import DatasetRows
 from vllm_redrafter.errors import ConfigError, TrainingError
+from vllm_redrafter.speculative_config import validated
 from vllm_redrafter.training.batches import TextBatch
 from vllm_redrafter.training.config import TrainingConfig
 from vllm_redrafter.training.run import TrainingJob, train
@@ -315,6 +316,41 @@ def test_evaluate_prints_writes_and_draws(target: Path, data: Path, tmp_path: Pa
     # A chain of two: one more row per node, and a draft of two levels.
     cost = (0.002 + 0.02 + 6 * 0.001) / (0.02 + 2 * 0.001)
     assert row["speed_up"] == pytest.approx(row["tokens_per_step"] / cost)
+
+
+def test_evaluate_records_the_shape_that_it_recommends(
+    target: Path, data: Path, tmp_path: Path
+) -> None:
+    drafter = make_drafter(tmp_path / "drafter", vocab_size=V)
+    before = read_config(str(drafter))
+    command = ["evaluate", str(target), str(drafter), f"--data={data}", "--beam-widths=2,3"]
+    figures = f"--json={tmp_path / 'figures.json'}"
+    grid = ["--beam-lengths=2,3", "--spec-tokens=3,6", "--verify-cost=1"]
+    plain = CliRunner().invoke(app, [*command, *grid])
+    assert plain.exit_code == 0 and read_config(str(drafter)) == before
+    result = CliRunner().invoke(app, [*command, *grid, figures, "--record"])
+    assert result.exit_code == 0, result.output
+    assert f"recorded in {drafter / 'config.json'}" in "".join(result.output.split("\n"))
+
+    shapes = json.loads((tmp_path / "figures.json").read_text())["results"]
+    best = max(shapes, key=lambda shape: shape["speed_up"])
+    expected = ReDrafterConfig(
+        best["num_speculative_tokens"], best["beam_width"], best["beam_length"]
+    )
+    served, _ = validated({"model": str(drafter)})
+    assert served == expected
+    served, _ = validated({"model": str(drafter), "beam_length": 9, "tree": "beams"})
+    assert served == replace(expected, beam_length=9, tree="beams")
+    after = read_config(str(drafter))
+    for entry in ("proposal_methods", "default_proposal_method"):
+        del after["speculators_config"][entry]
+    assert after == before
+
+
+def test_a_shape_that_cannot_be_recorded_is_said_before_anything_is_evaluated() -> None:
+    command = ["evaluate", "no-target", "org/drafter", "--data=none", "--record"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 1 and "--record: 'org/drafter' is not a folder" in result.stderr
 
 
 def written_costs(folder: Path) -> Path:

@@ -131,3 +131,12 @@ def shape_of(config: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(first, Mapping):
         return {}
     return {ours: first[theirs] for ours, theirs in SHAPE_KEYS.items() if theirs in first}
+
+
+def proposal_of(shape: Mapping[str, Any]) -> dict[str, Any]:
+    """The way back: entries of a proposal method.
+
+    Args:
+        shape: by the names of `ReDrafterConfig`; what is no part of a shape is left out.
+    """
+    return {theirs: shape[ours] for ours, theirs in SHAPE_KEYS.items() if ours in shape}

@@ -10,7 +10,7 @@ from typing import Any
 from safetensors.torch import save_file
 
 from vllm_redrafter.checkpoints.files import CONFIG_FILE, WEIGHTS_FILE
-from vllm_redrafter.checkpoints.reading import SHAPE_KEYS
+from vllm_redrafter.checkpoints.reading import proposal_of
 from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.names import METHOD, MODEL_TYPE
 
@@ -34,9 +34,8 @@ def save_drafter(
     """
     recorded: dict[str, Any] = {"algorithm": METHOD, "verifier": {"name_or_path": verifier}}
     if shape:
-        method = {theirs: shape[ours] for ours, theirs in SHAPE_KEYS.items() if ours in shape}
         recorded |= {"default_proposal_method": METHOD}
-        recorded |= {"proposal_methods": [{"proposal_type": METHOD, **method}]}
+        recorded |= {"proposal_methods": [{"proposal_type": METHOD, **proposal_of(shape)}]}
     further = {"speculators_config": recorded, **extra}
     write_files(drafter, Path(folder), "RecurrentDrafter", further)
 

@@ -1,0 +1,165 @@
+"""A recorded shape is read again, all else stays; where there is no place for it, it is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pytest
+
+from redrafter_testing.models.checkpoints import PROJECTED, edit_config
+from vllm_redrafter.checkpoints import files, recording
+from vllm_redrafter.checkpoints.conversion import convert
+from vllm_redrafter.checkpoints.files import read_config
+from vllm_redrafter.checkpoints.reading import shape_of
+from vllm_redrafter.checkpoints.recording import check_recordable, record_shape
+from vllm_redrafter.checkpoints.writing import save_drafter
+from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.drafter import Drafter
+from vllm_redrafter.errors import ConfigError
+
+SHAPE = ReDrafterConfig(num_speculative_tokens=9, beam_width=3, beam_length=4)
+RECORDED = {"num_speculative_tokens": 9, "beam_width": 3, "beam_length": 4}
+OTHER = {"num_speculative_tokens": 12, "beam_width": 2, "beam_length": 6}
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> str:
+        raise AssertionError(f"the hub was asked for {args}")
+
+    monkeypatch.setattr(files, "hf_hub_download", refuse)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A checkpoint that records no shape."""
+    save_drafter(Drafter(PROJECTED), tmp_path / "drafter", "org/target", training={"loss": 1e-05})
+    return tmp_path / "drafter"
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("before", [None, OTHER], ids=["no shape", "another"])
+def test_the_checkpoint_is_as_if_it_had_been_saved_with_the_shape(
+    tmp_path: Path, before: dict[str, int] | None
+) -> None:
+    drafter = Drafter(PROJECTED)
+    for name, shape in (("before", before), ("expected", RECORDED)):
+        save_drafter(drafter, tmp_path / name, "org/target", shape, training={"loss": 1e-05})
+    path = record_shape(str(tmp_path / "before"), SHAPE)
+    assert path == tmp_path / "before" / "config.json"
+    assert shape_of(read_config(str(path.parent))) == RECORDED
+    assert content(tmp_path / "before") == content(tmp_path / "expected")
+
+
+def test_every_other_entry_stays(folder: Path) -> None:
+    methods = [
+        {"proposal_type": "greedy", "speculative_tokens": 5, "accept": 1},
+        {"proposal_type": "b"},
+    ]
+    recorded = {"verifier": {"name_or_path": "ö"}, "default_proposal_method": "greedy"}
+    by_hand = {"vocab_size": 11, "rate": 1.5e-3, "café": "é", "speculators_config": recorded}
+    recorded["proposal_methods"] = methods
+    (folder / "config.json").write_text(json.dumps(by_hand, ensure_ascii=False))
+    record_shape(str(folder), SHAPE)
+    methods[0] |= {"speculative_tokens": 9, "beam_width": 3, "beam_length": 4}
+    found = json.loads((folder / "config.json").read_text())
+    assert found == by_hand
+    assert list(found) == list(by_hand)
+
+
+def test_the_weights_and_the_file_s_mode_stay(folder: Path) -> None:
+    before = content(folder)
+    (folder / "config.json").chmod(0o640)
+    record_shape(str(folder), SHAPE)
+    after = content(folder)
+    assert after.pop("config.json") != before.pop("config.json")
+    assert after == before
+    assert (folder / "config.json").stat().st_mode & 0o777 == 0o640
+
+
+def test_an_empty_list_of_methods_gets_its_first(folder: Path) -> None:
+    for empty in ([], None):
+        edit_config(folder, lambda v, e=empty: v["speculators_config"].update(proposal_methods=e))
+        record_shape(str(folder), SHAPE)
+        recorded = read_config(str(folder))["speculators_config"]
+        assert shape_of(read_config(str(folder))) == RECORDED
+        assert recorded["proposal_methods"][0]["proposal_type"] == "redrafter"
+        assert recorded["default_proposal_method"] == "redrafter"
+
+
+def test_a_home_folder_s_sign_is_understood(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(folder.parent))
+    assert record_shape("~/drafter", SHAPE) == folder / "config.json"
+
+
+# --- Refusals: nothing is written ---
+
+
+def assert_refused(model: str, message: str) -> None:
+    for refused in (check_recordable, lambda m: record_shape(m, SHAPE)):
+        with pytest.raises(ConfigError, match=message):
+            refused(model)
+
+
+@pytest.mark.parametrize("model", ["org/drafter", "./nowhere"])
+def test_what_is_no_folder(model: str) -> None:
+    assert_refused(model, rf"--record: '{re.escape(model)}' is not a folder.*evaluate its folder")
+
+
+def test_a_format_without_a_place_for_it(folder: Path, tmp_path: Path) -> None:
+    convert(str(folder), tmp_path / "apple", "apple")
+    before = content(tmp_path / "apple")
+    assert_refused(
+        str(tmp_path / "apple"),
+        rf"apple/config.json has no speculators_config.*convert {tmp_path / 'apple'} FOLDER",
+    )
+    assert content(tmp_path / "apple") == before
+    convert(str(tmp_path / "apple"), tmp_path / "own")
+    record_shape(str(tmp_path / "own"), SHAPE)
+    assert shape_of(read_config(str(tmp_path / "own"))) == RECORDED
+
+
+@pytest.mark.parametrize("methods", ["many", {"a": 1}, [3]])
+def test_proposal_methods_of_another_form(folder: Path, methods: Any) -> None:
+    edit_config(folder, lambda v: v["speculators_config"].update(proposal_methods=methods))
+    before = content(folder)
+    assert_refused(
+        str(folder), rf"must be a list of objects, got {re.escape(repr(methods))}: delete"
+    )
+    assert content(folder) == before
+
+
+def test_a_read_only_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = content(folder)
+    # Asked of the system, because root may write to folders of any mode.
+    monkeypatch.setattr(os, "access", lambda path, mode: path != folder)
+    assert_refused(
+        str(folder), r"drafter/config.json cannot be written: the folder is read-only; .*a copy"
+    )
+    assert content(folder) == before
+
+
+def test_a_full_disk_leaves_the_file_as_it_was(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def full(path: Path) -> Iterator[BinaryIO]:
+        with whole_file(path) as file:
+            yield file
+            raise OSError(28, "No space left on device")
+
+    whole_file = recording.whole_file
+    monkeypatch.setattr(recording, "whole_file", full)
+    before = content(folder)
+    with pytest.raises(ConfigError, match=r"cannot be written: .*No space left on device"):
+        record_shape(str(folder), SHAPE)
+    assert content(folder) == before
