@@ -27,7 +27,8 @@ from transformers import AutoTokenizer
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import ListRows, TextRow, TextRows
 from vllm_redrafter.data.source import read_all, split
-from vllm_redrafter.demo import run as demo
+from vllm_redrafter.demo import train_small as demo
+from vllm_redrafter.demo.cache import default_cache_dir
 from vllm_redrafter.demo.corpus import standard_library_sources
 from vllm_redrafter.demo.target import TargetSettings
 from vllm_redrafter.training.choices import Initialisation, LossKind
@@ -107,7 +108,7 @@ def train(
 
 def main() -> None:
     parser = script_parser(__doc__)
-    cache_dir = demo.default_cache_dir().with_name("distillation")
+    cache_dir = default_cache_dir().with_name("distillation")
     parser.add_argument("--cache-dir", type=Path, default=cache_dir)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--max-steps", type=int, default=360)

@@ -36,7 +36,7 @@ FLOORS = (
     ("checkpoints", "sharding", "triton_kernels"),
     ("drafter",),
     ("config", "settings"),
-    ("request_options",),
+    ("request_options", "shipped"),
     ("compiled", "errors", "files", "names", "progress", "substitution"),
 )
 """From the top floor down. A room imports from the floors below its own, never from its own floor

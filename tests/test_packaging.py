@@ -5,12 +5,16 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from importlib.metadata import entry_points
 from pathlib import Path
 from zipfile import ZipFile
 
+import pytest
+
 REPO = Path(__file__).resolve().parents[1]
 PACKAGES = {"vllm_redrafter": "vllm_redrafter", "triton_kernels": "vllm_redrafter/triton_kernels"}
+DRAFTER = "drafters/smollm2-135m-instruct/model.safetensors"
 
 
 def test_kernels_are_only_importable_inside_the_package(tmp_path: Path) -> None:
@@ -40,8 +44,9 @@ def test_vllm_finds_the_plugin() -> None:
     assert plugin.value == "vllm_redrafter.plugin:register"
 
 
-def test_wheel_contains_every_file_once_and_nothing_else(tmp_path: Path) -> None:
-    # A copy: a build leaves files beside the sources, which the next build would put in its wheel.
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A copy: a build leaves files beside the sources, which the next build would put in."""
     source = tmp_path / "source"
     source.mkdir()
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
@@ -50,11 +55,20 @@ def test_wheel_contains_every_file_once_and_nothing_else(tmp_path: Path) -> None
     for folder in PACKAGES:
         ignore = shutil.ignore_patterns("__pycache__", ".*")
         shutil.copytree(REPO / folder, source / folder, ignore=ignore)
+    return source
+
+
+def files_of(source: Path, folder: str) -> set[str]:
+    """All files of a package, by their paths in its folder."""
+    root = source / folder
+    return {file.relative_to(root).as_posix() for file in root.rglob("*") if file.is_file()}
+
+
+def test_wheel_contains_every_file_once_and_nothing_else(source: Path, tmp_path: Path) -> None:
     expected = {
-        f"{package}/{file.relative_to(source / folder).as_posix()}"
+        f"{package}/{file}"
         for folder, package in PACKAGES.items()
-        for file in (source / folder).rglob("*")
-        if file.is_file()
+        for file in files_of(source, folder)
     }
 
     build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
@@ -67,4 +81,18 @@ def test_wheel_contains_every_file_once_and_nothing_else(tmp_path: Path) -> None
     metadata = [name for name in files if name.startswith("vllm_redrafter-0.1.0.dist-info/")]
     assert sorted(set(files) - set(metadata)) == sorted(expected)
     assert "vllm_redrafter/py.typed" in files
+    assert f"vllm_redrafter/{DRAFTER}" in files
     assert "vllm_redrafter-0.1.0.dist-info/licenses/LICENSE" in metadata
+
+
+def test_source_distribution_contains_every_file(source: Path, tmp_path: Path) -> None:
+    expected = {f"{folder}/{file}" for folder in PACKAGES for file in files_of(source, folder)}
+    script = "import sys; from setuptools.build_meta import build_sdist; build_sdist(sys.argv[1])"
+    subprocess.run(
+        [sys.executable, "-c", script, tmp_path], cwd=source, check=True, capture_output=True
+    )
+    (sdist,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        files = {name.partition("/")[2] for name in archive.getnames()}
+    assert f"vllm_redrafter/{DRAFTER}" in expected
+    assert expected - files == set()

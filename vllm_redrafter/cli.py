@@ -55,25 +55,78 @@ def demo(
     cache_dir: Annotated[
         Path | None,
         typer.Option(
-            help="Folder where checkpoints and answers are kept and used again. Delete it to start "
-            "afresh.  [default: vllm-redrafter/demo in $XDG_CACHE_HOME or ~/.cache]",
+            help="Folder where the target and logs, or all that is trained, are kept and used "
+            "again. Delete it to start afresh.  [default: vllm-redrafter/demo in $XDG_CACHE_HOME "
+            "or ~/.cache]",
             show_default=False,
         ),
     ] = None,
     target: Annotated[
-        Path | None, typer.Option(help="Folder of a target to use instead of training one.")
+        Path | None,
+        typer.Option(
+            help="Folder of a target to use instead of SmolLM2; with --train-small, instead of "
+            "training one."
+        ),
     ] = None,
     drafter: Annotated[
-        Path | None, typer.Option(help="Folder of a drafter to use instead of training one.")
+        Path | None,
+        typer.Option(
+            help="Folder of a drafter to use instead of the one that comes with the package, "
+            "which fits SmolLM2 alone; with --train-small, instead of training one."
+        ),
+    ] = None,
+    train_small: Annotated[
+        bool,
+        typer.Option(
+            "--train-small",
+            help="Train a small target and its drafter here, and compare with them: a few minutes "
+            "on two cores, without any network.",
+        ),
+    ] = False,
+) -> None:
+    """Decode in vLLM without and with ReDrafter, side by side.
+
+    The target is SmolLM2-135M-Instruct, from the hub or else out of a PyPI package (100 MB), with
+    the drafter that comes with this package. Needs no GPU, and three minutes on two cores.
+    """
+    from vllm_redrafter.demo.cache import default_cache_dir
+
+    folder = cache_dir or default_cache_dir()
+    if train_small:
+        from vllm_redrafter.demo import train_small as training
+
+        if target and drafter:
+            raise ConfigError(
+                "--train-small trains what is not given, and --target and --drafter give "
+                "everything: leave one of the three out"
+            )
+        training.run_demo(folder, target, drafter)
+    else:
+        from vllm_redrafter.demo import smollm2
+
+        smollm2.run_demo(folder, target, drafter)
+
+
+@app.command()
+def shipped(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Print this drafter's folder alone.")
     ] = None,
 ) -> None:
-    """Train a small target and its drafter, then decode in vLLM without and with ReDrafter.
+    """List the drafters that come with this package, or say where one is.
 
-    Needs neither network nor GPU, and a few minutes on two cores.
+    vllm serve TARGET --spec-model "$(vllm-redrafter shipped NAME)"
     """
-    from vllm_redrafter.demo.run import default_cache_dir, run_demo
+    from vllm_redrafter.shipped import shipped_drafter, shipped_drafters
 
-    run_demo(cache_dir or default_cache_dir(), target, drafter)
+    if name is not None:
+        typer.echo(shipped_drafter(name))
+        return
+    from vllm_redrafter.checkpoints.files import read_config
+    from vllm_redrafter.checkpoints.reading import verifier_of
+
+    for each in shipped_drafters():
+        typer.echo(f"{each}  for {verifier_of(read_config(str(shipped_drafter(each))))}")
 
 
 @app.command()

@@ -1,5 +1,6 @@
-"""The demo: train a small target and its drafter here, then decode without and with ReDrafter.
+"""The demo: a target in vLLM without and with ReDrafter, side by side.
 
-No network, no GPU, a few minutes on two cores. Everything that is made is kept in a cache folder
-and used again by the next run.
+`smollm2.py` tells it with SmolLM2-135M-Instruct and the drafter that comes with the package,
+`train_small.py` with a small target and its drafter, both trained here. Whatever is made or fetched
+is kept in a cache folder and used again by the next run.
 """

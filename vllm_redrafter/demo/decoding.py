@@ -1,30 +1,22 @@
-"""Decoding in vLLM, in a process of its own: `decode` starts it, `main` is what runs there.
-
-One process per engine, so that the second starts as the first did: with all memory free, no
-threads left over, and the same environment.
-"""
+"""The same prompts decoded by one engine, or by several in turns."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from vllm_redrafter.engine.cpu.environment import cpu_variables
-from vllm_redrafter.errors import ConfigError
-from vllm_redrafter.files import tail
+from vllm_redrafter.demo.engine_process import EngineProcess
+from vllm_redrafter.demo.engine_worker import Decoded, EngineSettings, Round
 
-FEWEST_PROMPTS, PROMPTS_PER_REQUEST = 8, 4
-"""Prompts of a level: at least so many, and so many for each request in flight."""
-PROGRESS = "@progress"
-"""Begins a line of the worker's output that tells how many answers are finished."""
+PROMPTS_PER_REQUEST = 4
+"""Prompts of a level, for each request in flight."""
+MEMORY_SHARE = 0.9
+"""Of a GPU, for all engines together."""
+COUNTERS = ("sampled_tokens", "verifications")
 
 
 @dataclass(frozen=True)
@@ -41,6 +33,8 @@ class DecodingJob:
         seed: of the engine.
         repeats: timed decodings of all prompts for each level, after one that is not timed: first
             calls compile and allocate, and the batch's budget learns.
+        dtype: of the target.
+        fewest_prompts: of a level.
     """
 
     target: str
@@ -51,6 +45,8 @@ class DecodingJob:
     max_model_len: int
     seed: int = 0
     repeats: int = 3
+    dtype: str = "float32"
+    fewest_prompts: int = 8
 
     @property
     def decodings(self) -> int:
@@ -59,7 +55,23 @@ class DecodingJob:
 
     def prompts_at(self, in_flight: int) -> list[list[int]]:
         """Enough that the batch is full for most of the time: while it runs empty, it is small."""
-        return self.prompts[: max(FEWEST_PROMPTS, PROMPTS_PER_REQUEST * in_flight)]
+        return self.prompts[: max(self.fewest_prompts, PROMPTS_PER_REQUEST * in_flight)]
+
+    def engine(self, memory_share: float) -> EngineSettings:
+        """What decodes it."""
+        return EngineSettings(
+            self.target,
+            self.speculative_config,
+            self.dtype,
+            self.max_model_len,
+            max_num_seqs=max(self.levels),
+            seed=self.seed,
+            memory_share=memory_share,
+        )
+
+    def round_at(self, in_flight: int) -> Round:
+        """What is decoded at a level, each time."""
+        return Round(self.prompts_at(in_flight), self.max_tokens, in_flight)
 
 
 @dataclass(frozen=True)
@@ -79,6 +91,17 @@ class LevelResult:
     answers: list[list[list[int]]]
     stats: dict[str, float]
 
+    @classmethod
+    def of_repeats(cls, in_flight: int, repeats: Sequence[Decoded]) -> LevelResult:
+        """The result of several rounds that decoded the same."""
+        counted = [name for name in COUNTERS if name in repeats[0].stats]
+        return cls(
+            in_flight,
+            median(decoded.seconds for decoded in repeats),
+            repeats[-1].answers,
+            {name: sum(decoded.stats[name] for decoded in repeats) for name in counted},
+        )
+
     def tokens(self) -> list[list[int]]:
         """Per prompt, the whole answer."""
         return [[token for step in answer for token in step] for answer in self.answers]
@@ -94,11 +117,8 @@ class LevelResult:
         return self.stats["sampled_tokens"] / verifications if verifications else 1.0
 
 
-# The side that asks
-
-
 def decode(job: DecodingJob, log: Path, on_progress: Callable[[int], None]) -> list[LevelResult]:
-    """Start an engine in a fresh process and decode.
+    """Start an engine and decode.
 
     Args:
         job: what to decode.
@@ -108,93 +128,69 @@ def decode(job: DecodingJob, log: Path, on_progress: Callable[[int], None]) -> l
     Raises:
         ConfigError: the engine failed; the message has the end of the log.
     """
-    folder = log.parent
-    job_file, result_file = folder / "job.json", folder / "result.json"
-    job_file.write_text(json.dumps(asdict(job)))
-    result_file.unlink(missing_ok=True)
-    command = [sys.executable, "-m", __name__, str(job_file), str(result_file)]
-    with (
-        log.open("w") as output,
-        subprocess.Popen(
-            command,
-            env=engine_environment(os.environ),
-            stdout=subprocess.PIPE,
-            stderr=output,
-            text=True,
-        ) as process,
-    ):
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith(PROGRESS):
-                on_progress(int(line.split()[1]))
-            else:
-                output.write(line)
-    if process.returncode != 0 or not result_file.is_file():
-        raise ConfigError(f"vLLM failed; the end of {log}:\n{tail(log)}")
-    return [LevelResult(**values) for values in json.loads(result_file.read_text())]
+    with engines([job], [log]) as started:
+        return decode_in_turns(started, [job], lambda _, finished: on_progress(finished))[0]
 
 
-def engine_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """`environment` with what a CPU engine is fast with; quiet and offline."""
-    return {
-        **environment,
-        **cpu_variables(environment),
-        # Without it a process started from a source folder would import what lies there.
-        "PYTHONSAFEPATH": "1",
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "VLLM_LOGGING_LEVEL": environment.get("VLLM_LOGGING_LEVEL", "ERROR"),
-        "VLLM_NO_USAGE_STATS": "1",
-    }
+@contextmanager
+def engines(jobs: Sequence[DecodingJob], logs: Sequence[Path]) -> Iterator[list[EngineProcess]]:
+    """The engines of some jobs, all started; they end with the block.
+
+    Args:
+        jobs: what they will decode.
+        logs: take their own output.
+
+    Raises:
+        ConfigError: one failed; the message has the end of its log.
+    """
+    with ExitStack() as stack:
+        share = MEMORY_SHARE / len(jobs)
+        processes = [
+            stack.enter_context(EngineProcess(job.engine(share), log))
+            for job, log in zip(jobs, logs, strict=True)
+        ]
+        # They import vLLM at the same time, but start one after the other: then ReDrafter measures
+        # what its steps cost, and on a GPU each looks how much memory is free.
+        for process in processes:
+            process.start()
+        yield processes
 
 
-# The side that runs vLLM
+def decode_in_turns(
+    processes: Sequence[EngineProcess],
+    jobs: Sequence[DecodingJob],
+    on_progress: Callable[[int, int], None],
+) -> list[list[LevelResult]]:
+    """Decode round by round, each round in all engines, so that a machine's drift meets all alike.
 
+    Args:
+        processes: started engines.
+        jobs: one for each; they have the same levels and repeats.
+        on_progress: told which job goes on, and how many of its answers are finished.
 
-def main(job_file: str, result_file: str) -> None:
-    """Decode what `job_file` asks for, and write the results."""
-    job = DecodingJob(**json.loads(Path(job_file).read_text()))
-    from vllm_redrafter.engine.offline import start_llm
+    Returns:
+        Per job and level.
 
-    llm = start_llm(
-        job.target,
-        speculative_config=job.speculative_config,
-        dtype="float32",
-        enforce_eager=True,
-        # A prompt is decoded once per level: its prefill must cost the same each time.
-        enable_prefix_caching=False,
-        max_model_len=job.max_model_len,
-        max_num_seqs=max(job.levels),
-        seed=job.seed,
-        disable_log_stats=True,
-    )
-    results = list(_decode_levels(llm, job))
-    Path(result_file).write_text(json.dumps([asdict(result) for result in results]))
+    Raises:
+        ConfigError: an engine failed; the message has the end of its log.
+    """
+    finished = [0] * len(jobs)
 
+    def decode_all(rounds: Sequence[Round]) -> list[Decoded]:
+        decoded = []
+        for number, (process, asked) in enumerate(zip(processes, rounds, strict=True)):
 
-def _decode_levels(llm: Any, job: DecodingJob) -> Iterator[LevelResult]:
-    from vllm_redrafter.engine.offline import decode_all
+            def count(number: int = number) -> None:
+                finished[number] += 1
+                on_progress(number, finished[number])
 
-    engine, finished = llm.llm_engine, 0
+            decoded.append(process.decode(asked, count))
+        return decoded
 
-    def count() -> None:
-        nonlocal finished
-        finished += 1
-        print(PROGRESS, finished, flush=True)
-
-    for in_flight in job.levels:
-        prompts = job.prompts_at(in_flight)
-        decode_all(engine, prompts, job.max_tokens, in_flight, count)
-        if job.speculative_config:
-            llm.collective_rpc("reset_redrafter_stats")
-        seconds = []
-        for _ in range(job.repeats):
-            started = time.perf_counter()
-            answers = decode_all(engine, prompts, job.max_tokens, in_flight, count)
-            seconds.append(time.perf_counter() - started)
-        stats = llm.collective_rpc("redrafter_stats")[0] if job.speculative_config else {}
-        yield LevelResult(in_flight, median(seconds), answers, stats)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    results: list[list[LevelResult]] = [[] for _ in jobs]
+    for level in jobs[0].levels:
+        rounds = [job.round_at(level) for job in jobs]
+        _, *timed = [decode_all(rounds) for _ in range(1 + jobs[0].repeats)]
+        for number, of_one in enumerate(zip(*timed, strict=True)):
+            results[number].append(LevelResult.of_repeats(level, of_one))
+    return results

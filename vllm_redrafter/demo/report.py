@@ -17,10 +17,10 @@ DRAFTED = "bold green"
 
 
 def print_comparison(
-    console: Console, plain: Sequence[LevelResult], drafted: Sequence[LevelResult]
+    console: Console, plain: Sequence[LevelResult], drafted: Sequence[LevelResult], dtype: str
 ) -> None:
     """The same prompts without and with ReDrafter, for each number of requests at once."""
-    table = Table(title="Greedy decoding in vLLM, float32, tokens per second")
+    table = Table(title=f"Greedy decoding in vLLM, {dtype}, tokens per second")
     for column in ("requests at once", "plain", "ReDrafter", "speed-up", "tokens per target step"):
         table.add_column(column, justify="right")
     table.add_column("outputs identical")
@@ -35,12 +35,39 @@ def print_comparison(
             identical(before, after),
         )
     console.print(table)
-    answers = plain[-1].tokens()
+
+
+def print_repetition(console: Console, answers: Sequence[Sequence[Sequence[int]]]) -> None:
+    """How much text there is, and how much of it repeats what it said before.
+
+    Args:
+        console: where to.
+        answers: per prompt and engine step, the step's tokens.
+    """
+    texts = [[token for step in answer for token in step] for answer in answers]
     console.print(
-        f"{len(answers)} answers, {sum(map(len, answers))} tokens; "
-        f"{repeated_share(answers):.0%} of their {NGRAM}-grams repeat an earlier one of the same "
+        f"{len(texts)} answers, {sum(map(len, texts))} tokens; "
+        f"{repeated_share(texts):.0%} of their {NGRAM}-grams repeat an earlier one of the same "
         "answer (text that repeats itself is easy to draft)."
     )
+
+
+def print_why_not_identical(console: Console, plain: Sequence[LevelResult]) -> None:
+    """Why answers in bfloat16 may differ; shown by plain decoding's own."""
+    fewest, most = plain[0], plain[-1]
+    pairs = zip(fewest.tokens(), most.tokens(), strict=False)
+    same = [one == other for one, other in pairs]
+    console.print(
+        "In bfloat16 the two best tokens are now and then equal, or a rounding apart, and a step "
+        "that computes more tokens at once rounds otherwise: then either may be taken, and the "
+        "answer goes on from there. So it is without ReDrafter: of plain decoding's answers, "
+        f"{sum(same)} of {len(same)} are the same with {fewest.in_flight} and with "
+        f"{most.in_flight} requests at once. In float32 this is rare."
+    )
+
+
+def all_identical(plain: Sequence[LevelResult], drafted: Sequence[LevelResult]) -> bool:
+    return all(p.tokens() == d.tokens() for p, d in zip(plain, drafted, strict=True))
 
 
 def identical(before: LevelResult, after: LevelResult) -> str:
@@ -53,7 +80,7 @@ def identical(before: LevelResult, after: LevelResult) -> str:
 def print_answer(
     console: Console, tokenizer: Any, prompt: Sequence[int], steps: Sequence[Sequence[int]]
 ) -> None:
-    """One answer; its accepted draft tokens are coloured.
+    """One answer, after its prompt; its accepted draft tokens are coloured.
 
     Args:
         console: where to.
@@ -61,6 +88,35 @@ def print_answer(
         prompt: token ids.
         steps: the tokens of each engine step; all but a step's last one were drafted.
     """
+    text = coloured(tokenizer, prompt, steps)
+    console.print(Panel(text, title=f"one answer; [{DRAFTED}]accepted draft tokens[/]"))
+    console.print(counted(steps))
+
+
+def print_answers(
+    console: Console,
+    tokenizer: Any,
+    questions: Sequence[str],
+    answers: Sequence[Sequence[Sequence[int]]],
+) -> None:
+    """Several answers, one below the other; accepted draft tokens are coloured.
+
+    Args:
+        console: where to.
+        tokenizer: the target's.
+        questions: what was asked, a text per answer.
+        answers: per question and engine step, its tokens; see `print_answer`.
+    """
+    console.print(f"\nThe answers; [{DRAFTED}]this colour[/] was drafted and accepted")
+    for question, steps in zip(questions, answers, strict=True):
+        console.print()
+        console.print(Text(f"> {question}", style="bold"))
+        console.print(coloured(tokenizer, [], steps))
+        console.print(counted(steps), style="dim")
+
+
+def coloured(tokenizer: Any, prompt: Sequence[int], steps: Sequence[Sequence[int]]) -> Text:
+    """A prompt, faint, and its answer; see `print_answer`."""
     pieces: list[tuple[list[int], str]] = [(list(prompt), "dim")]
     for step in steps:
         pieces += [(list(step[:-1]), DRAFTED), (list(step[-1:]), "")]
@@ -71,9 +127,11 @@ def print_answer(
         decoded = tokenizer.decode(shown, skip_special_tokens=True)
         text.append(decoded[len(done) :], style)
         done = decoded
+    return text
+
+
+def counted(steps: Sequence[Sequence[int]]) -> str:
+    """How many tokens of an answer were drafted."""
     num_drafted = sum(len(step) - 1 for step in steps)
     num_tokens = sum(map(len, steps))
-    console.print(Panel(text, title=f"one answer; [{DRAFTED}]accepted draft tokens[/]"))
-    console.print(
-        f"{num_drafted} of its {num_tokens} tokens were drafted, in {len(steps)} target steps"
-    )
+    return f"{num_drafted} of its {num_tokens} tokens were drafted, in {len(steps)} target steps"

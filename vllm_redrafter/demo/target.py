@@ -1,4 +1,4 @@
-"""The demo's target: a small Llama that learns to write Python in two minutes.
+"""The target of `--train-small`: a small Llama that learns to write Python in two minutes.
 
 Weights are kept in float32 and multiplied in bfloat16 where the processor has instructions for
 it. Muon on the matrices learns about twice as much per token as AdamW, and tokens are what a
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.optim import _muon
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from vllm_redrafter.demo.precision import fast_dtype
 from vllm_redrafter.progress import progress_bar
 from vllm_redrafter.substitution import substituted
 from vllm_redrafter.training.trainer import warmup_cosine
@@ -202,10 +203,3 @@ def _train_step(
         for kept, used in pairs:
             used.copy_(kept)
     return float(loss.detach())
-
-
-def fast_dtype() -> torch.dtype:
-    """bfloat16 where this processor multiplies it natively, else float32."""
-    capabilities = torch.cpu.get_capabilities()
-    native = any("bf16" in name and value is True for name, value in capabilities.items())
-    return torch.bfloat16 if native else torch.float32

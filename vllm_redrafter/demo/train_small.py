@@ -1,4 +1,7 @@
-"""The story of the demo, in order: target, answers, drafter, comparison."""
+"""`--train-small`: a small target and its drafter, both trained here, then the comparison.
+
+No network, no GPU, a few minutes on two cores.
+"""
 
 from __future__ import annotations
 
@@ -7,36 +10,29 @@ import json
 import os
 import platform
 import shlex
-import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from vllm_redrafter.checkpoints.fit import differences_from
-from vllm_redrafter.checkpoints.reading import load_config
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import TextRows
 from vllm_redrafter.data.source import read_all, split
+from vllm_redrafter.demo.cache import made_once
 from vllm_redrafter.demo.corpus import MODULES, excerpts, standard_library_sources
-from vllm_redrafter.demo.decoding import (
-    PROMPTS_PER_REQUEST,
-    DecodingJob,
-    LevelResult,
-    decode,
-    engine_environment,
-)
-from vllm_redrafter.demo.report import print_answer, print_comparison
-from vllm_redrafter.demo.target import TargetSettings, fast_dtype, make_target
+from vllm_redrafter.demo.decoding import PROMPTS_PER_REQUEST, DecodingJob, LevelResult, decode
+from vllm_redrafter.demo.engine_process import engine_environment
+from vllm_redrafter.demo.given import check_sizes, target_folder
+from vllm_redrafter.demo.precision import fast_dtype
+from vllm_redrafter.demo.report import print_answer, print_comparison, print_repetition
+from vllm_redrafter.demo.target import TargetSettings, make_target
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.files import tail
 from vllm_redrafter.progress import progress_bar
@@ -68,6 +64,7 @@ DRAFTER_TRAINING = TrainingConfig(
 
 SPECULATION = ReDrafterConfig(num_speculative_tokens=12, beam_width=3, beam_length=5)
 LEVELS = [1, 4, 8]
+DTYPE = "float32"
 NUM_PROMPTS = max(LEVELS) * PROMPTS_PER_REQUEST
 
 
@@ -86,12 +83,6 @@ class Workspace:
     @property
     def data(self) -> Path:
         return self.folder / "data"
-
-
-def default_cache_dir() -> Path:
-    """`$XDG_CACHE_HOME/vllm-redrafter/demo`."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "vllm-redrafter" / "demo"
 
 
 def run_demo(
@@ -119,7 +110,8 @@ def run_demo(
     if target is None:
         make_demo_target(space, console)
     if drafter is not None:
-        _check_sizes(space.target, drafter)
+        remedy = "give the --target that it was trained for, or leave --drafter out to train one"
+        check_sizes(space.target, drafter, f"--drafter {str(drafter)!r}", remedy)
     make_data(space, console)
     if drafter is None:
         drafter = space.folder / "drafter"
@@ -143,51 +135,15 @@ def workspace(
         settings["python"] = platform.python_version()
         settings["dtype"] = str(fast_dtype())
         return Workspace(cache_dir, cache_dir / "target", settings)
-    target = target.expanduser().resolve()
-    if not (target / "config.json").is_file():
-        raise ConfigError(
-            f"--target {str(target)!r}: no config.json there; give the folder of a model in "
-            "Hugging Face format, or leave --target out to train one"
-        )
+    target = target_folder(target, "to train one")
     # Another target's answers and drafter must not be taken for this one's.
     key = hashlib.sha256(str(target).encode()).hexdigest()[:8]
     return Workspace(cache_dir / f"target-{key}", target, {"target": str(target)})
 
 
-def _check_sizes(target: Path, drafter: Path) -> None:
-    found = load_config(str(drafter.expanduser()))
-    for size in differences_from(found, AutoConfig.from_pretrained(target)):
-        raise ConfigError(
-            f"--drafter {str(drafter)!r} has {size.entry} {size.drafter}, the target "
-            f"{str(target)!r} has {size.target}: give the --target that it was trained for, or "
-            "leave --drafter out to train one"
-        )
-
-
-@contextmanager
-def _made_once(path: Path, settings: dict[str, Any], console: Console) -> Iterator[bool]:
-    """Whether `path` has still to be made; if so, it counts as made when the body is done.
-
-    What made it is recorded beside it: with other settings it is made anew.
-    """
-    record = path.with_name(f"{path.name}.made-with.json")
-    if path.exists() and record.is_file() and json.loads(record.read_text()) == settings:
-        console.print(f"{path.name}: made by an earlier run")
-        yield False
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    record.unlink(missing_ok=True)
-    if path.is_dir():
-        shutil.rmtree(path)
-    started = time.monotonic()
-    yield True
-    record.write_text(json.dumps(settings, indent=2) + "\n")
-    console.print(f"{path.name}: made in {time.monotonic() - started:.0f} s")
-
-
 def make_demo_target(space: Workspace, console: Console, training: TargetSettings = TARGET) -> None:
     """Train the demo's target, unless it is there."""
-    with _made_once(space.target, space.target_settings, console) as needed:
+    with made_once(space.target, space.target_settings, console) as needed:
         if needed:
             make_target(space.target, standard_library_sources(), training, console)
 
@@ -199,7 +155,7 @@ def make_data(space: Workspace, console: Console) -> None:
         "prompts": space.num_prompts,
         "max_tokens": MAX_ANSWER_TOKENS,
     }
-    with _made_once(space.data, settings, console) as needed:
+    with made_once(space.data, settings, console) as needed:
         if needed:
             prompts = space.folder / "prompts.jsonl"
             lines = (json.dumps({"prompt": text}) for text in _excerpts(space))
@@ -238,7 +194,7 @@ def _make_drafter(space: Workspace, folder: Path, console: Console) -> None:
     """`vllm-redrafter train`."""
     recipe = asdict(DRAFTER_TRAINING)
     settings = {"target": space.target_settings, "training": recipe}
-    with _made_once(folder, settings, console) as needed:
+    with made_once(folder, settings, console) as needed:
         if needed:
             job = TrainingJob(
                 str(space.target), (space.data,), folder, DRAFTER_TRAINING, SPECULATION
@@ -268,7 +224,8 @@ def _compare(space: Workspace, drafter: Path, prompts: list[list[int]], console:
     speculation = {"model": str(drafter.expanduser().resolve()), **asdict(SPECULATION)}
     plain = _decode(space, "vLLM without ReDrafter", None, prompts, console)
     drafted = _decode(space, "vLLM with ReDrafter", speculation, prompts, console)
-    print_comparison(console, plain, drafted)
+    print_comparison(console, plain, drafted, DTYPE)
+    print_repetition(console, plain[-1].answers)
     # One request at a time: each of its steps has the whole tree.
     answers = drafted[0].answers
     longest = max(range(len(answers)), key=lambda i: sum(map(len, answers[i])))
@@ -290,6 +247,7 @@ def _decode(
         max_tokens=MAX_ANSWER_TOKENS,
         levels=LEVELS,
         max_model_len=TARGET.max_length,
+        dtype=DTYPE,
     )
     log = space.folder / f"{title.replace(' ', '-').lower()}.log"
     with progress_bar(console) as progress:
