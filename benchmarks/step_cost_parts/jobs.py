@@ -106,5 +106,7 @@ def engine_arguments(job: Job) -> dict[str, Any]:
             "num_speculative_tokens": job.nodes,
             "beam_width": job.beam_width,
             "beam_length": job.beam_length,
+            # The budget would soon stop drafting: random drafts bring nothing.
+            "adaptive": False,
         }
     return arguments

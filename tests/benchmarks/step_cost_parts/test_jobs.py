@@ -24,6 +24,7 @@ def test_each_target_and_k_is_a_job_of_its_own(
     assert "speculative_config" not in plain
     assert speculative["speculative_config"]["num_speculative_tokens"] == 32
     assert speculative["speculative_config"]["beam_width"] == 4
+    assert speculative["speculative_config"]["adaptive"] is False
     graphs = speculative["compilation_config"]
     assert graphs["cudagraph_capture_sizes"] == [1, 8, 33, 264]
     assert speculative["max_model_len"] > 512 + 100

@@ -1,0 +1,1 @@
+"""The parts of `first_gpu_run.sh`."""

@@ -1,0 +1,85 @@
+"""The machine and its software, and whether they are what the CUDA engine needs.
+
+    cd benchmarks && python -m first_gpu_parts.environment --output environment.json
+
+Ends with status 1 where something is missing, and says what.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from shared_parts import machine, results
+from shared_parts.arguments import script_parser
+
+
+def main() -> int:
+    parser = script_parser(__doc__)
+    parser.add_argument("--output", type=Path, help="write what was found to this JSON file")
+    output: Path | None = parser.parse_args().output
+    if shutil.which("nvidia-smi"):
+        subprocess.run(["nvidia-smi"], check=False)
+    device = described_device()
+    found = {**machine.describe(device["name"]), "device": device, "missing": missing()}
+    found["versions"]["triton"] = metadata.version("triton")
+    results.write(output, found)
+    for name, value in (found["versions"] | device).items():
+        print(f"{name}: {value}")
+    for reason in found["missing"]:
+        print(reason, file=sys.stderr)
+    return 1 if found["missing"] else 0
+
+
+def described_device() -> dict[str, Any]:
+    """The first GPU, as torch sees it."""
+    import torch
+
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "name": properties.name,
+        "capability": f"{properties.major}.{properties.minor}",
+        "memory_gib": round(properties.total_memory / 2**30, 1),
+        "multiprocessors": properties.multi_processor_count,
+        "l2_mib": round(properties.L2_cache_size / 2**20, 1),
+        "cuda": torch.version.cuda,
+        "driver": driver(),
+    }
+
+
+def driver() -> str | None:
+    """The driver's version; None where nobody tells."""
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    if not shutil.which(query[0]):
+        return None
+    told = subprocess.run(query, capture_output=True, text=True, check=False).stdout.split()
+    return told[0] if told else None
+
+
+def missing() -> list[str]:
+    """What the CUDA engine needs and does not find, a sentence each."""
+    import vllm
+    from vllm.platforms import current_platform
+
+    from vllm_redrafter.names import SUPPORTED_VLLM
+
+    plugins = metadata.entry_points(group="vllm.general_plugins")
+    known = tuple(f"{version}." for version in SUPPORTED_VLLM)
+    wanted = {
+        "vLLM does not take this machine for one with CUDA": current_platform.is_cuda(),
+        f"vLLM {vllm.__version__} is not supported: {', '.join(SUPPORTED_VLLM)} are": (
+            vllm.__version__.startswith(known)
+        ),
+        "the package is not installed as vLLM's plugin: `pip install -e .` does it": (
+            "redrafter" in plugins.names
+        ),
+    }
+    return [reason for reason, holds in wanted.items() if not holds]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,244 @@
+"""Whether ReDrafter's output is plain decoding's, through real CUDA graphs.
+
+    cd benchmarks && python -m first_gpu_parts.parity --output parity.json
+
+A tiny target in float32 answers the same requests, greedily and sampled with seeds, by plain
+decoding and with ReDrafter, in a fixed shape and adaptive. Prompts are read in chunks beside trees,
+and not all requests fit into the KV cache to their end.
+
+vLLM watches meanwhile for kernels that are compiled and for waiting while requests are answered
+(jit_monitor_mode and VLLM_GPU_SYNC_CHECK, both `error`). An engine that dies of it, or of anything
+else, is started once more with both at `warn`: the log then names all places, and what the tokens
+are is known as well.
+
+The status is 0 if all engines passed both checks and all tokens are equal. Where they are not,
+`gap` is how much more probable plain decoding held its own token than the other, in nats: next to
+nothing in a near-tie, which rounding decides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from shared_parts import machine, results
+from shared_parts.arguments import script_parser
+
+from first_gpu_parts.models import VOCABULARY, write_drafter, write_target
+
+PLAIN = "plain"
+DRAFTING: dict[str, dict[str, Any]] = {
+    "fixed": {"num_speculative_tokens": 8, "adaptive": False},
+    "adaptive": {"num_speculative_tokens": 8},
+}
+SAMPLING: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "seeded": {"temperature": 0.8, "top_p": 0.95},
+}
+REQUESTS, TOKENS = 8, 40
+TIGHT = {"max_num_batched_tokens": 120, "num_gpu_blocks_override": 12}
+CHECKS = ("error", "warn")
+LEAST_ACCEPTED = 10
+"""Fewer accepted tokens in a fixed shape: trees were hardly used, and little is shown."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One request's.
+
+    Attributes:
+        tokens: what came out.
+        logprobs: at each of them, those of the most probable tokens, by token; empty where they
+            were not asked for.
+    """
+
+    tokens: list[int]
+    logprobs: list[dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where an answer leaves plain decoding's; see the module for `gap`, None where unknown."""
+
+    request: int
+    position: int
+    gap: float | None
+
+
+def main() -> int:
+    parser = script_parser(__doc__)
+    parser.add_argument("--output", type=Path, help="write the comparison to this JSON file")
+    parser.add_argument("--job", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.job is not None:
+        job = json.loads(options.job.read_text())
+        Path(job["answers"]).write_text(json.dumps(measure(job["arguments"])))
+        return 0
+    import torch
+
+    report = {**machine.describe(torch.cuda.get_device_name()), "engines": {}}
+    with tempfile.TemporaryDirectory() as name:
+        target = str(write_target(Path(name, "target")))
+        drafter = str(write_drafter(Path(name, "drafter")))
+        plain: dict[str, list[Answer]] = {}
+        for engine in (PLAIN, *DRAFTING):
+            arguments = engine_arguments(engine, target, drafter)
+            found, checks = answers_of(engine, arguments, Path(name))
+            if found is not None and engine == PLAIN:
+                plain = read_answers(found)
+            report["engines"][engine] = outcome(found, checks, plain)
+            print(f"{engine}: {report['engines'][engine]}", flush=True)
+            results.write(options.output, report)  # a later engine may run out of time
+    return 0 if is_sound(report["engines"]) else 1
+
+
+def engine_arguments(engine: str, target: str, drafter: str) -> dict[str, Any]:
+    """Of vllm.LLM."""
+    arguments = {
+        "model": target,
+        "dtype": "float32",
+        "seed": 0,
+        "skip_tokenizer_init": True,
+        "disable_log_stats": False,  # its counters are read
+        "max_num_seqs": REQUESTS,
+        "max_model_len": 256,
+        "block_size": 32,
+        "gpu_memory_utilization": 0.3,
+    }
+    if engine == PLAIN:
+        # The one whose precision the environment below settles.
+        return {**arguments, "attention_backend": "TRITON_ATTN"}
+    return {**arguments, **TIGHT, "speculative_config": {"model": drafter, **DRAFTING[engine]}}
+
+
+def answers_of(
+    engine: str, arguments: dict[str, Any], folder: Path
+) -> tuple[dict[str, Any] | None, str | None]:
+    """What the engine's process found, and which checks it passed; None and None if it failed."""
+    for checks in CHECKS:
+        print(f"{engine}, checks at {checks}:", flush=True)
+        job, answers = folder / "job.json", folder / f"{engine}-{checks}.json"
+        job.write_text(
+            json.dumps(
+                {"arguments": {**arguments, "jit_monitor_mode": checks}, "answers": str(answers)}
+            )
+        )
+        environment = {
+            **os.environ,
+            "VLLM_GPU_SYNC_CHECK": checks,
+            # The same sampler in all engines: its noise depends on seed and position alone.
+            "VLLM_USE_V2_MODEL_RUNNER": "1",
+            # In float32 vLLM's attention would multiply in TF32, and ours does not.
+            "TRITON_F32_DEFAULT": "ieee",
+        }
+        command = [sys.executable, "-m", "first_gpu_parts.parity", "--job", str(job)]
+        done = subprocess.run(command, env=environment, cwd=Path(__file__).parents[1], check=False)
+        if done.returncode == 0 and answers.exists():
+            return json.loads(answers.read_text()), checks
+    return None, None
+
+
+def measure(arguments: dict[str, Any]) -> dict[str, Any]:
+    """All requests' answers by one engine, in this process."""
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(**arguments)
+    prompts: list[Any] = [
+        {"prompt_token_ids": [2 + (5 * i + t * t) % (VOCABULARY - 2) for t in range(5 + 9 * i)]}
+        for i in range(REQUESTS)
+    ]
+    answers = {}
+    for name, sampling in SAMPLING.items():
+        params = [
+            SamplingParams(
+                **sampling,
+                max_tokens=TOKENS - 3 * i,
+                seed=i,
+                ignore_eos=True,
+                detokenize=False,
+                logprobs=5 if name == "greedy" and "speculative_config" not in arguments else None,
+            )
+            for i in range(REQUESTS)
+        ]
+        outputs = [answer.outputs[0] for answer in llm.generate(prompts, params, use_tqdm=False)]
+        answers[name] = [
+            {
+                "tokens": list(output.token_ids),
+                "logprobs": [
+                    {str(token): entry.logprob for token, entry in step.items()}
+                    for step in output.logprobs or []
+                ],
+            }
+            for output in outputs
+        ]
+    counted = {metric.name: metric for metric in llm.get_metrics()}
+    accepted = counted.get("vllm:spec_decode_num_accepted_tokens")
+    return {"answers": answers, "accepted": None if accepted is None else accepted.value}
+
+
+def read_answers(found: dict[str, Any]) -> dict[str, list[Answer]]:
+    """By sampling."""
+    return {
+        name: [Answer(**answer) for answer in answers] for name, answers in found["answers"].items()
+    }
+
+
+def outcome(
+    found: dict[str, Any] | None, checks: str | None, plain: dict[str, list[Answer]]
+) -> dict[str, Any]:
+    """An engine's part of the report; without plain decoding's answers nothing is compared."""
+    if found is None:
+        return {"checks": None, "accepted": None, "agreement": {}}
+    agreement = {}
+    for name, answers in read_answers(found).items() if plain else ():
+        apart = differences(plain[name], answers)
+        agreement[name] = {
+            "equal": len(answers) - len(apart),
+            "of": len(answers),
+            "differences": [asdict(difference) for difference in apart],
+        }
+    return {"checks": checks, "accepted": found["accepted"], "agreement": agreement}
+
+
+def differences(plain: list[Answer], answers: list[Answer]) -> list[Difference]:
+    """Of each answer that is not plain decoding's, the first."""
+    found = []
+    for request, (expected, answer) in enumerate(zip(plain, answers, strict=True)):
+        if expected.tokens == answer.tokens:
+            continue
+        pairs = zip(expected.tokens, answer.tokens, strict=False)
+        shorter = min(len(expected.tokens), len(answer.tokens))
+        position = next((at for at, (a, b) in enumerate(pairs) if a != b), shorter)
+        found.append(Difference(request, position, gap(expected, answer, position)))
+    return found
+
+
+def gap(expected: Answer, answer: Answer, position: int) -> float | None:
+    """By how much plain decoding preferred its token at this position to the answer's."""
+    if position >= min(len(expected.logprobs), len(answer.tokens)):
+        return None
+    known = expected.logprobs[position]
+    own, other = str(expected.tokens[position]), str(answer.tokens[position])
+    return known[own] - known[other] if own in known and other in known else None
+
+
+def is_sound(engines: dict[str, Any]) -> bool:
+    """Whether all passed the checks, agree with plain decoding, and had drafts to agree on."""
+    passed = all(engine["checks"] == CHECKS[0] for engine in engines.values())
+    agree = all(
+        compared["equal"] == compared["of"]
+        for engine in engines.values()
+        for compared in engine["agreement"].values()
+    )
+    return passed and agree and (engines["fixed"]["accepted"] or 0) > LEAST_ACCEPTED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,178 @@
+#!/usr/bin/env bash
+set -euo pipefail
+
+usage() {
+    cat <<'EOF_USAGE'
+The first run on a GPU, in one command: does everything work there, and how fast is it?
+
+    benchmarks/first_gpu_run.sh OUT
+    benchmarks/first_gpu_run.sh OUT --seconds 560 -- --model TARGET --drafter DRAFTER --suite chat
+
+Steps run one after the other, the most important first. Each has a time limit, and none that fails
+keeps the next from running. Each leaves in the folder OUT
+
+    NAME.log      what it printed
+    NAME.json     its figures, as far as it came (of tests: NAME.xml)
+    NAME.state    how it ended, how long it took, at which commit, and its command
+
+and after each of them summary.md is written anew. Called again with the same OUT, it goes on where
+it was: what has ended, well or not, is left alone, and a step that was interrupted is repeated.
+
+    --seconds N   start no step whose limit is not over N seconds from now (default 1500). Later
+                  steps that fit in still run; call it again for those that did not
+    --retry       repeat what failed and what ran out of time, too
+    -- ARGUMENTS  of throughput.py, which needs a target and its drafter and is left out without
+
+PYTHON is the interpreter (default: .venv/bin/python beside benchmarks/, if there is one, else
+python3). The package, vLLM for CUDA, pytest and pytest-xdist have to be installed in it.
+
+Exit status: 0 if all steps are done; 1 if one failed, ran out of time or has not been run; 2 if
+nothing can be run here.
+EOF_USAGE
+}
+
+refuse() {
+    printf 'first_gpu_run.sh: %s\n' "$*" >&2
+    exit 2
+}
+
+caller=$PWD
+benchmarks=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+repo=$(dirname "$benchmarks")
+grace=15 # seconds that a step gets to end by itself when its time is over
+
+out='' seconds=1500 retry='' throughput=()
+while (($#)); do
+    case $1 in
+        -h | --help)
+            usage
+            exit
+            ;;
+        --seconds)
+            [[ ${2:-} =~ ^[1-9][0-9]*$ ]] || refuse "--seconds '${2:-}': expected a number of seconds"
+            seconds=$2
+            shift
+            ;;
+        --retry) retry=yes ;;
+        --)
+            throughput=("${@:2}")
+            break
+            ;;
+        -*) refuse "unknown option $1 (--help says which there are; throughput.py's come after --)" ;;
+        *)
+            [[ ! $out ]] || refuse "one OUT is expected, found $out and $1"
+            out=$1
+            ;;
+    esac
+    shift
+done
+[[ $out ]] || refuse "OUT is missing: the folder for logs and figures (--help says more)"
+mkdir -p "$out" || refuse "OUT: $out cannot be made"
+out=$(cd "$out" && pwd)
+
+python=${PYTHON:-}
+if [[ ! $python ]]; then
+    python=python3
+    [[ ! -x $repo/.venv/bin/python ]] || python=$repo/.venv/bin/python
+fi
+# Python's -m looks in the working directory: here it finds first_gpu_parts. Not the repository's
+# root, where it would also find `triton_kernels`, which vLLM takes for a package of that name.
+cd "$benchmarks"
+export PYTHONUNBUFFERED=1 # a step that is ended leaves a whole log
+asked='import torch; print("sm_%d%d" % torch.cuda.get_device_capability())'
+architecture=$("$python" -c "$asked") || refuse "torch finds no GPU here ($python); see above"
+commit=$(git -C "$repo" describe --always --dirty --abbrev=12 --exclude '*' 2>/dev/null) || commit=unknown
+
+names=() limits=() commands=()
+
+# step NAME SECONDS COMMAND...
+step() {
+    names+=("$1")
+    limits+=("$2")
+    commands+=("$(printf '%q ' "${@:3}")")
+}
+
+part() { step "$1" "$2" "$python" -m "first_gpu_parts.$1" --output "$out/$1.json" "${@:3}"; }
+
+# -P: without the working directory on the path, which `python -m pytest` would add.
+tests() { step "$1" "$2" "$python" -P -m pytest --tb short --junitxml "$out/$1.xml" "${@:3}"; }
+
+benchmark() { step "$1" "$2" "$python" "$3" --output "$out/$1.json" "${@:4}"; }
+
+step_cost() {
+    benchmark "$1" 240 step_cost.py --targets "$2" \
+        --nodes 32 --batches 1 8 --contexts 512 4096 --steps 50
+}
+
+part environment 60
+# Processes, as most of the time goes into compiling kernels. What compiles for other GPUs needs none.
+tests kernel_tests 300 "$repo/tests/triton_kernels" -n auto --maxprocesses 8 --maxfail 50 \
+    --ignore "$repo/tests/triton_kernels/test_compilation.py"
+# With torch's sync debug mode; those marked `engine` are of the interpreter.
+tests no_waiting 90 "$repo/tests/engine/v2/test_no_waiting.py" -n 0 -m "not engine"
+part parity 300
+benchmark tree_attention 240 tree_attention.py \
+    --batches 8 --contexts 4096 32768 --nodes 32 8x5 --repeats 20
+benchmark kernel_resources 60 kernel_resources.py --quick --architectures "$architecture"
+step_cost step_cost_llama_3_8b llama-3-8b
+step_cost step_cost_llama_7b llama-7b
+if ((${#throughput[@]})); then
+    # Where it was called from, for the sake of relative paths. The first options are defaults.
+    step throughput 300 env --chdir "$caller" "$python" "$benchmarks/throughput.py" \
+        --repeats 1 --num-prompts 8 --max-tokens 64 "${throughput[@]}" --output "$out/throughput.json"
+fi
+benchmark part_sweep 120 tree_attention.py --tune \
+    --batches 1 8 64 --contexts 4096 32768 --nodes 32 --repeats 20
+part profiler_trace 180 --traces "$out/profiler_trace"
+
+child=''
+trap '[[ ! $child ]] || kill "$child" 2>/dev/null || true; exit 130' INT TERM
+
+# Run the step of this index, and write down how it ended.
+run() {
+    local name=${names[$1]} limit=${limits[$1]} command=${commands[$1]}
+    local began=$SECONDS code=0 status=failed taken
+    printf '%s (at most %d s) ... ' "$name" "$limit"
+    rm -rf "${out:?}/$name" "$out/$name".{json,xml,state}
+    # In the background, as only `wait` is interrupted by a signal. `timeout` ends the whole group
+    # of processes, engines included.
+    timeout --kill-after="$grace" "$limit" bash -c "exec $command" </dev/null >"$out/$name.log" 2>&1 &
+    child=$!
+    wait "$child" || code=$?
+    child=''
+    taken=$((SECONDS - began))
+    # 137: killed, by the limit or for want of memory.
+    if ((code == 0)); then
+        status=done
+    elif ((code == 124 || (code == 137 && taken >= limit))); then
+        status='timed out'
+    fi
+    printf '%s: %s\n' status "$status" exit "$code" seconds "$taken" limit "$limit" \
+        commit "$commit" ended "$(date -u +%FT%TZ)" command "$command" >"$out/$name.state"
+    printf '%s, %d s\n' "$status" "$taken"
+}
+
+has_ended() { [[ -e $out/$1.state ]]; }
+is_done() { grep -qx 'status: done' "$out/$1.state" 2>/dev/null; }
+
+summarise() {
+    "$python" -m first_gpu_parts.summary "$out" "${names[@]}" || echo 'summary.md was not written' >&2
+}
+
+for index in "${!names[@]}"; do
+    name=${names[index]}
+    if is_done "$name" || { has_ended "$name" && [[ ! $retry ]]; }; then
+        continue
+    elif ((SECONDS + limits[index] + grace > seconds)); then
+        printf '%s: no time left for it in this call\n' "$name"
+    else
+        run "$index"
+        summarise
+    fi
+done
+summarise
+((${#throughput[@]})) || echo 'throughput.py is left out: its arguments are expected after --'
+printf 'Written to %s\n' "$out/summary.md"
+for name in "${names[@]}"; do
+    is_done "$name" || exit 1
+done
