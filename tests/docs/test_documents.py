@@ -24,6 +24,7 @@ DOCUMENTS = [
     *sorted(REPO.glob("*.md")),
     *sorted((REPO / "docs").glob("*.md")),
     *sorted(path for folder in ("benchmarks", "examples") for path in (REPO / folder).glob("*.md")),
+    *sorted((REPO / "recipes").glob("*/*.md")),
     REPO / ".github" / "pull_request_template.md",
 ]
 documents = pytest.mark.parametrize(
@@ -31,7 +32,9 @@ documents = pytest.mark.parametrize(
 )
 YAML_FILES = sorted([*(REPO / ".github").rglob("*.yml"), REPO / "CITATION.cff"])
 
-FOLDERS = r"vllm_redrafter|triton_kernels|tests|benchmarks|docs|examples|scripts|\.ci|\.github"
+FOLDERS = (
+    r"vllm_redrafter|triton_kernels|tests|benchmarks|docs|examples|recipes|scripts|\.ci|\.github"
+)
 PATH = re.compile(rf"(?<![\w./-])(?:{FOLDERS})/(?!NAME)[\w./-]*\w")
 """A file or folder of ours, in prose or in a command; NAME stands for one that is to be made."""
 
