@@ -109,7 +109,7 @@ def other_flags() -> set[str]:
     spec = find_spec("vllm")
     assert spec is not None and spec.origin is not None
     sources = [Path(spec.origin).parent / "engine" / "arg_utils.py"]
-    for folder in ("benchmarks", "scripts", "tests/support"):
+    for folder in ("benchmarks", "recipes", "scripts", "tests/support"):
         sources += (REPO / folder).rglob("*.py")
     found = {flag for source in sources for flag in re.findall(r'"(--[\w-]+)"', source.read_text())}
     return found | OTHERS_FLAGS
