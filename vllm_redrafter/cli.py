@@ -86,7 +86,7 @@ def demo(
 ) -> None:
     """Decode in vLLM without and with ReDrafter, side by side.
 
-    The target is SmolLM2-135M-Instruct, from the hub or else out of a PyPI package (100 MB), with
+    The target is SmolLM2-135M-Instruct, from the hub or else out of a PyPI package (93 MB), with
     the drafter that comes with this package. Needs no GPU, and three minutes on two cores.
     """
     from vllm_redrafter.demo.cache import default_cache_dir

@@ -47,9 +47,18 @@ def test_rounds_go_through_all_engines_in_turns() -> None:
     assert [len(r.prompts) for r in of_one] == [8] * 4 + [16] * 4 + [32] * 4
 
     # The median of the three that are not for warming up, and the last one's answers.
-    assert plain[0] == LevelResult(1, 3.0, [[[4]]], {})
+    assert plain[0] == LevelResult(1, [2.0, 3.0, 4.0], [[[4]]], {})
+    assert plain[0].seconds == 3.0
     assert [result.seconds for result in drafted] == [3.0, 7.0, 11.0]
     assert drafted[0].stats == {"sampled_tokens": 18, "verifications": 6}
     for number in (0, 1):
         finished = [n for which, n in progress if which == number]
         assert finished == list(range(1, JOB.decodings + 1))
+
+
+def test_a_machine_that_is_slow_for_a_while_is_so_for_both_engines() -> None:
+    plain = LevelResult(1, [2.0, 8.0, 2.0], [[[4], [5]]], {})
+    drafted = LevelResult(1, [1.0, 4.0, 4.0], [[[4, 5]]], {})
+    assert drafted.speed_up(plain) == 2.0
+    shorter = LevelResult(1, [1.0, 4.0, 4.0], [[[4]]], {})
+    assert shorter.speed_up(plain) == 1.0

@@ -21,8 +21,8 @@ from vllm_redrafter.demo.report import (
 
 
 def levels() -> tuple[LevelResult, LevelResult]:
-    plain = LevelResult(1, 2.0, [[[5], [6], [7], [8]]], {})
-    drafted = LevelResult(1, 1.0, [[[5], [6, 7, 8]]], {"sampled_tokens": 3, "verifications": 1})
+    plain = LevelResult(1, [2.0], [[[5], [6], [7], [8]]], {})
+    drafted = LevelResult(1, [1.0], [[[5], [6, 7, 8]]], {"sampled_tokens": 3, "verifications": 1})
     return plain, drafted
 
 
@@ -51,7 +51,7 @@ def test_report_says_what_was_measured() -> None:
     assert plain.tokens_per_second == 2.0 and plain.tokens_per_target_step == 1.0
     assert drafted.tokens_per_target_step == 3.0
     assert identical(plain, drafted) == "yes" and all_identical([plain], [drafted])
-    other = LevelResult(1, 1.0, [[[5], [6, 7, 9]]], {})
+    other = LevelResult(1, [1.0], [[[5], [6, 7, 9]]], {})
     assert identical(plain, other) == "no: 0 of 1" and not all_identical([plain], [other])
     console = Console(file=io.StringIO(), width=120)
     print_comparison(console, [plain], [drafted], "float32")
@@ -60,8 +60,8 @@ def test_report_says_what_was_measured() -> None:
 
 
 def test_ties_of_plain_decoding_itself_are_counted() -> None:
-    one = LevelResult(1, 1.0, [[[5], [6]], [[7], [8]]], {})
-    eight = LevelResult(8, 1.0, [[[5], [6]], [[7], [9]]], {})
+    one = LevelResult(1, [1.0], [[[5], [6]], [[7], [8]]], {})
+    eight = LevelResult(8, [1.0], [[[5], [6]], [[7], [9]]], {})
     console = Console(file=io.StringIO(), width=120)
     print_why_not_identical(console, [one, eight])
     assert "1 of 2 are the same with 1 and with 8 requests at once" in printed(console)

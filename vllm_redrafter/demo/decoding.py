@@ -80,14 +80,14 @@ class LevelResult:
 
     Attributes:
         in_flight: the level.
-        seconds: from the first request to the last token, prefills included; the repeats' median.
+        repeats: seconds of each, from the first request to the last token, prefills included.
         answers: per prompt and engine step, the tokens that the step output; the last of a step
             is the target's own, those before it were drafted and accepted.
         stats: the engine's counters, of all repeats; empty without speculation.
     """
 
     in_flight: int
-    seconds: float
+    repeats: list[float]
     answers: list[list[list[int]]]
     stats: dict[str, float]
 
@@ -97,7 +97,7 @@ class LevelResult:
         counted = [name for name in COUNTERS if name in repeats[0].stats]
         return cls(
             in_flight,
-            median(decoded.seconds for decoded in repeats),
+            [decoded.seconds for decoded in repeats],
             repeats[-1].answers,
             {name: sum(decoded.stats[name] for decoded in repeats) for name in counted},
         )
@@ -107,8 +107,21 @@ class LevelResult:
         return [[token for step in answer for token in step] for answer in self.answers]
 
     @property
+    def seconds(self) -> float:
+        """The repeats' median."""
+        return median(self.repeats)
+
+    @property
     def tokens_per_second(self) -> float:
         return sum(map(len, self.tokens())) / self.seconds
+
+    def speed_up(self, before: LevelResult) -> float:
+        """Tokens per second over those of another engine, which took turns with this one.
+
+        The median over the repeats: a machine that is slow for a while is so for both.
+        """
+        ratio = median(b / a for a, b in zip(self.repeats, before.repeats, strict=True))
+        return ratio * sum(map(len, self.tokens())) / sum(map(len, before.tokens()))
 
     @property
     def tokens_per_target_step(self) -> float:

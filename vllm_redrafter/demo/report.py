@@ -25,12 +25,11 @@ def print_comparison(
         table.add_column(column, justify="right")
     table.add_column("outputs identical")
     for before, after in zip(plain, drafted, strict=True):
-        ratio = after.tokens_per_second / before.tokens_per_second
         table.add_row(
             str(before.in_flight),
             f"{before.tokens_per_second:.0f}",
             f"{after.tokens_per_second:.0f}",
-            f"{ratio:.2f}×",
+            f"{after.speed_up(before):.2f}×",
             f"{after.tokens_per_target_step:.2f}",
             identical(before, after),
         )
