@@ -32,6 +32,14 @@ def test_a_level_has_prompts_enough_to_keep_its_batch_full() -> None:
     assert JOB.decodings == (8 + 16 + 32) * 4
 
 
+def test_where_prompts_are_few_they_are_asked_again() -> None:
+    job = DecodingJob("t", None, [[1], [2], [3]], 4, [1, 2], 16, prompts_per_request=2)
+    assert job.prompts_at(2) == [[1], [2], [3], [1], [2], [3], [1], [2]]
+    few = DecodingJob("t", None, [[1], [2], [3]], 4, [1, 2], 16, 0, 3, "float32", 2, 2)
+    assert few.prompts_at(1) == [[1], [2]]
+    assert few.prompts_at(2) == [[1], [2], [3], [1]]
+
+
 def test_rounds_go_through_all_engines_in_turns() -> None:
     diary: list[tuple[str, Round]] = []
     progress: list[tuple[int, int]] = []

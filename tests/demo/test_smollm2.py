@@ -119,7 +119,7 @@ def test_the_prompts_fill_every_level(
 ) -> None:
     smollm2.run_demo(tmp_path / "cache", target, drafter, Console(file=io.StringIO()))
     job = started[0].job
-    assert [len(job.prompts_at(level)) for level in job.levels] == [4, 8, 8]
+    assert [len(job.prompts_at(level)) for level in job.levels] == [4, 12, 24]
     assert [level for level in job.levels if len(job.prompts_at(level)) < level] == []
 
 

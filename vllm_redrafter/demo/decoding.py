@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,6 +36,7 @@ class DecodingJob:
             calls compile and allocate, and the batch's budget learns.
         dtype: of the target.
         fewest_prompts: of a level.
+        prompts_per_request: of a level, for each request in flight.
     """
 
     target: str
@@ -47,6 +49,7 @@ class DecodingJob:
     repeats: int = 3
     dtype: str = "float32"
     fewest_prompts: int = 8
+    prompts_per_request: int = PROMPTS_PER_REQUEST
 
     @property
     def decodings(self) -> int:
@@ -54,8 +57,12 @@ class DecodingJob:
         return sum(len(self.prompts_at(level)) for level in self.levels) * (1 + self.repeats)
 
     def prompts_at(self, in_flight: int) -> list[list[int]]:
-        """Enough that the batch is full for most of the time: while it runs empty, it is small."""
-        return self.prompts[: max(self.fewest_prompts, PROMPTS_PER_REQUEST * in_flight)]
+        """Enough that the batch is full for most of the time: while it runs empty, it is small.
+
+        Where there are fewer prompts than that, they are asked again.
+        """
+        num_prompts = max(self.fewest_prompts, self.prompts_per_request * in_flight)
+        return list(islice(cycle(self.prompts), num_prompts))
 
     def engine(self, memory_share: float) -> EngineSettings:
         """What decodes it."""

@@ -38,6 +38,8 @@ NAME = "smollm2-135m-instruct"
 LEVELS = [1, 4, 8]
 FEWEST_PROMPTS = 4
 """At 1 request, where all eight would take as long as both other levels together."""
+PROMPTS_PER_REQUEST = 3
+"""Of a level: 8 prompts at 8 requests would be a batch that does nothing but run empty."""
 TIMED_TOKENS = 40
 """Of each answer. Four rounds in two engines at all levels have to fit into two minutes."""
 SHOWN_TOKENS = 96
@@ -98,10 +100,7 @@ def run_demo(
     jobs = _jobs(target, drafter, prompts_of(tokenizer, questions), dtype)
     outcome = _decode(jobs, folder, console)
     print_comparison(console, outcome.plain, outcome.drafted, dtype)
-    console.print(
-        f"{len(questions)} prompts, {FEWEST_PROMPTS} of them at 1 request; the first "
-        f"{TIMED_TOKENS} tokens of each answer."
-    )
+    console.print(_what_was_decoded(jobs[0]))
     if dtype != "float32" and not all_identical(outcome.plain, outcome.drafted):
         print_why_not_identical(console, outcome.plain)
     print_answers(console, tokenizer, questions, outcome.answers)
@@ -149,9 +148,20 @@ def _jobs(target: Path, drafter: Path, prompts: list[list[int]], dtype: str) -> 
             MAX_MODEL_LEN,
             dtype=dtype,
             fewest_prompts=FEWEST_PROMPTS,
+            prompts_per_request=PROMPTS_PER_REQUEST,
         )
         for speculative_config in (None, speculation)
     ]
+
+
+def _what_was_decoded(job: DecodingJob) -> str:
+    """How many answers there are at each level."""
+    answers = ", ".join(f"{len(job.prompts_at(level))}" for level in job.levels)
+    levels = ", ".join(map(str, job.levels))
+    return (
+        f"{len(job.prompts)} prompts; {answers} answers at {levels} requests at once, so that no "
+        f"batch runs empty early; the first {job.max_tokens} tokens of each answer."
+    )
 
 
 def _decode(jobs: Sequence[DecodingJob], folder: Path, console: Console) -> Outcome:
