@@ -269,6 +269,14 @@ def train(
         bool, typer.Option("--dry-run", help="Check everything, time one step, write nothing.")
     ] = False,
     other_target: OtherTarget = False,
+    initial_drafter: Annotated[
+        str | None,
+        typer.Option(
+            help="Drafter to train on, a folder or a hub id: with more data, or data of other "
+            "kinds. Its sizes and its draft vocabulary stay. [default: a new one]",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Distil a drafter from what the target wrote.
 
@@ -278,7 +286,9 @@ def train(
     from vllm_redrafter.training import run
 
     speculation = ReDrafterConfig(spec_tokens, beam_width, config.unroll_steps)
-    job = run.TrainingJob(target, tuple(data), output, config, speculation, other_target)
+    job = run.TrainingJob(
+        target, tuple(data), output, config, speculation, other_target, initial_drafter
+    )
     run.train(job, resume=resume, dry_run=dry_run)
 
 

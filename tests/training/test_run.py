@@ -85,6 +85,66 @@ def run(asked: TrainingJob, **arguments: bool) -> tuple[Any, str]:
     return train(asked, console, **arguments), console.file.getvalue()  # type: ignore[attr-defined]
 
 
+def test_a_training_goes_on_from_a_drafter(target: Path, data: Path, tmp_path: Path) -> None:
+    first = job(target, data, tmp_path / "first", exit_dim=24, draft_vocab_size=40)
+    run(first)
+    begun = load_drafter(str(first.output))
+    second = replace(
+        job(target, data, tmp_path / "second", max_steps=1, learning_rate=1e-9),
+        initial_drafter=str(first.output),
+    )
+    result, output = run(second)
+    assert result.steps == 1 and "goes on from" in output and "draft vocabulary" not in output
+
+    trained = load_drafter(str(second.output))
+    assert trained.config == begun.config
+    for name, tensor in begun.state_dict().items():
+        torch.testing.assert_close(trained.state_dict()[name], tensor, rtol=0, atol=1e-6)
+    record = read_config(str(second.output))["training"]
+    assert record["settings"]["exit_dim"] == 24 and record["settings"]["draft_vocab_size"] == 40
+    assert len(record["initial_drafter"]["sha256"]) == 64
+    assert record["initial_drafter"]["sha256"] in (second.output / "README.md").read_text()
+
+
+def test_a_training_that_goes_on_moves_all_weights(
+    target: Path, data: Path, tmp_path: Path
+) -> None:
+    first = job(target, data, tmp_path / "first")
+    run(first)
+    begun = load_drafter(str(first.output)).state_dict()
+    second = replace(job(target, data, tmp_path / "second"), initial_drafter=str(first.output))
+    run(second)
+    trained = load_drafter(str(second.output)).state_dict()
+    same = [name for name in begun if torch.equal(begun[name], trained[name])]
+    assert not [name for name in same if begun[name].is_floating_point()]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"exit_dim": 24}, r"exit_dim 24 does not fit .*: it has 128; leave exit_dim out"),
+        ({"draft_vocab_size": 40}, r"draft_vocab_size 40 does not fit .*: it has None"),
+        ({"num_draft_layers": 3}, r"num_draft_layers 3 does not fit .*: it has 1"),
+        ({"init": "random"}, r"init random does not fit .*: nothing is initialised"),
+    ],
+)
+def test_settings_that_contradict_the_drafter_are_refused(
+    settings: dict[str, Any], message: str, target: Path, data: Path, tmp_path: Path
+) -> None:
+    drafter = make_drafter(tmp_path / "drafter", V)
+    asked = replace(job(target, data, tmp_path / "out", **settings), initial_drafter=str(drafter))
+    with pytest.raises(ConfigError, match=message):
+        run(asked)
+
+
+def test_a_drafter_of_another_target_is_refused(target: Path, data: Path, tmp_path: Path) -> None:
+    other = make_target(tmp_path / "other", vocab_size=V + 8)
+    drafter = make_drafter(tmp_path / "drafter", V + 8)
+    asked = replace(job(target, data, tmp_path / "out"), initial_drafter=str(drafter))
+    with pytest.raises(ConfigError, match=r"vocabulary of 72 .* this one has 64"):
+        run(asked)
+
+
 def test_a_drafter_comes_with_its_record_and_its_card(
     target: Path, data: Path, tmp_path: Path
 ) -> None:

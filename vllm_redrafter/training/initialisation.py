@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from vllm_redrafter.checkpoints.files import weights_path
+from vllm_redrafter.checkpoints.reading import load_config, load_drafter
 from vllm_redrafter.config import DrafterConfig
 from vllm_redrafter.data.rows import TextRow, TextRows
 from vllm_redrafter.drafter import Drafter
@@ -45,6 +50,62 @@ def new_drafter(target: Any, config: TrainingConfig, kept: Tensor | None = None)
         if weight.shape == drafter.last_layer.weight.shape:
             drafter.last_layer.weight.data.copy_(weight)
     return drafter
+
+
+def sizes_of(initial: str, config: TrainingConfig) -> TrainingConfig:
+    """The settings of a training that goes on from a drafter: its sizes are that drafter's.
+
+    Args:
+        initial: the drafter, a folder or a hub id.
+        config: the settings that were asked for.
+
+    Raises:
+        ConfigError: no such drafter, or a setting says something else than its checkpoint.
+    """
+    found = load_config(initial)
+    defaults = TrainingConfig()
+    for name in ("exit_dim", "num_draft_layers", "draft_vocab_size", "init"):
+        asked, own = getattr(config, name), getattr(found, name, defaults.init)
+        if asked not in (getattr(defaults, name), own):
+            reason = f"it has {own}" if hasattr(found, name) else "nothing is initialised"
+            raise ConfigError(
+                f"training: {name} {asked} does not fit initial_drafter {initial!r}: {reason}; "
+                f"leave {name} out, or train from the beginning"
+            )
+    return replace(
+        config,
+        exit_dim=found.exit_dim,
+        num_draft_layers=found.num_draft_layers,
+        draft_vocab_size=found.draft_vocab_size,
+    )
+
+
+def continued_drafter(initial: str, target: Any) -> Drafter:
+    """A drafter that was trained before, to be trained on: float32, its draft vocabulary with it.
+
+    Args:
+        initial: a folder or a hub id.
+        target: a transformers causal language model.
+
+    Raises:
+        ConfigError: no such drafter, or it belongs to a target of other sizes.
+    """
+    drafter = load_drafter(initial)
+    sizes, found = target.config.get_text_config(), drafter.config
+    if (found.vocab_size, found.hidden_size) != (sizes.vocab_size, sizes.hidden_size):
+        raise ConfigError(
+            f"training: initial_drafter {initial!r} drafts for a target with a vocabulary of "
+            f"{found.vocab_size} and hidden size {found.hidden_size}; this one has "
+            f"{sizes.vocab_size} and {sizes.hidden_size}: give a drafter of this target, or leave "
+            "initial_drafter out"
+        )
+    return drafter.train().requires_grad_(True)
+
+
+def weights_digest(drafter: str) -> str:
+    """The sha256 of a drafter's weights, by which a training run knows what it began with."""
+    with Path(weights_path(drafter)).open("rb") as weights:
+        return hashlib.file_digest(weights, "sha256").hexdigest()
 
 
 def most_used_tokens(rows: TextRows, vocab_size: int, kept: int) -> tuple[Tensor, float]:

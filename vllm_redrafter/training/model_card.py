@@ -76,6 +76,7 @@ def model_card(config: DrafterConfig, target: str, training: Mapping[str, Any]) 
 def _parts(training: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """What is known of the training: titles and tables."""
     yield "Settings", training.get("settings", {})
+    yield "The drafter that it went on from", training.get("initial_drafter", {})
     yield "Data", training.get("data", {})
     sources = training.get("sources", [])
     for number, source in enumerate(sources, start=1):

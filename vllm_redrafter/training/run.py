@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,13 @@ from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.errors import ConfigError, TrainingError
 from vllm_redrafter.training.checkpointing import Checkpoints
 from vllm_redrafter.training.config import TrainingConfig
-from vllm_redrafter.training.initialisation import most_used_tokens, new_drafter
+from vllm_redrafter.training.initialisation import (
+    continued_drafter,
+    most_used_tokens,
+    new_drafter,
+    sizes_of,
+    weights_digest,
+)
 from vllm_redrafter.training.model_card import model_card
 from vllm_redrafter.training.target import load_target
 from vllm_redrafter.training.trainer import Trainer, TrainingResult, make_accelerator
@@ -40,6 +46,7 @@ class TrainingJob:
         config: how.
         speculation: the shape that tokens per target step are estimated for.
         other_target: the data may come from another target with the same tokenizer.
+        initial_drafter: folder or hub id of a drafter to train on; None to begin with a new one.
     """
 
     target: str
@@ -48,6 +55,7 @@ class TrainingJob:
     config: TrainingConfig
     speculation: ReDrafterConfig
     other_target: bool = False
+    initial_drafter: str | None = None
 
 
 def train(
@@ -72,6 +80,8 @@ def train(
         TrainingError: training stopped.
     """
     console = console or Console()
+    if job.initial_drafter is not None:
+        job = replace(job, config=sizes_of(job.initial_drafter, job.config))
     config, output = job.config, job.output.expanduser()
     if not (resume or dry_run) and Checkpoints(output).paths():
         raise ConfigError(
@@ -85,7 +95,7 @@ def train(
         console.quiet = True
     target = load_target(job.target, config.target_dtype, accelerator.device)
     _check_vocabulary(target, data)
-    drafter = _drafter(target, data, config, console)
+    drafter = _drafter(job, target, data, console)
     record = _record(job, data)
     trainer = Trainer(
         drafter,
@@ -156,8 +166,11 @@ def _check_vocabulary(target: Any, data: TrainingData) -> None:
             )
 
 
-def _drafter(target: Any, data: TrainingData, config: TrainingConfig, console: Console) -> Drafter:
-    kept = None
+def _drafter(job: TrainingJob, target: Any, data: TrainingData, console: Console) -> Drafter:
+    if job.initial_drafter is not None:
+        console.print(f"goes on from {job.initial_drafter}")
+        return continued_drafter(job.initial_drafter, target)
+    config, kept = job.config, None
     if config.draft_vocab_size is not None:
         vocab_size = target.config.get_text_config().vocab_size
         kept, share = most_used_tokens(data.rows, vocab_size, config.draft_vocab_size)
@@ -174,8 +187,10 @@ def _record(job: TrainingJob, data: TrainingData) -> dict[str, Any]:
         for key, value in asdict(job.config).items()
         if value is not None and key not in ("evaluate_every", "save_every")
     }
+    initial = {} if job.initial_drafter is None else {"sha256": weights_digest(job.initial_drafter)}
     return {
         "settings": settings,
+        **({"initial_drafter": initial} if initial else {}),
         "speculation": asdict(job.speculation),
         "data": {"rows": len(data.rows), "tokens": int(data.rows.lengths.sum())},
         "sources": [
