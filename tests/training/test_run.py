@@ -138,7 +138,6 @@ def test_settings_that_contradict_the_drafter_are_refused(
 
 
 def test_a_drafter_of_another_target_is_refused(target: Path, data: Path, tmp_path: Path) -> None:
-    other = make_target(tmp_path / "other", vocab_size=V + 8)
     drafter = make_drafter(tmp_path / "drafter", V + 8)
     asked = replace(job(target, data, tmp_path / "out"), initial_drafter=str(drafter))
     with pytest.raises(ConfigError, match=r"vocabulary of 72 .* this one has 64"):

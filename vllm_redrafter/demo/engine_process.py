@@ -4,32 +4,24 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 
 from vllm_redrafter.demo import engine_worker
 from vllm_redrafter.demo.engine_worker import ANSWER, DECODED, Decoded, EngineSettings, Round
 from vllm_redrafter.engine.cpu.environment import cpu_variables
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.files import tail
-
-SECONDS_TO_END = 20.0
-"""What an engine gets to end by itself, before it is killed."""
+from vllm_redrafter.process_group import ProcessGroup
 
 
-class EngineProcess:
-    """An engine in a process of its own, which is paused whenever it has nothing to do.
+class EngineProcess(ProcessGroup):
+    """An engine in a process group of its own, which is paused whenever it has nothing to do.
 
-    An engine that waits for requests takes processor time from one that decodes. It is a process
-    group, with all processes that vLLM starts: signals reach the whole of it. Ctrl-C in a terminal
-    does not. As a context manager it ends with the block; and, should this process be killed, with
-    it: a paused group that is orphaned is ended by the system, any other by the end of its input.
+    An engine that waits for requests takes processor time from one that decodes.
 
     Args:
         settings: the engine.
@@ -45,17 +37,12 @@ class EngineProcess:
     ) -> None:
         self._log = log
         with log.open("w") as output:
-            self._process = subprocess.Popen(
+            super().__init__(
                 [*command, json.dumps(asdict(settings))],
-                env=engine_environment(os.environ),
-                stdin=subprocess.PIPE,
+                engine_environment(os.environ),
                 stdout=subprocess.PIPE,
                 stderr=output,
-                text=True,
-                process_group=0,
             )
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._input, self._output = self._process.stdin, self._process.stdout
 
     def start(self) -> None:
         """Start the engine, and return when it is ready.
@@ -63,9 +50,9 @@ class EngineProcess:
         Raises:
             ConfigError: it failed; the message has the end of its log.
         """
-        self._tell("start")
-        self._next_line()
-        self._signal(signal.SIGSTOP)
+        self.tell("start")
+        self._answer()
+        self.pause()
 
     def decode(self, asked: Round, on_answer: Callable[[], None]) -> Decoded:
         """Decode a round; the engine has started.
@@ -77,53 +64,17 @@ class EngineProcess:
         Raises:
             ConfigError: see `start`.
         """
-        self._signal(signal.SIGCONT)
-        self._tell(json.dumps(asdict(asked)))
-        while (line := self._next_line()) == ANSWER:
+        self.resume()
+        self.tell(json.dumps(asdict(asked)))
+        while (line := self._answer()) == ANSWER:
             on_answer()
-        self._signal(signal.SIGSTOP)
+        self.pause()
         return Decoded(**json.loads(line.removeprefix(DECODED)))
 
-    def close(self) -> None:
-        """End all of its processes, paused or not."""
-        try:
-            self._signal(signal.SIGCONT)
-            with suppress(BrokenPipeError):
-                self._input.close()
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(SECONDS_TO_END)
-        finally:
-            self._signal(signal.SIGKILL)
-            self._process.wait()
-            self._output.close()
-
-    def __enter__(self) -> EngineProcess:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is not None:
-            # While it decodes it does not read its input.
-            self._process.terminate()
-        self.close()
-
-    def _tell(self, line: str) -> None:
-        with suppress(BrokenPipeError):  # it is dead, which reading finds out
-            self._input.write(f"{line}\n")
-            self._input.flush()
-
-    def _next_line(self) -> str:
-        if line := self._output.readline():
+    def _answer(self) -> str:
+        if line := self.next_line():
             return line.rstrip("\n")
         raise ConfigError(f"vLLM failed; the end of {self._log}:\n{tail(self._log)}")
-
-    def _signal(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError):  # there is none any more
-            os.killpg(self._process.pid, number)
 
 
 def engine_environment(environment: Mapping[str, str]) -> dict[str, str]:

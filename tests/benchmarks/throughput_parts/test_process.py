@@ -18,6 +18,7 @@ from throughput_parts.process import EngineError, EngineProcess
 from redrafter_testing.benchmarks import fake_engine
 from redrafter_testing.benchmarks.fake_engine import all_gone, all_stopped, eventually, processes
 from redrafter_testing.benchmarks.throughput_runs import fake_job
+from vllm_redrafter import process_group
 
 CASE = Case(2, 0.7)
 
@@ -144,17 +145,17 @@ def test_an_exception_ends_paused_and_busy_engines(
         monkeypatch.setattr(process, "time", SimpleNamespace(sleep=interrupt))
         began = time.monotonic()
         busy.measure(CASE)
-    assert time.monotonic() - began < process.SECONDS_TO_END, "it went on measuring"
+    assert time.monotonic() - began < process_group.SECONDS_TO_END, "it went on measuring"
     assert all_gone(folder)
 
 
 def test_one_that_does_not_end_is_killed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "SECONDS_TO_END", 0.1)
+    monkeypatch.setattr(process_group, "SECONDS_TO_END", 0.1)
     with (
         pytest.raises(KeyboardInterrupt),
         EngineProcess(fake_job(folder, hangs="stubbornly"), {}) as engine,
     ):
-        started(engine)._input.write(b"{}\n")
+        started(engine).tell("{}")
         raise KeyboardInterrupt
     assert all_gone(folder)
 
