@@ -37,7 +37,16 @@ FLOORS = (
     ("drafter",),
     ("config", "settings"),
     ("request_options", "shipped"),
-    ("compiled", "errors", "files", "names", "process_group", "progress", "substitution"),
+    (
+        "compiled",
+        "errors",
+        "files",
+        "names",
+        "process_group",
+        "processor",
+        "progress",
+        "substitution",
+    ),
 )
 """From the top floor down. A room imports from the floors below its own, never from its own floor
 or above. A module belongs to the room that its name begins with, to the longest if several fit.

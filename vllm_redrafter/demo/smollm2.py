@@ -20,7 +20,6 @@ from vllm_redrafter.data.turns import PromptRenderer
 from vllm_redrafter.demo.decoding import DecodingJob, LevelResult, decode_in_turns, engines
 from vllm_redrafter.demo.engine_worker import Round
 from vllm_redrafter.demo.given import check_sizes, target_folder
-from vllm_redrafter.demo.precision import fast_dtype
 from vllm_redrafter.demo.prompts import PROMPTS
 from vllm_redrafter.demo.report import (
     all_identical,
@@ -30,6 +29,7 @@ from vllm_redrafter.demo.report import (
     print_why_not_identical,
 )
 from vllm_redrafter.demo.smollm2_target import get_target
+from vllm_redrafter.processor import fast_dtype
 from vllm_redrafter.progress import progress_bar
 from vllm_redrafter.shipped import shipped_drafter
 

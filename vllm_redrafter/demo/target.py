@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.optim import _muon
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from vllm_redrafter.demo.precision import fast_dtype
+from vllm_redrafter.processor import fast_dtype
 from vllm_redrafter.progress import progress_bar
 from vllm_redrafter.substitution import substituted
 from vllm_redrafter.training.trainer import warmup_cosine

@@ -30,11 +30,11 @@ from vllm_redrafter.demo.corpus import MODULES, excerpts, standard_library_sourc
 from vllm_redrafter.demo.decoding import PROMPTS_PER_REQUEST, DecodingJob, LevelResult, decode
 from vllm_redrafter.demo.engine_process import engine_environment
 from vllm_redrafter.demo.given import check_sizes, target_folder
-from vllm_redrafter.demo.precision import fast_dtype
 from vllm_redrafter.demo.report import print_answer, print_comparison, print_repetition
 from vllm_redrafter.demo.target import TargetSettings, make_target
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.files import tail
+from vllm_redrafter.processor import fast_dtype
 from vllm_redrafter.progress import progress_bar
 from vllm_redrafter.training.config import TrainingConfig
 from vllm_redrafter.training.run import TrainingJob, train

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from vllm.logger import init_logger
 from vllm.utils.torch_utils import set_random_seed
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -17,7 +18,10 @@ from vllm_redrafter.engine.cpu.rehearsal import rehearse
 from vllm_redrafter.engine.cpu.runner import TreeModelRunner
 from vllm_redrafter.engine.published import Publisher
 from vllm_redrafter.names import CPU_TREE_ATTENTION
+from vllm_redrafter.processor import advice_on
 from vllm_redrafter.substitution import substituted
+
+logger = init_logger("vllm.redrafter")
 
 
 class ReDrafterCPUWorker(cpu_worker.CPUWorker):
@@ -34,6 +38,8 @@ class ReDrafterCPUWorker(cpu_worker.CPUWorker):
         self.publisher = Publisher(engine) if self.rank == 0 else None
 
     def init_device(self) -> None:
+        if self.rank == 0 and (advice := advice_on(self.model_config.dtype)):
+            logger.warning("ReDrafter: %s", advice)
         # vLLM has no hook for the runner's class; it is looked up in the worker's module.
         with substituted(cpu_worker, "CPUModelRunner", TreeModelRunner):
             super().init_device()

@@ -1,0 +1,27 @@
+"""What this processor multiplies fast."""
+
+from __future__ import annotations
+
+import torch
+
+
+def fast_dtype() -> torch.dtype:
+    """bfloat16 where this processor multiplies it natively, else float32."""
+    capabilities = torch.cpu.get_capabilities()
+    native = any("bf16" in name and value is True for name, value in capabilities.items())
+    return torch.bfloat16 if native else torch.float32
+
+
+def advice_on(dtype: torch.dtype) -> str | None:
+    """What to tell whoever computes in this dtype here; None where nothing is wrong with it.
+
+    A processor without instructions for bfloat16 widens all numbers of a matrix at every product;
+    `benchmarks/step_parts.py --dtype` shows what that costs.
+    """
+    if dtype != torch.bfloat16 or fast_dtype() == dtype:
+        return None
+    return (
+        "this processor has no instructions for products in bfloat16, and computes them several "
+        "times slower than those in float32: --dtype float32 is faster here, and takes twice the "
+        "memory"
+    )
