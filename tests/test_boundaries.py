@@ -41,6 +41,7 @@ FLOORS = (
         "compiled",
         "errors",
         "files",
+        "json_files",
         "names",
         "process_group",
         "processor",

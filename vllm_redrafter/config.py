@@ -20,10 +20,26 @@ TOP_TOKENS = 50
 TreeKind = Literal["explored", "beams"]
 
 
+LARGEST_VOCABULARY = 2**31 - 1
+"""Token ids are int32."""
+
+WIDEST = 2**20
+"""Of hidden_size and exit_dim: far beyond any model, and what a layer is multiplied from fits."""
+
+MOST_LAYERS = 256
+"""Of num_draft_layers: far beyond any head, and little to build before it is found missing."""
+
+
 def _require_positive(owner: str, **values: int) -> None:
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConfigError(f"{owner}: {name} must be an integer of at least 1, got {value!r}")
+
+
+def _require_at_most(owner: str, most: int, **values: int) -> None:
+    for name, value in values.items():
+        if value > most:
+            raise ConfigError(f"{owner}: {name} must be at most {most}, got {value:.6g}")
 
 
 @dataclass(frozen=True)
@@ -37,7 +53,8 @@ class DrafterConfig:
     the checkpoint's `d2t` lists; None ranks them all.
 
     Raises:
-        ConfigError: a size is below 1 or not an integer, or the draft vocabulary the larger one.
+        ConfigError: a size is below 1, absurdly large or not an integer, or the draft vocabulary
+            the larger one.
     """
 
     vocab_size: int
@@ -60,6 +77,16 @@ class DrafterConfig:
             raise ConfigError(
                 "drafter config.json: num_draft_layers must be an integer of at least 0, "
                 f"got {self.num_draft_layers!r}"
+            )
+        _require_at_most("drafter config.json", LARGEST_VOCABULARY, vocab_size=self.vocab_size)
+        _require_at_most(
+            "drafter config.json", WIDEST, hidden_size=self.hidden_size, exit_dim=self.exit_dim
+        )
+        _require_at_most("drafter config.json", MOST_LAYERS, num_draft_layers=layers)
+        lookback = self.num_lookback_tokens
+        if isinstance(lookback, bool) or not isinstance(lookback, int):
+            raise ConfigError(
+                f"drafter config.json: num_lookback_tokens must be an integer, got {lookback!r}"
             )
         if not isinstance(self.rnn, bool):
             raise ConfigError(f"drafter config.json: rnn must be true or false, got {self.rnn!r}")

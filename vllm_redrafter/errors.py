@@ -7,3 +7,8 @@ class ConfigError(ValueError):
 
 class TrainingError(RuntimeError):
     """Training stopped; the message says why, and what is left to go on from."""
+
+
+def one_line(error: object) -> str:
+    """What another library says of its error, as a part of a message of ours."""
+    return " ".join(str(error).split())

@@ -263,9 +263,7 @@ def _validate_spec_decode(
     try:
         check_request(params.extra_args, speculative_config.num_speculative_tokens)
     except ConfigError as error:
-        raise VLLMValidationError(
-            str(error), parameter="extra_args", value=params.extra_args
-        ) from error
+        raise VLLMValidationError(str(error), parameter="extra_args") from error
     if proposer == names.V2_SPECULATOR:
         return None
     if getattr(params, "thinking_token_budget", None) is not None:

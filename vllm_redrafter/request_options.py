@@ -6,6 +6,7 @@ whose `vllm_xargs` hold no nested objects, `"vllm_xargs": {"redrafter.spec_token
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,9 @@ from vllm_redrafter.names import METHOD
 
 KEY = "spec_tokens"
 FLAT_KEY = f"{METHOD}.{KEY}"
+
+shorten = reprlib.Repr()
+shorten.maxstring = shorten.maxlong = shorten.maxother = 80
 
 
 def spec_tokens(extra_args: Mapping[str, Any] | None, limit: int) -> int:
@@ -44,18 +48,31 @@ def check_request(extra_args: Mapping[str, Any] | None, limit: int) -> None:
     """
     if not extra_args:
         return
+    if not isinstance(extra_args, Mapping):
+        raise ConfigError(f"extra_args must be an object, got {_shown(extra_args)}")
     options = extra_args.get(METHOD, {})
     if not isinstance(options, Mapping) or set(options) - {KEY}:
         raise ConfigError(
             f"{METHOD} takes an object with {KEY!r} alone, or {FLAT_KEY!r} beside it, "
-            f"got {options!r}"
+            f"got {_shown(options)}"
+        )
+    names = [key for key in extra_args if isinstance(key, str) and key.startswith(f"{METHOD}.")]
+    if unknown := sorted({*names} - {FLAT_KEY}):
+        raise ConfigError(
+            f"there is no {', '.join(map(_shown, unknown))}: a request may ask for {FLAT_KEY!r} "
+            "alone; everything else is the engine's"
         )
     wishes = [w for w in (options.get(KEY), extra_args.get(FLAT_KEY)) if w is not None]
     if len(wishes) > 1:
-        raise ConfigError(f"{FLAT_KEY} is given twice, {wishes[0]!r} and {wishes[1]!r}")
+        raise ConfigError(f"{FLAT_KEY} is given twice, {_shown(wishes[0])} and {_shown(wishes[1])}")
     for wish in wishes:
         if isinstance(wish, bool) or not isinstance(wish, int) or not 0 <= wish <= limit:
             raise ConfigError(
                 f"{FLAT_KEY} must be an integer from 0 to {limit} (the engine's "
-                f"num_speculative_tokens), got {wish!r}"
+                f"num_speculative_tokens), got {_shown(wish)}"
             )
+
+
+def _shown(value: Any) -> str:
+    """A value from outside: it may be long, and what is said of it goes into a log."""
+    return shorten.repr(value)

@@ -65,6 +65,8 @@ def _target_of(args: Any, moved: str | None) -> str:
         f"name the target, as in vllm serve TARGET --spec-model {args.model}, or in the "
         'speculative config, as in --speculative-config \'{"target": "TARGET"}\''
     )
+    if target is not None and not isinstance(target, str):
+        raise ConfigError(f"speculative config: 'target' must be a name, got {target!r}: {remedy}")
     if target is None:
         raise ConfigError(
             f"the drafter {args.model!r} does not say for which target it is: {remedy}"
@@ -88,7 +90,13 @@ def _is_drafter(model: str, revision: str | None) -> bool:
 
 def _requested(args: Any) -> dict[str, Any]:
     """The speculative config, wherever it was given: as a dict, or as --spec-* flags."""
-    requested = {key.replace("-", "_"): v for key, v in (args.speculative_config or {}).items()}
+    given = args.speculative_config or {}
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            "the speculative config must be an object, as in "
+            f'\'{{"model": "DRAFTER", "num_speculative_tokens": 12}}\', got {given!r}'
+        )
+    requested = {str(key).replace("-", "_"): value for key, value in given.items()}
     flags = {
         "method": args.spec_method,
         "model": args.spec_model,
@@ -141,6 +149,11 @@ def validated(requested: Mapping[str, Any]) -> tuple[ReDrafterConfig, DrafterCon
     if not isinstance(requested.get("model"), str):
         raise ConfigError(
             "speculative config: 'model' must name the ReDrafter checkpoint (folder or hub id)"
+        )
+    if not isinstance(requested.get("revision"), str | None):
+        raise ConfigError(
+            "speculative config: 'revision' must be the name of a branch, tag or commit, got "
+            f"{requested['revision']!r}"
         )
     checkpoint = requested["model"], requested.get("revision")
     keys = ("num_speculative_tokens", *_own_keys())

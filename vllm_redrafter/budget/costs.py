@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.json_files import read_json
 
 FORMAT = "vllm-redrafter costs"
 
@@ -59,7 +60,7 @@ class CostTable:
         if not self.draft or not self.verify:
             raise ConfigError("costs: a table without entries; measure it again")
         for entry in (*self.draft, *self.verify):
-            if not all(isinstance(v, int | float) and v > 0 for v in entry):
+            if not all(isinstance(v, int | float) and 0 < v < np.inf for v in entry):
                 raise ConfigError(f"costs: {entry} holds a value that is not a positive number")
 
     def draft_seconds(self, requests: int, beam_width: int, beam_length: int) -> float:
@@ -112,8 +113,7 @@ class CostTable:
             ConfigError: the file cannot be read, or is none.
         """
         try:
-            values = json.loads(path.read_text())
-            return cls._from_values(values)
+            return cls._from_values(read_json(path))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{path}: not a table of costs ({error})") from error
 

@@ -19,7 +19,12 @@ from torch import Tensor
 
 from vllm_redrafter.checkpoints.files import CARD_FILE, read_config, resolve_file
 from vllm_redrafter.checkpoints.reading import build_drafter, shape_of, verifier_of
-from vllm_redrafter.checkpoints.tensors import DRAFT_TO_TARGET, check_tensors, own_names
+from vllm_redrafter.checkpoints.tensors import (
+    DRAFT_TO_TARGET,
+    check_draft_vocabulary,
+    check_tensors,
+    own_names,
+)
 from vllm_redrafter.checkpoints.weight_files import find_weights, read_weights
 from vllm_redrafter.checkpoints.writing import save_drafter, write_files
 from vllm_redrafter.config import DrafterConfig
@@ -31,7 +36,6 @@ from vllm_redrafter.names import MODEL_TYPE
 Layout = Literal["own", "apple"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-_FLOATS = (torch.float64, *DTYPES.values())
 _LAST_LAYER = re.compile(r"lm_head\.(\d+)\.weight")
 
 
@@ -198,16 +202,10 @@ def _read(source: str) -> _Source:
     tensors = {own: loaded[name] for own, name in own_names(where, loaded).items()}
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
     config, derived = _sizes(where, values, shapes)
-    check_tensors(where, config, shapes, tensors.get(DRAFT_TO_TARGET))
-    if wrong := [
-        f"{name} is {str(tensor.dtype).removeprefix('torch.')}"
-        for name, tensor in tensors.items()
-        if tensor.dtype not in _FLOATS and name != DRAFT_TO_TARGET
-    ]:
-        raise ConfigError(
-            f"{where}: weights must be float32, bfloat16, float16 or float64, but "
-            f"{'; '.join(wrong)}: convert the checkpoint as it was before it was quantised"
-        )
+    dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items()}
+    check_tensors(where, config, shapes, dtypes)
+    if config.draft_vocab_size is not None:
+        check_draft_vocabulary(where, tensors[DRAFT_TO_TARGET], config.vocab_size)
     notes = [f"read {', '.join(path.name for path in paths)}", *derived]
     recorded = verifier_of(values), shape_of(values), values.get("training")
     return _Source(config, tensors, *recorded, notes)

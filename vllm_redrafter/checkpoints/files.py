@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,16 @@ from huggingface_hub.errors import (
     HFValidationError,
     LocalEntryNotFoundError,
 )
+from safetensors import SafetensorError
 
 from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.json_files import read_json
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 CARD_FILE = "README.md"
+UNREADABLE = (OSError, MemoryError, RuntimeError, SafetensorError)
+"""What reading safetensors raises: RuntimeError and MemoryError where a file cannot be mapped."""
 
 _LOAD_ERRORS = (OSError, EntryNotFoundError, HfHubHTTPError, HFValidationError, ValueError)
 
@@ -62,7 +65,7 @@ def read_config(model: str, revision: str | None = None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        values = json.loads(path.read_text())
+        values = read_json(path)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: not readable as JSON: {error}") from error
     if not isinstance(values, dict):

@@ -22,7 +22,7 @@ from vllm_redrafter.checkpoints.fit import differences_from
 from vllm_redrafter.checkpoints.reading import check_checkpoint, verifier_of
 from vllm_redrafter.checkpoints.tensors import DRAFT_TO_TARGET, own_name
 from vllm_redrafter.config import DrafterConfig
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.errors import ConfigError, one_line
 
 
 @dataclass(frozen=True)
@@ -120,15 +120,15 @@ def misfits(config: DrafterConfig, target: str) -> list[str]:
     Raises:
         ConfigError: transformers knows no such model.
     """
-    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     try:
-        target_config = AutoConfig.from_pretrained(target)
-    except (OSError, ValueError, StrictDataclassError) as error:
+        # Explicitly: otherwise it asks, in a terminal, whether to run code of the target's.
+        target_config = AutoConfig.from_pretrained(target, trust_remote_code=False)
+    except Exception as error:  # with odd sizes in the file it may be any: ZeroDivisionError, say
         raise ConfigError(
             f"target {target!r}: transformers cannot read its config.json; give a folder in "
-            f"Hugging Face format, or a hub id: {error}"
+            f"Hugging Face format, or a hub id: {one_line(error) or type(error).__name__}"
         ) from error
     return [
         f"{size.what}: the drafter's is {size.drafter}, the target's {size.target}"

@@ -7,20 +7,21 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vllm_redrafter.checkpoints.files import read_config, weights_path
+from vllm_redrafter.checkpoints.files import UNREADABLE, read_config, weights_path
 from vllm_redrafter.checkpoints.tensors import (
     DRAFT_TO_TARGET,
+    check_draft_vocabulary,
     check_tensors,
     own_name,
     own_names,
 )
 from vllm_redrafter.config import DrafterConfig
 from vllm_redrafter.drafter import Drafter
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.errors import ConfigError, one_line
 from vllm_redrafter.names import MODEL_TYPE
 
 SHAPE_KEYS = {
@@ -29,6 +30,19 @@ SHAPE_KEYS = {
     "beam_length": "beam_length",
 }
 """Names of `ReDrafterConfig`, and those in a checkpoint's proposal method."""
+
+DTYPES = {
+    "F64": "float64",
+    "F32": "float32",
+    "BF16": "bfloat16",
+    "F16": "float16",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+}
+"""Names of dtypes in a header of safetensors, and torch's; those that a drafter may have."""
 
 
 def is_redrafter(config: Mapping[str, Any]) -> bool:
@@ -63,11 +77,16 @@ def check_checkpoint(model: str, revision: str | None = None) -> DrafterConfig:
     try:
         with safe_open(path, framework="pt") as file:
             names = own_names(str(path), file.keys())
-            shapes = {own: file.get_slice(name).get_shape() for own, name in names.items()}
-            d2t = file.get_tensor(DRAFT_TO_TARGET) if DRAFT_TO_TARGET in names else None
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(f"{path}: not readable as safetensors: {error}") from error
-    check_tensors(str(path), config, shapes, d2t)
+            headers = {own: file.get_slice(name) for own, name in names.items()}
+            shapes = {own: header.get_shape() for own, header in headers.items()}
+            dtypes = {own: DTYPES.get(h.get_dtype(), h.get_dtype()) for own, h in headers.items()}
+            check_tensors(str(path), config, shapes, dtypes)
+            # Not before: a file may hold a map of any size.
+            if config.draft_vocab_size is not None:
+                d2t = file.get_tensor(names[DRAFT_TO_TARGET])
+                check_draft_vocabulary(str(path), d2t, config.vocab_size)
+    except UNREADABLE as error:
+        raise ConfigError(f"{path}: not readable as safetensors: {one_line(error)}") from error
     return config
 
 
@@ -82,10 +101,24 @@ def load_drafter(
         revision: of the hub repository.
 
     Raises:
-        ConfigError: missing, misshapen or unknown tensors, all of them listed.
+        ConfigError: missing, misshapen or unknown tensors, all of them listed; or weights that
+            are no numbers.
     """
     config = check_checkpoint(model, revision)
-    return build_drafter(config, load_file(weights_path(model, revision)), dtype)
+    path = weights_path(model, revision)
+    drafter = build_drafter(config, load_file(path), dtype)
+    _check_finite(str(path), drafter, dtype)
+    return drafter
+
+
+def _check_finite(where: str, drafter: Drafter, dtype: torch.dtype) -> None:
+    """Refuse weights with which every draft would be nonsense."""
+    for name, weights in drafter.named_parameters():
+        if not torch.stack(weights.aminmax()).isfinite().all():
+            raise ConfigError(
+                f"{where}: {name} holds NaN or infinity in {str(dtype).removeprefix('torch.')}; "
+                "take another dtype, or a checkpoint from before the training went wrong"
+            )
 
 
 def build_drafter(

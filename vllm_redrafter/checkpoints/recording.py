@@ -60,7 +60,7 @@ def record_shape(model: str, shape: ReDrafterConfig) -> Path:
     """
     path = check_recordable(model)
     try:
-        config = json.loads(path.read_text())
+        config = read_config(model)
         recorded = config[ENTRY]
         first, *others = recorded.get("proposal_methods") or [{"proposal_type": METHOD}]
         recorded.setdefault("default_proposal_method", first.get("proposal_type", METHOD))

@@ -17,6 +17,8 @@ from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.errors import ConfigError
 
 DRAFT_TO_TARGET = "d2t"
+_FLOATS = ("float32", "bfloat16", "float16", "float64")
+_INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
 _OLD_NAMES = (
     (re.compile(r"^input_projs\."), "input_proj."),
     (re.compile(r"^(lm_heads|0)\."), "lm_head."),
@@ -46,25 +48,49 @@ def own_names(where: str, names: Iterable[str]) -> dict[str, str]:
 
 
 def check_tensors(
-    where: str, config: DrafterConfig, shapes: Mapping[str, list[int]], d2t: Tensor | None
+    where: str,
+    config: DrafterConfig,
+    shapes: Mapping[str, list[int]],
+    dtypes: Mapping[str, str],
 ) -> None:
-    """Check that tensors are those of a drafter of these sizes.
+    """Check that tensors are those of a drafter of these sizes, by what a file's header says.
 
     Args:
         where: what messages call them.
         config: the sizes.
         shapes: of all tensors, by own name.
-        d2t: the map of the draft vocabulary, if there is one.
+        dtypes: likewise, by torch's names such as `bfloat16`.
 
     Raises:
-        ConfigError: missing, misshapen or unknown tensors, all of them listed; or an impossible
-            map.
+        ConfigError: missing, misshapen or unknown tensors, or such of other dtypes; all of them
+            listed.
     """
     with torch.device("meta"):
         expected = Drafter(config).state_dict()
     _check_shapes(where, {name: list(t.shape) for name, t in expected.items()}, shapes)
-    if d2t is not None:
-        _check_draft_vocabulary(where, d2t, config.vocab_size)
+    _check_dtypes(where, dtypes)
+
+
+def check_draft_vocabulary(where: str, d2t: Tensor, vocab_size: int) -> None:
+    """Check the map of a draft vocabulary.
+
+    Args:
+        where: what messages call its file.
+        d2t: [draft vocabulary] of any integers; its shape and dtype have passed `check_tensors`.
+        vocab_size: of the target.
+
+    Raises:
+        ConfigError: it points outside the target's vocabulary, or to a token twice.
+    """
+    tokens = torch.arange(len(d2t)) + d2t.long()
+    outside = tokens[(tokens < 0) | (tokens >= vocab_size)]
+    if len(outside):
+        raise ConfigError(
+            f"{where}: d2t points to token {int(outside[0])}, outside the target's vocabulary of "
+            f"{vocab_size}: d2t[i] is the target's token minus i"
+        )
+    if len(torch.unique(tokens)) < len(tokens):
+        raise ConfigError(f"{where}: d2t names a token of the target twice")
 
 
 def _check_shapes(
@@ -81,15 +107,15 @@ def _check_shapes(
         raise ConfigError(f"{path} does not fit its config.json: {'; '.join(problems)}")
 
 
-def _check_draft_vocabulary(path: str, d2t: Tensor, vocab_size: int) -> None:
-    if d2t.is_floating_point():
-        raise ConfigError(f"{path}: d2t must hold integers, has {d2t.dtype}")
-    tokens = torch.arange(len(d2t)) + d2t.long()
-    outside = tokens[(tokens < 0) | (tokens >= vocab_size)]
-    if len(outside):
+def _check_dtypes(path: str, found: Mapping[str, str]) -> None:
+    if found.get(DRAFT_TO_TARGET, _INTEGERS[0]) not in _INTEGERS:
+        raise ConfigError(f"{path}: d2t must hold integers, has {found[DRAFT_TO_TARGET]}")
+    if wrong := [
+        f"{name} is {dtype}"
+        for name, dtype in found.items()
+        if name != DRAFT_TO_TARGET and dtype not in _FLOATS
+    ]:
         raise ConfigError(
-            f"{path}: d2t points to token {int(outside[0])}, outside the target's vocabulary of "
-            f"{vocab_size}"
+            f"{path}: weights must be {', '.join(_FLOATS[:-1])} or {_FLOATS[-1]}, but "
+            f"{'; '.join(wrong)}: take the checkpoint as it was before it was quantised"
         )
-    if len(torch.unique(tokens)) < len(tokens):
-        raise ConfigError(f"{path}: d2t names a token of the target twice")

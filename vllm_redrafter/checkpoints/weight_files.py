@@ -5,7 +5,6 @@ Serving reads `model.safetensors` alone; the others (shards, pickles) are for `c
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 from pathlib import Path
@@ -14,12 +13,12 @@ from typing import Any
 import torch
 from huggingface_hub import list_repo_files
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vllm_redrafter.checkpoints.files import WEIGHTS_FILE, resolve_file
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.checkpoints.files import UNREADABLE, WEIGHTS_FILE, resolve_file
+from vllm_redrafter.errors import ConfigError, one_line
+from vllm_redrafter.json_files import read_json
 
 INDEX = ".index.json"
 FILES = (WEIGHTS_FILE, WEIGHTS_FILE + INDEX, "pytorch_model.bin", "pytorch_model.bin" + INDEX)
@@ -73,7 +72,7 @@ def read_weights(paths: list[Path]) -> dict[str, Tensor]:
 def _shards(model: str, index: Path) -> list[Path]:
     """The files that an index names."""
     try:
-        weight_map = json.loads(index.read_text())["weight_map"]
+        weight_map = read_json(index)["weight_map"]
         names = sorted(set(weight_map.values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
@@ -107,8 +106,8 @@ def _pt_files(model: str) -> list[str]:
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
     try:
         tensors: dict[str, Tensor] = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(f"{path}: not readable as safetensors: {error}") from error
+    except UNREADABLE as error:
+        raise ConfigError(f"{path}: not readable as safetensors: {one_line(error)}") from error
     return tensors
 
 
@@ -116,9 +115,10 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except _PICKLE_ERRORS as error:
+        # Not torch's message: it is long, and recommends to run the code in the file.
         raise ConfigError(
-            f"{path}: not readable as a state dict of tensors; if it is a whole pickled module, "
-            f"write torch.save(module.state_dict(), ...) instead: {error}"
+            f"{path}: not readable as a state dict of tensors; code in it is not run. If it is "
+            "your own pickled module, write torch.save(module.state_dict(), ...) instead"
         ) from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: expected a state dict, got {type(content).__name__}")

@@ -42,10 +42,13 @@ from datasets import (
     disable_progress_bars,
     enable_progress_bars,
 )
+from datasets.exceptions import DatasetGenerationError
 
+from vllm_redrafter.data.row_checks import first_broken_row
 from vllm_redrafter.data.settings import SamplingSettings
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.errors import ConfigError, one_line
 from vllm_redrafter.files import whole_file
+from vllm_redrafter.json_files import read_json
 
 FORMAT_VERSION = 1
 INFO_FILE = "dataset.json"
@@ -119,7 +122,7 @@ class DatasetInfo:
         """
         path = folder / INFO_FILE
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
+            values = read_json(path)
         except FileNotFoundError as error:
             raise ConfigError(
                 f"{folder}: no {INFO_FILE} there; give a folder that generate-data wrote"
@@ -136,6 +139,15 @@ class DatasetInfo:
             return cls(**{**values, "sampling": SamplingSettings(**values["sampling"])})
         except (KeyError, TypeError) as error:
             raise ConfigError(f"{path}: not what generate-data writes: {error}") from error
+
+    def __post_init__(self) -> None:
+        smallest = {"num_conversations": 0, "shard_size": 1, "vocab_size": 1, "top_logprobs": 0}
+        for name, least in smallest.items():
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ConfigError(
+                    f"{INFO_FILE}: {name} must be an integer of at least {least}, got {value!r}"
+                )
 
 
 def _flat(info: DatasetInfo) -> dict[str, Any]:
@@ -194,7 +206,7 @@ def read_dataset(folder: str | Path) -> tuple[DatasetInfo, Dataset]:
 
     Raises:
         ConfigError: no dataset.json or one of another format version, no finished shard, no row,
-            or a shard that is damaged.
+            a shard that is damaged, or a row that is not what the columns promise.
     """
     folder = Path(folder).expanduser()
     info = DatasetInfo.load(folder)
@@ -212,10 +224,14 @@ def read_dataset(folder: str | Path) -> tuple[DatasetInfo, Dataset]:
         )
     cache = tempfile.mkdtemp(prefix="vllm-redrafter-")
     atexit.register(shutil.rmtree, cache, ignore_errors=True)
-    with _no_progress_bars():
-        data = Dataset.from_parquet(
-            [str(path) for path in paths], features=columns, cache_dir=cache
-        )
+    try:
+        with _no_progress_bars():
+            data = Dataset.from_parquet(
+                [str(path) for path in paths], features=columns, cache_dir=cache
+            )
+    except DatasetGenerationError as error:
+        raise _damaged(paths, error) from error
+    _check_rows(folder, info, data)
     return info, data
 
 
@@ -270,6 +286,37 @@ def _check_shard(path: Path, columns: Features) -> int:
             "in the types of this format: it belongs to other data"
         )
     return num_rows
+
+
+def _damaged(paths: Sequence[Path], error: Exception) -> ConfigError:
+    """What to say of shards whose ends are whole, but not all of what is between."""
+    import pyarrow
+    from pyarrow import parquet
+
+    for path in paths:
+        try:
+            with parquet.ParquetFile(path) as file:
+                for _ in file.iter_batches():
+                    pass
+        except (OSError, pyarrow.ArrowException) as cause:
+            return ConfigError(
+                f"{path}: not readable as Parquet ({one_line(cause)}); delete it and start "
+                "generate-data again, which writes what is missing"
+            )
+    reason = one_line(error.__cause__ or error)
+    return ConfigError(f"{paths[0].parent}: its shards cannot be read: {reason}")
+
+
+def _check_rows(folder: Path, info: DatasetInfo, data: Dataset) -> None:
+    found = first_broken_row(data.data.table, info.vocab_size, info.top_logprobs)
+    if found is None:
+        return
+    row, what = found
+    conversation = data[row]["conversation"]
+    raise ConfigError(
+        f"{folder}: conversation {conversation}, in shard {conversation // info.shard_size}: "
+        f"{what}; delete that shard and start generate-data again, which writes what is missing"
+    )
 
 
 @contextmanager

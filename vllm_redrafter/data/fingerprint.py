@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.json_files import read_json
 
 ARCHITECTURE_FIELDS = (
     "architectures",
@@ -89,7 +90,7 @@ def target_fingerprint(target: str | Path, revision: str | None = None) -> str:
     folder = _local_folder(str(target), revision)
     config_file = folder / "config.json"
     try:
-        config = json.loads(config_file.read_text(encoding="utf-8"))
+        config = read_json(config_file)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"target {str(target)!r}: its config.json cannot be read: {error}"

@@ -14,6 +14,7 @@ from typing import Any
 
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.files import whole_file
+from vllm_redrafter.json_files import parse_json, read_json
 
 
 class PromptFile:
@@ -109,7 +110,7 @@ class PromptFile:
             if not line.endswith(b"\n"):
                 break
             try:
-                row = json.loads(line)
+                row = parse_json(line)
                 text = row["prompt"] if "prompt" in row else row["messages"][-1]["content"]
                 self.next_attempt = int(row["attempt"]) + 1
             except (ValueError, KeyError, TypeError, IndexError) as error:
@@ -124,7 +125,7 @@ class PromptFile:
 
 def _check_record(record: Path, path: Path, made_with: dict[str, Any]) -> None:
     try:
-        found = json.loads(record.read_text(encoding="utf-8"))
+        found = read_json(record)
         differences = [
             f"{name}: {found.get(name)!r}, not {value!r}"
             for name, value in made_with.items()

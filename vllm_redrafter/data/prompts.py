@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.json_files import parse_json
 
 ROLES = {
     "system": "system",
@@ -155,7 +155,7 @@ def _txt_rows(path: Path) -> Iterator[PlacedRow]:
 def _jsonl_rows(path: Path) -> Iterator[PlacedRow]:
     for at, text in _lines(path):
         try:
-            yield at, json.loads(text)
+            yield at, parse_json(text)
         except ValueError as error:
             raise ConfigError(
                 f"{at}: not JSON ({error}), found {_shortened(text)}; expected {EXPECTED}"
@@ -164,7 +164,7 @@ def _jsonl_rows(path: Path) -> Iterator[PlacedRow]:
 
 def _json_rows(path: Path) -> Iterator[PlacedRow]:
     try:
-        rows = json.loads(path.read_text(encoding="utf-8-sig"))
+        rows = parse_json(path.read_text(encoding="utf-8-sig"))
     except ValueError as error:  # malformed JSON or UTF-8; the former names the line
         raise ConfigError(f"{path}: not JSON: {error}; expected a list of {EXPECTED}") from error
     if not isinstance(rows, list):

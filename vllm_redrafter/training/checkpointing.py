@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -17,11 +18,14 @@ from vllm_redrafter.checkpoints.writing import save_drafter
 from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.errors import ConfigError, TrainingError
 from vllm_redrafter.files import whole_folder
+from vllm_redrafter.json_files import read_json
 
 OPTIMIZER_FILE = "optimizer.pt"
 PROGRESS_FILE = "progress.json"
 KEPT = 2
 """Checkpoints that are kept: the last one, and the one before it in case the last is damaged."""
+
+_DAMAGED = (OSError, ValueError, TypeError, KeyError)
 
 
 @dataclass(frozen=True)
@@ -82,20 +86,33 @@ class Checkpoints:
         """Read the newest into the drafter and the optimizer.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: there is none, or it is damaged.
         """
         progress = self.newest()
         path = self.paths()[-1]
-        drafter.load_state_dict(load_file(path / WEIGHTS_FILE))
-        optimizer.load_state_dict(torch.load(path / OPTIMIZER_FILE, weights_only=True))
+        try:
+            drafter.load_state_dict(load_file(path / WEIGHTS_FILE))
+            optimizer.load_state_dict(torch.load(path / OPTIMIZER_FILE, weights_only=True))
+        except (*_DAMAGED, RuntimeError, EOFError, UnpicklingError, SafetensorError) as error:
+            raise _damaged(path) from error
         return progress
 
     def newest(self) -> RunProgress:
         """Where the newest checkpoint stands.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: there is none, or it is damaged.
         """
         if not (paths := self.paths()):
             raise ConfigError(f"{self.folder}: no checkpoint to resume from; leave --resume out")
-        return RunProgress(**json.loads((paths[-1] / PROGRESS_FILE).read_text()))
+        try:
+            return RunProgress(**read_json(paths[-1] / PROGRESS_FILE))
+        except _DAMAGED as error:
+            raise _damaged(paths[-1]) from error
+
+
+def _damaged(path: Path) -> ConfigError:
+    return ConfigError(
+        f"{path}: damaged, or not what train writes; delete it to go on from the checkpoint before "
+        "it, or leave --resume out"
+    )

@@ -1,0 +1,432 @@
+"""What docs/hostile-input.md lists is refused in one line, and no code in it runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from redrafter_testing.models.checkpoints import PROJECTED, edit_config, edit_tensors
+from vllm_redrafter.checkpoints.reading import load_drafter
+from vllm_redrafter.checkpoints.writing import save_drafter
+from vllm_redrafter.cli import app
+from vllm_redrafter.config import DrafterConfig
+from vllm_redrafter.data.dataset import DatasetInfo, Row, read_dataset, write_shard
+from vllm_redrafter.drafter import Drafter
+from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.request_options import check_request
+from vllm_redrafter.speculative_config import requested_of, validated
+from vllm_redrafter.training.checkpointing import Checkpoints, RunProgress
+from vllm_redrafter.training.measured_costs import read_costs
+
+TABLE = Path(__file__).parents[1] / "docs" / "hostile-input.md"
+NAN = float("nan")
+REDUCED = DrafterConfig(11, 4, exit_dim=6, num_draft_layers=2, rnn=True, draft_vocab_size=5)
+INFO = DatasetInfo("target", "a", "b", None, "c", 4, 4, vocab_size=10)
+ROW = Row(0, [1, 2, 3], [False, True, True])
+TENSOR = "lm_head.2.weight"
+RAN = "ran"
+"""A file that the pickles' code makes, where it runs."""
+
+Tried = Callable[[Path], object]
+
+
+# --- What was made ---
+
+
+class Evil:
+    def __reduce__(self) -> Any:
+        return os.mkdir, (RAN,)
+
+
+def pickled(name: str) -> Tried:
+    def damage(folder: Path) -> None:
+        (folder / "model.safetensors").unlink()
+        (folder / name).write_bytes(pickle.dumps({"x": Evil()}, protocol=2))
+
+    return damage
+
+
+def zipped_pickle(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save({"x": Evil()}, folder / "pytorch_model.bin")
+
+
+def enlarged(name: str) -> Tried:
+    """A sparse file: it takes no place on the disk."""
+    return lambda folder: os.truncate(folder / name, 1 << 30)
+
+
+def text(name: str, content: str) -> Tried:
+    return lambda folder: (folder / name).write_text(content)
+
+
+def entry(**values: Any) -> Tried:
+    return lambda folder: edit_config(folder, lambda config: config.update(values))
+
+
+def weights(change: Callable[[torch.Tensor], torch.Tensor]) -> Tried:
+    def damage(folder: Path) -> None:
+        edit_tensors(
+            folder, lambda tensors: tensors.update({n: change(t) for n, t in tensors.items()})
+        )
+
+    return damage
+
+
+def map_of(*values: Any, dtype: torch.dtype = torch.int64) -> Tried:
+    def damage(folder: Path) -> None:
+        save_drafter(Drafter(REDUCED), folder)
+        edit_tensors(folder, lambda tensors: tensors.update(d2t=torch.tensor(values, dtype=dtype)))
+
+    return damage
+
+
+def header(change: Callable[[dict[str, Any]], object]) -> Tried:
+    def damage(folder: Path) -> None:
+        path = folder / "model.safetensors"
+        content = path.read_bytes()
+        (length,) = struct.unpack("<Q", content[:8])
+        values = json.loads(content[8 : 8 + length])
+        change(values)
+        text = json.dumps(values).encode()
+        path.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + length :])
+
+    return damage
+
+
+def content(name: str, change: Callable[[bytes], bytes]) -> Tried:
+    def damage(folder: Path) -> None:
+        path = folder / name
+        path.write_bytes(change(path.read_bytes()))
+
+    return damage
+
+
+def index(text: str, size: int | None = None) -> Tried:
+    """An index in place of the weights."""
+
+    def damage(folder: Path) -> None:
+        path = folder / "model.safetensors.index.json"
+        (folder / "model.safetensors").unlink()
+        path.write_text(text)
+        os.truncate(path, size or len(text))
+
+    return damage
+
+
+def entry_of_data(**values: Any) -> Tried:
+    def damage(folder: Path) -> None:
+        path = folder / "dataset.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+    return damage
+
+
+def endless_map(folder: Path) -> None:
+    """d2t of 2 GB, all of them a hole in the file."""
+    save_drafter(Drafter(REDUCED), folder)
+    path, size = folder / "model.safetensors", 2 << 30
+    edit_tensors(folder, lambda tensors: tensors.pop("d2t"))
+    end = sum(tensor.nbytes for tensor in load_file(path).values())
+    d2t = {"dtype": "I64", "shape": [size // 8], "data_offsets": [end, end + size]}
+    header(lambda values: values.update(d2t=d2t))(folder)
+    os.truncate(path, path.stat().st_size + size)
+
+
+# --- To what it was given ---
+
+
+def checkpoint(command: str, damage: Tried) -> Tried:
+    """A command on a drafter that was damaged."""
+
+    def tried(folder: Path) -> None:
+        made = folder / "drafter"
+        save_drafter(Drafter(PROJECTED), made)
+        damage(made)
+        more = [str(folder / "converted")] if command == "convert" else []
+        run(command, str(made), *more)
+
+    return tried
+
+
+def served(damage: Tried = lambda folder: None, **speculative: Any) -> Tried:
+    """The speculative config of `vllm serve`, with a drafter that was damaged."""
+
+    def tried(folder: Path) -> None:
+        made = folder / "drafter"
+        save_drafter(Drafter(PROJECTED), made)
+        damage(made)
+        given = {"model": str(made), "num_speculative_tokens": 4} | speculative
+        flags = {"spec_method": None, "spec_model": None, "spec_tokens": None}
+        arguments = SimpleNamespace(
+            model="target", revision=None, tokenizer=None, speculative_config=given, **flags
+        )
+        validated(requested_of(arguments)[0])
+
+    return tried
+
+
+def data(damage: Tried, row: Row = ROW) -> Tried:
+    """`train --data` and whatever else reads data."""
+
+    def tried(folder: Path) -> None:
+        INFO.save(folder)
+        write_shard(folder, 0, [row] * 50, top_logprobs=0)
+        damage(folder)
+        read_dataset(folder)
+
+    return tried
+
+
+def resumed(damage: Tried) -> Tried:
+    """`train --resume`."""
+
+    def tried(folder: Path) -> None:
+        drafter = Drafter(PROJECTED)
+        optimizer = torch.optim.AdamW(drafter.parameters())
+        checkpoints = Checkpoints(folder)
+        damage(checkpoints.save(drafter, optimizer, RunProgress(1, 2.0, {})))
+        checkpoints.load(drafter, optimizer)
+
+    return tried
+
+
+def prompts(name: str, content: str) -> Tried:
+    def tried(folder: Path) -> None:
+        (folder / name).write_text(content)
+        output = str(folder / "data")
+        run("generate-data", "target", "--prompts", str(folder / name), "--output", output)
+
+    return tried
+
+
+def costs(content: str) -> Tried:
+    def tried(folder: Path) -> None:
+        (folder / "costs.json").write_text(content)
+        read_costs(folder / "costs.json")
+
+    return tried
+
+
+def request(**extra_args: Any) -> Tried:
+    return lambda folder: check_request(extra_args, 12)
+
+
+def run(*arguments: str) -> None:
+    """A command; what it says of an error is an error here."""
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 1, result.output
+    assert isinstance(result.exception, SystemExit), result.exception
+    raise ConfigError(result.stderr.removeprefix("error: ").rstrip("\n"))
+
+
+@dataclass(frozen=True)
+class Case:
+    tried: Tried
+    message: str
+
+
+CASES = {
+    "`pytorch_model.bin` with code in it": Case(
+        checkpoint("convert", zipped_pickle), r"pytorch_model\.bin: .*code in it is not run"
+    ),
+    "the same as a bare pickle in a `*.pt`": Case(
+        checkpoint("convert", pickled("drafter.pt")), r"drafter\.pt: .*code in it is not run"
+    ),
+    "a pickle named `model.safetensors`": Case(
+        checkpoint("inspect", pickled("model.safetensors")), "not readable as safetensors"
+    ),
+    "a pickle alone, to be served": Case(served(zipped_pickle), r"has no model\.safetensors"),
+    "`optimizer.pt` of a training checkpoint with code in it": Case(
+        resumed(pickled("optimizer.pt")), "step-00000001: damaged, or not what train writes"
+    ),
+    "`config.json` of 1 GB": Case(served(enlarged("config.json")), "1,073,741,824 bytes"),
+    "`config.json` of 200,000 opening brackets": Case(
+        served(text("config.json", "[" * 200_000)), "nested too deeply"
+    ),
+    "`config.json` that holds a list": Case(
+        checkpoint("inspect", text("config.json", "[1]")), "expected a JSON object, got list"
+    ),
+    "`model.safetensors.index.json` of 1 GB": Case(
+        checkpoint("convert", index("{}", size=1 << 30)), "1,073,741,824 bytes"
+    ),
+    "an index whose shard is `../../secret`": Case(
+        checkpoint("convert", index('{"weight_map": {"x": "../../secret"}}')),
+        "is not the name of a file beside it",
+    ),
+    "`vocab_size` −5": Case(served(entry(vocab_size=-5)), "at least 1, got -5"),
+    "`hidden_size` NaN": Case(served(entry(hidden_size=NAN)), "at least 1, got nan"),
+    "`exit_dim` of 10³⁰": Case(served(entry(exit_dim=10**30)), "at most 1048576, got 1e\\+30"),
+    "`num_draft_layers` of a billion": Case(
+        served(entry(num_draft_layers=10**9)), "at most 256, got 1e\\+09"
+    ),
+    '`rnn` "yes"': Case(served(entry(rnn="yes")), "true or false, got 'yes'"),
+    "`d2t` past the vocabulary's end": Case(
+        served(map_of(0, 0, 0, 0, 9)), "d2t points to token 13, outside"
+    ),
+    "`d2t` before its beginning": Case(served(map_of(-1, 0, 0, 0, 0)), "d2t points to token -1"),
+    "`d2t` at the end of 64 bits": Case(
+        served(map_of(0, 2**63 - 1, 0, 0, 0)), "d2t points to token -9223372036854775808"
+    ),
+    "`d2t` that names a token twice": Case(served(map_of(1, 0, 0, 0, 0)), "a token of .* twice"),
+    "`d2t` of fractions": Case(
+        served(map_of(0, 0, 0, 0, 0, dtype=torch.float32)), "d2t must hold integers"
+    ),
+    "`d2t` of truth values": Case(
+        served(map_of(0, 0, 0, 0, 0, dtype=torch.bool)), "d2t must hold integers"
+    ),
+    "`d2t` of 2 GB": Case(served(endless_map), r"d2t has shape \[268435456\]"),
+    "safetensors whose header claims 2⁶³ bytes": Case(
+        served(content("model.safetensors", lambda b: struct.pack("<Q", 2**63) + b[8:])),
+        "not readable as safetensors: .*header too large",
+    ),
+    "safetensors whose header claims more than the file has": Case(
+        served(content("model.safetensors", lambda b: struct.pack("<Q", len(b) * 9) + b[8:])),
+        "not readable as safetensors: .*invalid header length",
+    ),
+    "safetensors cut off": Case(
+        served(content("model.safetensors", lambda b: b[:-9])), "file not fully covered"
+    ),
+    "safetensors with an empty file": Case(
+        served(content("model.safetensors", lambda b: b"")), "header too small"
+    ),
+    "a tensor whose place is behind the file's end": Case(
+        served(header(lambda h: h[TENSOR].update(data_offsets=[0, 10**9]))), "invalid offset"
+    ),
+    "a tensor whose shape and length differ": Case(
+        served(header(lambda h: h[TENSOR].update(shape=[11, 60]))), "invalid shape, data type"
+    ),
+    "a tensor of 2⁴⁰ × 2⁴⁰": Case(
+        served(header(lambda h: h[TENSOR].update(shape=[2**40, 2**40]))), "overflow computing"
+    ),
+    "weights of int8": Case(
+        served(weights(lambda t: t.to(torch.int8))), "weights must be .*input_proj.weight is int8"
+    ),
+    "weights of float8 without scales": Case(
+        served(weights(lambda t: t.to(torch.float8_e4m3fn))), "lm_head.2.weight is F8_E4M3"
+    ),
+    "`dataset.json` of 1 GB": Case(data(enlarged("dataset.json")), "1,073,741,824 bytes"),
+    "`dataset.json` with `vocab_size` NaN": Case(
+        data(entry_of_data(vocab_size=NAN)), "vocab_size must be .* got nan"
+    ),
+    "`dataset.json` with `shard_size` 0": Case(
+        data(entry_of_data(shard_size=0)), "shard_size must be .* at least 1, got 0"
+    ),
+    "a data shard cut in half": Case(
+        data(content("shard-00000.parquet", lambda b: b[: len(b) // 2])), "delete it and start"
+    ),
+    "a data shard of 0 bytes": Case(
+        data(content("shard-00000.parquet", lambda b: b"")), "delete it and start"
+    ),
+    "a data shard that lacks bytes in its middle": Case(
+        data(content("shard-00000.parquet", lambda b: b[:100] + b[200:])), "delete it and start"
+    ),
+    "a row with a token behind the vocabulary's end": Case(
+        data(lambda folder: None, Row(0, [1, 10, 3], [False, True, True])),
+        "outside the target's vocabulary of 10; delete",
+    ),
+    "a row with a mask of another length": Case(
+        data(lambda folder: None, Row(0, [1, 2, 3], [False, True])), "differ in length; delete"
+    ),
+    "prompts of 200,000 opening brackets": Case(
+        prompts("prompts.jsonl", "[" * 200_000), "line 1: not JSON .*nested too deeply"
+    ),
+    "a table of costs of 200,000 opening brackets": Case(
+        costs("[" * 200_000), "not a table of costs"
+    ),
+    "a table of costs with an infinite one": Case(
+        costs(
+            '{"format": "vllm-redrafter costs", "target": "", "drafter": "", "device": "", '
+            '"draft": [{"requests": 1, "beam_width": 1, "beam_length": 1, "seconds": 1}], '
+            '"verify": [{"rows": 1, "seconds": Infinity}]}'
+        ),
+        "not a positive number",
+    ),
+    "a speculative config that is a list": Case(
+        lambda folder: requested_of(SimpleNamespace(speculative_config=[4])), "must be an object"
+    ),
+    '`num_speculative_tokens` −1, NaN, "4" or 10⁴⁰⁰': Case(
+        served(num_speculative_tokens=NAN), "between 1 and 127 .* got nan"
+    ),
+    "`beam_width` NaN": Case(served(beam_width=NAN), "beam_width must be .* got nan"),
+    "a `revision` that is a number": Case(served(revision=5), "'revision' must be .* got 5"),
+    "a request's `redrafter.spec_tokens` of NaN": Case(
+        request(**{"redrafter.spec_tokens": NAN}), "integer from 0 to 12 .* got nan"
+    ),
+    'of "4", 2.5, true, a list, an object': Case(
+        request(**{"redrafter.spec_tokens": "4"}), "integer from 0 to 12 .* got '4'"
+    ),
+    "of 10⁴⁰⁰": Case(request(**{"redrafter.spec_tokens": 10**400}), r"got 10+\.\.\.0+$"),
+    "of a text of 1 MB": Case(request(**{"redrafter.spec_tokens": "x" * (1 << 20)}), r"got 'xxx"),
+    "an option of a request that there is not": Case(
+        request(**{"redrafter.beam_width": 4}), "there is no 'redrafter.beam_width'"
+    ),
+    "`extra_args` that are a list": Case(
+        lambda folder: check_request([4], 12),  # type: ignore[arg-type]
+        r"must be an object, got \[4\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_refused_in_one_line(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as refused:
+        CASES[name].tried(tmp_path)
+    message = str(refused.value)
+    assert re.search(CASES[name].message, message), message
+    assert "\n" not in message and len(message) < 1000
+    assert not (tmp_path / RAN).exists(), "code of the file ran"
+
+
+def test_the_code_in_the_pickles_would_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    pickle.loads(pickle.dumps({"x": Evil()}))
+    assert (tmp_path / RAN).exists()
+
+
+def test_weights_that_are_no_numbers_are_refused_when_they_are_read(tmp_path: Path) -> None:
+    save_drafter(Drafter(PROJECTED), tmp_path)
+    edit_tensors(tmp_path, lambda tensors: tensors[TENSOR].__setitem__((0, 0), NAN))
+    with pytest.raises(ConfigError, match=r"lm_head\.2\.weight holds NaN or infinity in float32"):
+        load_drafter(str(tmp_path))
+    edit_tensors(tmp_path, lambda tensors: tensors[TENSOR].__setitem__((0, 0), 1e6))
+    assert load_drafter(str(tmp_path))
+    with pytest.raises(ConfigError, match="NaN or infinity in float16; take another dtype"):
+        load_drafter(str(tmp_path), torch.float16)
+
+
+@pytest.mark.parametrize("wish", [-1, "4", 10**400, True, None, [4]])
+def test_the_most_nodes_are_an_integer_in_range(wish: object, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="between 1 and 127"):
+        served(num_speculative_tokens=wish)(tmp_path)
+
+
+@pytest.mark.parametrize("target", [5, ["a"], NAN])
+def test_a_target_that_is_no_name_is_refused(target: object, tmp_path: Path) -> None:
+    save_drafter(Drafter(PROJECTED), tmp_path)
+    given = {"speculative_config": {"target": target}, "model": str(tmp_path), "revision": None}
+    flags = {"spec_method": None, "spec_model": None, "spec_tokens": None, "tokenizer": None}
+    with pytest.raises(ConfigError, match="'target' must be a name, got"):
+        requested_of(SimpleNamespace(**given, **flags))
+
+
+def test_the_document_lists_what_is_tried_here() -> None:
+    rows = [line.split(" | ")[0].removeprefix("| ") for line in TABLE.read_text().splitlines()]
+    listed = [row for row in rows if row in CASES]
+    assert listed == list(CASES)
