@@ -1,0 +1,273 @@
+r"""Does a server that drafts answer as plain vLLM does, for hours, whatever it is asked?
+
+    python benchmarks/soak.py --requests 2000 --output soak.json
+    python benchmarks/soak.py --model TARGET --drafter DRAFTER --seconds 3600
+
+`vllm serve` with a drafter, the batch's budget and a small KV cache gets requests of all kinds
+(greedy and sampled, grammars, penalties, stop strings, n = 2, streamed or not), in an open loop at
+a rate around its capacity with bursts of 64. The clients of a tenth go away midway. What was
+answered is asked of plain vLLM again, with room for all, and compared: tokens, texts, and why they
+ended; log-probabilities within 0.001. All in float32, where rounding does not change tokens.
+
+Without --model a target is made up, and a drafter that guesses a good part of it.
+
+The exit status is 1 if an answer differs or is missing, a block of the KV cache is not freed, or
+memory grows by more than --most-growth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from shared_parts import machine, results
+from shared_parts.arguments import not_negative, positive, script_parser
+from soak_parts.arrivals import arrivals
+from soak_parts.client import Client, Outcome, all_at_most
+from soak_parts.comparison import difference
+from soak_parts.faults import (
+    Fault,
+    ask_to_end,
+    ends_by,
+    ends_well,
+    goes_on_without,
+    kill_engine,
+    rows,
+)
+from soak_parts.load import Run, apply, capacity
+from soak_parts.models import write_models
+from soak_parts.report import (
+    PREEMPTIONS,
+    USAGE,
+    Report,
+    counted,
+    first_tokens,
+    gaps,
+    percentiles,
+)
+from soak_parts.requests import Request, requests
+from soak_parts.server import Server, ServerError
+
+from vllm_redrafter.engine.cpu.environment import cpu_variables
+
+NAME = "target"
+BLOCK = 32
+WARM_UP = 64
+FAULTS = {"SIGTERM": ask_to_end, "kill -9 of the engine core": kill_engine}
+
+
+def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = script_parser(__doc__)
+    add = parser.add_argument
+    add("--model", help="the target: folder or hub id (default: one that is made up)")
+    add("--drafter", help="the ReDrafter checkpoint for it")
+    add("--requests", type=positive, default=2000, help="(default 2000)")
+    add("--seconds", type=not_negative, default=3600.0, help="send no longer (default 3600)")
+    add("--load", type=not_negative, default=0.9, help="of the server's capacity (default 0.9)")
+    add("--in-flight", type=positive, default=32, help="vLLM's max_num_seqs (default 32)")
+    add("--blocks", type=positive, default=96, help=f"of {BLOCK} tokens: the KV cache (default 96)")
+    add("--spec-tokens", type=positive, default=8, help="K (default 8)")
+    add("--vocabulary", type=positive, default=512, help="ids of prompts are below it")
+    add("--seed", type=int, default=0, help="of requests and arrivals (default 0)")
+    add("--most-growth", type=not_negative, default=100.0, help="of memory, MiB (default 100)")
+    add("--logs", type=Path, help="folder for the servers' logs (default: a temporary one)")
+    add("--faults", action="store_true", help="break the servers instead, and see how they end")
+    add("--output", type=Path, help="write all figures to this JSON file")
+    args = parser.parse_args(given)
+    if (args.model is None) != (args.drafter is None):
+        parser.error("--model and --drafter: give both or neither")
+    return args
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    args = arguments(given)
+    surroundings = machine.describe(gpu=None)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        logs = args.logs or folder
+        logs.mkdir(parents=True, exist_ok=True)
+        if args.model is None:
+            args.model, args.drafter = map(str, write_models(folder))
+        asked = requests(args.requests, args.vocabulary, args.seed)
+        try:
+            if args.faults:
+                found = asyncio.run(break_servers(args, folder, logs))
+                return report_faults(args, surroundings, found)
+            report = asyncio.run(soak(args, asked, logs))
+        except ServerError as error:
+            print(error, file=sys.stderr)
+            return 2
+    print("\n".join(report.lines()))
+    settings = {**vars(args), "output": None, "logs": None}
+    settings |= {"model": Path(args.model).name, "drafter": Path(args.drafter).name}
+    kinds = Counter(request.kind for request in asked)
+    record = {**surroundings, "settings": settings, "kinds": kinds, **report.as_json()}
+    results.write(args.output, record)
+    for failure in report.failures():
+        print(f"FAILED: {failure}", file=sys.stderr)
+    return 1 if report.failures() else 0
+
+
+async def soak(args: argparse.Namespace, asked: list[Request], logs: Path) -> Report:
+    """Both servers, one after the other."""
+    with Server(drafting(args), logs / "drafting.log", environment()) as server:
+        async with session() as opened:
+            client = Client(opened, server.address, NAME)
+            warm_up = requests(WARM_UP, args.vocabulary, args.seed + 1)
+            rate = args.load * await capacity(client, warm_up, args.in_flight)
+            before = await quiet_metrics(server, client)
+            times = arrivals(len(asked), rate, args.seed)
+            run = await apply(server, client, asked, times, args.seconds)
+            after = await quiet_metrics(server, client)
+    answered = [
+        (request, outcome)
+        for request, outcome in zip(asked, run.outcomes, strict=True)
+        if outcome is not None and outcome.answered
+    ]
+    with Server(plain(args), logs / "plain.log", environment()) as server:
+        async with session() as opened:
+            client = Client(opened, server.address, NAME)
+            bodies = [request.for_plain() for request, _ in answered]
+            expected = await all_at_most(client, bodies, args.in_flight)
+    blocks = args.blocks - 1  # vLLM keeps one to itself
+    return Report(
+        sent=sum(outcome is not None for outcome in run.outcomes),
+        answered=len(answered),
+        aborted=sum(outcome is not None and outcome.aborted for outcome in run.outcomes),
+        errors=errors(asked, run),
+        differences=differences(answered, expected),
+        preemptions=int(after[PREEMPTIONS] - before[PREEMPTIONS]),
+        offered_rate=rate,
+        seconds=run.seconds,
+        first_token=percentiles(first_tokens(run.outcomes)),
+        between_tokens=percentiles(gaps(run.outcomes)),
+        counters=counted(before, after),
+        free_blocks=(
+            blocks - round(before[USAGE] * blocks),
+            blocks - round(after[USAGE] * blocks),
+        ),
+        looks=run.looks,
+        most_growth=args.most_growth,
+    )
+
+
+async def break_servers(args: argparse.Namespace, folder: Path, logs: Path) -> list[Fault]:
+    """Each fault, on a server that drafts and on a plain one."""
+    drafter = folder / "copy"
+    shutil.copytree(args.drafter, drafter)
+    args.drafter = str(drafter)
+    found = []
+    for method, arguments in (("ReDrafter", drafting(args)), ("plain", plain(args))):
+        for done, fault in FAULTS.items():
+            temporary = folder / f"{method} {done}"
+            temporary.mkdir()
+            variables = {**environment(), "TMPDIR": str(temporary)}
+            log = logs / f"{method}-{fault.__name__}.log"
+            with Server(arguments, log, variables) as server:
+                async with session() as opened:
+                    client = Client(opened, server.address, NAME)
+                    # The last use of the folder.
+                    if method == "ReDrafter" and fault is list(FAULTS.values())[-1]:
+                        found.append(
+                            await goes_on_without(server, client, method, drafter, temporary)
+                        )
+                    found.append(await ends_by(server, client, method, done, fault, temporary))
+            print(rows(found)[-1], flush=True)
+    return found
+
+
+def report_faults(
+    args: argparse.Namespace, surroundings: dict[str, Any], found: list[Fault]
+) -> int:
+    print("\n".join(rows(found)))
+    record = {**surroundings, "faults": [asdict(fault) for fault in found]}
+    results.write(args.output, record)
+    failures = [f"{fault.done}: something is left" for fault in found if fault.leaves_something]
+    failures += [
+        f"{fault.done}: the server does not end as it should"
+        for fault in found
+        if fault.method == "ReDrafter" and not ends_well(fault)
+    ]
+    for failure in failures:
+        print(f"FAILED: {failure}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+def errors(asked: Sequence[Request], run: Run) -> list[str]:
+    return [
+        f"request {request.number} ({request.kind}): {outcome.error}"
+        for request, outcome in zip(asked, run.outcomes, strict=True)
+        if outcome is not None and outcome.error is not None
+    ]
+
+
+def differences(
+    answered: Sequence[tuple[Request, Outcome]], expected: Sequence[Outcome]
+) -> list[str]:
+    found = []
+    for (request, ours), theirs in zip(answered, expected, strict=True):
+        what = difference(request, ours, theirs)
+        if what is not None:
+            found.append(f"request {request.number} ({request.kind}): {what}")
+    return found
+
+
+def drafting(args: argparse.Namespace) -> list[str]:
+    """The server that is tested: prompts are read in chunks, and the KV cache is too small."""
+    speculative = {"model": args.drafter, "num_speculative_tokens": args.spec_tokens}
+    return [
+        *common(args),
+        *("--speculative-config", json.dumps(speculative)),
+        *("--num-gpu-blocks-override", str(args.blocks)),
+        *("--max-num-batched-tokens", str(args.in_flight * (1 + args.spec_tokens) + 160)),
+    ]
+
+
+def plain(args: argparse.Namespace) -> list[str]:
+    """vLLM alone, with room for all: it cannot read a seeded request's prompt in chunks."""
+    return [*common(args), "--max-num-batched-tokens", "16384"]
+
+
+def common(args: argparse.Namespace) -> list[str]:
+    return [
+        args.model,
+        *("--served-model-name", NAME, "--dtype", "float32", "--enforce-eager"),
+        *("--max-num-seqs", str(args.in_flight), "--block-size", str(BLOCK)),
+    ]
+
+
+def environment() -> dict[str, str]:
+    level = os.environ.get("VLLM_LOGGING_LEVEL", "WARNING")
+    return {**os.environ, **cpu_variables(os.environ), "VLLM_LOGGING_LEVEL": level}
+
+
+def session() -> aiohttp.ClientSession:
+    """As many connections as there are requests, and no limit of its own on their time."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
+    )
+
+
+async def quiet_metrics(server: Server, client: Client) -> dict[str, float]:
+    """The metrics with nothing in flight: a last request lets the server notice what has ended."""
+    await client.ask({"prompt": [2], "max_tokens": 2, "temperature": 0, "stream": False})
+    await asyncio.sleep(1)
+    return server.metrics()
+
+
+if __name__ == "__main__":
+    # An exception, so that the servers are taken along.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
+    sys.exit(main())

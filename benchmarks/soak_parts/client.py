@@ -1,0 +1,159 @@
+"""Requests over HTTP, and what came of each."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import aiohttp
+
+SECONDS_FOR_AN_ANSWER = 120.0
+"""After so long a request counts as failed: nothing that is asked for takes nearly as long."""
+
+
+@dataclass
+class Choice:
+    """One answer of a request (n = 2 has two).
+
+    Attributes:
+        tokens: their ids.
+        text: what they say.
+        log_probs: of the tokens, where they were asked for.
+        finish: why it ended.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    log_probs: list[float] = field(default_factory=list)
+    finish: str | None = None
+
+    def add(self, part: Mapping[str, Any]) -> None:
+        """Append a choice of a response, or of a chunk of a stream."""
+        self.tokens += part.get("token_ids") or []
+        self.text += part["text"]
+        self.log_probs += (part.get("logprobs") or {}).get("token_logprobs") or []
+        self.finish = part.get("finish_reason") or self.finish
+
+
+@dataclass
+class Outcome:
+    """What came of a request.
+
+    Attributes:
+        choices: its answers.
+        aborted: its client went away.
+        error: what the server said instead of an answer; None where it answered.
+        first: seconds from sending to the first token, of a stream.
+        gaps: seconds between a stream's chunks, by the tokens in the later one.
+    """
+
+    choices: list[Choice]
+    aborted: bool = False
+    error: str | None = None
+    first: float | None = None
+    gaps: list[float] = field(default_factory=list)
+
+    @property
+    def answered(self) -> bool:
+        """It ended by itself."""
+        return not self.aborted and self.error is None
+
+
+class Client:
+    """Sends completions to one server.
+
+    Args:
+        session: of aiohttp.
+        address: of the server.
+        model: the name under which it serves.
+    """
+
+    def __init__(self, session: aiohttp.ClientSession, address: str, model: str) -> None:
+        self._session = session
+        self._url = f"{address}/v1/completions"
+        self._model = model
+
+    async def ask(self, body: Mapping[str, Any], abort_after: int | None = None) -> Outcome:
+        """Send one request and wait for its end, or go away before.
+
+        Args:
+            body: without the model.
+            abort_after: see `Request`.
+        """
+        outcome = Outcome([Choice() for _ in range(body.get("n", 1))])
+        answer = self._stream if body["stream"] else self._whole
+        limit = SECONDS_FOR_AN_ANSWER
+        if abort_after is not None and not body["stream"]:
+            limit = abort_after / 10
+        try:
+            async with asyncio.timeout(limit):
+                await answer(body, outcome, abort_after)
+        except TimeoutError:
+            outcome.aborted = abort_after is not None
+            outcome.error = None if outcome.aborted else f"no end after {limit:g} seconds"
+        except (aiohttp.ClientError, OSError) as error:
+            outcome.error = repr(error)
+        return outcome
+
+    async def _whole(
+        self, body: Mapping[str, Any], outcome: Outcome, abort_after: int | None
+    ) -> None:
+        async with self._session.post(self._url, json={**body, "model": self._model}) as response:
+            text = await response.text()
+            if response.status != 200:
+                outcome.error = f"HTTP {response.status}: {text[:300]}"
+                return
+            for part in json.loads(text)["choices"]:
+                outcome.choices[part["index"]].add(part)
+
+    async def _stream(
+        self, body: Mapping[str, Any], outcome: Outcome, abort_after: int | None
+    ) -> None:
+        sent = before = perf_counter()
+        async with self._session.post(self._url, json={**body, "model": self._model}) as response:
+            if response.status != 200:
+                outcome.error = f"HTTP {response.status}: {(await response.text())[:300]}"
+                return
+            async for line in response.content:
+                if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
+                    continue
+                now = perf_counter()
+                values = json.loads(line[6:])
+                if "error" in values:
+                    outcome.error = json.dumps(values["error"])[:300]
+                    return
+                tokens = sum(len(part.get("token_ids") or []) for part in values["choices"])
+                for part in values["choices"]:
+                    outcome.choices[part["index"]].add(part)
+                if not tokens:
+                    continue
+                if outcome.first is None:
+                    outcome.first = now - sent
+                else:
+                    # A step's tokens come together: the gap before each of them is its share.
+                    outcome.gaps += [(now - before) / tokens] * tokens
+                before = now
+                if abort_after is not None and _length(outcome) > abort_after:
+                    outcome.aborted = True
+                    return
+
+
+def _length(outcome: Outcome) -> int:
+    return sum(len(choice.tokens) for choice in outcome.choices)
+
+
+async def all_at_most(
+    client: Client, bodies: Sequence[Mapping[str, Any]], in_flight: int
+) -> list[Outcome]:
+    """Send all, with a number of them in flight at any time, and none that goes away."""
+    gate = asyncio.Semaphore(in_flight)
+
+    async def one(body: Mapping[str, Any]) -> Outcome:
+        async with gate:
+            return await client.ask(body)
+
+    return list(await asyncio.gather(*(one(body) for body in bodies)))

@@ -1,0 +1,103 @@
+"""A target and a drafter that was never trained, and still guesses a good part of what it says.
+
+Most of what the target says next follows from its last token alone: its layers add little to the
+embedding, which a linear layer reads. The drafter is that linear layer. What the layers add, the
+drafter does not know, so its drafts are accepted and refused, at places that the context decides.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+
+VOCABULARY = 512
+HIDDEN = 64
+LAYERS = 2
+LONGEST = 1024
+"""Tokens of a request: prompt and answer."""
+
+SPREAD = 0.5
+"""Of the last layer's weights: with 64 of them, logits have a deviation of 4."""
+
+CONTEXT = 0.08
+"""Of the layers' weights: how much of the next token is up to the tokens before the last one."""
+
+SHIFT = 8.0
+"""SiLU(x + 8) is x + 8, but for one part in a thousand: the drafter's recurrence as a copy."""
+
+
+def write_models(folder: Path) -> tuple[Path, Path]:
+    """Write a target with a tokenizer and a drafter for it.
+
+    Args:
+        folder: where to make two folders.
+
+    Returns:
+        The target's and the drafter's.
+    """
+    generator = torch.Generator().manual_seed(0)
+    embeddings = torch.randn(VOCABULARY, HIDDEN, generator=generator)
+    embeddings *= HIDDEN**0.5 / embeddings.norm(dim=1, keepdim=True)
+    last = SPREAD * torch.randn(VOCABULARY, HIDDEN, generator=generator)
+    # A row that sums to 0 does not see the shift.
+    last -= last.mean(dim=1, keepdim=True)
+    target, drafter = folder / "target", folder / "drafter"
+    _write_target(target, embeddings, last)
+    _write_tokenizer(target)
+    _write_drafter(drafter, last)
+    return target, drafter
+
+
+def _write_target(folder: Path, embeddings: torch.Tensor, last: torch.Tensor) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=HIDDEN,
+        intermediate_size=2 * HIDDEN,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=64,  # the smallest that attention kernels know
+        max_position_embeddings=LONGEST,
+        bos_token_id=0,
+        eos_token_id=1,
+        initializer_range=CONTEXT,
+        tie_word_embeddings=False,
+    )
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        model.get_input_embeddings().weight.copy_(embeddings)
+        model.get_output_embeddings().weight.copy_(last)
+    model.save_pretrained(folder)
+
+
+def _write_tokenizer(folder: Path) -> None:
+    """Stop strings and grammars need text."""
+    from tokenizers import ByteLevelBPETokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = ByteLevelBPETokenizer()
+    text = [json.dumps({"name": f"value {i}", "list": [i, i * 7]}) for i in range(300)]
+    tokenizer.train_from_iterator(
+        text, vocab_size=VOCABULARY, special_tokens=["<s>", "</s>"], show_progress=False
+    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer._tokenizer, bos_token="<s>", eos_token="</s>"
+    ).save_pretrained(folder)
+
+
+def _write_drafter(folder: Path, last: torch.Tensor) -> None:
+    from vllm_redrafter import Drafter, DrafterConfig, save_drafter
+
+    drafter = Drafter(DrafterConfig(VOCABULARY, HIDDEN, 2 * HIDDEN, num_draft_layers=0))
+    with torch.no_grad():
+        drafter.rnn_w.weight.copy_(torch.eye(HIDDEN))
+        drafter.rnn_u.weight.zero_()
+        drafter.rnn_u.bias.fill_(SHIFT)
+        # [h ; s]: of h, which is the root's past, it makes nothing.
+        drafter.last_layer.weight.copy_(torch.cat([torch.zeros_like(last), last], dim=1))
+    save_drafter(drafter, folder)
