@@ -351,6 +351,8 @@ def test_an_unsupported_vllm_version(
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype 'fp8'.*leave it at 'auto'"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2"),
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size is 2"),
+        ({"distributed_executor_backend": "ray"}, "Ray's workers are not supported: on a CPU"),
+        ({"data_parallel_backend": "ray"}, "leave .*--data-parallel-backend out"),
         ({"use_fp64_gumbel": True}, "use_fp64_gumbel"),
         ({"logits_processors": ["some.Processor"]}, "custom logits processors"),
     ],

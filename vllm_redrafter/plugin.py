@@ -31,6 +31,7 @@ from vllm_redrafter import names
 from vllm_redrafter.checkpoints.fit import size_differences
 from vllm_redrafter.config import DrafterConfig
 from vllm_redrafter.engine import published
+from vllm_redrafter.engine.refusals import RAY
 from vllm_redrafter.engine.selection import Engine, engine_here
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.names import METHOD, SUPPORTED_VLLM
@@ -152,6 +153,9 @@ def _check_arguments(args: EngineArgs, engine: Engine) -> None:
             f"ReDrafter brings its own worker; worker_cls={args.worker_cls!r} cannot be combined "
             "with it: leave it out"
         )
+    # Here as well as by the whole configuration: vLLM would first ask for Ray to be installed.
+    if "ray" in (args.distributed_executor_backend, args.data_parallel_backend):
+        raise ConfigError(f"ReDrafter cannot speculate: {RAY}")
     attention = args.attention_config
     requested = args.attention_backend or attention.backend or attention.backend_per_kind
     if engine.is_v2 and requested:

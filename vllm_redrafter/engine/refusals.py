@@ -8,6 +8,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
+RAY = (
+    "Ray's workers are not supported: on a CPU vLLM has none, and nobody has run this engine in "
+    "them on GPUs; leave --distributed-executor-backend and --data-parallel-backend out, for "
+    "several machines too (--nnodes)"
+)
+
 
 def common_refusals(vllm_config: VllmConfig) -> Iterator[str]:
     """Why no engine of ours can run this configuration: what it is, and what to do."""
@@ -27,6 +33,8 @@ def common_refusals(vllm_config: VllmConfig) -> Iterator[str]:
             "a KV connector would ship the cache before accepted rows are compacted; leave "
             "--kv-transfer-config out"
         )
+    if parallel.use_ray or parallel.data_parallel_backend == "ray":
+        yield RAY
     for name in (
         "pipeline_parallel_size",
         "prefill_context_parallel_size",

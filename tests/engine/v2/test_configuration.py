@@ -107,6 +107,7 @@ def test_async_scheduling_is_allowed(
         ({"enable_lora": True}, "one row of logits per request; leave --enable-lora out"),
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size is 2, it must be 1"),
         ({"worker_cls": "other.Worker"}, "worker_cls='other.Worker' cannot be combined"),
+        ({"distributed_executor_backend": "ray"}, "nobody has run this engine in them on GPUs"),
         ({"enable_trace_replay": True}, "trace replay"),
         ({"logprobs_mode": "processed_logprobs", "return_sampling_mask": True}, "sampling masks"),
     ],
