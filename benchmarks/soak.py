@@ -12,7 +12,7 @@ ended; log-probabilities within 0.001. All in float32, where rounding does not c
 Without --model a target is made up, and a drafter that guesses a good part of it.
 
 The exit status is 1 if an answer differs or is missing, a block of the KV cache is not freed, or
-memory grows by more than --most-growth.
+memory grows by --most-growth more than plain vLLM's does.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ import aiohttp
 from shared_parts import machine, results
 from shared_parts.arguments import not_negative, positive, script_parser
 from soak_parts.arrivals import arrivals
-from soak_parts.client import Client, Outcome, all_at_most
+from soak_parts.client import Client, Outcome
 from soak_parts.comparison import difference
 from soak_parts.faults import (
     Fault,
@@ -46,7 +46,7 @@ from soak_parts.faults import (
     kill_engine,
     rows,
 )
-from soak_parts.load import Run, apply, capacity
+from soak_parts.load import Run, all_again, apply, capacity
 from soak_parts.models import write_models
 from soak_parts.report import (
     PREEMPTIONS,
@@ -77,11 +77,16 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     add("--seconds", type=not_negative, default=3600.0, help="send no longer (default 3600)")
     add("--load", type=not_negative, default=0.9, help="of the server's capacity (default 0.9)")
     add("--in-flight", type=positive, default=32, help="vLLM's max_num_seqs (default 32)")
-    add("--blocks", type=positive, default=96, help=f"of {BLOCK} tokens: the KV cache (default 96)")
+    add("--blocks", type=positive, default=64, help=f"of {BLOCK} tokens: the KV cache (default 64)")
     add("--spec-tokens", type=positive, default=8, help="K (default 8)")
     add("--vocabulary", type=positive, default=512, help="ids of prompts are below it")
     add("--seed", type=int, default=0, help="of requests and arrivals (default 0)")
-    add("--most-growth", type=not_negative, default=100.0, help="of memory, MiB (default 100)")
+    add(
+        "--most-growth",
+        type=not_negative,
+        default=100.0,
+        help="of memory, MiB beyond plain vLLM's (default 100)",
+    )
     add("--logs", type=Path, help="folder for the servers' logs (default: a temporary one)")
     add("--faults", action="store_true", help="break the servers instead, and see how they end")
     add("--output", type=Path, help="write all figures to this JSON file")
@@ -122,11 +127,13 @@ def main(given: Sequence[str] | None = None) -> int:
 
 async def soak(args: argparse.Namespace, asked: list[Request], logs: Path) -> Report:
     """Both servers, one after the other."""
+    warm_up = requests(WARM_UP, args.vocabulary, args.seed + 1)
     with Server(drafting(args), logs / "drafting.log", environment()) as server:
         async with session() as opened:
             client = Client(opened, server.address, NAME)
-            warm_up = requests(WARM_UP, args.vocabulary, args.seed + 1)
-            rate = args.load * await capacity(client, warm_up, args.in_flight)
+            rate = args.load * await capacity(
+                client, [request.body for request in warm_up], args.in_flight
+            )
             before = await quiet_metrics(server, client)
             times = arrivals(len(asked), rate, args.seed)
             run = await apply(server, client, asked, times, args.seconds)
@@ -140,7 +147,8 @@ async def soak(args: argparse.Namespace, asked: list[Request], logs: Path) -> Re
         async with session() as opened:
             client = Client(opened, server.address, NAME)
             bodies = [request.for_plain() for request, _ in answered]
-            expected = await all_at_most(client, bodies, args.in_flight)
+            await capacity(client, [request.for_plain() for request in warm_up], args.in_flight)
+            expected, plain_looks = await all_again(server, client, bodies, args.in_flight)
     blocks = args.blocks - 1  # vLLM keeps one to itself
     return Report(
         sent=sum(outcome is not None for outcome in run.outcomes),
@@ -159,6 +167,7 @@ async def soak(args: argparse.Namespace, asked: list[Request], logs: Path) -> Re
             blocks - round(after[USAGE] * blocks),
         ),
         looks=run.looks,
+        plain_looks=plain_looks,
         most_growth=args.most_growth,
     )
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 
 from soak_parts.client import Client, Outcome, all_at_most
 from soak_parts.requests import Request
 from soak_parts.server import Server
 
-MIB = 1 << 20
 LOOKS = 5
 """At the server's memory: at the start, after each quarter of the requests, and so at the end."""
 
@@ -25,11 +25,16 @@ class Look:
 
     Attributes:
         finished: requests so far, aborted ones counted.
-        resident_mib: memory of all its processes.
+        resident_mib: memory of its processes, by what they are.
     """
 
     finished: int
-    resident_mib: float
+    resident_mib: dict[str, float]
+
+    @property
+    def total_mib(self) -> float:
+        """Memory of all of them."""
+        return sum(self.resident_mib.values())
 
 
 @dataclass(frozen=True)
@@ -47,13 +52,26 @@ class Run:
     looks: list[Look]
 
 
-async def capacity(client: Client, requests: Sequence[Request], in_flight: int) -> float:
+async def capacity(client: Client, bodies: Sequence[Mapping[str, Any]], in_flight: int) -> float:
     """Requests per second where so many are in flight at any time; they warm the server up."""
     begin = perf_counter()
-    for outcome in await all_at_most(client, [r.body for r in requests], in_flight):
+    for outcome in await all_at_most(client, bodies, in_flight):
         if outcome.error is not None:
             raise RuntimeError(f"a request of the warm-up failed: {outcome.error}")
-    return len(requests) / (perf_counter() - begin)
+    return len(bodies) / (perf_counter() - begin)
+
+
+async def all_again(
+    server: Server, client: Client, bodies: Sequence[Mapping[str, Any]], in_flight: int
+) -> tuple[list[Outcome], list[Look]]:
+    """Send all, so many in flight at any time, and look at the server's memory as `apply` does."""
+    outcomes: list[Outcome] = []
+    looks = [Look(0, server.resident_mib())]
+    for number in range(1, LOOKS):
+        upto = len(bodies) * number // (LOOKS - 1)
+        outcomes += await all_at_most(client, bodies[len(outcomes) : upto], in_flight)
+        looks.append(Look(upto, server.resident_mib()))
+    return outcomes, looks
 
 
 async def apply(
@@ -74,7 +92,7 @@ async def apply(
     """
     begin = perf_counter()
     outcomes: list[Outcome | None] = [None] * len(requests)
-    looks = [Look(0, server.resident_bytes() / MIB)]
+    looks = [Look(0, server.resident_mib())]
     finished = 0
 
     async def one(place: int) -> None:
@@ -86,10 +104,10 @@ async def apply(
         outcomes[place] = await client.ask(request.body, request.abort_after)
         finished += 1
         if finished % max(len(requests) // (LOOKS - 1), 1) == 0 and len(looks) < LOOKS - 1:
-            looks.append(Look(finished, server.resident_bytes() / MIB))
+            looks.append(Look(finished, server.resident_mib()))
 
     await asyncio.gather(*(one(place) for place in range(len(requests))))
     seconds = perf_counter() - begin
     await asyncio.sleep(QUIET_SECONDS)
-    looks.append(Look(finished, server.resident_bytes() / MIB))
+    looks.append(Look(finished, server.resident_mib()))
     return Run(outcomes, seconds, looks)

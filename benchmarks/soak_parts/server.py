@@ -23,6 +23,10 @@ SECONDS_TO_START = 240.0
 SECONDS_TO_END = 30.0
 SECONDS_BETWEEN_LOOKS = 0.2
 PAGE = os.sysconf("SC_PAGE_SIZE")
+MIB = 1 << 20
+TITLES = {"EngineCore": "engine core", "Worker": "worker"}
+"""A part of a process's title, and what the process is."""
+
 PR_SET_PDEATHSIG = 1
 """Of Linux's prctl: the signal that a process gets when its parent has ended."""
 
@@ -86,12 +90,14 @@ class Server:
                         found[int(entry.name)] = name
         return found
 
-    def resident_bytes(self) -> int:
-        """Memory that its processes have, what they share counted once for each."""
-        total = 0
-        for process in self.processes():
+    def resident_mib(self) -> dict[str, float]:
+        """Memory of its processes, by what they are; what they share counts for each."""
+        total: dict[str, float] = {}
+        for process, name in self.processes().items():
+            kind = next((kind for title, kind in TITLES.items() if title in name), "front end")
             with suppress(OSError):
-                total += PAGE * int(Path(f"/proc/{process}/statm").read_text().split()[1])
+                pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
+                total[kind] = total.get(kind, 0.0) + pages * PAGE / MIB
         return total
 
     def metrics(self) -> dict[str, float]:
