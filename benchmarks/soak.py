@@ -28,6 +28,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,8 @@ from vllm_redrafter.engine.cpu.environment import cpu_variables
 NAME = "target"
 BLOCK = 32
 WARM_UP = 64
-FAULTS = {"SIGTERM": ask_to_end, "kill -9 of the engine core": kill_engine}
+FAULTS = {"kill -9 of the engine core": kill_engine, "SIGTERM": ask_to_end}
+REDRAFTER, PLAIN = "ReDrafter", "plain vLLM"
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
@@ -93,6 +95,8 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(given)
     if (args.model is None) != (args.drafter is None):
         parser.error("--model and --drafter: give both or neither")
+    if args.faults and args.drafter is not None and not Path(args.drafter).is_dir():
+        parser.error("--faults deletes a copy of the drafter: give its folder, not a hub id")
     return args
 
 
@@ -128,7 +132,7 @@ def main(given: Sequence[str] | None = None) -> int:
 async def soak(args: argparse.Namespace, asked: list[Request], logs: Path) -> Report:
     """Both servers, one after the other."""
     warm_up = requests(WARM_UP, args.vocabulary, args.seed + 1)
-    with Server(drafting(args), logs / "drafting.log", environment()) as server:
+    with Server(drafting(args, args.drafter), logs / "drafting.log", environment()) as server:
         async with session() as opened:
             client = Client(opened, server.address, NAME)
             rate = args.load * await capacity(
@@ -174,40 +178,35 @@ async def soak(args: argparse.Namespace, asked: list[Request], logs: Path) -> Re
 
 async def break_servers(args: argparse.Namespace, folder: Path, logs: Path) -> list[Fault]:
     """Each fault, on a server that drafts and on a plain one."""
-    drafter = folder / "copy"
-    shutil.copytree(args.drafter, drafter)
-    args.drafter = str(drafter)
     found = []
-    for method, arguments in (("ReDrafter", drafting(args)), ("plain", plain(args))):
-        for done, fault in FAULTS.items():
-            temporary = folder / f"{method} {done}"
-            temporary.mkdir()
-            variables = {**environment(), "TMPDIR": str(temporary)}
-            log = logs / f"{method}-{fault.__name__}.log"
-            with Server(arguments, log, variables) as server:
-                async with session() as opened:
-                    client = Client(opened, server.address, NAME)
-                    # The last use of the folder.
-                    if method == "ReDrafter" and fault is list(FAULTS.values())[-1]:
-                        found.append(
-                            await goes_on_without(server, client, method, drafter, temporary)
-                        )
-                    found.append(await ends_by(server, client, method, done, fault, temporary))
-            print(rows(found)[-1], flush=True)
+    for (done, fault), method in product(FAULTS.items(), (REDRAFTER, PLAIN)):
+        place = folder / f"{method} {fault.__name__}"
+        temporary, drafter = place / "temporary", place / "drafter"
+        temporary.mkdir(parents=True)
+        shutil.copytree(args.drafter, drafter)
+        given = drafting(args, drafter) if method == REDRAFTER else plain(args)
+        log = logs / f"{method}-{fault.__name__}.log"
+        with Server(given, log, {**environment(), "TMPDIR": str(temporary)}) as server:
+            async with session() as opened:
+                client = Client(opened, server.address, NAME)
+                if method == REDRAFTER and fault is kill_engine:
+                    found.append(await goes_on_without(server, client, method, drafter, temporary))
+                    print(rows(found)[-1], flush=True)
+                found.append(await ends_by(server, client, method, done, fault, temporary))
+        print(rows(found)[-1], flush=True)
     return found
 
 
 def report_faults(
     args: argparse.Namespace, surroundings: dict[str, Any], found: list[Fault]
 ) -> int:
-    print("\n".join(rows(found)))
     record = {**surroundings, "faults": [asdict(fault) for fault in found]}
     results.write(args.output, record)
     failures = [f"{fault.done}: something is left" for fault in found if fault.leaves_something]
     failures += [
         f"{fault.done}: the server does not end as it should"
         for fault in found
-        if fault.method == "ReDrafter" and not ends_well(fault)
+        if fault.method == REDRAFTER and not ends_well(fault)
     ]
     for failure in failures:
         print(f"FAILED: {failure}", file=sys.stderr)
@@ -233,9 +232,9 @@ def differences(
     return found
 
 
-def drafting(args: argparse.Namespace) -> list[str]:
+def drafting(args: argparse.Namespace, drafter: str | Path) -> list[str]:
     """The server that is tested: prompts are read in chunks, and the KV cache is too small."""
-    speculative = {"model": args.drafter, "num_speculative_tokens": args.spec_tokens}
+    speculative = {"model": str(drafter), "num_speculative_tokens": args.spec_tokens}
     return [
         *common(args),
         *("--speculative-config", json.dumps(speculative)),

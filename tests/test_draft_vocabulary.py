@@ -82,7 +82,7 @@ def test_a_checkpoint_keeps_the_map(tmp_path: Path) -> None:
     [
         (torch.full((7,), 40), r"d2t points to token 40, outside the target's vocabulary of 40"),
         (-torch.arange(7), r"d2t names a token of the target twice"),
-        (torch.zeros(7), r"d2t must hold integers, has torch.float32"),
+        (torch.zeros(7), r"d2t must hold integers, has float32"),
         (torch.zeros(6).long(), r"d2t has shape \[6\], config.json asks for \[7\]"),
     ],
 )

@@ -17,7 +17,6 @@ import json
 import os
 import random
 import signal
-import sys
 from typing import Any
 
 from aiohttp import web
@@ -93,7 +92,7 @@ def main() -> None:
     app.router.add_get("/health", lambda request: health())
     app.router.add_get("/metrics", fake.metrics)
     app.router.add_post("/v1/completions", fake.complete)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     web.run_app(app, host="127.0.0.1", port=args.port, print=None, handle_signals=False)
 
 
