@@ -7,6 +7,7 @@ of an error is left to the callers: they know what a user should do about it.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -16,19 +17,25 @@ from typing import BinaryIO
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write; it is on the disk when it takes its name, and replaces an older one.
+def whole_file(path: Path, writer: str = "", replace: bool = True) -> Iterator[BinaryIO]:
+    """A file to write; it is on the disk when it takes its name.
+
+    Args:
+        path: the file.
+        writer: a name of this writer's own, where several may write the file at once.
+        replace: an older one; otherwise it stays.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: it cannot be written; FileExistsError: an older one stays.
     """
-    partial = path.with_name(f".{path.name}.tmp")
+    partial = path.with_name(f".{path.name}.{writer}{writer and '.'}tmp")
     try:
         with partial.open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(partial, path)
+        if replace or not _link(partial, path):
+            os.replace(partial, path)
         _sync_folder(path.parent)
     finally:
         partial.unlink(missing_ok=True)
@@ -54,6 +61,19 @@ def whole_folder(path: Path) -> Iterator[Path]:
 def tail(log: Path, lines: int = 15) -> str:
     """The end of a log."""
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+
+
+def _link(file: Path, name: Path) -> bool:
+    """Give a file another name that nothing has; False where the file system has no links."""
+    try:
+        os.link(file, name)
+    except FileExistsError:
+        raise
+    except OSError:
+        if name.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(name)) from None
+        return False
+    return True
 
 
 def _sync_folder(folder: Path) -> None:

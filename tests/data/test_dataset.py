@@ -15,9 +15,9 @@ import pytest
 from vllm_redrafter.data.dataset import (
     DatasetInfo,
     Row,
-    exclusive,
     finished_shards,
     read_dataset,
+    remove_leftovers,
     write_shard,
 )
 from vllm_redrafter.data.settings import SamplingSettings
@@ -119,6 +119,51 @@ def test_a_shard_is_seen_under_its_name_only_when_it_is_whole(
     assert [shards for shards, _ in seen] == [[], [0]]
 
 
+def test_of_two_clients_the_first_one_s_shard_and_description_stay(tmp_path: Path) -> None:
+    INFO.save(tmp_path, writer="a")
+    replace(INFO, num_conversations=9).save(tmp_path, writer="b")
+    assert DatasetInfo.load(tmp_path) == INFO
+    write_shard(tmp_path, 0, ROWS, top_logprobs=2, writer="a")
+    path = tmp_path / "shard-00000.parquet"
+    first = path.read_bytes()
+    write_shard(tmp_path, 0, ROWS[:1], top_logprobs=2, writer="b")
+    assert path.read_bytes() == first
+    assert {path.name for path in tmp_path.iterdir()} == {"dataset.json", "shard-00000.parquet"}
+
+
+def test_two_clients_that_write_a_shard_at_once_do_not_mix_their_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fsync = os.fsync
+
+    def overtaken(descriptor: int) -> None:
+        monkeypatch.setattr(os, "fsync", fsync)
+        write_shard(tmp_path, 0, ROWS[:1], top_logprobs=2, writer="b")
+        fsync(descriptor)
+
+    INFO.save(tmp_path)
+    monkeypatch.setattr(os, "fsync", overtaken)
+    write_shard(tmp_path, 0, ROWS, top_logprobs=2, writer="a")
+    assert len(read_dataset(tmp_path)[1]) == 1
+    (tmp_path / ".shard-00000.parquet.c.tmp").write_bytes(b"a killed client's")
+    remove_leftovers(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"dataset.json", "shard-00000.parquet"}
+
+
+def test_without_hard_links_files_take_their_names_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(source: Path, name: Path) -> None:
+        raise OSError(errno.ENOTSUP, "Operation not supported")
+
+    monkeypatch.setattr(os, "link", refuse)
+    INFO.save(tmp_path)
+    replace(INFO, num_conversations=9).save(tmp_path)
+    assert DatasetInfo.load(tmp_path) == INFO
+    write_shard(tmp_path, 0, ROWS, top_logprobs=2)
+    assert len(read_dataset(tmp_path)[1]) == 2
+
+
 def test_a_full_disk_leaves_no_shard_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,6 +190,7 @@ def test_damaged_and_foreign_shards_are_named(tmp_path: Path) -> None:
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ConfigError, match=r"shard-00001\.parquet: not readable .*delete it"):
         read_dataset(tmp_path)
+    path.unlink()
     write_shard(tmp_path, 1, ROWS, top_logprobs=0)
     with pytest.raises(ConfigError, match=r"shard-00001\.parquet: has columns .* other data"):
         read_dataset(tmp_path)
@@ -197,24 +243,3 @@ def test_sampling_out_of_range_is_refused(setting: dict[str, float]) -> None:
     ((name, value),) = setting.items()
     with pytest.raises(ConfigError, match=rf"sampling: {name} must be .*, got {value}"):
         SamplingSettings(**setting)
-
-
-def test_two_processes_cannot_write_to_one_folder(tmp_path: Path) -> None:
-    program = (
-        "import sys; from pathlib import Path; "
-        "from vllm_redrafter.data.dataset import exclusive\n"
-        "with exclusive(Path(sys.argv[1])):\n    print('held', flush=True); sys.stdin.read()"
-    )
-    folder = tmp_path / "new" / "data"
-    with subprocess.Popen(
-        [sys.executable, "-c", program, folder],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None and process.stdout.readline() == "held\n"
-        with pytest.raises(ConfigError, match="another process is generating"), exclusive(folder):
-            pass
-        process.kill()
-    with exclusive(folder):
-        pass

@@ -6,9 +6,13 @@ import errno
 import io
 import os
 import re
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -19,8 +23,10 @@ from typer.testing import CliRunner
 from redrafter_testing.engines.fake_engine import APPENDING, REWRITING, FakeEngine, Killed
 from redrafter_testing.models.tiny_models import add_tokenizer, make_target
 from vllm_redrafter.cli import app
+from vllm_redrafter.data import generation
 from vllm_redrafter.data.dataset import finished_shards, read_dataset
 from vllm_redrafter.data.generation import GenerationSummary, generate_data
+from vllm_redrafter.data.leases import ShardLeases
 from vllm_redrafter.data.prompts import Conversation
 from vllm_redrafter.data.settings import GenerationSettings, SamplingSettings
 from vllm_redrafter.data.turns import answer_seed
@@ -270,6 +276,67 @@ def test_a_missing_shard_in_the_middle_is_written_again(
     assert {request.conversation for request, _ in engine.asked} == {3, 4, 5}
     assert summary is not None and summary.kept_shards == 3
     assert "3 shards were there already" in str(summary)
+
+
+def in_threads(*works: Callable[[], None]) -> None:
+    """Do all at once; what one raises is raised here."""
+    with ThreadPoolExecutor(len(works)) as pool:
+        for work in [pool.submit(work) for work in works]:
+            work.result(timeout=60)
+
+
+@pytest.mark.parametrize("clients", [2, 3])
+def test_several_clients_write_one_folder_together(
+    clients: int,
+    targets: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(generation, "LOOK_SECONDS", 0.01)
+    settings = replace(SETTINGS, shard_size=1, in_flight=2)
+    run(targets["appending"], tmp_path / "one", settings=settings)
+    output, together = tmp_path / "several", Barrier(clients, timeout=20)
+    found: list[tuple[GenerationSummary | None, FakeEngine]] = []
+
+    def client(order: int) -> None:
+        together.wait()
+        found.append(run(targets["appending"], output, settings=settings, order=order, pause=0.01))
+
+    in_threads(*(partial(client, order) for order in range(clients)))
+    assert content(output) == content(tmp_path / "one")
+    asked = [{request.conversation for request, _ in engine.asked} for _, engine in found]
+    assert all(asked) and set.union(*asked) == set(range(11))
+    assert sum(map(len, asked)) == 11, "no conversation is asked for by two"
+    for summary, engine in found:
+        assert summary is not None and summary.kept_shards == 0
+        assert summary.others_shards == 11 - summary.conversations > 0
+        assert summary.conversations == len({r.conversation for r, _ in engine.asked})
+        assert "were written by other clients meanwhile" in str(summary)
+    assert {path.suffix for path in output.iterdir()} == {".parquet", ".json"}
+
+
+def test_a_client_with_nothing_to_do_waits_for_the_others_and_takes_over(
+    targets: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generation, "LOOK_SECONDS", 0.01)
+    run(targets["appending"], tmp_path / "one")
+    output, console = tmp_path / "several", Console(file=io.StringIO(), width=200)
+    run(targets["appending"], output, answers_until_killed=3)
+    for shard in range(4):
+        (output / f"shard-{shard:05d}.parquet").unlink(missing_ok=True)
+    other = ShardLeases(output)
+    for _ in range(4):
+        other.take(range(4))
+
+    def give_back() -> None:
+        ends = time.monotonic() + 20
+        while "other clients'" not in console.file.getvalue() and time.monotonic() < ends:
+            time.sleep(0.01)
+        for shard in (2, 0, 3, 1):
+            other.release(shard)
+
+    in_threads(give_back, lambda: run(targets["appending"], output, console=console) and None)
+    assert content(output) == content(tmp_path / "one")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ DIR/
   shard-00001.parquet      and so on; a shard that exists is complete
 ```
 
+Several clients may write it at once; `leases.py` says who writes which shard.
+
 A row is a sequence of T tokens; a conversation may have several rows. The columns:
 
 - `conversation`, int64: which of the prompts it came from, from 0;
@@ -22,13 +24,12 @@ from __future__ import annotations
 
 import atexit
 import errno
-import fcntl
 import json
 import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -52,7 +53,6 @@ from vllm_redrafter.json_files import read_json
 
 FORMAT_VERSION = 1
 INFO_FILE = "dataset.json"
-LOCK_FILE = ".lock"
 _SHARD_NAME = re.compile(r"shard-(\d{5,})\.parquet")
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -108,9 +108,17 @@ class DatasetInfo:
             if name != "target" and value != others[name]
         ]
 
-    def save(self, folder: Path) -> None:
-        """Write dataset.json."""
-        with _whole_file(folder / INFO_FILE) as file:
+    def save(self, folder: Path, writer: str = "") -> None:
+        """Write dataset.json, unless there is one.
+
+        Args:
+            folder: of the data.
+            writer: a name of its own, where several clients begin at once.
+        """
+        with (
+            suppress(FileExistsError),
+            _whole_file(folder / INFO_FILE, writer, replace=False) as file,
+        ):
             file.write((json.dumps(asdict(self), indent=2) + "\n").encode())
 
     @classmethod
@@ -179,17 +187,39 @@ def features(top_logprobs: int) -> Features:
     return Features(columns)
 
 
-def write_shard(folder: Path, shard: int, rows: Sequence[Row], top_logprobs: int) -> None:
-    """Write a shard; it gets its name when all of it is on the disk.
+def write_shard(
+    folder: Path, shard: int, rows: Sequence[Row], top_logprobs: int, writer: str = ""
+) -> None:
+    """Write a shard; it gets its name when all of it is on the disk. One that is there stays.
+
+    Args:
+        folder: of the data.
+        shard: its number.
+        rows: all of its rows.
+        top_logprobs: as in dataset.json.
+        writer: a name of its own, where several clients write to the folder.
 
     Raises:
         ConfigError: the disk is full.
     """
+    path = _shard_path(folder, shard)
+    if path.exists():
+        return
     columns = features(top_logprobs)
     values = {name: [getattr(row, name) for row in rows] for name in columns}
     data = Dataset.from_dict(values, features=columns)
-    with _whole_file(_shard_path(folder, shard)) as file, _no_progress_bars():
+    with (
+        suppress(FileExistsError),
+        _whole_file(path, writer, replace=False) as file,
+        _no_progress_bars(),
+    ):
         data.to_parquet(file, batch_size=max(len(rows), 1))
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove half-written shards of killed clients, where all shards are finished."""
+    for path in folder.glob(".shard-*.tmp"):
+        path.unlink(missing_ok=True)
 
 
 def finished_shards(folder: Path) -> list[int]:
@@ -233,34 +263,6 @@ def read_dataset(folder: str | Path) -> tuple[DatasetInfo, Dataset]:
         raise _damaged(paths, error) from error
     _check_rows(folder, info, data)
     return info, data
-
-
-@contextmanager
-def exclusive(folder: Path) -> Iterator[None]:
-    """Keep other processes from writing to the folder while the body runs; make it if needed.
-
-    The lock file stays: a process that has just opened it would otherwise hold another lock.
-
-    Raises:
-        ConfigError: another process is writing, or the folder cannot be made.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / LOCK_FILE).open("w")
-    except OSError as error:
-        raise ConfigError(f"--output {folder}: cannot be written to: {error}") from error
-    with lock:
-        try:
-            # lockf, not flock: child processes must not inherit it. It ends with the process.
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigError(
-                f"--output {folder}: another process is generating data there; wait for it to "
-                "end, or give another folder"
-            ) from error
-        except OSError:
-            pass  # a file system without locks keeps nobody out
-        yield
 
 
 def _shard_path(folder: Path, shard: int) -> Path:
@@ -320,10 +322,10 @@ def _check_rows(folder: Path, info: DatasetInfo, data: Dataset) -> None:
 
 
 @contextmanager
-def _whole_file(path: Path) -> Iterator[BinaryIO]:
+def _whole_file(path: Path, writer: str, replace: bool) -> Iterator[BinaryIO]:
     """`whole_file`, with a message for a full disk."""
     try:
-        with whole_file(path) as file:
+        with whole_file(path, writer, replace) as file:
             yield file
     except OSError as error:
         if error.errno not in _DISK_FULL:

@@ -1,11 +1,13 @@
 """Training data from the target itself: it answers prompts, and the answers go into shards.
 
 A shard is written when all its conversations are finished. A run that is stopped therefore loses
-at most the shards that it was working on, and the next run writes those that are missing.
+at most the shards that it was working on, and the next run writes those that are missing; so do
+other clients that write to the same folder at the same time.
 """
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -21,17 +23,27 @@ from vllm_redrafter.data.dataset import (
     INFO_FILE,
     DatasetInfo,
     Row,
-    exclusive,
     finished_shards,
+    remove_leftovers,
     write_shard,
 )
 from vllm_redrafter.data.fingerprint import digest, target_fingerprint, tokenizer_fingerprint
+from vllm_redrafter.data.leases import ShardLeases
 from vllm_redrafter.data.prompts import Conversation
 from vllm_redrafter.data.settings import GenerationSettings
 from vllm_redrafter.data.target_files import load_from
-from vllm_redrafter.data.turns import Dialogue, OpenTurn, PromptRenderer, TargetEngine
+from vllm_redrafter.data.turns import (
+    Dialogue,
+    OpenTurn,
+    PromptRenderer,
+    TargetEngine,
+    TurnAnswer,
+)
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.progress import progress_bar
+
+LOOK_SECONDS = 1.0
+"""Between two looks for a shard that another client has finished or left."""
 
 
 @dataclass
@@ -47,6 +59,7 @@ class GenerationSummary:
         truncated: conversations that lost turns or tokens, because `max_model_len` was reached.
         skipped: conversations whose first prompt is too long already: they have no row.
         kept_shards: found finished.
+        others_shards: finished by other clients meanwhile.
         seconds: from the first prompt to the last shard; the start of the engine is not counted.
         tokens_per_step: per request and step of the target; None without a drafter.
     """
@@ -59,6 +72,7 @@ class GenerationSummary:
     truncated: int = 0
     skipped: int = 0
     kept_shards: int = 0
+    others_shards: int = 0
     seconds: float = 0.0
     tokens_per_step: float | None = None
 
@@ -90,6 +104,8 @@ class GenerationSummary:
         ]
         if self.kept_shards:
             lines.insert(0, f"{self.kept_shards} shards were there already; this run's part:")
+        if self.others_shards:
+            lines.append(f"{self.others_shards} shards were written by other clients meanwhile")
         if self.tokens_per_step is not None:
             lines.append(f"{self.tokens_per_step:.2f} tokens per target step")
         return "\n".join(lines)
@@ -105,9 +121,10 @@ def generate_data(
 ) -> GenerationSummary:
     """Let the target answer the prompts, and write the answers as training data.
 
-    An output folder that holds a part of the very same data is completed. The same settings give
-    the same data, in one run or in several (in exact arithmetic: an engine rounds differently in
-    batches of other sizes, which may change a sampled token now and then).
+    An output folder that holds a part of the very same data is completed, together with other
+    clients that do so now; it returns when all shards are finished, by whomever. The same settings
+    give the same data, in one run or in several (in exact arithmetic: an engine rounds differently
+    in batches of other sizes, which may change a sampled token now and then).
 
     Args:
         target: a folder, or a hub id.
@@ -128,23 +145,24 @@ def generate_data(
         renderer.check(conversation)
     info = _describe(target, tokenizer, prompts, settings)
     summary = GenerationSummary()
-    with exclusive(output):
-        missing = _missing_shards(output, info)
-        summary.kept_shards = info.num_shards - len(missing)
-        if not missing:
-            console.print(f"{output} is complete: {info.num_shards} shards", markup=False)
-            return summary
-        console.print(f"starting the engine with {target}", markup=False)
-        with closing(start_engine(target, settings)) as engine:
-            job = _Generation(engine, info, prompts, renderer, output, missing, summary)
-            try:
-                job.run(settings.in_flight, console)
-            finally:
-                done = len(finished_shards(output))
-                rest = "; the same command continues" if done < info.num_shards else ""
-                finished = f"{done} of {info.num_shards} shards are finished in {output}{rest}"
-                console.print(finished, markup=False)
-            summary.tokens_per_step = engine.tokens_per_step()
+    found = _finished_before(output, info)
+    summary.kept_shards = len(found)
+    if len(found) == info.num_shards:
+        console.print(f"{output} is complete: {info.num_shards} shards", markup=False)
+        return summary
+    console.print(f"starting the engine with {target}", markup=False)
+    with closing(start_engine(target, settings)) as engine, ShardLeases(output) as leases:
+        job = _Generation(engine, info, prompts, renderer, output, leases, summary)
+        try:
+            job.run(console)
+            leases.sweep()
+            remove_leftovers(output)
+        finally:
+            done = len(finished_shards(output))
+            rest = "; the same command continues" if done < info.num_shards else ""
+            finished = f"{done} of {info.num_shards} shards are finished in {output}{rest}"
+            console.print(finished, markup=False)
+        summary.tokens_per_step = engine.tokens_per_step()
     return summary
 
 
@@ -175,29 +193,31 @@ def _describe(
     )
 
 
-def _missing_shards(output: Path, info: DatasetInfo) -> list[int]:
-    """The shards to write, after a look at what is there.
+def _finished_before(output: Path, info: DatasetInfo) -> list[int]:
+    """The shards that are there; the folder is made, and described, where it is new.
 
     Raises:
-        ConfigError: the folder holds other data.
+        ConfigError: the folder holds other data, or cannot be written to.
     """
-    finished = set(finished_shards(output))
-    if (output / INFO_FILE).exists():
-        found = DatasetInfo.load(output)
-        if differences := found.differences(info):
-            raise ConfigError(
-                f"--output {output} holds data of other settings, which cannot be continued with "
-                f"these: {'; '.join(differences)}. Give the former settings or another folder, or "
-                "delete this one"
-            )
-    elif finished:
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        if not (output / INFO_FILE).exists():
+            if finished_shards(output):
+                raise ConfigError(
+                    f"--output {output} holds shards without a {INFO_FILE}: nobody knows what "
+                    "they are; give another folder, or delete this one"
+                )
+            info.save(output, writer=secrets.token_hex(8))
+    except OSError as error:
+        raise ConfigError(f"--output {output}: cannot be written to: {error}") from error
+    # Read again, if it was written just now: another client may have been the first.
+    if differences := DatasetInfo.load(output).differences(info):
         raise ConfigError(
-            f"--output {output} holds shards without a {INFO_FILE}: nobody knows what they are; "
-            "give another folder, or delete this one"
+            f"--output {output} holds data of other settings, which cannot be continued with "
+            f"these: {'; '.join(differences)}. Give the former settings or another folder, or "
+            "delete this one"
         )
-    else:
-        info.save(output)
-    return [shard for shard in range(info.num_shards) if shard not in finished]
+    return finished_shards(output)
 
 
 class _Generation:
@@ -210,54 +230,98 @@ class _Generation:
         prompts: Sequence[Conversation],
         renderer: PromptRenderer,
         output: Path,
-        missing: Sequence[int],
+        leases: ShardLeases,
         summary: GenerationSummary,
     ) -> None:
-        self._engine = engine
-        self._info = info
-        self._output = output
-        self._summary = summary
+        self._engine, self._info, self._output = engine, info, output
+        self._prompts, self._renderer = prompts, renderer
+        self._leases, self._summary = leases, summary
         self._waiting: deque[OpenTurn] = deque()
         self._running: dict[int, Dialogue] = {}
-        # A shard's finished conversations; it is gone from here when it is written.
-        self._shards: dict[int, dict[int, list[Row]]] = {shard: {} for shard in missing}
-        self._new: Iterator[Dialogue] = (
-            Dialogue(index, prompts[index], renderer, info.sampling, engine.max_model_len)
-            for shard in missing
-            for index in info.conversations_of(shard)
-        )
+        # Finished conversations of the shards that this client leases.
+        self._shards: dict[int, dict[int, list[Row]]] = {}
+        self._new: Iterator[Dialogue] = iter(())
+        self._written: set[int] = set()
+        self._finished = set(finished_shards(output))
+        self._looks_at = 0.0
 
-    def run(self, in_flight: int, console: Console) -> None:
-        """Write all missing shards, `in_flight` conversations at a time."""
+    def run(self, console: Console) -> None:
+        """Write shards until all are there, as many conversations at a time as the engine takes."""
         started = time.monotonic()
-        total = sum(len(self._info.conversations_of(shard)) for shard in self._shards)
         with progress_bar(console) as progress:
-            before = self._info.num_conversations - total
-            task = progress.add_task(
-                "conversations", total=before + total, completed=before, status=""
-            )
-            self._admit(in_flight)
-            for answer in self._engine.answers(self._waiting):
-                self._summary.answers += 1
-                self._summary.tokens += len(answer.tokens)
-                self._summary.seconds = time.monotonic() - started
-                dialogue = self._running.pop(answer.conversation)
-                dialogue.take(answer)
-                self._go_on(dialogue)
-                self._admit(in_flight)
-                status = f"{self._summary.tokens_per_second:.0f} tokens/s"
-                completed = before + self._summary.conversations
-                progress.update(task, completed=completed, status=status)
-            progress.update(task, completed=before + self._summary.conversations)
-        self._summary.seconds = time.monotonic() - started
+            total = self._info.num_conversations
+            task = progress.add_task("conversations", total=total, completed=0, status="")
+            said = False
+            while True:
+                self._admit()
+                for answer in self._engine.answers(self._waiting):
+                    self._summary.seconds = time.monotonic() - started
+                    self._take(answer)
+                    self._admit()
+                    status = f"{self._summary.tokens_per_second:.0f} tokens/s"
+                    progress.update(task, completed=self._completed(), status=status)
+                progress.update(task, completed=self._completed(), status="")
+                if len(self._finished) == self._info.num_shards:
+                    break
+                if not said:
+                    said = True
+                    line = "the shards that are left are other clients'; waiting until they end"
+                    console.print(line, markup=False)
+                time.sleep(LOOK_SECONDS)
 
-    def _admit(self, in_flight: int) -> None:
+    def _take(self, answer: TurnAnswer) -> None:
+        self._summary.answers += 1
+        self._summary.tokens += len(answer.tokens)
+        dialogue = self._running.pop(answer.conversation)
+        dialogue.take(answer)
+        self._go_on(dialogue)
+
+    def _completed(self) -> int:
+        """Conversations in finished shards, whoever wrote them, and others that are finished."""
+        in_shards = sum(len(self._info.conversations_of(shard)) for shard in self._finished)
+        return in_shards + sum(map(len, self._shards.values()))
+
+    def _admit(self) -> None:
         """Start new conversations where there is room for them."""
-        while len(self._running) < in_flight:
+        while len(self._running) < self._engine.in_flight:
             dialogue = next(self._new, None)
-            if dialogue is None:
+            if dialogue is not None:
+                self._go_on(dialogue)
+            elif not self._lease_another():
                 return
-            self._go_on(dialogue)
+
+    def _lease_another(self) -> bool:
+        """Is there another shard to write? Looked for now and then, where there was none."""
+        now = time.monotonic()
+        if now < self._looks_at:
+            return False
+        self._note_finished()
+        shards = range(self._info.num_shards)
+        open_shards = [s for s in shards if s not in self._finished and s not in self._shards]
+        shard = self._leases.take(open_shards)
+        if shard is None:
+            self._looks_at = now + LOOK_SECONDS
+            return False
+        if shard in finished_shards(self._output):  # between the look and the lease
+            self._leases.release(shard)
+            return True
+        self._shards[shard] = {}
+        self._new = (
+            Dialogue(
+                index,
+                self._prompts[index],
+                self._renderer,
+                self._info.sampling,
+                self._engine.max_model_len,
+            )
+            for index in self._info.conversations_of(shard)
+        )
+        return True
+
+    def _note_finished(self) -> None:
+        now = set(finished_shards(self._output))
+        self._summary.others_shards += len(now - self._finished - self._written)
+        self._finished |= now
 
     def _go_on(self, dialogue: Dialogue) -> None:
         """Have the next turn answered; where there is none, put the conversation away."""
@@ -273,5 +337,9 @@ class _Generation:
         if len(finished) == len(self._info.conversations_of(shard)):
             # Conversations end in any order; data has that of the prompts.
             rows = [row for index in sorted(finished) for row in finished[index]]
-            write_shard(self._output, shard, rows, self._info.top_logprobs)
+            top_logprobs, writer = self._info.top_logprobs, self._leases.client
+            write_shard(self._output, shard, rows, top_logprobs, writer)
+            self._written.add(shard)
+            self._finished.add(shard)
             del self._shards[shard]
+            self._leases.release(shard)

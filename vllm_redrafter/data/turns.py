@@ -1,6 +1,7 @@
 """From conversations to turns that the target answers, and from its answers to rows of data.
 
-`TargetEngine` is what lets the target answer; `engine/offline.py` does it with vLLM.
+`TargetEngine` is what lets the target answer; `engine/offline.py` does it with vLLM in this
+process, `endpoints/` with servers.
 """
 
 from __future__ import annotations
@@ -68,6 +69,10 @@ class TargetEngine(Protocol):
     @property
     def max_model_len(self) -> int:
         """The most tokens of a prompt and its answer together."""
+
+    @property
+    def in_flight(self) -> int:
+        """How many conversations it works on at once; may change while it answers."""
 
     def answers(self, waiting: deque[OpenTurn]) -> Iterator[TurnAnswer]:
         """Yield answers in the order in which they are finished.
@@ -153,20 +158,27 @@ class PromptRenderer:
         self, conversation: Conversation, answers: Sequence[str], tokenize: bool
     ) -> Any:
         """Token ids or text, up to where the next answer begins."""
+        try:
+            return self._tokenizer.apply_chat_template(
+                self.messages(conversation, answers),
+                add_generation_prompt=True,
+                tokenize=tokenize,
+                return_dict=False,
+            )
+        except TemplateError as error:
+            raise ConfigError(
+                f"{conversation.source}: the target's chat template refuses it: {error}"
+            ) from error
+
+    def messages(self, conversation: Conversation, answers: Sequence[str]) -> list[dict[str, str]]:
+        """What has been said before the next answer, as chat templates take it."""
         messages = []
         if system := conversation.system or self._system_prompt:
             messages.append({"role": "system", "content": system})
         for turn, said in enumerate(conversation.turns[: len(answers) + 1]):
             messages.append({"role": "user", "content": said})
             messages += [{"role": "assistant", "content": a} for a in answers[turn : turn + 1]]
-        try:
-            return self._tokenizer.apply_chat_template(
-                messages, add_generation_prompt=True, tokenize=tokenize, return_dict=False
-            )
-        except TemplateError as error:
-            raise ConfigError(
-                f"{conversation.source}: the target's chat template refuses it: {error}"
-            ) from error
+        return messages
 
     def text(self, answer: Sequence[int]) -> str:
         """An answer as a message's content."""

@@ -150,6 +150,10 @@ class OfflineEngine:
     def max_model_len(self) -> int:
         return int(self._llm.llm_engine.model_config.max_model_len)
 
+    @property
+    def in_flight(self) -> int:
+        return self._settings.in_flight
+
     def answers(self, waiting: deque[OpenTurn]) -> Iterator[TurnAnswer]:
         """See `TargetEngine`.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -36,6 +37,7 @@ class FakeEngine:
         max_model_len: tokens of a prompt and its answer.
         order: seed of the order in which answers are finished.
         answers_until_killed: after so many it raises `death`.
+        pause: seconds that an answer takes.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class FakeEngine:
         order: int = 0,
         answers_until_killed: int | None = None,
         death: type[BaseException] = Killed,
+        pause: float = 0.0,
     ) -> None:
         self.tokenizer = tokenizer
         self.settings = settings
@@ -53,9 +56,14 @@ class FakeEngine:
         self.order = random.Random(order)
         self.left = answers_until_killed
         self.death = death
+        self.pause = pause
         self.asked: list[tuple[OpenTurn, TurnAnswer]] = []
         self.most_in_flight = 0
         self.closed = False
+
+    @property
+    def in_flight(self) -> int:
+        return self.settings.in_flight
 
     def answers(self, waiting: deque[OpenTurn]) -> Iterator[TurnAnswer]:
         running: list[OpenTurn] = []
@@ -66,6 +74,7 @@ class FakeEngine:
             request = running.pop(self.order.randrange(len(running)))
             if self.left is not None and len(self.asked) == self.left:
                 raise self.death
+            time.sleep(self.pause)
             answer = self.answer(request)
             self.asked.append((request, answer))
             yield answer
