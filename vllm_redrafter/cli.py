@@ -7,17 +7,16 @@ Commands import what they need when they run, so that `--help` is quick. Setting
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from vllm_redrafter import cli_data
 from vllm_redrafter.chat.settings import ChatSettings
-from vllm_redrafter.cli_options import settings_as_options
+from vllm_redrafter.cli_options import is_given, settings_as_options
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.data.settings import GenerationSettings, PromptSettings
 from vllm_redrafter.errors import ConfigError, TrainingError
 from vllm_redrafter.training.config import EvaluationConfig, StepCosts, TrainingConfig
 
@@ -129,116 +128,8 @@ def shipped(
         typer.echo(f"{each}  for {verifier_of(read_config(str(shipped_drafter(each))))}")
 
 
-@app.command()
-@settings_as_options
-def make_prompts(
-    context: typer.Context,
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="TARGET", help="The model that is to be drafted for: a folder or a hub id."
-        ),
-    ],
-    output: Annotated[
-        Path,
-        typer.Option(help="File for the prompts. The same command continues a run stopped before."),
-    ],
-    settings: PromptSettings,
-    text: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="For a base model, which knows no user: cut this file into prompts instead. May "
-            "be given several times."
-        ),
-    ] = None,
-) -> None:
-    """Make prompts for generate-data where there is no dataset: the target writes them.
-
-    An instruct model, given its chat template up to the user's turn, goes on with what a user
-    would say (Magpie, arXiv 2406.08464). What does not end, is short, or was said is left out.
-    """
-    from rich.console import Console
-
-    from vllm_redrafter.data import own_prompts, texts
-
-    console = Console()
-    if text:
-        for option in texts.OF_THE_ENGINE:
-            if _is_given(context, option):
-                name = option.replace("_", "-")
-                raise ConfigError(f"--{name} is for prompts that the target writes, not for --text")
-        summary = texts.cut_prompts(target, text, output, settings)
-    else:
-        summary = own_prompts.make_prompts(target, output, _start_vllm, settings, console)
-    console.print(str(summary))
-
-
-@app.command()
-@settings_as_options
-def generate_data(
-    context: typer.Context,
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="TARGET", help="The model that writes the data: a folder or a hub id."
-        ),
-    ],
-    prompts: Annotated[
-        str,
-        typer.Option(
-            help="What the target answers: a file (.txt: a line is a prompt; .jsonl, .json, "
-            ".parquet: rows with prompt, messages, or ShareGPT's conversations), or the hub id of "
-            "a dataset."
-        ),
-    ],
-    output: Annotated[
-        Path,
-        typer.Option(
-            help="Folder for the data. The same command continues a run that was stopped."
-        ),
-    ],
-    settings: GenerationSettings,
-    split: Annotated[
-        str | None, typer.Option(help="Split of a hub dataset.", show_default="train")
-    ] = None,
-) -> None:
-    """Let the target answer prompts, and keep the answers as training data for a drafter.
-
-    Conversations keep their user turns; every answer is written anew, by the target's chat
-    template where it has one. The data comes in Parquet shards (see
-    vllm_redrafter/data/dataset.py for the columns).
-    """
-    from rich.console import Console
-
-    from vllm_redrafter.data import generation
-    from vllm_redrafter.data.prompts import read_prompts
-
-    if _is_given(context, "spec_tokens") and settings.drafter is None:
-        raise ConfigError("--spec-tokens is for --drafter: give both or neither")
-    console = Console()
-    conversations, left_out = read_prompts(prompts, split)
-    if left_out:
-        console.print(f"{left_out} conversations without a word from the user are left out")
-    summary = generation.generate_data(
-        target, conversations, output, _start_vllm, settings, console
-    )
-    if summary.conversations:
-        console.print(str(summary))
-
-
-def _is_given(context: typer.Context, option: str) -> bool:
-    """Did the user give this option, and not leave it at its default?"""
-    source = context.get_parameter_source(option)
-    return source is not None and source.name != "DEFAULT"
-
-
-def _start_vllm(target: str, settings: GenerationSettings) -> Any:
-    """The engine that lets the target write; vLLM is imported here and not before."""
-    # Its log would run through the progress bar; whoever wants it says so in the environment.
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    from vllm_redrafter.engine.offline import OfflineEngine
-
-    return OfflineEngine(target, settings)
+app.command()(settings_as_options(cli_data.make_prompts))
+app.command()(settings_as_options(cli_data.generate_data))
 
 
 @app.command()
@@ -352,9 +243,9 @@ def evaluate(
     from vllm_redrafter.training import evaluation
     from vllm_redrafter.training.measured_costs import MeasuredCosts, read_costs, widths_of
 
-    if costs is None and _is_given(context, "requests"):
+    if costs is None and is_given(context, "requests"):
         raise ConfigError("--requests is for --costs: give both, or assume other costs")
-    if costs is not None and any(_is_given(context, f"{c}_cost") for c in ("draft", "verify")):
+    if costs is not None and any(is_given(context, f"{c}_cost") for c in ("draft", "verify")):
         raise ConfigError("--costs measures what --draft-cost and --verify-cost assume: give one")
     table = read_costs(costs) if costs else None
     step_costs = MeasuredCosts(table, requests) if table else assumed

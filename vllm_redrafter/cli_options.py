@@ -51,6 +51,12 @@ def settings_as_options(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+def is_given(context: typer.Context, option: str) -> bool:
+    """Did the user give this option, and not leave it at its default?"""
+    source = context.get_parameter_source(option)
+    return source is not None and source.name != "DEFAULT"
+
+
 def _options(owner: Any) -> Iterator[Parameter]:
     """A parameter for each setting of a dataclass, in the order of its fields."""
     settings, hints = settings_of(owner), get_type_hints(owner)

@@ -8,7 +8,6 @@ import os
 import re
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from redrafter_testing.engines.fake_engine import APPENDING, REWRITING, FakeEngine, Killed
+from redrafter_testing.in_background import in_background
 from redrafter_testing.models.tiny_models import add_tokenizer, make_target
 from vllm_redrafter.cli import app
 from vllm_redrafter.data import generation
@@ -280,9 +280,8 @@ def test_a_missing_shard_in_the_middle_is_written_again(
 
 def in_threads(*works: Callable[[], None]) -> None:
     """Do all at once; what one raises is raised here."""
-    with ThreadPoolExecutor(len(works)) as pool:
-        for work in [pool.submit(work) for work in works]:
-            work.result(timeout=60)
+    for future in [in_background(work) for work in works]:
+        future.result(timeout=60)
 
 
 @pytest.mark.parametrize("clients", [2, 3])

@@ -5,6 +5,7 @@ DIR/
   dataset.json             DatasetInfo
   shard-00000.parquet      the rows of the conversations 0 to shard_size - 1
   shard-00001.parquet      and so on; a shard that exists is complete
+  served.json              what the first server thought of a fixed text, where servers wrote them
 ```
 
 Several clients may write it at once; `leases.py` says who writes which shard.

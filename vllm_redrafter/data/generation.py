@@ -150,7 +150,6 @@ def generate_data(
     if len(found) == info.num_shards:
         console.print(f"{output} is complete: {info.num_shards} shards", markup=False)
         return summary
-    console.print(f"starting the engine with {target}", markup=False)
     with closing(start_engine(target, settings)) as engine, ShardLeases(output) as leases:
         job = _Generation(engine, info, prompts, renderer, output, leases, summary)
         try:

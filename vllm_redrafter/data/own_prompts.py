@@ -163,6 +163,7 @@ def _for_engine(settings: PromptSettings) -> GenerationSettings:
         ),
         in_flight=settings.in_flight,
         enforce_eager=settings.enforce_eager,
+        engine=settings.engine,
     )
 
 

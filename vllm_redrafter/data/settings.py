@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.settings import check, setting
 
 
@@ -46,11 +48,52 @@ class SamplingSettings:
 
 
 @dataclass(frozen=True)
+class EngineSettings:
+    """How vLLM runs in this process; the data does not depend on it.
+
+    Raises:
+        ConfigError: a value is out of range, or `engine_args` is no JSON object.
+    """
+
+    tensor_parallel_size: int = setting(
+        1, "Devices that share the target's layers, as vLLM's --tensor-parallel-size.", at_least=1
+    )
+    data_parallel_size: int = setting(
+        1,
+        "Copies of the target, each on devices of its own, as vLLM's --data-parallel-size.",
+        at_least=1,
+    )
+    engine_args: str = setting(
+        "{}",
+        "More arguments of vLLM's engine, as a JSON object with the names that vllm.LLM knows them "
+        'by, such as {"gpu_memory_utilization": 0.8}.',
+    )
+
+    def __post_init__(self) -> None:
+        check(self, "engine:")
+        self.further_arguments()
+
+    def further_arguments(self) -> dict[str, Any]:
+        """`engine_args` as a dictionary."""
+        try:
+            found = json.loads(self.engine_args)
+        except ValueError as error:
+            raise ConfigError(f"--engine-args {self.engine_args!r}: no JSON: {error}") from error
+        if not isinstance(found, dict):
+            raise ConfigError(
+                f"--engine-args {self.engine_args!r}: give a JSON object, such as "
+                '{"gpu_memory_utilization": 0.8}'
+            )
+        return found
+
+
+@dataclass(frozen=True)
 class GenerationSettings:
     """How to generate.
 
     Attributes:
         sampling: how tokens are drawn.
+        engine: how vLLM runs.
 
     Raises:
         ConfigError: a value is out of range.
@@ -73,7 +116,7 @@ class GenerationSettings:
         12, "With --drafter: tree nodes verified per request and step.", at_least=1
     )
     in_flight: int = setting(
-        256, "Number of conversations that the engine works on at once.", at_least=1
+        256, "Number of conversations that an engine, or each server, works on at once.", at_least=1
     )
     shard_size: int = setting(
         256,
@@ -84,13 +127,46 @@ class GenerationSettings:
         False, "Run vLLM without compilation and without CUDA graphs, as its --enforce-eager."
     )
 
+    engine: EngineSettings = field(default_factory=EngineSettings)
+
     def __post_init__(self) -> None:
         check(self, "generation:")
 
 
 @dataclass(frozen=True)
+class EndpointSettings:
+    """How to ask running servers (`generate-data --endpoint`).
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    served_name: str | None = setting(
+        None,
+        "With --endpoint: the name that the servers give the target.",
+        default_text="that of TARGET",
+    )
+    request_timeout: float = setting(
+        1800.0,
+        "With --endpoint: seconds that an answer may take; then it is asked for again.",
+        above=0,
+    )
+    give_up_after: float = setting(
+        600.0,
+        "With --endpoint: end with an error when no server has answered for so many seconds.",
+        above=0,
+    )
+
+    def __post_init__(self) -> None:
+        check(self, "endpoints:")
+
+
+@dataclass(frozen=True)
 class PromptSettings:
     """How `make-prompts` makes prompts.
+
+    Attributes:
+        engine: how vLLM runs.
 
     Raises:
         ConfigError: a value is out of range.
@@ -130,11 +206,12 @@ class PromptSettings:
     enforce_eager: bool = setting(
         False, "Run vLLM without compilation and without CUDA graphs, as its --enforce-eager."
     )
+    engine: EngineSettings = field(default_factory=EngineSettings)
 
     def __post_init__(self) -> None:
         check(self, "prompts:")
 
     def recipe(self) -> dict[str, Any]:
         """What the prompts depend on: not how many there shall be, nor how they are computed."""
-        others = ("num", "in_flight", "enforce_eager")
+        others = ("num", "in_flight", "enforce_eager", "engine")
         return {name: value for name, value in asdict(self).items() if name not in others}

@@ -17,7 +17,17 @@ from vllm_redrafter.data.target_files import load_from
 from vllm_redrafter.data.turns import answer_seed
 from vllm_redrafter.errors import ConfigError
 
-OF_THE_ENGINE = ("temperature", "top_p", "max_model_len", "dtype", "in_flight", "enforce_eager")
+OF_THE_ENGINE = (
+    "temperature",
+    "top_p",
+    "max_model_len",
+    "dtype",
+    "in_flight",
+    "enforce_eager",
+    "tensor_parallel_size",
+    "data_parallel_size",
+    "engine_args",
+)
 """Settings that mean nothing here, where no engine runs."""
 LEAST_TOKENS = 8
 """Of a piece: less says little of what is to follow."""

@@ -114,6 +114,80 @@ def _prefill_arguments(target: str, settings: GenerationSettings) -> dict[str, A
     }
 
 
+def engine_arguments(target: str, settings: GenerationSettings) -> dict[str, Any]:
+    """Arguments of vLLM, but for the model.
+
+    Raises:
+        ConfigError: `engine_args` says what options of the command say.
+    """
+    sampling, drafter = settings.sampling, settings.drafter
+    speculation = None
+    if drafter is not None:
+        speculation = {"model": drafter, "num_speculative_tokens": settings.spec_tokens}
+    of_options = {
+        "dtype": sampling.dtype,
+        "max_model_len": sampling.max_model_len,
+        "max_num_seqs": settings.in_flight,
+        "speculative_config": speculation,
+        "enforce_eager": settings.enforce_eager,
+        "tensor_parallel_size": settings.engine.tensor_parallel_size,
+        "data_parallel_size": settings.engine.data_parallel_size,
+    }
+    further = settings.engine.further_arguments()
+    if twice := sorted(further.keys() & {"model", *of_options}):
+        raise ConfigError(
+            f"--engine-args: {', '.join(twice)}: the command has an argument or option for it "
+            "(--in-flight for max_num_seqs, --drafter for speculative_config)"
+        )
+    return {
+        **of_options,
+        "max_logprobs": max(settings.top_logprobs, MAX_LOGPROBS),
+        # Not in this process: a worker binds threads and memory of the one it is in.
+        "distributed_executor_backend": "mp",
+        "disable_log_stats": drafter is None,
+        **_prefill_arguments(target, settings),
+        **further,
+    }
+
+
+def sampling_params(turn: OpenTurn, settings: GenerationSettings) -> SamplingParams:
+    """How vLLM draws an answer."""
+    sampling = settings.sampling
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k or 0,
+        max_tokens=turn.max_tokens,
+        seed=turn.seed,
+        logprobs=settings.top_logprobs or None,
+        flat_logprobs=True,
+        stop_token_ids=None if turn.stop_token is None else [turn.stop_token],
+        stop=turn.stop_text,
+        # vLLM looks for text in what it decodes.
+        detokenize=turn.stop_text is not None,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def turn_answer(conversation: int, output: RequestOutput, top_logprobs: int) -> TurnAnswer:
+    """What vLLM wrote, as `TargetEngine` gives it."""
+    written = output.outputs[0]
+    top_tokens, top_log_probs = [], []
+    if k := top_logprobs:
+        flat = written.logprobs
+        # The drawn token comes first, then the k best.
+        for start in flat.start_indices:
+            top_tokens.append(flat.token_ids[start + 1 : start + 1 + k])
+            top_log_probs.append(flat.logprobs[start + 1 : start + 1 + k])
+    return TurnAnswer(
+        conversation=conversation,
+        tokens=list(written.token_ids),
+        ended=written.finish_reason == "stop",
+        top_tokens=top_tokens,
+        top_log_probs=top_log_probs,
+    )
+
+
 class OfflineEngine:
     """The target in vLLM, writing training data: a `TargetEngine`.
 
@@ -127,24 +201,9 @@ class OfflineEngine:
 
     def __init__(self, target: str, settings: GenerationSettings) -> None:
         self._settings = settings
-        sampling, drafter = settings.sampling, settings.drafter
-        speculation = None
-        if drafter is not None:
-            speculation = {"model": drafter, "num_speculative_tokens": settings.spec_tokens}
+        arguments = engine_arguments(target, settings)
         with _core_in_this_process():
-            self._llm = start_llm(
-                target,
-                dtype=sampling.dtype,
-                max_model_len=sampling.max_model_len,
-                max_num_seqs=settings.in_flight,
-                max_logprobs=max(settings.top_logprobs, MAX_LOGPROBS),
-                speculative_config=speculation,
-                enforce_eager=settings.enforce_eager,
-                # Not in this process: a worker binds threads and memory of the one it is in.
-                distributed_executor_backend="mp",
-                disable_log_stats=drafter is None,
-                **_prefill_arguments(target, settings),
-            )
+            self._llm = start_llm(target, **arguments)
 
     @property
     def max_model_len(self) -> int:
@@ -165,54 +224,22 @@ class OfflineEngine:
             if not waiting:
                 return None
             turn = waiting.popleft()
-            return EngineRequest(str(turn.conversation), turn.prompt, self._params(turn))
+            return EngineRequest(
+                str(turn.conversation), turn.prompt, sampling_params(turn, self._settings)
+            )
 
         try:
             steps = run_requests(self._llm.llm_engine, next_request, self._settings.in_flight)
             for outputs in steps:
                 for output in outputs:
                     if output.finished:
-                        yield self._answer(output)
+                        conversation = int(output.request_id)
+                        yield turn_answer(conversation, output, self._settings.top_logprobs)
         except (EngineDeadError, RuntimeError) as error:  # of another process, of this one
             raise ConfigError(
                 f"vLLM failed while generating: {error}. Finished shards are kept: start the same "
                 "command again to continue"
             ) from error
-
-    def _params(self, turn: OpenTurn) -> SamplingParams:
-        sampling = self._settings.sampling
-        return SamplingParams(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k or 0,
-            max_tokens=turn.max_tokens,
-            seed=turn.seed,
-            logprobs=self._settings.top_logprobs or None,
-            flat_logprobs=True,
-            stop_token_ids=None if turn.stop_token is None else [turn.stop_token],
-            stop=turn.stop_text,
-            # vLLM looks for text in what it decodes.
-            detokenize=turn.stop_text is not None,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
-
-    def _answer(self, output: RequestOutput) -> TurnAnswer:
-        written = output.outputs[0]
-        tokens = list(written.token_ids)
-        top_tokens, top_log_probs = [], []
-        if k := self._settings.top_logprobs:
-            flat = written.logprobs
-            # The drawn token comes first, then the k best.
-            for start in flat.start_indices:
-                top_tokens.append(flat.token_ids[start + 1 : start + 1 + k])
-                top_log_probs.append(flat.logprobs[start + 1 : start + 1 + k])
-        return TurnAnswer(
-            conversation=int(output.request_id),
-            tokens=tokens,
-            ended=written.finish_reason == "stop",
-            top_tokens=top_tokens,
-            top_log_probs=top_log_probs,
-        )
 
     def tokens_per_step(self) -> float | None:
         """See `TargetEngine`; from vLLM's own counters."""

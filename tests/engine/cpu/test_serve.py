@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,10 +14,20 @@ from typing import Any
 
 import openai
 import pytest
+import torch
+from rich.console import Console
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from redrafter_testing.engines.fake_engine import APPENDING
 from redrafter_testing.engines.server import counter, server
 from redrafter_testing.requests import workloads
+from vllm_redrafter.data.dataset import read_dataset
+from vllm_redrafter.data.endpoints.addresses import AddressBook
+from vllm_redrafter.data.endpoints.engine import EndpointEngine
+from vllm_redrafter.data.endpoints.served_target import ServedTarget
+from vllm_redrafter.data.generation import generate_data
+from vllm_redrafter.data.prompts import Conversation
+from vllm_redrafter.data.settings import EndpointSettings, GenerationSettings, SamplingSettings
 
 pytestmark = pytest.mark.engine
 
@@ -134,3 +146,38 @@ def test_the_examples_chat_client_prints_an_answer_to_each_line(
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() and done.stdout.count("\n") >= 2
+
+
+def test_training_data_that_the_server_writes_is_the_target_s_own(
+    address: str, target: Path, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(target, tmp_path / "target"))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = APPENDING
+    tokenizer.save_pretrained(folder)
+    prompts = [Conversation((f"value {i}", f"list {i}")) for i in range(4)]
+    settings = GenerationSettings(
+        SamplingSettings(temperature=0.0, max_tokens=24), top_logprobs=3, shard_size=2
+    )
+    said = Console(file=io.StringIO())
+
+    def start(name: str, settings: GenerationSettings) -> EndpointEngine:
+        served = ServedTarget(name, settings, None, tmp_path / "data")
+        limits = EndpointSettings(request_timeout=60, give_up_after=10)
+        return EndpointEngine(AddressBook([address]), served, settings, limits, said)
+
+    generate_data(str(folder), prompts, tmp_path / "data", start, settings, said)
+    _, data = read_dataset(tmp_path / "data")
+    assert list(data["conversation"]) == [0, 1, 2, 3]
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    for row in data:
+        with torch.inference_mode():
+            logits = model(torch.tensor([row["input_ids"]])).logits[0]
+        best = logits.log_softmax(dim=-1).topk(3)
+        written = [i for i, marked in enumerate(row["assistant_mask"]) if marked]
+        assert len(written) > 24, "two answers"
+        for i in written:
+            assert row["input_ids"][i] == row["top_tokens"][i][0]
+            assert row["top_tokens"][i] == best.indices[i - 1].tolist()
+            expected = best.values[i - 1].tolist()
+            assert row["top_log_probs"][i] == pytest.approx(expected, abs=1e-4)

@@ -1,0 +1,192 @@
+"""A server that speaks as vLLM's does, with `FakeEngine`'s answers; it can die and return."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from redrafter_testing.engines.fake_engine import FakeEngine
+from vllm_redrafter.data.settings import GenerationSettings
+from vllm_redrafter.data.turns import OpenTurn
+
+Failure = tuple[int, str]
+
+
+class FakeServer:
+    """Listens on a port of its own until `die`, and again from `live` on.
+
+    Args:
+        tokenizer: the served target's.
+        name, root: of the served target.
+        vocab_size, max_model_len: of the served target.
+        weights: what the fixed text's log-probabilities depend on.
+        pause: seconds that an answer takes.
+        failure: asked before each answer, with the request's body; a status and a message, or None.
+        change: of each completion before it is sent.
+
+    Attributes:
+        asked: the requests for answers.
+        most_at_once: how many of them were being answered at a time.
+        gate: answers wait for it, a minute at most; it is open unless a test clears it.
+        hanging: while it is set, everything takes 5 s.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        name: str = "target",
+        root: str = "/models/target",
+        vocab_size: int = 512,
+        max_model_len: int = 512,
+        weights: int = 0,
+        pause: float = 0.0,
+        failure: Callable[[dict[str, Any]], Failure | None] = lambda body: None,
+        change: Callable[[dict[str, Any]], None] = lambda completion: None,
+    ) -> None:
+        self.tokenizer, self.name, self.root = tokenizer, name, root
+        self.vocab_size, self.max_model_len, self.weights = vocab_size, max_model_len, weights
+        self.pause, self.failure, self.change = pause, failure, change
+        self.asked: list[dict[str, Any]] = []
+        self.hanging, self.gate = threading.Event(), threading.Event()
+        self.gate.set()
+        self.most_at_once = 0
+        self._running = 0
+        self._lock = threading.Lock()
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._port = free.getsockname()[1]
+        self.live()
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    def live(self) -> None:
+        """Listen, from the first time on at the same port."""
+        self._connections: set[socket.socket] = set()
+        self._server = _Server(("127.0.0.1", self._port), _handler(self))
+        threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def die(self) -> None:
+        """Stop as a killed process does: in the middle of all answers."""
+        self._server.shutdown()
+        self._server.server_close()
+        for connection in list(self._connections):
+            with suppress(OSError):  # it had ended
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def respond(self, path: str, body: dict[str, Any] | None) -> tuple[int, Any]:
+        """Status and content."""
+        if self.hanging.is_set():
+            time.sleep(5)
+        if path == "/v1/models":
+            card = {"id": self.name, "root": self.root, "max_model_len": self.max_model_len}
+            adapter = {"id": "adapter", "root": "adapter", "parent": self.name}
+            return 200, {"object": "list", "data": [adapter, {**card, "parent": None}]}
+        if body is None or body["model"] != self.name:
+            return 404, _error("no such model")
+        if path == "/tokenize":
+            return 200, {"tokens": self._tokenize(body)}
+        if failure := self.failure(body):
+            return failure[0], _error(failure[1])
+        if any(int(token) >= self.vocab_size for token in body.get("logit_bias", ())):
+            return 400, _error("token_id(s) in logit_bias contain out-of-vocab token ids")
+        choice = self._prompt_choice(body) if "prompt_logprobs" in body else self._choice(body)
+        completion = {"id": "cmpl", "object": "text_completion", "choices": [choice]}
+        self.change(completion)
+        return 200, completion
+
+    def _tokenize(self, body: dict[str, Any]) -> list[int]:
+        if "prompt" in body:
+            return list(self.tokenizer(body["prompt"])["input_ids"])
+        return list(
+            self.tokenizer.apply_chat_template(
+                body["messages"],
+                add_generation_prompt=body["add_generation_prompt"],
+                return_dict=False,
+            )
+        )
+
+    def _prompt_choice(self, body: dict[str, Any]) -> dict[str, Any]:
+        chance = random.Random(self.weights)
+        places = [{str(token): {"logprob": -chance.random()}} for token in body["prompt"][1:]]
+        return {"index": 0, "text": "", "prompt_logprobs": [None, *places]}
+
+    def _choice(self, body: dict[str, Any]) -> dict[str, Any]:
+        if "seed" in body:  # an answer, and not a check of the server
+            with self._lock:
+                self.asked.append(body)
+                self._running += 1
+                self.most_at_once = max(self.most_at_once, self._running)
+            time.sleep(self.pause)
+            self.gate.wait(60)
+            with self._lock:
+                self._running -= 1
+        k = body.get("logprobs", 0)
+        engine = FakeEngine(self.tokenizer, GenerationSettings(top_logprobs=k), self.max_model_len)
+        seed = body.get("seed", 0)
+        answer = engine.answer(OpenTurn(0, 0, body["prompt"], body["max_tokens"], seed))
+        choice: dict[str, Any] = {
+            "index": 0,
+            "text": "",
+            "finish_reason": "stop" if answer.ended else "length",
+            "prompt_token_ids": body["prompt"],
+            "token_ids": answer.tokens,
+        }
+        if k:
+            top = [
+                {f"token_id:{token}": value for token, value in zip(*place, strict=True)}
+                for place in zip(answer.top_tokens, answer.top_log_probs, strict=True)
+            ]
+            choice["logprobs"] = {"top_logprobs": top}
+        return choice
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 64
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        pass  # a client that was killed
+
+
+def _error(message: str) -> dict[str, Any]:
+    return {"error": {"message": message, "type": "error", "param": None, "code": None}}
+
+
+def _handler(server: FakeServer) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        timeout = 60
+
+        def setup(self) -> None:
+            super().setup()
+            server._connections.add(self.connection)
+
+        def do_GET(self) -> None:
+            self._respond(None)
+
+        def do_POST(self) -> None:
+            self._respond(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+
+        def _respond(self, body: dict[str, Any] | None) -> None:
+            status, content = server.respond(self.path, body)
+            sent = json.dumps(content).encode()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(sent)))
+            self.end_headers()
+            self.wfile.write(sent)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    return Handler

@@ -1,0 +1,1 @@
+"""Running servers of the target that answer prompts: any number of them, coming and going."""
