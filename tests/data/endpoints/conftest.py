@@ -62,7 +62,6 @@ def _loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits of seconds take hundredths."""
     monkeypatch.setattr(client, "RETRIES", 0)
-    monkeypatch.setattr(client, "LOOK_SECONDS", 0.5)
     monkeypatch.setattr(endpoint, "FIRST_DELAY_SECONDS", 0.02)
     monkeypatch.setattr(endpoint, "LONGEST_DELAY_SECONDS", 0.1)
     monkeypatch.setattr(endpoint, "LOOK_EVERY_SECONDS", 0.05)

@@ -24,7 +24,7 @@ from redrafter_testing.engines.fake_server import FakeServer
 from redrafter_testing.in_background import in_background
 from vllm_redrafter.cli import app
 from vllm_redrafter.data.dataset import finished_shards, read_dataset
-from vllm_redrafter.data.endpoints import endpoint
+from vllm_redrafter.data.endpoints import client, endpoint
 from vllm_redrafter.data.endpoints.addresses import AddressBook
 from vllm_redrafter.data.endpoints.engine import EndpointEngine
 from vllm_redrafter.data.endpoints.served_target import ServedTarget
@@ -147,6 +147,7 @@ def test_a_server_that_hangs_is_given_up_and_its_answers_are_asked_for_elsewhere
     steady, hanging = serve(pause=0.02), serve(pause=0.02)
     on = run.meanwhile(steady.address, hanging.address)
     eventually(lambda: len(hanging.asked) >= 3, on)
+    monkeypatch.setattr(client, "LOOK_SECONDS", 0.5)  # the others' looks may take their time
     steady.gate.clear()
     hanging.gate.clear()
     hanging.hanging.set()
@@ -322,9 +323,9 @@ def test_three_servers_and_two_clients_of_which_one_each_is_killed_write_all_onc
             server.gate.set()
         assert clients[1].wait(timeout=60) == 0, logs[1].read_text()
     finally:
-        for client in clients:
-            client.kill()
-            client.wait(timeout=20)
+        for process in clients:
+            process.kill()
+            process.wait(timeout=20)
     assert killed_at < len(PROMPTS), "killed too late to say anything"
     assert f"endpoint {servers[0].address} failed" in logs[1].read_text()
     assert not [path.name for path in output.iterdir() if path.name.startswith(".")]
