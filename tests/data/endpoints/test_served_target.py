@@ -52,6 +52,12 @@ def test_the_target_is_known_by_its_name_or_its_folder_s(check: Callable[..., st
     assert check(name="alias", root="elsewhere", served_name="alias") == "alias"
 
 
+def test_a_server_that_takes_any_number_for_a_token_says_nothing_of_its_vocabulary(
+    check: Callable[..., str],
+) -> None:
+    assert check(vocab_size=2**40) == "target"
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

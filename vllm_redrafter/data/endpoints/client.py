@@ -102,9 +102,12 @@ class EndpointClient:
             return [int(token) for token in answer["tokens"]]
 
     async def refusal_of_token(self, model: str, prompt: Sequence[int], token: int) -> str | None:
-        """What it says to a token that is not in its vocabulary; None to one that is."""
+        """What it says to a token that is not in its vocabulary; None to one that is.
+
+        As a stop token: every engine takes these, and they change no logits.
+        """
         try:
-            await self._complete(model, prompt, 1, {"logit_bias": {str(token): 0.0}})
+            await self._complete(model, prompt, 1, {"stop_token_ids": [token]})
         except RequestRefused as error:
             return str(error)
         return None

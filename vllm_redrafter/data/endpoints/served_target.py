@@ -30,6 +30,7 @@ TEXT = (
 )
 CHAT = Conversation(("How high is the tower?", "And in feet?"), source="the check of a server")
 CHAT_ANSWERS = ("312 m.",)
+IN_NO_VOCABULARY = 2**31 - 1
 FINGERPRINT_TOKENS = 32
 FINGERPRINT_TOLERANCE = 0.1
 """Of the mean difference of log-probabilities, in nats: what batches and parallelism of other sizes
@@ -157,7 +158,11 @@ class ServedTarget:
         refusal = await client.refusal_of_token(model, prompt, size - 1)
         if refusal is not None:
             found = f"fewer tokens than the {size} of {self.target!r} ({refusal})"
-        elif await client.refusal_of_token(model, prompt, size) is None:
+        elif (
+            await client.refusal_of_token(model, prompt, size) is None
+            # Or does it not look at such numbers at all? Older versions do not.
+            and await client.refusal_of_token(model, prompt, IN_NO_VOCABULARY) is not None
+        ):
             found = f"more tokens than the {size} of {self.target!r}"
         else:
             return

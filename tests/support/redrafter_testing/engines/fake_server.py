@@ -96,8 +96,8 @@ class FakeServer:
             return 200, {"tokens": self._tokenize(body)}
         if failure := self.failure(body):
             return failure[0], _error(failure[1])
-        if any(int(token) >= self.vocab_size for token in body.get("logit_bias", ())):
-            return 400, _error("token_id(s) in logit_bias contain out-of-vocab token ids")
+        if any(token >= self.vocab_size for token in body.get("stop_token_ids", ())):
+            return 400, _error("token_id(s) in stop_token_ids contain out-of-vocab token ids")
         choice = self._prompt_choice(body) if "prompt_logprobs" in body else self._choice(body)
         completion = {"id": "cmpl", "object": "text_completion", "choices": [choice]}
         self.change(completion)
