@@ -27,7 +27,7 @@ class Endpoint:
 
     Attributes:
         is_up: it was right when it was last looked at.
-        trouble: why it is not up; None where it was never said to be down.
+        trouble: why it is not up; None where it is, or has not been looked at.
         refusal: what it serves instead of the target; None where that is not known.
         is_seen: it has been looked at.
         running: answers that are being written there.
@@ -46,6 +46,7 @@ class Endpoint:
         self.is_seen = False
         self._client, self._check, self._say, self._on_change = client, check, say, on_change
         self._model = ""
+        self._was_up = False
         self._delay = FIRST_DELAY_SECONDS
         self._down = asyncio.Event()
         self._requests: set[asyncio.Future[TurnAnswer]] = set()
@@ -118,9 +119,9 @@ class Endpoint:
             self.refusal = error
             self._note(f"is left out: {error}")
         else:
-            again = " again" if self.trouble is not None else ""
+            again = " again" if self._was_up else ""
             self._say(f"endpoint {self.address} serves the target{again}, as {self._model!r}")
-            self.is_up, self.trouble, self.refusal = True, None, None
+            self.is_up, self._was_up, self.trouble, self.refusal = True, True, None, None
             self._down.clear()
             self._on_change()
 
