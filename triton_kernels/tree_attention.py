@@ -10,7 +10,8 @@ n .. n+T-1 in node order, to its ancestors and itself (a bit set). For a row wit
 Verification is bound by memory like plain decoding, so K and V are read once per request and KV
 head: the group's query heads and all nodes are the rows of one product. (Rows beyond a tile's are
 in further tiles, which read them again, mostly from L2.) The keys are split into parts, as in
-flash-decoding, so that few requests fill the GPU; a second kernel merges the parts:
+flash-decoding, so that few requests fill the GPU, and no long context is read by one program; a
+second kernel merges the parts:
 
     m = max_p lse_p,    out = sum_p e^{lse_p - m} out_p / sum_p e^{lse_p - m}
 
@@ -23,19 +24,259 @@ in CUDA graphs, and nothing waits for the host.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 from torch import Tensor
 
 from vllm_redrafter.config import WORD_BITS
-from vllm_redrafter.triton_kernels.checks import require
+from vllm_redrafter.triton_kernels.checks import require, require_same_device
 from vllm_redrafter.triton_kernels.tree_attention_arguments import (
-    check_options,
+    check_layer,
     check_sizes,
-    check_tensors,
+    check_step,
 )
 from vllm_redrafter.triton_kernels.tree_attention_kernels import _attend_part, _merge_parts
-from vllm_redrafter.triton_kernels.tree_attention_tiles import choose_parts, choose_tile, padded
+from vllm_redrafter.triton_kernels.tree_attention_plan import KeySplit, plan_split
+from vllm_redrafter.triton_kernels.tree_attention_tiles import Tile, choose_tile, padded
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """What follows from the shapes of a layer's tensors, and is found once for all such layers."""
+
+    group: int
+    tile: Tile
+    row_tiles: int
+    split: KeySplit
+
+
+class TreeAttention:
+    """One step's trees, for the attention of each of its layers.
+
+    A step has dozens of layers of the same shapes: arguments are checked once, here or when the
+    first layer of a shape is attended to.
+    """
+
+    def __init__(
+        self,
+        block_table: Tensor,
+        context_lens: Tensor,
+        query_start_loc: Tensor,
+        ancestors: Tensor,
+        max_nodes: int,
+        max_context_len: int,
+        *,
+        depths: Tensor | None = None,
+        min_requests: int | None = None,
+    ) -> None:
+        """Check what all layers share.
+
+        Args:
+            block_table: [R, blocks per request] int32.
+            context_lens: [R] int32, n: keys in the cache before the tree.
+            query_start_loc: [R+1] int32.
+            ancestors: [R, >= max_nodes, words] int32 bit sets, self included
+                (TokenTree.ancestors).
+            max_nodes: at least the most nodes of any request, at most 128; sizes the launch.
+            max_context_len: at least the largest context length; sizes the launch.
+            depths: [R, >= max_nodes] int32; needed with a sliding window.
+            min_requests: how many requests have rows at least, if it is not all of them: the
+                programs by which the keys' parts are planned. A graph for up to R requests is
+                captured without knowing how many there will be, and few need more parts each.
+
+        Raises:
+            ValueError: an argument's dtype, device, shape or stride does not fit; it is named.
+        """
+        check_step(block_table, context_lens, query_start_loc, ancestors, depths, max_nodes)
+        requests = context_lens.shape[0]
+        require(
+            min_requests is None or 1 <= min_requests <= requests,
+            f"min_requests must be between 1 and {requests}, got {min_requests}",
+        )
+        self.block_table, self.context_lens = block_table, context_lens
+        self.query_start_loc, self.ancestors, self.depths = query_start_loc, ancestors, depths
+        self.max_nodes, self.max_context_len = max_nodes, max_context_len
+        self.min_requests = min_requests or requests
+        self._launches: dict[tuple[object, ...], _Launch] = {}
+
+    def attend(
+        self,
+        query: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        out: Tensor,
+        *,
+        scale: float | None = None,
+        sliding_window: int = 0,
+        soft_cap: float = 0.0,
+        sinks: Tensor | None = None,
+        key_scale: float = 1.0,
+        value_scale: float = 1.0,
+        lse: Tensor | None = None,
+        num_parts: int | None = None,
+    ) -> None:
+        """Attention of all nodes of all requests in one layer.
+
+        Args:
+            query: [rows, query heads, head_dim] fp16, bf16 or fp32; request r's nodes are rows
+                query_start_loc[r] .. query_start_loc[r+1] - 1, in node order.
+            key_cache: [blocks, block_size, KV heads, head_dim] in query's dtype or fp8 e4m3; any
+                strides but that of the last dimension, which is 1 (vLLM's NHD and HND layouts are
+                views of this shape).
+            value_cache: likewise.
+            out: like query. Rows of no request are not written.
+            scale: multiplies q.k; None for 1 / sqrt(head_dim).
+            sliding_window: keys this many positions back or more are hidden; 0 for none. A tree's
+                positions are n + depth.
+            soft_cap: 0 for none.
+            sinks: [query heads] floats or None.
+            key_scale, value_scale: what an fp8 cache's numbers are multiplied with.
+            lse: [rows, query heads] fp32 that receives the log-sum-exp, or None.
+            num_parts: how many parts each request's keys are split into; None leaves it to
+                `plan_split`.
+
+        Raises:
+            ValueError: as above.
+        """
+        tensors = (query, key_cache, value_cache, out, sinks, lse)
+        layout = (sliding_window, num_parts, *map(_layout, tensors))
+        if layout not in self._launches:
+            check_layer(query, key_cache, value_cache, out, sinks, lse)
+            self._launches[layout] = self._plan(query, key_cache, sliding_window, num_parts)
+        launch = self._launches[layout]
+        tile, split = launch.tile, launch.split
+        rows, heads, head_dim = query.shape
+        requests, block_size, kv_heads = self.context_lens.shape[0], *key_cache.shape[1:3]
+        block_dim = triton.next_power_of_2(head_dim)
+        depths = self.depths if self.depths is not None else self.context_lens
+        scale = head_dim**-0.5 if scale is None else scale
+        sink_values = sinks if sinks is not None else query
+        how_split = (split.parts, split.even_parts, split.min_keys, split.max_keys)
+
+        several = split.parts > 1
+        if several:
+            part_out = query.new_empty((rows, heads, split.parts, head_dim), dtype=torch.float32)
+            part_lse: Tensor | None = query.new_empty(part_out.shape[:3], dtype=torch.float32)
+        else:
+            part_out, part_lse = out.unsqueeze(2), None if lse is None else lse.unsqueeze(2)
+        _attend_part[(requests, kv_heads * launch.row_tiles, split.parts)](
+            query,
+            key_cache,
+            value_cache,
+            self.block_table,
+            self.context_lens,
+            self.query_start_loc,
+            self.ancestors,
+            depths,
+            sink_values,
+            part_out,
+            part_lse if part_lse is not None else query,
+            scale * key_scale,
+            value_scale,
+            soft_cap,
+            sliding_window,
+            *how_split,
+            query.stride(0),
+            query.stride(1),
+            *key_cache.stride()[:3],
+            *value_cache.stride()[:3],
+            self.block_table.stride(0),
+            self.ancestors.stride(0),
+            self.ancestors.stride(1),
+            depths.stride(0),
+            *part_out.stride()[:3],
+            part_lse.stride(0) if part_lse is not None else 0,
+            part_lse.stride(1) if part_lse is not None else 0,
+            GROUP=launch.group,
+            HEAD_DIM=head_dim,
+            BLOCK_DIM=block_dim,
+            BLOCK_SIZE=block_size,
+            BLOCK_ROWS=tile.rows,
+            BLOCK_KEYS=tile.keys,
+            ROW_TILES=launch.row_tiles,
+            SPLIT=several,
+            HAS_CAP=soft_cap > 0,
+            HAS_WINDOW=sliding_window > 0,
+            HAS_SINKS=sinks is not None,
+            HAS_LSE=part_lse is not None,
+            # fp32 stays fp32: TF32 would keep 10 bits of the mantissa.
+            PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+            maxnreg=tile.max_registers,
+        )
+        if not several:
+            return
+        assert part_lse is not None
+        _merge_parts[(rows, heads)](
+            part_out,
+            part_lse,
+            self.context_lens,
+            self.query_start_loc,
+            sink_values,
+            out,
+            lse if lse is not None else query,
+            sliding_window,
+            *how_split,
+            *part_out.stride()[:3],
+            *part_lse.stride()[:2],
+            *out.stride()[:2],
+            lse.stride(0) if lse is not None else 0,
+            requests,
+            requests.bit_length(),
+            HEAD_DIM=head_dim,
+            BLOCK_DIM=block_dim,
+            BLOCK_KEYS=tile.keys,
+            BLOCK_PARTS=triton.next_power_of_2(split.parts),
+            HAS_WINDOW=sliding_window > 0,
+            HAS_SINKS=sinks is not None,
+            HAS_LSE=lse is not None,
+            num_warps=4,
+        )
+
+    def _plan(
+        self, query: Tensor, key_cache: Tensor, sliding_window: int, num_parts: int | None
+    ) -> _Launch:
+        """How layers of these shapes are launched, after a check of what depends on both."""
+        block_size, kv_heads = key_cache.shape[1:3]
+        check_sizes(self.block_table, self.max_nodes, self.max_context_len, block_size)
+        require_same_device(
+            query,
+            block_table=self.block_table,
+            context_lens=self.context_lens,
+            query_start_loc=self.query_start_loc,
+            ancestors=self.ancestors,
+            **({} if self.depths is None else {"depths": self.depths}),
+        )
+        require(
+            sliding_window == 0 or self.depths is not None,
+            "depths is needed with a sliding window: positions in a tree are n + depth",
+        )
+        require(
+            num_parts is None or num_parts >= 1, f"num_parts must be at least 1, got {num_parts}"
+        )
+        rows, heads, head_dim = query.shape
+        group = heads // kv_heads
+        tile = choose_tile(self.max_nodes * group, head_dim, query.dtype)
+        row_tiles = padded(self.max_nodes * group, tile.rows) // tile.rows
+        if num_parts is not None:
+            return _Launch(group, tile, row_tiles, KeySplit.into(num_parts))
+        seen = min(self.max_context_len, sliding_window or self.max_context_len)
+        split = plan_split(
+            programs=self.min_requests * kv_heads * row_tiles,
+            max_keys=seen + self.max_nodes,
+            bytes_per_part=4 * rows * heads * head_dim,
+            device=query.device,
+        )
+        return _Launch(group, tile, row_tiles, split)
+
+
+def _layout(tensor: Tensor | None) -> tuple[object, ...] | None:
+    if tensor is None:
+        return None
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
 def tree_attention(
@@ -61,156 +302,36 @@ def tree_attention(
     num_parts: int | None = None,
     min_requests: int | None = None,
 ) -> Tensor:
-    """Attention of all nodes of all requests.
-
-    Args:
-        query: [rows, query heads, head_dim] fp16, bf16 or fp32; request r's nodes are rows
-            query_start_loc[r] .. query_start_loc[r+1] - 1, in node order.
-        key_cache: [blocks, block_size, KV heads, head_dim] in query's dtype or fp8 e4m3; any
-            strides but that of the last dimension, which is 1 (vLLM's NHD and HND layouts are
-            views of this shape).
-        value_cache: likewise.
-        block_table: [R, blocks per request] int32.
-        context_lens: [R] int32, n: keys in the cache before the tree.
-        query_start_loc: [R+1] int32.
-        ancestors: [R, >= max_nodes, words] int32 bit sets, self included (TokenTree.ancestors).
-        max_nodes: at least the most nodes of any request, at most 128; sizes the launch.
-        max_context_len: at least the largest context length; sizes the launch.
-        out: like query, or None for a new tensor. Rows of no request are not written.
-        scale: multiplies q.k; None for 1 / sqrt(head_dim).
-        depths: [R, >= max_nodes] int32; needed with a sliding window.
-        sliding_window: keys this many positions back or more are hidden; 0 for none. A tree's
-            positions are n + depth.
-        soft_cap: 0 for none.
-        sinks: [query heads] floats or None.
-        key_scale, value_scale: what an fp8 cache's numbers are multiplied with.
-        lse: [rows, query heads] fp32 that receives the log-sum-exp, or None.
-        num_parts: how many parts the keys are split into; None chooses by the number of programs.
-        min_requests: how many requests have rows at least, if it is not all of them: the programs
-            that are counted for `num_parts`. A graph for up to R requests is captured without
-            knowing how many there will be, and few need more parts each.
+    """`TreeAttention`, which describes the arguments, for a single layer.
 
     Returns:
-        out.
-
-    Raises:
-        ValueError: an argument's dtype, device, shape or stride does not fit; it is named.
+        out, or a new tensor where it is None.
     """
-    check_tensors(
-        query, key_cache, value_cache, block_table, context_lens, query_start_loc, ancestors
-    )
-    block_size, kv_heads = key_cache.shape[1], key_cache.shape[2]
-    requests, heads, head_dim = context_lens.shape[0], query.shape[1], query.shape[2]
-    check_sizes(block_table, ancestors, requests, max_nodes, max_context_len, block_size)
-    require(
-        sliding_window == 0 or depths is not None,
-        "depths is needed with a sliding window: positions in a tree are n + depth",
-    )
-    require(num_parts is None or num_parts >= 1, f"num_parts must be at least 1, got {num_parts}")
-    require(
-        min_requests is None or 1 <= min_requests <= requests,
-        f"min_requests must be between 1 and {requests}, got {min_requests}",
-    )
-    out = torch.empty_like(query) if out is None else out
-    check_options(query, requests, max_nodes, out, depths, sinks, lse)
-
-    group = heads // kv_heads
-    rows = max_nodes * group
-    tile = choose_tile(rows, head_dim, query.dtype)
-    row_tiles = padded(rows, tile.rows) // tile.rows
-    block_dim = triton.next_power_of_2(head_dim)
-    if num_parts is None:
-        programs = (min_requests or requests) * kv_heads * row_tiles
-        num_parts = choose_parts(programs, max_context_len + max_nodes, query.device)
-
-    split = num_parts > 1
-    if split:
-        part_out: Tensor = query.new_empty(
-            (*query.shape[:2], num_parts, head_dim), dtype=torch.float32
-        )
-        part_lse: Tensor | None = query.new_empty(
-            (*query.shape[:2], num_parts), dtype=torch.float32
-        )
-    else:
-        part_out, part_lse = out.unsqueeze(2), None if lse is None else lse.unsqueeze(2)
-    depth_of = depths if depths is not None else context_lens
-    scale = head_dim**-0.5 if scale is None else scale
-    _attend_part[(requests, kv_heads * row_tiles, num_parts)](
-        query,
-        key_cache,
-        value_cache,
+    step = TreeAttention(
         block_table,
         context_lens,
         query_start_loc,
         ancestors,
-        depth_of,
-        sinks if sinks is not None else query,
-        part_out,
-        part_lse if part_lse is not None else query,
-        scale * key_scale,
-        value_scale,
-        soft_cap,
-        sliding_window,
-        query.stride(0),
-        query.stride(1),
-        *key_cache.stride()[:3],
-        *value_cache.stride()[:3],
-        block_table.stride(0),
-        ancestors.stride(0),
-        ancestors.stride(1),
-        depth_of.stride(0),
-        part_out.stride(0),
-        part_out.stride(1),
-        part_out.stride(2),
-        part_lse.stride(0) if part_lse is not None else 0,
-        part_lse.stride(1) if part_lse is not None else 0,
-        GROUP=group,
-        HEAD_DIM=head_dim,
-        BLOCK_DIM=block_dim,
-        BLOCK_SIZE=block_size,
-        BLOCK_ROWS=tile.rows,
-        BLOCK_KEYS=tile.keys,
-        ROW_TILES=row_tiles,
-        PARTS=num_parts,
-        HAS_CAP=soft_cap > 0,
-        HAS_WINDOW=sliding_window > 0,
-        HAS_SINKS=sinks is not None,
-        HAS_LSE=part_lse is not None,
-        # fp32 stays fp32: TF32 would keep 10 bits of the mantissa.
-        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-        maxnreg=tile.max_registers,
+        max_nodes,
+        max_context_len,
+        depths=depths,
+        min_requests=min_requests,
     )
-    if split:
-        assert part_lse is not None
-        _merge_parts[(query.shape[0], heads)](
-            part_out,
-            part_lse,
-            context_lens,
-            query_start_loc,
-            sinks if sinks is not None else query,
-            out,
-            lse if lse is not None else query,
-            part_out.stride(0),
-            part_out.stride(1),
-            part_out.stride(2),
-            part_lse.stride(0),
-            part_lse.stride(1),
-            out.stride(0),
-            out.stride(1),
-            lse.stride(0) if lse is not None else 0,
-            requests,
-            requests.bit_length(),
-            HEAD_DIM=head_dim,
-            BLOCK_DIM=block_dim,
-            BLOCK_KEYS=tile.keys,
-            BLOCK_PARTS=triton.next_power_of_2(num_parts),
-            PARTS=num_parts,
-            HAS_SINKS=sinks is not None,
-            HAS_LSE=lse is not None,
-            num_warps=4,
-        )
+    out = torch.empty_like(query) if out is None else out
+    step.attend(
+        query,
+        key_cache,
+        value_cache,
+        out,
+        scale=scale,
+        sliding_window=sliding_window,
+        soft_cap=soft_cap,
+        sinks=sinks,
+        key_scale=key_scale,
+        value_scale=value_scale,
+        lse=lse,
+        num_parts=num_parts,
+    )
     return out
 
 

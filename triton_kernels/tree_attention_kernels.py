@@ -1,7 +1,8 @@
 """The kernels of tree attention: one part of the keys at a time, then the parts merged.
 
 What they compute is said in tree_attention.py, which launches them; their tiles are chosen in
-tree_attention_tiles.py. R is the number of requests; rows are the queries of all of them.
+tree_attention_tiles.py, and what `parts`, `even_parts`, `min_keys` and `max_keys` are is said in
+tree_attention_plan.py. R is the number of requests; rows are the queries of all of them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def _is_ancestor(
     shift = first & 31
     bits = tl.zeros([BLOCK_ROWS, BLOCK_KEYS], dtype=tl.int32)
     high = tl.load(words + at, mask=is_row & (at >= 0) & (at * 32 < num_nodes), other=0)
-    for i in tl.static_range(tl.cdiv(BLOCK_KEYS, 32)):
+    for i in tl.static_range((BLOCK_KEYS + 31) // 32):  # Triton 3.6: tl.cdiv is no constexpr
         at += 1
         low = high.to(tl.uint32)
         high = tl.load(words + at, mask=is_row & (at >= 0) & (at * 32 < num_nodes), other=0)
@@ -41,6 +42,25 @@ def _is_ancestor(
 
 
 @triton.jit
+def _first_key(context_len, sliding_window, BLOCK_KEYS: tl.constexpr, HAS_WINDOW: tl.constexpr):
+    """Where a request's keys begin, at a tile's edge: before it, the window hides them from all
+    rows, the root's included. They are not read: vLLM may have freed their blocks."""
+    first = 0
+    if HAS_WINDOW:
+        first = tl.maximum(context_len - sliding_window + 1, 0) // BLOCK_KEYS * BLOCK_KEYS
+    return first
+
+
+@triton.jit
+def _keys_per_part(num_keys, parts, even_parts, min_keys, max_keys, BLOCK_KEYS: tl.constexpr):
+    """Whole tiles; so many that `parts` parts hold all keys."""
+    wanted = tl.minimum(tl.cdiv(num_keys, even_parts), max_keys)
+    keys = tl.maximum(tl.maximum(wanted, min_keys), tl.cdiv(num_keys, parts))
+    return tl.cdiv(keys, BLOCK_KEYS) * BLOCK_KEYS
+
+
+# One kernel for all ways to split the keys: each more would be compiled while requests wait.
+@triton.jit(do_not_specialize=["parts", "even_parts", "min_keys", "max_keys"])
 def _attend_part(
     query,  # [rows, query heads, HEAD_DIM] fp16, bf16 or fp32
     key_cache,  # [blocks, BLOCK_SIZE, KV heads, HEAD_DIM] like query, or fp8 e4m3
@@ -51,12 +71,16 @@ def _attend_part(
     ancestors,  # [R, nodes, words] int32 bit sets
     depths,  # [R, nodes] int32; read where HAS_WINDOW
     sinks,  # [query heads] floats; read where HAS_SINKS
-    out,  # [rows, query heads, PARTS, HEAD_DIM] fp32, or query's dtype where PARTS is 1
-    lse,  # [rows, query heads, PARTS] fp32; written where HAS_LSE
+    out,  # [rows, query heads, parts, HEAD_DIM] fp32; without SPLIT one part, in query's dtype
+    lse,  # [rows, query heads, parts] fp32; written where HAS_LSE
     scale,
     value_scale,
     soft_cap,
     sliding_window,
+    parts,
+    even_parts,
+    min_keys,
+    max_keys,
     stride_query_row,
     stride_query_head,
     stride_key_block,
@@ -81,7 +105,7 @@ def _attend_part(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
     ROW_TILES: tl.constexpr,
-    PARTS: tl.constexpr,
+    SPLIT: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SINKS: tl.constexpr,
@@ -99,12 +123,16 @@ def _attend_part(
     context_len = tl.load(context_lens + request)
     if tile * BLOCK_ROWS >= num_nodes * GROUP:
         return
-    num_keys = context_len + num_nodes
-    keys_per_part = tl.cdiv(tl.cdiv(num_keys, BLOCK_KEYS), PARTS) * BLOCK_KEYS
-    part_start = part * keys_per_part
-    part_end = tl.minimum(part_start + keys_per_part, num_keys)
-    if part_start >= num_keys:
-        return
+    part_start = _first_key(context_len, sliding_window, BLOCK_KEYS, HAS_WINDOW)
+    part_end = context_len + num_nodes
+    if SPLIT:
+        keys_per_part = _keys_per_part(
+            part_end - part_start, parts, even_parts, min_keys, max_keys, BLOCK_KEYS
+        )
+        part_start += part * keys_per_part
+        if part_start >= part_end:
+            return
+        part_end = tl.minimum(part_start + keys_per_part, part_end)
 
     # Row m of the tile is node m // GROUP under query head m % GROUP of this KV head's group.
     row = tile * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
@@ -120,10 +148,6 @@ def _attend_part(
     if HAS_WINDOW:
         query_depth = tl.load(depths + request * stride_depths + node, mask=is_row, other=0)
         query_position = context_len + query_depth
-        # Keys before the root's window are hidden from all rows. They are not read: vLLM may have
-        # freed their blocks.
-        first_key = context_len - sliding_window + 1
-        part_start = tl.maximum(part_start, first_key // BLOCK_KEYS * BLOCK_KEYS)
 
     row_max = tl.full([BLOCK_ROWS], float("-inf"), dtype=tl.float32)
     row_sum = tl.zeros([BLOCK_ROWS], dtype=tl.float32)
@@ -132,7 +156,7 @@ def _attend_part(
         position = start + tl.arange(0, BLOCK_KEYS)
         is_key = position < part_end
         if HAS_WINDOW:
-            is_key = is_key & (position >= first_key)
+            is_key = is_key & (position > context_len - sliding_window)
         block = tl.load(
             block_table + request * stride_table + position // BLOCK_SIZE, mask=is_key, other=0
         ).to(tl.int64)
@@ -194,7 +218,7 @@ def _attend_part(
     node = row // GROUP
     head = kv_head * GROUP + row % GROUP
     is_row = node < num_nodes
-    if PARTS == 1 and HAS_SINKS:
+    if HAS_SINKS and not SPLIT:
         sink = tl.load(sinks + head, mask=is_row, other=0.0).to(tl.float32)
         new_max = tl.maximum(row_max, sink)
         correction = tl.exp(row_max - new_max)
@@ -216,15 +240,22 @@ def _attend_part(
 
 
 # One kernel for any number of requests, as in stage_trees.py.
-@triton.jit(do_not_specialize=["num_requests", "halvings"])
+@triton.jit(
+    do_not_specialize=["num_requests", "halvings", "parts", "even_parts", "min_keys", "max_keys"]
+)
 def _merge_parts(
-    part_out,  # [rows, query heads, PARTS, HEAD_DIM] fp32
-    part_lse,  # [rows, query heads, PARTS] fp32
+    part_out,  # [rows, query heads, parts, HEAD_DIM] fp32
+    part_lse,  # [rows, query heads, parts] fp32
     context_lens,  # [R] int32
     query_start_loc,  # [R+1] int32
     sinks,  # [query heads] floats; read where HAS_SINKS
     out,  # [rows, query heads, HEAD_DIM] fp16, bf16 or fp32
     lse,  # [rows, query heads] fp32; written where HAS_LSE
+    sliding_window,
+    parts,
+    even_parts,
+    min_keys,
+    max_keys,
     stride_part_row,
     stride_part_head,
     stride_part,
@@ -239,7 +270,7 @@ def _merge_parts(
     BLOCK_DIM: tl.constexpr,
     BLOCK_KEYS: tl.constexpr,
     BLOCK_PARTS: tl.constexpr,
-    PARTS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     HAS_LSE: tl.constexpr,
 ):
@@ -257,8 +288,10 @@ def _merge_parts(
         request = tl.where(starts_before, middle, request)
         after = tl.where(starts_before, after, middle)
     num_nodes = tl.load(query_start_loc + request + 1) - tl.load(query_start_loc + request)
-    num_keys = tl.load(context_lens + request) + num_nodes
-    keys_per_part = tl.cdiv(tl.cdiv(num_keys, BLOCK_KEYS), PARTS) * BLOCK_KEYS
+    context_len = tl.load(context_lens + request)
+    first_key = _first_key(context_len, sliding_window, BLOCK_KEYS, HAS_WINDOW)
+    num_keys = context_len + num_nodes - first_key
+    keys_per_part = _keys_per_part(num_keys, parts, even_parts, min_keys, max_keys, BLOCK_KEYS)
     row = row.to(tl.int64)
 
     part = tl.arange(0, BLOCK_PARTS)

@@ -1,4 +1,4 @@
-"""How `tree_attention` cuts its work up: tiles of rows and keys, and parts of the keys.
+"""The tiles of rows and keys that tree attention works on.
 
 The choices follow from what the compiled kernels take (benchmarks/kernel_resources.py, for sm_80 to
 sm_120) and from arithmetic; none of them has been timed.
@@ -10,9 +10,6 @@ from dataclasses import dataclass
 
 import torch
 import triton
-
-MIN_PART_KEYS = 256
-"""With fewer keys, a part's results, in fp32, are as large as the K and V that it reads."""
 
 MAX_REGISTERS = 255
 """Per thread, by the instruction set; a block of 8 warps can have as many."""
@@ -99,19 +96,3 @@ def choose_tile(rows: int, head_dim: int, dtype: torch.dtype) -> Tile:
 def padded(rows: int, block_rows: int) -> int:
     """Rows of all tiles together."""
     return int(triton.cdiv(rows, block_rows)) * block_rows
-
-
-def choose_parts(programs: int, max_keys: int, device: torch.device) -> int:
-    """Into how many parts to split the keys: enough programs for two per multiprocessor.
-
-    The number is a power of two: each one is a kernel of its own to compile.
-    """
-    multiprocessors = (
-        torch.cuda.get_device_properties(device).multi_processor_count
-        if device.type == "cuda"
-        else 1
-    )
-    wanted = triton.cdiv(2 * multiprocessors, programs)
-    most = max(1, max_keys // MIN_PART_KEYS)
-    parts = int(max(1, min(wanted, most, 64)))
-    return 1 << (parts.bit_length() - 1)

@@ -1,73 +1,13 @@
-"""How the attention kernel's work is cut: keys into parts, rows and keys into tiles."""
+"""The tiles of rows and keys that the attention kernel works on."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 
-from redrafter_testing.algorithm.tree_batches import bushy
-from redrafter_testing.gpu.tree_attention_launch import (
-    DTYPES,
-    Launch,
-    Shape,
-    assert_close,
-    names,
-)
-from vllm_redrafter.triton_kernels import tree_attention as tree_attention_module
-from vllm_redrafter.triton_kernels.tree_attention import tree_attention
+from redrafter_testing.gpu.tree_attention_launch import DTYPES, names
 from vllm_redrafter.triton_kernels.tree_attention_arguments import HEAD_DIMS
-from vllm_redrafter.triton_kernels.tree_attention_tiles import (
-    MIN_PART_KEYS,
-    TILES,
-    choose_parts,
-    choose_tile,
-    padded,
-)
-
-pytestmark = pytest.mark.usefixtures("new_tensors_hold_nan")
-
-
-def test_by_default_a_tensor_is_made_and_parts_are_chosen(launch: Callable[..., Launch]) -> None:
-    """600 keys and one KV head are few programs with long loops: the keys are split."""
-    batch = launch([(600, bushy(9))], Shape(kv_heads=1))
-    assert choose_parts(1, 609, batch.device) > 1
-    out = tree_attention(**batch.arguments())
-    assert out.shape == batch.query.shape and out.dtype == batch.query.dtype
-    assert_close(out[batch.rows].double().cpu(), batch.reference()[0], 1e-5)
-
-
-def test_parts_are_chosen_for_the_fewest_requests_that_there_may_be(
-    launch: Callable[..., Launch], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A graph for many requests may serve one with a long context."""
-    batch = launch([(300, bushy(9)), *[(0, [0])] * 5], Shape(kv_heads=2))
-    counted = []
-
-    def choose(programs: int, *args: Any) -> int:
-        counted.append(programs)
-        return choose_parts(programs, *args)
-
-    monkeypatch.setattr(tree_attention_module, "choose_parts", choose)
-    batch.check(min_requests=1)
-    batch.check()
-    assert counted == [2, 12]
-    for wrong in (0, 7):
-        with pytest.raises(ValueError, match="min_requests must be between 1 and 6"):
-            batch(min_requests=wrong)
-
-
-@pytest.mark.parametrize("max_keys", [1, 100, 1000, 100_000])
-@pytest.mark.parametrize("programs", [1, 8, 5000])
-def test_parts_hold_enough_keys_each_and_are_not_too_many(
-    device: torch.device, programs: int, max_keys: int
-) -> None:
-    parts = choose_parts(programs, max_keys, device)
-    assert 1 <= parts <= 64
-    assert parts == 1 or parts * MIN_PART_KEYS <= max_keys
-    assert programs < 5000 or parts == 1
+from vllm_redrafter.triton_kernels.tree_attention_tiles import TILES, choose_tile, padded
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,166 @@
+"""How the attention kernels split keys: planned for the longest context, cut by the true ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from redrafter_testing.algorithm.tree_batches import bushy, chain
+from redrafter_testing.gpu.tree_attention_launch import Launch, Shape, assert_close
+from vllm_redrafter.triton_kernels import tree_attention as tree_attention_module
+from vllm_redrafter.triton_kernels import tree_attention_plan
+from vllm_redrafter.triton_kernels.tree_attention import TreeAttention, tree_attention
+from vllm_redrafter.triton_kernels.tree_attention_plan import (
+    LONG_CONTEXT_PARTS,
+    MAX_PART_KEYS,
+    MIN_PART_KEYS,
+    MOST_PARTS,
+    PART_BYTES,
+    KeySplit,
+    plan_split,
+)
+
+pytestmark = pytest.mark.usefixtures("new_tensors_hold_nan")
+
+
+@pytest.fixture
+def gpu_of_132(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many multiprocessors as an H100 and an H200 have."""
+    monkeypatch.setattr(tree_attention_plan, "multiprocessors", lambda device: 132)
+
+
+@pytest.mark.usefixtures("gpu_of_132")
+@pytest.mark.parametrize(
+    ("requests", "max_keys", "parts", "even_parts"),
+    [
+        (1, 100, 1, 1),
+        (1, 512, 2, 2),
+        (1, 4096, 16, 16),
+        (1, 32768, 32, 32),  # 33 would fill the GPU
+        (8, 32768, 8, 4),
+        (33, 1024, 1, 1),
+        (33, 32768, LONG_CONTEXT_PARTS, 1),
+        (64, 131072, LONG_CONTEXT_PARTS, 1),
+    ],
+)
+def test_few_programs_and_long_contexts_have_parts(
+    device: torch.device, requests: int, max_keys: int, parts: int, even_parts: int
+) -> None:
+    """8 KV heads; 33 requests fill the GPU, and one of them may be long."""
+    split = plan_split(8 * requests, max_keys, 1000, device)
+    assert (split.parts, split.even_parts) == (parts, even_parts)
+
+
+@pytest.mark.usefixtures("gpu_of_132")
+@pytest.mark.parametrize("bytes_per_part", [1000, PART_BYTES // 3, 2 * PART_BYTES])
+@pytest.mark.parametrize("max_keys", [1, 300, 5000, 10**6])
+@pytest.mark.parametrize("programs", [1, 50, 10**5])
+def test_parts_are_not_too_many(
+    device: torch.device, programs: int, max_keys: int, bytes_per_part: int
+) -> None:
+    split = plan_split(programs, max_keys, bytes_per_part, device)
+    assert 1 <= split.even_parts <= split.parts <= MOST_PARTS
+    assert split.parts == 1 or split.parts * MIN_PART_KEYS <= max_keys
+    assert split.parts == 1 or split.parts * bytes_per_part <= PART_BYTES
+    assert (split.min_keys, split.max_keys) == (MIN_PART_KEYS, MAX_PART_KEYS)
+
+
+@pytest.mark.usefixtures("new_tensors_hold_nan")
+@pytest.mark.parametrize(
+    ("split", "window", "context_lens", "parts"),
+    [
+        # Half a context each, but not less than 64 keys, and not more than 96.
+        (KeySplit(8, 2, 64, 96), 0, [0, 20, 60, 150, 185, 250, 400], [1, 1, 2, 2, 2, 3, 5]),
+        (KeySplit(8, 1, 64, 96), 0, [20, 91, 92, 700, 2000], [1, 1, 2, 8, 8]),
+        (KeySplit(4, 4, 1, 2**30), 0, [0, 31, 60, 2000], [1, 2, 3, 4]),
+        # The windows begin at keys 91 and 1961, in tiles of 32 that begin at 64 and 1952.
+        (KeySplit(8, 8, 32, 96), 40, [20, 130, 2000], [1, 3, 2]),
+    ],
+)
+def test_each_request_has_the_parts_that_its_own_length_asks_for(
+    launch: Callable[..., Launch],
+    monkeypatch: pytest.MonkeyPatch,
+    split: KeySplit,
+    window: int,
+    context_lens: list[int],
+    parts: list[int],
+) -> None:
+    """Parts that a request does not have are neither written nor read: they stay NaN."""
+    monkeypatch.setattr(tree_attention_module, "plan_split", lambda **_: split)
+    merged = Recorded(tree_attention_module._merge_parts)
+    monkeypatch.setattr(tree_attention_module, "_merge_parts", merged)
+    batch = launch([(n, chain(5)) for n in context_lens], Shape(kv_heads=1, group=1))
+    batch.check(sliding_window=window)
+    (part_lse,) = (arguments[1] for arguments in merged.arguments)
+    assert part_lse.shape[2] == split.parts
+    written = part_lse[batch.rows, 0].isfinite().view(len(parts), 5, -1).any(dim=1)
+    assert written.sum(dim=1).tolist() == parts
+
+
+class Recorded:
+    """A kernel whose launches' arguments are kept."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel, self.arguments = kernel, list[Any]()
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        def call(*args: Any, **kwargs: Any) -> None:
+            self.arguments.append(args)
+            self.kernel[grid](*args, **kwargs)
+
+        return call
+
+
+def test_by_default_a_tensor_is_made_and_parts_are_planned(launch: Callable[..., Launch]) -> None:
+    """600 keys and one KV head are few programs with long loops: the keys are split."""
+    batch = launch([(600, bushy(9))], Shape(kv_heads=1))
+    assert plan_split(1, 609, 1000, batch.device).parts > 1
+    out = tree_attention(**batch.arguments())
+    assert out.shape == batch.query.shape and out.dtype == batch.query.dtype
+    assert_close(out[batch.rows].double().cpu(), batch.reference()[0], 1e-5)
+
+
+def test_parts_are_planned_for_the_fewest_requests_and_the_most_keys_that_there_may_be(
+    launch: Callable[..., Launch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph for many requests may serve one with a long context; a window hides most of it."""
+    batch = launch([(300, bushy(9)), *[(0, [0])] * 5], Shape(kv_heads=2))
+    counted = []
+
+    def plan(programs: int, max_keys: int, bytes_per_part: int, device: torch.device) -> KeySplit:
+        counted.append((programs, max_keys))
+        return plan_split(programs, max_keys, bytes_per_part, device)
+
+    monkeypatch.setattr(tree_attention_module, "plan_split", plan)
+    batch.check(min_requests=1)
+    batch.check()
+    batch.check(sliding_window=50)
+    assert counted == [(2, 309), (12, 309), (12, 59)]
+    for wrong in (0, 7):
+        with pytest.raises(ValueError, match="min_requests must be between 1 and 6"):
+            batch(min_requests=wrong)
+
+
+def test_a_step_checks_and_plans_once_for_all_layers_of_a_shape(
+    launch: Callable[..., Launch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = launch([(40, bushy(9)), (3, chain(4))])
+    arguments = batch.arguments()
+    query, keys, values = (arguments.pop(name) for name in ("query", "key_cache", "value_cache"))
+    checked = []
+    check = tree_attention_module.check_layer
+    monkeypatch.setattr(
+        tree_attention_module, "check_layer", lambda *args: checked.append(check(*args))
+    )
+    step = TreeAttention(**arguments)
+    for layer in range(3):
+        out = torch.empty_like(query)
+        step.attend(query * (layer + 1), keys, values, out, scale=0.1 / (layer + 1))
+        assert_close(out[batch.rows].double().cpu(), batch.reference(scale=0.1)[0], 1e-5)
+    assert len(checked) == 1
+    with pytest.raises(ValueError, match=r"^value_cache: dtype"):
+        step.attend(query, keys, values.half(), torch.empty_like(query))
+    assert len(checked) == 1
