@@ -64,6 +64,9 @@ def _compact(
             )
             row = tl.load(base + source_at + within, mask=is_word, other=0)
             tl.store(base + destination_at + within, row, mask=is_word)
+        # A later step's slot may be this one's source, and Triton may give loads and stores to
+        # other threads, each of which has come this far only then.
+        tl.debug_barrier()
 
 
 @dataclass(frozen=True)
