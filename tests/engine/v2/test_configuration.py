@@ -120,6 +120,15 @@ def test_what_cannot_be_combined_is_refused(
         speculate(small_target, small_drafter, **arguments)
 
 
+def test_batch_invariance_is_refused(
+    small_target: Path, small_drafter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = speculate(small_target, small_drafter)
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    (reason,) = refusals(config)
+    assert "unset VLLM_BATCH_INVARIANT" in reason
+
+
 def test_routed_experts_are_refused(small_target: Path, small_drafter: Path) -> None:
     """vLLM itself refuses them for most models, before it asks."""
     config = speculate(small_target, small_drafter)

@@ -235,5 +235,10 @@ class TreeAttentionBackend(TritonAttentionBackend):
         return False
 
     @classmethod
+    def supports_batch_invariance(cls) -> bool:
+        """Tiles of rows and parts of keys depend on the batch, and with them the rounding."""
+        return False
+
+    @classmethod
     def supports_mm_prefix(cls) -> bool:
         return False

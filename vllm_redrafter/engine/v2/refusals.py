@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 def refusals(vllm_config: VllmConfig) -> Iterator[str]:
     """Why this engine cannot run this configuration: what it is, and what to do."""
+    from vllm import envs
+
     yield from common_refusals(vllm_config)
     yield from _cache_refusals(vllm_config)
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
@@ -48,6 +50,9 @@ def refusals(vllm_config: VllmConfig) -> Iterator[str]:
         "--enable-return-routed-experts out": vllm_config.aux_output_config.enabled,
         "reference sliding-window attention is not supported": model.rswa_window is not None,
         "PrefixLM attention is not supported": model.is_mm_prefix_lm,
+        "tree attention's rounding depends on the batch; unset VLLM_BATCH_INVARIANT": (
+            envs.VLLM_BATCH_INVARIANT
+        ),
     }
     yield from (reason for reason, applies in refused.items() if applies)
 
