@@ -59,16 +59,20 @@ MEMBERS = {
     "vllm.v1.attention.backends.registry:AttentionBackendEnum": "CUSTOM CPU_ATTN",
     "vllm.v1.attention.backends.triton_attn:TritonAttentionBackend": """get_impl_cls
         get_builder_cls supports_head_size supports_attn_type supports_non_causal supports_rswa
-        supports_mm_prefix supported_kv_cache_dtypes""",
+        supports_mm_prefix supports_batch_invariance supported_kv_cache_dtypes""",
     "vllm.v1.attention.backends.triton_attn:TritonAttentionMetadataBuilder": """build
         build_for_cudagraph_capture _cudagraph_support""",
     "vllm.v1.attention.backend:AttentionMetadataBuilder": "get_varlen_cudagraph_max_query_len",
     "vllm.v1.attention.backends.triton_attn:TritonAttentionMetadata": """num_actual_tokens
-        query_start_loc max_seq_len seq_lens block_table""",
+        max_query_len query_start_loc max_seq_len seq_lens block_table slot_mapping causal""",
     "vllm.v1.attention.backends.triton_attn:TritonAttentionImpl": """forward do_kv_cache_update
         fused_output_quant_supported supports_quant_query_input head_size attn_type alibi_slopes
         chunk_lookback _is_per_token_head_quant kv_cache_dtype fp8_dtype scale sliding_window
-        logits_soft_cap sinks""",
+        logits_soft_cap sinks num_heads num_kv_heads""",
+    "vllm.v1.attention.backend:AttentionBackend": "validate_configuration",
+    "vllm.v1.attention.backends.flash_attn:FlashAttentionImpl": "__init__ forward fa4_hd256",
+    "vllm.v1.attention.backends.flash_attn:FlashAttentionMetadata": """num_actual_tokens
+        max_query_len query_start_loc max_seq_len seq_lens block_table slot_mapping causal""",
     "vllm.v1.worker.gpu_worker:Worker": """__init__ _make_model_runner execute_model sample_tokens
         take_draft_token_ids""",
     "vllm.v1.worker.cpu_worker:CPUWorker": "__init__ init_device",

@@ -1,13 +1,13 @@
 """vLLM's Triton attention backend, extended by tree attention.
 
-Rows that are no tree (prefill chunks, decodes without a draft) stay with vLLM's kernel; tree rows,
-which come first, go through `tree_attention`, chains among them. In a CUDA graph of uniform
-decoding steps all rows are tree rows.
+Rows that are no tree (prefill chunks, decodes without a draft) stay with vLLM's kernels:
+FlashAttention where it can read this cache, else Triton's. Tree rows, which come first, go through
+`TreeAttention`, chains among them. In a CUDA graph of decoding steps all rows are tree rows.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -17,6 +17,7 @@ from vllm.v1.attention.backend import (
     AttentionType,
     CommonAttentionMetadata,
 )
+from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadata
 from vllm.v1.attention.backends.triton_attn import (
     TritonAttentionBackend,
     TritonAttentionImpl,
@@ -25,10 +26,11 @@ from vllm.v1.attention.backends.triton_attn import (
 )
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
+from vllm_redrafter.engine.v2.flash_attention import flash_attention, flash_attention_metadata
 from vllm_redrafter.engine.v2.refusals import layer_refusals
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.triton_kernels.stage_trees import StagedTrees
-from vllm_redrafter.triton_kernels.tree_attention import tree_attention
+from vllm_redrafter.triton_kernels.tree_attention import TreeAttention
 from vllm_redrafter.triton_kernels.tree_attention_arguments import HEAD_DIMS
 
 
@@ -64,21 +66,52 @@ class TreeAttentionMetadata(TritonAttentionMetadata):
     """
 
     trees: TreeRows | None = None
-    rest: TritonAttentionMetadata | None = None
+    rest: TreeAttentionMetadata | None = None
+    _tree_attention: TreeAttention | None = field(default=None, init=False)
+    _for_flash_attention: FlashAttentionMetadata | None = field(default=None, init=False)
 
     def set_trees(self, trees: TreeRows | None) -> None:
         """Split the batch into trees and the rest."""
         self.trees, self.rest = trees, None
+        self._tree_attention = self._for_flash_attention = None
         if trees is not None and trees.rest is not None:
             whole: Any = self  # mypy does not see the fields that are vLLM's
+            # Neither more nor fewer: FlashAttention compares the numbers of requests.
+            others = slice(trees.requests, trees.requests + trees.rest.shape[0] - 1)
             self.rest = replace(
                 whole,
                 trees=None,
                 num_actual_tokens=self.num_actual_tokens - trees.rows,
                 query_start_loc=trees.rest,
-                seq_lens=self.seq_lens[trees.requests :],
-                block_table=self.block_table[trees.requests :],
+                seq_lens=self.seq_lens[others],
+                block_table=self.block_table[others],
             )
+
+    def tree_attention(self, block_size: int) -> TreeAttention:
+        """Of the step's trees; made by its first layer, as all layers of the group share it."""
+        if self._tree_attention is None:
+            assert self.trees is not None
+            trees, staged, requests = self.trees, self.trees.staged, self.trees.requests
+            table = self.block_table[:requests]
+            self._tree_attention = TreeAttention(
+                table,
+                staged.context_lens[:requests],
+                self.query_start_loc[: requests + 1],
+                staged.ancestors,
+                trees.max_nodes,
+                # Not the step's longest: what a launch is compiled for would change with it. A
+                # context this close to the table's end has fewer nodes after it.
+                table.shape[1] * block_size - trees.max_nodes,
+                depths=staged.depths,
+                min_requests=trees.fewest,
+            )
+        return self._tree_attention
+
+    def for_flash_attention(self) -> FlashAttentionMetadata:
+        """Of the whole batch, made by the first layer that asks."""
+        if self._for_flash_attention is None:
+            self._for_flash_attention = flash_attention_metadata(self)
+        return self._for_flash_attention
 
 
 class TreeAttentionMetadataBuilder(TritonAttentionMetadataBuilder):
@@ -113,6 +146,7 @@ class TreeAttentionImpl(TritonAttentionImpl):
                 f"ReDrafter cannot verify trees in an attention layer of this target: {reason}; "
                 "leave the speculative config out to run it"
             )
+        self._flash_attention = flash_attention(self)
 
     def fused_output_quant_supported(self, quant_key: Any) -> bool:
         """Tree attention's output is never quantised, so `output_scale` must not be given."""
@@ -131,33 +165,38 @@ class TreeAttentionImpl(TritonAttentionImpl):
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
         """As vLLM's, the first rows of `output` being tree attention's."""
-        trees = getattr(attn_metadata, "trees", None)
-        if trees is None:
-            return super().forward(
-                layer,
-                query,
-                key,
-                value,
-                kv_cache,
-                attn_metadata,
-                output,
-                output_scale,
-                output_block_scale,
-            )
+        assert output_scale is None and output_block_scale is None, "see above"
+        if attn_metadata is None:  # a profiling run
+            return super().forward(layer, query, key, value, kv_cache, attn_metadata, output)
         assert isinstance(attn_metadata, TreeAttentionMetadata)
-        self._attend_trees(layer, query, kv_cache, attn_metadata, trees, output)
-        if attn_metadata.rest is not None:
+        trees, rest = attn_metadata.trees, attn_metadata.rest
+        if trees is None:
+            self._attend_others(layer, query, key, value, kv_cache, attn_metadata, output)
+            return output
+        self._attend_trees(
+            layer, query[: trees.rows], kv_cache, attn_metadata, output[: trees.rows]
+        )
+        if rest is not None:
             others = slice(trees.rows, None)
-            super().forward(
-                layer,
-                query[others],
-                key[others],
-                value[others],
-                kv_cache,
-                attn_metadata.rest,
-                output[others],
-            )
+            rows = query[others], key[others], value[others]
+            self._attend_others(layer, *rows, kv_cache, rest, output[others])
         return output
+
+    def _attend_others(
+        self,
+        layer: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        metadata: TreeAttentionMetadata,
+        output: Tensor,
+    ) -> None:
+        if self._flash_attention is None:
+            super().forward(layer, query, key, value, kv_cache, metadata, output)
+        else:
+            step = metadata.for_flash_attention()
+            self._flash_attention.forward(layer, query, key, value, kv_cache, step, output)
 
     def _attend_trees(
         self,
@@ -165,7 +204,6 @@ class TreeAttentionImpl(TritonAttentionImpl):
         query: Tensor,
         kv_cache: Tensor,
         metadata: TreeAttentionMetadata,
-        trees: TreeRows,
         output: Tensor,
     ) -> None:
         cache = kv_cache.transpose(1, 2)
@@ -174,28 +212,17 @@ class TreeAttentionImpl(TritonAttentionImpl):
         if quantised:
             key_cache = key_cache.view(self.fp8_dtype)
             value_cache = value_cache.view(self.fp8_dtype)
-        staged, requests, table = trees.staged, trees.requests, metadata.block_table
-        # It sizes the launch; a context this close to the table's end has fewer nodes after it.
-        room = table.shape[1] * key_cache.shape[1] - trees.max_nodes
-        tree_attention(
-            query[: trees.rows],
+        metadata.tree_attention(key_cache.shape[1]).attend(
+            query,
             key_cache,
             value_cache,
-            table[:requests],
-            staged.context_lens[:requests],
-            metadata.query_start_loc[: requests + 1],
-            staged.ancestors,
-            trees.max_nodes,
-            min(metadata.max_seq_len, room),
-            out=output[: trees.rows],
+            output,
             scale=self.scale,
-            depths=staged.depths,
             sliding_window=self.sliding_window[0] + 1,
             soft_cap=self.logits_soft_cap,
             sinks=self.sinks,
             key_scale=layer._k_scale_float if quantised else 1.0,
             value_scale=layer._v_scale_float if quantised else 1.0,
-            min_requests=trees.fewest,
         )
 
 

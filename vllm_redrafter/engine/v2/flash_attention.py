@@ -1,0 +1,92 @@
+"""FlashAttention for rows that are no tree's: chunks of prompts, and decodes without a draft.
+
+vLLM chooses one attention backend for a layer, and a tree needs ours, which extends vLLM's Triton
+backend. On most GPUs vLLM itself would choose FlashAttention, and prompts are bound by arithmetic.
+Its cache has the same layout, [blocks, KV heads, block size, K and V of a head], so that it can
+read what ours writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from vllm.logger import init_logger
+from vllm.platforms import current_platform
+from vllm.v1.attention.backends.flash_attn import (
+    FlashAttentionBackend,
+    FlashAttentionImpl,
+    FlashAttentionMetadata,
+)
+from vllm.v1.attention.backends.triton_attn import TritonAttentionImpl, TritonAttentionMetadata
+
+logger = init_logger("vllm.redrafter")
+
+
+def flash_attention(layer: TritonAttentionImpl) -> FlashAttentionImpl | None:
+    """FlashAttention for such a layer; None where it cannot serve it, and the log says why.
+
+    To be called while the target is made, when torch's default dtype is the layer's.
+    """
+    reason = next(obstacles(layer, torch.get_default_dtype()), None)
+    if reason is None:
+        made = FlashAttentionImpl(
+            layer.num_heads,
+            layer.head_size,
+            layer.scale,
+            layer.num_kv_heads,
+            alibi_slopes=None,  # refused by ours
+            sliding_window=layer.sliding_window[0] + 1 or None,
+            kv_cache_dtype=layer.kv_cache_dtype,
+            logits_soft_cap=layer.logits_soft_cap,
+            attn_type=layer.attn_type,
+            sinks=layer.sinks,
+        )
+        if not made.fa4_hd256:
+            logger.info_once("Prompts, and steps without drafts, are read by FlashAttention")
+            return made
+        reason = "on this GPU its kernel for head size 256 wants cache blocks of 128 tokens"
+    logger.info_once(
+        "Prompts, and steps without drafts, are read by vLLM's Triton attention, not by "
+        "FlashAttention: %s",
+        reason,
+    )
+    return None
+
+
+def obstacles(layer: TritonAttentionImpl, dtype: torch.dtype) -> Iterator[str]:
+    """Why FlashAttention cannot read this layer's cache, or not as tree attention does."""
+    capability = current_platform.get_device_capability()
+    if not current_platform.is_cuda() or capability is None:
+        yield "it needs a GPU"
+        return
+    if layer.kv_cache_dtype.startswith("fp8"):
+        yield "with an fp8 cache it takes queries in fp8 as well, and trees' are not quantised"
+    yield from FlashAttentionBackend.validate_configuration(
+        head_size=layer.head_size,
+        dtype=dtype,
+        kv_cache_dtype=layer.kv_cache_dtype,
+        block_size=None,  # a multiple of 16, as ours
+        use_mla=False,
+        has_sink=layer.sinks is not None,
+        use_sparse=False,
+        use_mm_prefix=False,
+        use_per_head_quant_scales=False,
+        device_capability=capability,
+        attn_type=layer.attn_type,
+        has_sliding_window=layer.sliding_window[0] >= 0,
+    )
+
+
+def flash_attention_metadata(step: TritonAttentionMetadata) -> FlashAttentionMetadata:
+    """The same step's metadata, for FlashAttention outside of CUDA graphs: it plans by itself."""
+    return FlashAttentionMetadata(
+        num_actual_tokens=step.num_actual_tokens,
+        max_query_len=step.max_query_len,
+        query_start_loc=step.query_start_loc,
+        max_seq_len=step.max_seq_len,
+        seq_lens=step.seq_lens,
+        block_table=step.block_table,
+        slot_mapping=step.slot_mapping,
+        causal=step.causal,
+    )
