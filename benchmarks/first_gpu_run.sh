@@ -110,7 +110,10 @@ tests kernel_tests 300 "$repo/tests/triton_kernels" -n auto --maxprocesses 8 --m
     --ignore "$repo/tests/triton_kernels/test_compilation.py"
 # With torch's sync debug mode; those marked `engine` are of the interpreter.
 tests no_waiting 90 "$repo/tests/engine/v2/test_no_waiting.py" -n 0 -m "not engine"
+# The real FlashAttention, against attention in float64.
+tests flash_attention 60 "$repo/tests/engine/v2/test_flash_attention.py" -n 0
 part parity 300
+step prefill_parity 200 "$python" -m first_gpu_parts.parity --half --output "$out/prefill_parity.json"
 benchmark tree_attention 240 tree_attention.py \
     --batches 8 --contexts 4096 32768 --nodes 32 8x5 --repeats 20
 benchmark kernel_resources 60 kernel_resources.py --quick --architectures "$architecture"

@@ -209,6 +209,7 @@ def of_profiler_trace(found: dict[str, Any]) -> Iterator[str]:
 FIGURES: dict[str, Callable[[dict[str, Any]], Iterable[str]]] = {
     "environment": of_environment,
     "parity": of_parity,
+    "prefill_parity": of_parity,
     "tree_attention": of_tree_attention,
     "kernel_resources": of_kernel_resources,
     "step_cost_llama_3_8b": of_step_cost,

@@ -27,7 +27,9 @@ ALWAYS = [
     "environment",
     "kernel_tests",
     "no_waiting",
+    "flash_attention",
     "parity",
+    "prefill_parity",
     "tree_attention",
     "kernel_resources",
     "step_cost_llama_3_8b",
@@ -224,7 +226,7 @@ def test_every_script_takes_the_options_that_it_is_given(whole: Runs) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("parsed") == len(given) == len(whole.names()) - 2
+    assert done.stdout.count("parsed") == len(given) == len(whole.names()) - 3
 
 
 def test_the_tests_that_are_run_exist(whole: Runs) -> None:
@@ -235,7 +237,7 @@ def test_the_tests_that_are_run_exist(whole: Runs) -> None:
         for argument in call.arguments
         if "/tests/" in argument
     ]
-    assert len(named) == 3
+    assert len(named) == 4
     assert all(Path(path).exists() for path in named)
 
 
@@ -268,7 +270,7 @@ def test_a_call_with_little_time_does_what_fits_in_and_the_next_one_the_rest(run
     status, printed = runs.run("--seconds", "130")
     assert status == 1
     first = runs.names()
-    assert first == ["environment", "no_waiting", "kernel_resources"]
+    assert first == ["environment", "no_waiting", "flash_attention", "kernel_resources"]
     assert "parity: no time left for it in this call" in printed
     assert [name for name, how in runs.summary().items() if how == "not run"] == [
         name for name in ALWAYS if name not in first

@@ -53,6 +53,11 @@ def engines(**changed: Any) -> dict[str, Any]:
     return {"plain": {**sound, "accepted": None}, "fixed": {**sound, **changed}}
 
 
+def apart(gap: float | None) -> dict[str, Any]:
+    differences = [{"request": 0, "position": 4, "gap": gap}]
+    return {"greedy": {"equal": 7, "of": 8, "differences": differences}}
+
+
 @pytest.mark.parametrize(
     ("changed", "sound"),
     [
@@ -60,12 +65,18 @@ def engines(**changed: Any) -> dict[str, Any]:
         ({"checks": "warn"}, False),
         ({"checks": None, "accepted": None, "agreement": {}}, False),
         ({"accepted": 3}, False),
-        ({"agreement": {"seeded": {"equal": 7, "of": 8}}}, False),
+        ({"agreement": apart(0.01)}, False),
+        ({"agreement": apart(None)}, False),
     ],
-    ids=["all well", "checks failed", "engine failed", "hardly a draft", "another answer"],
+    ids=["all well", "checks failed", "engine failed", "no drafts", "a near-tie", "another answer"],
 )
 def test_what_is_sound(changed: dict[str, Any], sound: bool) -> None:
     assert is_sound(engines(**changed)) == sound
+
+
+@pytest.mark.parametrize(("gap", "sound"), [(0.01, True), (0.3, False), (None, False)])
+def test_in_float16_near_ties_are_let_pass(gap: float | None, sound: bool) -> None:
+    assert is_sound(engines(agreement=apart(gap)), parity.NEAR_TIE) == sound
 
 
 def fake_engine(modes: list[str], fails_at: set[str]) -> Callable[..., SimpleNamespace]:
@@ -74,6 +85,7 @@ def fake_engine(modes: list[str], fails_at: set[str]) -> Callable[..., SimpleNam
     def run(command: list[str], env: dict[str, str], **_: Any) -> SimpleNamespace:
         job = json.loads(Path(command[-1]).read_text())
         mode = job["arguments"]["jit_monitor_mode"]
+        assert job["sampling"] == ["greedy"]
         assert env["VLLM_GPU_SYNC_CHECK"] == mode
         modes.append(mode)
         if mode in fails_at:
@@ -101,7 +113,7 @@ def test_an_engine_that_fails_the_checks_is_started_again_with_warnings(
 ) -> None:
     started: list[str] = []
     monkeypatch.setattr(subprocess, "run", fake_engine(started, fails_at))
-    found, checks = parity.answers_of("fixed", {"model": "m"}, tmp_path)
+    found, checks = parity.answers_of("fixed", {"dtype": "float16"}, tmp_path)
     assert (started, checks) == (modes, passed)
     assert (found is None) == (passed is None)
 
@@ -121,7 +133,8 @@ def test_vllm_knows_the_engines_arguments_and_both_checks() -> None:
 
     known = {field.name for field in fields(EngineArgs)}
     for engine in (parity.PLAIN, *parity.DRAFTING):
-        assert known >= parity.engine_arguments(engine, "t", "d").keys()
+        for half in (False, True):
+            assert known >= parity.engine_arguments(engine, "t", "d", half).keys()
     assert "jit_monitor_mode" in known
     assert "VLLM_GPU_SYNC_CHECK" in envs.environment_variables
 
