@@ -39,7 +39,12 @@ from vllm_redrafter.triton_kernels.tree_attention_arguments import (
 )
 from vllm_redrafter.triton_kernels.tree_attention_kernels import _attend_part, _merge_parts
 from vllm_redrafter.triton_kernels.tree_attention_plan import KeySplit, plan_split
-from vllm_redrafter.triton_kernels.tree_attention_tiles import Tile, choose_tile, padded
+from vllm_redrafter.triton_kernels.tree_attention_tiles import (
+    Tile,
+    choose_tile,
+    compute_capability,
+    padded,
+)
 
 
 @dataclass(frozen=True)
@@ -149,11 +154,8 @@ class TreeAttention:
         tile, split = launch.tile, launch.split
         rows, heads, head_dim = query.shape
         requests, block_size, kv_heads = self.context_lens.shape[0], *key_cache.shape[1:3]
-        block_dim = triton.next_power_of_2(head_dim)
         depths = self.depths if self.depths is not None else self.context_lens
         scale = head_dim**-0.5 if scale is None else scale
-        sink_values = sinks if sinks is not None else query
-        how_split = (split.parts, split.even_parts, split.min_keys, split.max_keys)
 
         several = split.parts > 1
         if several:
@@ -170,14 +172,14 @@ class TreeAttention:
             self.query_start_loc,
             self.ancestors,
             depths,
-            sink_values,
+            sinks if sinks is not None else query,
             part_out,
             part_lse if part_lse is not None else query,
             scale * key_scale,
             value_scale,
             soft_cap,
             sliding_window,
-            *how_split,
+            *split.numbers,
             query.stride(0),
             query.stride(1),
             *key_cache.stride()[:3],
@@ -191,7 +193,7 @@ class TreeAttention:
             part_lse.stride(1) if part_lse is not None else 0,
             GROUP=launch.group,
             HEAD_DIM=head_dim,
-            BLOCK_DIM=block_dim,
+            BLOCK_DIM=triton.next_power_of_2(head_dim),
             BLOCK_SIZE=block_size,
             BLOCK_ROWS=tile.rows,
             BLOCK_KEYS=tile.keys,
@@ -207,19 +209,33 @@ class TreeAttention:
             num_stages=tile.num_stages,
             maxnreg=tile.max_registers,
         )
-        if not several:
-            return
-        assert part_lse is not None
+        if several:
+            assert part_lse is not None
+            self._merge(launch, part_out, part_lse, out, sliding_window, sinks, lse)
+
+    def _merge(
+        self,
+        launch: _Launch,
+        part_out: Tensor,
+        part_lse: Tensor,
+        out: Tensor,
+        sliding_window: int,
+        sinks: Tensor | None,
+        lse: Tensor | None,
+    ) -> None:
+        """Parts [rows, query heads, parts, head_dim] and [rows, query heads, parts] into `out`."""
+        split, requests = launch.split, self.context_lens.shape[0]
+        rows, heads, head_dim = out.shape
         _merge_parts[(rows, heads)](
             part_out,
             part_lse,
             self.context_lens,
             self.query_start_loc,
-            sink_values,
+            sinks if sinks is not None else out,
             out,
-            lse if lse is not None else query,
+            lse if lse is not None else out,
             sliding_window,
-            *how_split,
+            *split.numbers,
             *part_out.stride()[:3],
             *part_lse.stride()[:2],
             *out.stride()[:2],
@@ -227,8 +243,8 @@ class TreeAttention:
             requests,
             requests.bit_length(),
             HEAD_DIM=head_dim,
-            BLOCK_DIM=block_dim,
-            BLOCK_KEYS=tile.keys,
+            BLOCK_DIM=triton.next_power_of_2(head_dim),
+            BLOCK_KEYS=launch.tile.keys,
             BLOCK_PARTS=triton.next_power_of_2(split.parts),
             HAS_WINDOW=sliding_window > 0,
             HAS_SINKS=sinks is not None,
@@ -259,7 +275,8 @@ class TreeAttention:
         )
         rows, heads, head_dim = query.shape
         group = heads // kv_heads
-        tile = choose_tile(self.max_nodes * group, head_dim, query.dtype)
+        capability = compute_capability(query.device)
+        tile = choose_tile(self.max_nodes * group, head_dim, query.dtype, capability)
         row_tiles = padded(self.max_nodes * group, tile.rows) // tile.rows
         if num_parts is not None:
             return _Launch(group, tile, row_tiles, KeySplit.into(num_parts))

@@ -60,7 +60,16 @@ def _keys_per_part(num_keys, parts, even_parts, min_keys, max_keys, BLOCK_KEYS: 
 
 
 # One kernel for all ways to split the keys: each more would be compiled while requests wait.
-@triton.jit(do_not_specialize=["parts", "even_parts", "min_keys", "max_keys"])
+@triton.jit(
+    do_not_specialize=[
+        "parts",
+        "even_parts",
+        "min_keys",
+        "max_keys",
+        "stride_lse_row",
+        "stride_lse_head",
+    ]
+)
 def _attend_part(
     query,  # [rows, query heads, HEAD_DIM] fp16, bf16 or fp32
     key_cache,  # [blocks, BLOCK_SIZE, KV heads, HEAD_DIM] like query, or fp8 e4m3
@@ -241,7 +250,16 @@ def _attend_part(
 
 # One kernel for any number of requests, as in stage_trees.py.
 @triton.jit(
-    do_not_specialize=["num_requests", "halvings", "parts", "even_parts", "min_keys", "max_keys"]
+    do_not_specialize=[
+        "parts",
+        "even_parts",
+        "min_keys",
+        "max_keys",
+        "stride_part_lse_row",
+        "stride_part_lse_head",
+        "num_requests",
+        "halvings",
+    ]
 )
 def _merge_parts(
     part_out,  # [rows, query heads, parts, HEAD_DIM] fp32

@@ -48,6 +48,11 @@ class KeySplit:
     min_keys: int
     max_keys: int
 
+    @property
+    def numbers(self) -> tuple[int, int, int, int]:
+        """As the kernels take them."""
+        return self.parts, self.even_parts, self.min_keys, self.max_keys
+
     @classmethod
     def into(cls, parts: int) -> KeySplit:
         """That many for every request, however short they become."""

@@ -6,7 +6,7 @@ sm_120) and from arithmetic; none of them has been timed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -77,7 +77,23 @@ registers too, earlier.
 """
 
 
-def choose_tile(rows: int, head_dim: int, dtype: torch.dtype) -> Tile:
+FEWER_REGISTERS = {(90, 2, 128, 64): 128}
+"""By compute capability, bytes of an element, head dim rounded up, and rows.
+
+On sm_90 that is enough without spilling, and two blocks share a multiprocessor. Triton 3.6 would
+take 130 registers, and with an fp8 cache any version takes more. On sm_80 and sm_89, 128 spill.
+"""
+
+
+def compute_capability(device: torch.device) -> int:
+    """90 for sm_90; 0 for a CPU."""
+    if device.type != "cuda":
+        return 0
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
+def choose_tile(rows: int, head_dim: int, dtype: torch.dtype, capability: int = 0) -> Tile:
     """The tile for `rows` = nodes x query heads of one KV head, queries of `dtype`.
 
     The smallest one that holds them. Where there are more rows than any holds, the largest, unless
@@ -85,12 +101,15 @@ def choose_tile(rows: int, head_dim: int, dtype: torch.dtype) -> Tile:
     multiply a third more. The price is that K and V are read once per tile, from the L2 cache
     after the first: the tiles of a KV head are neighbours in the launch.
     """
-    tiles = TILES[dtype.itemsize, triton.next_power_of_2(head_dim)]
-    for tile in tiles:
-        if rows <= tile.rows:
-            return tile
+    kind = dtype.itemsize, triton.next_power_of_2(head_dim)
+    tiles = TILES[kind]
     several = [tile for tile in tiles if tile.rows >= 64] or tiles[-1:]
-    return min(several, key=lambda tile: (padded(rows, tile.rows), -tile.rows))
+    tile = next(
+        (tile for tile in tiles if rows <= tile.rows),
+        min(several, key=lambda tile: (padded(rows, tile.rows), -tile.rows)),
+    )
+    fewer = FEWER_REGISTERS.get((capability, *kind, tile.rows))
+    return tile if fewer is None else replace(tile, max_registers=fewer)
 
 
 def padded(rows: int, block_rows: int) -> int:

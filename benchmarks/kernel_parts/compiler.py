@@ -21,6 +21,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from vllm_redrafter.triton_kernels import tree_attention
+
 REGISTERS = 65536
 """32-bit registers of a multiprocessor, on every architecture below; a warp takes 256 at a time."""
 
@@ -136,9 +138,12 @@ def compile_launches(architecture: Architecture, launch: Callable[[], Any]) -> l
     active = driver._active
     driver.set_active(_Driver(architecture.capability))
     JITFunction.run = compile_only
+    capability = tree_attention.compute_capability
+    tree_attention.compute_capability = lambda device: architecture.capability
     try:
         launch()
     finally:
+        tree_attention.compute_capability = capability
         JITFunction.run = run
         driver._active = active
     return [_read(architecture, name, kernel) for name, kernel in compiled]

@@ -109,7 +109,7 @@ def test_attention_fits_the_architecture(
         assert attend["instruction"] == MATRIX.get(architecture, "mma.sync")
 
 
-@pytest.mark.parametrize("case", ["bf16", "bf16, head size 80"])
+@pytest.mark.parametrize("case", ["bf16", "bf16, head size 80", "fp8"])
 def test_two_blocks_share_a_multiprocessor_of_an_h100(kernels: dict[str, Any], case: str) -> None:
     assert kernels["sm_90"][case][0]["blocks"] >= 2
 
