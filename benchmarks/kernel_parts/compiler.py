@@ -88,6 +88,7 @@ class Kernel:
         load_bytes: of the widest load from memory to registers.
         ahead: groups of copies that are for later steps of the main loop when one computes.
         loop: machine instructions in the longest loop, branches of it included.
+        barriers: places where all threads of a block wait for each other.
     """
 
     name: str
@@ -101,6 +102,7 @@ class Kernel:
     load_bytes: int
     ahead: int
     loop: int
+    barriers: int
 
 
 class _Driver:
@@ -171,6 +173,7 @@ def _read(architecture: Architecture, name: str, kernel: Any) -> Kernel:
         load_bytes=_widest_load(ptx),
         ahead=_copies_ahead(kernel.asm["ttgir"]),
         loop=_longest_loop(machine_code),
+        barriers=ptx.count("bar.sync"),
     )
 
 

@@ -134,6 +134,13 @@ def test_the_kernels_around_attention_spill_nothing(kernels: dict[str, Any]) -> 
         assert kernel["stack"] == 0 and kernel["blocks"] >= 1, kernel
 
 
+def test_compaction_waits_between_rows(kernels: dict[str, Any]) -> None:
+    """Whether a row's store and the next one's load are of the same thread is Triton's choice."""
+    launched = [kernel for found in kernels["around"].values() for kernel in found]
+    compactions = [kernel for kernel in launched if kernel["name"] == "_compact"]
+    assert compactions and all(kernel["barriers"] for kernel in compactions)
+
+
 def test_what_does_not_fit_is_seen(kernels: dict[str, Any]) -> None:
     """A tile that no block of an sm_86 has room for, held in a fourth of the registers."""
     (attend,) = kernels["too large"]
