@@ -1,6 +1,7 @@
 """CUDA graphs as vLLM captures and replays them, on recordings in place of graphs.
 
-Output is as plain decoding's: nothing that a graph holds depends on what it was captured with.
+Output is as plain decoding's: nothing that a graph holds depends on what it was captured with, nor
+on how keys are split into parts.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 
 from redrafter_testing.engines.forked_engine import Engine, reset_prefix_cache
 from redrafter_testing.engines.interpreted_engine import interpreted_engine
-from redrafter_testing.gpu import recorded_graphs
+from redrafter_testing.gpu import recorded_graphs, torch_flash_attention
 from redrafter_testing.gpu.recorded_graphs import RecordedGraph, graphs_recorded
 from redrafter_testing.requests import few_tokens
 from redrafter_testing.requests.answers import single_tokens_of
@@ -28,7 +29,7 @@ TIGHT = {"max_num_batched_tokens": 120, "num_gpu_blocks_override": 12}
 def graphs(few_tokens_target: Path, few_tokens_drafter: Path) -> Iterator[Engine]:
     with interpreted_engine(
         few_tokens_target,
-        setup=recorded_graphs.use,
+        setup=recorded_graphs.use_as_a_gpu_with_long_contexts,
         environment={"VLLM_USE_BREAKABLE_CUDAGRAPH": "1"},
         preloaded=False,
         skip_tokenizer_init=True,
@@ -69,6 +70,15 @@ def test_output_from_graphs_equals_plain_and_drafts_are_as_good(
         assert accepted > 20, "trees were hardly used"
         assert all(replayed.get(kind, 0) > 10 for kind in ("model", "piece", "draft")), replayed
     assert graphs.counter("vllm:num_preemptions") > 0
+
+
+@pytest.mark.engine
+def test_parts_were_merged_and_prompts_went_through_flash_attention(graphs: Engine) -> None:
+    """Of which the test above has shown the output."""
+    (split,) = graphs.rpc(recorded_graphs.how_keys_were_split)
+    assert set(split) == {1, 2, 4}
+    (called,) = graphs.rpc(torch_flash_attention.how_often_called)
+    assert called["prompts"] > 20
 
 
 # The recordings themselves
@@ -113,6 +123,19 @@ def test_memory_that_a_replay_does_not_write_is_spoilt() -> None:
         out = function()
     graph.replay()
     assert out.isnan().all()
+
+
+def test_one_graph_s_output_is_lost_when_another_is_replayed() -> None:
+    """As their memory is the same; what is read later has to be copied out in time."""
+    x = torch.ones(3)
+    first, out = captured(lambda: x + 1)
+    kept = torch.zeros(3)
+    second, _ = captured(lambda: kept.copy_(x * 5))
+    first.kind = second.kind = "model"
+    first.replay()
+    assert out.tolist() == [2, 2, 2]
+    second.replay()
+    assert out.isnan().all() and kept.tolist() == [5, 5, 5]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ Python around them runs again. A recording does the same with PyTorch's operatio
 of interpreted Triton kernels, so that code which is wrong in a graph is wrong here:
 
 - what it allocates lies where it lay during the capture, filled with NaN or nonsense before each
-  replay, since a graph's memory is another graph's as well;
+  replay, of that graph and of others, since a graph's memory is another graph's as well;
 - numbers and decisions of the host are those of the capture;
 - waiting for the device, or copying from the host, is an error, as during a capture.
 
@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakSet
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
@@ -110,9 +111,12 @@ class RecordedGraph:
 
     capturing: Recording | None = None
     drafting = False
+    alive: ClassVar[WeakSet[RecordedGraph]] = WeakSet()
 
     def __init__(self) -> None:
         self.kind = "piece"
+        self._recording: Recording | None = None
+        RecordedGraph.alive.add(self)
 
     def capture_begin(self, pool: Any = None, **_: Any) -> None:
         assert RecordedGraph.capturing is None, "captures cannot be nested"
@@ -122,6 +126,7 @@ class RecordedGraph:
         self._recording.__enter__()
 
     def capture_end(self) -> None:
+        assert self._recording is not None
         self._recording.__exit__(None, None, None)
         RecordedGraph.capturing = None
         for name in no_waiting.HOST_METHODS:
@@ -130,10 +135,17 @@ class RecordedGraph:
     @torch.inference_mode()
     def replay(self) -> None:
         replayed[self.kind] += 1
-        for tensor in self._recording.allocated:
-            _spoil(tensor)
+        for graph in RecordedGraph.alive:
+            if graph._recording is not None and not self._keeps(graph):
+                for tensor in graph._recording.allocated:
+                    _spoil(tensor)
+        assert self._recording is not None
         for node in self._recording.nodes:
             node()
+
+    def _keeps(self, other: RecordedGraph) -> bool:
+        """Pieces of a step read what the pieces before them wrote, as vLLM keeps it."""
+        return other is not self and self.kind == other.kind == "piece"
 
 
 def _refused(name: str) -> Callable[..., Any]:
@@ -200,6 +212,37 @@ def graphs_recorded() -> Iterator[None]:
 
 
 # In an engine's process
+
+
+split: Counter[int] = Counter()
+"""How often so many parts were planned in this process."""
+
+
+def use_as_a_gpu_with_long_contexts() -> None:
+    """`use`, FlashAttention for prompts, and keys split in steps of up to three requests.
+
+    In all steps they would take minutes: merging is a program per row and query head.
+    """
+    from redrafter_testing.gpu import torch_flash_attention
+    from vllm_redrafter.triton_kernels import tree_attention, tree_attention_plan
+
+    use()
+    torch_flash_attention.use()
+    tree_attention_plan.MIN_PART_KEYS = 16
+    tree_attention_plan.multiprocessors = lambda device: 2
+    plan = tree_attention.plan_split
+
+    def planned(*args: Any, **kwargs: Any) -> Any:
+        made = plan(*args, **kwargs)
+        split[made.parts] += 1
+        return made
+
+    tree_attention.plan_split = planned
+
+
+def how_keys_were_split(worker: Any) -> dict[int, int]:
+    """For `Engine.rpc`."""
+    return dict(split)
 
 
 def use(sizes: Sequence[int] = CAPTURE_SIZES) -> None:
