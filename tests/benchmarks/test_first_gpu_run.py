@@ -160,7 +160,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 
 def test_steps_run_in_the_order_of_their_importance(whole: Runs) -> None:
-    expected = [*ALWAYS[:8], "throughput", *ALWAYS[8:]]
+    expected = [*ALWAYS[:10], "throughput", *ALWAYS[10:]]
     assert whole.names() == expected
     assert whole.summary() == dict.fromkeys(expected, "done")
 
