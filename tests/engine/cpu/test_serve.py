@@ -168,16 +168,19 @@ def test_training_data_that_the_server_writes_is_the_target_s_own(
 
     generate_data(str(folder), prompts, tmp_path / "data", start, settings, said)
     _, data = read_dataset(tmp_path / "data")
-    assert list(data["conversation"]) == [0, 1, 2, 3]
+    # A row per answer where its text, tokenized again, is other tokens than those drawn.
+    assert sorted(set(data["conversation"])) == [0, 1, 2, 3]
+    num_written = 0
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     for row in data:
         with torch.inference_mode():
             logits = model(torch.tensor([row["input_ids"]])).logits[0]
         best = logits.log_softmax(dim=-1).topk(3)
         written = [i for i, marked in enumerate(row["assistant_mask"]) if marked]
-        assert len(written) > 24, "two answers"
+        num_written += len(written)
         for i in written:
             assert row["input_ids"][i] == row["top_tokens"][i][0]
             assert row["top_tokens"][i] == best.indices[i - 1].tolist()
             expected = best.values[i - 1].tolist()
             assert row["top_log_probs"][i] == pytest.approx(expected, abs=1e-4)
+    assert num_written > 4 * 24, "two answers each, of up to 24 tokens"
