@@ -206,7 +206,7 @@ def report_faults(
     failures += [
         f"{fault.done}: the server does not end as it should"
         for fault in found
-        if fault.method == REDRAFTER and not ends_well(fault)
+        if fault.method == REDRAFTER and not ends_well(fault, found)
     ]
     for failure in failures:
         print(f"FAILED: {failure}", file=sys.stderr)

@@ -111,12 +111,17 @@ async def goes_on_without(
     return Fault(method, done, code, 0.0, ends(outcomes), [], [], left)
 
 
-def ends_well(fault: Fault) -> bool:
-    """Whoever supervises a server must notice what happened, and soon."""
+def ends_well(fault: Fault, others: Sequence[Fault]) -> bool:
+    """Does a server go on as if nothing was, or end soon and in the way of plain vLLM's?
+
+    Args:
+        fault: what became of it.
+        others: of plain vLLM's as well.
+    """
     if fault.exit_code is None:
         return set(fault.requests) == {"answered whole"}
-    in_time = fault.seconds < SECONDS_TO_NOTICE
-    return in_time and (fault.exit_code != 0 or fault.done == "SIGTERM")
+    codes = {other.exit_code for other in others if other.done == fault.done}
+    return fault.seconds < SECONDS_TO_NOTICE and codes == {fault.exit_code}
 
 
 def kill_engine(server: Server) -> None:

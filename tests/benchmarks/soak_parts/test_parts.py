@@ -97,11 +97,19 @@ def fault(done: str, code: int | None, seconds: float, **left: list[str]) -> Fau
     return Fault("ReDrafter", done, code, seconds, {"answered whole": 3}, **rest)
 
 
-def test_a_server_whose_engine_died_must_end_soon_and_not_with_0() -> None:
-    assert ends_well(fault("kill -9", 1, 2.0))
-    assert not ends_well(fault("kill -9", 0, 2.0))
-    assert not ends_well(fault("kill -9", 1, 11.0))
-    assert ends_well(fault("SIGTERM", 0, 2.0))
+def test_a_server_that_breaks_must_end_soon_and_as_plain_vllms() -> None:
+    others = [fault("kill -9", 1, 2.0), fault("SIGTERM", 0, 2.0)]
+    assert ends_well(fault("kill -9", 1, 2.0), others)
+    assert not ends_well(fault("kill -9", 0, 2.0), others)
+    assert not ends_well(fault("kill -9", 1, 11.0), others)
+    assert not ends_well(fault("SIGTERM", 1, 2.0), others)
+    assert ends_well(fault("SIGTERM", 0, 2.0), others)
+
+
+def test_a_server_that_goes_on_must_answer_everything() -> None:
+    assert ends_well(fault("deleted", None, 0.0), [])
+    lost = Fault("ReDrafter", "deleted", None, 0.0, {"connection lost": 1}, [], [], [])
+    assert not ends_well(lost, [])
 
 
 def test_what_is_left_of_a_server_is_named() -> None:
