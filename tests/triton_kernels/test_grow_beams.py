@@ -1,0 +1,146 @@
+"""Each level's beams are those of a stable sort, and what goes with them is the budget's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from vllm_redrafter.budget import calibration
+from vllm_redrafter.budget.calibration import AcceptanceEstimator, log_odds
+from vllm_redrafter.triton_kernels import grow_beams as kernel
+from vllm_redrafter.triton_kernels.grow_beams import BeamBuffers, grow_beams, naive_grow_beams
+from vllm_redrafter.triton_kernels.top_candidates import TopTokens, naive_top_candidates
+
+GARBAGE = -77
+
+
+def random_top(rows: int, width: int, seed: int, vocabulary: int = 60) -> TopTokens:
+    """Multiples of 1/4 and a normaliser of 0.5: exact sums, and many ties."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = -torch.randint(9, (rows, vocabulary), generator=generator).float() / 4
+    top = naive_top_candidates(logits, width)
+    return top._replace(normalisers=torch.full((rows,), 0.5))
+
+
+def on(device: torch.device, top: TopTokens) -> TopTokens:
+    return TopTokens(*(field.to(device) for field in top))
+
+
+def buffers(requests: int, length: int, width: int, device: torch.device) -> BeamBuffers:
+    """Full of what no search finds: all that a level has must be written."""
+    out = BeamBuffers(requests, length, width, device)
+    for tensor in vars(out).values():
+        tensor.fill_(GARBAGE)
+    return out
+
+
+@pytest.mark.parametrize("width", [1, 4, 7, 50])
+def test_levels_grow_as_by_sorting(device: torch.device, width: int) -> None:
+    """Two requests of three, whose beams tie; the other request is left alone."""
+    length, requests = 3, 2
+    out = buffers(3, length, width, device)
+    above: Tensor | None = None
+    for level in range(length):
+        beams = 1 if level == 0 else width
+        top = random_top(requests * beams, width, seed=level)
+        grow_beams(on(device, top), level, requests, out)
+        tokens, back_pointers, above = naive_grow_beams(top, above, width)
+        for found, expected in (
+            (out.tokens, tokens),
+            (out.back_pointers, back_pointers),
+            (out.log_probs, above),
+        ):
+            assert torch.equal(found[:requests, level].cpu(), expected)
+            assert (found[requests:] == GARBAGE).all()
+            assert (found[:, level + 1 :] == GARBAGE).all()
+        assert out.last_tokens[: requests * width].tolist() == tokens.flatten().tolist()
+        rows = back_pointers + beams * torch.arange(requests)[:, None]
+        assert out.parents[: requests * width].tolist() == rows.flatten().tolist()
+    assert (out.odds == GARBAGE).all() and (out.log_survival == GARBAGE).all()
+
+
+def test_dead_beams_stay_dead(device: torch.device) -> None:
+    """A vocabulary of two tokens: the first level has two beams, the second four of five."""
+    out = buffers(1, 2, 5, device)
+    for level, beams in ((0, 1), (1, 5)):
+        logits = torch.zeros(beams, 2)
+        top = on(device, naive_top_candidates(logits, 5))
+        estimator = AcceptanceEstimator(2, device)
+        grow_beams(top, level, 1, out, survival=(estimator.slope, estimator.biases))
+    live = out.log_probs[0] > -torch.inf
+    assert live.sum(dim=1).tolist() == [2, 4]
+    assert torch.equal(out.log_survival[0] > -torch.inf, live)
+    assert not out.odds.isnan().any()
+
+
+def test_a_reduced_vocabulary_gives_the_target_s_tokens(device: torch.device) -> None:
+    to_target = torch.arange(60, device=device) * 3
+    top = random_top(2, 4, seed=0)
+    out = buffers(2, 1, 4, device)
+    grow_beams(on(device, top), 0, 2, out, to_target=to_target)
+    tokens, *_ = naive_grow_beams(top, None, 4)
+    assert torch.equal(out.tokens[:, 0].cpu(), tokens * 4)
+    assert torch.equal(out.last_tokens.cpu(), (tokens * 4).flatten())
+
+
+def test_odds_and_survival_are_the_budget_s(device: torch.device) -> None:
+    width, length, requests = 4, 3, 2
+    estimator = AcceptanceEstimator(length, device)
+    estimator.biases.copy_(torch.tensor([0.3, -0.2, -1.0]))
+    out = buffers(requests, length, width, device)
+    for level in range(length):
+        logits = 4 * torch.randn(requests * (width if level else 1), 60)
+        if level == 1:
+            logits[0, 3] = 40.0  # certain: the odds are at their limit
+        top = on(device, naive_top_candidates(logits, width))
+        grow_beams(top, level, requests, out, survival=(estimator.slope, estimator.biases))
+    odds = log_odds(out.log_probs, out.back_pointers)
+    expected = estimator.log_survival(odds, out.log_probs, out.back_pointers)
+    # The reference takes the probability given the parent back out of sums, with their rounding.
+    sure = out.odds < 9
+    assert sure.sum() > 20
+    torch.testing.assert_close(out.odds[sure], odds[sure], rtol=1e-4, atol=1e-3)
+    assert out.odds.max() > 14
+    close = out.log_survival - expected
+    assert close.abs().max() < 1e-2
+
+
+def test_odds_of_any_probability_are_those_of_float64(device: torch.device) -> None:
+    log_q = torch.tensor([-90.0, -20.0, -3.0, -0.5, -0.021, -0.019, -1e-3, -1e-6, 0.0])
+    out = buffers(1, 1, len(log_q), device)
+    tokens = torch.arange(len(log_q), dtype=torch.int32)[None]
+    in_order = log_q.flip(0)[None]
+    top = on(device, TopTokens(in_order, tokens, torch.zeros(1)))
+    estimator = AcceptanceEstimator(1, device)
+    grow_beams(top, 0, 1, out, survival=(estimator.slope, estimator.biases))
+    exact = in_order.double() - torch.log(-torch.expm1(in_order.double()))
+    limit = calibration.MAX_LOG_ODDS
+    torch.testing.assert_close(out.odds[0].cpu(), exact.clamp(-limit, limit).float())
+    assert limit == kernel.MAX_LOG_ODDS
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"level": 2}, "level"),
+        ({"level": -1}, "level"),
+        ({"requests": 3}, "requests"),
+        ({"level": 1}, "top.logits"),
+        ({"top": TopTokens(torch.zeros(2, 4), torch.zeros(2, 4), torch.zeros(2))}, "top.tokens"),
+        ({"to_target": torch.zeros(3)}, "to_target"),
+        ({"survival": (torch.zeros(2), torch.zeros(2))}, "survival's slope"),
+        ({"survival": (torch.zeros(1), torch.zeros(1))}, "survival's biases"),
+    ],
+)
+def test_what_does_not_fit_is_named(changed: dict[str, Any], named: str) -> None:
+    arguments = {"top": random_top(2, 4, seed=0), "level": 0, "requests": 2}
+    with pytest.raises(ValueError, match=named):
+        grow_beams(**(arguments | changed), out=BeamBuffers(2, 2, 4, "cpu"))
+
+
+def test_more_beams_than_ranked_tokens_are_refused() -> None:
+    with pytest.raises(ValueError, match="beam_width"):
+        BeamBuffers(1, 1, 51, "cpu")

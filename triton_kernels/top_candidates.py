@@ -1,0 +1,212 @@
+"""The draft's best tokens, and the log-sum-exp of its 50 best logits, in two launches.
+
+Draft logits keep their top 50 before the log-softmax (Apple's `warp_logits`). Of those, a search
+of W beams needs the first W by name; of the others, only their part of the normaliser:
+
+    top50(V tokens) = top50(of each block of the vocabulary, its top 50)
+
+`_keep_top` finds each block's 50 best in any order, `_merge_top` the W best of all blocks in
+descending order, and the normaliser. Neither sorts: the 50th largest is found by halving the range
+of the keys (`nth_largest`), of equal logits the lower tokens are kept, and the few of which the
+order matters are taken out one after the other.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from vllm_redrafter.config import TOP_TOKENS
+from vllm_redrafter.triton_kernels.checks import (
+    require,
+    require_last_dim_contiguous,
+)
+from vllm_redrafter.triton_kernels.ordered_keys import (
+    BEHIND_ALL,
+    LAST_INDEX,
+    float_of_pair,
+    index_of_pair,
+    key_of,
+    nth_largest,
+    ordered_pair,
+)
+
+MAX_BLOCKS = 64
+"""Of the vocabulary; their candidates are merged by one thread block."""
+
+ZERO_BITS = {torch.bfloat16: 16, torch.float16: 13, torch.float32: 0}
+"""By a logit's dtype: its last bits as float32 that are always 0, and need not be searched."""
+
+
+class TopTokens(NamedTuple):
+    """What is kept of a row of draft logits.
+
+    Attributes:
+        logits: [rows, num] float32, in descending order; -inf where the vocabulary has no more.
+        tokens: [rows, num] int32; of equal logits the lower first; 0 where there is none.
+        normalisers: [rows] float32, the log-sum-exp of the 50 best; 0 where all are -inf.
+    """
+
+    logits: Tensor
+    tokens: Tensor
+    normalisers: Tensor
+
+
+@triton.jit
+def _keep_top(
+    logits,  # [rows, VOCAB] bf16, fp16 or fp32
+    row_stride,
+    kept_logits,  # [rows, blocks, TOP] fp32, written
+    kept_tokens,  # [rows, blocks, TOP] int32, written
+    VOCAB,
+    TOP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_TOP: tl.constexpr,
+    ZEROS: tl.constexpr,
+):
+    """One row and block of the vocabulary: its TOP best, in the order of tokens."""
+    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token = block * BLOCK + tl.arange(0, BLOCK)
+    exists = token < VOCAB
+    logit = tl.load(logits + row * row_stride + token, mask=exists, other=0.0).to(tl.float32)
+    key = tl.where(exists, key_of(logit), BEHIND_ALL) >> ZEROS
+    last = nth_largest(key, TOP, 32 - ZEROS)
+    above = key > last
+    tie = (key == last) & exists
+    # Of those that equal the last one kept, the lowest tokens.
+    places = TOP - tl.sum(above.to(tl.int32), axis=0)
+    kept = above | (tie & (tl.cumsum(tie.to(tl.int32), axis=0) <= places))
+    nth = tl.cumsum(kept.to(tl.int32), axis=0) - 1
+    to = (row * tl.num_programs(1) + block) * TOP
+    tl.store(kept_logits + to + nth, logit, mask=kept)
+    tl.store(kept_tokens + to + nth, token, mask=kept)
+    place = tl.arange(0, BLOCK_TOP)
+    empty = (place >= tl.sum(kept.to(tl.int32), axis=0)) & (place < TOP)
+    tl.store(kept_logits + to + place, float("-inf"), mask=empty)
+    tl.store(kept_tokens + to + place, LAST_INDEX, mask=empty)
+
+
+@triton.jit
+def _merge_top(
+    kept_logits,  # [rows, NUM] fp32
+    kept_tokens,  # [rows, NUM] int32; LAST_INDEX where there is none
+    top_logits,  # [rows, FIRST] fp32, written
+    top_tokens,  # [rows, FIRST] int32, written
+    normalisers,  # [rows] fp32, written
+    NUM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TOP: tl.constexpr,
+    FIRST: tl.constexpr,
+    ZEROS: tl.constexpr,
+):
+    """One row: the log-sum-exp of its TOP best, and the first of them in order."""
+    row = tl.program_id(0).to(tl.int64)
+    index = tl.arange(0, BLOCK)
+    logit = tl.load(kept_logits + row * NUM + index, mask=index < NUM, other=float("-inf"))
+    token = tl.load(kept_tokens + row * NUM + index, mask=index < NUM, other=LAST_INDEX)
+    exists = token != LAST_INDEX
+
+    key = tl.where(exists, key_of(logit), BEHIND_ALL) >> ZEROS
+    last = nth_largest(key, TOP, 32 - ZEROS)
+    most = tl.max(logit, axis=0)
+    most = tl.where(most == float("-inf"), 0.0, most)
+    weight = tl.exp(logit - most)
+    above = key > last
+    # Whichever of the last one's equals are kept, they weigh the same.
+    weight_of_last = tl.max(tl.where((key == last) & exists, weight, 0.0), axis=0)
+    places = TOP - tl.sum(above.to(tl.int32), axis=0)
+    total = tl.sum(tl.where(above, weight, 0.0), axis=0) + places * weight_of_last
+    has_any = total > 0.0
+    normaliser = most + tl.log(tl.where(has_any, total, 1.0))
+    tl.store(normalisers + row, tl.where(has_any, normaliser, 0.0))
+
+    pair = ordered_pair(logit, token)
+    nothing = tl.full([BLOCK], float("-inf"), tl.float32)
+    missing = ordered_pair(nothing, tl.full([BLOCK], LAST_INDEX, tl.int32))
+    for nth in range(FIRST):
+        best = tl.max(pair, axis=0)
+        pair = tl.where(pair == best, missing, pair)
+        best_token = index_of_pair(best)
+        tl.store(top_logits + row * FIRST + nth, float_of_pair(best))
+        tl.store(top_tokens + row * FIRST + nth, tl.where(best_token == LAST_INDEX, 0, best_token))
+
+
+def top_candidates(logits: Tensor, num: int) -> TopTokens:
+    """The `num` best tokens of each row, and what normalises them over the 50 best.
+
+    Args:
+        logits: [rows, V] bf16, fp16 or fp32, rows contiguous.
+        num: how many; at most 50.
+
+    Returns:
+        See `TopTokens`; `logits - normalisers[:, None]` are the log-probabilities of
+        `beam_search.log_softmax_of_top`.
+
+    Raises:
+        ValueError: an argument's dtype, shape or stride does not fit, or there are too many.
+    """
+    require(logits.dim() == 2, f"logits: expected [rows, V], got {list(logits.shape)}")
+    require(logits.dtype in ZERO_BITS, f"logits: bf16, fp16 or fp32 expected, got {logits.dtype}")
+    require_last_dim_contiguous(logits=logits)
+    require(1 <= num <= TOP_TOKENS, f"num: must be 1 to {TOP_TOKENS}, got {num}")
+    rows, vocabulary = logits.shape
+    require(1 <= vocabulary < LAST_INDEX.value, f"logits: {vocabulary} tokens are not supported")
+    block = vocabulary_block(vocabulary)
+    blocks = triton.cdiv(vocabulary, block)
+    make = {"device": logits.device}
+    kept_logits = torch.empty(rows, blocks, TOP_TOKENS, dtype=torch.float32, **make)
+    kept_tokens = torch.empty(rows, blocks, TOP_TOKENS, dtype=torch.int32, **make)
+    top = TopTokens(
+        torch.empty(rows, num, dtype=torch.float32, **make),
+        torch.empty(rows, num, dtype=torch.int32, **make),
+        torch.empty(rows, dtype=torch.float32, **make),
+    )
+    _keep_top[(rows, blocks)](
+        logits,
+        logits.stride(0),
+        kept_logits,
+        kept_tokens,
+        vocabulary,
+        TOP=TOP_TOKENS,
+        BLOCK=block,
+        BLOCK_TOP=triton.next_power_of_2(TOP_TOKENS),
+        ZEROS=ZERO_BITS[logits.dtype],
+        num_warps=4 if block <= 2048 else 8,
+    )
+    merged = triton.next_power_of_2(blocks * TOP_TOKENS)
+    _merge_top[(rows,)](
+        kept_logits,
+        kept_tokens,
+        *top,
+        NUM=blocks * TOP_TOKENS,
+        BLOCK=merged,
+        TOP=TOP_TOKENS,
+        FIRST=num,
+        ZEROS=ZERO_BITS[logits.dtype],
+        num_warps=4 if merged <= 1024 else 8,
+    )
+    return top
+
+
+def vocabulary_block(vocabulary: int) -> int:
+    """Tokens per block: small ones keep more multiprocessors busy, large ones leave less to merge.
+
+    1,024 for V = 32k, 2,048 for 128k; at most MAX_BLOCKS blocks.
+    """
+    return max(1024, triton.next_power_of_2(triton.cdiv(vocabulary, MAX_BLOCKS)))
+
+
+def naive_top_candidates(logits: Tensor, num: int) -> TopTokens:
+    """`top_candidates` by a stable sort, in float64."""
+    in_order, tokens = logits.double().sort(dim=1, descending=True, stable=True)
+    normalisers = in_order[:, :TOP_TOKENS].logsumexp(dim=1)
+    pad = (0, max(0, num - logits.shape[1]))
+    return TopTokens(
+        torch.nn.functional.pad(in_order[:, :num], pad, value=-torch.inf).float(),
+        torch.nn.functional.pad(tokens[:, :num], pad).int(),
+        normalisers.masked_fill(normalisers == -torch.inf, 0.0).float(),
+    )
