@@ -1,0 +1,319 @@
+"""The drafter's small layers for few rows: a product with all that surrounds it in one launch.
+
+    out[m] = SiLU?(x[r_m] X^T + s[p_m] S^T + bias + addend[m // group]) + residual[m]
+
+where every part but the first may be absent. The three layers of `drafter.py` are of this form:
+
+    state          SiLU(W_w e(x_t) + W_u s_{t-1} + b_u): r_m is the token, x the embedding's table,
+                   p_m the beam that is continued
+    input_proj     W_s s + (W_h h + b), the latter the same for a request's beams
+    residual block x + SiLU(W x + b)
+
+Weights are read once, by thread blocks of 32 columns each; at a few rows that is all the time
+there is to spend, and a launch per operation would be most of it. From MAX_ROWS rows on products
+of matrices cost more than launches, and torch's are the better ones.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from vllm_redrafter.triton_kernels.checks import (
+    require,
+    require_last_dim_contiguous,
+    require_same_device,
+)
+
+MAX_ROWS = 64
+"""One block of rows; more would read the weights again."""
+
+COLUMNS = 32
+"""Of the output, per thread block."""
+
+KEY_BYTES = 256
+"""Of each row and column, per step of the loop."""
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@triton.jit
+def _add_product(
+    total,  # [ROWS, COLUMNS] fp32 values
+    x,  # [.., K], rows of `x_stride`
+    x_stride,
+    x_row,  # [ROWS] int64 values: which row of x is multiplied
+    is_row,  # [ROWS]
+    weight,  # [N, K], rows of `weight_stride`
+    weight_stride,
+    column,  # [COLUMNS] int64 values
+    is_column,  # [COLUMNS]
+    K,
+    KEYS: tl.constexpr,
+):
+    """total + x[x_row] weight[column]^T; fp32 is multiplied as such, not as TF32."""
+    for start in range(0, K, KEYS):
+        key = start + tl.arange(0, KEYS)
+        left = tl.load(
+            x + x_row[:, None] * x_stride + key[None, :],
+            mask=is_row[:, None] & (key < K)[None, :],
+            other=0.0,
+        )
+        right = tl.load(
+            weight + column[None, :] * weight_stride + key[:, None],
+            mask=(key < K)[:, None] & is_column[None, :],
+            other=0.0,
+        )
+        total = tl.dot(left, right, total, input_precision="ieee")
+    return total
+
+
+@triton.jit
+def _draft_layer(
+    x,  # [.., K]
+    x_stride,
+    x_rows,  # [M] int64; read where HAS_X_ROWS
+    x_weight,  # [N, K]
+    x_weight_stride,
+    s,  # [.., K_S]; read where HAS_S
+    s_stride,
+    s_rows,  # [M] int32; likewise
+    s_weight,  # [N, K_S]; likewise
+    s_weight_stride,
+    bias,  # [N]; read where HAS_BIAS
+    addend,  # [M / GROUP, N]; read where HAS_ADDEND
+    addend_stride,
+    residual,  # [M, N]; read where HAS_RESIDUAL
+    residual_stride,
+    out,  # [M, N], written
+    out_stride,
+    M,
+    N,
+    K,
+    K_S,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    KEYS: tl.constexpr,
+    SILU: tl.constexpr,
+    HAS_X_ROWS: tl.constexpr,
+    HAS_S: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_ADDEND: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+):
+    """COLUMNS columns of all rows."""
+    row = tl.arange(0, ROWS)
+    is_row = row < M
+    column = (tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)).to(tl.int64)
+    is_column = column < N
+    is_out = is_row[:, None] & is_column[None, :]
+    x_row = tl.load(x_rows + row, mask=is_row, other=0) if HAS_X_ROWS else row.to(tl.int64)
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    total = _add_product(
+        total, x, x_stride, x_row, is_row, x_weight, x_weight_stride, column, is_column, K, KEYS
+    )
+    if HAS_S:
+        s_row = tl.load(s_rows + row, mask=is_row, other=0).to(tl.int64)
+        total = _add_product(
+            total,
+            s,
+            s_stride,
+            s_row,
+            is_row,
+            s_weight,
+            s_weight_stride,
+            column,
+            is_column,
+            K_S,
+            KEYS,
+        )
+    if HAS_BIAS:
+        total += tl.load(bias + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
+    if HAS_ADDEND:
+        at = (row // GROUP).to(tl.int64)[:, None] * addend_stride + column[None, :]
+        total += tl.load(addend + at, mask=is_out, other=0.0).to(tl.float32)
+    if SILU:
+        total = total / (1.0 + tl.exp(-total))
+    if HAS_RESIDUAL:
+        at = row.to(tl.int64)[:, None] * residual_stride + column[None, :]
+        total += tl.load(residual + at, mask=is_out, other=0.0).to(tl.float32)
+    at = row.to(tl.int64)[:, None] * out_stride + column[None, :]
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=is_out)
+
+
+class Product(NamedTuple):
+    """One product of a layer.
+
+    Attributes:
+        x: [.., K], what is multiplied.
+        weight: [N, K].
+        rows: [M] int64 (of the first product) or int32 (of the second): which rows of x; None for
+            the first M in order.
+    """
+
+    x: Tensor
+    weight: Tensor
+    rows: Tensor | None = None
+
+
+def draft_layer(
+    first: Product,
+    out: Tensor,
+    second: Product | None = None,
+    bias: Tensor | None = None,
+    addend: Tensor | None = None,
+    silu: bool = False,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """A layer of the drafter for at most 64 rows: see this module.
+
+    Args:
+        first: its product.
+        out: [M, N], written; of the first product's dtype: bf16, fp16 or fp32. Not among the
+            inputs: other thread blocks still read them.
+        second: another to add to it; it has `rows`.
+        bias: [N].
+        addend: [M / group, N]: each row is added to `group` rows in turn.
+        silu: take the SiLU of the sum.
+        residual: [M, N], added at the end.
+
+    Returns:
+        out.
+
+    Raises:
+        ValueError: an argument's dtype, device, shape or stride does not fit; it is named.
+    """
+    rows, columns = out.shape
+    _check(first, out, second, bias, addend, residual)
+    other = second if second is not None else first
+    keys = KEY_BYTES // out.element_size()
+    _draft_layer[(triton.cdiv(columns, COLUMNS),)](
+        first.x,
+        first.x.stride(0),
+        first.rows if first.rows is not None else out,
+        first.weight,
+        first.weight.stride(0),
+        other.x,
+        other.x.stride(0),
+        other.rows if second is not None else out,
+        other.weight,
+        other.weight.stride(0),
+        bias if bias is not None else out,
+        addend if addend is not None else out,
+        addend.stride(0) if addend is not None else 0,
+        residual if residual is not None else out,
+        residual.stride(0) if residual is not None else 0,
+        out,
+        out.stride(0),
+        rows,
+        columns,
+        first.x.shape[1],
+        other.x.shape[1],
+        GROUP=rows // addend.shape[0] if addend is not None else 1,
+        ROWS=max(16, triton.next_power_of_2(rows)),
+        COLUMNS=COLUMNS,
+        KEYS=keys,
+        SILU=silu,
+        HAS_X_ROWS=first.rows is not None,
+        HAS_S=second is not None,
+        HAS_BIAS=bias is not None,
+        HAS_ADDEND=addend is not None,
+        HAS_RESIDUAL=residual is not None,
+        num_warps=4,
+        num_stages=4,
+    )
+    return out
+
+
+def _check(
+    first: Product,
+    out: Tensor,
+    second: Product | None,
+    bias: Tensor | None,
+    addend: Tensor | None,
+    residual: Tensor | None,
+) -> None:
+    rows, columns = out.shape
+    require(1 <= rows <= MAX_ROWS, f"out: 1 to {MAX_ROWS} rows are supported, got {rows}")
+    require(out.dtype in DTYPES, f"out: bf16, fp16 or fp32 expected, got {out.dtype}")
+    given = {"first.x": first.x, "first.weight": first.weight, "out": out}
+    if second is not None:
+        require(second.rows is not None, "second: its rows must be given")
+        given |= {"second.x": second.x, "second.weight": second.weight}
+    shapes = {"bias": (bias, (columns,)), "residual": (residual, (rows, columns))}
+    for name, (tensor, shape) in shapes.items():
+        if tensor is not None:
+            require(
+                tuple(tensor.shape) == shape,
+                f"{name}: expected {list(shape)}, got {list(tensor.shape)}",
+            )
+            given[name] = tensor
+    if addend is not None:
+        require(
+            addend.shape[1] == columns and rows % addend.shape[0] == 0,
+            f"addend: {list(addend.shape)} does not fit {rows} rows of {columns}",
+        )
+        given["addend"] = addend
+    for name, tensor in given.items():
+        require(tensor.dtype == out.dtype, f"{name}: expected {out.dtype}, got {tensor.dtype}")
+    require_last_dim_contiguous(**given)
+    require_same_device(out, **given)
+    require(
+        all(t.data_ptr() != out.data_ptr() for name, t in given.items() if name != "out"),
+        "out: is one of the inputs, which other thread blocks still read",
+    )
+    products = (("first", first, torch.int64), ("second", second, torch.int32))
+    for name, product, dtype in products:
+        if product is not None:
+            _check_product(name, product, dtype, rows, columns)
+
+
+def _check_product(
+    name: str, product: Product, dtype: torch.dtype, rows: int, columns: int
+) -> None:
+    x, weight, chosen = product
+    require(
+        weight.shape == (columns, x.shape[1]),
+        f"{name}.weight: expected {[columns, x.shape[1]]}, got {list(weight.shape)}",
+    )
+    if chosen is None:
+        require(x.shape[0] >= rows, f"{name}.x: has {x.shape[0]} rows, {rows} are needed")
+        return
+    require(
+        tuple(chosen.shape) == (rows,) and chosen.dtype == dtype,
+        f"{name}.rows: expected {dtype} of shape {[rows]}, got {list(chosen.shape)} {chosen.dtype}",
+    )
+    require_last_dim_contiguous(**{f"{name}.rows": chosen})
+    require_same_device(x, **{f"{name}.rows": chosen})
+
+
+def naive_draft_layer(
+    first: Product,
+    rows: int,
+    second: Product | None = None,
+    bias: Tensor | None = None,
+    addend: Tensor | None = None,
+    silu: bool = False,
+    residual: Tensor | None = None,
+) -> Tensor:
+    """`draft_layer` by torch, in float64: [rows, N] float64."""
+
+    def product(of: Product) -> Tensor:
+        x = of.x[:rows] if of.rows is None else of.x[of.rows.long()]
+        return x.double() @ of.weight.double().t()
+
+    total = product(first)
+    if second is not None:
+        total = total + product(second)
+    if bias is not None:
+        total = total + bias.double()
+    if addend is not None:
+        total = total + addend.double().repeat_interleave(rows // addend.shape[0], dim=0)
+    if silu:
+        total = torch.nn.functional.silu(total)
+    return total if residual is None else total + residual.double()
