@@ -9,11 +9,17 @@ candidates before it in the order "more probable first, ties by level, then by b
 Ranks 0 .. K-1 become nodes 1 .. K. A parent is never less probable than its child and stands on an
 earlier level, so this order is topological and every prefix of it is a tree.
 
+A request that needs a chain gets its best finished beam instead, whose nodes rank by level.
+
 Where a budget shares verification among the batch's nodes, it needs their scores, and later what
-the drafter thought of those that were judged: `ScoredTrees` keeps both in node order.
+the drafter thought of those that were judged: `ScoredTrees` keeps both in node order. What the next
+step asks of a draft besides (`Wishes`, `DraftRows`) is written on the way, without launches of its
+own.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
@@ -53,6 +59,26 @@ def _rank(
 
 
 @triton.jit
+def _is_on_best_beam(
+    index,  # [BLOCK] int32 values
+    back_pointers_ptr,  # [NUM], of the request
+    scores_ptr,  # [NUM] fp32, likewise
+    WIDTH: tl.constexpr,
+    NUM: tl.constexpr,
+):
+    """Which candidates the best beam of the last level passes through; none if it is dead."""
+    at = tl.full([], NUM - WIDTH, tl.int32)
+    is_on = index < 0
+    if tl.load(scores_ptr + at) > float("-inf"):
+        for _ in range(NUM // WIDTH):
+            is_on = is_on | (index == at)
+            beam_above = tl.load(back_pointers_ptr + at).to(tl.int32)
+            # On level 0, where back-pointers say nothing, the climb ends.
+            at = tl.where(at < WIDTH, at, (at // WIDTH - 1) * WIDTH + beam_above)
+    return is_on
+
+
+@triton.jit
 def _select_nodes(
     root_tokens,  # [R] int32 or int64
     tokens,  # [R, L, WIDTH] int32 or int64
@@ -60,6 +86,8 @@ def _select_nodes(
     log_probs,  # [R, L, WIDTH] fp32
     odds,  # [R, L, WIDTH] fp32; read where HAS_ODDS
     entries,  # [R] int32 or int64; read where HAS_ENTRIES
+    chains,  # [R] int32; read where HAS_WISHES
+    limits,  # [R] int32; likewise
     out_tokens,  # [entries, SLOTS] int32, written
     out_parents,  # [entries, SLOTS] int32, written
     out_depths,  # [entries, SLOTS] int32, written
@@ -73,6 +101,7 @@ def _select_nodes(
     SLOTS: tl.constexpr,
     BLOCK_SLOTS: tl.constexpr,
     HAS_ENTRIES: tl.constexpr,
+    HAS_WISHES: tl.constexpr,
     HAS_ODDS: tl.constexpr,
 ):
     """One request: rank the candidates, write the best as nodes, blank the unused slots."""
@@ -82,15 +111,22 @@ def _select_nodes(
     index = tl.arange(0, BLOCK)
     is_candidate = index < NUM
     scores = tl.load(scores_ptr + index, mask=is_candidate, other=float("-inf"))
+    level = index // WIDTH
     rank = _rank(scores, index, scores_ptr, NUM, BLOCK, CHUNK)
+    if HAS_WISHES:
+        wants_chain = tl.load(chains + request) != 0
+        if wants_chain:
+            is_on = _is_on_best_beam(index, back_pointers + request * NUM, scores_ptr, WIDTH, NUM)
+            rank = tl.where(is_on, level, SLOTS)
     is_node = is_candidate & (scores > float("-inf")) & (rank < SLOTS - 1)
 
-    level = index // WIDTH
     beam_above = tl.load(back_pointers + request * NUM + index, mask=is_node, other=0)
     parent = (level - 1) * WIDTH + beam_above.to(tl.int32)
     has_parent = is_node & (level > 0)
     parent_scores = tl.load(scores_ptr + parent, mask=has_parent, other=float("-inf"))
     parent_rank = _rank(parent_scores, parent, scores_ptr, NUM, BLOCK, CHUNK)
+    if HAS_WISHES:
+        parent_rank = tl.where(wants_chain, level - 1, parent_rank)
 
     at = entry * SLOTS + rank + 1
     token = tl.load(tokens + request * NUM + index, mask=is_node, other=0)
@@ -109,6 +145,8 @@ def _select_nodes(
     tl.store(out_parents + entry * SLOTS + slot, 0, mask=unused | (slot == 0))
     tl.store(out_depths + entry * SLOTS + slot, 0, mask=unused | (slot == 0))
     tl.store(out_tokens + entry * SLOTS, tl.load(root_tokens + request).to(tl.int32))
+    if HAS_WISHES:
+        num_nodes = tl.minimum(num_nodes, tl.load(limits + request) + 1)
     tl.store(out_num_nodes + entry, num_nodes)
     if HAS_ODDS:
         no_score = tl.where(slot == 0, 0.0, float("-inf"))
@@ -121,17 +159,27 @@ def _select_nodes(
 
 
 @triton.jit
-def _set_ancestors(
+def _finish_trees(
+    tokens,  # [entries, SLOTS] int32; read where HAS_ROWS
     parents,  # [entries, SLOTS] int32
     depths,  # [entries, SLOTS] int32
+    log_probs,  # [entries, SLOTS] fp32; read where HAS_PROBS
     entries,  # [R] int32 or int64; read where HAS_ENTRIES
+    limits,  # [R] int32; read where HAS_PROBS
     ancestors,  # [entries, SLOTS, WORDS] int32, written
+    out_drafts,  # [R, SLOTS - 1] int64, written where HAS_ROWS
+    out_probs,  # [R, SLOTS - 1] fp32, written where HAS_PROBS
     SLOTS: tl.constexpr,
     BLOCK_SLOTS: tl.constexpr,
     WORDS: tl.constexpr,
     HAS_ENTRIES: tl.constexpr,
+    HAS_ROWS: tl.constexpr,
+    HAS_PROBS: tl.constexpr,
 ):
-    """One request: each node climbs to its root and sets a bit per node on the way."""
+    """One request: each node climbs to its root and sets a bit per node on the way.
+
+    What is asked about the nodes in their order is read off, too.
+    """
     request = tl.program_id(0)
     entry = tl.load(entries + request).to(tl.int32) if HAS_ENTRIES else request
     slot = tl.arange(0, BLOCK_SLOTS)
@@ -147,6 +195,17 @@ def _set_ancestors(
             node = tl.load(parents + entry * SLOTS + node, mask=is_slot, other=0)
         at = (entry * SLOTS + slot) * WORDS + word
         tl.store(ancestors + at, bits, mask=is_slot)
+    is_drafted = is_slot & (slot > 0)
+    to = request * (SLOTS - 1) + slot - 1
+    if HAS_ROWS:
+        token = tl.load(tokens + entry * SLOTS + slot, mask=is_drafted, other=0)
+        tl.store(out_drafts + to, tl.maximum(token, 0).to(tl.int64), mask=is_drafted)
+    if HAS_PROBS:
+        at = log_probs + entry * SLOTS + slot
+        score = tl.load(at, mask=is_drafted, other=float("-inf"))
+        before = tl.load(at - 1, mask=is_drafted & (score > float("-inf")), other=0.0)
+        probs = tl.where(slot - 1 < tl.load(limits + request), tl.exp(score - before), 0.0)
+        tl.store(out_probs + to, probs, mask=is_drafted)
 
 
 class TreeBuffers:
@@ -203,6 +262,34 @@ class ScoredTrees(TreeBuffers):
         self.odds.zero_()
 
 
+class Wishes(NamedTuple):
+    """What requests ask of their trees.
+
+    Attributes:
+        chains: [R] int32, 1 for a chain, the best finished beam; 0 for a tree.
+        limits: [R] int32, the most nodes that `num_nodes` tells of, the root not counted; the
+            others are written nonetheless.
+    """
+
+    chains: Tensor
+    limits: Tensor
+
+
+class DraftRows(NamedTuple):
+    """What vLLM is told of the trees, in the batch's order.
+
+    Attributes:
+        tokens: [R, K] int64, written: the nodes' tokens; 0 in unused slots, since vLLM embeds
+            them as well.
+        probs: [R, K] float32, written: exp(score) of each node over that of the one before, so
+            that a running product gives each node's own; 0 in unused slots and beyond the limit.
+            None where the trees have no scores.
+    """
+
+    tokens: Tensor
+    probs: Tensor | None
+
+
 def build_tree(
     root_tokens: Tensor,
     tokens: Tensor,
@@ -211,6 +298,8 @@ def build_tree(
     out: TreeBuffers,
     entries: Tensor | None = None,
     odds: Tensor | None = None,
+    wishes: Wishes | None = None,
+    rows: DraftRows | None = None,
 ) -> TreeBuffers:
     """The K best candidates of each request as a tree, K by the size of `out`.
 
@@ -225,6 +314,9 @@ def build_tree(
             or a mixture: harmless in an entry that nobody reads.
         odds: [R, L, W] fp32, contiguous, the drafter's log-odds of each candidate; `out` is
             ScoredTrees then, and has the nodes' scores and odds written too. None for neither.
+        wishes: of each request; None for trees without limits. A chain's scores must not rise
+            from a parent to its child.
+        rows: written; its `probs` need `odds` and `wishes`. None for nothing.
 
     Returns:
         out.
@@ -243,12 +335,15 @@ def build_tree(
         )
         require_last_dim_contiguous(entries=entries)
         require_same_device(tokens, entries=entries)
+    scored = out if isinstance(out, ScoredTrees) and odds is not None else None
+    _check_rows(root_tokens, out, scored, wishes, rows)
+    chains, limits = wishes if wishes is not None else (root_tokens, root_tokens)
+    probs = rows.probs if rows is not None else None
     has_entries, entries = entries is not None, root_tokens if entries is None else entries
     requests, length, width = tokens.shape
     num, slots = length * width, out.tokens.shape[1]
     block, block_slots = triton.next_power_of_2(num), triton.next_power_of_2(slots)
     chunk = min(block, max(1, 8192 // block))
-    scored = out if isinstance(out, ScoredTrees) and odds is not None else None
     _select_nodes[(requests,)](
         root_tokens,
         tokens,
@@ -256,6 +351,8 @@ def build_tree(
         log_probs,
         odds if odds is not None else log_probs,
         entries,
+        chains,
+        limits,
         out.tokens,
         out.parents,
         out.depths,
@@ -269,19 +366,27 @@ def build_tree(
         SLOTS=slots,
         BLOCK_SLOTS=block_slots,
         HAS_ENTRIES=has_entries,
+        HAS_WISHES=wishes is not None,
         HAS_ODDS=scored is not None,
         # 16 comparisons per thread at a time: 128 would not fit its registers.
         num_warps=max(4, min(16, block * chunk // 512)),
     )
-    _set_ancestors[(requests,)](
+    _finish_trees[(requests,)](
+        out.tokens,
         out.parents,
         out.depths,
+        scored.log_probs if scored is not None else log_probs,
         entries,
+        limits,
         out.ancestors,
+        rows.tokens if rows is not None else out.ancestors,
+        probs if probs is not None else log_probs,
         SLOTS=slots,
         BLOCK_SLOTS=block_slots,
         WORDS=out.ancestors.shape[2],
         HAS_ENTRIES=has_entries,
+        HAS_ROWS=rows is not None,
+        HAS_PROBS=probs is not None,
         num_warps=1 if block_slots <= 32 else 4,
     )
     return out
@@ -354,6 +459,35 @@ def _check_odds(odds: Tensor, log_probs: Tensor, out: TreeBuffers) -> None:
     )
     require(isinstance(out, ScoredTrees), "out: must be ScoredTrees where odds are given")
     require_same_device(log_probs, odds=odds)
+
+
+def _check_rows(
+    root_tokens: Tensor,
+    out: TreeBuffers,
+    scored: ScoredTrees | None,
+    wishes: Wishes | None,
+    rows: DraftRows | None,
+) -> None:
+    requests, nodes = root_tokens.shape[0], out.tokens.shape[1] - 1
+    expected: list[tuple[str, Tensor, tuple[int, ...], torch.dtype]] = []
+    if wishes is not None:
+        expected.append(("wishes.chains", wishes.chains, (requests,), torch.int32))
+        expected.append(("wishes.limits", wishes.limits, (requests,), torch.int32))
+    if rows is not None:
+        expected.append(("rows.tokens", rows.tokens, (requests, nodes), torch.int64))
+        if rows.probs is not None:
+            require(
+                scored is not None and wishes is not None,
+                "rows.probs: need odds, ScoredTrees to keep the scores, and wishes",
+            )
+            expected.append(("rows.probs", rows.probs, (requests, nodes), torch.float32))
+    for name, tensor, shape, dtype in expected:
+        require(
+            tuple(tensor.shape) == shape and tensor.dtype == dtype and tensor.is_contiguous(),
+            f"{name}: must be contiguous {dtype} of shape {list(shape)}, got "
+            f"{list(tensor.shape)} {tensor.dtype}",
+        )
+        require_same_device(root_tokens, **{name: tensor})
 
 
 def naive_build_tree(

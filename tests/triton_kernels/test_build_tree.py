@@ -17,8 +17,10 @@ from redrafter_testing.algorithm.tree_batches import GARBAGE
 from vllm_redrafter.beam_search import ExploredNodes
 from vllm_redrafter.token_tree import TokenTree
 from vllm_redrafter.triton_kernels.build_tree import (
+    DraftRows,
     ScoredTrees,
     TreeBuffers,
+    Wishes,
     build_tree,
     naive_build_tree,
 )
@@ -176,6 +178,61 @@ def test_odds_that_do_not_fit_are_named(device: torch.device) -> None:
                 out=out,
                 odds=odds.to(device),
             )
+
+
+@settings(deadline=None, max_examples=20)
+@given(searches(), sizes, st.data())
+def test_chains_limits_and_rows_are_those_of_the_references(
+    device: torch.device, explored: ExploredNodes, max_nodes: int, data: st.DataObject
+) -> None:
+    """Chains beside trees, garbage where back-pointers point nowhere, limits of any size."""
+    requests = len(explored.tokens)
+    chain = torch.tensor(data.draw(st.lists(st.booleans(), min_size=requests, max_size=requests)))
+    limits = data.draw(st.lists(st.integers(1, 50), min_size=requests, max_size=requests))
+    nowhere = explored.log_probs == -math.inf
+    nowhere[:, 0] = True
+    given_pointers = explored.back_pointers.masked_fill(nowhere, GARBAGE)
+    out = ScoredTrees(requests, max_nodes, device)
+    tokens = torch.full((requests, max_nodes), SENTINEL, device=device)
+    probs = torch.full((requests, max_nodes), math.nan, device=device)
+    build_tree(
+        roots(requests).to(device),
+        *on(device, replace(explored, back_pointers=given_pointers)),
+        out,
+        odds=torch.zeros(explored.log_probs.shape, device=device),
+        wishes=Wishes(chain.int().to(device), torch.tensor(limits).int().to(device)),
+        rows=DraftRows(tokens, probs),
+    )
+    expected = TokenTree.from_explored(roots(requests), explored, max_nodes, chain=chain)
+    for name in ("tokens", "parents", "depths", "ancestors"):
+        assert torch.equal(getattr(out, name).cpu(), getattr(expected, name)), name
+    most = torch.tensor(limits) + 1
+    assert torch.equal(out.num_nodes.cpu(), expected.num_nodes.minimum(most).int())
+    assert torch.equal(tokens.cpu(), expected.tokens[:, 1:].clamp(min=0).long())
+    scores = out.log_probs.cpu()
+    own = probs.cpu().cumprod(dim=1)
+    within = torch.arange(1, max_nodes + 1) < torch.minimum(most, expected.num_nodes)[:, None]
+    torch.testing.assert_close(own, scores[:, 1:].exp().masked_fill(~within, 0.0))
+
+
+def test_wishes_and_rows_that_do_not_fit_are_named(device: torch.device) -> None:
+    explored = ExploredNodes(*(torch.zeros(2, 2, 3) for _ in range(3)))
+    arguments = (roots(2), explored.tokens.long(), explored.back_pointers.long())
+    numbers = torch.zeros(2, dtype=torch.int32)
+    tokens, probs = torch.zeros(2, 4, dtype=torch.int64), torch.zeros(2, 4)
+    wishes = Wishes(numbers, numbers)
+    for changed, named in (
+        ({"wishes": Wishes(numbers.bool(), numbers)}, "wishes.chains"),
+        ({"wishes": Wishes(numbers, numbers[:1])}, "wishes.limits"),
+        ({"rows": DraftRows(tokens[:, :3], None)}, "rows.tokens"),
+        ({"rows": DraftRows(tokens, probs), "wishes": wishes}, "rows.probs: need"),
+        (
+            {"rows": DraftRows(tokens, probs[:1]), "wishes": wishes, "odds": explored.log_probs},
+            "rows.probs: must",
+        ),
+    ):
+        with pytest.raises(ValueError, match=named):
+            build_tree(*arguments, explored.log_probs, ScoredTrees(2, 4, "cpu"), **changed)
 
 
 @settings(deadline=None, max_examples=60)

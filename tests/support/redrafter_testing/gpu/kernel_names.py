@@ -8,5 +8,5 @@ AROUND_ATTENTION = {
     "_compact",
     "_share_prefixes",
     "_select_nodes",
-    "_set_ancestors",
+    "_finish_trees",
 }
