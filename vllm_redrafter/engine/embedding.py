@@ -6,8 +6,10 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 from vllm.lora.layers.vocab_parallel_embedding import VocabParallelEmbeddingWithLoRA
+from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 from vllm_redrafter.substitution import substituted
 
@@ -30,3 +32,33 @@ def shared_embedding(target: nn.Module) -> Callable[[Tensor], Tensor]:
             return embed(tokens)
 
     return embed_without_adapters
+
+
+@torch.inference_mode()
+def lookup_table(
+    target: nn.Module, embed: Callable[[Tensor], Tensor]
+) -> VocabParallelEmbedding | None:
+    """The layer that `embed` looks rows of `weight` up in, if that is all it does.
+
+    A kernel can read such a row where it needs it, without a launch before. Some targets scale
+    what they look up, or have a part of the table on each rank: those are told by tokens from all
+    over the vocabulary, whose embeddings are compared with rows; it waits for the device.
+
+    Args:
+        target: its weights have been loaded.
+        embed: see `shared_embedding`.
+
+    Returns:
+        None where no layer's rows are the embeddings.
+    """
+    for layer in target.modules():
+        if not isinstance(layer, VocabParallelEmbedding) or layer.tp_size != 1:
+            continue
+        weight = layer.weight
+        tokens = torch.linspace(0, layer.org_vocab_size - 1, 64, device=weight.device).long()
+        embedded, rows = embed(tokens), weight[tokens]
+        same = embedded.dtype == rows.dtype and torch.equal(embedded, rows)
+        # Of zeros, a scale would not be told.
+        if same and bool(rows.any()):
+            return layer
+    return None

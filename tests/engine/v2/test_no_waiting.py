@@ -65,19 +65,21 @@ def test_nothing_in_the_step_waits(oracle: Engine) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch's sync debug mode needs a GPU")
 def test_a_draft_does_not_wait_on_a_gpu() -> None:
     from vllm_redrafter import Drafter, DrafterConfig
-    from vllm_redrafter.beam_search import beam_search
-    from vllm_redrafter.policy import candidate_log_probs
-    from vllm_redrafter.triton_kernels.build_tree import TreeBuffers, build_tree
+    from vllm_redrafter.engine.v2.draft_search import DraftSearch
+    from vllm_redrafter.policy import SearchShape, candidate_log_probs
+    from vllm_redrafter.triton_kernels.build_tree import TreeBuffers, Wishes, build_tree
 
     drafter = Drafter(DrafterConfig(512, 64, 64)).cuda()
-    embedding = torch.randn(512, 64, device="cuda")
+    table = torch.nn.Embedding(512, 64).cuda()
     hidden, roots = torch.randn(3, 64, device="cuda"), torch.arange(3, device="cuda")
-    trees = TreeBuffers(3, 12, "cuda")
+    search = DraftSearch(drafter, table, table, SearchShape(4, 4), max_requests=3)
+    trees, wishes = TreeBuffers(3, 12, "cuda"), Wishes((roots > 1).int(), roots.int() + 9)
 
     def draft() -> None:
-        explored = beam_search(drafter, lambda t: embedding[t], hidden, roots, 4, 4)
-        scores = candidate_log_probs(explored, "beams", roots > 1)
-        build_tree(roots, explored.tokens, explored.back_pointers, scores, out=trees)
+        explored, _ = search.explore(hidden, roots)
+        scores = candidate_log_probs(explored, "beams")
+        found = explored.tokens, explored.back_pointers, scores
+        build_tree(roots, *found, out=trees, wishes=wishes)
 
     draft()  # compiles the kernels
     torch.cuda.synchronize()

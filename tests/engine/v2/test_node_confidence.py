@@ -1,4 +1,4 @@
-"""What vLLM's manager is told of drafted nodes, and what is learned from the verified ones."""
+"""How explored nodes are ranked, and what is learned from the verified ones."""
 
 from __future__ import annotations
 
@@ -11,39 +11,15 @@ from vllm_redrafter.engine.v2.verification import Verification
 from vllm_redrafter.triton_kernels.build_tree import ScoredTrees
 
 REQUESTS, K = 3, 4
-SURVIVAL = [0.9, 0.6, 0.6, 0.0]
 
 
 @pytest.fixture
 def confidence() -> NodeConfidence:
-    """Slot 2 has a tree of three nodes, 0.9, 0.6 and 0.6 probable; the others have roots."""
+    """Slot 2 has a tree of three nodes; the others have roots."""
     trees = ScoredTrees(REQUESTS + 1, K, "cpu")
     trees.clear()
-    trees.log_probs[2, 1:] = torch.tensor(SURVIVAL).log()
     trees.odds[2, 1:4] = torch.tensor([2.0, 1.0, -1.0])
     return NodeConfidence(trees, Verification(REQUESTS, K, torch.device("cpu")), max_depth=2)
-
-
-def published(confidence: NodeConfidence, limits: list[int]) -> torch.Tensor:
-    """Survival probabilities as vLLM works them out, of slots 2 and 0."""
-    confidence.probs.fill_(-1)
-    confidence.publish(torch.tensor([2, 0]), torch.tensor(limits, dtype=torch.int32))
-    assert (confidence.probs[2] == -1).all(), "another request's is written"
-    assert (confidence.probs[:2] <= 1).all()
-    return confidence.probs[:2].cumprod(dim=1)
-
-
-def test_vllm_s_running_product_gives_the_survival_probabilities(
-    confidence: NodeConfidence,
-) -> None:
-    found = published(confidence, [K, K])
-    torch.testing.assert_close(found, torch.tensor([SURVIVAL, [0.0] * K]))
-
-
-def test_nodes_that_a_request_does_not_want_have_no_chance(confidence: NodeConfidence) -> None:
-    found = published(confidence, [1, K])
-    torch.testing.assert_close(found[0], torch.tensor([0.9, 0.0, 0.0, 0.0]))
-    assert not published(confidence, [0, K]).any()
 
 
 def test_ranked_nodes_are_no_likelier_than_their_parents(confidence: NodeConfidence) -> None:

@@ -112,6 +112,8 @@ MEMBERS = {
         _confidence_probs _pending_resets""",
     "vllm.v1.outputs:LogprobsTensors": "cat",
     "vllm.v1.outputs:SamplerOutput": "sampled_token_ids logprobs_tensors",
+    "vllm.model_executor.layers.vocab_parallel_embedding:VocabParallelEmbedding": """tp_size
+        org_vocab_size""",
     # The CPU engine's
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner": """_prepare_inputs _build_attention_metadata
         _model_forward _sample _bookkeeping_sync _input_fits_in_drafter propose_draft_token_ids

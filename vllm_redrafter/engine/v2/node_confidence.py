@@ -25,9 +25,8 @@ class NodeConfidence:
 
     Attributes:
         estimator: what is learned.
-        probs: [requests, K] float32, in batch order, of the last draft: the survival probability
-            of each node over that of the one before, so that vLLM's running product gives each
-            node's own; 0 in unused slots.
+        probs: [requests, K] float32, in batch order, of the last draft: what `build_tree` writes,
+            for vLLM to read.
     """
 
     def __init__(self, trees: ScoredTrees, verification: Verification, max_depth: int) -> None:
@@ -43,7 +42,6 @@ class NodeConfidence:
         device = verification.path.device
         self.estimator = AcceptanceEstimator(max_depth, device)
         self.probs = torch.zeros(requests, slots - 1, device=device)
-        self._nth = torch.arange(slots - 1, device=device)
         self._steps_since_refit = 0
 
     def learn(self, slots: Tensor) -> None:
@@ -69,16 +67,3 @@ class NodeConfidence:
         found = explored.log_probs, explored.back_pointers
         odds = log_odds(*found)
         return replace(explored, log_probs=self.estimator.log_survival(odds, *found)), odds
-
-    def publish(self, slots: Tensor, limits: Tensor) -> None:
-        """Fill `probs`.
-
-        Args:
-            slots: [R] int64, whose trees have been drafted.
-            limits: [R] int32, how many nodes each request wants at most.
-        """
-        survival = self.trees.log_probs.index_select(0, slots)
-        # Unused slots, -inf, are told by the NaN and the 0 that they make.
-        probs = (survival[:, 1:] - survival[:, :-1]).exp().nan_to_num(0.0)
-        probs.masked_fill_(self._nth >= limits[:, None], 0.0)
-        self.probs[: slots.shape[0]].copy_(probs)

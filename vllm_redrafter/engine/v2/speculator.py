@@ -30,16 +30,17 @@ from vllm_redrafter.beam_search import ExploredNodes, beam_search
 from vllm_redrafter.checkpoints.reading import load_drafter
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.drafter import Drafter
-from vllm_redrafter.engine.embedding import shared_embedding
+from vllm_redrafter.engine.embedding import lookup_table, shared_embedding
 from vllm_redrafter.engine.settings import Settings
+from vllm_redrafter.engine.v2.draft_search import DraftSearch
 from vllm_redrafter.engine.v2.node_confidence import NodeConfidence
 from vllm_redrafter.engine.v2.refusals import adaptive_obstacles
 from vllm_redrafter.engine.v2.stats import StepMeter
 from vllm_redrafter.engine.v2.verification import Verification
 from vllm_redrafter.errors import ConfigError
-from vllm_redrafter.policy import candidate_log_probs, search_shape
+from vllm_redrafter.policy import SearchShape, candidate_log_probs, search_shape
 from vllm_redrafter.sharding import VocabularyShard
-from vllm_redrafter.triton_kernels.build_tree import ScoredTrees, build_tree
+from vllm_redrafter.triton_kernels.build_tree import DraftRows, ScoredTrees, Wishes, build_tree
 
 if TYPE_CHECKING:
     from vllm_redrafter.engine.v2.budget import TreeBudget
@@ -60,6 +61,8 @@ class TreeSpeculator(BaseSpeculator):
         shard: this rank's part of the draft vocabulary; None without tensor parallelism.
         confidence: of the drafted nodes, where the batch shares a budget; else None.
         budget: whether to draft; None where every step does.
+        search: the search on kernels; None where torch searches: on a CPU, where launches cost
+            nothing and Triton's interpreter much.
     """
 
     # What the model runner asks of any speculator, besides BaseSpeculator.
@@ -101,6 +104,7 @@ class TreeSpeculator(BaseSpeculator):
             length = self.config.beam_length
             self.confidence = NodeConfidence(self.trees, self.verification, length)
         self.budget: TreeBudget | None = None
+        self.search: DraftSearch | None = None
 
     @property
     def enable_adaptive_verification(self) -> bool:
@@ -117,6 +121,20 @@ class TreeSpeculator(BaseSpeculator):
         """Read the checkpoint; the target's embedding is shared, not copied."""
         self.drafter = self._read_checkpoint().to(self.device)
         self.embed = shared_embedding(target)
+        if self.device.type == "cuda":
+            self.search = self.search_on_kernels(target)
+
+    def search_on_kernels(self, target: nn.Module) -> DraftSearch:
+        """The drafter's search, once it and the target are loaded."""
+        return DraftSearch(
+            self.drafter,
+            self.embed,
+            lookup_table(target, self.embed),
+            self._search_shape,
+            self.max_num_reqs,
+            self.shard,
+            self.confidence.estimator if self.confidence is not None else None,
+        )
 
     def read_again(self) -> dict[str, Tensor]:
         """The checkpoint's tensors as they are now.
@@ -290,33 +308,35 @@ class TreeSpeculator(BaseSpeculator):
         roots, slots = self._roots[:requests], self._slots[:requests]
         if self.confidence is not None:
             self.confidence.learn(slots)
-        explored = self.explore(self._hidden[:requests], roots)
-        chain = self._chain[:requests] == 1
-        odds = None
-        if self.confidence is not None:
-            explored, odds = self.confidence.rank(explored)
+        hidden = self._hidden[:requests]
+        if self.search is not None:
+            explored, odds = self.search.explore(hidden, roots)
+        else:
+            explored, odds = self.explore(hidden, roots), None
+            if self.confidence is not None:
+                explored, odds = self.confidence.rank(explored)
+        probs = self.confidence.probs[:requests] if self.confidence is not None else None
         build_tree(
             roots,
             explored.tokens,
             explored.back_pointers,
-            candidate_log_probs(explored, self.config.tree, chain),
+            candidate_log_probs(explored, self.config.tree),
             out=self.trees,
             entries=slots,
             odds=odds,
+            wishes=Wishes(self._chain[:requests], self._limit[:requests]),
+            rows=DraftRows(self._drafts[:requests], probs),
         )
-        limits = self._limit[:requests]
-        nodes = self.trees.num_nodes.index_select(0, slots)
-        self.trees.num_nodes.index_copy_(0, slots, torch.minimum(nodes, limits + 1))
-        tokens = self.trees.tokens.index_select(0, slots)
-        self._drafts[:requests].copy_(tokens[:, 1:].clamp(min=0))
-        if self.confidence is not None:
-            self.confidence.publish(slots, limits)
 
     def explore(self, hidden: Tensor, roots: Tensor) -> ExploredNodes:
         """The candidates for trees that continue the roots: hidden [R, H], roots [R] int64."""
-        # Of one shape whatever a step asks for: a draft is one CUDA graph per batch size.
-        width, length = search_shape(self.config, self.config.num_speculative_tokens)
-        return beam_search(self.drafter, self.embed, hidden, roots, width, length, self.shard)
+        shape = self._search_shape
+        return beam_search(self.drafter, self.embed, hidden, roots, *shape, self.shard)
+
+    @property
+    def _search_shape(self) -> SearchShape:
+        # One, whatever a step asks for: a draft is one CUDA graph per batch size.
+        return search_shape(self.config, self.config.num_speculative_tokens)
 
 
 def can_adapt(vllm_config: VllmConfig, config: ReDrafterConfig) -> bool:

@@ -328,6 +328,38 @@ def captured(worker: Any) -> dict[str, int]:
     }
 
 
+def draft_on_kernels(worker: Any) -> tuple[int, bool, bool]:
+    """A draft for one request as a GPU runs it, beside one that torch searches.
+
+    Returns:
+        (what a graph of it launches: kernels of ours, and operations of torch; whether it reads
+        the embedding's table itself; whether a replay drafts the same tree and tokens).
+    """
+    runner = worker.model_runner
+    speculator = runner.speculator
+    speculator._hidden[0] = torch.randn(speculator._hidden.shape[1])
+    speculator._slots[0] = entry = speculator.max_num_reqs
+
+    def drafted() -> list[torch.Tensor]:
+        trees = speculator.trees
+        fields = (trees.tokens, trees.parents, trees.depths, trees.num_nodes, trees.ancestors)
+        return [speculator._drafts[0].clone(), *(field[entry].clone() for field in fields)]
+
+    speculator.draft(1)
+    expected = drafted()
+    speculator.search = speculator.search_on_kernels(runner.model)
+    graph = RecordedGraph()
+    try:
+        with torch.inference_mode(), torch.cuda.graph(graph):
+            speculator.draft(1)
+        speculator.trees.tokens[entry] = -77
+        graph.replay()
+        same = all(map(torch.equal, drafted(), expected))
+        return len(graph._recording.nodes), speculator.search._table is not None, same
+    finally:
+        speculator.search = None
+
+
 def replay(worker: Any, wanted: bool) -> None:
     """Whether steps replay graphs from here on, or run eagerly; what was replayed is forgotten."""
     runner = worker.model_runner

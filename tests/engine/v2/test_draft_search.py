@@ -1,0 +1,174 @@
+"""The search on kernels finds what `beam_search` finds, as a graph too, and in few launches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from redrafter_testing.gpu.recorded_graphs import RecordedGraph, graphs_recorded
+from redrafter_testing.gpu.triton_interpreter import import_interpreted, interpreted
+
+ON_GPU = torch.cuda.is_available()
+KERNELS = ("ordered_keys", "top_candidates", "grow_beams", "draft_layers")
+if not ON_GPU:
+    import_interpreted(
+        *(f"vllm_redrafter.triton_kernels.{name}" for name in KERNELS),
+        "vllm_redrafter.engine.v2.draft_search",
+    )
+
+from vllm_redrafter.beam_search import beam_search  # noqa: E402
+from vllm_redrafter.budget.calibration import AcceptanceEstimator, log_odds  # noqa: E402
+from vllm_redrafter.config import DrafterConfig  # noqa: E402
+from vllm_redrafter.drafter import Drafter  # noqa: E402
+from vllm_redrafter.engine.v2.draft_search import DraftSearch  # noqa: E402
+from vllm_redrafter.policy import SearchShape  # noqa: E402
+from vllm_redrafter.sharding import VocabularyShard  # noqa: E402
+
+HIDDEN, VOCAB = 16, 70
+DEVICE = torch.device("cuda" if ON_GPU else "cpu")
+SHAPE = SearchShape(3, 3)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels() -> Iterator[None]:
+    """On a CPU, interpreted."""
+    if ON_GPU:
+        yield
+    else:
+        with interpreted():
+            yield
+
+
+def drafter_of(seed: int = 0, **sizes: Any) -> Drafter:
+    """Peaked distributions, in which beams outlive and leave one another."""
+    torch.manual_seed(seed)
+    config = DrafterConfig(VOCAB, HIDDEN, **({"exit_dim": 24} | sizes))
+    drafter = Drafter(config).to(DEVICE)
+    for parameter in drafter.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    if config.draft_vocab_size is not None:
+        drafter.keep_tokens(torch.arange(config.draft_vocab_size, device=DEVICE) * 2)
+    return drafter
+
+
+def embedding() -> nn.Embedding:
+    torch.manual_seed(5)
+    return nn.Embedding(VOCAB, HIDDEN).to(DEVICE).requires_grad_(False)
+
+
+def requests(count: int, seed: int = 1) -> tuple[Tensor, Tensor]:
+    """(hidden states [R, H], root tokens [R])."""
+    generator = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(count, HIDDEN, generator=generator)
+    return hidden.to(DEVICE), torch.randint(VOCAB, (count,), generator=generator).to(DEVICE)
+
+
+def assert_found(
+    search: DraftSearch, drafter: Drafter, embed: Callable[[Tensor], Tensor], *inputs: Tensor
+) -> None:
+    found, odds = search.explore(*inputs)
+    expected = beam_search(drafter, embed, *inputs, *SHAPE)
+    assert odds is None
+    assert torch.equal(found.tokens, expected.tokens)
+    assert torch.equal(found.back_pointers, expected.back_pointers)
+    torch.testing.assert_close(found.log_probs, expected.log_probs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {},
+        {"exit_dim": 2 * HIDDEN, "num_draft_layers": 2},
+        {"num_draft_layers": 0, "draft_vocab_size": 30},
+        {"rnn": False},
+    ],
+    ids=["projection", "Apple's", "reduced vocabulary", "no RNN"],
+)
+def test_every_kind_of_head_is_searched(sizes: dict[str, Any]) -> None:
+    drafter, embed = drafter_of(**sizes), embedding()
+    search = DraftSearch(drafter, embed, embed, SHAPE, max_requests=3)
+    assert_found(search, drafter, embed, *requests(2))
+
+
+def test_an_embedding_that_is_no_lookup_is_asked() -> None:
+    drafter, table = drafter_of(), embedding()
+
+    def embed(tokens: Tensor) -> Tensor:
+        return table(tokens) * 1.5
+
+    search = DraftSearch(drafter, embed, None, SHAPE, max_requests=2)
+    assert_found(search, drafter, embed, *requests(2))
+
+
+def test_more_rows_than_the_small_kernels_take_are_torch_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first level has few rows, the others more."""
+    monkeypatch.setitem(DraftSearch._step.__globals__, "MAX_ROWS", 3)
+    drafter, embed = drafter_of(), embedding()
+    search = DraftSearch(drafter, embed, embed, SHAPE, max_requests=2)
+    assert_found(search, drafter, embed, *requests(2))
+
+
+def test_a_shard_s_search_is_the_whole_s() -> None:
+    """Two ranks, one after the other: what each told is known from a first run."""
+    drafter, embed = drafter_of(), embedding()
+    told: list[Tensor] = []
+    shards = [VocabularyShard(VOCAB, rank, 2, lambda part: part) for rank in range(2)]
+    parts = [drafter_of() for _ in shards]
+    for part, shard in zip(parts, shards, strict=True):
+        shard.cut(part)
+
+    def gather(_: Tensor) -> Tensor:
+        state = search._features_of_last
+        told[:] = [s.best_here(p.last_layer(state)) for s, p in zip(shards, parts, strict=True)]
+        return torch.cat(told, dim=-1)
+
+    shard = VocabularyShard(VOCAB, 0, 2, gather)
+    search = DraftSearch(parts[0], embed, embed, SHAPE, max_requests=2, shard=shard)
+    features_of = search._features_of
+
+    def remembered(*args: Tensor) -> Tensor:
+        search._features_of_last = features_of(*args)  # type: ignore[attr-defined]
+        return search._features_of_last
+
+    search._features_of = remembered  # type: ignore[method-assign]
+    assert_found(search, drafter, embed, *requests(2))
+
+
+def test_nodes_are_ranked_by_their_survival() -> None:
+    drafter, embed = drafter_of(), embedding()
+    estimator = AcceptanceEstimator(SHAPE.beam_length + 1, DEVICE)
+    estimator.biases.copy_(torch.linspace(0.5, -1, SHAPE.beam_length + 1))
+    search = DraftSearch(drafter, embed, embed, SHAPE, max_requests=2, survival=estimator)
+    inputs = requests(2)
+    found, odds = search.explore(*inputs)
+    expected = beam_search(drafter, embed, *inputs, *SHAPE)
+    assert torch.equal(found.tokens, expected.tokens)
+    assert odds is not None
+    expected_odds = log_odds(expected.log_probs, expected.back_pointers)
+    # Those of what is nearly certain are lost in the rounding of sums.
+    sure = expected_odds < 9
+    assert sure.sum() > 5
+    torch.testing.assert_close(odds[sure], expected_odds[sure], rtol=1e-3, atol=1e-2)
+    survival = estimator.log_survival(expected_odds, expected.log_probs, expected.back_pointers)
+    torch.testing.assert_close(found.log_probs, survival, rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.skipif(ON_GPU, reason="recordings stand for graphs on a CPU")
+def test_a_graph_of_a_search_reads_what_is_in_its_inputs_now() -> None:
+    drafter, embed = drafter_of(), embedding()
+    search = DraftSearch(drafter, embed, embed, SHAPE, max_requests=1)
+    inputs = requests(1)
+    graph = RecordedGraph()
+    with torch.inference_mode(), graphs_recorded(), torch.cuda.graph(graph):
+        found, _ = search.explore(*inputs)
+    for own, new in zip(inputs, requests(1, seed=3), strict=True):
+        own.copy_(new)
+    graph.replay()
+    expected = beam_search(drafter, embed, *inputs, *SHAPE)
+    assert torch.equal(found.tokens, expected.tokens)
+    torch.testing.assert_close(found.log_probs, expected.log_probs, rtol=1e-4, atol=1e-4)
+    assert len(graph._recording.nodes) == 1 + 7 * SHAPE.beam_length
