@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import triton
-from kernel_parts.cases import Attention, attention_cases, step_cases
+from kernel_parts.cases import Attention, attention_cases, draft_cases, step_cases
 from kernel_parts.compiler import ARCHITECTURES, Architecture, Kernel, compile_launches
 from rich.table import Table
 from shared_parts import machine, results
@@ -65,9 +65,11 @@ def kernels(architecture: Architecture, quick: bool) -> Iterator[tuple[str, Kern
     cases: list[tuple[str, Callable[[], Any]]] = [
         *((case.label, case) for case in attention_cases()),
         *step_cases(),
+        *draft_cases(),
     ]
     if quick:
-        cases = [(Attention().label, Attention()), *list(step_cases())[1::4]]
+        few = [*list(step_cases())[1::4], *list(draft_cases())[:2]]
+        cases = [(Attention().label, Attention()), *few]
     seen: set[Kernel] = set()
     for label, launch in cases:
         if label.startswith("fp8") and architecture.capability < 89:

@@ -10,9 +10,18 @@ import torch
 from torch import Tensor
 
 from vllm_redrafter.triton_kernels.accept_path import accept_path
-from vllm_redrafter.triton_kernels.build_tree import ScoredTrees, TreeBuffers, build_tree
+from vllm_redrafter.triton_kernels.build_tree import (
+    DraftRows,
+    ScoredTrees,
+    TreeBuffers,
+    Wishes,
+    build_tree,
+)
 from vllm_redrafter.triton_kernels.compact_kv import CacheTable, compact_kv
+from vllm_redrafter.triton_kernels.draft_layers import Product, draft_layer
+from vllm_redrafter.triton_kernels.grow_beams import BeamBuffers, grow_beams
 from vllm_redrafter.triton_kernels.stage_trees import StagedTrees, stage_trees
+from vllm_redrafter.triton_kernels.top_candidates import TopTokens, top_candidates
 from vllm_redrafter.triton_kernels.tree_attention import tree_attention
 from vllm_redrafter.triton_kernels.tree_from_beams import build_tree_from_beams
 
@@ -117,6 +126,41 @@ def step_cases() -> Iterator[tuple[str, Callable[[], Any]]]:
         yield f"beams {width}x{length}", lambda w=width, n=length: build(w, n)
 
 
+def draft_cases() -> Iterator[tuple[str, Callable[[], Any]]]:
+    """The draft's kernels, by name: one case of each first."""
+    yield "bf16 V 128k, 4 beams", lambda: level(torch.bfloat16, 128_256, 4)
+    yield "bf16 1 to 4 requests", lambda: layers(torch.bfloat16, 16)
+    yield "fp32 V 32k, 16 beams", lambda: level(torch.float32, 32_000, 16)
+    yield "bf16 V 256k, 50 beams", lambda: level(torch.bfloat16, 262_208, 50)
+    yield "bf16 64 rows", lambda: layers(torch.bfloat16, 64)
+    yield "fp32 16 rows", lambda: layers(torch.float32, 16)
+
+
+def level(dtype: torch.dtype, vocabulary: int, width: int) -> None:
+    """top_candidates and grow_beams, for one request's level after the first."""
+    top_candidates(torch.zeros(width, vocabulary, dtype=dtype), width)
+    found = torch.zeros(width, width)
+    grow_beams(
+        TopTokens(found, found.int(), found[0]),
+        1,
+        1,
+        BeamBuffers(1, 5, width, "cpu"),
+        to_target=torch.zeros(vocabulary, dtype=torch.int64),
+        survival=(torch.zeros(1), torch.zeros(5)),
+    )
+
+
+def layers(dtype: torch.dtype, rows: int, hidden: int = 4096) -> None:
+    """draft_layer: the state, the input projection and a residual block."""
+    x, weight = torch.zeros(rows, hidden, dtype=dtype), torch.zeros(hidden, hidden, dtype=dtype)
+    out = torch.zeros_like(x)
+    looked_up = Product(x, weight, torch.zeros(rows, dtype=torch.int64))
+    draft_layer(looked_up, out, Product(x, weight, integers(rows)), bias=x[0], silu=True)
+    wider = torch.zeros(hidden, 2 * hidden, dtype=dtype)[:, hidden:]
+    draft_layer(Product(x, wider), out, addend=torch.zeros(rows // 4, hidden, dtype=dtype))
+    draft_layer(Product(x, weight), out, bias=x[0], silu=True, residual=x)
+
+
 def step(slots: int, requests: int = 2) -> None:
     """stage_trees, accept_path and compact_kv."""
     table, staged = TreeBuffers(4, slots - 1, "cpu"), StagedTrees(4, slots - 1, "cpu")
@@ -162,4 +206,6 @@ def build(width: int, length: int, requests: int = 2) -> None:
         ScoredTrees(requests, 127, "cpu"),
         entries=root_tokens,
         odds=torch.zeros(requests, length, width),
+        wishes=Wishes(integers(requests), integers(requests)),
+        rows=DraftRows(torch.zeros(requests, 127, dtype=torch.int64), torch.zeros(requests, 127)),
     )

@@ -55,7 +55,7 @@ def compile_all() -> dict[str, Any]:
     sys.path.append(str(BENCHMARKS))
     from dataclasses import asdict
 
-    from kernel_parts.cases import Attention, step_cases
+    from kernel_parts.cases import Attention, draft_cases, step_cases
     from kernel_parts.compiler import ARCHITECTURES, compile_launches
     from triton.compiler.errors import CompilationError
 
@@ -68,6 +68,12 @@ def compile_all() -> dict[str, Any]:
     found: dict[str, Any] = {
         architecture: {name: compiled(architecture, Attention(**CASES[name])) for name in names}
         for architecture, names in ((a, cases(a)) for a in LIMITS)
+    }
+    found["draft"] = {
+        architecture: [
+            k for _, launch in list(draft_cases())[:2] for k in compiled(architecture, launch)
+        ]
+        for architecture in LIMITS
     }
     found["around"] = {name: compiled("sm_90", launch) for name, launch in step_cases()}
     too_large = Tile(rows=128, keys=64, num_warps=8, num_stages=5, max_registers=64)
@@ -139,6 +145,18 @@ def test_compaction_waits_between_rows(kernels: dict[str, Any]) -> None:
     launched = [kernel for found in kernels["around"].values() for kernel in found]
     compactions = [kernel for kernel in launched if kernel["name"] == "_compact"]
     assert compactions and all(kernel["barriers"] for kernel in compactions)
+
+
+@pytest.mark.parametrize("architecture", LIMITS)
+def test_a_draft_s_kernels_fit_the_architecture(kernels: dict[str, Any], architecture: str) -> None:
+    launched = kernels["draft"][architecture]
+    assert {kernel["name"] for kernel in launched} == kernel_names.DRAFT
+    for kernel in launched:
+        assert kernel["stack"] == 0, f"{kernel['name']} spills registers"
+        assert kernel["shared"] <= LIMITS[architecture] and kernel["blocks"] >= 1, kernel
+        if kernel["name"] == "_draft_layer":
+            assert kernel["instruction"] in ("mma.sync", MATRIX.get(architecture))
+            assert kernel["ahead"] >= 2, "weights are not under way ahead of their use"
 
 
 def test_what_does_not_fit_is_seen(kernels: dict[str, Any]) -> None:

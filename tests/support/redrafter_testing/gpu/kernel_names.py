@@ -10,3 +10,5 @@ AROUND_ATTENTION = {
     "_select_nodes",
     "_finish_trees",
 }
+
+DRAFT = {"_keep_top", "_merge_top", "_grow_beams", "_draft_layer"}
