@@ -28,7 +28,7 @@ from pathlib import Path
 from rich.console import Console
 from shared_parts import machine, results
 from shared_parts.arguments import beams, positive, script_parser
-from step_cost_parts.floor import Device, Weights, floors, print_floors
+from step_cost_parts.floor import Device, Weights, draft_launches, floors, print_floors
 from step_cost_parts.jobs import SHAPES, Job, jobs
 from step_cost_parts.report import Cost, as_json, print_report
 
@@ -42,9 +42,12 @@ def parser() -> argparse.ArgumentParser:
     add("--contexts", nargs="+", type=positive, default=[512, 4096])
     add("--beams", type=beams, default=(16, 5), metavar="WxL", help="(default 16x5)")
     add("--draft-vocab-size", type=positive, help="of the drafters (default: the target's)")
-    add("--floor", action="store_true", help="bytes over bandwidth alone; nothing is run")
+    add("--floor", action="store_true", help="bytes over bandwidth, and launches; nothing is run")
     add("--bandwidth", type=float, default=4.8, help="for floors, TB/s (default 4.8, an H200's)")
     add("--rate", type=float, default=989, help="for floors, bf16 TFLOP/s (default 989, likewise)")
+    launches = "for floors, of a draft (default: those of the CUDA engine, 38 for 5 tokens)"
+    add("--launches", type=positive, help=launches)
+    add("--launch-time", type=float, default=2.0, help="for floors, µs each (default 2, assumed)")
     add("--steps", type=positive, default=100, help="timed, per case (default 100)")
     add("--output", type=Path, help="write all measurements to this JSON file")
     add("--job", type=Path, help=argparse.SUPPRESS)
@@ -90,7 +93,9 @@ def report_floors(options: argparse.Namespace, console: Console) -> None:
     for target in options.targets:
         shape = SHAPES[target]
         weights = Weights.of(shape, options.draft_vocab_size)
-        found = floors(shape, weights, device, options.beams, options.nodes, cases)
+        launches = options.launches or draft_launches(options.beams[1])
+        seconds = launches * options.launch_time * 1e-6
+        found = floors(shape, weights, device, options.beams, options.nodes, cases, seconds)
         print_floors(target, found, console)
 
 

@@ -2,7 +2,9 @@
 
 A step's parts each read their weights once, and the caches of all requests; whichever is longer,
 reading or multiplying, is the part's floor. A draft reads its weights once per level, since a
-level's tokens are needed for the next. Launches, waiting, activations and sampling come on top.
+level's tokens are needed for the next. A draft's kernels are small and wait for one another, so
+each launch is given a time besides: an assumption, which no GPU has been asked about. Those of the
+target, waiting, activations and sampling come on top.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ H200 = Device(bandwidth=4.8e12, rate=989e12)
 
 @dataclass(frozen=True)
 class Floor:
-    """Least seconds of a plain step, and of a ReDrafter step's verification and draft."""
+    """Least seconds of a plain step, and of a ReDrafter step's verification, draft and launches."""
 
     nodes: int
     requests: int
@@ -44,11 +46,12 @@ class Floor:
     plain: float
     verify: float
     draft: float
+    launches: float
 
     @property
     def ratio(self) -> float:
         """How many plain steps one ReDrafter step takes at least."""
-        return (self.verify + self.draft) / self.plain
+        return (self.verify + self.draft + self.launches) / self.plain
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,9 @@ class Weights:
         # The part of the input projection that reads the target's hidden state.
         once = hidden * config.exit_dim
         return cls(
-            target=sum(p.numel() for p in target.parameters()) - embedding,
+            # Of a tied table, the rows are multiplied with after all.
+            target=sum(p.numel() for p in target.parameters())
+            - (0 if target.config.tie_word_embeddings else embedding),
             per_level=sum(p.numel() for p in drafter.parameters()) - once,
             once=once,
         )
@@ -119,6 +124,15 @@ class Arithmetic:
         return once + first + (beam_length - 1) * others
 
 
+def draft_launches(beam_length: int) -> int:
+    """Of a draft on the CUDA engine, by one request and one residual block, without a budget.
+
+    Seven per level: state, projection, block, vocabulary, its best tokens twice, beams; once the
+    part of the target's hidden state, and two for the trees. A test counts them.
+    """
+    return 7 * beam_length + 3
+
+
 def floors(
     shape: dict[str, Any],
     weights: Weights,
@@ -126,8 +140,12 @@ def floors(
     beams: tuple[int, int],
     nodes: Iterable[int],
     cases: Iterable[tuple[int, int]],
+    launches: float = 0.0,
 ) -> list[Floor]:
-    """For each K and (batch, context): the floor with a tree of K nodes of W x L beams."""
+    """For each K and (batch, context): the floor with a tree of K nodes of W x L beams.
+
+    `launches` are the seconds that a draft's take.
+    """
     least = Arithmetic(shape, weights, device)
     return [
         Floor(
@@ -137,6 +155,7 @@ def floors(
             plain=least.forward(requests, context, requests),
             verify=least.forward(requests, context, requests * (1 + k)),
             draft=least.draft(requests, *beams),
+            launches=launches,
         )
         for requests, context in cases
         for k in nodes
@@ -146,7 +165,7 @@ def floors(
 def print_floors(target: str, found: Iterable[Floor], console: Console) -> None:
     """One target's floors; times in milliseconds."""
     table = Table(title=f"{target}: least time of a step, ms (arithmetic, nothing measured)")
-    for name in ("batch", "context", "K", "plain", "verify", "draft", "ratio"):
+    for name in ("batch", "context", "K", "plain", "verify", "draft", "launches", "ratio"):
         table.add_column(name, justify="right")
     table.add_column(f"speed-up at {PAPER_TOKENS_PER_STEP} tokens/step", justify="right")
     for floor in found:
@@ -154,7 +173,7 @@ def print_floors(target: str, found: Iterable[Floor], console: Console) -> None:
             str(floor.requests),
             str(floor.context),
             str(floor.nodes),
-            *(f"{1000 * t:.2f}" for t in (floor.plain, floor.verify, floor.draft)),
+            *(f"{1000 * t:.2f}" for t in (floor.plain, floor.verify, floor.draft, floor.launches)),
             f"{floor.ratio:.2f}",
             f"{PAPER_TOKENS_PER_STEP / floor.ratio:.2f}",
         )

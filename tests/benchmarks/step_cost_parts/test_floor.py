@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from step_cost_parts.floor import Device, Weights, floors
+from step_cost_parts.floor import Device, Weights, draft_launches, floors
 
 TINY = {
     "vocab_size": 100,
@@ -22,6 +22,8 @@ LEVEL = (8 * 8 + 8) + (8 * 8 + 8) + 8 * 8 + (8 * 8 + 8) + 100 * 8  # input's hal
 def test_weights_are_those_that_a_step_multiplies_with() -> None:
     weights = Weights.of(TINY, None)
     assert weights == Weights(TARGET, LEVEL, once=8 * 8)
+    tied = Weights.of({**TINY, "tie_word_embeddings": True}, None)
+    assert tied.target == TARGET, "the table is multiplied with as the last layer"
     reduced = Weights.of(TINY, 10)
     assert reduced.per_level == LEVEL - 90 * 8
 
@@ -44,3 +46,11 @@ def test_a_floor_is_bytes_over_bandwidth_or_operations_over_rate(bound: str) -> 
         assert floor.verify == pytest.approx(6 * floor.plain)
         assert floor.draft == pytest.approx((2 * LEVEL * (2 + 3 * 6) + 2 * 64 * 2) / slow)
     assert floor.ratio == pytest.approx((floor.verify + floor.draft) / floor.plain)
+
+
+def test_a_draft_s_launches_come_on_top() -> None:
+    device, weights = Device(bandwidth=1e3, rate=1e30), Weights(TARGET, LEVEL, once=64)
+    (without,) = floors(TINY, weights, device, (3, 4), [5], [(2, 10)])
+    (floor,) = floors(TINY, weights, device, (3, 4), [5], [(2, 10)], launches=7.0)
+    assert floor.ratio == pytest.approx(without.ratio + 7.0 / floor.plain)
+    assert draft_launches(5) == 38  # as tests/engine/v2/test_graphs.py counts
