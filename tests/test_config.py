@@ -139,3 +139,12 @@ def test_own_keys_are_those_unknown_to_vllm() -> None:
 
 def test_config_errors_are_value_errors() -> None:
     assert issubclass(ConfigError, ValueError)
+
+
+def test_a_large_draft_vocabulary_is_advised_against() -> None:
+    large = DrafterConfig(128_256, 8, 8)
+    assert large.advice is not None
+    assert "128,256 tokens" in large.advice and "--draft-vocab-size 32768" in large.advice
+    assert DrafterConfig(128_256, 8, 8, draft_vocab_size=32_768).advice is None
+    assert DrafterConfig(65_535, 8, 8).advice is None
+    assert DrafterConfig(65_536, 8, 8).advice is not None

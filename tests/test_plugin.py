@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -154,6 +155,19 @@ def record(drafter: Path, folder: Path, **entries: Any) -> Path:
 def named(drafter: Path, **speculation: Any) -> Any:
     arguments = {"speculative_config": speculation} if speculation else {}
     return EngineArgs(model=str(drafter), enforce_eager=True, **arguments).create_engine_config()
+
+
+def test_a_large_draft_vocabulary_is_advised_against_at_the_start(
+    target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    logger = SimpleNamespace(info=lambda text, *values: said.append(text % values))
+    monkeypatch.setattr("vllm.logger.init_logger", lambda name: logger)
+    speculate(target, drafter)
+    assert len(said) == 1 and said[0].startswith("Speculating with ReDrafter")
+    monkeypatch.setattr("vllm_redrafter.config.LARGE_DRAFT_VOCABULARY", 10)
+    speculate(target, drafter)
+    assert "--draft-vocab-size 32768" in said[-1]
 
 
 METHODS = [{"proposal_type": "redrafter", "speculative_tokens": 7, "beam_width": 2}]

@@ -117,18 +117,21 @@ def _create_engine_config(
     # Only here is it settled: vLLM's CPU platform makes "mp" of "uni".
     if engine.executor is not None and parallel.distributed_executor_backend == "mp":
         parallel.distributed_executor_backend = engine.executor
-    _announce(settings)
+    _announce(settings, drafter.advice)
     _watch_counters(args, vllm_config)
     return vllm_config
 
 
-def _announce(settings: Mapping[str, Any]) -> None:
+def _announce(settings: Mapping[str, Any], advice: str | None) -> None:
     from vllm.logger import init_logger
 
     described = ", ".join(
         f"{key}={value!r}" for key, value in settings.items() if value is not None
     )
-    init_logger("vllm.redrafter").info("Speculating with ReDrafter: %s", described)
+    logger = init_logger("vllm.redrafter")
+    logger.info("Speculating with ReDrafter: %s", described)
+    if advice is not None:
+        logger.info("ReDrafter: %s", advice)
 
 
 def _set_all(owner: Any, values: Mapping[str, Any]) -> None:

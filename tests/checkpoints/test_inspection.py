@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import Gemma3Config, LlamaConfig
 from typer.testing import CliRunner, Result
 
+from vllm_redrafter import config
 from vllm_redrafter.checkpoints import inspection
 from vllm_redrafter.checkpoints.inspection import inspect_checkpoint, misfits
 from vllm_redrafter.checkpoints.writing import save_drafter
@@ -207,6 +208,16 @@ def test_the_command_says_what_a_checkpoint_does_not_record(reduced: Path) -> No
     assert "draft vocabulary: 3 of the target's 40 tokens (7.5%), d2t" in output
     assert "trained for a target that is not recorded" in output
     assert "training: nothing is recorded" in output
+
+
+def test_the_command_advises_against_a_large_draft_vocabulary(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "advice" not in command(folder).output
+    assert json.loads(command(folder, "--json").output)["advice"] is None
+    monkeypatch.setattr(config, "LARGE_DRAFT_VOCABULARY", 11)
+    assert "--draft-vocab-size 32768" in command(folder).output
+    assert "11 tokens" in json.loads(command(folder, "--json").output)["advice"]
 
 
 @pytest.mark.parametrize("training", ["by hand", {"steps": 3, "lr": {"peak": 0.1}}, [1, 2]])

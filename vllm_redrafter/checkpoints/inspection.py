@@ -82,6 +82,7 @@ class Inspection:
                 "tokens": self.config.num_ranked_tokens,
                 "of": self.config.vocab_size,
             },
+            "advice": self.config.advice,
             "target": {
                 "hidden_size": self.config.hidden_size,
                 "vocab_size": self.config.vocab_size,
@@ -153,6 +154,8 @@ def print_inspection(console: Console, found: Inspection) -> None:
         "draft vocabulary: "
         + (f"all {all_tokens:,} tokens" if config.draft_vocab_size is None else reduced),
     )
+    if config.advice is not None:
+        _say(console, f"advice: {config.advice}")
     _say(
         console,
         f"targets: hidden size {config.hidden_size}, vocabulary size {all_tokens}; trained for "
