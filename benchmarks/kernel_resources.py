@@ -28,7 +28,13 @@ from pathlib import Path
 from typing import Any
 
 import triton
-from kernel_parts.cases import Attention, attention_cases, draft_cases, step_cases
+from kernel_parts.cases import (
+    DRAFT_KERNELS,
+    Attention,
+    attention_cases,
+    draft_cases,
+    step_cases,
+)
 from kernel_parts.compiler import ARCHITECTURES, Architecture, Kernel, compile_launches
 from rich.table import Table
 from shared_parts import machine, results
@@ -68,7 +74,7 @@ def kernels(architecture: Architecture, quick: bool) -> Iterator[tuple[str, Kern
         *draft_cases(),
     ]
     if quick:
-        few = [*list(step_cases())[1::4], *list(draft_cases())[:2]]
+        few = [*list(step_cases())[1::4], *list(draft_cases())[:DRAFT_KERNELS]]
         cases = [(Attention().label, Attention()), *few]
     seen: set[Kernel] = set()
     for label, launch in cases:

@@ -20,6 +20,7 @@ from vllm_redrafter.triton_kernels.build_tree import (
 from vllm_redrafter.triton_kernels.compact_kv import CacheTable, compact_kv
 from vllm_redrafter.triton_kernels.draft_layers import Product, draft_layer
 from vllm_redrafter.triton_kernels.grow_beams import BeamBuffers, grow_beams
+from vllm_redrafter.triton_kernels.observe_nodes import VerifiedTrees, num_sums, observe_nodes
 from vllm_redrafter.triton_kernels.stage_trees import StagedTrees, stage_trees
 from vllm_redrafter.triton_kernels.top_candidates import TopTokens, top_candidates
 from vllm_redrafter.triton_kernels.tree_attention import tree_attention
@@ -33,6 +34,8 @@ DTYPES = {
     "fp8": (torch.bfloat16, torch.float8_e4m3fn),
 }
 """Queries' and cache's, by the name of the cache's."""
+DRAFT_KERNELS = 3
+"""How many of `draft_cases` it takes to launch each kernel of a draft."""
 
 
 @dataclass(frozen=True)
@@ -127,9 +130,11 @@ def step_cases() -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 def draft_cases() -> Iterator[tuple[str, Callable[[], Any]]]:
-    """The draft's kernels, by name: one case of each first."""
+    """The draft's kernels, by name: one case of each first, DRAFT_KERNELS in all."""
     yield "bf16 V 128k, 4 beams", lambda: level(torch.bfloat16, 128_256, 4)
-    yield "bf16 1 to 4 requests", lambda: layers(torch.bfloat16, 16)
+    yield "bf16 16 rows, state", lambda: state_layer(torch.bfloat16, 16)
+    yield "K 12, L 5", lambda: learn(13, 5)
+    yield "bf16 16 rows", lambda: layers(torch.bfloat16, 16)
     yield "fp32 V 32k, 16 beams", lambda: level(torch.float32, 32_000, 16)
     yield "bf16 V 256k, 50 beams", lambda: level(torch.bfloat16, 262_208, 50)
     yield "bf16 64 rows", lambda: layers(torch.bfloat16, 64)
@@ -150,15 +155,36 @@ def level(dtype: torch.dtype, vocabulary: int, width: int) -> None:
     )
 
 
+def state_layer(dtype: torch.dtype, rows: int, hidden: int = 4096) -> None:
+    """draft_layer with all that a state needs."""
+    x, weight = torch.zeros(rows, hidden, dtype=dtype), torch.zeros(hidden, hidden, dtype=dtype)
+    looked_up = Product(x, weight, torch.zeros(rows, dtype=torch.int64))
+    continued = Product(x, weight, integers(rows))
+    draft_layer(looked_up, torch.zeros_like(x), continued, bias=x[0], silu=True)
+
+
 def layers(dtype: torch.dtype, rows: int, hidden: int = 4096) -> None:
     """draft_layer: the state, the input projection and a residual block."""
-    x, weight = torch.zeros(rows, hidden, dtype=dtype), torch.zeros(hidden, hidden, dtype=dtype)
-    out = torch.zeros_like(x)
-    looked_up = Product(x, weight, torch.zeros(rows, dtype=torch.int64))
-    draft_layer(looked_up, out, Product(x, weight, integers(rows)), bias=x[0], silu=True)
-    wider = torch.zeros(hidden, 2 * hidden, dtype=dtype)[:, hidden:]
-    draft_layer(Product(x, wider), out, addend=torch.zeros(rows // 4, hidden, dtype=dtype))
-    draft_layer(Product(x, weight), out, bias=x[0], silu=True, residual=x)
+    state_layer(dtype, rows, hidden)
+    x, out = torch.zeros(2, rows, hidden, dtype=dtype)
+    weight = torch.zeros(hidden, 2 * hidden, dtype=dtype)
+    condition = torch.zeros(rows // 4, hidden, dtype=dtype)
+    draft_layer(Product(x, weight[:, hidden:]), out, addend=condition)
+    draft_layer(Product(x, weight[:, :hidden]), out, bias=x[0], silu=True, residual=x)
+
+
+def learn(slots: int, depths: int, requests: int = 2) -> None:
+    """observe_nodes."""
+    tree = integers(requests, slots)
+    observe_nodes(
+        torch.zeros(requests, dtype=torch.int64),
+        torch.zeros(requests, slots),
+        VerifiedTrees(tree, tree, tree, integers(requests), tree),
+        torch.zeros(1),
+        torch.zeros(depths),
+        torch.zeros(requests, num_sums(depths)),
+        torch.zeros(num_sums(depths)),
+    )
 
 
 def step(slots: int, requests: int = 2) -> None:

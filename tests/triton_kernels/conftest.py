@@ -25,6 +25,7 @@ if not ON_GPU:
         "vllm_redrafter.triton_kernels.ordered_keys",
         "vllm_redrafter.triton_kernels.top_candidates",
         "vllm_redrafter.triton_kernels.grow_beams",
+        "vllm_redrafter.triton_kernels.observe_nodes",
         "vllm_redrafter.triton_kernels.stage_trees",
         "vllm_redrafter.triton_kernels.tree_attention_kernels",
         "vllm_redrafter.triton_kernels.tree_attention",

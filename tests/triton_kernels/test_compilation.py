@@ -55,7 +55,7 @@ def compile_all() -> dict[str, Any]:
     sys.path.append(str(BENCHMARKS))
     from dataclasses import asdict
 
-    from kernel_parts.cases import Attention, draft_cases, step_cases
+    from kernel_parts.cases import DRAFT_KERNELS, Attention, draft_cases, step_cases
     from kernel_parts.compiler import ARCHITECTURES, compile_launches
     from triton.compiler.errors import CompilationError
 
@@ -71,7 +71,9 @@ def compile_all() -> dict[str, Any]:
     }
     found["draft"] = {
         architecture: [
-            k for _, launch in list(draft_cases())[:2] for k in compiled(architecture, launch)
+            k
+            for _, launch in list(draft_cases())[:DRAFT_KERNELS]
+            for k in compiled(architecture, launch)
         ]
         for architecture in LIMITS
     }

@@ -58,6 +58,8 @@ class AcceptanceEstimator:
     Attributes:
         slope: [1] float32, w.
         biases: [L] float32, b of depths 1 to L.
+        statistics: [6 L + 60] float32, what `observe` adds to and `refit` reads: by depth, then
+            by bins. `triton_kernels/observe_nodes.py` adds to it, too.
     """
 
     def __init__(self, max_depth: int, device: torch.device | str = "cpu") -> None:
@@ -66,10 +68,12 @@ class AcceptanceEstimator:
         self.slope = torch.full((1,), INITIAL_SLOPE, **make)  # type: ignore[call-overload]
         self.biases = torch.full((max_depth,), INITIAL_BIAS, **make)  # type: ignore[call-overload]
         self._depths = torch.arange(1, max_depth + 1, device=device)
+        by_depth = 6 * max_depth
+        self.statistics = torch.zeros(by_depth + 6 * BINS, **make)  # type: ignore[call-overload]
         # By depth: the information matrix's a, b, c, the gradient's g0, g1, and the count.
-        self._sums = torch.zeros(max_depth, 6, **make)  # type: ignore[call-overload]
+        self._sums = self.statistics[:by_depth].view(max_depth, 6)
         # [draft's probability or calibrated, bin, (count, predicted, accepted)]
-        self._bins = torch.zeros(2, BINS, 3, **make)  # type: ignore[call-overload]
+        self._bins = self.statistics[by_depth:].view(2, BINS, 3)
 
     def log_survival(self, odds: Tensor, log_probs: Tensor, back_pointers: Tensor) -> Tensor:
         """The log of the survival probability of every explored node.

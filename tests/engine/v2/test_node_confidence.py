@@ -5,10 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vllm_redrafter.beam_search import ExploredNodes
-from vllm_redrafter.engine.v2.node_confidence import REFIT_AFTER, NodeConfidence
-from vllm_redrafter.engine.v2.verification import Verification
-from vllm_redrafter.triton_kernels.build_tree import ScoredTrees
+from redrafter_testing.gpu.recorded_graphs import RecordedGraph, graphs_recorded
+from redrafter_testing.gpu.triton_interpreter import import_interpreted, interpreted
+
+ON_GPU = torch.cuda.is_available()
+if not ON_GPU:
+    import_interpreted(
+        "vllm_redrafter.triton_kernels.observe_nodes",
+        "vllm_redrafter.engine.v2.node_confidence",
+    )
+
+from vllm_redrafter.beam_search import ExploredNodes  # noqa: E402
+from vllm_redrafter.engine.v2.node_confidence import REFIT_AFTER, NodeConfidence  # noqa: E402
+from vllm_redrafter.engine.v2.verification import Verification  # noqa: E402
+from vllm_redrafter.triton_kernels.build_tree import ScoredTrees  # noqa: E402
 
 REQUESTS, K = 3, 4
 
@@ -32,15 +42,39 @@ def test_ranked_nodes_are_no_likelier_than_their_parents(confidence: NodeConfide
     assert ranked.tokens is explored.tokens
 
 
-def test_a_refit_every_so_many_steps_follows_what_was_accepted(confidence: NodeConfidence) -> None:
+def walk(confidence: NodeConfidence) -> None:
+    """Node 1 below the root, 2 below 1, 3 below the root; the walk took nodes 1 and 2."""
     verification = confidence.verification
     staged = verification.staged
-    # Node 1 below the root, 2 below 1, 3 below the root; the walk takes nodes 1 and 2 each time.
     staged.parents[0] = torch.tensor([0, 0, 1, 0, 0])
     staged.depths[0] = torch.tensor([0, 1, 2, 1, 0])
     staged.num_nodes[0] = 4
     verification.path[0] = torch.tensor([0, 1, 2, -1, -1])
     verification.note_verified(1, 1)
+
+
+@pytest.mark.skipif(ON_GPU, reason="recordings stand for graphs on a CPU")
+def test_kernels_learn_the_same_in_two_launches(confidence: NodeConfidence) -> None:
+    walk(confidence)
+    slots = torch.tensor([2])
+    statistics = confidence.estimator.statistics
+    confidence.learn(slots)
+    expected = statistics.clone()
+    assert expected.any()
+    statistics.zero_()
+    confidence.on_kernels = True
+    graph = RecordedGraph()
+    with interpreted(), torch.inference_mode():
+        with graphs_recorded(), torch.cuda.graph(graph):
+            confidence.learn(slots)
+        torch.testing.assert_close(statistics, expected)
+        graph.replay()
+    torch.testing.assert_close(statistics, 2 * expected)
+    assert len(graph._recording.nodes) == 2
+
+
+def test_a_refit_every_so_many_steps_follows_what_was_accepted(confidence: NodeConfidence) -> None:
+    walk(confidence)  # each time
     before = confidence.estimator.biases.clone()
     for step in range(REFIT_AFTER):
         assert torch.equal(confidence.estimator.biases, before), step

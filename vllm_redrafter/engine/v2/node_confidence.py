@@ -15,6 +15,7 @@ from vllm_redrafter.beam_search import ExploredNodes
 from vllm_redrafter.budget.calibration import AcceptanceEstimator, log_odds
 from vllm_redrafter.engine.v2.verification import Verification
 from vllm_redrafter.triton_kernels.build_tree import ScoredTrees
+from vllm_redrafter.triton_kernels.observe_nodes import VerifiedTrees, num_sums, observe_nodes
 
 REFIT_AFTER = 100
 """Verifying steps between two refits, as in vLLM."""
@@ -27,6 +28,7 @@ class NodeConfidence:
         estimator: what is learned.
         probs: [requests, K] float32, in batch order, of the last draft: what `build_tree` writes,
             for vLLM to read.
+        on_kernels: whether kernels learn, or torch: on a CPU, where launches cost nothing.
     """
 
     def __init__(self, trees: ScoredTrees, verification: Verification, max_depth: int) -> None:
@@ -40,8 +42,10 @@ class NodeConfidence:
         self.trees, self.verification = trees, verification
         requests, slots = verification.path.shape
         device = verification.path.device
+        self.on_kernels = device.type == "cuda"
         self.estimator = AcceptanceEstimator(max_depth, device)
         self.probs = torch.zeros(requests, slots - 1, device=device)
+        self._sums = torch.zeros(requests, num_sums(max_depth), device=device)
         self._steps_since_refit = 0
 
     def learn(self, slots: Tensor) -> None:
@@ -51,6 +55,26 @@ class NodeConfidence:
             slots: [R] int64, the slots of the batch's first requests.
         """
         requests = slots.shape[0]
+        if self.on_kernels:
+            staged, verification = self.verification.staged, self.verification
+            trees = VerifiedTrees(
+                staged.tokens,
+                staged.parents,
+                staged.depths,
+                verification.num_verified,
+                verification.path,
+            )
+            learned = self.estimator
+            observe_nodes(
+                slots,
+                self.trees.odds,
+                trees,
+                learned.slope,
+                learned.biases,
+                self._sums,
+                learned.statistics,
+            )
+            return
         odds = self.trees.odds.index_select(0, slots)
         judged, accepted = self.verification.judged(requests)
         self.estimator.observe(odds, self.verification.staged.depths[:requests], judged, accepted)

@@ -11,4 +11,4 @@ AROUND_ATTENTION = {
     "_finish_trees",
 }
 
-DRAFT = {"_keep_top", "_merge_top", "_grow_beams", "_draft_layer"}
+DRAFT = {"_keep_top", "_merge_top", "_grow_beams", "_draft_layer", "_observe_nodes", "_add_sums"}

@@ -1,0 +1,221 @@
+"""What became of a step's nodes, added to the budget's statistics: on the device, in two launches.
+
+A node is accepted if it is on the path that the walk took, and judged if it was verified and its
+parent is on the path: only then could it be accepted. With f the drafter's log-odds of a node, d
+its depth, y whether it was accepted, and a = sigmoid(w f + b_d), the sums over the judged nodes of
+
+    a (1 - a) (f f, f, 1), (y - a) (f, 1), 1        by depth
+    1, q, y                                         by tenths of q = sigmoid(f), and of q = a
+
+are what `budget/calibration.py` refits and judges itself by. The first launch sums over each
+request's nodes, the second over requests, always in the same order: all ranks of tensor
+parallelism get the same bits.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from vllm_redrafter.triton_kernels.checks import require, require_same_device
+
+COLUMNS = 6
+"""Sums by depth."""
+
+BINS = 10
+"""As in `budget/calibration.py`; a test holds the two together."""
+
+TILE = 32
+"""Requests and sums that the second launch adds at a time."""
+
+
+@triton.jit
+def _sigmoid(x):
+    return 1.0 / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def _count_bins(
+    q,  # [BLOCK] fp32 values
+    accepted,  # [BLOCK] fp32 values
+    judged,  # [BLOCK]
+    out,  # [BINS, 3] fp32, written
+    BINS: tl.constexpr,
+):
+    of_bin = tl.minimum((q * BINS).to(tl.int32), BINS - 1)
+    for index in range(BINS):
+        here = ((of_bin == index) & judged).to(tl.float32)
+        tl.store(out + index * 3, tl.sum(here, axis=0))
+        tl.store(out + index * 3 + 1, tl.sum(here * q, axis=0))
+        tl.store(out + index * 3 + 2, tl.sum(here * accepted, axis=0))
+
+
+@triton.jit
+def _observe_nodes(
+    entries,  # [R] int64
+    odds,  # [entries, SLOTS] fp32
+    tokens,  # [R, SLOTS] int32
+    parents,  # [R, SLOTS] int32
+    depths,  # [R, SLOTS] int32
+    num_verified,  # [R] int32
+    path,  # [R, SLOTS] int32
+    slope,  # [1] fp32
+    biases,  # [DEPTHS] fp32
+    sums,  # [R, DEPTHS * COLUMNS + 2 * BINS * 3] fp32, written
+    SLOTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPTHS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BINS: tl.constexpr,
+):
+    """One request."""
+    request = tl.program_id(0)
+    node = tl.arange(0, BLOCK)
+    is_slot = node < SLOTS
+    at = request * SLOTS + node
+    # Behind the path's end: the root once more.
+    on_path = tl.maximum(tl.load(path + at, mask=is_slot, other=0), 0)
+    parent = tl.load(parents + at, mask=is_slot, other=0)
+    accepted = tl.max((on_path[None, :] == node[:, None]).to(tl.int32), axis=1) > 0
+    below_path = tl.max((on_path[None, :] == parent[:, None]).to(tl.int32), axis=1) > 0
+    # A token of -1: the request's grammar was not asked about it.
+    is_asked = tl.load(tokens + at, mask=is_slot, other=-1) >= 0
+    verified = (node > 0) & (node < tl.load(num_verified + request)) & is_slot
+    judged = verified & is_asked & below_path
+
+    f = tl.load(odds + tl.load(entries + request) * SLOTS + node, mask=judged, other=0.0)
+    f = tl.where(f == f, f, 0.0)
+    depth = tl.load(depths + at, mask=judged, other=1)
+    level = tl.minimum(tl.maximum(depth - 1, 0), DEPTHS - 1)
+    a = _sigmoid(tl.load(slope) * f + tl.load(biases + level))
+    y = accepted.to(tl.float32)
+    weight, residual = a * (1.0 - a), y - a
+    to = sums + request * (DEPTHS * COLUMNS + 6 * BINS)
+    for index in range(DEPTHS):
+        here = (judged & (depth == index + 1)).to(tl.float32)
+        row = to + index * COLUMNS
+        tl.store(row, tl.sum(here * weight * f * f, axis=0))
+        tl.store(row + 1, tl.sum(here * weight * f, axis=0))
+        tl.store(row + 2, tl.sum(here * weight, axis=0))
+        tl.store(row + 3, tl.sum(here * residual * f, axis=0))
+        tl.store(row + 4, tl.sum(here * residual, axis=0))
+        tl.store(row + 5, tl.sum(here, axis=0))
+    _count_bins(_sigmoid(f), y, judged, to + DEPTHS * COLUMNS, BINS)
+    _count_bins(a, y, judged, to + DEPTHS * COLUMNS + 3 * BINS, BINS)
+
+
+@triton.jit
+def _add_sums(
+    sums,  # [R, NUM] fp32
+    total,  # [NUM] fp32, added to
+    REQUESTS,
+    NUM,
+    TILE: tl.constexpr,
+):
+    """TILE of the sums, over all requests."""
+    column = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    is_sum = column < NUM
+    added = tl.zeros([TILE], tl.float32)
+    for start in range(0, REQUESTS, TILE):
+        request = start + tl.arange(0, TILE)
+        tile = tl.load(
+            sums + request[:, None] * NUM + column[None, :],
+            mask=(request < REQUESTS)[:, None] & is_sum[None, :],
+            other=0.0,
+        )
+        added += tl.sum(tile, axis=0)
+    before = tl.load(total + column, mask=is_sum, other=0.0)
+    tl.store(total + column, before + added, mask=is_sum)
+
+
+class VerifiedTrees(NamedTuple):
+    """A step's trees and what came of them, in the batch's order, for R requests at least.
+
+    Attributes:
+        tokens, parents, depths: [R, K+1] int32, as they were verified.
+        num_verified: [R] int32, how many nodes were, the root counted; 0 for none.
+        path: [R, K+1] int32, the accepted nodes, root first; -1 behind its end.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    depths: Tensor
+    num_verified: Tensor
+    path: Tensor
+
+
+def num_sums(max_depth: int) -> int:
+    """How many statistics there are for depths 1 to `max_depth`: by depth, then by bins."""
+    return max_depth * COLUMNS + 2 * BINS * 3
+
+
+def observe_nodes(
+    entries: Tensor,
+    odds: Tensor,
+    trees: VerifiedTrees,
+    slope: Tensor,
+    biases: Tensor,
+    sums: Tensor,
+    statistics: Tensor,
+) -> None:
+    """Add a step's judged nodes to the statistics.
+
+    Args:
+        entries: [R] int64, each request's entry of `odds`.
+        odds: [entries, K+1] fp32, the drafter's log-odds of each node.
+        trees: of these requests.
+        slope, biases: [1] and [L] fp32, of the estimator.
+        sums: [R or more, num_sums(L)] fp32, written.
+        statistics: [num_sums(L)] fp32, added to: [L, 6] by depth, then [2, 10, 3] by bins of the
+            drafter's probabilities and of the calibrated ones.
+
+    Raises:
+        ValueError: an argument's dtype, device, shape or stride does not fit; it is named.
+    """
+    requests, slots = entries.shape[0], odds.shape[1]
+    depths, num = biases.shape[0], num_sums(biases.shape[0])
+    rows = (trees.tokens.shape[0], slots)
+    shapes: dict[str, tuple[Tensor, tuple[int, ...], torch.dtype]] = {
+        "entries": (entries, (requests,), torch.int64),
+        "odds": (odds, tuple(odds.shape), torch.float32),
+        "trees.tokens": (trees.tokens, rows, torch.int32),
+        "trees.parents": (trees.parents, rows, torch.int32),
+        "trees.depths": (trees.depths, rows, torch.int32),
+        "trees.num_verified": (trees.num_verified, rows[:1], torch.int32),
+        "trees.path": (trees.path, rows, torch.int32),
+        "slope": (slope, (1,), torch.float32),
+        "biases": (biases, (depths,), torch.float32),
+        "sums": (sums, (sums.shape[0], num), torch.float32),
+        "statistics": (statistics, (num,), torch.float32),
+    }
+    for name, (tensor, shape, dtype) in shapes.items():
+        require(
+            tuple(tensor.shape) == shape and tensor.dtype == dtype and tensor.is_contiguous(),
+            f"{name}: must be contiguous {dtype} of shape {list(shape)}, got "
+            f"{list(tensor.shape)} {tensor.dtype}",
+        )
+        require_same_device(odds, **{name: tensor})
+    require(
+        1 <= requests <= min(rows[0], sums.shape[0]),
+        f"entries: {requests} requests, trees and sums have room for {min(rows[0], sums.shape[0])}",
+    )
+    block = triton.next_power_of_2(slots)
+    _observe_nodes[(requests,)](
+        entries,
+        odds,
+        *trees,
+        slope,
+        biases,
+        sums,
+        SLOTS=slots,
+        BLOCK=block,
+        DEPTHS=depths,
+        COLUMNS=COLUMNS,
+        BINS=BINS,
+        num_warps=1 if block <= 32 else 4,
+    )
+    _add_sums[(triton.cdiv(num, TILE),)](sums, statistics, requests, num, TILE=TILE, num_warps=4)
