@@ -144,3 +144,10 @@ def test_without_being_forced_output_equals_plain(
     ((calls, found),) = adaptive.rpc(no_waiting.findings)
     assert calls > 10
     assert not found
+
+
+def test_a_draft_with_the_budget_is_at_most_40_launches(adaptive: Engine) -> None:
+    """4 beams of 5 tokens, learning from the last step included."""
+    ((launches, reads_table, same),) = adaptive.rpc(recorded_graphs.draft_on_kernels)
+    assert launches <= 40
+    assert reads_table and same

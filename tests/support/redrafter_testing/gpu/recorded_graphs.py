@@ -328,6 +328,7 @@ def captured(worker: Any) -> dict[str, int]:
     }
 
 
+@torch.inference_mode()
 def draft_on_kernels(worker: Any) -> tuple[int, bool, bool]:
     """A draft for one request as a GPU runs it, beside one that torch searches.
 
@@ -335,29 +336,42 @@ def draft_on_kernels(worker: Any) -> tuple[int, bool, bool]:
         (what a graph of it launches: kernels of ours, and operations of torch; whether it reads
         the embedding's table itself; whether a replay drafts the same tree and tokens).
     """
+    from vllm_redrafter.engine.v2.speculator import TreeSpeculator
+
     runner = worker.model_runner
-    speculator = runner.speculator
-    speculator._hidden[0] = torch.randn(speculator._hidden.shape[1])
+    speculator, confidence = runner.speculator, runner.speculator.confidence
+    generator = torch.Generator().manual_seed(0)
+    speculator._hidden[0] = torch.randn(speculator._hidden.shape[1], generator=generator)
     speculator._slots[0] = entry = speculator.max_num_reqs
+    speculator.verification.note_verified(0, 1)
 
     def drafted() -> list[torch.Tensor]:
         trees = speculator.trees
         fields = (trees.tokens, trees.parents, trees.depths, trees.num_nodes, trees.ancestors)
         return [speculator._drafts[0].clone(), *(field[entry].clone() for field in fields)]
 
-    speculator.draft(1)
-    expected = drafted()
-    speculator.search = speculator.search_on_kernels(runner.model)
+    def on_kernels(wanted: bool) -> None:
+        speculator.search = speculator.search_on_kernels(runner.model) if wanted else None
+        if confidence is not None:
+            confidence.on_kernels = wanted
+
+    # Whatever the engine drafts with otherwise.
+    speculator.explore = lambda *inputs: TreeSpeculator.explore(speculator, *inputs)
     graph = RecordedGraph()
     try:
-        with torch.inference_mode(), torch.cuda.graph(graph):
+        speculator.draft(1)
+        expected = drafted()
+        on_kernels(True)
+        reads_table = speculator.search._table is not None
+        with torch.cuda.graph(graph):
             speculator.draft(1)
         speculator.trees.tokens[entry] = -77
         graph.replay()
         same = all(map(torch.equal, drafted(), expected))
-        return len(graph._recording.nodes), speculator.search._table is not None, same
+        return len(graph._recording.nodes), reads_table, same
     finally:
-        speculator.search = None
+        on_kernels(False)
+        del speculator.explore
 
 
 def replay(worker: Any, wanted: bool) -> None:
