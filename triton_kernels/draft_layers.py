@@ -72,7 +72,7 @@ def _add_product(
     return total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _draft_layer(
     x,  # [.., K]
     x_stride,

@@ -45,7 +45,7 @@ def _log_sigmoid(x):
     return tl.minimum(x, 0.0) - tl.log(1.0 + tl.exp(-tl.abs(x)))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["level"])
 def _grow_beams(
     top_logits,  # [R * BEAMS, WIDTH] fp32
     top_tokens,  # [R * BEAMS, WIDTH] int32, draft tokens

@@ -108,7 +108,7 @@ def _observe_nodes(
     _count_bins(a, y, judged, to + DEPTHS * COLUMNS + 3 * BINS, BINS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["REQUESTS"])
 def _add_sums(
     sums,  # [R, NUM] fp32
     total,  # [NUM] fp32, added to

@@ -63,9 +63,12 @@ def expected_statistics(
     return torch.cat([estimator._sums.flatten(), estimator._bins.flatten()])
 
 
-@pytest.mark.parametrize(("requests", "slots"), [(1, 2), (3, 13), (40, 6)])
-def test_statistics_are_the_estimator_s(device: torch.device, requests: int, slots: int) -> None:
+@pytest.mark.parametrize(("requests", "slots"), [(1, 2), (3, 13)])
+def test_statistics_are_the_estimator_s(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, requests: int, slots: int
+) -> None:
     """Two steps, so that they are added up; more requests than are added at a time."""
+    monkeypatch.setattr(kernel, "TILE", 2)
     reference = AcceptanceEstimator(DEPTHS)
     reference.biases.copy_(torch.tensor([0.5, -0.2, 0.1, -1.0]))
     slope, biases = reference.slope.to(device), reference.biases.to(device)
