@@ -157,13 +157,14 @@ def top_candidates(logits: Tensor, num: int) -> TopTokens:
     require(1 <= vocabulary < LAST_INDEX.value, f"logits: {vocabulary} tokens are not supported")
     block = vocabulary_block(vocabulary)
     blocks = triton.cdiv(vocabulary, block)
-    make = {"device": logits.device}
-    kept_logits = torch.empty(rows, blocks, TOP_TOKENS, dtype=torch.float32, **make)
-    kept_tokens = torch.empty(rows, blocks, TOP_TOKENS, dtype=torch.int32, **make)
+    device = logits.device
+    kept = (rows, blocks, TOP_TOKENS)
+    kept_logits = torch.empty(kept, dtype=torch.float32, device=device)
+    kept_tokens = torch.empty(kept, dtype=torch.int32, device=device)
     top = TopTokens(
-        torch.empty(rows, num, dtype=torch.float32, **make),
-        torch.empty(rows, num, dtype=torch.int32, **make),
-        torch.empty(rows, dtype=torch.float32, **make),
+        torch.empty(rows, num, dtype=torch.float32, device=device),
+        torch.empty(rows, num, dtype=torch.int32, device=device),
+        torch.empty(rows, dtype=torch.float32, device=device),
     )
     _keep_top[(rows, blocks)](
         logits,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from vllm_redrafter.beam_search import ExploredNodes, log_softmax_of_top
-from vllm_redrafter.drafter import Drafter
+from vllm_redrafter.drafter import Drafter, ResidualBlock
 from vllm_redrafter.policy import SearchShape
 from vllm_redrafter.sharding import VocabularyShard
 from vllm_redrafter.triton_kernels.draft_layers import MAX_ROWS, Product, draft_layer
@@ -124,7 +124,7 @@ class DraftSearch:
             return drafter.step(before, self._embed(tokens))
         weight = drafter.rnn_w.weight
         if self._table is not None:
-            embedded = Product(self._table.weight, weight, tokens)  # type: ignore[arg-type]
+            embedded = Product(self._table.weight, weight, tokens)
         else:
             embedded = Product(self._embed(tokens), weight)
         recurrent = drafter.rnn_u
@@ -140,7 +140,7 @@ class DraftSearch:
         """`Drafter.features`: condition [R, exit_dim], state [R * beams, H] -> [.., exit_dim]."""
         drafter, rows = self._drafter, state.shape[0]
         config = drafter.config
-        by_request = state.unflatten(0, (condition.shape[0], -1))
+        by_request = state.view(condition.shape[0], -1, config.hidden_size)
         if rows > MAX_ROWS:
             return drafter.features(condition.unsqueeze(1), by_request).flatten(0, 1)
         if config.has_input_projection:
@@ -150,7 +150,9 @@ class DraftSearch:
             every = condition.unsqueeze(1).expand(-1, by_request.shape[1], -1)
             x = torch.cat([every, by_request], dim=-1).flatten(0, 1)
         for index in range(config.num_draft_layers):
-            linear = drafter.lm_head[index].linear
+            block = drafter.lm_head[index]
+            assert isinstance(block, ResidualBlock)
+            linear = block.linear
             out = self._features[(index + 1) % 2, :rows]
             x = draft_layer(Product(x, linear.weight), out, bias=linear.bias, silu=True, residual=x)
         return x
