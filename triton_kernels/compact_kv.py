@@ -36,7 +36,7 @@ def _compact(
     num_sampled,  # [R] int32
     row_start,  # [R] int32
     slot_mapping,  # [rows] int32 or int64
-    example,  # one of the caches, for the type of a word
+    example,  # a word, for its type
     stride_path,
     stride_block,
     stride_slot,
@@ -71,19 +71,27 @@ def _compact(
 
 @dataclass(frozen=True)
 class CacheTable:
-    """The K and V caches of all layers as one table of addresses; made once, at start-up.
+    """Where the K and V caches of all layers are; made once, at start-up.
+
+    It holds none of them: vLLM frees the cache that it profiled with, and a view would keep it.
 
     Attributes:
         bases: [caches] int64 addresses.
-        caches: the tensors themselves, viewed as words, [blocks, block_size, heads, words].
+        word: a single integer, of the type in which rows are moved.
+        shape: of each cache in words, [blocks, block_size, heads, words].
+        strides: between its blocks, slots and heads, in words.
     """
 
     bases: Tensor
-    caches: tuple[Tensor, ...]
+    word: Tensor
+    shape: tuple[int, int, int, int]
+    strides: tuple[int, int, int]
 
     @classmethod
     def of(cls, caches: Sequence[Tensor]) -> CacheTable:
         """K and V caches, [blocks, block_size, KV heads, head_dim] each, of one shape and strides.
+
+        They must outlive the table's last use.
 
         Raises:
             ValueError: they differ in shape, strides, dtype or device, or a row's last dimension
@@ -104,10 +112,14 @@ class CacheTable:
                 f"{cache.stride()} differs from caches[0]",
             )
         require(first.stride(3) == 1, "caches: the last dimension must be contiguous")
-        words = tuple(cache.view(_widest_word(caches)) for cache in caches)
-        addresses = [cache.data_ptr() for cache in words]
-        bases = torch.tensor(addresses, dtype=torch.int64, device=first.device)
-        return cls(bases, words)
+        in_words = first.view(_widest_word(caches))
+        blocks, block_size, heads, words = in_words.shape
+        return cls(
+            bases=torch.tensor([c.data_ptr() for c in caches], device=first.device),
+            word=in_words.new_empty(1),
+            shape=(blocks, block_size, heads, words),
+            strides=in_words.stride()[:3],
+        )
 
 
 def _widest_word(caches: Sequence[Tensor]) -> torch.dtype:
@@ -150,25 +162,24 @@ def compact_kv(
         path.shape[0] >= requests and row_start.shape[0] >= requests,
         f"path and row_start: {path.shape[0]} and {row_start.shape[0]} entries for {requests}",
     )
-    example = table.caches[0]
     require_same_device(
-        example,
+        table.bases,
         path=path,
         num_sampled=num_sampled,
         row_start=row_start,
         slot_mapping=slot_mapping,
     )
-    _, block_size, heads, words = example.shape
+    _, block_size, heads, words = table.shape
     block = min(1024, triton.next_power_of_2(heads * words))
-    _compact[(requests, len(table.caches), triton.cdiv(heads * words, block))](
+    _compact[(requests, table.bases.shape[0], triton.cdiv(heads * words, block))](
         table.bases,
         path,
         num_sampled,
         row_start,
         slot_mapping,
-        example,
+        table.word,
         path.stride(0),
-        *example.stride()[:3],
+        *table.strides,
         HEADS=heads,
         WORDS_PER_HEAD=words,
         BLOCK_SIZE=block_size,

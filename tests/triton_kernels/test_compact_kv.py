@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from redrafter_testing.algorithm.tree_batches import GARBAGE, bushy, token_trees
 from redrafter_testing.gpu.triton_interpreter import Memory
@@ -254,13 +256,14 @@ def test_after_compaction_the_path_lies_in_the_linear_slots(
     cache = torch.full((8, block_size, 1, 1), -1, dtype=torch.int32)
     cache.view(-1)[slots] = torch.arange(30, dtype=torch.int32)
     cache = cache.to(device)
-    compact_kv(
-        CacheTable.of([cache]),
-        accepted.path.int().to(device),
-        accepted.num_sampled.to(device),
-        torch.zeros(1, dtype=torch.int32, device=device),
-        slots.to(device),
-    )
+    with memory.allow([cache]) if memory else nullcontext():
+        compact_kv(
+            CacheTable.of([cache]),
+            accepted.path.int().to(device),
+            accepted.num_sampled.to(device),
+            torch.zeros(1, dtype=torch.int32, device=device),
+            slots.to(device),
+        )
     after = cache.cpu().view(-1)[slots]
     assert torch.equal(after[: len(nodes)], nodes.int())
     assert torch.equal(after[len(nodes) :], torch.arange(len(nodes), 30, dtype=torch.int32))
@@ -270,11 +273,12 @@ def test_a_path_in_place_stores_nothing(device: torch.device, memory: Memory | N
     if memory is None:
         pytest.skip("only the interpreter can count stores")
     caches = Caches(blocks=20, heads=1, head_dim=8, dtype=torch.float32)
-    table = CacheTable.of(caches.make(device))
+    made = caches.make(device)
+    table = CacheTable.of(made)
 
     def stored(paths: list[list[int]]) -> int:
         before = memory.stored
-        with memory.allow(table.caches):
+        with memory.allow(made):
             compact_kv(table, **step(device, paths, caches))
         return memory.stored - before
 
@@ -285,13 +289,24 @@ def test_a_path_in_place_stores_nothing(device: torch.device, memory: Memory | N
 
 def test_words_are_as_wide_as_the_rows_allow(device: torch.device) -> None:
     def word(**fields: Any) -> torch.dtype:
-        return CacheTable.of(Caches(**fields).make(device)).caches[0].dtype
+        return CacheTable.of(Caches(**fields).make(device)).word.dtype
 
     assert word(heads=1, head_dim=64, dtype=torch.bfloat16) == torch.int64
     assert word(heads=3, head_dim=12, dtype=FP8) == torch.int32
     assert word(heads=1, head_dim=3, dtype=torch.bfloat16) == torch.int16
     assert word(heads=1, head_dim=7, dtype=FP8) == torch.int8
     assert word(heads=1, head_dim=8, dtype=FP8, layout="offset") == torch.int8
+
+
+def test_a_table_keeps_no_cache_alive(device: torch.device) -> None:
+    """vLLM frees the cache that it profiled with while the table of it is still there."""
+    caches = Caches(layers=3).make(device)
+    storages = [StorageWeakRef(cache.untyped_storage()) for cache in caches]
+    table = CacheTable.of(caches)
+    assert not any(storage.expired() for storage in storages)
+    del caches
+    assert all(storage.expired() for storage in storages)
+    assert table.bases.shape == (6,)
 
 
 def test_a_cache_may_be_larger_than_2_to_the_31_words(
@@ -306,13 +321,14 @@ def test_a_cache_may_be_larger_than_2_to_the_31_words(
     index = (slots // block_size, slots % block_size)
     rows = torch.arange(4 * row, dtype=torch.uint8).view(4, 1, row).to(device)
     cache[index] = rows
-    compact_kv(
-        CacheTable.of([cache]),
-        torch.tensor([[0, 2, 3]], dtype=torch.int32, device=device),
-        torch.tensor([3], dtype=torch.int32, device=device),
-        torch.zeros(1, dtype=torch.int32, device=device),
-        slots.to(device),
-    )
+    with memory.allow([cache]) if memory else nullcontext():
+        compact_kv(
+            CacheTable.of([cache]),
+            torch.tensor([[0, 2, 3]], dtype=torch.int32, device=device),
+            torch.tensor([3], dtype=torch.int32, device=device),
+            torch.zeros(1, dtype=torch.int32, device=device),
+            slots.to(device),
+        )
     assert torch.equal(cache[index], rows[[0, 2, 3, 3]])
 
 
@@ -342,9 +358,9 @@ def test_what_does_not_fit_is_refused_by_name(
     device: torch.device, name: str, spoil: Callable[[Tensor], Tensor]
 ) -> None:
     caches = Caches(blocks=10)
-    good = step(device, PATHS, caches)
+    made, good = caches.make(device), step(device, PATHS, caches)
     with pytest.raises(ValueError, match=rf"\b{name}\b"):
-        compact_kv(CacheTable.of(caches.make(device)), **good | {name: spoil(good[name])})
+        compact_kv(CacheTable.of(made), **good | {name: spoil(good[name])})
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,8 @@ class Verification:
 
         Args:
             slot_mappings: [KV cache groups, rows] int64, vLLM's buffer of the step's slots.
-            groups: per KV cache group, its layers' caches.
+            groups: per KV cache group, its layers' caches. They are not kept: vLLM frees those
+                that it profiles with before it says here where the real ones are.
         """
         self._slot_mappings = slot_mappings
         self._caches = [cache_tables(caches) for caches in groups]
