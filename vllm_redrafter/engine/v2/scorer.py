@@ -55,10 +55,11 @@ class Chunk:
         """The requests from `start` to before `end`, where the host knows their rows."""
         ends = input_batch.cu_num_logits_np
         low, high = int(ends[start]), int(ends[end])
+        first = input_batch.cu_num_logits[start : end + 1]
         return cls(
             requests=slice(start, end),
             rows=slice(low, high),
-            first=input_batch.cu_num_logits[start : end + 1] - low,
+            first=first - low if low else first,
             first_np=ends[start : end + 1] - low,
         )
 
