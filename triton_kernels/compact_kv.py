@@ -114,11 +114,12 @@ class CacheTable:
         require(first.stride(3) == 1, "caches: the last dimension must be contiguous")
         in_words = first.view(_widest_word(caches))
         blocks, block_size, heads, words = in_words.shape
+        between_blocks, between_slots, between_heads, _ = in_words.stride()
         return cls(
             bases=torch.tensor([c.data_ptr() for c in caches], device=first.device),
             word=in_words.new_empty(1),
             shape=(blocks, block_size, heads, words),
-            strides=in_words.stride()[:3],
+            strides=(between_blocks, between_slots, between_heads),
         )
 
 

@@ -89,6 +89,7 @@ def _create_engine_config(
         "model": requested["model"],
         "revision": requested.get("revision"),
         **vars(config),
+        "own_graph_sizes": _sets_graph_sizes(args),
     }
     changed = {
         "speculative_config": {
@@ -118,8 +119,15 @@ def _create_engine_config(
     if engine.executor is not None and parallel.distributed_executor_backend == "mp":
         parallel.distributed_executor_backend = engine.executor
     _announce(settings, drafter.advice)
+    engine.settle(vllm_config)
     _watch_counters(args, vllm_config)
     return vllm_config
+
+
+def _sets_graph_sizes(args: EngineArgs) -> bool:
+    places = args, args.compilation_config
+    keys = "cudagraph_capture_sizes", "max_cudagraph_capture_size"
+    return any(getattr(place, key) is not None for place in places for key in keys)
 
 
 def _announce(settings: Mapping[str, Any], advice: str | None) -> None:

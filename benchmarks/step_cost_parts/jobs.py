@@ -118,5 +118,7 @@ def engine_arguments(job: Job) -> dict[str, Any]:
             "beam_length": job.beam_length,
             # The budget would soon stop drafting: random drafts bring nothing.
             "adaptive": False,
+            # K at every batch: the default schedule would lower it.
+            "num_speculative_tokens_per_batch_size": [[1, 1, job.nodes]],
         }
     return arguments

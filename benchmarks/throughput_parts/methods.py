@@ -131,13 +131,17 @@ def with_random_drafter(methods: Sequence[Method], drafter: str) -> list[Method]
 
 
 def _config(drafter: str, shape: ReDrafterConfig) -> dict[str, Any]:
-    return {
+    config = {
         "model": drafter,
         "num_speculative_tokens": shape.num_speculative_tokens,
         "beam_width": shape.beam_width,
         "beam_length": shape.beam_length,
         "adaptive": shape.adaptive,
     }
+    if not shape.adaptive:
+        # At every batch: on a GPU the default schedule would lower it.
+        config["num_speculative_tokens_per_batch_size"] = [[1, 1, shape.num_speculative_tokens]]
+    return config
 
 
 def _parse_maxima(text: str) -> ReDrafterConfig:

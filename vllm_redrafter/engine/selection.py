@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from vllm_redrafter import names
 from vllm_redrafter.engine.cpu import refusals as cpu
 from vllm_redrafter.engine.v2 import refusals as v2
+from vllm_redrafter.engine.v2 import schedule
 from vllm_redrafter.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class Engine:
         proposer: path of the class that drafts.
         is_v2: it runs on Model Runner V2 and brings its own attention backend.
         refusals: why it cannot run a configuration, a sentence each.
+        settle: decides in a configuration what the user has left open.
         arguments: further engine arguments that it needs.
         executor: path of the executor class that stands in for vLLM's `mp`; None for vLLM's own.
     """
@@ -32,6 +34,7 @@ class Engine:
     proposer: str
     is_v2: bool
     refusals: Callable[[VllmConfig], Iterator[str]]
+    settle: Callable[[VllmConfig], None] = lambda vllm_config: None
     arguments: Mapping[str, Any] = field(default_factory=dict)
     executor: str | None = None
 
@@ -48,8 +51,13 @@ def engine_here() -> Engine:
     if current_platform.is_cpu():
         # The CUDA engine under Triton's interpreter: made for tests.
         if envs.VLLM_USE_V2_MODEL_RUNNER:
-            worker = names.V2_INTERPRETED_WORKER
-            return Engine(worker, names.V2_SPECULATOR, is_v2=True, refusals=v2.refusals)
+            return Engine(
+                names.V2_INTERPRETED_WORKER,
+                names.V2_SPECULATOR,
+                is_v2=True,
+                refusals=v2.refusals,
+                settle=schedule.settle,
+            )
         return Engine(
             names.CPU_WORKER,
             names.CPU_PROPOSER,
@@ -66,6 +74,7 @@ def engine_here() -> Engine:
             names.V2_SPECULATOR,
             is_v2=True,
             refusals=v2.refusals,
+            settle=schedule.settle,
             arguments={"attention_backend": AttentionBackendEnum.CUSTOM},
         )
     raise ConfigError(

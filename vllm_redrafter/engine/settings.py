@@ -12,14 +12,23 @@ from vllm_redrafter.names import METHOD
 
 @dataclass(frozen=True)
 class Settings:
-    """The drafter's checkpoint (a folder or a hub id), and our part of the speculative config."""
+    """What the user asked for.
+
+    Attributes:
+        model: the drafter's checkpoint, a folder or a hub id.
+        revision: of the hub repository.
+        config: our part of the speculative config.
+        own_graph_sizes: the user has set the sizes of CUDA graphs.
+    """
 
     model: str
     revision: str | None
     config: ReDrafterConfig
+    own_graph_sizes: bool = False
 
     @classmethod
     def of(cls, vllm_config: VllmConfig) -> Settings:
         recorded = dict(vllm_config.additional_config[METHOD])
         model, revision = recorded.pop("model"), recorded.pop("revision", None)
-        return cls(model, revision, ReDrafterConfig(**recorded))
+        own_graph_sizes = recorded.pop("own_graph_sizes", False)
+        return cls(model, revision, ReDrafterConfig(**recorded), own_graph_sizes)

@@ -25,6 +25,8 @@ def test_each_target_and_k_is_a_job_of_its_own(
     assert speculative["speculative_config"]["num_speculative_tokens"] == 32
     assert speculative["speculative_config"]["beam_width"] == 4
     assert speculative["speculative_config"]["adaptive"] is False
+    schedule = speculative["speculative_config"]["num_speculative_tokens_per_batch_size"]
+    assert schedule == [[1, 1, 32]]
     graphs = speculative["compilation_config"]
     assert graphs["cudagraph_capture_sizes"] == [1, 8, 33, 264]
     assert speculative["max_model_len"] > 512 + 100

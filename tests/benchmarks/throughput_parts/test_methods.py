@@ -26,6 +26,7 @@ def test_a_method_gets_one_engine_for_all_its_levels() -> None:
         "beam_width": 2,
         "beam_length": 4,
         "adaptive": False,
+        "num_speculative_tokens_per_batch_size": [[1, 1, 6]],
     }
     assert (adaptive.label, adaptive.levels) == ("adaptive 4x5:12", (1, 4))
     assert adaptive.speculative_config == {

@@ -17,6 +17,7 @@ from redrafter_testing.models.tiny_models import make_target
 from vllm_redrafter import ConfigError, names, plugin
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.engine.selection import engine_here
+from vllm_redrafter.engine.settings import Settings
 from vllm_redrafter.engine.v2 import speculator
 from vllm_redrafter.engine.v2.refusals import adaptive_obstacles, refusals
 
@@ -31,8 +32,11 @@ def model_runner_v2(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vllm.config.vllm.HAS_TRITON", True)
 
 
-def speculate(target: Path, drafter: Path, **arguments: Any) -> Any:
+def speculate(
+    target: Path, drafter: Path, speculation: dict[str, Any] | None = None, **arguments: Any
+) -> Any:
     config = {"model": str(drafter), "num_speculative_tokens": 12, "beam_width": 3}
+    config |= speculation or {}
     return EngineArgs(
         model=str(target), enforce_eager=True, speculative_config=config, **arguments
     ).create_engine_config()
@@ -46,6 +50,45 @@ def test_the_v2_engine_is_chosen(small_target: Path, small_drafter: Path) -> Non
     assert config.use_v2_model_runner
     assert config._get_v2_model_runner_unsupported_features() == []
     assert config.num_speculative_tokens == 12
+
+
+@pytest.mark.parametrize(
+    ("speculation", "expected"),
+    [
+        ({"adaptive": False}, (52, 64, 2)),
+        ({"adaptive": False, "num_speculative_tokens_per_batch_size": [[1, 64, 9]]}, (1, 64, 9)),
+        ({}, None),
+    ],
+    ids=["no budget", "own schedule", "budget"],
+)
+def test_without_the_budget_k_follows_the_batch(
+    small_target: Path,
+    small_drafter: Path,
+    speculation: dict[str, Any],
+    expected: tuple[int, int, int] | None,
+) -> None:
+    """The last of the ranges of batch sizes, and its K."""
+    config = speculate(small_target, small_drafter, speculation, max_num_seqs=64)
+    schedule = config.speculative_config.num_speculative_tokens_per_batch_size
+    assert (tuple(schedule[-1]) if schedule else None) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "own"),
+    [
+        ({}, False),
+        ({"cudagraph_capture_sizes": [1, 2, 4]}, True),
+        ({"max_cudagraph_capture_size": 64}, True),
+        ({"compilation_config": {"cudagraph_capture_sizes": [8]}}, True),
+        ({"compilation_config": {"max_cudagraph_capture_size": 8}}, True),
+    ],
+    ids=str,
+)
+def test_the_user_s_own_sizes_of_graphs_are_known(
+    small_target: Path, small_drafter: Path, arguments: dict[str, Any], own: bool
+) -> None:
+    settings = Settings.of(speculate(small_target, small_drafter, **arguments))
+    assert settings.own_graph_sizes == own
 
 
 def test_cuda_gets_its_worker_and_attention_backend(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,8 @@ def answers_and_accepted(llm: Engine, sampling: str) -> tuple[list[list[int]], f
 def test_output_from_graphs_equals_plain_and_drafts_are_as_good(
     graphs: Engine, few_tokens_plain: dict[str, list[list[int]]]
 ) -> None:
-    assert graphs.rpc(recorded_graphs.captured) == [{"model": 9, "draft": 4}]  # by size and by K
+    # K = 8 of 1 to 4 requests, K = 4 of 5 to 8.
+    assert graphs.rpc(recorded_graphs.captured) == [{"model": 8, "draft": 4}]
     for sampling, expected in few_tokens_plain.items():
         graphs.rpc(recorded_graphs.replay, False)
         eager = answers_and_accepted(graphs, sampling)
@@ -87,6 +88,20 @@ def test_a_draft_of_4_beams_and_5_tokens_is_at_most_40_launches(graphs: Engine) 
     ((launches, reads_table, same),) = graphs.rpc(recorded_graphs.draft_on_kernels)
     assert launches == 38 <= 40
     assert reads_table and same
+
+
+@pytest.mark.engine
+def test_the_cache_that_vllm_profiles_with_is_freed(graphs: Engine) -> None:
+    """The real one is allocated beside whatever still refers to it."""
+    (profiled,) = graphs.rpc(recorded_graphs.what_was_profiled)
+    assert profiled["freed"] == [True, True]
+
+
+@pytest.mark.engine
+def test_the_logits_of_all_nodes_are_profiled(graphs: Engine) -> None:
+    """8 requests of 4 nodes and the root, where 4 of 8 nodes are fewer; then vLLM's 8 rows."""
+    (profiled,) = graphs.rpc(recorded_graphs.what_was_profiled)
+    assert profiled["logits"] == [40, 8]
 
 
 # The recordings themselves

@@ -31,12 +31,14 @@ MEMBERS = {
     "vllm.config.vllm:VllmConfig": """__post_init__ _get_v2_model_runner_unsupported_features
         _maybe_disable_dynamic_sd_for_v1 use_v2_model_runner additional_config speculative_config
         compilation_config model_config parallel_config cache_config kv_transfer_config
-        lora_config aux_output_config num_speculative_tokens""",
-    "vllm.config.speculative:SpeculativeConfig": "model num_speculative_tokens",
+        lora_config aux_output_config num_speculative_tokens scheduler_config""",
+    "vllm.config.speculative:SpeculativeConfig": """model num_speculative_tokens
+        num_speculative_tokens_per_batch_size""",
+    "vllm.config.scheduler:SchedulerConfig": "max_num_seqs max_num_batched_tokens",
     "vllm.config.parallel:ParallelConfig": """worker_cls tensor_parallel_size
         pipeline_parallel_size prefill_context_parallel_size decode_context_parallel_size
         use_ubatching enable_batch_sharded_sampling data_parallel_index
-        distributed_executor_backend""",
+        data_parallel_size distributed_executor_backend""",
     "vllm.config.model:ModelConfig": """get_hidden_size get_vocab_size get_head_size dtype
         runner_type is_encoder_decoder use_mla is_hybrid is_attention_free uses_mrope
         use_fp64_gumbel logits_processors enable_trace_replay return_sampling_mask rswa_window
@@ -44,10 +46,12 @@ MEMBERS = {
     "vllm.config.cache:CacheConfig": "cache_dtype kv_sharing_fast_prefill",
     "vllm.config.attention:AttentionConfig": "backend backend_per_kind",
     "vllm.config.aux_output:AuxOutputConfig": "enabled",
-    "vllm.config.compilation:CompilationConfig": "static_forward_context cudagraph_mode",
+    "vllm.config.compilation:CompilationConfig": """static_forward_context cudagraph_mode
+        cudagraph_capture_sizes max_cudagraph_capture_size""",
     "vllm.config.compilation:CUDAGraphMode": "NONE FULL FULL_DECODE_ONLY has_full_cudagraphs",
     "vllm.engine.arg_utils:EngineArgs": """create_engine_config speculative_config spec_method
         spec_model spec_tokens additional_config worker_cls attention_backend attention_config
+        compilation_config cudagraph_capture_sizes max_cudagraph_capture_size
         _api_process_rank""",
     "vllm.v1.engine.async_llm:AsyncLLM": "__init__",
     "vllm.v1.metrics.loggers:StatLoggerBase": "__init__ record log log_engine_initialized",
@@ -81,7 +85,7 @@ MEMBERS = {
     "vllm.v1.core.sched.output:SchedulerOutput": "has_structured_output_requests",
     f"{GPU}.model_runner:GPUModelRunner": """__init__ load_model reload_weights execute_model
         sample sample_tokens prepare_attn postprocess_sampled model_memory_usage speculator
-        initialize_kv_cache adaptive_verification""",
+        initialize_kv_cache adaptive_verification _dummy_sampler_run max_num_tokens""",
     f"{GPU}.model_states.interface:ModelState": """add_request apply_staged_writes
         initialize_kv_cache custom_sampler max_num_reqs device vllm_config""",
     f"{GPU}.model_states.default:DefaultModelState": """__init__ add_request apply_staged_writes
@@ -89,8 +93,10 @@ MEMBERS = {
     f"{GPU}.spec_decode.speculator:BaseSpeculator": """init_cudagraph_manager capture propose
         num_query_per_req""",
     f"{GPU}.cudagraph_utils:CudaGraphManager": """__init__ needs_capture capture dispatch
-        run_fullgraph""",
-    f"{GPU}.cudagraph_utils:BatchExecutionDescriptor": "cg_mode num_tokens",
+        run_fullgraph _init_candidates _candidates _capture_descs decode_query_len varlen_decode
+        max_num_reqs""",
+    f"{GPU}.cudagraph_utils:BatchExecutionDescriptor": """cg_mode num_tokens num_reqs
+        uniform_token_count max_query_len""",
     f"{GPU}.block_table:BlockTables": "slot_mappings",
     f"{GPU}.buffer_utils:StagedWriteTensor": "__init__ gpu stage_write_elem apply_write",
     f"{GPU}.states:RequestState": """max_num_reqs prefill_len last_sampled_tokens draft_tokens

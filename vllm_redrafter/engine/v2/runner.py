@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from vllm.config import VllmConfig
 from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.utils.mem_utils import DeviceMemoryProfiler
@@ -30,8 +30,10 @@ from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 from vllm.v1.worker.gpu.states import RequestState
 
 from vllm_redrafter.engine.v2.budget import TreeBudget
+from vllm_redrafter.engine.v2.graph_manager import TreeGraphManager
 from vllm_redrafter.engine.v2.model_state import TreeModelState
 from vllm_redrafter.engine.v2.refusals import state_refusals
+from vllm_redrafter.engine.v2.schedule import most_at_once, most_rows
 from vllm_redrafter.engine.v2.speculator import TreeSpeculator
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.substitution import substituted
@@ -55,10 +57,24 @@ class TreeModelRunner(model_runner.GPUModelRunner):
         self.model_memory_usage += memory.consumed_memory
 
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
-        manager = partial(TreeBudget, meter=self.speculator.meter)
-        with substituted(adaptive_verification, "AdaptiveVerificationManager", manager):
+        budget = partial(TreeBudget, meter=self.speculator.meter)
+        with (
+            substituted(adaptive_verification, "AdaptiveVerificationManager", budget),
+            substituted(model_runner, "ModelCudaGraphManager", TreeGraphManager),
+        ):
             super().initialize_kv_cache(*args, **kwargs)
         self.speculator.budget = self.adaptive_verification
+
+    def _dummy_sampler_run(self, hidden_states: Tensor) -> None:
+        """Let vLLM profile its memory with the logits of a step that verifies: of all its nodes,
+        where vLLM knows of one row per request."""
+        rows = min(most_rows(self.vllm_config), self.max_num_tokens)
+        if self.speculator.enable_adaptive_verification:
+            rows = min(rows, most_at_once(self.vllm_config))
+        some = torch.arange(rows, device=self.device) % hidden_states.shape[0]
+        logits = self.model.compute_logits(hidden_states[some])
+        super()._dummy_sampler_run(hidden_states)
+        del logits  # until here, as in the step
 
     def execute_model(self, *args: Any, **kwargs: Any) -> Any:
         with self.speculator.meter.measure("forward"):

@@ -21,7 +21,7 @@ from vllm.distributed.parallel_state import (
 )
 from vllm.logger import init_logger
 from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor
-from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor, CudaGraphManager
+from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 from vllm.v1.worker.gpu.states import RequestState
@@ -33,6 +33,7 @@ from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.engine.embedding import lookup_table, shared_embedding
 from vllm_redrafter.engine.settings import Settings
 from vllm_redrafter.engine.v2.draft_search import DraftSearch
+from vllm_redrafter.engine.v2.graph_manager import BatchGraphManager
 from vllm_redrafter.engine.v2.node_confidence import NodeConfidence
 from vllm_redrafter.engine.v2.refusals import adaptive_obstacles
 from vllm_redrafter.engine.v2.stats import StepMeter
@@ -79,7 +80,7 @@ class TreeSpeculator(BaseSpeculator):
         self.device = device
         self.dtype = vllm_config.model_config.dtype
         self.max_num_reqs = req_states.max_num_reqs
-        self.graphs: CudaGraphManager | None = None
+        self.graphs: BatchGraphManager | None = None
         self.meter = StepMeter(device)
         self.shard: VocabularyShard | None = None
 
@@ -88,6 +89,9 @@ class TreeSpeculator(BaseSpeculator):
         self.trees.clear()
         self.chains = StagedWriteTensor(slots, dtype=torch.int32, device=device)
         self.limits = StagedWriteTensor(slots, dtype=torch.int32, device=device)
+        # New requests' trees: one launch for all that a step admits.
+        self._num_nodes = StagedWriteTensor(slots + 1, dtype=torch.int32, device=device)
+        self._num_nodes.gpu = self.trees.num_nodes
         self.verification = Verification(slots, k, device)
 
         hidden_size = vllm_config.model_config.get_hidden_size()
@@ -182,11 +186,12 @@ class TreeSpeculator(BaseSpeculator):
             chain: verify a chain: see docs/architecture.md, "Per-request fallback to a chain".
             limit: the most nodes that the request wants, the root not counted.
         """
-        self.trees.num_nodes[slot].fill_(1)
+        self._num_nodes.stage_write_elem(slot, 1)
         self.chains.stage_write_elem(slot, int(chain))
         self.limits.stage_write_elem(slot, limit)
 
     def apply_staged_writes(self) -> None:
+        self._num_nodes.apply_write()
         self.chains.apply_write()
         self.limits.apply_write()
 
@@ -195,7 +200,7 @@ class TreeSpeculator(BaseSpeculator):
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
         """One graph per batch size; the draft has no attention, so any mode but NONE allows it."""
         mode = CUDAGraphMode.FULL_DECODE_ONLY if cudagraph_mode else CUDAGraphMode.NONE
-        self.graphs = CudaGraphManager(self.vllm_config, self.device, mode, decode_query_len=1)
+        self.graphs = BatchGraphManager(self.vllm_config, self.device, mode, decode_query_len=1)
 
     def capture(self) -> None:
         assert self.graphs is not None

@@ -75,3 +75,14 @@ def kv_caches(worker: Any) -> list[tuple[str, float, float]]:
     """Per attention layer: the dtype of its cache, and what K and V are divided by."""
     layers = worker.vllm_config.compilation_config.static_forward_context.values()
     return [(layer.kv_cache_dtype, layer._k_scale_float, layer._v_scale_float) for layer in layers]
+
+
+def made_by_the_gpu_worker(worker: Any) -> list[str]:
+    """Another model runner, made as CUDA's worker makes it: its class, and its speculator's."""
+    from vllm_redrafter.engine.v2.worker import ReDrafterWorker
+
+    runner = ReDrafterWorker._make_model_runner(worker)
+    assert runner is not worker.model_runner
+    return [
+        f"{type(made).__module__}.{type(made).__name__}" for made in (runner, runner.speculator)
+    ]

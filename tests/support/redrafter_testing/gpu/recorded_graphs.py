@@ -21,10 +21,12 @@ from typing import Any, ClassVar
 from weakref import WeakSet
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from redrafter_testing.gpu import no_waiting
+from vllm_redrafter.substitution import substituted
 
 FROM_HOST = ("aten.lift_fresh",)
 """`torch.tensor(...)`: on a GPU a copy from memory that the host may have reused since."""
@@ -37,6 +39,9 @@ for_good = ExitStack()
 
 replayed: Counter[str] = Counter()
 """How many replays there were, by what made the graph: "model", "piece" or "draft"."""
+
+
+profiled: dict[str, list[int]] = {"logits": [], "freed": []}
 
 
 class Recording(TorchDispatchMode):
@@ -297,8 +302,9 @@ def use(sizes: Sequence[int] = CAPTURE_SIZES) -> None:
 
     def profile_first(worker: Any) -> int:
         init_workspace_manager(worker.device)
-        worker.model_runner.profile_run()
-        worker.model_runner.profile_cudagraph_memory()
+        with _profile_watched(worker.model_runner):
+            worker.model_runner.profile_run()
+            worker.model_runner.profile_cudagraph_memory()
         return determine(worker)
 
     CPUWorker.determine_available_memory = profile_first
@@ -317,6 +323,40 @@ def use(sizes: Sequence[int] = CAPTURE_SIZES) -> None:
             RecordedGraph.drafting = False
 
     TreeSpeculator.capture = capture
+
+
+@contextmanager
+def _profile_watched(runner: Any) -> Iterator[None]:
+    """Fills `profiled` with what the body, vLLM's memory profile, leaves."""
+    from vllm.v1.worker.gpu import cudagraph_utils
+
+    compute_logits, tear_down = (
+        runner.model.compute_logits,
+        cudagraph_utils._teardown_profiling_state,
+    )
+    caches: list[StorageWeakRef] = []
+
+    def count_rows(hidden_states: torch.Tensor) -> torch.Tensor:
+        profiled["logits"].append(hidden_states.shape[0])
+        return compute_logits(hidden_states)
+
+    def note_caches(torn_down: Any) -> None:
+        layers = runner.compilation_config.static_forward_context.values()
+        caches.extend(StorageWeakRef(layer.kv_cache.untyped_storage()) for layer in layers)
+        tear_down(torn_down)
+
+    with (
+        substituted(runner.model, "compute_logits", count_rows),
+        substituted(cudagraph_utils, "_teardown_profiling_state", note_caches),
+    ):
+        yield
+    profiled["freed"] += [cache.expired() for cache in caches]
+
+
+def what_was_profiled(worker: Any) -> dict[str, list[int]]:
+    """vLLM's memory profile: the rows of logits that it computed, whether each layer's KV cache
+    was freed after it."""
+    return profiled
 
 
 def captured(worker: Any) -> dict[str, int]:

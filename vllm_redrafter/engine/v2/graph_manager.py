@@ -1,0 +1,120 @@
+"""vLLM's managers of CUDA graphs, with a graph for every decoding batch that there may be.
+
+vLLM's own sizes end at 512 rows (1024 on some GPUs), which are 39 requests of 13 rows: above them,
+every kernel is launched from Python. And with K by batch size a step finds a graph only if the next
+larger one happens to be of its own K. So here, unless the user has set the sizes:
+
+- there are sizes up to the largest batch (`graph_sizes.py`), of full graphs alone: a step that
+  reads prompts as well has more rows, and computes for longer than its launches take;
+- each K is captured for the batches that get it;
+
+and a step gets the smallest graph of its own K that it fits in. What the graphs take is vLLM's to
+estimate, as ever: it extrapolates from the largest, and keeps that much from the KV cache.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+from vllm.config.compilation import CUDAGraphMode
+from vllm.logger import init_logger
+from vllm.v1.worker.gpu.cudagraph_utils import (
+    BatchExecutionDescriptor,
+    CudaGraphManager,
+    ModelCudaGraphManager,
+)
+
+from vllm_redrafter.engine.settings import Settings
+from vllm_redrafter.engine.v2.graph_sizes import Tier, sizes_beyond, tiers
+from vllm_redrafter.engine.v2.schedule import most_at_once, nodes_by_batch_size
+
+logger = init_logger("vllm.redrafter")
+
+
+class BatchGraphManager(CudaGraphManager):
+    """Graphs of uniform or varying rows per request, up to the largest batch: the draft's."""
+
+    def _init_candidates(self) -> None:
+        super()._init_candidates()
+        full = self._capture_descs.get(CUDAGraphMode.FULL)
+        if not full:
+            return
+        if not Settings.of(self.vllm_config).own_graph_sizes:
+            full = [*self._kept(full), *self._added(full)]
+            full.sort(key=lambda desc: desc.num_tokens, reverse=True)
+            self._capture_descs[CUDAGraphMode.FULL] = full
+        self._sort_candidates(full)
+
+    def _tiers(self) -> list[Tier]:
+        return [Tier(self.decode_query_len, 1, self.max_num_reqs)]
+
+    def _kept(self, full: list[BatchExecutionDescriptor]) -> list[BatchExecutionDescriptor]:
+        """vLLM's own: with K by batch size it has each K for all batches."""
+        return full if self.varlen_decode or len(self._tiers()) == 1 else []
+
+    def _added(self, full: list[BatchExecutionDescriptor]) -> Iterator[BatchExecutionDescriptor]:
+        """What there is to be besides."""
+        covered = max((desc.num_tokens for desc in self._kept(full)), default=0)
+        if self.varlen_decode:
+            for rows in sizes_beyond(covered, self._most_admitted(), 1):
+                yield BatchExecutionDescriptor(
+                    CUDAGraphMode.FULL,
+                    rows,
+                    min(rows, self.max_num_reqs),
+                    max_query_len=self.decode_query_len,
+                )
+            return
+        for tier in self._tiers():
+            below = max(covered, (tier.fewest - 1) * tier.rows)
+            most = min(tier.most * tier.rows, self._most_scheduled())
+            for rows in sizes_beyond(below, most, tier.rows):
+                yield BatchExecutionDescriptor(
+                    CUDAGraphMode.FULL,
+                    rows,
+                    rows // tier.rows,
+                    uniform_token_count=tier.rows,
+                )
+
+    def _most_scheduled(self) -> int:
+        return int(self.vllm_config.scheduler_config.max_num_batched_tokens)
+
+    def _most_admitted(self) -> int:
+        """Rows of the largest batch that the adaptive budget admits."""
+        most = self.max_num_reqs * self.decode_query_len
+        return min(most, self._most_scheduled(), most_at_once(self.vllm_config))
+
+    def _sort_candidates(self, full: list[BatchExecutionDescriptor]) -> None:
+        """Offer a step the smallest full graph of each K, then vLLM's piecewise one."""
+        by_length: defaultdict[int | None, list[BatchExecutionDescriptor]] = defaultdict(list)
+        for desc in reversed(full):
+            by_length[desc.uniform_token_count].append(desc)
+        rows_of = {length: [d.num_tokens for d in descs] for length, descs in by_length.items()}
+        for rows in range(full[0].num_tokens + 1):
+            found = [
+                descs[bisect_left(rows_of[length], rows)]
+                for length, descs in by_length.items()
+                if rows <= rows_of[length][-1]
+            ]
+            others = self._candidates.get((rows, 0), [])
+            found += [desc for desc in others if desc.cg_mode != CUDAGraphMode.FULL]
+            self._candidates[rows, 0] = found
+
+
+class TreeGraphManager(BatchGraphManager, ModelCudaGraphManager):
+    """The target's graphs."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        full = self._capture_descs.get(CUDAGraphMode.FULL)
+        if full:
+            logger.info_once(
+                "%d full CUDA graphs for decoding steps of up to %d rows",
+                len(full),
+                full[0].num_tokens,
+            )
+
+    def _tiers(self) -> list[Tier]:
+        return tiers(nodes_by_batch_size(self.vllm_config))
