@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 
 from vllm_redrafter import cli_data
 from vllm_redrafter.chat.settings import ChatSettings
+from vllm_redrafter.cli_capture import capture
 from vllm_redrafter.cli_options import is_given, settings_as_options
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.errors import ConfigError, TrainingError
@@ -132,6 +133,9 @@ app.command()(settings_as_options(cli_data.make_prompts))
 app.command()(settings_as_options(cli_data.generate_data))
 
 
+app.command()(capture)
+
+
 @app.command()
 @settings_as_options
 def train(
@@ -147,6 +151,13 @@ def train(
     ],
     output: Annotated[Path, typer.Option(help="Folder for the drafter and its checkpoints.")],
     config: TrainingConfig,
+    hidden_states: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Folder that capture wrote from a folder of --data; one for each of them. Of the "
+            "target, only its embedding, final norm and output layer are loaded then."
+        ),
+    ] = None,
     beam_width: Annotated[
         int, typer.Option(help="Beam width for the estimate of tokens per target step.")
     ] = 4,
@@ -178,7 +189,14 @@ def train(
 
     speculation = ReDrafterConfig(spec_tokens, beam_width, config.unroll_steps)
     job = run.TrainingJob(
-        target, tuple(data), output, config, speculation, other_target, initial_drafter
+        target,
+        tuple(data),
+        output,
+        config,
+        speculation,
+        other_target,
+        initial_drafter,
+        tuple(hidden_states or ()),
     )
     run.train(job, resume=resume, dry_run=dry_run)
 

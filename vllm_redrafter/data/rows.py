@@ -23,12 +23,15 @@ class TextRow:
         top_tokens: [T, k] int64, the target's k most probable tokens at each generated one, -1
             elsewhere; None where the data has none.
         top_log_probs: [T, k] float32, their log-probabilities.
+        hidden: [T, H], the target's last hidden states, where they have been captured; that of
+            the last token is 0.
     """
 
     tokens: Tensor
     generated: Tensor
     top_tokens: Tensor | None = None
     top_log_probs: Tensor | None = None
+    hidden: Tensor | None = None
 
     @classmethod
     def from_answer(cls, prompt: Sequence[int], answer: Sequence[int]) -> TextRow:
@@ -66,11 +69,8 @@ class DatasetRows:
     """
 
     def __init__(self, dataset: Any, indices: Sequence[int], max_length: int) -> None:
-        import pyarrow.compute as pc
-
         self.dataset, self.indices, self.max_length = dataset, list(indices), max_length
-        whole = pc.list_value_length(dataset.data.column("input_ids")).to_numpy()
-        whole = whole[np.asarray(self.indices, dtype=np.int64)]
+        whole = row_lengths(dataset)[np.asarray(self.indices, dtype=np.int64)]
         self.num_cut = int((whole > max_length).sum())
         self._lengths = np.minimum(whole, max_length)
 
@@ -91,6 +91,14 @@ class DatasetRows:
         top_tokens = _rectangle(values["top_tokens"][kept], -1, torch.int64)
         top_log_probs = _rectangle(values["top_log_probs"][kept], -torch.inf, torch.float32)
         return TextRow(tokens, generated, top_tokens, top_log_probs)
+
+
+def row_lengths(dataset: Any) -> np.ndarray:
+    """[rows], of all rows of a `datasets.Dataset` in tokens."""
+    import pyarrow.compute as pc
+
+    lengths: np.ndarray = pc.list_value_length(dataset.data.column("input_ids")).to_numpy()
+    return lengths
 
 
 def _rectangle(ragged: Sequence[Sequence[float]], padding: float, dtype: torch.dtype) -> Tensor:

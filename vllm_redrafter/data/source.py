@@ -24,6 +24,7 @@ class WrittenData:
 
     Attributes:
         infos: how each folder's data was made.
+        parts: the rows of each folder, as they were read.
         dataset: all rows.
         conversations: [rows] int64, which conversation each row is of. Folders that answer the
             same prompts (greedily and sampled, say) share their conversations: one that is held
@@ -31,6 +32,7 @@ class WrittenData:
     """
 
     infos: tuple[DatasetInfo, ...]
+    parts: tuple[Any, ...]
     dataset: Any
     conversations: Tensor
 
@@ -82,9 +84,8 @@ def read_all(folders: Sequence[Path], target: str, check_target: bool = True) ->
             dataset.remove_columns([name for name in recorded if name in dataset.column_names])
             for dataset in datasets
         ]
-    return WrittenData(
-        tuple(info for info, _ in read), concatenate_datasets(datasets), torch.cat(conversations)
-    )
+    infos, parts = zip(*read, strict=True)
+    return WrittenData(infos, parts, concatenate_datasets(datasets), torch.cat(conversations))
 
 
 def read_checked(

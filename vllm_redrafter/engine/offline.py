@@ -76,7 +76,7 @@ def decode_all(
 
 
 @contextmanager
-def _core_in_this_process() -> Iterator[None]:
+def core_in_this_process() -> Iterator[None]:
     """Engines that are started in the body have their core in this process.
 
     A core in a process of its own does not notice when this one is killed: it and its worker
@@ -202,7 +202,7 @@ class OfflineEngine:
     def __init__(self, target: str, settings: GenerationSettings) -> None:
         self._settings = settings
         arguments = engine_arguments(target, settings)
-        with _core_in_this_process():
+        with core_in_this_process():
             self._llm = start_llm(target, **arguments)
 
     @property

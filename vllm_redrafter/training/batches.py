@@ -31,6 +31,7 @@ class TextBatch:
             of a block apart (transformers' packed sequences).
         top_tokens: [B, T, k] int64 or None, as in TextRow.
         top_log_probs: [B, T, k] float32 or None.
+        hidden: [B, T, H] or None, as in TextRow.
     """
 
     tokens: Tensor
@@ -38,6 +39,7 @@ class TextBatch:
     positions: Tensor
     top_tokens: Tensor | None = None
     top_log_probs: Tensor | None = None
+    hidden: Tensor | None = None
 
     @classmethod
     def of(cls, blocks: Sequence[Sequence[TextRow]], min_length: int = 0) -> TextBatch:
@@ -58,6 +60,8 @@ class TextBatch:
             _padded([[row.generated for row in rows] for rows in blocks], False),
             _padded(positions, 0),
         )
+        if all(row.hidden is not None for rows in blocks for row in rows):
+            batch = replace(batch, hidden=_padded([[_hidden(r) for r in b] for b in blocks], 0))
         tops = [(row.top_tokens, row.top_log_probs) for rows in blocks for row in rows]
         if any(tokens is None for tokens, _ in tops):
             return batch
@@ -82,12 +86,20 @@ def _padded(blocks: Sequence[Sequence[Tensor]], padding: float) -> Tensor:
     return pad_sequence(whole, batch_first=True, padding_value=padding)
 
 
+def _hidden(row: TextRow) -> Tensor:
+    assert row.hidden is not None
+    return row.hidden
+
+
 def _like(row: TextRow, other: TextRow) -> TextRow:
-    """The row, with empty lists of top tokens where the other row has top tokens."""
+    """The row, with empty lists of top tokens and hidden states of 0 where the other has some."""
+    if other.hidden is not None:
+        shape = (len(row.tokens), other.hidden.shape[1])
+        row = replace(row, hidden=other.hidden.new_zeros(shape))
     if other.top_tokens is None:
         return row
     none = torch.full((len(row.tokens), 1), -1)
-    return TextRow(row.tokens, row.generated, none, torch.full(none.shape, -torch.inf))
+    return replace(row, top_tokens=none, top_log_probs=torch.full(none.shape, -torch.inf))
 
 
 def _wide(values: Tensor | None, width: int, padding: float) -> Tensor:

@@ -15,7 +15,9 @@ from vllm_redrafter.checkpoints.files import CARD_FILE
 from vllm_redrafter.checkpoints.reading import SHAPE_KEYS
 from vllm_redrafter.checkpoints.writing import save_drafter
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.data.source import TrainingData, read_all, split
+from vllm_redrafter.data.captured import CapturedRows, states_of
+from vllm_redrafter.data.rows import TextRows
+from vllm_redrafter.data.source import TrainingData, WrittenData, read_all, split
 from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.errors import ConfigError, TrainingError
 from vllm_redrafter.training.checkpointing import Checkpoints
@@ -28,7 +30,7 @@ from vllm_redrafter.training.initialisation import (
     weights_digest,
 )
 from vllm_redrafter.training.model_card import model_card
-from vllm_redrafter.training.target import load_target
+from vllm_redrafter.training.target import load_ends, load_target
 from vllm_redrafter.training.trainer import Trainer, TrainingResult, make_accelerator
 
 BYTES_PER_PARAMETER = 16
@@ -47,6 +49,8 @@ class TrainingJob:
         speculation: the shape that tokens per target step are estimated for.
         other_target: the data may come from another target with the same tokenizer.
         initial_drafter: folder or hub id of a drafter to train on; None to begin with a new one.
+        hidden_states: folders that capture wrote, one for each of `data`; the target's layers are
+            not loaded then. None of them: the target computes its hidden states in training.
     """
 
     target: str
@@ -56,6 +60,7 @@ class TrainingJob:
     speculation: ReDrafterConfig
     other_target: bool = False
     initial_drafter: str | None = None
+    hidden_states: tuple[Path, ...] = ()
 
 
 def train(
@@ -90,18 +95,21 @@ def train(
         )
     written = read_all(job.data, job.target, not job.other_target)
     data = split(written, config.held_out, config.seed, config.block_length)
+    rows, held_out = _with_states(job, written, data)
     accelerator = make_accelerator(config, None if dry_run else output)
     if not accelerator.is_main_process:
         console.quiet = True
-    target = load_target(job.target, config.target_dtype, accelerator.device)
+    load = load_ends if job.hidden_states else load_target
+    target = load(job.target, config.target_dtype, accelerator.device)
     _check_vocabulary(target, data)
+    _check_hidden_size(target, rows)
     drafter = _drafter(job, target, data, console)
     record = _record(job, data)
     trainer = Trainer(
         drafter,
         target,
-        data.rows,
-        data.held_out,
+        rows,
+        held_out,
         config,
         job.speculation,
         accelerator,
@@ -166,6 +174,26 @@ def _check_vocabulary(target: Any, data: TrainingData) -> None:
             )
 
 
+def _with_states(
+    job: TrainingJob, written: WrittenData, data: TrainingData
+) -> tuple[TextRows, TextRows]:
+    """Rows to learn from and held-out ones, with their hidden states where they are captured."""
+    if not job.hidden_states:
+        return data.rows, data.held_out
+    states = states_of(written, job.hidden_states, not job.other_target)
+    return CapturedRows(data.rows, states), CapturedRows(data.held_out, states)
+
+
+def _check_hidden_size(target: Any, rows: TextRows) -> None:
+    size = target.config.get_text_config().hidden_size
+    for states in rows.states if isinstance(rows, CapturedRows) else ():
+        if size != states.info.hidden_size:
+            raise ConfigError(
+                f"{states.folder}: hidden states of size {states.info.hidden_size}, the target "
+                f"has {size}: capture again with this target"
+            )
+
+
 def _drafter(job: TrainingJob, target: Any, data: TrainingData, console: Console) -> Drafter:
     if job.initial_drafter is not None:
         console.print(f"goes on from {job.initial_drafter}")
@@ -188,7 +216,9 @@ def _record(job: TrainingJob, data: TrainingData) -> dict[str, Any]:
         if value is not None and key not in ("evaluate_every", "save_every")
     }
     initial = {} if job.initial_drafter is None else {"sha256": weights_digest(job.initial_drafter)}
+    captured = {"hidden_states": "captured"} if job.hidden_states else {}
     return {
+        **captured,
         "settings": settings,
         **({"initial_drafter": initial} if initial else {}),
         "speculation": asdict(job.speculation),

@@ -1,15 +1,24 @@
-"""The frozen target, as training sees it: hidden states, embeddings, logits."""
+"""The frozen target, as training sees it: hidden states, embeddings, logits.
+
+Where its hidden states have been captured, training needs no more of it than its two ends: the
+input embedding, and final norm and output layer. They are a target too: one of no layers.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-from transformers import AutoModelForCausalLM
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.utils import logging
 
+from vllm_redrafter.data.target_files import load_from
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.training.batches import TextBatch
 
@@ -36,19 +45,106 @@ def load_target(
     Args:
         name: a folder, or a hub repository's id.
         dtype: of its parameters, or its name; "auto" for the checkpoint's own.
-        device: where to put it.
+        device: where to put it; "auto" spreads it over all GPUs, what does not fit them over
+            memory and disk (accelerate's device map).
 
     Raises:
         ConfigError: `name` has no model that transformers can load.
     """
+    device_map = "auto" if device == "auto" else None
     try:
-        model = AutoModelForCausalLM.from_pretrained(str(name), dtype=dtype)
+        model = AutoModelForCausalLM.from_pretrained(str(name), dtype=dtype, device_map=device_map)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"target {str(name)!r}: transformers cannot load it as a causal language model; "
             f"give a folder in Hugging Face format, or a hub id: {error}"
         ) from error
+    if device_map is None:
+        model = model.to(device)
+    return model.eval().requires_grad_(False)
+
+
+def load_ends(
+    name: str | Path, dtype: torch.dtype | str = torch.float32, device: torch.device | str = "cpu"
+) -> Any:
+    """Load a target without its layers, which are not read from its files either.
+
+    Args:
+        name, dtype, device: see `load_target`.
+
+    Raises:
+        ConfigError: `name` has no such model in safetensors, it is quantised, or its files lack
+            one of the parts.
+    """
+    config = load_from(AutoConfig, str(name))
+    if getattr(config, "quantization_config", None) is not None:
+        raise ConfigError(
+            f"target {str(name)!r} is quantised, and its ends alone cannot be taken from packed "
+            "weights: give the model that it was made of, with --other-target"
+        )
+    text = config.get_text_config()
+    text.num_hidden_layers = 0
+    if getattr(text, "layer_types", None) is not None:
+        text.layer_types = []
+    try:
+        with _without_load_report():
+            model, report = AutoModelForCausalLM.from_pretrained(
+                os.path.expanduser(name),
+                config=config,
+                dtype=dtype,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"target {str(name)!r}: transformers cannot load its embedding, final norm and output "
+            f"layer from safetensors: {error}"
+        ) from error
+    if missing := sorted(report["missing_keys"]):
+        raise ConfigError(f"target {str(name)!r}: its safetensors lack {', '.join(missing)}")
     return model.to(device).eval().requires_grad_(False)
+
+
+@contextmanager
+def _without_load_report() -> Iterator[None]:
+    """transformers would list every tensor of the layers as one that it did not expect."""
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
+@torch.no_grad()
+def final_norm(target: Any) -> Callable[[Tensor], Tensor]:
+    """What the target does to the last layer's output, whatever the class calls it.
+
+    Args:
+        target: what `load_ends` gives; without layers, the norm's output is the model's.
+
+    Raises:
+        ConfigError: no module of it is that.
+    """
+    outputs: list[tuple[nn.Module, Any]] = []
+    hooks = [
+        module.register_forward_hook(lambda module, _, output: outputs.append((module, output)))
+        for module in target.base_model.modules()
+        if not list(module.children())
+    ]
+    try:
+        tokens = torch.zeros(1, 1, dtype=torch.int64, device=target.device)
+        last = target.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for module, output in outputs:
+        if output is last:
+            return module
+    raise ConfigError(
+        f"target {target.config.name_or_path!r}: what it does behind its last layer is no module "
+        "of its own, and cannot be done to captured hidden states; train without --hidden-states"
+    )
 
 
 @torch.no_grad()
@@ -59,13 +155,16 @@ def read_target(target: Any, batch: TextBatch) -> TargetOutputs:
     anew in each row, keep packed rows apart.
 
     Args:
-        target: a transformers causal language model.
+        target: a transformers causal language model; its ends are enough for a batch that brings
+            hidden states.
         batch: the blocks.
     """
+    embedded = target.get_input_embeddings()(batch.tokens)
+    if batch.hidden is not None:
+        return TargetOutputs(batch.hidden, embedded)
     outputs = target.base_model(
         input_ids=batch.tokens, position_ids=batch.positions, use_cache=False
     )
-    embedded = target.get_input_embeddings()(batch.tokens)
     return TargetOutputs(outputs.last_hidden_state, embedded)
 
 

@@ -27,6 +27,7 @@ PACKAGE = Path(vllm_redrafter.__file__).parent
 RECORDED = Path(__file__).with_name("vllm_symbols.json")
 
 GPU = "vllm.v1.worker.gpu"
+HIDDEN_STATES = "vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connector"
 MEMBERS = {
     "vllm.config.vllm:VllmConfig": """__post_init__ _get_v2_model_runner_unsupported_features
         _maybe_disable_dynamic_sd_for_v1 use_v2_model_runner additional_config speculative_config
@@ -135,6 +136,10 @@ MEMBERS = {
         prompt_token_ids output_token_ids allowed_token_ids_mask bad_words_token_ids
         logprob_token_ids logitsprocs spec_token_ids no_penalties""",
     "vllm.v1.core.sched.output:NewRequestData": "sampling_params",
+    # For capture
+    f"{HIDDEN_STATES}:ExampleHiddenStatesConnector": """_submit_async_write _write_tensors
+        _is_tp_rank_zero _kv_cache _block_size _lock_fds _req_copy_events""",
+    f"{HIDDEN_STATES}:PendingSave": "req_id filename token_ids block_ids",
 }
 """What is used of classes, by the class that defines it: methods, fields, attributes."""
 

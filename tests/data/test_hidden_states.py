@@ -1,0 +1,138 @@
+"""The files of hidden states: what is written is read, and damage is said."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset, concatenate_datasets
+
+from vllm_redrafter.data import hidden_states
+from vllm_redrafter.data.dataset import features
+from vllm_redrafter.data.hidden_states import (
+    StatesInfo,
+    StoredStates,
+    plan_shards,
+    text_fingerprint,
+    write_states,
+)
+from vllm_redrafter.errors import ConfigError
+
+LENGTHS = np.array([5, 1, 9, 3])
+INFO = StatesInfo("t", "f", "x", 4, 17, 8, 4, "bfloat16", 6)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    INFO.save(tmp_path)
+    for shard, rows in enumerate(SHARDS):
+        write_states(tmp_path, shard, {row: states_of(row) for row in rows})
+    return tmp_path
+
+
+SHARDS = [range(2), range(2, 3), range(3, 4)]
+
+
+def states_of(row: int) -> torch.Tensor:
+    length = min(int(LENGTHS[row]), INFO.max_length) - 1
+    return torch.full((length, 4), row + 0.5, dtype=torch.bfloat16)
+
+
+def test_rows_come_back_as_they_were_written(folder: Path) -> None:
+    stored = StoredStates(folder, LENGTHS)
+    assert stored.info == INFO and len(stored) == 4
+    for row in (3, 0, 1, 2):
+        assert torch.equal(stored[row], states_of(row))
+    assert INFO.num_bytes == sum(states_of(row).nbytes for row in range(4))
+
+
+def test_shards_have_as_many_rows_as_fit() -> None:
+    assert plan_shards([5, 1, 8, 3], 6) == SHARDS
+    assert plan_shards([5, 1, 8, 3], 1) == [range(i, i + 1) for i in range(4)]
+    assert plan_shards([5, 1, 8, 3], 100) == [range(4)]
+    assert plan_shards([], 6) == []
+
+
+def test_a_missing_shard_is_named(folder: Path) -> None:
+    (folder / "states-00001.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"1 of 3 shards are missing, states-00001.safetensors"):
+        StoredStates(folder, LENGTHS)
+
+
+def test_a_damaged_shard_is_named_when_it_is_read(folder: Path) -> None:
+    path = folder / "states-00002.safetensors"
+    whole = path.read_bytes()
+    stored = StoredStates(folder, LENGTHS)
+    for content in (whole[:-2], b"", b"\xff" * 200):
+        path.write_bytes(content)
+        with pytest.raises(ConfigError, match=r"row 3 is not to be read .* delete it and start"):
+            stored[3]
+    write_states(folder, 2, {3: states_of(3)[:1]})
+    with pytest.raises(ConfigError, match=r"row 3 is \[1, 4\] torch.bfloat16 where states.json"):
+        stored[3]
+    write_states(folder, 2, {3: states_of(3).float()})
+    with pytest.raises(ConfigError, match=r"row 3 is \[2, 4\] torch.float32 where states.json"):
+        stored[3]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format_version": 2}, "format version 2, this version of vllm-redrafter reads 1"),
+        ({"dtype": "int8"}, "not what capture writes: dtype is 'int8'"),
+        ({"dtype": "nn"}, "not what capture writes: dtype is 'nn'"),
+        ({"hidden_size": -4}, "not what capture writes: hidden_size is -4"),
+        ({"max_length": "8"}, "not what capture writes: max_length is '8'"),
+        ({"more": 1}, "not what capture writes: .*more"),
+    ],
+)
+def test_a_description_that_cannot_be_is_refused(
+    change: dict[str, Any], message: str, folder: Path
+) -> None:
+    path = folder / "states.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ConfigError, match=message):
+        StoredStates(folder, LENGTHS)
+    path.write_text("[]")
+    with pytest.raises(ConfigError, match="format version None"):
+        StoredStates(folder, LENGTHS)
+    path.write_text("{")
+    with pytest.raises(ConfigError, match="not readable as JSON"):
+        StoredStates(folder, LENGTHS)
+
+
+def test_what_differs_is_said() -> None:
+    other = replace(INFO, target="elsewhere", dtype="float32")
+    assert INFO.differences(other) == ["dtype: 'bfloat16', not 'float32'"]
+
+
+def test_a_disk_that_is_full_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(hidden_states, "whole_file", full)
+    with pytest.raises(ConfigError, match=r"No space left on device. Finished shards are kept"):
+        write_states(folder, 0, {})
+
+
+def dataset(rows: list[list[int]]) -> Dataset:
+    values = {
+        "conversation": list(range(len(rows))),
+        "input_ids": rows,
+        "assistant_mask": [[True] * len(row) for row in rows],
+    }
+    return Dataset.from_dict(values, features=features(0))
+
+
+def test_a_fingerprint_is_of_the_rows_and_not_of_how_they_lie() -> None:
+    rows = [[1, 2, 3], [4], [5, 6]]
+    whole = text_fingerprint(dataset(rows))
+    assert len(whole) == 16
+    assert text_fingerprint(concatenate_datasets([dataset(rows[:1]), dataset(rows[1:])])) == whole
+    for other in ([[1, 2], [3, 4], [5, 6]], [[4], [1, 2, 3], [5, 6]], rows[:2], [[1, 2, 4], *rows]):
+        assert text_fingerprint(dataset(other)) != whole

@@ -1,0 +1,114 @@
+"""`capture` through real vLLM, and training on what it wrote."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from rich.console import Console
+from transformers import AutoTokenizer
+from typer.testing import CliRunner
+
+from redrafter_testing.models.tiny_models import MAX_LENGTH
+from vllm_redrafter.cli import app
+from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.data.capture_settings import CaptureSettings
+from vllm_redrafter.data.dataset import DatasetInfo, Row, read_dataset, write_shard
+from vllm_redrafter.data.fingerprint import target_fingerprint, tokenizer_fingerprint
+from vllm_redrafter.data.hidden_states import StoredStates
+from vllm_redrafter.data.rows import row_lengths
+from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.training.config import TrainingConfig
+from vllm_redrafter.training.run import TrainingJob, train
+from vllm_redrafter.training.target import load_target
+
+pytestmark = pytest.mark.engine
+
+VOCAB = 512
+LENGTHS = (40, MAX_LENGTH, 2, 129, 1, 128, 33, 64, 127, 65)
+"""From a row that is not read at all to one that is as long as the target allows; around vLLM's
+block size, and more of them than the engine works on at once."""
+
+
+@pytest.fixture(scope="module")
+def data(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    DatasetInfo(
+        target=str(target),
+        target_fingerprint=target_fingerprint(target),
+        tokenizer_fingerprint=tokenizer_fingerprint(AutoTokenizer.from_pretrained(target)),
+        template_fingerprint=None,
+        prompts_fingerprint="random rows",
+        num_conversations=len(LENGTHS),
+        shard_size=len(LENGTHS),
+        vocab_size=VOCAB,
+    ).save(folder)
+    random = np.random.default_rng(0)
+    rows = [
+        Row(index, random.integers(2, VOCAB, length).tolist(), [i > 4 for i in range(length)])
+        for index, length in enumerate(LENGTHS)
+    ]
+    write_shard(folder, 0, rows, 0)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def captured(target: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("states")
+    command = ["capture", str(target), f"--data={data}", f"--output={folder}"]
+    command += ["--dtype=float32", "--in-flight=4", "--enforce-eager"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    printed = " ".join(result.output.split())
+    assert "10 rows" in printed and "3 rows compared with transformers: at most 0.00%" in printed
+    return folder
+
+
+def test_states_are_those_of_transformers(target: Path, data: Path, captured: Path) -> None:
+    dataset = read_dataset(data)[1]
+    states = StoredStates(captured, row_lengths(dataset))
+    model = load_target(target)
+    for row, length in enumerate(LENGTHS):
+        assert states[row].shape == (length - 1, 128)
+        if length > 1:
+            tokens = torch.tensor([dataset[row]["input_ids"][:-1]])
+            with torch.no_grad():
+                expected = model.base_model(tokens, use_cache=False).last_hidden_state[0]
+            torch.testing.assert_close(states[row], expected, rtol=1e-3, atol=1e-4)
+
+
+def test_vllm_s_own_files_are_gone(captured: Path) -> None:
+    visible = {path.name for path in captured.iterdir() if path.suffix != ".lock"}
+    assert visible == {"states.json", "states-00000.safetensors"}
+
+
+def test_training_on_them_is_training_with_the_target(
+    target: Path, data: Path, captured: Path, tmp_path: Path
+) -> None:
+    config = TrainingConfig(max_steps=3, batch_size=2, block_length=512, held_out=1, warmup_steps=1)
+    asked = TrainingJob(str(target), (data,), tmp_path / "computed", config, ReDrafterConfig(6, 2))
+    computed = run(asked)
+    found = run(replace(asked, output=tmp_path / "captured", hidden_states=(captured,)))
+    assert found.losses == pytest.approx(computed.losses, rel=1e-4) and len(found.losses) == 3
+
+
+def run(asked: TrainingJob) -> Any:
+    AcceleratorState._reset_state(reset_partial_state=True)
+    try:
+        return train(asked, Console(file=io.StringIO()))
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def test_what_capture_decides_is_not_taken_from_engine_args(tmp_path: Path) -> None:
+    from vllm_redrafter.engine.hidden_states import HiddenStatesEngine
+
+    settings = CaptureSettings(engine_args='{"enable_prefix_caching": true, "seed": 1}')
+    with pytest.raises(ConfigError, match=r"capture itself decides about enable_prefix_caching$"):
+        HiddenStatesEngine("no-target", settings, 2, 10, tmp_path)

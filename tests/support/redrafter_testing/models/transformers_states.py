@@ -1,0 +1,81 @@
+"""Hidden states by transformers, one text at a time: no engine to start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from vllm_redrafter.data.capture_settings import CaptureSettings
+from vllm_redrafter.data.dataset import read_dataset
+from vllm_redrafter.data.fingerprint import target_fingerprint
+from vllm_redrafter.data.hidden_states import StatesInfo, text_fingerprint, write_states
+from vllm_redrafter.data.rows import row_lengths
+from vllm_redrafter.training.target import load_target
+
+
+class TransformersStates:
+    """A `StatesEngine` for Llama; where two texts are waiting, the later one is done first."""
+
+    def __init__(
+        self, target: str, settings: CaptureSettings, num_layers: int, longest: int, scratch: Path
+    ) -> None:
+        self.model = load_target(target, settings.dtype)
+        assert num_layers == self.model.config.num_hidden_layers and scratch.is_dir()
+        self.longest = longest
+
+    @torch.no_grad()
+    def states(self, texts: Iterable[tuple[int, list[int]]]) -> Iterator[tuple[int, Tensor]]:
+        waiting: list[tuple[int, Tensor]] = []
+        for row, tokens in texts:
+            assert 0 < len(tokens) <= self.longest
+            waiting.append((row, before_the_norm(self.model, tokens)))
+            if len(waiting) == 2:
+                yield waiting.pop()
+        yield from waiting
+
+    def close(self) -> None:
+        pass
+
+
+def before_the_norm(model: PreTrainedModel, tokens: list[int]) -> Tensor:
+    """[tokens, H], what enters a Llama's final norm."""
+    kept: list[Tensor] = []
+    hook = model.base_model.norm.register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0]))
+    model.base_model(torch.tensor([tokens]), use_cache=False)
+    hook.remove()
+    return kept[0][0]
+
+
+@torch.no_grad()
+def write_states_of(folder: Path, target: Path, data: Path, dtype: torch.dtype) -> Path:
+    """A folder as capture writes it, computed from whole rows, as training itself does.
+
+    A row's states depend on what else is in the batch, in their last bits.
+    """
+    _, dataset = read_dataset(data)
+    model = load_target(target, dtype)
+    lengths = row_lengths(dataset)
+    folder.mkdir()
+    StatesInfo(
+        target=str(target),
+        target_fingerprint=target_fingerprint(target),
+        text_fingerprint=text_fingerprint(dataset),
+        num_rows=len(lengths),
+        num_tokens=int(lengths.sum()),
+        max_length=2048,
+        hidden_size=model.config.hidden_size,
+        dtype=str(dtype).removeprefix("torch."),
+        shard_tokens=1 << 20,
+    ).save(folder)
+    states = {}
+    for row, values in enumerate(dataset):
+        tokens = torch.tensor([values["input_ids"]])
+        positions = torch.arange(tokens.shape[1]).unsqueeze(0)
+        outputs = model.base_model(tokens, position_ids=positions, use_cache=False)
+        states[row] = outputs.last_hidden_state[0, :-1].contiguous()
+    write_states(folder, 0, states)
+    return folder

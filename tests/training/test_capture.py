@@ -1,0 +1,212 @@
+"""`capture` without vLLM: what it writes, resumes, compares and refuses."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from redrafter_testing.models.tiny_models import add_tokenizer, make_target
+from redrafter_testing.models.training_data import write_data
+from redrafter_testing.models.transformers_states import TransformersStates
+from vllm_redrafter.data.capture_settings import CaptureSettings
+from vllm_redrafter.data.dataset import read_dataset
+from vllm_redrafter.data.hidden_states import StatesInfo, StoredStates, finished_shards
+from vllm_redrafter.data.rows import row_lengths
+from vllm_redrafter.errors import ConfigError, TrainingError
+from vllm_redrafter.training import capture as capturing
+from vllm_redrafter.training import capture_folder
+from vllm_redrafter.training.capture import CaptureJob, capture
+from vllm_redrafter.training.target import load_target
+
+V, H = 64, 128
+SHARD_BYTES = 100 * H * 4
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_target(tmp_path_factory.mktemp("target"), vocab_size=V)
+    add_tokenizer(folder, vocab_size=V)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    write_data(folder, target, num=12, max_tokens=20)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capturing, "SHARD_BYTES", SHARD_BYTES)
+
+
+def run(
+    target: Path, data: Path, output: Path, engine: type = TransformersStates, **settings: Any
+) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    capture(CaptureJob(str(target), data, output, CaptureSettings(**settings)), engine, console)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def stored(data: Path, output: Path) -> StoredStates:
+    return StoredStates(output, row_lengths(read_dataset(data)[1]))
+
+
+class Never:
+    """An engine that must not be needed."""
+
+    def __init__(self, *_: Any) -> None:
+        pytest.fail("nothing is missing, and an engine was started")
+
+
+class Breaking(TransformersStates):
+    """Dies after nine rows."""
+
+    def states(self, texts: Iterable[tuple[int, list[int]]]) -> Iterator[tuple[int, Tensor]]:
+        for index, found in enumerate(super().states(texts)):
+            if index == 9:
+                raise ConfigError("vLLM failed while capturing")
+            yield found
+
+
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
+def test_every_row_s_states_are_the_target_s_behind_the_norm(
+    dtype: str, target: Path, data: Path, tmp_path: Path
+) -> None:
+    printed = run(target, data, tmp_path, dtype=dtype)
+    model = load_target(target, dtype)
+    states, dataset = stored(data, tmp_path), read_dataset(data)[1]
+    for row, values in enumerate(dataset):
+        tokens = torch.tensor([values["input_ids"][:-1]])
+        with torch.no_grad():
+            expected = model.base_model(tokens, use_cache=False).last_hidden_state[0]
+        assert torch.equal(states[row], expected), row
+    assert states.info.num_rows == 12 and len(finished_shards(tmp_path)) > 1
+    written = sum(states[row].nbytes for row in range(12))
+    assert states.info.num_bytes == written
+    assert f"{written / 2**30:.2f} GiB are to be written now" in printed
+    assert "3 rows compared with transformers: at most 0.00%" in printed
+    assert not [path.name for path in tmp_path.iterdir() if path.is_dir()]
+
+
+def test_a_run_that_breaks_is_continued_and_a_whole_one_left_alone(
+    target: Path, data: Path, tmp_path: Path
+) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    run(target, data, whole)
+    with pytest.raises(ConfigError, match=r"vLLM failed"):
+        run(target, data, broken, Breaking)
+    kept = {path: path.stat().st_mtime_ns for path in broken.glob("states-*")}
+    assert 0 < len(kept) < len(finished_shards(whole))
+    with pytest.raises(ConfigError, match=r"shards are missing, states-0000\d.safetensors first"):
+        stored(data, broken)
+    run(target, data, broken)
+    assert all(path.stat().st_mtime_ns == before for path, before in kept.items())
+    for shard in whole.glob("states-*"):
+        assert (broken / shard.name).read_bytes() == shard.read_bytes()
+    printed = run(target, data, broken, Never)
+    assert "0.00 GiB are to be written now" in printed and "3 rows compared" in printed
+
+
+def test_parts_together_are_the_whole(target: Path, data: Path, tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    run(target, data, whole)
+    first = run(target, data, parts, part="1/2")
+    assert "other parts are missing still" in first
+    assert finished_shards(parts) == {n for n in finished_shards(whole) if n % 2 == 0}
+    second = run(target, data, parts, part="2/2")
+    assert "rows compared with transformers" in second
+    for shard in whole.glob("states-*"):
+        assert (parts / shard.name).read_bytes() == shard.read_bytes()
+
+
+def test_rows_are_cut(target: Path, data: Path, tmp_path: Path) -> None:
+    run(target, data, tmp_path, max_length=10)
+    states, dataset = stored(data, tmp_path), read_dataset(data)[1]
+    lengths = [len(values["input_ids"]) for values in dataset]
+    assert max(lengths) > 10
+    assert [len(states[row]) for row in range(12)] == [min(length, 10) - 1 for length in lengths]
+
+
+def test_what_is_not_the_target_s_is_found(
+    target: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Early(TransformersStates):
+        """One layer too early."""
+
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            del self.model.base_model.layers[-1]
+
+    with pytest.raises(TrainingError, match=r"row 0 is \d+\.\d% of its length from what transf"):
+        run(target, data, tmp_path / "early", Early)
+    run(target, data, tmp_path / "unchecked", Early, check_rows=0)
+
+    class Broken(TransformersStates):
+        def states(self, texts: Any) -> Iterator[tuple[int, Tensor]]:
+            for row, states in super().states(texts):
+                yield row, states / 0
+
+    with pytest.raises(TrainingError, match=r"row \d+: .* expected are \[\d+, 128\] finite"):
+        run(target, data, tmp_path / "broken", Broken)
+
+
+def test_a_folder_of_other_states_is_refused(target: Path, data: Path, tmp_path: Path) -> None:
+    run(target, data, tmp_path)
+    with pytest.raises(ConfigError, match=r"other settings \(.*max_length: 2048, not 10\)"):
+        run(target, data, tmp_path, max_length=10)
+    before = StatesInfo.load(tmp_path)
+    replace(before, text_fingerprint="another").save(tmp_path)
+    with pytest.raises(ConfigError, match=r"text_fingerprint: 'another', not "):
+        run(target, data, tmp_path)
+
+
+def test_a_disk_that_is_too_small_is_said_before_the_engine_starts(
+    target: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = type("Usage", (), {"free": 1000})
+    monkeypatch.setattr(capture_folder.shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(ConfigError, match=r"GiB are to be written and 0.0 GiB are free"):
+        run(target, data, tmp_path, Never)
+
+
+def test_a_part_is_captured_by_one_process(target: Path, data: Path, tmp_path: Path) -> None:
+    hold = (
+        "import fcntl, sys; lock = open(sys.argv[1], 'w'); fcntl.lockf(lock, fcntl.LOCK_EX); "
+        "print('held', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", hold, str(tmp_path / ".part-1-of-1.lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        try:
+            assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+            with pytest.raises(ConfigError, match=r"another process is capturing this part"):
+                run(target, data, tmp_path, Never)
+        finally:
+            holder.kill()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"part": "3/2"}, "part must be k/n with k from 1 to n"),
+        ({"part": "0/2"}, "part must be k/n"),
+        ({"engine_args": "[1]"}, "engine_args must be a JSON object"),
+        ({"engine_args": "{"}, "engine_args must be a JSON object"),
+        ({"max_length": 1}, "max_length must be at least 2"),
+        ({"dtype": "int8"}, "dtype must be one of auto, float32, bfloat16, float16"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        CaptureSettings(**settings)

@@ -1,0 +1,93 @@
+"""The target's two ends, and what stands between them and its layers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models import cohere, gemma2, gpt_neox, granite, llama, qwen3
+
+from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.training.target import TargetHead, final_norm, load_ends, load_target
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "pad_token_id": 0,
+}
+GROUPED = {**SIZES, "num_key_value_heads": 1, "head_dim": 16}
+CONFIGS = {
+    "llama": llama.LlamaConfig(**GROUPED),
+    "tied": llama.LlamaConfig(**GROUPED, tie_word_embeddings=True),
+    "qwen3": qwen3.Qwen3Config(**GROUPED),
+    # Their logits are not only those of the output layer; Gemma's embedding is not only a table.
+    "gemma2": gemma2.Gemma2Config(**GROUPED),
+    "granite": granite.GraniteConfig(**GROUPED, logits_scaling=3.0, embedding_multiplier=2.0),
+    "cohere": cohere.CohereConfig(**GROUPED),
+    # Other names for every part.
+    "gpt_neox": gpt_neox.GPTNeoXConfig(**SIZES),
+}
+
+
+def saved(config: Any, folder: Path, **arguments: Any) -> Path:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).float()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    model.save_pretrained(folder, **arguments)
+    return folder
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_ends_are_those_of_the_whole_target(name: str, tmp_path: Path) -> None:
+    folder = saved(CONFIGS[name], tmp_path, max_shard_size="20KB")
+    assert len(list(folder.glob("*.safetensors"))) > 1
+    whole, ends = load_target(folder), load_ends(folder)
+    assert not [n for n, _ in ends.named_parameters() if ".layers." in n]
+    tokens = torch.randint(1, 64, (1, 12))
+    kept: list[torch.Tensor] = []
+    norm = whole.base_model.get_submodule("final_layer_norm" if name == "gpt_neox" else "norm")
+    norm.register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0]))
+    with torch.no_grad():
+        outputs = whole(tokens, use_cache=False, output_hidden_states=True)
+        states = final_norm(ends)(kept[0])
+        assert torch.equal(states, outputs.hidden_states[-1])
+        assert torch.equal(TargetHead(ends)(states), TargetHead(whole)(states))
+        torch.testing.assert_close(TargetHead(ends)(states), outputs.logits)
+        embedded = ends.get_input_embeddings()(tokens)
+        assert torch.equal(embedded, whole.get_input_embeddings()(tokens))
+
+
+def test_a_quantised_target_is_refused(tmp_path: Path) -> None:
+    folder = saved(CONFIGS["llama"], tmp_path)
+    config = AutoConfig.from_pretrained(folder)
+    config.quantization_config = {"quant_method": "fp8"}
+    config.save_pretrained(folder)
+    with pytest.raises(ConfigError, match=r"is quantised, .* with --other-target"):
+        load_ends(folder)
+
+
+def test_a_target_without_safetensors_is_refused(tmp_path: Path) -> None:
+    folder = saved(CONFIGS["llama"], tmp_path)
+    weights = folder / "model.safetensors"
+    torch.save({}, folder / "pytorch_model.bin")
+    weights.unlink()
+    with pytest.raises(ConfigError, match=r"cannot load its embedding, final norm and output"):
+        load_ends(folder)
+
+
+def test_a_part_that_is_missing_is_named(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = saved(CONFIGS["llama"], tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"its safetensors lack model\.norm\.weight"):
+        load_ends(folder)

@@ -1,0 +1,81 @@
+"""What `capture` may be told; a new setting is a new field here, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.settings import check, setting
+
+
+@dataclass(frozen=True)
+class CaptureSettings:
+    """How to capture hidden states; the order of the fields is that of `capture --help`.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    max_length: int = setting(
+        2048,
+        "Rows are cut to this many tokens: the longest --block-length that can be trained with.",
+        at_least=2,
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
+        "auto",
+        "Dtype of the target's weights in vLLM and of the hidden states; auto takes that of its "
+        "checkpoint.",
+    )
+    part: str = setting(
+        "1/1",
+        "Capture only the k-th of n parts, k/n. Processes with a part each write into the same "
+        "folder: a GPU or a machine for each.",
+    )
+    tensor_parallel_size: int = setting(
+        1, "Number of GPUs that the target is spread over, as vLLM's option.", at_least=1
+    )
+    engine_args: str | None = setting(
+        None, "More of vLLM's arguments, as JSON: '{\"pipeline_parallel_size\": 2}'."
+    )
+    in_flight: int = setting(64, "Number of rows that the engine works on at once.", at_least=1)
+    check_rows: int = setting(
+        3,
+        "Compute this many rows with transformers as well, when all are captured, and compare. 0 "
+        "where no machine can load the target with transformers.",
+        at_least=0,
+    )
+    enforce_eager: bool = setting(
+        False, "Run vLLM without compilation and without CUDA graphs, as its --enforce-eager."
+    )
+
+    def __post_init__(self) -> None:
+        check(self, "capture:")
+        self.parts()
+        self.engine_arguments()
+
+    def parts(self) -> tuple[int, int]:
+        """(which part this is, from 0; of how many)."""
+        found = re.fullmatch(r"(\d+)/(\d+)", self.part)
+        part, parts = (int(found[1]), int(found[2])) if found else (0, 0)
+        if not 1 <= part <= parts:
+            raise ConfigError(
+                f"capture: part must be k/n with k from 1 to n, such as 2/8; got {self.part!r}"
+            )
+        return part - 1, parts
+
+    def engine_arguments(self) -> dict[str, Any]:
+        """`engine_args` as a dictionary."""
+        try:
+            found = json.loads(self.engine_args or "{}")
+        except ValueError as error:
+            raise ConfigError(
+                f"capture: engine_args must be a JSON object: {error}; got {self.engine_args!r}"
+            ) from error
+        if not isinstance(found, dict):
+            raise ConfigError(
+                f"capture: engine_args must be a JSON object; got {self.engine_args!r}"
+            )
+        return found

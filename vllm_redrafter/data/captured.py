@@ -1,0 +1,101 @@
+"""Rows together with the hidden states that `capture` computed of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from vllm_redrafter.data.hidden_states import StatesInfo, StoredStates, text_fingerprint
+from vllm_redrafter.data.rows import DatasetRows, TextRow, row_lengths
+from vllm_redrafter.data.source import WrittenData
+from vllm_redrafter.errors import ConfigError
+
+
+class CapturedRows:
+    """Rows that bring the target's hidden states.
+
+    Args:
+        rows: possibly of several folders, one after the other.
+        states: of each of these folders, in the same order.
+
+    Raises:
+        ConfigError: a row is longer than what was captured.
+    """
+
+    def __init__(self, rows: DatasetRows, states: Sequence[StoredStates]) -> None:
+        self.rows, self.states = rows, states
+        self._ends = np.cumsum([len(part) for part in states])
+        shortest = min(states, key=lambda part: part.info.max_length)
+        limit = shortest.info.max_length
+        if len(rows) and (longest := int(rows.lengths.max())) > limit:
+            raise ConfigError(
+                f"{shortest.folder}: hidden states of rows cut to {limit} tokens, and training "
+                f"reads up to {longest}: train with --block-length {limit}, or capture again with "
+                f"--max-length {longest}"
+            )
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return self.rows.lengths
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int, /) -> TextRow:
+        row = self.rows[index]
+        number = self.rows.indices[index]
+        folder = int(np.searchsorted(self._ends, number, side="right"))
+        states = self.states[folder]
+        captured = states[number - int(self._ends[folder]) + len(states)][: len(row.tokens)]
+        # Nobody reads what the last token's predicts.
+        hidden = captured.new_zeros(len(row.tokens), captured.shape[1])
+        hidden[: len(captured)] = captured
+        return replace(row, hidden=hidden)
+
+
+def states_of(
+    written: WrittenData, folders: Sequence[Path], check_target: bool = True
+) -> list[StoredStates]:
+    """The hidden states of each data folder, found by the text that they are of.
+
+    Args:
+        written: the data.
+        folders: what capture wrote, in any order; one for each data folder.
+        check_target: False accepts states of another target than the one that wrote the data.
+
+    Raises:
+        ConfigError: states of other data or of another target, or none for a data folder.
+    """
+    found: dict[str, StoredStates] = {}
+    parts = {text_fingerprint(part): part for part in written.parts}
+    for folder in (path.expanduser() for path in folders):
+        text = StatesInfo.load(folder).text_fingerprint
+        if text not in parts:
+            raise ConfigError(
+                f"--hidden-states {folder}: captured from other text than any --data has now: "
+                "give the data that it was captured from, or capture again"
+            )
+        if text in found:
+            raise ConfigError(f"--hidden-states {folder}: of the same data as another folder")
+        found[text] = StoredStates(folder, row_lengths(parts[text]))
+    states = []
+    for text, info in zip(map(text_fingerprint, written.parts), written.infos, strict=True):
+        if text not in found:
+            raise ConfigError(
+                f"--hidden-states: none is of the data that {info.target!r} wrote "
+                f"({info.num_conversations} conversations): capture them as well; training reads "
+                "all hidden states or none"
+            )
+        states.append(found[text])
+        theirs = found[text].info
+        if check_target and theirs.target_fingerprint != info.target_fingerprint:
+            raise ConfigError(
+                f"{found[text].folder}: captured from another target ({theirs.target!r}, "
+                f"fingerprint {theirs.target_fingerprint}) than wrote the data ({info.target!r}, "
+                f"{info.target_fingerprint}): capture again with that one, or, if the two differ "
+                "in precision only, pass --other-target"
+            )
+    return states

@@ -1,0 +1,214 @@
+"""The target's hidden states of whole texts, from vLLM's own `extract_hidden_states`.
+
+That method keeps what comes out of the last layer, *before* the final norm, in a KV cache group of
+its own; a connector saves a request's rows to a file when the request is finished, and names the
+file in the request's output. Whoever runs the engine reads the file and deletes it.
+
+Prompts are read whole and no prefix is taken from the cache: every row is computed, once, by the
+step that reads its token.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm import RequestOutput, SamplingParams
+from vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connector import (
+    ExampleHiddenStatesConnector,
+    PendingSave,
+    cleanup_hidden_states,
+    extract_from_kv_cache,
+    load_hidden_states,
+)
+from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from vllm_redrafter.data.capture_settings import CaptureSettings
+from vllm_redrafter.engine.offline import core_in_this_process, start_llm
+from vllm_redrafter.engine.request_loop import EngineRequest, run_requests
+from vllm_redrafter.errors import ConfigError
+
+WRITING_SECONDS = 300.0
+"""A file that is not there so long after the last request is not coming."""
+
+BATCHED_TOKENS = 8192
+"""Tokens of a step: where prompts are not read in parts, at least the longest."""
+
+_OUR_OWN = (
+    "model",
+    "speculative_config",
+    "kv_transfer_config",
+    "enable_prefix_caching",
+    "enable_chunked_prefill",
+    "max_model_len",
+    "dtype",
+    "tensor_parallel_size",
+)
+
+
+class HiddenStatesEngine:
+    """The target in vLLM, reading text: a `StatesEngine`.
+
+    Args:
+        target: a folder, or a hub id.
+        settings: how to capture.
+        num_layers: of the target.
+        longest: tokens of the longest text.
+        scratch: a folder for vLLM's files, which lie there for a moment.
+
+    Raises:
+        ConfigError: vLLM cannot start with them, which is also so for a target whose class in
+            vLLM does not hand out hidden states.
+    """
+
+    def __init__(
+        self, target: str, settings: CaptureSettings, num_layers: int, longest: int, scratch: Path
+    ) -> None:
+        self._in_flight = settings.in_flight
+        connector: dict[str, Any] = {
+            "kv_connector": ExampleHiddenStatesConnector.__name__,
+            "kv_role": "kv_producer",
+            "kv_connector_extra_config": {"shared_storage_path": str(scratch)},
+        }
+        if current_platform.is_cpu():
+            connector["kv_connector"] = CpuHiddenStatesConnector.__name__
+            connector["kv_connector_module_path"] = __name__
+        extra = settings.engine_arguments()
+        if taken := sorted(extra.keys() & set(_OUR_OWN)):
+            raise ConfigError(f"--engine-args: capture itself decides about {', '.join(taken)}")
+        arguments: dict[str, Any] = {
+            "max_num_seqs": settings.in_flight,
+            "max_num_batched_tokens": max(longest + 1, BATCHED_TOKENS),
+            # Not in this process: a worker binds threads and memory of the one it is in.
+            "distributed_executor_backend": "mp",
+            **extra,
+        }
+        with core_in_this_process():
+            self._llm = start_llm(
+                target,
+                dtype=settings.dtype,
+                tensor_parallel_size=settings.tensor_parallel_size,
+                enforce_eager=settings.enforce_eager,
+                # One token more: vLLM answers every prompt.
+                max_model_len=longest + 1,
+                enable_prefix_caching=False,
+                enable_chunked_prefill=False,
+                speculative_config={
+                    "method": "extract_hidden_states",
+                    "num_speculative_tokens": 1,
+                    "draft_model_config": {
+                        # What goes into the layer behind the last one.
+                        "hf_config": {"eagle_aux_hidden_state_layer_ids": [num_layers]}
+                    },
+                },
+                kv_transfer_config=connector,
+                **arguments,
+            )
+
+    def states(self, texts: Iterable[tuple[int, list[int]]]) -> Iterator[tuple[int, Tensor]]:
+        """Hidden states of texts before the final norm, in the order in which they are done.
+
+        Args:
+            texts: (a name, its tokens); read when there is room for another.
+
+        Yields:
+            (the name, [tokens, H] in the target's dtype, on the CPU).
+
+        Raises:
+            ConfigError: the engine died, or saves nothing.
+        """
+        params = SamplingParams(
+            max_tokens=1, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+        )
+        waiting = iter(texts)
+
+        def next_request() -> EngineRequest | None:
+            text = next(waiting, None)
+            return None if text is None else EngineRequest(str(text[0]), text[1], params)
+
+        saved: deque[tuple[int, str]] = deque()
+        engine = self._llm.llm_engine
+        try:
+            for outputs in run_requests(engine, next_request, self._in_flight):
+                saved.extend((int(o.request_id), _path_of(o)) for o in outputs if o.finished)
+                while saved and _is_written(saved[0][1]):
+                    yield _taken(*saved.popleft())
+            deadline = time.monotonic() + WRITING_SECONDS
+            while saved:
+                # A finished request is saved by the engine's next step.
+                engine.step()
+                if _is_written(saved[0][1]):
+                    yield _taken(*saved.popleft())
+                elif time.monotonic() > deadline:
+                    raise RuntimeError(f"no hidden states in {saved[0][1]}")
+        except (EngineDeadError, RuntimeError) as error:  # of another process, of this one
+            raise ConfigError(
+                f"vLLM failed while capturing: {error}. Finished shards are kept: start the same "
+                "command again to continue"
+            ) from error
+
+    def close(self) -> None:
+        """End the engine; the device is free then."""
+        self._llm.llm_engine.engine_core.shutdown()
+
+
+def _path_of(output: RequestOutput) -> str:
+    """Where vLLM saves a finished request's hidden states."""
+    where = (output.kv_transfer_params or {}).get("hidden_states_path")
+    if where is None:
+        raise RuntimeError(f"request {output.request_id} names no file of hidden states")
+    return str(where)
+
+
+def _is_written(path: str) -> bool:
+    """Whether vLLM has let go of the file's lock; waiting for it would stop an engine here."""
+    with Path(f"{path}.lock").open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
+
+
+def _taken(name: int, path: str) -> tuple[int, Tensor]:
+    """A saved request's hidden states; its files go away."""
+    states = load_hidden_states(path)["hidden_states"].clone()
+    cleanup_hidden_states(path)
+    return name, states.squeeze(1)
+
+
+class CpuHiddenStatesConnector(ExampleHiddenStatesConnector):
+    """vLLM's connector for workers without CUDA: it copies on a CUDA stream to pinned memory."""
+
+    def _submit_async_write(self, pending: PendingSave) -> None:
+        if not self._is_tp_rank_zero:
+            return
+        assert self._kv_cache is not None
+        blocks = torch.tensor(pending.block_ids).unsqueeze(1)
+        slots = (blocks * self._block_size + torch.arange(self._block_size)).flatten()
+        states = extract_from_kv_cache(self._kv_cache, slots, len(pending.token_ids))
+        tensors = {"hidden_states": states.contiguous(), "token_ids": pending.token_ids.clone()}
+        lock = self._lock_fds.pop(pending.req_id, None)
+        self._write_tensors(tensors, _COPIED, pending.filename, lock)
+        self._req_copy_events[pending.req_id] = _COPIED
+
+
+class _Copied:
+    """The event of a copy that is done."""
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+
+_COPIED = _Copied()

@@ -1,0 +1,139 @@
+"""`vllm-redrafter capture`: the target's hidden states for all rows of a data folder.
+
+A shard is written when all its rows are there. A run that is stopped therefore loses at most the
+shards that it was working on, and the next run writes those that are missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from transformers import AutoConfig
+
+from vllm_redrafter.data.capture_settings import CaptureSettings
+from vllm_redrafter.data.fingerprint import target_fingerprint
+from vllm_redrafter.data.hidden_states import (
+    SHARD_BYTES,
+    StatesInfo,
+    StoredStates,
+    finished_shards,
+    plan_shards,
+    text_fingerprint,
+)
+from vllm_redrafter.data.rows import row_lengths
+from vllm_redrafter.data.source import read_checked
+from vllm_redrafter.data.target_files import load_from
+from vllm_redrafter.training.capture_check import check_rows
+from vllm_redrafter.training.capture_folder import GIB, alone, begin, check_space
+from vllm_redrafter.training.capture_run import CaptureRun, StatesEngine
+from vllm_redrafter.training.target import final_norm, load_ends
+
+StartEngine = Callable[[str, CaptureSettings, int, int, Path], StatesEngine]
+"""From the target, how to capture, the number of its layers, the tokens of the longest text, and a
+folder for files that lie there for a moment."""
+
+
+@dataclass(frozen=True)
+class CaptureJob:
+    """What to capture.
+
+    Attributes:
+        target: folder or hub id.
+        data: what generate-data wrote.
+        output: folder of the hidden states.
+        settings: how.
+        other_target: the data may come from another target with the same tokenizer.
+    """
+
+    target: str
+    data: Path
+    output: Path
+    settings: CaptureSettings
+    other_target: bool = False
+
+
+def capture(job: CaptureJob, start_engine: StartEngine, console: Console | None = None) -> None:
+    """Write the hidden states that are missing, and compare a sample with transformers.
+
+    Args:
+        job: what to capture.
+        start_engine: starts what runs the target, such as `HiddenStatesEngine` with vLLM.
+        console: where to print.
+
+    Raises:
+        ConfigError: input that cannot work; the disk is too small; the folder holds other states.
+        TrainingError: what the engine computes is not what transformers does.
+    """
+    console = console or Console()
+    _, dataset = read_checked(job.data, job.target, not job.other_target)
+    ends = load_ends(job.target, job.settings.dtype)
+    lengths = np.minimum(row_lengths(dataset), job.settings.max_length)
+    info = _describe(job, dataset, lengths, ends)
+    output = job.output.expanduser()
+    part, parts = job.settings.parts()
+    with alone(output / f".part-{part + 1}-of-{parts}") as scratch:
+        begin(output, info)
+        shards = dict(enumerate(plan_shards(lengths.tolist(), info.shard_tokens)))
+        own = {number: rows for number, rows in shards.items() if number % parts == part}
+        missing = {n: rows for n, rows in own.items() if n not in finished_shards(output)}
+        run = CaptureRun(info, dataset, lengths, missing, output)
+        _print_plan(console, info, len(shards), len(own), run)
+        if missing:
+            check_space(output, run.num_bytes)
+            # vLLM's own "auto" makes 16 bits of a float32 checkpoint.
+            settings = replace(job.settings, dtype=info.dtype)  # type: ignore[arg-type]  # checked there
+            layers = load_from(AutoConfig, job.target).get_text_config().num_hidden_layers
+            longest = int(lengths.max()) - 1
+            with closing(start_engine(job.target, settings, layers, longest, scratch)) as engine:
+                run.run(engine, final_norm(ends), console)
+    if job.settings.check_rows and own:
+        sample = _sample(own, lengths, job.settings.check_rows)
+        if set(shards) - finished_shards(output):
+            console.print("other parts are missing still: the last part compares a sample")
+            return
+        states = StoredStates(output, row_lengths(dataset))
+        apart = check_rows(job.target, states, {row: dataset[row]["input_ids"] for row in sample})
+        console.print(
+            f"{len(sample)} rows compared with transformers: at most {apart:.2%} of their length "
+            "apart"
+        )
+
+
+def _describe(job: CaptureJob, dataset: Any, lengths: np.ndarray, ends: Any) -> StatesInfo:
+    hidden_size = ends.config.get_text_config().hidden_size
+    return StatesInfo(
+        target=job.target,
+        target_fingerprint=target_fingerprint(job.target),
+        text_fingerprint=text_fingerprint(dataset),
+        num_rows=len(lengths),
+        num_tokens=int(lengths.sum()),
+        max_length=job.settings.max_length,
+        hidden_size=hidden_size,
+        dtype=str(ends.dtype).removeprefix("torch."),
+        shard_tokens=max(1, SHARD_BYTES // (hidden_size * ends.dtype.itemsize)),
+    )
+
+
+def _sample(own: dict[int, range], lengths: np.ndarray, num: int) -> list[int]:
+    """Rows of this part with anything to compare, evenly spread from the first to the last."""
+    rows = [row for shard in own.values() for row in shard if lengths[row] > 1]
+    places = np.linspace(0, len(rows) - 1, min(num, len(rows))).astype(int)
+    return [rows[place] for place in places]
+
+
+def _print_plan(
+    console: Console, info: StatesInfo, num_shards: int, num_own: int, run: CaptureRun
+) -> None:
+    console.print(
+        f"{info.num_rows} rows, {info.num_tokens:,} tokens: {info.num_bytes / GIB:.2f} GiB of "
+        f"hidden states ({info.bytes_per_token:,} bytes a token, {info.dtype}) in {num_shards} "
+        "shards"
+    )
+    part = "" if num_own == num_shards else f"this part has {num_own} shards; "
+    console.print(f"{part}{run.num_bytes / GIB:.2f} GiB are to be written now")

@@ -1,0 +1,101 @@
+"""From rows to shards of hidden states: one run of an engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from vllm_redrafter.data.hidden_states import StatesInfo, write_states
+from vllm_redrafter.errors import TrainingError
+from vllm_redrafter.progress import progress_bar
+
+
+class StatesEngine(Protocol):
+    """What runs the target's layers."""
+
+    def states(self, texts: Iterable[tuple[int, list[int]]]) -> Iterator[tuple[int, Tensor]]:
+        """From (a name, tokens) to (the name, [tokens, H] before the final norm), in any order."""
+        ...
+
+    def close(self) -> None:
+        """End it; the device is free then."""
+        ...
+
+
+class CaptureRun:
+    """One run: from the missing shards' rows to their files.
+
+    Args:
+        info: of all shards.
+        dataset: the data.
+        lengths: of all rows, as they are cut.
+        missing: by number, the rows of each shard to write.
+        output: their folder.
+    """
+
+    def __init__(
+        self,
+        info: StatesInfo,
+        dataset: Any,
+        lengths: np.ndarray,
+        missing: dict[int, range],
+        output: Path,
+    ) -> None:
+        self._info, self._dataset, self._lengths = info, dataset, lengths
+        self._missing, self._output = missing, output
+        self.tokens = sum(int(lengths[row]) - 1 for rows in missing.values() for row in rows)
+        self.num_bytes = self.tokens * info.bytes_per_token
+
+    def run(self, engine: StatesEngine, norm: Callable[[Tensor], Tensor], console: Console) -> None:
+        """Write all missing shards."""
+        started = time.monotonic()
+        shard_of = {row: shard for shard, rows in self._missing.items() for row in rows}
+        empty = torch.empty(0, self._info.hidden_size, dtype=getattr(torch, self._info.dtype))
+        # A row of one token predicts nothing, and is not read at all.
+        done = {
+            shard: {row: empty for row in rows if self._lengths[row] == 1}
+            for shard, rows in self._missing.items()
+        }
+        with progress_bar(console) as progress:
+            task = progress.add_task("tokens", total=self.tokens, completed=0, status="")
+            for row, states in engine.states(self._texts()):
+                shard = shard_of[row]
+                done[shard][row] = self._normed(row, states, norm)
+                self._write_if_whole(shard, done)
+                progress.update(task, advance=len(states))
+            for shard in list(done):
+                self._write_if_whole(shard, done)
+        seconds = time.monotonic() - started
+        console.print(
+            f"{self.tokens:,} tokens in {seconds:.0f} s, {self.tokens / seconds:.0f} per s"
+        )
+        if done:
+            raise TrainingError(f"the engine gave no hidden states for shards {sorted(done)}")
+
+    def _texts(self) -> Iterator[tuple[int, list[int]]]:
+        for rows in self._missing.values():
+            for row in rows:
+                if (length := int(self._lengths[row])) > 1:
+                    yield row, self._dataset[row]["input_ids"][: length - 1]
+
+    def _normed(self, row: int, states: Tensor, norm: Callable[[Tensor], Tensor]) -> Tensor:
+        """What lm_head reads, checked."""
+        expected = (int(self._lengths[row]) - 1, self._info.hidden_size)
+        states = norm(states.to(getattr(torch, self._info.dtype)))
+        if states.shape != expected or not bool(states.isfinite().all()):
+            raise TrainingError(
+                f"row {row}: the engine's hidden states are {list(states.shape)}, expected are "
+                f"{list(expected)} finite numbers"
+            )
+        return states
+
+    def _write_if_whole(self, shard: int, done: dict[int, dict[int, Tensor]]) -> None:
+        if shard in done and len(done[shard]) == len(self._missing[shard]):
+            write_states(self._output, shard, done.pop(shard))
