@@ -39,7 +39,11 @@ PATH = re.compile(rf"(?<![\w./-])(?:{FOLDERS})/(?!NAME)[\w./-]*\w")
 """A file or folder of ours, in prose or in a command; NAME stands for one that is to be made."""
 
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]+")
-OTHERS_FLAGS = {"--num_processes", "--logdir", "--help"}
+ACCELERATE = {
+    *("--num_processes", "--num_machines", "--machine_rank"),
+    *("--main_process_ip", "--main_process_port"),
+}
+OTHERS_FLAGS = {*ACCELERATE, "--logdir", "--help"}
 """accelerate's, tensorboard's, everybody's."""
 
 
