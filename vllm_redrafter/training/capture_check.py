@@ -10,9 +10,9 @@ from vllm_redrafter.data.hidden_states import StoredStates
 from vllm_redrafter.errors import TrainingError
 from vllm_redrafter.training.target import load_target
 
-TOLERANCE = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.05}
+TOLERANCE = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.1}
 """How far a row may be from transformers', as a share of its length. Two ways to add up the same
-16-bit numbers are about a hundredth apart after many layers; states of another layer, of another
+16-bit numbers are some hundredths apart after many layers; states of another layer, of another
 token, or without the norm, are as far apart as they are long."""
 
 
