@@ -118,9 +118,12 @@ def ends_well(fault: Fault, others: Sequence[Fault]) -> bool:
         fault: what became of it.
         others: of plain vLLM's as well.
     """
+    alike = [other for other in others if other.done == fault.done]
+    codes = {other.exit_code for other in alike if other.method != fault.method}
+    if not codes:  # nothing that plain vLLM's has
+        return fault.exit_code is None and set(fault.requests) == {"answered whole"}
     if fault.exit_code is None:
-        return set(fault.requests) == {"answered whole"}
-    codes = {other.exit_code for other in others if other.done == fault.done}
+        return codes == {None}
     return fault.seconds < SECONDS_TO_NOTICE and codes == {fault.exit_code}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from soak_parts.arrivals import BETWEEN, BURST, arrivals
 from soak_parts.client import Choice, Outcome
@@ -98,7 +100,12 @@ def fault(done: str, code: int | None, seconds: float, **left: list[str]) -> Fau
 
 
 def test_a_server_that_breaks_must_end_soon_and_as_plain_vllms() -> None:
-    others = [fault("kill -9", 1, 2.0), fault("SIGTERM", 0, 2.0)]
+    others = [
+        replace(fault(done, code, 2.0), method="plain")
+        for done, code in (("kill -9", 1), ("SIGTERM", 0), ("other", None))
+    ]
+    assert ends_well(fault("other", None, 40.0), others)
+    assert not ends_well(fault("SIGTERM", None, 40.0), others)
     assert ends_well(fault("kill -9", 1, 2.0), others)
     assert not ends_well(fault("kill -9", 0, 2.0), others)
     assert not ends_well(fault("kill -9", 1, 11.0), others)
