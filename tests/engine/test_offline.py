@@ -241,7 +241,9 @@ def test_more_sampled_prompts_than_a_step_reads_are_all_answered(target: Path) -
 
 def test_the_demos_process_keeps_what_each_step_put_out(target: Path, tmp_path: Path) -> None:
     prompts = [[5, 6, 7], [8, 9], list(range(10, 30))]
-    job = DecodingJob(str(target), None, prompts, 12, levels=[1, 2], max_model_len=64)
+    job = DecodingJob(
+        str(target), None, prompts, 12, [1, 2], 64, fewest_prompts=3, prompts_per_request=1
+    )
     progress: list[int] = []
     results = decode(job, tmp_path / "log", progress.append)
     # 3 prompts at 2 levels, once to warm up and 3 times for the clock.
