@@ -175,8 +175,8 @@ def train(
         str | None,
         typer.Option(
             help="Drafter to train on, a folder or a hub id: with more data, or data of other "
-            "kinds. Its sizes and its draft vocabulary stay. [default: a new one]",
-            show_default=False,
+            "kinds. Its sizes and its draft vocabulary stay.",
+            show_default="a new one",
         ),
     ] = None,
 ) -> None:
