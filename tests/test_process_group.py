@@ -16,7 +16,8 @@ from vllm_redrafter.process_group import ProcessGroup
 
 PARENT = """
 import os, subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdin=subprocess.DEVNULL)
+nothing = subprocess.DEVNULL  # or the pipe would stay open as long as the child lives
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdin=nothing, stdout=nothing)
 print(os.getpid(), child.pid, flush=True)
 for line in sys.stdin:
     print(f"heard {line}", end="", flush=True)
