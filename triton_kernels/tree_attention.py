@@ -45,6 +45,7 @@ from vllm_redrafter.triton_kernels.tree_attention_tiles import (
     compute_capability,
     padded,
 )
+from vllm_redrafter.triton_kernels.tree_attention_tuning import tuning_of
 
 
 @dataclass(frozen=True)
@@ -276,7 +277,8 @@ class TreeAttention:
         rows, heads, head_dim = query.shape
         group = heads // kv_heads
         capability = compute_capability(query.device)
-        tile = choose_tile(self.max_nodes * group, head_dim, query.dtype, capability)
+        tuning = tuning_of(query.device)
+        tile = choose_tile(self.max_nodes * group, head_dim, query.dtype, capability, tuning.tiles)
         row_tiles = padded(self.max_nodes * group, tile.rows) // tile.rows
         if num_parts is not None:
             return _Launch(group, tile, row_tiles, KeySplit.into(num_parts))
@@ -286,6 +288,7 @@ class TreeAttention:
             max_keys=seen + self.max_nodes,
             bytes_per_part=4 * rows * heads * head_dim,
             device=query.device,
+            aims=tuning.aims,
         )
         return _Launch(group, tile, row_tiles, split)
 

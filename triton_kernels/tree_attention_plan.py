@@ -5,7 +5,8 @@ longest, as a CUDA graph is captured before any length is known. The device know
 true range of keys, from the first that a sliding window leaves visible to the tree's last, and cuts
 that. Programs of parts that a request does not need return at once.
 
-The numbers follow from arithmetic; none of them has been timed.
+The numbers follow from arithmetic; none of them has been timed. A GPU may have its own, which were:
+see tree_attention_tuning.py.
 """
 
 from __future__ import annotations
@@ -15,20 +16,34 @@ from dataclasses import dataclass
 import torch
 import triton
 
-MIN_PART_KEYS = 256
-"""With fewer keys, a part's results, in fp32, are as large as the K and V that it reads."""
-
-MAX_PART_KEYS = 2048
-"""As long as there are parts left, none has more: its program reads them one tile after another,
-and the whole step waits for the longest."""
-
-LONG_CONTEXT_PARTS = 8
-"""Planned where contexts may become long, however many programs there are. More would shorten the
-longest, but in most steps their programs are started in vain."""
-
 MOST_PARTS = 64
 PART_BYTES = 2**27
 """What the parts' results may take; vLLM does not know of them when it sizes the KV cache."""
+
+
+@dataclass(frozen=True)
+class PartAims:
+    """What a plan is after.
+
+    Attributes:
+        programs_per_multiprocessor: there are so many parts that a launch has as many programs.
+        min_keys: of a part. With fewer, its results, in fp32, are as large as the K and V that it
+            reads.
+        max_keys: of a part, as long as there are parts left: its program reads them one tile after
+            another, and the whole step waits for the longest.
+        long_context_parts: planned where contexts may become long, however many programs there
+            are. More would shorten the longest, but in most steps their programs are started in
+            vain.
+    """
+
+    programs_per_multiprocessor: int = 2
+    min_keys: int = 256
+    max_keys: int = 2048
+    long_context_parts: int = 8
+
+
+AIMS = PartAims()
+"""Of GPUs that were not measured."""
 
 
 @dataclass(frozen=True)
@@ -59,20 +74,27 @@ class KeySplit:
         return cls(parts, parts, min_keys=1, max_keys=2**30)
 
 
-def plan_split(programs: int, max_keys: int, bytes_per_part: int, device: torch.device) -> KeySplit:
-    """Enough programs for two per multiprocessor, and more for contexts that are long.
+def plan_split(
+    programs: int,
+    max_keys: int,
+    bytes_per_part: int,
+    device: torch.device,
+    aims: PartAims = AIMS,
+) -> KeySplit:
+    """Enough programs for all multiprocessors, and more for contexts that are long.
 
     Args:
         programs: how many the launch has for each part, at least.
         max_keys: how many keys a request may have at most, its tree included.
         bytes_per_part: what one part's results take, of all rows and query heads.
         device: where it runs.
+        aims: the device's.
     """
-    wanted = triton.cdiv(2 * multiprocessors(device), programs)
-    even = _power_of_two(min(wanted, max_keys // MIN_PART_KEYS, MOST_PARTS))
-    for_long = min(max_keys // MAX_PART_KEYS, LONG_CONTEXT_PARTS)
+    wanted = triton.cdiv(aims.programs_per_multiprocessor * multiprocessors(device), programs)
+    even = _power_of_two(min(wanted, max_keys // aims.min_keys, MOST_PARTS))
+    for_long = min(max_keys // aims.max_keys, aims.long_context_parts)
     most = _power_of_two(min(max(even, for_long), PART_BYTES // bytes_per_part))
-    return KeySplit(most, min(even, most), MIN_PART_KEYS, MAX_PART_KEYS)
+    return KeySplit(most, min(even, most), aims.min_keys, aims.max_keys)
 
 
 def multiprocessors(device: torch.device) -> int:

@@ -1,12 +1,15 @@
 """The tiles of rows and keys that tree attention works on.
 
-The choices follow from what the compiled kernels take (benchmarks/kernel_resources.py, for sm_80 to
-sm_120) and from arithmetic; none of them has been timed.
+The choices here follow from what the compiled kernels take (benchmarks/kernel_resources.py, for
+sm_80 to sm_120) and from arithmetic; none of them has been timed. What was timed on a GPU takes
+their place there: see tree_attention_tuning.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import torch
 import triton
@@ -30,6 +33,12 @@ class Tile:
     num_warps: int
     num_stages: int
     max_registers: int | None
+
+
+TileKey = tuple[int, int, int]
+"""Bytes of an element of the queries, head dim rounded up to a power of two, rows of its tile."""
+
+NOT_TUNED: Mapping[TileKey, Tile] = MappingProxyType({})
 
 
 def _half(rows: int, keys: int, num_warps: int) -> Tile:
@@ -61,7 +70,7 @@ TILES: dict[tuple[int, int], tuple[Tile, ...]] = {
     (4, 128): (_single(16, 16, 4), _single(32, 16, 8), _single(64, 16, 8)),
     (4, 256): (_single(16, 16, 8),),
 }
-"""The tiles to choose from: rows, keys, warps. This is the place to tune them.
+"""The tiles to choose from: rows, keys, warps.
 
 They are the same for all GPUs: they fit the 99 KiB of shared memory that a thread block has on
 sm_86, sm_89 and sm_120, and spill no registers (fp32 on sm_100 and sm_120: 8 bytes at most).
@@ -93,13 +102,22 @@ def compute_capability(device: torch.device) -> int:
     return 10 * major + minor
 
 
-def choose_tile(rows: int, head_dim: int, dtype: torch.dtype, capability: int = 0) -> Tile:
+def choose_tile(
+    rows: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    capability: int = 0,
+    tuned: Mapping[TileKey, Tile] = NOT_TUNED,
+) -> Tile:
     """The tile for `rows` = nodes x query heads of one KV head, queries of `dtype`.
 
     The smallest one that holds them. Where there are more rows than any holds, the largest, unless
     64 rows pad less: 132 rows (33 nodes, 4 heads) are 3 tiles of 64 and not 2 of 128, which would
     multiply a third more. The price is that K and V are read once per tile, from the L2 cache
     after the first: the tiles of a KV head are neighbours in the launch.
+
+    Args:
+        tuned: the GPU's own, each in the place of the one that would be chosen without it.
     """
     kind = dtype.itemsize, triton.next_power_of_2(head_dim)
     tiles = TILES[kind]
@@ -108,7 +126,10 @@ def choose_tile(rows: int, head_dim: int, dtype: torch.dtype, capability: int = 
         (tile for tile in tiles if rows <= tile.rows),
         min(several, key=lambda tile: (padded(rows, tile.rows), -tile.rows)),
     )
-    fewer = FEWER_REGISTERS.get((capability, *kind, tile.rows))
+    key = (*kind, tile.rows)
+    if key in tuned:
+        return tuned[key]
+    fewer = FEWER_REGISTERS.get((capability, *key))
     return tile if fewer is None else replace(tile, max_registers=fewer)
 
 

@@ -14,12 +14,11 @@ from vllm_redrafter.triton_kernels import tree_attention as tree_attention_modul
 from vllm_redrafter.triton_kernels import tree_attention_plan
 from vllm_redrafter.triton_kernels.tree_attention import TreeAttention, tree_attention
 from vllm_redrafter.triton_kernels.tree_attention_plan import (
-    LONG_CONTEXT_PARTS,
-    MAX_PART_KEYS,
-    MIN_PART_KEYS,
+    AIMS,
     MOST_PARTS,
     PART_BYTES,
     KeySplit,
+    PartAims,
     plan_split,
 )
 
@@ -42,8 +41,8 @@ def gpu_of_132(monkeypatch: pytest.MonkeyPatch) -> None:
         (1, 32768, 32, 32),  # 33 would fill the GPU
         (8, 32768, 8, 4),
         (33, 1024, 1, 1),
-        (33, 32768, LONG_CONTEXT_PARTS, 1),
-        (64, 131072, LONG_CONTEXT_PARTS, 1),
+        (33, 32768, AIMS.long_context_parts, 1),
+        (64, 131072, AIMS.long_context_parts, 1),
     ],
 )
 def test_few_programs_and_long_contexts_have_parts(
@@ -63,9 +62,9 @@ def test_parts_are_not_too_many(
 ) -> None:
     split = plan_split(programs, max_keys, bytes_per_part, device)
     assert 1 <= split.even_parts <= split.parts <= MOST_PARTS
-    assert split.parts == 1 or split.parts * MIN_PART_KEYS <= max_keys
+    assert split.parts == 1 or split.parts * AIMS.min_keys <= max_keys
     assert split.parts == 1 or split.parts * bytes_per_part <= PART_BYTES
-    assert (split.min_keys, split.max_keys) == (MIN_PART_KEYS, MAX_PART_KEYS)
+    assert (split.min_keys, split.max_keys) == (AIMS.min_keys, AIMS.max_keys)
 
 
 @pytest.mark.usefixtures("new_tensors_hold_nan")
@@ -100,6 +99,23 @@ def test_each_request_has_the_parts_that_its_own_length_asks_for(
     assert written.sum(dim=1).tolist() == parts
 
 
+@pytest.mark.usefixtures("gpu_of_132")
+@pytest.mark.parametrize(
+    ("aims", "planned"),
+    [
+        (AIMS, KeySplit(8, 4, 256, 2048)),
+        (PartAims(programs_per_multiprocessor=8), KeySplit(16, 16, 256, 2048)),
+        (PartAims(min_keys=16384), KeySplit(8, 2, 16384, 2048)),
+        (PartAims(max_keys=8192), KeySplit(4, 4, 256, 8192)),
+        (PartAims(long_context_parts=16), KeySplit(16, 4, 256, 2048)),
+    ],
+)
+def test_a_gpu_may_have_aims_of_its_own(
+    device: torch.device, aims: PartAims, planned: KeySplit
+) -> None:
+    assert plan_split(8 * 8, 32768, 1000, device, aims) == planned
+
+
 class Recorded:
     """A kernel whose launches' arguments are kept."""
 
@@ -130,9 +146,9 @@ def test_parts_are_planned_for_the_fewest_requests_and_the_most_keys_that_there_
     batch = launch([(300, bushy(9)), *[(0, [0])] * 5], Shape(kv_heads=2))
     counted = []
 
-    def plan(programs: int, max_keys: int, bytes_per_part: int, device: torch.device) -> KeySplit:
+    def plan(programs: int, max_keys: int, **others: Any) -> KeySplit:
         counted.append((programs, max_keys))
-        return plan_split(programs, max_keys, bytes_per_part, device)
+        return plan_split(programs, max_keys, **others)
 
     monkeypatch.setattr(tree_attention_module, "plan_split", plan)
     batch.check(min_requests=1)

@@ -233,12 +233,12 @@ def use_as_a_gpu_with_long_contexts() -> None:
 
     use()
     torch_flash_attention.use()
-    tree_attention_plan.MIN_PART_KEYS = 16
+    aims = tree_attention_plan.PartAims(min_keys=16)
     tree_attention_plan.multiprocessors = lambda device: 2
     plan = tree_attention.plan_split
 
     def planned(*args: Any, **kwargs: Any) -> Any:
-        made = plan(*args, **kwargs)
+        made = plan(*args, **(kwargs | {"aims": aims}))
         split[made.parts] += 1
         return made
 
