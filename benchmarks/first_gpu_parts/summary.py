@@ -143,19 +143,27 @@ def disagreements(checks: list[dict[str, Any]]) -> Iterator[str]:
             yield f"WRONG: {check['kernel']}, {check['case']}: error {check['error']}"
 
 
-def of_part_sweep(found: dict[str, Any]) -> Iterator[str]:
-    yield from disagreements(found["checks"])
-    for row in (found["timings"] or {}).get("num_parts", []):
-        times = {name: microseconds(cell) for name, cell in row["times"].items()}
-        timed = {name: time for name, time in times.items() if time is not None}
-        if not timed:
-            yield f"{row['case']}: not timed"
-            continue
-        best = min(timed, key=lambda name: timed[name])
-        yield (
-            f"{row['case']}: best {timed[best]:.1f} µs with num_parts {best}, "
-            f"the launcher's choice {shown(times.get('auto'))} µs"
-        )
+def of_tiles(found: dict[str, Any]) -> Iterator[str]:
+    tiles = len(found["tiles"])
+    yield f"a table for {found['device']} with Triton {found['triton']}, of {tiles} tiles"
+    for entry in found["tiles"]:
+        numbers = ", ".join(f"{name} {value}" for name, value in entry["tile"].items())
+        where = f"head size {entry['head_dim']}, {entry['rows']} rows"
+        yield f"{where}: {tuned(entry)}: {numbers}"
+    if found["parts"] is not None:
+        numbers = ", ".join(f"{name} {value}" for name, value in found["parts"]["aims"].items())
+        yield f"parts: {tuned(found['parts'])}: {numbers}"
+    yield from found["skipped"]
+    yield "to use it, see `triton_kernels/tiles/README.md`"
+
+
+def tuned(entry: dict[str, Any]) -> str:
+    """What is gained, and of how many candidates some were no good."""
+    time, usual = entry["microseconds"], entry["usual_microseconds"]
+    return (
+        f"{time:.1f} µs, {shown(ratio(time, usual))} × usual, "
+        f"{entry['tried']} tried, {len(entry['failed'])} failed"
+    )
 
 
 def of_kernel_resources(found: dict[str, Any]) -> Iterator[str]:
@@ -215,7 +223,7 @@ FIGURES: dict[str, Callable[[dict[str, Any]], Iterable[str]]] = {
     "step_cost_llama_3_8b": of_step_cost,
     "step_cost_llama_7b": of_step_cost,
     "throughput": of_throughput,
-    "part_sweep": of_part_sweep,
+    "tiles": of_tiles,
     "profiler_trace": of_profiler_trace,
 }
 

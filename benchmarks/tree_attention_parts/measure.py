@@ -5,7 +5,7 @@ Imports the kernels: whether Triton's interpreter runs them has to be settled be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -56,14 +56,12 @@ class Settings:
         parts: num_parts of the trees' launches; None leaves it to the launcher.
         with_flex: compare with flex_attention.
         memory: the fraction of free GPU memory that a case may take.
-        tune: time the trees over num_parts, and nothing else.
         layers: of the target whose cache is compacted.
     """
 
     parts: int | None = None
     with_flex: bool = True
     memory: float = 0.8
-    tune: bool = False
     layers: int = 32
 
 
@@ -222,19 +220,3 @@ def measure_build(stopwatch: Stopwatch, case: Case) -> StepResult:
         graph=attempt(lambda: stopwatch.in_graph(build.build)),
         launched=attempt(lambda: stopwatch.launched(build.build)),
     )
-
-
-def measure_parts(
-    stopwatch: Stopwatch, case: Case, candidates: Sequence[int], settings: Settings
-) -> dict[str, Cell] | Missing:
-    """The tree's time for each number of parts, and for the launcher's own choice."""
-    problem = allocate_problem(stopwatch, case, settings)
-    if isinstance(problem, Missing):
-        return problem
-
-    def time(parts: int | None) -> Cell:
-        return attempt(
-            lambda: stopwatch.in_graph(lambda: tree_attention(*problem.tree, num_parts=parts))
-        )
-
-    return {"auto": time(None), **{str(parts): time(parts) for parts in candidates}}

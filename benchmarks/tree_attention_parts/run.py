@@ -21,12 +21,10 @@ from tree_attention_parts.measure import (
     Stopwatch,
     measure_attention,
     measure_build,
-    measure_parts,
     measure_walk,
 )
 from tree_attention_parts.report import (
     AttentionResult,
-    Cell,
     Check,
     Missing,
     StepResult,
@@ -39,13 +37,11 @@ from tree_attention_parts.tables import (
     attention_table,
     check_table,
     step_table,
-    tune_table,
     verdict_table,
 )
 
 WALK_CONTEXT = 64
 """Keys before the trees whose rows are compacted. Their number costs memory, but no time."""
-PARTS_TO_TRY: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclass
@@ -55,7 +51,6 @@ class Report:
     Attributes:
         surroundings: machine, versions, options.
         copy_gbps: None where nothing is timed.
-        parts: of --tune: per case, times by num_parts.
         skipped: cases that were not measured, and why.
     """
 
@@ -65,7 +60,6 @@ class Report:
     copy_gbps: float | None = None
     attention: list[AttentionResult] = field(default_factory=list)
     steps: list[StepResult] = field(default_factory=list)
-    parts: list[tuple[str, dict[str, Cell]]] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
 
     def save(self) -> None:
@@ -89,10 +83,6 @@ class Report:
             "timings": {
                 "attention": [asdict(result) for result in self.attention],
                 "steps": [asdict(result) for result in self.steps],
-                "num_parts": [
-                    {"case": case, "times": {name: asdict(cell) for name, cell in cells.items()}}
-                    for case, cells in self.parts
-                ],
             },
             "skipped": self.skipped,
             "goals": [
@@ -136,22 +126,17 @@ def run(
         return False
     report.copy_gbps = stopwatch.copy_bandwidth()
     console.print(f"Copy bandwidth: {report.copy_gbps:.0f} GB/s\n")
-    (tune if settings.tune else sweep)(stopwatch, cases, settings, report, console)
+    sweep(stopwatch, cases, settings, report, console)
 
     notes = Footnotes()
-    if settings.tune:
-        console.print(tune_table(report.parts, notes))
-    else:
-        console.print(attention_table(report.attention, report.copy_gbps, notes))
-        console.print(step_table(report.steps, report.copy_gbps, notes))
+    console.print(attention_table(report.attention, report.copy_gbps, notes))
+    console.print(step_table(report.steps, report.copy_gbps, notes))
     for line in (*notes.lines(), *report.skipped):
         console.print(line, markup=False)
-    if not settings.tune:
-        verdicts = judge(report.attention, report.steps, report.copy_gbps)
-        console.print(verdict_table(verdicts, report.surroundings["machine"]["gpu"]))
+    verdicts = judge(report.attention, report.steps, report.copy_gbps)
+    console.print(verdict_table(verdicts, report.surroundings["machine"]["gpu"]))
     own = [cell for result in report.attention for cell in (result.tree, result.launched)]
     own += [cell for result in report.steps for cell in (result.graph, result.launched)]
-    own += [cell for _, cells in report.parts for cell in cells.values()]
     return all(isinstance(cell, Timing) for cell in own)
 
 
@@ -187,24 +172,6 @@ def sweep(
         replace(case, heads=cases[0].heads, context=WALK_CONTEXT) for case in cases
     ):
         report.steps.append(measure_build(stopwatch, case))
-        report.save()
-
-
-def tune(
-    stopwatch: Stopwatch,
-    cases: Sequence[Case],
-    settings: Settings,
-    report: Report,
-    console: Console,
-) -> None:
-    assert report.copy_gbps is not None
-    for case in cases:
-        announce(case, report.copy_gbps, console)
-        cells = measure_parts(stopwatch, case, PARTS_TO_TRY, settings)
-        if isinstance(cells, Missing):
-            skip(str(case), cells, report, console)
-        else:
-            report.parts.append((str(case), cells))
         report.save()
 
 

@@ -14,7 +14,6 @@ from tree_attention_parts.report import (
     Check,
     Missing,
     StepResult,
-    Timing,
     Verdict,
     floor_us,
     ratio,
@@ -156,16 +155,4 @@ def verdict_table(verdicts: Sequence[Verdict], gpu: str) -> Table:
         made.add_row(
             verdict.goal, verdict.status, verdict.worst or "–", verdict.elsewhere or "–", cases
         )
-    return made
-
-
-def tune_table(rows: Sequence[tuple[str, dict[str, Cell]]], notes: Footnotes) -> Table:
-    """One line per case, one column per number of parts; * marks the best."""
-    columns = list(rows[0][1]) if rows else []
-    made = _table("num_parts, µs", "auto: the launcher's choice. *: best.", ("case",), columns)
-    for case, cells in rows:
-        timed = {name: c.median for name, c in cells.items() if isinstance(c, Timing)}
-        best = min(timed, key=lambda name: timed[name]) if timed else None
-        texts = [notes.time(cell) + "*" * (name == best) for name, cell in cells.items()]
-        made.add_row(case, *texts)
     return made

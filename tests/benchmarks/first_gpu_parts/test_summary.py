@@ -61,25 +61,35 @@ MEASURED: dict[str, dict[str, Any]] = {
         }
     },
     "tree_attention": {
-        "checks": CHECKS,
+        "checks": [*CHECKS, asdict(Check("tree_attention", "fp32", 1.5, 0.02))],
         "copy_gbps": 4000.0,
-        "timings": {"attention": [asdict(CASE)], "steps": [], "num_parts": []},
+        "timings": {"attention": [asdict(CASE)], "steps": []},
         "goals": [asdict(verdict) for verdict in judge([CASE], [], 4000.0)],
     },
-    "part_sweep": {
-        "checks": [asdict(Check("tree_attention", "fp32", 1.5, 0.02))],
-        "timings": {
-            "num_parts": [
-                {
-                    "case": "llama-7b, batch 8",
-                    "times": {
-                        "auto": asdict(Timing([12.0])),
-                        "4": asdict(Timing([10.0])),
-                        "64": asdict(Missing("failed")),
-                    },
-                }
-            ]
+    "tiles": {
+        "device": "a GPU",
+        "triton": "3.9.0",
+        "tiles": [
+            {
+                "element_bytes": 2,
+                "head_dim": 128,
+                "rows": 64,
+                "tile": {"rows": 64, "keys": 32},
+                "microseconds": 45.0,
+                "usual_microseconds": usual,
+                "tried": 11,
+                "failed": [{"rows": 128, "reason": "out of resources"}],
+            }
+            for usual in (50.0, None)
+        ],
+        "parts": {
+            "aims": {"min_keys": 512},
+            "microseconds": 45.0,
+            "usual_microseconds": 45.0,
+            "tried": 9,
+            "failed": [],
         },
+        "skipped": ["batch 64: the KV cache would take 40 GB"],
     },
     "kernel_resources": {
         "kernels": [
@@ -129,14 +139,19 @@ EXPECTED: dict[str, list[str]] = {
         "- adaptive: failed",
     ],
     "tree_attention": [
+        "WRONG: tree_attention, fp32: error 1.5",
         "copy bandwidth 4000 GB/s",
         "at least 80 % of the copy bandwidth (context ≥ 4k, batch ≥ 8): met, worst 90%",
         "llama-3-8b, 8 × 4096, nodes 32: of copy 0.90, × one node 1.05, flex ÷ tree 2.00, "
         "beams apart ÷ tree –",
     ],
-    "part_sweep": [
-        "WRONG: tree_attention, fp32: error 1.5",
-        "llama-7b, batch 8: best 10.0 µs with num_parts 4, the launcher's choice 12.00 µs",
+    "tiles": [
+        "a table for a GPU with Triton 3.9.0, of 2 tiles",
+        "head size 128, 64 rows: 45.0 µs, 0.90 × usual, 11 tried, 1 failed: rows 64, keys 32",
+        "head size 128, 64 rows: 45.0 µs, – × usual",
+        "parts: 45.0 µs, 1.00 × usual, 9 tried, 0 failed: min_keys 512",
+        "batch 64: the KV cache",
+        "see `triton_kernels/tiles/README.md`",
     ],
     "kernel_resources": [
         "2 kernels compiled",

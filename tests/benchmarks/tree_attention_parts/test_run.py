@@ -85,13 +85,6 @@ def test_verdicts_are_printed_and_written(measured: Path) -> None:
     assert "This is another GPU (none)." in printed
 
 
-def test_tune_tries_numbers_of_parts(measured: Path) -> None:
-    (found,) = load(measured / "tune.json")["timings"]["num_parts"]
-
-    assert list(found["times"]) == ["auto", "1", "3"]
-    assert "num_parts, µs" in (measured / "tune.txt").read_text()
-
-
 def test_a_wrong_kernel_is_not_timed(measured: Path) -> None:
     assert load(measured / "wrong.json")["timings"] is None
     assert "nothing is timed" in (measured / "wrong.txt").read_text()
@@ -100,7 +93,7 @@ def test_a_wrong_kernel_is_not_timed(measured: Path) -> None:
 def test_success_means_that_our_kernels_are_right_and_ran(measured: Path) -> None:
     """flex_attention may fail."""
     passed = load(measured / "passed.json")
-    assert passed == {"sweep": True, "tune": True, "wrong": False, "failing": False}
+    assert passed == {"sweep": True, "wrong": False, "failing": False}
     (result, *_) = load(measured / "failing.json")["timings"]["attention"]
     assert result["tree"] == {"reason": "failed: ValueError: out of luck"}
 

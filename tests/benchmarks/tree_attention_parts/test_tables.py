@@ -7,13 +7,12 @@ from io import StringIO
 
 from rich.console import Console
 from rich.table import Table
-from tree_attention_parts.report import Cell, Check, Missing, Timing, judge
+from tree_attention_parts.report import Check, Missing, judge
 from tree_attention_parts.tables import (
     Footnotes,
     attention_table,
     check_table,
     step_table,
-    tune_table,
     verdict_table,
 )
 
@@ -64,15 +63,3 @@ def test_what_failed_has_its_cell_and_its_reason() -> None:
     assert second.split()[-4:] == ["failed", "(1)", "skipped", "(2)"]
     assert third.count("failed (3)") == 4
     assert notes.lines()[:2] == [f"(1) {failed.reason}", "(2) skipped: 9 GB"]
-
-
-def test_the_best_number_of_parts_is_marked() -> None:
-    cells: dict[str, Cell] = {
-        "auto": Timing([12.0]),
-        "1": Timing([20.0]),
-        "2": Timing([11.0]),
-        "4": Missing("no"),
-    }
-    shown = text(tune_table([("a case", cells)], Footnotes()))
-
-    assert "12.0   20.0   11.0*   no (1)" in shown
