@@ -87,7 +87,8 @@ def demo(
     """Decode in vLLM without and with ReDrafter, side by side.
 
     The target is SmolLM2-135M-Instruct, from the hub or else out of a PyPI package (93 MB), with
-    the drafter that comes with this package. Needs no GPU, and three minutes on two cores.
+    the drafter that comes with this package. Needs no GPU, and three minutes on two cores; six
+    where the processor has no bfloat16.
     """
     from vllm_redrafter.demo.cache import default_cache_dir
 
