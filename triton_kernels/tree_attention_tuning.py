@@ -97,7 +97,7 @@ def read_tuning(device_name: str, folder: Path) -> Tuning:
     of = read.text("device")
     if file_name(of) != path.name:
         raise read.error(f"device {of!r} is not the one that the file is named after")
-    version = read.text("triton")
+    tuning, version = Tuning(_tiles(read), _aims(read)), read.text("triton")
     if _minor(version) != _minor(triton.__version__):
         logger.warning(
             "%s is not used: it was measured with Triton %s, and %s is installed. To use it, %s.",
@@ -107,7 +107,7 @@ def read_tuning(device_name: str, folder: Path) -> Tuning:
             REMEDY,
         )
         return UNTUNED
-    return Tuning(_tiles(read), _aims(read))
+    return tuning
 
 
 def _minor(version: str) -> list[str]:
