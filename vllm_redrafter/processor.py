@@ -15,13 +15,13 @@ def fast_dtype() -> torch.dtype:
 def advice_on(dtype: torch.dtype) -> str | None:
     """What to tell whoever computes in this dtype here; None where nothing is wrong with it.
 
-    A processor without instructions for bfloat16 widens all numbers of a matrix at every product;
-    `benchmarks/step_parts.py --dtype` shows what that costs.
+    A processor without instructions for bfloat16 widens all numbers of a matrix at every product,
+    for every few rows anew; `benchmarks/step_parts.py --dtype` shows what that costs.
     """
     if dtype != torch.bfloat16 or fast_dtype() == dtype:
         return None
     return (
-        "this processor has no instructions for products in bfloat16, and computes them several "
-        "times slower than those in float32: --dtype float32 is faster here, and takes twice the "
-        "memory"
+        "this processor has no instructions for products in bfloat16, and computes them slower "
+        "than those in float32, by more for each request in flight: --dtype float32 is faster "
+        "here, and takes twice the memory"
     )

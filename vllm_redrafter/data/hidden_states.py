@@ -35,6 +35,7 @@ from torch import Tensor
 from vllm_redrafter.data.fingerprint import LENGTH
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.files import whole_file
+from vllm_redrafter.json_files import read_json
 
 FORMAT_VERSION = 1
 INFO_FILE = "states.json"
@@ -103,7 +104,7 @@ class StatesInfo:
         """
         path = folder / INFO_FILE
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
+            values = read_json(path)
         except FileNotFoundError as error:
             raise ConfigError(
                 f"{folder}: no {INFO_FILE} there; give a folder that capture wrote"

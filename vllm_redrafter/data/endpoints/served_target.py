@@ -23,6 +23,7 @@ from vllm_redrafter.data.target_files import load_from
 from vllm_redrafter.data.turns import PromptRenderer
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.files import whole_file
+from vllm_redrafter.json_files import read_json
 
 SERVED_FILE = "served.json"
 TEXT = (
@@ -181,7 +182,7 @@ class ServedTarget:
         except OSError as error:
             raise ConfigError(f"--output {path}: cannot be written to: {error}") from error
         try:
-            first = Fingerprint(**json.loads(path.read_text(encoding="utf-8")))
+            first = Fingerprint(**read_json(path))
             distance = first.distance(found)
         except (OSError, ValueError, TypeError) as error:
             raise ConfigError(f"{path}: not what generate-data writes: {error}") from error
