@@ -19,6 +19,7 @@ ON_GPU = torch.cuda.is_available()
 if not ON_GPU:
     import_interpreted(
         "vllm_redrafter.triton_kernels.accept_path",
+        "vllm_redrafter.triton_kernels.build_tree_kernels",
         "vllm_redrafter.triton_kernels.build_tree",
         "vllm_redrafter.triton_kernels.compact_kv",
         "vllm_redrafter.triton_kernels.draft_layers",

@@ -1,0 +1,178 @@
+"""The kernels of build_tree.py: which candidates become nodes, and what their order settles."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _rank(
+    scores,  # [BLOCK] fp32 values
+    index,  # [BLOCK] int32 values
+    scores_ptr,  # [NUM] fp32, all candidates of the request
+    NUM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """How many of the request's candidates stand before (scores, index), both [BLOCK]."""
+    rank = tl.zeros([BLOCK], dtype=tl.int32)
+    for start in range(0, NUM, CHUNK):
+        other = start + tl.arange(0, CHUNK)
+        others = tl.load(scores_ptr + other, mask=other < NUM, other=float("-inf"))
+        before = (others[None, :] > scores[:, None]) | (
+            (others[None, :] == scores[:, None]) & (other[None, :] < index[:, None])
+        )
+        before = before & (other < NUM)[None, :]
+        rank += tl.sum(before.to(tl.int32), axis=1)
+    return rank
+
+
+@triton.jit
+def _is_on_best_beam(
+    index,  # [BLOCK] int32 values
+    back_pointers_ptr,  # [NUM], of the request
+    scores_ptr,  # [NUM] fp32, likewise
+    WIDTH: tl.constexpr,
+    NUM: tl.constexpr,
+):
+    """Which candidates the best beam of the last level passes through; none if it is dead."""
+    at = tl.full([], NUM - WIDTH, tl.int32)
+    is_on = index < 0
+    if tl.load(scores_ptr + at) > float("-inf"):
+        for _ in range(NUM // WIDTH):
+            is_on = is_on | (index == at)
+            beam_above = tl.load(back_pointers_ptr + at).to(tl.int32)
+            # On level 0, where back-pointers say nothing, the climb ends.
+            at = tl.where(at < WIDTH, at, (at // WIDTH - 1) * WIDTH + beam_above)
+    return is_on
+
+
+@triton.jit
+def _select_nodes(
+    root_tokens,  # [R] int32 or int64
+    tokens,  # [R, L, WIDTH] int32 or int64
+    back_pointers,  # [R, L, WIDTH] int32 or int64
+    log_probs,  # [R, L, WIDTH] fp32
+    odds,  # [R, L, WIDTH] fp32; read where HAS_ODDS
+    entries,  # [R] int32 or int64; read where HAS_ENTRIES
+    chains,  # [R] int32; read where HAS_WISHES
+    limits,  # [R] int32; likewise
+    out_tokens,  # [entries, SLOTS] int32, written
+    out_parents,  # [entries, SLOTS] int32, written
+    out_depths,  # [entries, SLOTS] int32, written
+    out_num_nodes,  # [entries] int32, written
+    out_log_probs,  # [entries, SLOTS] fp32, written where HAS_ODDS
+    out_odds,  # [entries, SLOTS] fp32, written where HAS_ODDS
+    WIDTH: tl.constexpr,
+    NUM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
+    SLOTS: tl.constexpr,
+    BLOCK_SLOTS: tl.constexpr,
+    HAS_ENTRIES: tl.constexpr,
+    HAS_WISHES: tl.constexpr,
+    HAS_ODDS: tl.constexpr,
+):
+    """One request: rank the candidates, write the best as nodes, blank the unused slots."""
+    request = tl.program_id(0)
+    entry = tl.load(entries + request).to(tl.int32) if HAS_ENTRIES else request
+    scores_ptr = log_probs + request * NUM
+    index = tl.arange(0, BLOCK)
+    is_candidate = index < NUM
+    scores = tl.load(scores_ptr + index, mask=is_candidate, other=float("-inf"))
+    level = index // WIDTH
+    rank = _rank(scores, index, scores_ptr, NUM, BLOCK, CHUNK)
+    if HAS_WISHES:
+        wants_chain = tl.load(chains + request) != 0
+        if wants_chain:
+            is_on = _is_on_best_beam(index, back_pointers + request * NUM, scores_ptr, WIDTH, NUM)
+            rank = tl.where(is_on, level, SLOTS)
+    is_node = is_candidate & (scores > float("-inf")) & (rank < SLOTS - 1)
+
+    beam_above = tl.load(back_pointers + request * NUM + index, mask=is_node, other=0)
+    parent = (level - 1) * WIDTH + beam_above.to(tl.int32)
+    has_parent = is_node & (level > 0)
+    parent_scores = tl.load(scores_ptr + parent, mask=has_parent, other=float("-inf"))
+    parent_rank = _rank(parent_scores, parent, scores_ptr, NUM, BLOCK, CHUNK)
+    if HAS_WISHES:
+        parent_rank = tl.where(wants_chain, level - 1, parent_rank)
+
+    at = entry * SLOTS + rank + 1
+    token = tl.load(tokens + request * NUM + index, mask=is_node, other=0)
+    tl.store(out_tokens + at, token.to(tl.int32), mask=is_node)
+    tl.store(out_parents + at, tl.where(has_parent, parent_rank + 1, 0), mask=is_node)
+    tl.store(out_depths + at, level + 1, mask=is_node)
+    if HAS_ODDS:
+        tl.store(out_log_probs + at, scores, mask=is_node)
+        own_odds = tl.load(odds + request * NUM + index, mask=is_node, other=0.0)
+        tl.store(out_odds + at, own_odds, mask=is_node)
+
+    num_nodes = tl.sum(is_node.to(tl.int32), axis=0) + 1
+    slot = tl.arange(0, BLOCK_SLOTS)
+    unused = (slot >= num_nodes) & (slot < SLOTS)
+    tl.store(out_tokens + entry * SLOTS + slot, -1, mask=unused)
+    tl.store(out_parents + entry * SLOTS + slot, 0, mask=unused | (slot == 0))
+    tl.store(out_depths + entry * SLOTS + slot, 0, mask=unused | (slot == 0))
+    tl.store(out_tokens + entry * SLOTS, tl.load(root_tokens + request).to(tl.int32))
+    if HAS_WISHES:
+        num_nodes = tl.minimum(num_nodes, tl.load(limits + request) + 1)
+    tl.store(out_num_nodes + entry, num_nodes)
+    if HAS_ODDS:
+        no_score = tl.where(slot == 0, 0.0, float("-inf"))
+        tl.store(out_log_probs + entry * SLOTS + slot, no_score, mask=unused | (slot == 0))
+        tl.store(
+            out_odds + entry * SLOTS + slot,
+            tl.zeros([BLOCK_SLOTS], tl.float32),
+            mask=unused | (slot == 0),
+        )
+
+
+@triton.jit
+def _finish_trees(
+    tokens,  # [entries, SLOTS] int32; read where HAS_ROWS
+    parents,  # [entries, SLOTS] int32
+    depths,  # [entries, SLOTS] int32
+    log_probs,  # [entries, SLOTS] fp32; read where HAS_PROBS
+    entries,  # [R] int32 or int64; read where HAS_ENTRIES
+    limits,  # [R] int32; read where HAS_PROBS
+    ancestors,  # [entries, SLOTS, WORDS] int32, written
+    out_drafts,  # [R, SLOTS - 1] int64, written where HAS_ROWS
+    out_probs,  # [R, SLOTS - 1] fp32, written where HAS_PROBS
+    SLOTS: tl.constexpr,
+    BLOCK_SLOTS: tl.constexpr,
+    WORDS: tl.constexpr,
+    HAS_ENTRIES: tl.constexpr,
+    HAS_ROWS: tl.constexpr,
+    HAS_PROBS: tl.constexpr,
+):
+    """One request: each node climbs to its root and sets a bit per node on the way.
+
+    What is asked about the nodes in their order is read off, too.
+    """
+    request = tl.program_id(0)
+    entry = tl.load(entries + request).to(tl.int32) if HAS_ENTRIES else request
+    slot = tl.arange(0, BLOCK_SLOTS)
+    is_slot = slot < SLOTS
+    deepest = tl.max(tl.load(depths + entry * SLOTS + slot, mask=is_slot, other=0), axis=0)
+    for word in tl.static_range(WORDS):
+        bits = tl.zeros([BLOCK_SLOTS], dtype=tl.int32)
+        node = slot
+        # At least one step: the root is the parent of unused slots too.
+        for _ in range(tl.maximum(deepest, 1) + 1):
+            bit = tl.full([BLOCK_SLOTS], 1, dtype=tl.int32) << (node % 32)
+            bits = bits | tl.where(node // 32 == word, bit, 0)
+            node = tl.load(parents + entry * SLOTS + node, mask=is_slot, other=0)
+        at = (entry * SLOTS + slot) * WORDS + word
+        tl.store(ancestors + at, bits, mask=is_slot)
+    is_drafted = is_slot & (slot > 0)
+    to = request * (SLOTS - 1) + slot - 1
+    if HAS_ROWS:
+        token = tl.load(tokens + entry * SLOTS + slot, mask=is_drafted, other=0)
+        tl.store(out_drafts + to, tl.maximum(token, 0).to(tl.int64), mask=is_drafted)
+    if HAS_PROBS:
+        at = log_probs + entry * SLOTS + slot
+        score = tl.load(at, mask=is_drafted, other=float("-inf"))
+        before = tl.load(at - 1, mask=is_drafted & (score > float("-inf")), other=0.0)
+        probs = tl.where(slot - 1 < tl.load(limits + request), tl.exp(score - before), 0.0)
+        tl.store(out_probs + to, probs, mask=is_drafted)
