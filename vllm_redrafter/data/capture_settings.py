@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from vllm_redrafter.data.settings import parsed_engine_args
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.settings import check, setting
 
@@ -37,8 +37,8 @@ class CaptureSettings:
     tensor_parallel_size: int = setting(
         1, "Number of GPUs that the target is spread over, as vLLM's option.", at_least=1
     )
-    engine_args: str | None = setting(
-        None, "More of vLLM's arguments, as JSON: '{\"pipeline_parallel_size\": 2}'."
+    engine_args: str = setting(
+        "{}", "More of vLLM's arguments, as JSON: '{\"pipeline_parallel_size\": 2}'."
     )
     in_flight: int = setting(64, "Number of rows that the engine works on at once.", at_least=1)
     check_rows: int = setting(
@@ -68,14 +68,4 @@ class CaptureSettings:
 
     def engine_arguments(self) -> dict[str, Any]:
         """`engine_args` as a dictionary."""
-        try:
-            found = json.loads(self.engine_args or "{}")
-        except ValueError as error:
-            raise ConfigError(
-                f"capture: engine_args must be a JSON object: {error}; got {self.engine_args!r}"
-            ) from error
-        if not isinstance(found, dict):
-            raise ConfigError(
-                f"capture: engine_args must be a JSON object; got {self.engine_args!r}"
-            )
-        return found
+        return parsed_engine_args(self.engine_args)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.json_files import parse_json
 from vllm_redrafter.settings import check, setting
 
 
@@ -75,16 +75,25 @@ class EngineSettings:
 
     def further_arguments(self) -> dict[str, Any]:
         """`engine_args` as a dictionary."""
-        try:
-            found = json.loads(self.engine_args)
-        except ValueError as error:
-            raise ConfigError(f"--engine-args {self.engine_args!r}: no JSON: {error}") from error
-        if not isinstance(found, dict):
-            raise ConfigError(
-                f"--engine-args {self.engine_args!r}: give a JSON object, such as "
-                '{"gpu_memory_utilization": 0.8}'
-            )
-        return found
+        return parsed_engine_args(self.engine_args)
+
+
+def parsed_engine_args(text: str) -> dict[str, Any]:
+    """What --engine-args says.
+
+    Raises:
+        ConfigError: it is no JSON object.
+    """
+    problem = f"engine_args must be a JSON object, got {text!r}"
+    try:
+        found = parse_json(text)
+    except ValueError as error:
+        raise ConfigError(f"{problem}: no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(
+            f'{problem}: give a JSON object, such as {{"gpu_memory_utilization": 0.8}}'
+        )
+    return found
 
 
 @dataclass(frozen=True)
