@@ -145,13 +145,18 @@ def _start_vllm(target: str, settings: GenerationSettings) -> Any:
     """The engine that lets the target write; vLLM is imported here and not before."""
     # Its log would run through the progress bar; whoever wants it says so in the environment.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    engine: Any
     if settings.engine.data_parallel_size > 1:
         from vllm_redrafter.engine.offline_parallel import DataParallelEngine
 
-        return DataParallelEngine(target, settings)
-    from vllm_redrafter.engine.offline import OfflineEngine
+        engine = DataParallelEngine(target, settings)
+    else:
+        from vllm_redrafter.engine.offline import OfflineEngine
 
-    return OfflineEngine(target, settings)
+        engine = OfflineEngine(target, settings)
+    if engine.advice is not None:
+        typer.secho(engine.advice, err=True)
+    return engine
 
 
 def _ask_servers(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from vllm import LLM, EngineArgs, RequestOutput, SamplingParams
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
@@ -17,6 +18,7 @@ from vllm_redrafter.data.settings import GenerationSettings
 from vllm_redrafter.data.turns import OpenTurn, TurnAnswer
 from vllm_redrafter.engine.request_loop import EngineRequest, run_requests
 from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.processor import advice_on
 
 MAX_LOGPROBS = 20
 """vLLM's own limit of log-probabilities per token, where it is not told another one."""
@@ -188,6 +190,11 @@ def turn_answer(conversation: int, output: RequestOutput, top_logprobs: int) -> 
     )
 
 
+def advice_here(dtype: torch.dtype) -> str | None:
+    """`advice_on`, where vLLM computes on the processor."""
+    return advice_on(dtype) if current_platform.is_cpu() else None
+
+
 class OfflineEngine:
     """The target in vLLM, writing training data: a `TargetEngine`.
 
@@ -208,6 +215,11 @@ class OfflineEngine:
     @property
     def max_model_len(self) -> int:
         return int(self._llm.llm_engine.model_config.max_model_len)
+
+    @property
+    def advice(self) -> str | None:
+        """What to tell whoever waits for it."""
+        return advice_here(self._llm.llm_engine.model_config.dtype)
 
     @property
     def in_flight(self) -> int:

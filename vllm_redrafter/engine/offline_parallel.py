@@ -14,7 +14,12 @@ from vllm.v1.metrics.reader import get_metrics_snapshot
 
 from vllm_redrafter.data.settings import GenerationSettings
 from vllm_redrafter.data.turns import OpenTurn, TurnAnswer
-from vllm_redrafter.engine.offline import engine_arguments, sampling_params, turn_answer
+from vllm_redrafter.engine.offline import (
+    advice_here,
+    engine_arguments,
+    sampling_params,
+    turn_answer,
+)
 from vllm_redrafter.errors import ConfigError
 
 
@@ -43,6 +48,11 @@ class DataParallelEngine:
     @property
     def max_model_len(self) -> int:
         return int(self._llm.model_config.max_model_len)
+
+    @property
+    def advice(self) -> str | None:
+        """See `OfflineEngine`."""
+        return advice_here(self._llm.model_config.dtype)
 
     @property
     def in_flight(self) -> int:

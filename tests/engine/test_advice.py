@@ -1,0 +1,32 @@
+"""What whoever generates data is told of the dtype; no engine starts."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from vllm_redrafter import cli_data
+from vllm_redrafter.data.settings import GenerationSettings
+from vllm_redrafter.engine import offline
+
+
+def test_slow_data_is_not_generated_in_silence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """vLLM's own log is switched off there."""
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True})
+    monkeypatch.setattr(offline, "current_platform", SimpleNamespace(is_cpu=lambda: True))
+
+    def started(dtype: torch.dtype) -> str:
+        engine = SimpleNamespace(advice=offline.advice_here(dtype))
+        monkeypatch.setattr(offline, "OfflineEngine", lambda target, settings: engine)
+        assert cli_data._start_vllm("target", GenerationSettings()) is engine
+        return capsys.readouterr().err
+
+    assert "--dtype float32 is faster" in started(torch.bfloat16)
+    assert started(torch.float32) == ""
+    monkeypatch.setattr(offline, "current_platform", SimpleNamespace(is_cpu=lambda: False))
+    assert started(torch.bfloat16) == ""
