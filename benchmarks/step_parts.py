@@ -36,8 +36,6 @@ from cpu_parts import attention, draft
 from shared_parts import machine, results
 from shared_parts.arguments import beams, positive, script_parser
 
-from vllm_redrafter.config import DrafterConfig
-
 PARTS = ("draft", "attention")
 
 
@@ -73,8 +71,7 @@ def arguments() -> argparse.Namespace:
 
 
 def draft_costs(args: argparse.Namespace) -> list[draft.Cost]:
-    config = DrafterConfig(args.vocab_size, args.hidden_size, exit_dim=args.hidden_size)
-    measured = draft.Draft(config, getattr(torch, args.dtype))
+    measured = draft.Draft(args.vocab_size, args.hidden_size, getattr(torch, args.dtype))
     return [
         draft.measure(measured, requests, width, length, args.repeats)
         for requests, (width, length) in product(args.requests, args.shapes)

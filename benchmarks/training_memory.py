@@ -31,9 +31,8 @@ from rich.table import Table
 from shared_parts import machine, results
 from shared_parts.arguments import script_parser
 
-from vllm_redrafter.config import DrafterConfig
 from vllm_redrafter.data.rows import TextRow
-from vllm_redrafter.drafter import Drafter
+from vllm_redrafter.heads.registry import new_head
 from vllm_redrafter.training import chunked_loss
 from vllm_redrafter.training.batches import TextBatch
 from vllm_redrafter.training.chunked_loss import CHUNK_ELEMENTS
@@ -77,7 +76,7 @@ def measure(hidden_size: int, vocab_size: int, unroll_steps: int, length: int) -
     # The head's initialisation has touched all of its memory: what follows is the drafter's.
     before = _resident()
     started = time.perf_counter()
-    drafter = Drafter(DrafterConfig(vocab_size, hidden_size, exit_dim=hidden_size))
+    drafter = new_head("recurrent", vocab_size, hidden_size)
     optimizer = adamw(drafter, TrainingConfig())
     chunked_loss.CPU_CHUNK_ELEMENTS = CHUNK_ELEMENTS
     model = Distillation(drafter, head, unroll_steps)

@@ -12,8 +12,7 @@ from torch import Tensor
 from redrafter_testing.algorithm import naive
 from vllm_redrafter.beam_search import ExploredNodes, beam_search, log_softmax_of_top
 from vllm_redrafter.checkpoints.reading import load_drafter
-from vllm_redrafter.config import DrafterConfig
-from vllm_redrafter.drafter import Drafter
+from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 
 HIDDEN = 8
 REQUESTS = 3
@@ -69,10 +68,10 @@ def random_requests(vocab: int, seed: int = 1) -> tuple[Tensor, Tensor, Tensor]:
 
 def random_search(
     vocab: int, width: int, length: int, seed: int = 0
-) -> tuple[Drafter, Tensor, Tensor, Tensor, ExploredNodes]:
+) -> tuple[RecurrentHead, Tensor, Tensor, Tensor, ExploredNodes]:
     """A drafter without a checkpoint, random requests, and what the search explores for them."""
     torch.manual_seed(seed)
-    drafter = Drafter(DrafterConfig(vocab, HIDDEN, exit_dim=2 * HIDDEN)).double()
+    drafter = RecurrentHead(RecurrentConfig(vocab, HIDDEN, exit_dim=2 * HIDDEN)).double()
     for parameter in drafter.parameters():
         torch.nn.init.normal_(parameter, std=0.6)
     embedding, hidden, roots = random_requests(vocab, seed)

@@ -34,8 +34,9 @@ FLOORS = (
     ("token_tree",),
     ("policy",),
     ("beam_search",),
-    ("checkpoints", "sharding", "triton_kernels"),
-    ("drafter",),
+    ("checkpoints", "sharding"),
+    ("heads",),
+    ("triton_kernels",),
     ("config", "settings"),
     ("request_options", "shipped"),
     (
@@ -143,7 +144,7 @@ def test_every_room_has_a_module() -> None:
 @pytest.mark.parametrize(
     ("module", "line", "found"),
     [
-        ("drafter", "from vllm_redrafter.beam_search import beam_search", "beam_search"),
+        ("heads.head", "from vllm_redrafter.beam_search import beam_search", "beam_search"),
         ("engine.embedding", "from vllm_redrafter.plugin import register", "plugin"),
         ("engine.cpu.worker", "from vllm_redrafter.engine.v2 import runner", "engine.v2.runner"),
         ("training.run", "def f():\n    import vllm_redrafter.engine.offline", "engine.offline"),

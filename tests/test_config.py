@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from vllm_redrafter.config import DrafterConfig, ReDrafterConfig
+from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.heads.recurrent import RecurrentConfig
 
 SIZES: dict[str, Any] = {"vocab_size": 32, "hidden_size": 8, "exit_dim": 16}
 
@@ -14,29 +15,29 @@ SIZES: dict[str, Any] = {"vocab_size": 32, "hidden_size": 8, "exit_dim": 16}
 @pytest.mark.parametrize("value", [0, -1, True, 8.0, "8", None])
 def test_drafter_sizes_must_be_positive_integers(name: str, value: object) -> None:
     with pytest.raises(ConfigError, match=rf"{name} .* at least 1, got {value!r}"):
-        DrafterConfig(**{**SIZES, name: value})
+        RecurrentConfig(**{**SIZES, name: value})
 
 
 def test_drafter_sizes_of_one_are_accepted() -> None:
-    config = DrafterConfig(vocab_size=1, hidden_size=1, exit_dim=1)
+    config = RecurrentConfig(vocab_size=1, hidden_size=1, exit_dim=1)
     assert (config.vocab_size, config.hidden_size, config.exit_dim) == (1, 1, 1)
 
 
 @pytest.mark.parametrize("value", [-1, 1.0, "1", None])
 def test_number_of_draft_layers_must_be_a_non_negative_integer(value: object) -> None:
     with pytest.raises(ConfigError, match=rf"num_draft_layers .* at least 0, got {value!r}"):
-        DrafterConfig.from_dict({**SIZES, "num_draft_layers": value})
+        RecurrentConfig.from_dict({**SIZES, "num_draft_layers": value})
 
 
 def test_a_head_without_draft_layers_is_accepted() -> None:
-    assert DrafterConfig(**SIZES, num_draft_layers=0).num_draft_layers == 0
+    assert RecurrentConfig(**SIZES, num_draft_layers=0).num_draft_layers == 0
 
 
 @pytest.mark.parametrize(("exit_dim", "expected"), [(15, True), (16, False), (17, True), (8, True)])
 def test_input_projection_exists_unless_exit_dim_is_twice_the_hidden_size(
     exit_dim: int, expected: bool
 ) -> None:
-    config = DrafterConfig(vocab_size=32, hidden_size=8, exit_dim=exit_dim)
+    config = RecurrentConfig(vocab_size=32, hidden_size=8, exit_dim=exit_dim)
     assert config.has_input_projection is expected
 
 
@@ -51,7 +52,7 @@ def test_from_dict_reads_apples_keys_and_ignores_those_of_transformers() -> None
         "torch_dtype": "float32",
         "transformers_version": "4.38.2",
     }
-    assert DrafterConfig.from_dict(values) == DrafterConfig(
+    assert RecurrentConfig.from_dict(values) == RecurrentConfig(
         vocab_size=32,
         hidden_size=8,
         exit_dim=16,
@@ -65,7 +66,7 @@ def test_from_dict_reads_apples_keys_and_ignores_those_of_transformers() -> None
 def test_from_dict_names_all_missing_sizes(names: list[str]) -> None:
     values = {name: size for name, size in SIZES.items() if name not in names}
     with pytest.raises(ConfigError, match=f"lacks {', '.join(names)}"):
-        DrafterConfig.from_dict(values)
+        RecurrentConfig.from_dict(values)
 
 
 @pytest.mark.parametrize("num_speculative_tokens", [1, 127])
@@ -142,9 +143,9 @@ def test_config_errors_are_value_errors() -> None:
 
 
 def test_a_large_draft_vocabulary_is_advised_against() -> None:
-    large = DrafterConfig(128_256, 8, 8)
+    large = RecurrentConfig(128_256, 8, 8)
     assert large.advice is not None
     assert "128,256 tokens" in large.advice and "--draft-vocab-size 32768" in large.advice
-    assert DrafterConfig(128_256, 8, 8, draft_vocab_size=32_768).advice is None
-    assert DrafterConfig(65_535, 8, 8).advice is None
-    assert DrafterConfig(65_536, 8, 8).advice is not None
+    assert RecurrentConfig(128_256, 8, 8, draft_vocab_size=32_768).advice is None
+    assert RecurrentConfig(65_535, 8, 8).advice is None
+    assert RecurrentConfig(65_536, 8, 8).advice is not None

@@ -12,18 +12,17 @@ from torch import Tensor, nn
 from vllm_redrafter.beam_search import beam_search
 from vllm_redrafter.checkpoints.reading import check_checkpoint, load_drafter
 from vllm_redrafter.checkpoints.writing import save_drafter
-from vllm_redrafter.config import DrafterConfig
-from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.token_tree import TokenTree
 
 V, H = 40, 8
 KEPT = torch.tensor([3, 4, 9, 17, 18, 30, 39])
 
 
-def reduced() -> Drafter:
+def reduced() -> RecurrentHead:
     torch.manual_seed(0)
-    drafter = Drafter(DrafterConfig(V, H, exit_dim=6, draft_vocab_size=len(KEPT)))
+    drafter = RecurrentHead(RecurrentConfig(V, H, exit_dim=6, draft_vocab_size=len(KEPT)))
     drafter.keep_tokens(KEPT)
     return drafter.eval().requires_grad_(False)
 
@@ -36,12 +35,12 @@ class Forbidding(nn.Linear):
         return super().forward(x).masked_fill(~allowed, -torch.inf)
 
 
-def forbidden() -> Drafter:
+def forbidden() -> RecurrentHead:
     """The same drafter with the whole vocabulary."""
     small = reduced()
-    whole = Drafter(DrafterConfig(V, H, exit_dim=6)).eval().requires_grad_(False)
+    whole = RecurrentHead(RecurrentConfig(V, H, exit_dim=6)).eval().requires_grad_(False)
     last = Forbidding(6, V, bias=False).requires_grad_(False)
-    last.weight.index_copy_(0, KEPT, small.last_layer.weight)
+    last.weight.index_copy_(0, KEPT, small.vocabulary_layers[0].weight)
     tensors = {n: t for n, t in small.state_dict().items() if n not in ("d2t", "lm_head.1.weight")}
     whole.load_state_dict(tensors, strict=False)
     whole.lm_head[-1] = last
@@ -72,7 +71,10 @@ def test_a_checkpoint_keeps_the_map(tmp_path: Path) -> None:
     save_drafter(reduced(), tmp_path)
     loaded = load_drafter(str(tmp_path), torch.bfloat16)
     assert loaded.target_tokens(torch.arange(len(KEPT))).tolist() == KEPT.tolist()
-    assert loaded.d2t.dtype == torch.int64 and loaded.last_layer.weight.dtype == torch.bfloat16
+    assert (
+        loaded.d2t.dtype == torch.int64
+        and loaded.vocabulary_layers[0].weight.dtype == torch.bfloat16
+    )
     # The convention of EAGLE-3's checkpoints: offsets, not ids.
     assert load_file(tmp_path / "model.safetensors")["d2t"][:3].tolist() == [3, 3, 7]
 
@@ -98,6 +100,6 @@ def test_a_map_that_cannot_be_is_refused_at_start_up(
 
 def test_a_draft_vocabulary_larger_than_the_targets_is_refused() -> None:
     with pytest.raises(ConfigError, match="draft_vocab_size 41 exceeds vocab_size 40"):
-        DrafterConfig(V, H, exit_dim=6, draft_vocab_size=41)
+        RecurrentConfig(V, H, exit_dim=6, draft_vocab_size=41)
     with pytest.raises(ConfigError, match="draft_vocab_size must be an integer of at least 1"):
-        DrafterConfig(V, H, exit_dim=6, draft_vocab_size=0)
+        RecurrentConfig(V, H, exit_dim=6, draft_vocab_size=0)

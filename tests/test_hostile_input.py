@@ -22,10 +22,9 @@ from redrafter_testing.models.checkpoints import PROJECTED, edit_config, edit_te
 from vllm_redrafter.checkpoints.reading import load_drafter
 from vllm_redrafter.checkpoints.writing import save_drafter
 from vllm_redrafter.cli import app
-from vllm_redrafter.config import DrafterConfig
 from vllm_redrafter.data.dataset import DatasetInfo, Row, read_dataset, write_shard
-from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.request_options import check_request
 from vllm_redrafter.speculative_config import requested_of, validated
 from vllm_redrafter.training.checkpointing import Checkpoints, RunProgress
@@ -33,7 +32,7 @@ from vllm_redrafter.training.measured_costs import read_costs
 
 TABLE = Path(__file__).parents[1] / "docs" / "hostile-input.md"
 NAN = float("nan")
-REDUCED = DrafterConfig(11, 4, exit_dim=6, num_draft_layers=2, rnn=True, draft_vocab_size=5)
+REDUCED = RecurrentConfig(11, 4, exit_dim=6, num_draft_layers=2, rnn=True, draft_vocab_size=5)
 INFO = DatasetInfo("target", "a", "b", None, "c", 4, 4, vocab_size=10)
 ROW = Row(0, [1, 2, 3], [False, True, True])
 TENSOR = "lm_head.2.weight"
@@ -88,7 +87,7 @@ def weights(change: Callable[[torch.Tensor], torch.Tensor]) -> Tried:
 
 def map_of(*values: Any, dtype: torch.dtype = torch.int64) -> Tried:
     def damage(folder: Path) -> None:
-        save_drafter(Drafter(REDUCED), folder)
+        save_drafter(RecurrentHead(REDUCED), folder)
         edit_tensors(folder, lambda tensors: tensors.update(d2t=torch.tensor(values, dtype=dtype)))
 
     return damage
@@ -137,7 +136,7 @@ def entry_of_data(**values: Any) -> Tried:
 
 def endless_map(folder: Path) -> None:
     """d2t of 2 GB, all of them a hole in the file."""
-    save_drafter(Drafter(REDUCED), folder)
+    save_drafter(RecurrentHead(REDUCED), folder)
     path, size = folder / "model.safetensors", 2 << 30
     edit_tensors(folder, lambda tensors: tensors.pop("d2t"))
     end = sum(tensor.nbytes for tensor in load_file(path).values())
@@ -154,7 +153,7 @@ def checkpoint(command: str, damage: Tried) -> Tried:
 
     def tried(folder: Path) -> None:
         made = folder / "drafter"
-        save_drafter(Drafter(PROJECTED), made)
+        save_drafter(RecurrentHead(PROJECTED), made)
         damage(made)
         more = [str(folder / "converted")] if command == "convert" else []
         run(command, str(made), *more)
@@ -167,7 +166,7 @@ def served(damage: Tried = lambda folder: None, **speculative: Any) -> Tried:
 
     def tried(folder: Path) -> None:
         made = folder / "drafter"
-        save_drafter(Drafter(PROJECTED), made)
+        save_drafter(RecurrentHead(PROJECTED), made)
         damage(made)
         given = {"model": str(made), "num_speculative_tokens": 4} | speculative
         flags = {"spec_method": None, "spec_model": None, "spec_tokens": None}
@@ -195,7 +194,7 @@ def resumed(damage: Tried) -> Tried:
     """`train --resume`."""
 
     def tried(folder: Path) -> None:
-        drafter = Drafter(PROJECTED)
+        drafter = RecurrentHead(PROJECTED)
         optimizer = torch.optim.AdamW(drafter.parameters())
         checkpoints = Checkpoints(folder)
         damage(checkpoints.save(drafter, optimizer, RunProgress(1, 2.0, {})))
@@ -401,7 +400,7 @@ def test_the_code_in_the_pickles_would_run(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_weights_that_are_no_numbers_are_refused_when_they_are_read(tmp_path: Path) -> None:
-    save_drafter(Drafter(PROJECTED), tmp_path)
+    save_drafter(RecurrentHead(PROJECTED), tmp_path)
     edit_tensors(tmp_path, lambda tensors: tensors[TENSOR].__setitem__((0, 0), NAN))
     with pytest.raises(ConfigError, match=r"lm_head\.2\.weight holds NaN or infinity in float32"):
         load_drafter(str(tmp_path))
@@ -419,7 +418,7 @@ def test_the_most_nodes_are_an_integer_in_range(wish: object, tmp_path: Path) ->
 
 @pytest.mark.parametrize("target", [5, ["a"], NAN])
 def test_a_target_that_is_no_name_is_refused(target: object, tmp_path: Path) -> None:
-    save_drafter(Drafter(PROJECTED), tmp_path)
+    save_drafter(RecurrentHead(PROJECTED), tmp_path)
     given = {"speculative_config": {"target": target}, "model": str(tmp_path), "revision": None}
     flags = {"spec_method": None, "spec_model": None, "spec_tokens": None, "tokenizer": None}
     with pytest.raises(ConfigError, match="'target' must be a name, got"):

@@ -165,7 +165,7 @@ def test_a_large_draft_vocabulary_is_advised_against_at_the_start(
     monkeypatch.setattr("vllm.logger.init_logger", lambda name: logger)
     speculate(target, drafter)
     assert len(said) == 1 and said[0].startswith("Speculating with ReDrafter")
-    monkeypatch.setattr("vllm_redrafter.config.LARGE_DRAFT_VOCABULARY", 10)
+    monkeypatch.setattr("vllm_redrafter.heads.head.LARGE_DRAFT_VOCABULARY", 10)
     speculate(target, drafter)
     assert "--draft-vocab-size 32768" in said[-1]
 

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_redrafter import Drafter, DrafterConfig
 from vllm_redrafter.beam_search import beam_search, log_softmax_of_top
+from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.sharding import VocabularyShard
 
 
@@ -54,8 +54,8 @@ def test_a_search_by_shards_explores_the_same_nodes() -> None:
     from threading import Barrier
 
     torch.manual_seed(0)
-    config = DrafterConfig(vocab_size=90, hidden_size=16, exit_dim=16, draft_vocab_size=61)
-    whole = Drafter(config)
+    config = RecurrentConfig(vocab_size=90, hidden_size=16, exit_dim=16, draft_vocab_size=61)
+    whole = RecurrentHead(config)
     whole.keep_tokens(torch.arange(7, 68))
     embedding, hidden = torch.randn(90, 16), torch.randn(3, 16)
     roots = torch.tensor([1, 50, 80])
@@ -72,10 +72,10 @@ def test_a_search_by_shards_explores_the_same_nodes() -> None:
             return everything
 
         shard = VocabularyShard(61, rank, ranks, gather)
-        drafter = Drafter(config)
+        drafter = RecurrentHead(config)
         drafter.load_state_dict(whole.state_dict())
         shard.cut(drafter)
-        assert drafter.last_layer.weight.shape == (21 if rank < 2 else 19, 16)
+        assert drafter.vocabulary_layers[0].weight.shape == (21 if rank < 2 else 19, 16)
         return beam_search(drafter, lambda t: embedding[t], hidden, roots, 4, 3, shard)
 
     expected = beam_search(whole, lambda t: embedding[t], hidden, roots, 4, 3)

@@ -12,8 +12,7 @@ from torch import Tensor
 from redrafter_testing.algorithm import naive
 from redrafter_testing.algorithm.naive import Prefix
 from vllm_redrafter.beam_search import ExploredNodes, beam_search
-from vllm_redrafter.config import DrafterConfig
-from vllm_redrafter.drafter import Drafter
+from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.token_tree import TokenTree, ancestor_mask, pack_bits
 
 # Sums of these stay exact in float32.
@@ -236,7 +235,7 @@ def test_a_real_searchs_beams_tree_equals_the_papers_dedup(
     vocab: int, width: int, length: int, max_nodes: int
 ) -> None:
     torch.manual_seed(0)
-    drafter = Drafter(DrafterConfig(vocab, hidden_size=6, exit_dim=12))
+    drafter = RecurrentHead(RecurrentConfig(vocab, hidden_size=6, exit_dim=12))
     for parameter in drafter.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     embedding, hidden, roots = torch.randn(vocab, 6), torch.randn(4, 6), torch.zeros(4).long()

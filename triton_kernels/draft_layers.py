@@ -2,7 +2,8 @@
 
     out[m] = SiLU?(x[r_m] X^T + s[p_m] S^T + bias + addend[m // group]) + residual[m]
 
-where every part but the first may be absent. The three layers of `drafter.py` are of this form:
+where every part but the first may be absent. The three layers of `heads/recurrent.py` are of this
+form:
 
     state          SiLU(W_w e(x_t) + W_u s_{t-1} + b_u): r_m is the token, x the embedding's table,
                    p_m the beam that is continued

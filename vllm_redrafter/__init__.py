@@ -14,34 +14,39 @@ if TYPE_CHECKING:
     from vllm_redrafter.beam_search import ExploredNodes
     from vllm_redrafter.checkpoints.reading import load_drafter
     from vllm_redrafter.checkpoints.writing import save_drafter
-    from vllm_redrafter.config import DrafterConfig, ReDrafterConfig
-    from vllm_redrafter.drafter import Drafter
+    from vllm_redrafter.config import ReDrafterConfig
     from vllm_redrafter.errors import ConfigError
+    from vllm_redrafter.heads.head import DraftHead, HeadConfig
+    from vllm_redrafter.heads.registry import new_head, register
     from vllm_redrafter.token_tree import TokenTree
 
 _HOMES = {
     "AcceptedPath": "acceptance",
     "ConfigError": "errors",
-    "Drafter": "drafter",
-    "DrafterConfig": "config",
+    "DraftHead": "heads.head",
     "ExploredNodes": "beam_search",
+    "HeadConfig": "heads.head",
     "ReDrafterConfig": "config",
     "TokenTree": "token_tree",
     "accept_path": "acceptance",
     "load_drafter": "checkpoints.reading",
+    "new_head": "heads.registry",
+    "register": "heads.registry",
     "save_drafter": "checkpoints.writing",
 }
 
 __all__ = [
     "AcceptedPath",
     "ConfigError",
-    "Drafter",
-    "DrafterConfig",
+    "DraftHead",
     "ExploredNodes",
+    "HeadConfig",
     "ReDrafterConfig",
     "TokenTree",
     "accept_path",
     "load_drafter",
+    "new_head",
+    "register",
     "save_drafter",
 ]
 

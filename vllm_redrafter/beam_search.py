@@ -9,25 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from vllm_redrafter.config import TOP_TOKENS
+from vllm_redrafter.heads.head import SearchHead
 from vllm_redrafter.sharding import VocabularyShard
-
-
-class DraftHead(Protocol):
-    """What a search needs of a drafter: see `Drafter`, whose methods these are."""
-
-    def condition(self, hidden: Tensor) -> Tensor: ...
-
-    def step(self, state: Tensor | None, embedded: Tensor) -> Tensor: ...
-
-    def logits(self, condition: Tensor, state: Tensor) -> Tensor: ...
-
-    def target_tokens(self, draft_tokens: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -89,7 +77,7 @@ def log_softmax_of_top(
 
 @torch.inference_mode()
 def beam_search(
-    drafter: DraftHead,
+    drafter: SearchHead,
     embed: Callable[[Tensor], Tensor],
     hidden: Tensor,
     root_tokens: Tensor,
@@ -113,17 +101,17 @@ def beam_search(
     """
     condition = drafter.condition(hidden).unsqueeze(1)
     # The first level has one beam, the root itself; only from the second on are there W.
-    state = drafter.step(None, embed(root_tokens.unsqueeze(1)))
-    scores, tokens = log_softmax_of_top(drafter.logits(condition, state), beam_width, shard)
+    state = drafter.start(condition, embed(root_tokens.unsqueeze(1)))
+    scores, tokens = log_softmax_of_top(drafter.logits(condition, state, 0), beam_width, shard)
     log_probs, tokens = scores.squeeze(1), drafter.target_tokens(tokens.squeeze(1))
     back_pointers = torch.zeros_like(tokens)
     levels = [(tokens, back_pointers, log_probs)]
 
-    for _ in range(beam_length - 1):
+    for depth in range(1, beam_length):
         parent = back_pointers.unsqueeze(-1).expand(-1, -1, state.shape[-1])
-        state = drafter.step(state.gather(1, parent), embed(tokens))
+        state = drafter.advance(state.gather(1, parent), embed(tokens))
         # A beam of the next level is among its parent's W best, so W x W candidates suffice.
-        logits = drafter.logits(condition, state)
+        logits = drafter.logits(condition, state, depth)
         scores, candidates = log_softmax_of_top(logits, beam_width, shard)
         scores = (scores + log_probs.unsqueeze(-1)).flatten(1)
         log_probs, best = scores.topk(beam_width, dim=1)

@@ -4,9 +4,6 @@ METHOD = "redrafter"
 """May be given as the speculative config's `method`, to insist on a ReDrafter checkpoint; our part
 of `VllmConfig.additional_config` has the same name."""
 
-MODEL_TYPE = "recurrent_drafting_drafter"
-"""`model_type` in a checkpoint's config.json: Apple's own name, kept so that both can read it."""
-
 SUPPORTED_VLLM = ("0.32", "0.33")
 
 CPU_WORKER = "vllm_redrafter.engine.cpu.worker.ReDrafterCPUWorker"

@@ -29,11 +29,11 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from vllm_redrafter import names
 from vllm_redrafter.checkpoints.fit import size_differences
-from vllm_redrafter.config import DrafterConfig
 from vllm_redrafter.engine import published
 from vllm_redrafter.engine.refusals import RAY
 from vllm_redrafter.engine.selection import Engine, engine_here
 from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.heads.head import HeadConfig
 from vllm_redrafter.names import METHOD, SUPPORTED_VLLM
 from vllm_redrafter.request_options import check_request
 from vllm_redrafter.speculative_config import PASSED_ON, is_ours, requested_of, validated
@@ -176,7 +176,7 @@ def _check_arguments(args: EngineArgs, engine: Engine) -> None:
         )
 
 
-def _check_target(vllm_config: VllmConfig, drafter: DrafterConfig, engine: Engine) -> None:
+def _check_target(vllm_config: VllmConfig, drafter: HeadConfig, engine: Engine) -> None:
     """Refuse what cannot work before any process starts."""
     model = vllm_config.model_config
     for size in size_differences(drafter, model.get_hidden_size(), model.get_vocab_size()):

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vllm_redrafter.config import TOP_TOKENS
-from vllm_redrafter.drafter import Drafter
+from vllm_redrafter.heads.head import DraftHead
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,11 @@ class VocabularyShard:
         first = min(self.rank * most, self.tokens)
         return slice(first, min(first + most, self.tokens))
 
-    def cut(self, drafter: Drafter) -> None:
-        """Leave this rank's rows of the vocabulary-wide layer; everything else stays whole."""
-        layer = drafter.last_layer
-        layer.weight = torch.nn.Parameter(layer.weight.detach()[self.rows].clone())
-        layer.out_features = layer.weight.shape[0]
+    def cut(self, drafter: DraftHead) -> None:
+        """Leave this rank's rows of the vocabulary-wide layers; everything else stays whole."""
+        for layer in drafter.vocabulary_layers:
+            layer.weight = torch.nn.Parameter(layer.weight.detach()[self.rows].clone())
+            layer.out_features = layer.weight.shape[0]
 
     def top(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The best 50 of the whole vocabulary, or all where it is smaller.

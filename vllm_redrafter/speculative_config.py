@@ -17,8 +17,9 @@ from vllm_redrafter.checkpoints.reading import (
     shape_of,
     verifier_of,
 )
-from vllm_redrafter.config import DrafterConfig, ReDrafterConfig
+from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.heads.head import HeadConfig
 from vllm_redrafter.names import METHOD
 
 VLLM_KEYS = ("method", "model", "revision", "num_speculative_tokens")
@@ -134,7 +135,7 @@ def _own_keys() -> tuple[str, ...]:
     return ReDrafterConfig.own_keys()
 
 
-def validated(requested: Mapping[str, Any]) -> tuple[ReDrafterConfig, DrafterConfig]:
+def validated(requested: Mapping[str, Any]) -> tuple[ReDrafterConfig, HeadConfig]:
     """How to speculate, what was not said taken from the checkpoint; and what the drafter is.
 
     Raises:
@@ -165,7 +166,14 @@ def validated(requested: Mapping[str, Any]) -> tuple[ReDrafterConfig, DrafterCon
             "checkpoint does not record it: the most tree nodes verified per request and step, "
             "between 1 and 127"
         )
-    return ReDrafterConfig(**shape), check_checkpoint(*checkpoint)
+    config, head = ReDrafterConfig(**shape), check_checkpoint(*checkpoint)
+    if head.max_beam_length is not None and config.beam_length > head.max_beam_length:
+        raise ConfigError(
+            f"speculative config: beam_length {config.beam_length} exceeds the "
+            f"{head.max_beam_length} tokens that the head of {checkpoint[0]!r} can draft in a row; "
+            f"give beam_length {head.max_beam_length} or less"
+        )
+    return config, head
 
 
 def _recorded_besides(given: Mapping[str, Any], model: str, revision: str | None) -> dict[str, Any]:

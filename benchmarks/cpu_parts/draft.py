@@ -10,10 +10,9 @@ from rich.table import Table
 
 from cpu_parts import timing
 from vllm_redrafter.beam_search import beam_search
-from vllm_redrafter.config import DrafterConfig
-from vllm_redrafter.drafter import Drafter
-from vllm_redrafter.engine.cpu.packed_drafter import PackedDrafter
+from vllm_redrafter.engine.cpu.packed_weights import packed
 from vllm_redrafter.engine.cpu.search import search
+from vllm_redrafter.heads.registry import new_head
 from vllm_redrafter.policy import SearchShape
 
 
@@ -45,12 +44,13 @@ class Cost:
 class Draft:
     """A random drafter, plain and packed, and inputs for it."""
 
-    def __init__(self, config: DrafterConfig, dtype: torch.dtype) -> None:
+    def __init__(self, vocab_size: int, hidden_size: int, dtype: torch.dtype) -> None:
         torch.manual_seed(0)
-        self.config, self.dtype = config, dtype
-        self.plain = Drafter(config).to(dtype).eval().requires_grad_(False)
-        self.packed = PackedDrafter(self.plain)
-        self.embed = torch.nn.Embedding(config.vocab_size, config.hidden_size, dtype=dtype)
+        self.dtype = dtype
+        drafter = new_head("recurrent", vocab_size, hidden_size)
+        self.plain, self.config = drafter.to(dtype).eval().requires_grad_(False), drafter.config
+        self.packed = self.plain.packed(packed)
+        self.embed = torch.nn.Embedding(vocab_size, hidden_size, dtype=dtype)
 
     def search(self, packed: bool, requests: int, width: int, length: int) -> None:
         """As training and `evaluate` search, or as the engine does."""
@@ -67,17 +67,19 @@ class Draft:
         """The packed products of such a draft: one row per request on the first level, then W."""
         hidden = self.config.hidden_size
         condition = self.packed.condition(torch.zeros(requests, 1, hidden, dtype=self.dtype))
-        for rows in (1, *[width] * (length - 1)):
-            state = torch.zeros(requests, rows, hidden, dtype=self.dtype)
-            self.packed.logits(condition, self.packed.step(state, state))
+        for depth, rows in enumerate((1, *[width] * (length - 1))):
+            embedded = torch.zeros(requests, rows, hidden, dtype=self.dtype)
+            if depth == 0:
+                state = self.packed.start(condition, embedded)
+            else:
+                state = self.packed.advance(state[:, :1].expand(-1, rows, -1), embedded)
+            self.packed.logits(condition, state, depth)
 
     def num_bytes(self, length: int) -> int:
         """Read by a draft: everything once per level, but what depends on h alone once."""
-        all_bytes = sum(p.numel() * p.element_size() for p in self.plain.parameters())
-        if not self.config.has_input_projection:
-            return all_bytes * length
-        of_hidden = self.config.exit_dim * self.config.hidden_size * self.dtype.itemsize
-        return (all_bytes - of_hidden) * length + of_hidden
+        once = self.plain.num_condition_parameters
+        per_level = sum(p.numel() for p in self.plain.parameters()) - once
+        return (per_level * length + once) * self.dtype.itemsize
 
 
 def measure(draft: Draft, requests: int, width: int, length: int, repeats: int) -> Cost:

@@ -38,8 +38,8 @@ def write_drafter(folder: Path) -> Path:
     """A drafter for it."""
     import torch
 
-    from vllm_redrafter import Drafter, DrafterConfig, save_drafter
+    from vllm_redrafter import new_head, save_drafter
 
     torch.manual_seed(1)
-    save_drafter(Drafter(DrafterConfig(VOCABULARY, HIDDEN, HIDDEN)), folder)
+    save_drafter(new_head("recurrent", VOCABULARY, HIDDEN), folder)
     return folder

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from vllm_redrafter.beam_search import ExploredNodes, beam_search
 from vllm_redrafter.data.rows import TextRows
-from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.training.estimate import answers, batches
 from vllm_redrafter.training.target import read_target
 
@@ -60,7 +60,7 @@ class Traces:
 
 
 def record(
-    drafter: Drafter,
+    drafter: DraftHead,
     target: Any,
     rows: TextRows,
     beam_widths: Iterable[int],
@@ -109,7 +109,7 @@ def _places(generated: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _search(
-    drafter: Drafter,
+    drafter: DraftHead,
     embed: Callable[[Tensor], Tensor],
     hidden: Tensor,
     tokens: Tensor,

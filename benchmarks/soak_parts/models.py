@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -91,13 +92,14 @@ def _write_tokenizer(folder: Path) -> None:
 
 
 def _write_drafter(folder: Path, last: torch.Tensor) -> None:
-    from vllm_redrafter import Drafter, DrafterConfig, save_drafter
+    from vllm_redrafter import new_head, save_drafter
 
-    drafter = Drafter(DrafterConfig(VOCABULARY, HIDDEN, 2 * HIDDEN, num_draft_layers=0))
+    sizes = {"exit_dim": 2 * HIDDEN, "num_draft_layers": 0}
+    drafter: Any = new_head("recurrent", VOCABULARY, HIDDEN, **sizes)
     with torch.no_grad():
         drafter.rnn_w.weight.copy_(torch.eye(HIDDEN))
         drafter.rnn_u.weight.zero_()
         drafter.rnn_u.bias.fill_(SHIFT)
         # [h ; s]: of h, which is the root's past, it makes nothing.
-        drafter.last_layer.weight.copy_(torch.cat([torch.zeros_like(last), last], dim=1))
+        drafter.vocabulary_layers[0].weight.copy_(torch.cat([torch.zeros_like(last), last], dim=1))
     save_drafter(drafter, folder)

@@ -68,18 +68,18 @@ class Weights:
         import torch
         from transformers import LlamaConfig, LlamaForCausalLM
 
-        from vllm_redrafter import Drafter, DrafterConfig
+        from vllm_redrafter import new_head
 
-        hidden = shape["hidden_size"]
-        config = DrafterConfig(
-            shape["vocab_size"], hidden, hidden, draft_vocab_size=draft_vocab_size
-        )
         with torch.device("meta"):
             target = LlamaForCausalLM(LlamaConfig(**shape))
-            drafter = Drafter(config)
+            drafter = new_head(
+                "recurrent",
+                shape["vocab_size"],
+                shape["hidden_size"],
+                draft_vocab_size=draft_vocab_size,
+            )
         embedding = target.get_input_embeddings().weight.numel()  # looked up, not multiplied
-        # The part of the input projection that reads the target's hidden state.
-        once = hidden * config.exit_dim
+        once = drafter.num_condition_parameters
         return cls(
             # Of a tied table, the rows are multiplied with after all.
             target=sum(p.numel() for p in target.parameters())

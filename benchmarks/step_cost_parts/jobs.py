@@ -81,14 +81,12 @@ def write_target(target: str, folder: Path) -> Path:
 def write_drafter(target: str, folder: Path, draft_vocab_size: int | None) -> Path:
     import torch
 
-    from vllm_redrafter import Drafter, DrafterConfig, save_drafter
+    from vllm_redrafter import new_head, save_drafter
 
     path = folder / f"{target}-drafter"
-    hidden = SHAPES[target]["hidden_size"]
-    config = DrafterConfig(
-        SHAPES[target]["vocab_size"], hidden, hidden, draft_vocab_size=draft_vocab_size
-    )
-    save_drafter(Drafter(config).to(torch.bfloat16), path)
+    sizes = SHAPES[target]["vocab_size"], SHAPES[target]["hidden_size"]
+    drafter = new_head("recurrent", *sizes, draft_vocab_size=draft_vocab_size)
+    save_drafter(drafter.to(torch.bfloat16), path)
     return path
 
 

@@ -11,8 +11,7 @@ from replay_parts.traces import Traces
 from step_cost_parts.jobs import SHAPES
 
 from redrafter_testing.models.cycle_language import HIDDEN_SIZE, VOCAB_SIZE, CycleTarget, rows
-from vllm_redrafter.config import DrafterConfig
-from vllm_redrafter.drafter import Drafter
+from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.training.evaluation import Material
 
 OPTIONS = [
@@ -28,7 +27,7 @@ CASE = ["--case", "a text", "target", "drafter", "data"]
 def models(monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = {**SHAPES["llama-3-8b"], "hidden_size": 64, "intermediate_size": 64, "vocab_size": 64}
     monkeypatch.setitem(SHAPES, "llama-3-8b", tiny)
-    drafter = Drafter(DrafterConfig(VOCAB_SIZE, HIDDEN_SIZE, exit_dim=16)).eval()
+    drafter = RecurrentHead(RecurrentConfig(VOCAB_SIZE, HIDDEN_SIZE, exit_dim=16)).eval()
     material = Material(drafter, CycleTarget(), rows(), "temperature 0, top-p 1")
     monkeypatch.setattr(replay, "load_material", lambda *_: material)
 

@@ -117,6 +117,8 @@ def test_the_drafter_that_is_made_up_is_often_right_and_often_wrong(tmp_path: Pa
     with torch.inference_mode():
         answers = target.generate(prompts, max_new_tokens=32, do_sample=False, pad_token_id=0)
         expected = target(answers).logits.argmax(-1)[:, 12:]
-        state = drafter.step(None, target.get_input_embeddings()(answers))
-        drafted = drafter.logits(torch.zeros_like(state), state).argmax(-1)[:, 12:]
+        embedded = target.get_input_embeddings()(answers)
+        condition = drafter.condition(torch.zeros_like(embedded))
+        state = drafter.start(condition, embedded)
+        drafted = drafter.logits(condition, state, 0).argmax(-1)[:, 12:]
     assert 0.4 < float((drafted == expected).float().mean()) < 0.9

@@ -29,11 +29,10 @@ from vllm_redrafter.checkpoints.conversion import convert
 from vllm_redrafter.checkpoints.reading import load_config, load_drafter
 from vllm_redrafter.checkpoints.writing import save_drafter
 from vllm_redrafter.cli import app
-from vllm_redrafter.config import DrafterConfig
-from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 
-REDUCED = DrafterConfig(11, 4, exit_dim=6, draft_vocab_size=3)
+REDUCED = RecurrentConfig(11, 4, exit_dim=6, draft_vocab_size=3)
 ALL_TOKENS = [PROJECTED, PLAIN, BARE]
 KEPT = torch.tensor([2, 3, 9])
 TRAINING = {"settings": {"loss": "kl"}, "result": {"steps": 7}}
@@ -52,15 +51,15 @@ APPLE_KEYS = {
 """What `save_pretrained` writes of Apple's config, but for the version of transformers."""
 
 
-def new_drafter(config: DrafterConfig, dtype: torch.dtype = torch.float32) -> Drafter:
+def new_drafter(config: RecurrentConfig, dtype: torch.dtype = torch.float32) -> RecurrentHead:
     torch.manual_seed(0)
-    drafter = Drafter(config).to(dtype).requires_grad_(False)
+    drafter = RecurrentHead(config).to(dtype).requires_grad_(False)
     if config.draft_vocab_size:
         drafter.keep_tokens(KEPT)
     return drafter
 
 
-def write(folder: Path, config: DrafterConfig = PROJECTED, **settings: Any) -> dict[str, Tensor]:
+def write(folder: Path, config: RecurrentConfig = PROJECTED, **settings: Any) -> dict[str, Tensor]:
     """A checkpoint of ours; returns its tensors."""
     drafter = new_drafter(config)
     save_drafter(drafter, folder, **settings)
@@ -92,11 +91,11 @@ def destination(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("config", ALL_TOKENS, ids=["projected", "plain", "bare"])
 def test_a_round_trip_through_apples_form_is_bit_exact(
-    tmp_path: Path, config: DrafterConfig, dtype: torch.dtype
+    tmp_path: Path, config: RecurrentConfig, dtype: torch.dtype
 ) -> None:
     drafter = new_drafter(config, dtype)
     # Bits that arithmetic would lose.
-    drafter.last_layer.weight[0, :3] = torch.tensor([-0.0, torch.nan, -torch.inf])
+    drafter.vocabulary_layers[0].weight[0, :3] = torch.tensor([-0.0, torch.nan, -torch.inf])
     save_drafter(drafter, tmp_path / "a")
     convert(str(tmp_path / "a"), tmp_path / "b", to="apple")
     convert(str(tmp_path / "b"), tmp_path / "c")
@@ -207,8 +206,8 @@ class AppleModel(PreTrainedModel):
 
     def __init__(self, config: AppleConfig) -> None:
         super().__init__(config)
-        sizes = DrafterConfig.from_dict(vars(config))
-        for name, child in Drafter(sizes).named_children():
+        sizes = RecurrentConfig.from_dict(vars(config))
+        for name, child in RecurrentHead(sizes).named_children():
             self.add_module(name, child)
         self.post_init()
 
@@ -218,7 +217,7 @@ class AppleModel(PreTrainedModel):
 
 @pytest.mark.parametrize("config", ALL_TOKENS, ids=["projected", "plain", "bare"])
 def test_transformers_loads_apples_form_whole(
-    tmp_path: Path, destination: Path, config: DrafterConfig
+    tmp_path: Path, destination: Path, config: RecurrentConfig
 ) -> None:
     tensors = write(tmp_path / "a", config, verifier="org/target", training=TRAINING)
     done = convert(str(tmp_path / "a"), destination, to="apple")
@@ -240,7 +239,7 @@ def test_what_transformers_saves_is_converted(tmp_path: Path, destination: Path)
     model.save_pretrained(tmp_path / "apple")
     convert(str(tmp_path / "apple"), destination, verifier="lmsys/vicuna-7b-v1.3")
     assert_bits(destination, dict(model.state_dict()))
-    assert load_config(str(destination)) == DrafterConfig(
+    assert load_config(str(destination)) == RecurrentConfig(
         11, 4, 8, num_draft_layers=1, rnn=True, num_lookback_tokens=2
     )
     values = json.loads((destination / "config.json").read_text())
@@ -267,7 +266,7 @@ def test_a_verifier_is_refused_for_apple(source: Path, destination: Path) -> Non
 )
 @pytest.mark.parametrize("without_file", [True, False], ids=["no config.json", "no sizes"])
 def test_sizes_are_read_off_the_tensors(
-    tmp_path: Path, destination: Path, config: DrafterConfig, without_file: bool
+    tmp_path: Path, destination: Path, config: RecurrentConfig, without_file: bool
 ) -> None:
     source = tmp_path / "a"
     write(source, config)
@@ -516,7 +515,10 @@ def test_the_command_converts_and_says_what_it_did(source: Path, destination: Pa
         "exit_dim = 6: not in config.json, read off the tensors",
         f"wrote {destination}",
     ]
-    assert load_drafter(str(destination), torch.bfloat16).last_layer.weight.dtype == torch.bfloat16
+    assert (
+        load_drafter(str(destination), torch.bfloat16).vocabulary_layers[0].weight.dtype
+        == torch.bfloat16
+    )
     values = json.loads((destination / "config.json").read_text())
     assert values["speculators_config"]["verifier"]["name_or_path"] == "org/target"
 

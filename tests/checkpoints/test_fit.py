@@ -5,9 +5,9 @@ from __future__ import annotations
 from transformers import Gemma3Config, LlamaConfig, PretrainedConfig
 
 from vllm_redrafter.checkpoints.fit import SizeDifference, differences_from, size_differences
-from vllm_redrafter.config import DrafterConfig
+from vllm_redrafter.heads.recurrent import RecurrentConfig
 
-DRAFTER = DrafterConfig(vocab_size=11, hidden_size=4, exit_dim=6)
+DRAFTER = RecurrentConfig(vocab_size=11, hidden_size=4, exit_dim=6)
 
 
 def test_differing_sizes_are_named_with_both_values() -> None:

@@ -12,17 +12,16 @@ from safetensors.torch import load_file, save_file
 from transformers import Gemma3Config, LlamaConfig
 from typer.testing import CliRunner, Result
 
-from vllm_redrafter import config
 from vllm_redrafter.checkpoints import inspection
 from vllm_redrafter.checkpoints.inspection import inspect_checkpoint, misfits
 from vllm_redrafter.checkpoints.writing import save_drafter
 from vllm_redrafter.cli import app
-from vllm_redrafter.config import DrafterConfig
-from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.heads import head
+from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 
-CONFIG = DrafterConfig(11, 4, exit_dim=6, num_draft_layers=1)
-REDUCED = DrafterConfig(40, 4, exit_dim=6, draft_vocab_size=3)
+CONFIG = RecurrentConfig(11, 4, exit_dim=6, num_draft_layers=1)
+REDUCED = RecurrentConfig(40, 4, exit_dim=6, draft_vocab_size=3)
 TRAINING = {
     "settings": {"loss": "kl", "learning_rate": 0.001},
     "speculation": {"beam_width": 4},
@@ -35,14 +34,14 @@ REST = 54 + 42 + 20 + 16
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    drafter = Drafter(CONFIG).bfloat16()
+    drafter = RecurrentHead(CONFIG).bfloat16()
     save_drafter(drafter, tmp_path / "drafter", verifier="org/target", training=TRAINING)
     return tmp_path / "drafter"
 
 
 @pytest.fixture
 def reduced(tmp_path: Path) -> Path:
-    drafter = Drafter(REDUCED)
+    drafter = RecurrentHead(REDUCED)
     drafter.keep_tokens(torch.tensor([2, 3, 39]))
     save_drafter(drafter, tmp_path / "reduced")
     return tmp_path / "reduced"
@@ -215,14 +214,14 @@ def test_the_command_advises_against_a_large_draft_vocabulary(
 ) -> None:
     assert "advice" not in command(folder).output
     assert json.loads(command(folder, "--json").output)["advice"] is None
-    monkeypatch.setattr(config, "LARGE_DRAFT_VOCABULARY", 11)
+    monkeypatch.setattr(head, "LARGE_DRAFT_VOCABULARY", 11)
     assert "--draft-vocab-size 32768" in command(folder).output
     assert "11 tokens" in json.loads(command(folder, "--json").output)["advice"]
 
 
 @pytest.mark.parametrize("training", ["by hand", {"steps": 3, "lr": {"peak": 0.1}}, [1, 2]])
 def test_a_training_record_of_another_form_is_shown(folder: Path, training: Any) -> None:
-    save_drafter(Drafter(CONFIG), folder, training=training)
+    save_drafter(RecurrentHead(CONFIG), folder, training=training)
     result = command(folder)
     assert result.exit_code == 0, result.output
     shown = {"by hand": "training: by hand", "[1, 2]": "training: [1, 2]"}
@@ -234,7 +233,7 @@ def test_json_has_the_same_facts(folder: Path) -> None:
     assert result.exit_code == 0
     facts = json.loads(result.output)
     assert facts["checkpoint"] == str(folder)
-    assert DrafterConfig(**facts["sizes"]) == CONFIG
+    assert RecurrentConfig(**facts["sizes"]) == CONFIG
     assert facts["parameters"] == 198 and facts["bytes"] == 396
     assert {
         "name": "lm_head.1.weight",

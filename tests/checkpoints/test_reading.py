@@ -33,11 +33,9 @@ from vllm_redrafter.checkpoints.reading import (
     load_config,
     load_drafter,
 )
-from vllm_redrafter.checkpoints.tensors import own_name
 from vllm_redrafter.checkpoints.writing import save_drafter
-from vllm_redrafter.config import DrafterConfig
-from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +51,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A valid checkpoint, for the tests to damage."""
-    save_drafter(Drafter(PROJECTED), tmp_path)
+    save_drafter(RecurrentHead(PROJECTED), tmp_path)
     return tmp_path
 
 
@@ -67,8 +65,8 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize("config", [PROJECTED, PLAIN, BARE], ids=["projected", "plain", "bare"])
-def test_what_is_saved_is_loaded(tmp_path: Path, config: DrafterConfig) -> None:
-    drafter = Drafter(config)
+def test_what_is_saved_is_loaded(tmp_path: Path, config: RecurrentConfig) -> None:
+    drafter = RecurrentHead(config)
     save_drafter(drafter, tmp_path / "a" / "new" / "folder")
     loaded = load_drafter(str(tmp_path / "a" / "new" / "folder"))
     assert loaded.config == config
@@ -107,9 +105,9 @@ def apple_name(name: str) -> str:
     ],
 )
 def test_every_naming_scheme_is_read(
-    tmp_path: Path, rename: Callable[[str], str], config: DrafterConfig, names: str
+    tmp_path: Path, rename: Callable[[str], str], config: RecurrentConfig, names: str
 ) -> None:
-    drafter = Drafter(config)
+    drafter = RecurrentHead(config)
     save_drafter(drafter, tmp_path)
     renamed = {rename(name): tensor for name, tensor in drafter.state_dict().items()}
     assert sorted(renamed) == names.split()
@@ -119,7 +117,7 @@ def test_every_naming_scheme_is_read(
 
 @pytest.mark.parametrize("name", ["lm_head.0.weight", "rnn_u.bias", "lm_head.10.linear.weight"])
 def test_own_names_are_kept(name: str) -> None:
-    assert own_name(name) == name
+    assert RecurrentHead.own_name(name) == name
 
 
 @pytest.mark.parametrize("saved", [torch.float32, torch.bfloat16, torch.float16])
@@ -127,7 +125,7 @@ def test_own_names_are_kept(name: str) -> None:
 def test_parameters_are_converted_to_the_type_asked_for(
     tmp_path: Path, saved: torch.dtype, wanted: torch.dtype
 ) -> None:
-    drafter = Drafter(PROJECTED).to(saved)
+    drafter = RecurrentHead(PROJECTED).to(saved)
     save_drafter(drafter, tmp_path)
     assert_equal(
         load_drafter(str(tmp_path), dtype=wanted).state_dict(), drafter.to(wanted).state_dict()
@@ -135,7 +133,7 @@ def test_parameters_are_converted_to_the_type_asked_for(
 
 
 def test_config_json_says_what_the_checkpoint_is_and_what_it_drafts_for(tmp_path: Path) -> None:
-    drafter = Drafter(PROJECTED).bfloat16()
+    drafter = RecurrentHead(PROJECTED).bfloat16()
     save_drafter(drafter, tmp_path, verifier="org/target", training={"steps": 10})
     values = json.loads((tmp_path / "config.json").read_text())
     assert values == {
@@ -159,7 +157,7 @@ def test_config_json_says_what_the_checkpoint_is_and_what_it_drafts_for(tmp_path
 
 
 def test_saving_over_a_checkpoint_replaces_it(folder: Path) -> None:
-    drafter = Drafter(PLAIN)
+    drafter = RecurrentHead(PLAIN)
     save_drafter(drafter, folder)
     assert_equal(load_drafter(str(folder)).state_dict(), drafter.state_dict())
 

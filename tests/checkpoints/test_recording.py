@@ -20,8 +20,8 @@ from vllm_redrafter.checkpoints.reading import shape_of
 from vllm_redrafter.checkpoints.recording import check_recordable, record_shape
 from vllm_redrafter.checkpoints.writing import save_drafter
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.heads.recurrent import RecurrentHead
 
 SHAPE = ReDrafterConfig(num_speculative_tokens=9, beam_width=3, beam_length=4)
 RECORDED = {"num_speculative_tokens": 9, "beam_width": 3, "beam_length": 4}
@@ -39,7 +39,9 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A checkpoint that records no shape."""
-    save_drafter(Drafter(PROJECTED), tmp_path / "drafter", "org/target", training={"loss": 1e-05})
+    save_drafter(
+        RecurrentHead(PROJECTED), tmp_path / "drafter", "org/target", training={"loss": 1e-05}
+    )
     return tmp_path / "drafter"
 
 
@@ -51,7 +53,7 @@ def content(folder: Path) -> dict[str, bytes]:
 def test_the_checkpoint_is_as_if_it_had_been_saved_with_the_shape(
     tmp_path: Path, before: dict[str, int] | None
 ) -> None:
-    drafter = Drafter(PROJECTED)
+    drafter = RecurrentHead(PROJECTED)
     for name, shape in (("before", before), ("expected", RECORDED)):
         save_drafter(drafter, tmp_path / name, "org/target", shape, training={"loss": 1e-05})
     path = record_shape(str(tmp_path / "before"), SHAPE)

@@ -8,10 +8,11 @@ import pytest
 from transformers import LlamaConfig
 from typer.testing import CliRunner
 
-from vllm_redrafter import Drafter, DrafterConfig, save_drafter
+from vllm_redrafter import save_drafter
 from vllm_redrafter.cli import app
 from vllm_redrafter.demo.given import check_sizes
 from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 
 DEMOS = pytest.mark.parametrize("demo", [[], ["--train-small"]], ids=["smollm2", "train small"])
 
@@ -32,7 +33,7 @@ def test_an_unusable_target_folder_is_named(demo: list[str], tmp_path: Path) -> 
 
 
 def test_a_drafter_of_other_sizes_is_refused(target: Path, tmp_path: Path) -> None:
-    save_drafter(Drafter(DrafterConfig(20, 4, 4)), tmp_path / "drafter")
+    save_drafter(RecurrentHead(RecurrentConfig(20, 4, 4)), tmp_path / "drafter")
     with pytest.raises(ConfigError, match=r"mine has hidden_size 4, the target .* has 8: fetch it"):
         check_sizes(target, tmp_path / "drafter", "mine", "fetch it")
 
@@ -47,7 +48,7 @@ def test_the_packages_drafter_is_refused_for_another_target(target: Path, tmp_pa
 
 def test_a_drafter_of_the_users_own_must_fit_as_well(target: Path, tmp_path: Path) -> None:
     drafter = tmp_path / "drafter"
-    save_drafter(Drafter(DrafterConfig(20, 4, 4)), drafter)
+    save_drafter(RecurrentHead(RecurrentConfig(20, 4, 4)), drafter)
     arguments = ["--cache-dir", str(tmp_path), "--target", str(target), "--drafter", str(drafter)]
     result = CliRunner().invoke(app, ["demo", *arguments])
     assert result.exit_code == 1

@@ -14,12 +14,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
-from vllm_redrafter import Drafter, DrafterConfig, save_drafter
+from vllm_redrafter import save_drafter
 from vllm_redrafter.cli import app
 from vllm_redrafter.demo import smollm2, train_small
 from vllm_redrafter.demo.decoding import DecodingJob
 from vllm_redrafter.demo.engine_worker import Decoded, Round
 from vllm_redrafter.demo.prompts import PROMPTS
+from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 
 WORDS = ["<unk>", "so", "it", "is", "[user]", "[answer]"]
 TEMPLATE = "[user] {{ messages[0]['content'] }} [answer]"
@@ -42,7 +43,9 @@ def target(tmp_path: Path) -> Path:
 @pytest.fixture
 def drafter(tmp_path: Path) -> Path:
     shape = {"num_speculative_tokens": 5, "beam_width": 2, "beam_length": 3}
-    save_drafter(Drafter(DrafterConfig(len(WORDS), 8, 8)), tmp_path / "drafter", shape=shape)
+    save_drafter(
+        RecurrentHead(RecurrentConfig(len(WORDS), 8, 8)), tmp_path / "drafter", shape=shape
+    )
     return tmp_path / "drafter"
 
 
@@ -107,7 +110,7 @@ def test_the_demo_compares_and_shows_all_answers(
 def test_a_drafter_that_records_no_shape_gets_one(
     target: Path, started: list[Engine], tmp_path: Path
 ) -> None:
-    save_drafter(Drafter(DrafterConfig(len(WORDS), 8, 8)), tmp_path / "drafter")
+    save_drafter(RecurrentHead(RecurrentConfig(len(WORDS), 8, 8)), tmp_path / "drafter")
     console = Console(file=io.StringIO())
     smollm2.run_demo(tmp_path / "cache", target, tmp_path / "drafter", console)
     config = started[1].job.speculative_config

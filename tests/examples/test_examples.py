@@ -17,8 +17,9 @@ from accelerate.state import AcceleratorState
 from transformers import AutoTokenizer
 
 from redrafter_testing.models.tiny_models import add_tokenizer, make_target
-from vllm_redrafter import Drafter, ReDrafterConfig, save_drafter
+from vllm_redrafter import ReDrafterConfig, save_drafter
 from vllm_redrafter.data.rows import ListRows, TextRow
+from vllm_redrafter.heads.recurrent import RecurrentHead
 from vllm_redrafter.training.config import TrainingConfig
 from vllm_redrafter.training.estimate import estimate_acceptance
 from vllm_redrafter.training.initialisation import new_drafter
@@ -80,7 +81,7 @@ def written_answers(target: Path, model: Any) -> ListRows:
     return rows
 
 
-def taught(rows: ListRows, model: Any, shape: ReDrafterConfig) -> Drafter:
+def taught(rows: ListRows, model: Any, shape: ReDrafterConfig) -> RecurrentHead:
     """A drafter that has learnt these very rows."""
     AcceleratorState._reset_state(reset_partial_state=True)
     config = TrainingConfig(

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from vllm_redrafter.config import DrafterConfig
-from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.training import chunked_loss
 from vllm_redrafter.training.batches import TextBatch
 from vllm_redrafter.training.distillation import Distillation, count_rows, unroll
@@ -22,13 +21,13 @@ KEPT = torch.tensor([0, 2, 3, 6])
 
 
 @pytest.fixture(params=["rnn", "sum", "reduced vocabulary"])
-def drafter(request: pytest.FixtureRequest) -> Drafter:
+def drafter(request: pytest.FixtureRequest) -> RecurrentHead:
     torch.manual_seed(0)
     reduced = request.param == "reduced vocabulary"
-    config = DrafterConfig(
+    config = RecurrentConfig(
         V, H, exit_dim=5, rnn=request.param != "sum", draft_vocab_size=4 if reduced else None
     )
-    drafter = Drafter(config).double()
+    drafter = RecurrentHead(config).double()
     if reduced:
         drafter.keep_tokens(KEPT)
     return drafter
@@ -70,12 +69,17 @@ def head(hidden: Tensor) -> Tensor:
     return hidden @ HEAD.T
 
 
-def states_from(drafter: Drafter, target: TargetOutputs, row: int, start: int) -> list[Tensor]:
+def states_from(
+    drafter: RecurrentHead, target: TargetOutputs, row: int, start: int
+) -> list[Tensor]:
     """s_1 .. s_L of one start, token by token; fewer near the end of the text."""
     states: list[Tensor] = []
+    condition = drafter.condition(target.hidden[row, start])
     for position in range(start + 1, min(start + L + 1, T)):
-        previous = states[-1] if states else None
-        states.append(drafter.step(previous, target.embedded[row, position]))
+        embedded = target.embedded[row, position]
+        states.append(
+            drafter.advance(states[-1], embedded) if states else drafter.start(condition, embedded)
+        )
     return states
 
 
@@ -96,7 +100,9 @@ def taught(kind: str, batch: TextBatch, target: TargetOutputs, row: int, label: 
     return probs if kind == "kl" else 0.25 * probs + 0.75 * text
 
 
-def naive_loss(drafter: Drafter, batch: TextBatch, target: TargetOutputs, kind: str) -> Tensor:
+def naive_loss(
+    drafter: RecurrentHead, batch: TextBatch, target: TargetOutputs, kind: str
+) -> Tensor:
     """[L], one position, one step, one row at a time; all logits by `drafter.logits`."""
     sums = [torch.zeros(()).double() for _ in range(L)]
     kept = drafter.target_tokens(torch.arange(drafter.config.num_ranked_tokens))
@@ -105,13 +111,13 @@ def naive_loss(drafter: Drafter, batch: TextBatch, target: TargetOutputs, kind: 
             label = start + 2 + index
             if label >= T or not batch.generated[row, start + 1 : label + 1].all():
                 continue
-            logits = drafter.logits(drafter.condition(target.hidden[row, start]), state)
+            logits = drafter.logits(drafter.condition(target.hidden[row, start]), state, index)
             t = taught(kind, batch, target, row, label)[kept]
             sums[index] = sums[index] + (torch.xlogy(t, t) - t * logits.log_softmax(-1)).sum()
     return torch.stack(sums)
 
 
-def distillation(drafter: Drafter, kind: str) -> Distillation:
+def distillation(drafter: RecurrentHead, kind: str) -> Distillation:
     if kind == "data":
         return Distillation(drafter, None, L, "kl", use_data=True)
     return Distillation(drafter, head, L, kind, kl_weight=0.25)  # type: ignore[arg-type]
@@ -120,7 +126,7 @@ def distillation(drafter: Drafter, kind: str) -> Distillation:
 @pytest.mark.parametrize("kind", ["kl", "ce", "mix", "data"])
 @pytest.mark.usefixtures("chunks")
 def test_loss_and_gradients_are_those_of_a_loop_over_positions(
-    drafter: Drafter, batch: TextBatch, target: TargetOutputs, kind: str
+    drafter: RecurrentHead, batch: TextBatch, target: TargetOutputs, kind: str
 ) -> None:
     weights = torch.tensor([0.5, 0.3, 0.2]).double()
     expected = naive_loss(drafter, batch, target, kind)
@@ -140,8 +146,8 @@ def test_loss_and_gradients_are_those_of_a_loop_over_positions(
 
 
 def test_unroll_is_step_after_step(batch: TextBatch, target: TargetOutputs) -> None:
-    drafter = Drafter(DrafterConfig(V, H, exit_dim=5)).double()
-    unrolled = list(unroll(drafter, target.embedded, L))
+    drafter = RecurrentHead(RecurrentConfig(V, H, exit_dim=5)).double()
+    unrolled = list(unroll(drafter, drafter.condition(target.hidden), target.embedded, L))
     assert [s.shape for s in unrolled] == [(B, T - j, H) for j in range(1, L + 1)]
     for row in range(B):
         for start in range(T - 1):
@@ -151,7 +157,7 @@ def test_unroll_is_step_after_step(batch: TextBatch, target: TargetOutputs) -> N
 
 def test_teacher_and_text_are_aligned(batch: TextBatch, target: TargetOutputs) -> None:
     """A teacher that is certain of the text makes KL the cross-entropy."""
-    drafter = Drafter(DrafterConfig(V, H, exit_dim=5)).double()
+    drafter = RecurrentHead(RecurrentConfig(V, H, exit_dim=5)).double()
     # The hidden state is where a target would read the next token off.
     target.hidden[..., 0] = batch.tokens.roll(-1, dims=1).double()
 
@@ -165,7 +171,7 @@ def test_teacher_and_text_are_aligned(batch: TextBatch, target: TargetOutputs) -
 
 
 def test_rows_are_counted_before_they_are_computed(
-    drafter: Drafter, batch: TextBatch, target: TargetOutputs
+    drafter: RecurrentHead, batch: TextBatch, target: TargetOutputs
 ) -> None:
     counts = count_rows(batch.generated, L)
     kept = drafter.target_tokens(torch.arange(drafter.config.num_ranked_tokens))
@@ -183,7 +189,7 @@ def test_rows_are_counted_before_they_are_computed(
 
 
 def test_a_batch_without_counted_positions_gives_zero_gradients(
-    drafter: Drafter, batch: TextBatch, target: TargetOutputs
+    drafter: RecurrentHead, batch: TextBatch, target: TargetOutputs
 ) -> None:
     nothing = TextBatch(batch.tokens, torch.zeros_like(batch.generated), batch.positions)
     loss = Distillation(drafter, head, L, "kl")(nothing, target, torch.ones(L).double())
@@ -196,7 +202,7 @@ def test_a_batch_without_counted_positions_gives_zero_gradients(
 def test_reduced_precision_is_for_the_products_alone(
     batch: TextBatch, target: TargetOutputs
 ) -> None:
-    drafter = Drafter(DrafterConfig(V, H, exit_dim=5))
+    drafter = RecurrentHead(RecurrentConfig(V, H, exit_dim=5))
     outputs = TargetOutputs(target.hidden.float(), target.embedded.float())
     head32 = torch.nn.Linear(H, V, bias=False)
     model = Distillation(drafter, head32, L)
@@ -205,12 +211,12 @@ def test_reduced_precision_is_for_the_products_alone(
         rounded = model(batch, outputs, torch.ones(L))
     rounded.total.backward()
     assert rounded.total.dtype == torch.float32
-    assert drafter.last_layer.weight.grad is not None
-    assert drafter.last_layer.weight.grad.dtype == torch.float32
+    assert drafter.vocabulary_layers[0].weight.grad is not None
+    assert drafter.vocabulary_layers[0].weight.grad.dtype == torch.float32
     assert 0 < (rounded.total - exact.total).abs() < 0.02 * exact.total
 
 
 def test_too_short_a_text_is_refused(batch: TextBatch, target: TargetOutputs) -> None:
-    drafter = Drafter(DrafterConfig(V, H, exit_dim=5)).double()
+    drafter = RecurrentHead(RecurrentConfig(V, H, exit_dim=5)).double()
     with pytest.raises(ConfigError, match=r"8 steps need blocks of at least 10 tokens, got 9"):
         Distillation(drafter, head, 8)(batch, target, torch.ones(8))

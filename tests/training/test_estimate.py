@@ -9,9 +9,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from redrafter_testing.models.cycle_language import CycleTarget, rows
 from vllm_redrafter.beam_search import beam_search
-from vllm_redrafter.config import DrafterConfig, ReDrafterConfig
+from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import ListRows, TextRow
-from vllm_redrafter.drafter import Drafter
+from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.token_tree import TokenTree
 from vllm_redrafter.training.batches import TextBatch
 from vllm_redrafter.training.estimate import Acceptance, estimate_acceptance, top_accuracy
@@ -46,7 +46,7 @@ def written() -> ListRows:
 
 
 def naive_acceptance(
-    drafter: Drafter, target: LlamaForCausalLM, config: ReDrafterConfig
+    drafter: RecurrentHead, target: LlamaForCausalLM, config: ReDrafterConfig
 ) -> Acceptance:
     """One answer at a time; the tree is walked by looking for the child with the next token."""
     steps = tokens = 0
@@ -81,7 +81,7 @@ def runs(generated: list[bool]) -> list[tuple[int, int]]:
 
 
 def search(
-    drafter: Drafter,
+    drafter: RecurrentHead,
     target: LlamaForCausalLM,
     hidden: Tensor,
     root_token: Tensor,
@@ -122,8 +122,8 @@ def test_replay_is_that_of_one_answer_at_a_time(
     draft_vocab_size: int | None,
 ) -> None:
     torch.manual_seed(5)
-    sizes = DrafterConfig(V, 16, exit_dim=8, draft_vocab_size=draft_vocab_size)
-    drafter = Drafter(sizes).eval()
+    sizes = RecurrentConfig(V, 16, exit_dim=8, draft_vocab_size=draft_vocab_size)
+    drafter = RecurrentHead(sizes).eval()
     if draft_vocab_size:
         drafter.keep_tokens(torch.tensor([0, 1, 4, 5, 7, 8, 10]))
     expected = naive_acceptance(drafter, target, config)
@@ -136,7 +136,7 @@ def test_replay_is_that_of_one_answer_at_a_time(
 def test_replay_drafts_what_the_engines_draft_for_few_nodes(target: LlamaForCausalLM) -> None:
     """Fewer than a beam is long: see policy.py."""
     torch.manual_seed(5)
-    drafter = Drafter(DrafterConfig(V, 16, exit_dim=8)).eval()
+    drafter = RecurrentHead(RecurrentConfig(V, 16, exit_dim=8)).eval()
     wide = estimate_acceptance(drafter, target, written(), ReDrafterConfig(2, 3, 4))
     chain = estimate_acceptance(drafter, target, written(), ReDrafterConfig(2, 1, 2))
     assert (wide.steps, wide.tokens) == (chain.steps, chain.tokens)
@@ -156,7 +156,7 @@ def test_no_steps_count_as_plain_decoding() -> None:
 def test_top_accuracy_counts_the_drafters_own_predictions() -> None:
     """Against one row at a time; a drafter that ranks all tokens finds each among the best V."""
     torch.manual_seed(0)
-    drafter, target = Drafter(DrafterConfig(8, 16, exit_dim=8)).eval(), CycleTarget()
+    drafter, target = RecurrentHead(RecurrentConfig(8, 16, exit_dim=8)).eval(), CycleTarget()
     shares = top_accuracy(drafter, target, rows(), 3, (1, 2, 8))
     assert shares.shape == (3, 3)
     assert (shares[:, 2] == 1).all()
@@ -165,8 +165,9 @@ def test_top_accuracy_counts_the_drafters_own_predictions() -> None:
     for row in rows():
         outputs = read_target(target, TextBatch.of([[row]]))
         for start in range(4, len(row.tokens) - 2):
-            state = drafter.step(None, outputs.embedded[0, start + 1])
-            logits = drafter.logits(drafter.condition(outputs.hidden[0, start]), state)
+            condition = drafter.condition(outputs.hidden[0, start])
+            state = drafter.start(condition, outputs.embedded[0, start + 1])
+            logits = drafter.logits(condition, state, 0)
             hits += int(logits.argmax() == row.tokens[start + 2])
             total += 1
     assert shares[0, 0] == pytest.approx(hits / total)

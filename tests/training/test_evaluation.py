@@ -11,10 +11,10 @@ import torch
 from rich.console import Console
 
 from redrafter_testing.models.cycle_language import HIDDEN_SIZE, VOCAB_SIZE, CycleTarget, rows
-from vllm_redrafter.config import DrafterConfig, ReDrafterConfig
+from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import ListRows, TextRow
-from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.training.config import StepCosts
 from vllm_redrafter.training.estimate import estimate_acceptance
 from vllm_redrafter.training.evaluation import (
@@ -30,7 +30,7 @@ from vllm_redrafter.training.evaluation import (
 
 def evaluated(costs: StepCosts | None = None) -> Evaluation:
     torch.manual_seed(0)
-    drafter = Drafter(DrafterConfig(VOCAB_SIZE, HIDDEN_SIZE, exit_dim=16)).eval()
+    drafter = RecurrentHead(RecurrentConfig(VOCAB_SIZE, HIDDEN_SIZE, exit_dim=16)).eval()
     quiet = Console(file=io.StringIO())
     grid = shapes([1, 3], [2, 3], [2, 6])
     return evaluate_shapes(drafter, CycleTarget(), rows(), grid, costs or StepCosts(), quiet)
@@ -62,7 +62,7 @@ def test_a_step_costs_its_levels_and_its_nodes() -> None:
 def test_each_shape_is_replayed_by_itself() -> None:
     found = evaluated()
     torch.manual_seed(0)
-    drafter = Drafter(DrafterConfig(VOCAB_SIZE, HIDDEN_SIZE, exit_dim=16)).eval()
+    drafter = RecurrentHead(RecurrentConfig(VOCAB_SIZE, HIDDEN_SIZE, exit_dim=16)).eval()
     for result in found.results:
         alone = estimate_acceptance(drafter, CycleTarget(), rows(), result.shape)
         assert result.acceptance == alone
@@ -94,7 +94,7 @@ def test_figures_are_printed_written_and_drawn(tmp_path: Path) -> None:
 
 
 def test_text_without_answers_cannot_be_evaluated() -> None:
-    drafter = Drafter(DrafterConfig(VOCAB_SIZE, HIDDEN_SIZE, exit_dim=16))
+    drafter = RecurrentHead(RecurrentConfig(VOCAB_SIZE, HIDDEN_SIZE, exit_dim=16))
     prompts = ListRows([TextRow.from_answer([0, 1, 0, 2, 0, 3, 1, 4, 4, 2], [])])
     quiet = Console(file=io.StringIO())
     with pytest.raises(ConfigError, match="has no answer of two tokens or more"):

@@ -188,7 +188,7 @@ def test_a_reduced_vocabulary_is_that_of_the_answers(
     for index in range(24):
         counts += torch.bincount(rows[index].tokens[rows[index].generated], minlength=V)
     assert counts[list(kept)].sum() > 0.95 * counts.topk(16).values.sum()
-    assert drafter.last_layer.weight.shape == (16, 128)
+    assert drafter.vocabulary_layers[0].weight.shape == (16, 128)
 
 
 def test_all_recorded_top_tokens_are_the_targets_distribution(target: Path, data: Path) -> None:
@@ -210,9 +210,9 @@ def test_all_recorded_top_tokens_are_the_targets_distribution(target: Path, data
 
 
 def load_drafter_of(vocab_size: int) -> Any:
-    from vllm_redrafter import Drafter, DrafterConfig
+    from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 
-    return Drafter(DrafterConfig(vocab_size, 8, 8))
+    return RecurrentHead(RecurrentConfig(vocab_size, 8, 8))
 
 
 def test_recorded_distributions_train_as_computed_ones_do(

@@ -23,10 +23,10 @@ from rich.console import Console
 from redrafter_testing.models.cycle_language import HIDDEN_SIZE, VOCAB_SIZE, CycleTarget, rows
 from redrafter_testing.python_path import python_path
 from vllm_redrafter.checkpoints.reading import load_drafter
-from vllm_redrafter.config import DrafterConfig, ReDrafterConfig
+from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import ListRows, TextRow
-from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.errors import ConfigError, TrainingError
+from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.training.checkpointing import Checkpoints
 from vllm_redrafter.training.config import TrainingConfig
 from vllm_redrafter.training.estimate import estimate_acceptance
@@ -56,14 +56,14 @@ def fresh_accelerate() -> Iterator[None]:
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
-def untrained(vocab: int | None = None) -> Drafter:
+def untrained(vocab: int | None = None) -> RecurrentHead:
     torch.manual_seed(0)
-    config = DrafterConfig(VOCAB_SIZE, HIDDEN_SIZE, exit_dim=32, draft_vocab_size=vocab)
-    return Drafter(config)
+    config = RecurrentConfig(VOCAB_SIZE, HIDDEN_SIZE, exit_dim=32, draft_vocab_size=vocab)
+    return RecurrentHead(config)
 
 
 def trainer(
-    drafter: Drafter,
+    drafter: RecurrentHead,
     output: Path | None = None,
     text: ListRows | None = None,
     record: dict[str, Any] | None = None,
@@ -298,15 +298,18 @@ def test_settings_out_of_range_are_refused(name: str, value: Any, limit: str) ->
 def test_new_drafter_starts_from_the_targets_head() -> None:
     target = CycleTarget()
     same = new_drafter(target, TrainingConfig())
-    assert torch.equal(same.last_layer.weight, target.lm_head.weight)
-    assert same.last_layer.weight is not target.lm_head.weight
+    assert torch.equal(same.vocabulary_layers[0].weight, target.lm_head.weight)
+    assert same.vocabulary_layers[0].weight is not target.lm_head.weight
     kept = torch.tensor([1, 4])
     reduced = new_drafter(target, TrainingConfig(), kept)
-    assert torch.equal(reduced.last_layer.weight, target.lm_head.weight[kept])
+    assert torch.equal(reduced.vocabulary_layers[0].weight, target.lm_head.weight[kept])
     assert reduced.target_tokens(torch.tensor([0, 1])).tolist() == [1, 4]
     random = new_drafter(target, TrainingConfig(init="random"))
-    assert not torch.equal(random.last_layer.weight, target.lm_head.weight)
-    assert new_drafter(target, TrainingConfig(exit_dim=6)).last_layer.weight.shape == (8, 6)
+    assert not torch.equal(random.vocabulary_layers[0].weight, target.lm_head.weight)
+    assert new_drafter(target, TrainingConfig(exit_dim=6)).vocabulary_layers[0].weight.shape == (
+        8,
+        6,
+    )
 
 
 def test_the_most_used_tokens_are_those_of_the_answers() -> None:

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vllm_redrafter.config import DrafterConfig
-from vllm_redrafter.drafter import Drafter
+from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.triton_kernels.draft_layers import Product, draft_layer, naive_draft_layer
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -72,7 +71,7 @@ def test_a_residual_block_adds_what_it_read(device: torch.device) -> None:
 
 def test_they_are_the_drafter_s(device: torch.device) -> None:
     torch.manual_seed(0)
-    drafter = Drafter(DrafterConfig(50, 16, 24)).to(device)
+    drafter = RecurrentHead(RecurrentConfig(50, 16, 24)).to(device)
     embedded, state = random(3, 16).to(device), random(3, 16).to(device)
     hidden = random(1, 16).to(device)
     with torch.no_grad():
@@ -87,11 +86,11 @@ def test_they_are_the_drafter_s(device: torch.device) -> None:
             bias=u.bias,
             silu=True,
         )
-        torch.testing.assert_close(next_state, drafter.step(state, embedded))
+        torch.testing.assert_close(next_state, drafter.advance(state, embedded))
         x, features = torch.empty(2, 3, 24, device=device)
         draft_layer(Product(next_state, drafter.input_proj.weight[:, 16:]), x, addend=condition)
         draft_layer(Product(x, block.weight), features, bias=block.bias, silu=True, residual=x)
-        torch.testing.assert_close(features, drafter.features(condition, next_state))
+        torch.testing.assert_close(features, drafter.features(condition, next_state, 1))
 
 
 X, W = torch.zeros(4, 8), torch.zeros(6, 8)

@@ -6,7 +6,6 @@ config.json. Sizes that config.json does not state are taken from the tensors.
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,16 +26,13 @@ from vllm_redrafter.checkpoints.tensors import (
 )
 from vllm_redrafter.checkpoints.weight_files import find_weights, read_weights
 from vllm_redrafter.checkpoints.writing import save_drafter, write_files
-from vllm_redrafter.config import DrafterConfig
-from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.files import whole_folder
-from vllm_redrafter.names import MODEL_TYPE
+from vllm_redrafter.heads.head import DraftHead, HeadConfig
+from vllm_redrafter.heads.registry import NAMES, head_class, heads, is_head, written_types
 
 Layout = Literal["own", "apple"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-_LAST_LAYER = re.compile(r"lm_head\.(\d+)\.weight")
 
 
 @dataclass(frozen=True)
@@ -49,13 +45,13 @@ class Conversion:
             from the tensors, and what was left out.
     """
 
-    drafter: Drafter
+    drafter: DraftHead
     notes: list[str]
 
 
 @dataclass(frozen=True)
 class _Source:
-    config: DrafterConfig
+    config: HeadConfig
     tensors: dict[str, Tensor]
     verifier: str | None
     shape: dict[str, Any]
@@ -102,7 +98,7 @@ def convert(
     try:
         with whole_folder(folder) as partial:
             if to == "apple":
-                write_files(drafter, partial, "Drafter", {})
+                write_files(drafter, partial, to, {})
             else:
                 extra = {} if found.training is None else {"training": found.training}
                 save_drafter(drafter, partial, verifier or found.verifier, found.shape, **extra)
@@ -115,57 +111,11 @@ def convert(
     return Conversion(drafter, notes + note)
 
 
-def sizes_from_tensors(where: str, shapes: Mapping[str, list[int]]) -> dict[str, Any]:
-    """The entries of config.json that follow from the tensors' shapes.
-
-    Args:
-        where: what messages call them.
-        shapes: of all tensors, by own name.
-
-    Returns:
-        exit_dim, hidden_size, num_draft_layers, rnn, draft_vocab_size (None without `d2t`), and
-        vocab_size, unless there is a `d2t`: the last layer then has rows for some tokens only.
-
-    Raises:
-        ConfigError: these are not a drafter's tensors.
-    """
-    matches = [match for name in shapes if (match := _LAST_LAYER.fullmatch(name))]
-    if len(matches) != 1 or len(shapes[matches[0][0]]) != 2:
-        raise ConfigError(
-            f"{where}: not a ReDrafter's weights: expected one matrix lm_head.N.weight behind the "
-            f"N residual blocks of the head; found {', '.join(sorted(shapes)) or 'no tensor'}"
-        )
-    rows, exit_dim = shapes[matches[0][0]]
-    reduced = DRAFT_TO_TARGET in shapes
-    sizes = {
-        "hidden_size": _hidden_size(where, shapes, exit_dim),
-        "exit_dim": exit_dim,
-        "num_draft_layers": int(matches[0][1]),
-        "rnn": "rnn_w.weight" in shapes,
-        "draft_vocab_size": rows if reduced else None,
-    }
-    return sizes if reduced else {"vocab_size": rows, **sizes}
-
-
-def _hidden_size(where: str, shapes: Mapping[str, list[int]], exit_dim: int) -> int:
-    """From the RNN; else half of what goes into the head: [h ; s]."""
-    if recurrent := shapes.get("rnn_w.weight"):
-        return recurrent[-1]
-    projection = shapes.get("input_proj.weight")
-    doubled = projection[-1] if projection else exit_dim
-    if doubled % 2:
-        raise ConfigError(
-            f"{where}: the head reads {doubled} numbers, but they must be two halves of equal "
-            "size, the hidden and the recurrent state"
-        )
-    return doubled // 2
-
-
 def _sizes(
-    where: str, values: Mapping[str, Any], shapes: Mapping[str, list[int]]
-) -> tuple[DrafterConfig, list[str]]:
+    where: str, head: type[DraftHead], values: Mapping[str, Any], shapes: Mapping[str, list[int]]
+) -> tuple[HeadConfig, list[str]]:
     """What config.json says, completed from the tensors; and what had to be completed."""
-    told = sizes_from_tensors(where, shapes)
+    told = head.sizes_from_tensors(where, shapes)
     stated = {name: values[name] for name in told if values.get(name) is not None}
     # 1 == True, but a size is no truth value.
     if wrong := [
@@ -175,33 +125,41 @@ def _sizes(
     ]:
         raise ConfigError(f"{where} does not fit its config.json: {'; '.join(wrong)}")
     derived = {k: v for k, v in told.items() if v is not None and k not in stated}
-    if "vocab_size" not in told and values.get("vocab_size") is None:
+    if "draft_vocab_size" in told and "vocab_size" not in told and values.get("vocab_size") is None:
         raise ConfigError(
             f"{where}: config.json must say vocab_size, the target's: d2t and a last layer of "
             f"{told['draft_vocab_size']} rows leave it open"
         )
-    config = DrafterConfig.from_dict(
+    config = head.config_class.from_dict(
         {**{k: v for k, v in values.items() if v is not None}, **stated, **derived}
     )
     notes = [f"{k} = {v!r}: not in config.json, read off the tensors" for k, v in derived.items()]
     return config, notes
 
 
+def _head_of(source: str, values: Mapping[str, Any]) -> type[DraftHead]:
+    """The head that a config.json names; one that names none is read as the oldest, Apple's."""
+    model_type = values.get("model_type")
+    if model_type is None:
+        return next(iter(NAMES.values()))
+    if not is_head(model_type):
+        raise ConfigError(
+            f"{source!r} is not a ReDrafter checkpoint: its config.json says model_type "
+            f"{model_type!r}, a ReDrafter's says {written_types()} or nothing"
+        )
+    return heads()[model_type]
+
+
 def _read(source: str) -> _Source:
     """Read and check everything, so that only a full disk can stop the writing."""
     values = read_config(source)
-    model_type = values.get("model_type")
-    if model_type not in (None, MODEL_TYPE):
-        raise ConfigError(
-            f"{source!r} is not a ReDrafter checkpoint: its config.json says model_type "
-            f"{model_type!r}, a ReDrafter's says {MODEL_TYPE!r} or nothing"
-        )
+    head = _head_of(source, values)
     paths = find_weights(source)
     where = str(paths[0]) if len(paths) == 1 else f"{paths[0].parent} ({len(paths)} shards)"
     loaded = read_weights(paths)
-    tensors = {own: loaded[name] for own, name in own_names(where, loaded).items()}
+    tensors = {own: loaded[name] for own, name in own_names(where, head, loaded).items()}
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
-    config, derived = _sizes(where, values, shapes)
+    config, derived = _sizes(where, head, values, shapes)
     dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items()}
     check_tensors(where, config, shapes, dtypes)
     if config.draft_vocab_size is not None:
@@ -213,6 +171,11 @@ def _read(source: str) -> _Source:
 
 def _check_fits_apple(source: str, found: _Source) -> list[str]:
     """Refuse what Apple's code cannot run; say what its config.json cannot hold."""
+    if "apple" not in head_class(found.config).layouts:
+        raise ConfigError(
+            f"{source!r} has a head of model_type {found.config.model_type!r}, which Apple's code "
+            "does not know: leave --to out"
+        )
     if found.config.draft_vocab_size is not None:
         raise ConfigError(
             f"{source!r} ranks {found.config.draft_vocab_size} of {found.config.vocab_size} "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from vllm_redrafter.config import DrafterConfig
+from vllm_redrafter.heads.head import HeadConfig
 
 
 class SizeDifference(NamedTuple):
@@ -24,7 +24,7 @@ class SizeDifference(NamedTuple):
 
 
 def size_differences(
-    drafter: DrafterConfig, hidden_size: int | None, vocab_size: int | None
+    drafter: HeadConfig, hidden_size: int | None, vocab_size: int | None
 ) -> list[SizeDifference]:
     """All sizes in which they differ; none if the drafter fits.
 
@@ -40,7 +40,7 @@ def size_differences(
     return [size for size in compared if size.drafter != size.target]
 
 
-def differences_from(drafter: DrafterConfig, target_config: Any) -> list[SizeDifference]:
+def differences_from(drafter: HeadConfig, target_config: Any) -> list[SizeDifference]:
     """The same for a target's transformers configuration.
 
     Args:

@@ -20,9 +20,9 @@ from safetensors import safe_open
 from vllm_redrafter.checkpoints.files import read_config, weights_path
 from vllm_redrafter.checkpoints.fit import differences_from
 from vllm_redrafter.checkpoints.reading import check_checkpoint, verifier_of
-from vllm_redrafter.checkpoints.tensors import DRAFT_TO_TARGET, own_name
-from vllm_redrafter.config import DrafterConfig
+from vllm_redrafter.checkpoints.tensors import DRAFT_TO_TARGET
 from vllm_redrafter.errors import ConfigError, one_line
+from vllm_redrafter.heads.head import HeadConfig
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Inspection:
     """
 
     checkpoint: str
-    config: DrafterConfig
+    config: HeadConfig
     tensors: list[TensorHeader]
     verifier: str | None
     training: Any
@@ -63,7 +63,7 @@ class Inspection:
     @property
     def num_parameters(self) -> int:
         """Numbers that training sets: `d2t` is none of them."""
-        return sum(prod(t.shape) for t in self.tensors if own_name(t.name) != DRAFT_TO_TARGET)
+        return sum(prod(t.shape) for t in self.tensors if t.name != DRAFT_TO_TARGET)
 
     @property
     def num_bytes(self) -> int:
@@ -108,7 +108,7 @@ def inspect_checkpoint(model: str) -> Inspection:
     return Inspection(model, config, tensors, verifier_of(values), values.get("training"))
 
 
-def misfits(config: DrafterConfig, target: str) -> list[str]:
+def misfits(config: HeadConfig, target: str) -> list[str]:
     """Why a target cannot be drafted for: vLLM's start-up refuses the same.
 
     Args:
@@ -181,7 +181,7 @@ def _say(console: Console, text: str) -> None:
     console.print(Text(text))
 
 
-def _size_table(config: DrafterConfig) -> Table:
+def _size_table(config: HeadConfig) -> Table:
     table = Table(title="sizes", title_justify="left", show_header=False)
     for key, value in asdict(config).items():
         if value is not None:

@@ -16,13 +16,17 @@ from vllm_redrafter.checkpoints.tensors import (
     DRAFT_TO_TARGET,
     check_draft_vocabulary,
     check_tensors,
-    own_name,
     own_names,
 )
-from vllm_redrafter.config import DrafterConfig
-from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.errors import ConfigError, one_line
-from vllm_redrafter.names import MODEL_TYPE
+from vllm_redrafter.heads.head import DraftHead, HeadConfig
+from vllm_redrafter.heads.registry import (
+    build_head,
+    head_class,
+    head_config,
+    is_head,
+    written_types,
+)
 
 SHAPE_KEYS = {
     "num_speculative_tokens": "speculative_tokens",
@@ -47,10 +51,10 @@ DTYPES = {
 
 def is_redrafter(config: Mapping[str, Any]) -> bool:
     """Does this config.json belong to a ReDrafter checkpoint?"""
-    return config.get("model_type") == MODEL_TYPE
+    return is_head(config.get("model_type"))
 
 
-def load_config(model: str, revision: str | None = None) -> DrafterConfig:
+def load_config(model: str, revision: str | None = None) -> HeadConfig:
     """The drafter's sizes.
 
     Raises:
@@ -61,12 +65,12 @@ def load_config(model: str, revision: str | None = None) -> DrafterConfig:
         found = values.get("model_type", "none")
         raise ConfigError(
             f"{model!r} is not a ReDrafter checkpoint: its config.json must say "
-            f'"model_type": "{MODEL_TYPE}", found {found!r}'
+            f'"model_type": {written_types()}, found {found!r}'
         )
-    return DrafterConfig.from_dict(values)
+    return head_config(values)
 
 
-def check_checkpoint(model: str, revision: str | None = None) -> DrafterConfig:
+def check_checkpoint(model: str, revision: str | None = None) -> HeadConfig:
     """Check a checkpoint's tensors by name and shape, without reading them.
 
     Raises:
@@ -76,7 +80,7 @@ def check_checkpoint(model: str, revision: str | None = None) -> DrafterConfig:
     path = weights_path(model, revision)
     try:
         with safe_open(path, framework="pt") as file:
-            names = own_names(str(path), file.keys())
+            names = own_names(str(path), head_class(config), file.keys())
             headers = {own: file.get_slice(name) for own, name in names.items()}
             shapes = {own: header.get_shape() for own, header in headers.items()}
             dtypes = {own: DTYPES.get(h.get_dtype(), h.get_dtype()) for own, h in headers.items()}
@@ -92,7 +96,7 @@ def check_checkpoint(model: str, revision: str | None = None) -> DrafterConfig:
 
 def load_drafter(
     model: str, dtype: torch.dtype = torch.float32, revision: str | None = None
-) -> Drafter:
+) -> DraftHead:
     """Read a checkpoint and check every tensor's name and shape.
 
     Args:
@@ -111,7 +115,7 @@ def load_drafter(
     return drafter
 
 
-def _check_finite(where: str, drafter: Drafter, dtype: torch.dtype) -> None:
+def _check_finite(where: str, drafter: DraftHead, dtype: torch.dtype) -> None:
     """Refuse weights with which every draft would be nonsense."""
     for name, weights in drafter.named_parameters():
         if not torch.stack(weights.aminmax()).isfinite().all():
@@ -122,8 +126,8 @@ def _check_finite(where: str, drafter: Drafter, dtype: torch.dtype) -> None:
 
 
 def build_drafter(
-    config: DrafterConfig, tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None
-) -> Drafter:
+    config: HeadConfig, tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None
+) -> DraftHead:
     """A drafter for inference of these tensors; they are kept, not copied, where dtypes agree.
 
     Args:
@@ -132,7 +136,8 @@ def build_drafter(
         dtype: of the parameters; None for the tensors' own.
     """
     with torch.device("meta"):
-        drafter = Drafter(config)
+        drafter = build_head(config)
+    own_name = head_class(config).own_name
     converted = {
         own_name(name): tensor.to(dtype) if tensor.is_floating_point() else tensor.long()
         for name, tensor in tensors.items()

@@ -1,38 +1,23 @@
-"""The tensors of a drafter's checkpoint: their names, in three spellings, and their shapes.
-
-Three spellings of the names are read: our own, which is Apple's; and the two older ones that
-TensorRT-LLM's converter also accepted (`input_projs.*` with `lm_heads.*`, and `0.*`).
-"""
+"""The tensors of a drafter's checkpoint: their names, which others may spell differently, and their
+shapes."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
-from vllm_redrafter.config import DrafterConfig
-from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.heads.head import DraftHead, HeadConfig
+from vllm_redrafter.heads.registry import build_head
 
 DRAFT_TO_TARGET = "d2t"
 _FLOATS = ("float32", "bfloat16", "float16", "float64")
 _INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
-_OLD_NAMES = (
-    (re.compile(r"^input_projs\."), "input_proj."),
-    (re.compile(r"^(lm_heads|0)\."), "lm_head."),
-)
 
 
-def own_name(name: str) -> str:
-    """Our (and Apple's) name of a tensor that TensorRT-LLM's converter named differently."""
-    for pattern, replacement in _OLD_NAMES:
-        name = pattern.sub(replacement, name)
-    return name
-
-
-def own_names(where: str, names: Iterable[str]) -> dict[str, str]:
+def own_names(where: str, head: type[DraftHead], names: Iterable[str]) -> dict[str, str]:
     """From our names of tensors to those that a file gives them.
 
     Raises:
@@ -40,7 +25,7 @@ def own_names(where: str, names: Iterable[str]) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for name in names:
-        own = own_name(name)
+        own = head.own_name(name)
         if own in found:
             raise ConfigError(f"{where}: {found[own]} and {name} are the same tensor; keep one")
         found[own] = name
@@ -49,7 +34,7 @@ def own_names(where: str, names: Iterable[str]) -> dict[str, str]:
 
 def check_tensors(
     where: str,
-    config: DrafterConfig,
+    config: HeadConfig,
     shapes: Mapping[str, list[int]],
     dtypes: Mapping[str, str],
 ) -> None:
@@ -66,7 +51,7 @@ def check_tensors(
             listed.
     """
     with torch.device("meta"):
-        expected = Drafter(config).state_dict()
+        expected = build_head(config).state_dict()
     _check_shapes(where, {name: list(t.shape) for name, t in expected.items()}, shapes)
     _check_dtypes(where, dtypes)
 

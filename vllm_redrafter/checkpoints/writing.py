@@ -11,12 +11,12 @@ from safetensors.torch import save_file
 
 from vllm_redrafter.checkpoints.files import CONFIG_FILE, WEIGHTS_FILE
 from vllm_redrafter.checkpoints.reading import proposal_of
-from vllm_redrafter.drafter import Drafter
-from vllm_redrafter.names import METHOD, MODEL_TYPE
+from vllm_redrafter.heads.head import DraftHead
+from vllm_redrafter.names import METHOD
 
 
 def save_drafter(
-    drafter: Drafter,
+    drafter: DraftHead,
     folder: str | Path,
     verifier: str | None = None,
     shape: Mapping[str, Any] | None = None,
@@ -37,28 +37,26 @@ def save_drafter(
         recorded |= {"default_proposal_method": METHOD}
         recorded |= {"proposal_methods": [{"proposal_type": METHOD, **proposal_of(shape)}]}
     further = {"speculators_config": recorded, **extra}
-    write_files(drafter, Path(folder), "RecurrentDrafter", further)
+    write_files(drafter, Path(folder), "own", further)
 
 
-def write_files(
-    drafter: Drafter, folder: Path, architecture: str, further: Mapping[str, Any]
-) -> None:
+def write_files(drafter: DraftHead, folder: Path, layout: str, further: Mapping[str, Any]) -> None:
     """Write config.json and model.safetensors.
 
     Args:
         drafter: what to write.
         folder: made if it does not exist.
-        architecture: the class that transformers is told.
+        layout: one of the head's `layouts`.
         further: entries of config.json besides the sizes.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: t.detach().contiguous().cpu() for name, t in drafter.state_dict().items()}
     save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
     config = {
-        "model_type": MODEL_TYPE,
-        "architectures": [architecture],
+        "model_type": drafter.config.model_type,
+        "architectures": [drafter.layouts[layout]],
         **{key: value for key, value in vars(drafter.config).items() if value is not None},
-        "torch_dtype": str(drafter.last_layer.weight.dtype).removeprefix("torch."),
+        "torch_dtype": str(drafter.dtype).removeprefix("torch."),
         **further,
     }
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")

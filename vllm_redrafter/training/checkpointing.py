@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 
 from vllm_redrafter.checkpoints.files import WEIGHTS_FILE
 from vllm_redrafter.checkpoints.writing import save_drafter
-from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.errors import ConfigError, TrainingError
 from vllm_redrafter.files import whole_folder
+from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.json_files import read_json
 
 OPTIMIZER_FILE = "optimizer.pt"
@@ -54,7 +54,7 @@ class Checkpoints:
         return sorted(self.folder.glob("step-[0-9]*"))
 
     def save(
-        self, drafter: Drafter, optimizer: torch.optim.Optimizer, progress: RunProgress
+        self, drafter: DraftHead, optimizer: torch.optim.Optimizer, progress: RunProgress
     ) -> Path:
         """Write one, and delete the oldest.
 
@@ -82,7 +82,7 @@ class Checkpoints:
             shutil.rmtree(old)
         return path
 
-    def load(self, drafter: Drafter, optimizer: torch.optim.Optimizer) -> RunProgress:
+    def load(self, drafter: DraftHead, optimizer: torch.optim.Optimizer) -> RunProgress:
         """Read the newest into the drafter and the optimizer.
 
         Raises:

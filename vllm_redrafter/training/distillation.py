@@ -3,9 +3,11 @@
 Alignment. The target reads x_0 .. x_t and its hidden state h_t predicts x_{t+1}, the root. From
 there the drafter goes on by itself, and every position t of a text is such a start:
 
-    s_1 = step(0, e(x_{t+1}))      logits(h_t, s_1) predict x_{t+2}
-    s_2 = step(s_1, e(x_{t+2}))    logits(h_t, s_2) predict x_{t+3}
-    s_j                            logits(h_t, s_j) predict x_{t+1+j},  j = 1 .. L
+    s_1 = start(c_t, e(x_{t+1}))     logits(c_t, s_1, 0) predict x_{t+2}
+    s_2 = advance(s_1, e(x_{t+2}))   logits(c_t, s_2, 1) predict x_{t+3}
+    s_j                              logits(c_t, s_j, j - 1) predict x_{t+1+j},  j = 1 .. L
+
+with c_t = condition(h_t).
 
 The teacher of step j at position t is the target's own distribution of x_{t+1+j}, which it gives
 at position t+j. The target wrote the text itself, so the tokens that teacher forcing feeds to the
@@ -20,13 +22,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.training.batches import TextBatch
 from vllm_redrafter.training.choices import LossKind
 from vllm_redrafter.training.chunked_loss import head_loss
 from vllm_redrafter.training.target import TargetOutputs
 from vllm_redrafter.training.teachers import (
+    ChosenRows,
     DataTeacher,
     DraftVocabulary,
     MixedTeacher,
@@ -51,11 +54,14 @@ class Predictions:
     step: Tensor
 
 
-def unroll(drafter: Drafter, embedded: Tensor, num_steps: int) -> Iterator[Tensor]:
+def unroll(
+    drafter: DraftHead, condition: Tensor, embedded: Tensor, num_steps: int
+) -> Iterator[Tensor]:
     """The drafter's states, started at every position of a text at once.
 
     Args:
-        drafter: the draft head; advanced by its own `step`.
+        drafter: the draft head; advanced by itself.
+        condition: [B, T, C], of its hidden states.
         embedded: [B, T, H], the target's embedding of x_0 .. x_{T-1}.
         num_steps: L.
 
@@ -63,11 +69,11 @@ def unroll(drafter: Drafter, embedded: Tensor, num_steps: int) -> Iterator[Tenso
         For j = 1 .. L: [B, T-j, H]; row t is s_j of the start at t, which has read x_{t+1} ..
         x_{t+j}.
     """
-    state: Tensor | None = None
-    for step in range(1, num_steps + 1):
+    state = drafter.start(condition[:, :-1], embedded[:, 1:])
+    yield state
+    for step in range(2, num_steps + 1):
         # A start that would read past the end of the text drops out.
-        before = None if state is None else state[:, :-1]
-        state = drafter.step(before, embedded[:, step:])
+        state = drafter.advance(state[:, :-1], embedded[:, step:])
         yield state
 
 
@@ -98,7 +104,7 @@ def count_rows(generated: Tensor, num_steps: int) -> Tensor:
 
 
 def predictions(
-    drafter: Drafter, generated: Tensor, target: TargetOutputs, num_steps: int
+    drafter: DraftHead, generated: Tensor, target: TargetOutputs, num_steps: int
 ) -> Predictions:
     """Unroll the drafter L steps from every position, and keep the rows that count.
 
@@ -113,14 +119,14 @@ def predictions(
         )
     first = torch.arange(generated.shape[0], device=generated.device).unsqueeze(1) * length
     # The target may be of lower precision.
-    dtype = drafter.last_layer.weight.dtype
+    dtype = drafter.dtype
     condition = drafter.condition(target.hidden.to(dtype))
     features, starts, steps = [], [], []
-    states = unroll(drafter, target.embedded.to(dtype), num_steps)
+    states = unroll(drafter, condition, target.embedded.to(dtype), num_steps)
     counts = counted_starts(generated, num_steps)
     for step, (state, counted) in enumerate(zip(states, counts, strict=True), start=1):
         features.append(
-            drafter.features(condition[:, : -1 - step][counted], state[:, :-1][counted])
+            drafter.features(condition[:, : -1 - step][counted], state[:, :-1][counted], step - 1)
         )
         start = first + torch.arange(length - 1 - step, device=generated.device)
         starts.append(start[counted])
@@ -158,7 +164,7 @@ class Distillation(nn.Module):
 
     def __init__(
         self,
-        drafter: Drafter,
+        drafter: DraftHead,
         head: Callable[[Tensor], Tensor] | None,
         num_steps: int,
         kind: LossKind = "kl",
@@ -181,11 +187,28 @@ class Distillation(nn.Module):
         """
         rows = predictions(self.drafter, batch.generated, target, self.num_steps)
         teacher = self._teacher(batch, target, rows)
-        total, losses = head_loss(
-            rows.features, self.drafter.last_layer.weight, step_weights[rows.step - 1], teacher
-        )
+        total, losses = self._loss(rows, step_weights[rows.step - 1], teacher)
         per_step = torch.zeros(self.num_steps, dtype=losses.dtype, device=losses.device)
         return DistillationLoss(total, per_step.index_add_(0, rows.step - 1, losses))
+
+    def _loss(self, rows: Predictions, weights: Tensor, teacher: Teacher) -> tuple[Tensor, Tensor]:
+        """See `head_loss`; a head that has a vocabulary-wide layer per depth has a loss on each."""
+        layers = self.drafter.vocabulary_layers
+        if len(layers) == 1:
+            return head_loss(rows.features, layers[0].weight, weights, teacher)
+        losses = torch.zeros(len(weights), device=weights.device)
+        totals = []
+        for depth in range(self.num_steps):
+            chosen = (rows.step == depth + 1).nonzero().squeeze(1)
+            total, found = head_loss(
+                rows.features[chosen],
+                layers[depth].weight,
+                weights[chosen],
+                ChosenRows(teacher, chosen),
+            )
+            totals.append(total)
+            losses = losses.to(found.dtype).index_copy_(0, chosen, found)
+        return torch.stack(totals).sum(), losses
 
     def _teacher(self, batch: TextBatch, target: TargetOutputs, rows: Predictions) -> Teacher:
         vocabulary = DraftVocabulary(self.drafter)

@@ -20,7 +20,7 @@ from vllm_redrafter.acceptance import accept_path
 from vllm_redrafter.beam_search import beam_search
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import TextRows
-from vllm_redrafter.drafter import Drafter
+from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.policy import search_shape
 from vllm_redrafter.token_tree import TokenTree
 from vllm_redrafter.training.batches import TextBatch
@@ -65,7 +65,7 @@ def batches(
 
 
 def estimate_acceptance(
-    drafter: Drafter,
+    drafter: DraftHead,
     target: Any,
     rows: TextRows,
     config: ReDrafterConfig,
@@ -88,7 +88,7 @@ def estimate_acceptance(
 
 
 def replay(
-    drafter: Drafter,
+    drafter: DraftHead,
     embed: Callable[[Tensor], Tensor],
     outputs: TargetOutputs,
     batch: TextBatch,
@@ -110,7 +110,7 @@ def replay(
     steps = tokens = 0
     by_depth = torch.zeros(config.beam_length, dtype=torch.int64)
     # The target may be of lower precision than a drafter in training.
-    dtype = drafter.last_layer.weight.dtype
+    dtype = drafter.dtype
     hidden = outputs.hidden.to(dtype)
 
     def embed_as_drafter(tokens: Tensor) -> Tensor:
@@ -141,7 +141,7 @@ def answers(generated: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _accepted_depth(
-    drafter: Drafter,
+    drafter: DraftHead,
     embed: Callable[[Tensor], Tensor],
     hidden: Tensor,
     tokens: Tensor,
@@ -166,7 +166,7 @@ def _accepted_depth(
 
 @torch.no_grad()
 def top_accuracy(
-    drafter: Drafter, target: Any, rows: TextRows, num_steps: int, ranks: tuple[int, ...]
+    drafter: DraftHead, target: Any, rows: TextRows, num_steps: int, ranks: tuple[int, ...]
 ) -> Tensor:
     """How often the text's token is among the drafter's best, teacher-forced.
 
@@ -186,13 +186,14 @@ def top_accuracy(
     for batch in batches(rows, 8, device, num_steps + 2):
         found = predictions(drafter, batch.generated, read_target(target, batch), num_steps)
         labels = batch.tokens.flatten()[found.start + found.step + 1]
-        for part in torch.split(torch.arange(len(labels), device=device), 1024):
-            logits = drafter.last_layer(found.features[part])
-            kept = min(max(ranks), logits.shape[-1])
-            best = drafter.target_tokens(logits.topk(kept, dim=-1).indices)
-            hit = best == labels[part].unsqueeze(1)
-            step = (found.step[part] - 1).cpu()
-            for column, rank in enumerate(ranks):
-                hits[:, column].index_add_(0, step, hit[:, :rank].any(dim=1).float().cpu())
-            counts.index_add_(0, step, torch.ones(len(step), 1))
+        for depth in range(num_steps):
+            of_depth = (found.step == depth + 1).nonzero().squeeze(1)
+            counts[depth] += len(of_depth)
+            for part in torch.split(of_depth, 1024):
+                logits = drafter.vocabulary_layer(depth)(found.features[part])
+                kept = min(max(ranks), logits.shape[-1])
+                best = drafter.target_tokens(logits.topk(kept, dim=-1).indices)
+                hit = best == labels[part].unsqueeze(1)
+                for column, rank in enumerate(ranks):
+                    hits[depth, column] += int(hit[:, :rank].any(dim=1).sum())
     return hits / counts

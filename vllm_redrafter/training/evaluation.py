@@ -18,8 +18,8 @@ from vllm_redrafter.checkpoints.reading import load_drafter
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import DatasetRows, TextRows
 from vllm_redrafter.data.source import held_out_conversations, read_checked
-from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.progress import progress_bar
 from vllm_redrafter.training.config import EvaluationConfig
 from vllm_redrafter.training.estimate import Acceptance, batches, replay, top_accuracy
@@ -124,7 +124,7 @@ def shapes(
 
 
 def evaluate_shapes(
-    drafter: Drafter,
+    drafter: DraftHead,
     target: Any,
     rows: TextRows,
     grid: Sequence[ReDrafterConfig],
@@ -197,7 +197,7 @@ class Material:
         sampling: how it was written, in words.
     """
 
-    drafter: Drafter
+    drafter: DraftHead
     target: Any
     rows: TextRows
     sampling: str

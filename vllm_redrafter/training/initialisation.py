@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,14 @@ from torch import Tensor
 
 from vllm_redrafter.checkpoints.files import weights_path
 from vllm_redrafter.checkpoints.reading import load_config, load_drafter
-from vllm_redrafter.config import DrafterConfig
 from vllm_redrafter.data.rows import TextRow, TextRows
-from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.heads.head import DraftHead
+from vllm_redrafter.heads.registry import new_head
 from vllm_redrafter.training.config import TrainingConfig
 
 
-def new_drafter(target: Any, config: TrainingConfig, kept: Tensor | None = None) -> Drafter:
+def new_drafter(target: Any, config: TrainingConfig, kept: Tensor | None = None) -> DraftHead:
     """A drafter of the target's sizes; its last layer starts as the target's own, where it fits.
 
     Args:
@@ -32,23 +32,24 @@ def new_drafter(target: Any, config: TrainingConfig, kept: Tensor | None = None)
         ConfigError: sizes that cannot be.
     """
     sizes = target.config.get_text_config()
-    drafter_config = DrafterConfig(
-        vocab_size=sizes.vocab_size,
-        hidden_size=sizes.hidden_size,
-        exit_dim=config.exit_dim or sizes.hidden_size,
-        num_draft_layers=config.num_draft_layers,
-        draft_vocab_size=None if kept is None else len(kept),
-    )
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)
-        drafter = Drafter(drafter_config)
+        drafter = new_head(
+            "recurrent",
+            sizes.vocab_size,
+            sizes.hidden_size,
+            exit_dim=config.exit_dim,
+            num_draft_layers=config.num_draft_layers,
+            draft_vocab_size=None if kept is None else len(kept),
+        )
     if kept is not None:
         drafter.keep_tokens(kept)
     lm_head = target.get_output_embeddings()
     if config.init == "lm_head" and lm_head is not None:
         weight = lm_head.weight if kept is None else lm_head.weight[kept.to(lm_head.weight.device)]
-        if weight.shape == drafter.last_layer.weight.shape:
-            drafter.last_layer.weight.data.copy_(weight)
+        for layer in drafter.vocabulary_layers:
+            if weight.shape == layer.weight.shape:
+                layer.weight.data.copy_(weight)
     return drafter
 
 
@@ -64,7 +65,8 @@ def sizes_of(initial: str, config: TrainingConfig) -> TrainingConfig:
     """
     found = load_config(initial)
     defaults = TrainingConfig()
-    for name in ("exit_dim", "num_draft_layers", "draft_vocab_size", "init"):
+    sizes = [field.name for field in fields(found) if hasattr(config, field.name)]
+    for name in (*sizes, "init"):
         asked, own = getattr(config, name), getattr(found, name, defaults.init)
         if asked not in (getattr(defaults, name), own):
             reason = f"it has {own}" if hasattr(found, name) else "nothing is initialised"
@@ -72,15 +74,10 @@ def sizes_of(initial: str, config: TrainingConfig) -> TrainingConfig:
                 f"training: {name} {asked} does not fit initial_drafter {initial!r}: {reason}; "
                 f"leave {name} out, or train from the beginning"
             )
-    return replace(
-        config,
-        exit_dim=found.exit_dim,
-        num_draft_layers=found.num_draft_layers,
-        draft_vocab_size=found.draft_vocab_size,
-    )
+    return replace(config, **{name: getattr(found, name) for name in sizes})
 
 
-def continued_drafter(initial: str, target: Any) -> Drafter:
+def continued_drafter(initial: str, target: Any) -> DraftHead:
     """A drafter that was trained before, to be trained on: float32, its draft vocabulary with it.
 
     Args:

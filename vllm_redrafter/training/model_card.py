@@ -7,7 +7,7 @@ from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
 
-from vllm_redrafter.config import DrafterConfig
+from vllm_redrafter.heads.head import HeadConfig
 
 TEXT = """---
 {header}
@@ -39,7 +39,7 @@ The output is the target's own, whatever this head drafts: every token is verifi
 """
 
 
-def model_card(config: DrafterConfig, target: str, training: Mapping[str, Any]) -> str:
+def model_card(config: HeadConfig, target: str, training: Mapping[str, Any]) -> str:
     """The text of a README.md.
 
     Args:

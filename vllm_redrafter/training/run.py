@@ -18,8 +18,8 @@ from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.captured import CapturedRows, states_of
 from vllm_redrafter.data.rows import TextRows
 from vllm_redrafter.data.source import TrainingData, WrittenData, read_all, split
-from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.errors import ConfigError, TrainingError
+from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.training.checkpointing import Checkpoints
 from vllm_redrafter.training.config import TrainingConfig
 from vllm_redrafter.training.initialisation import (
@@ -131,7 +131,7 @@ def train(
 
 def save_result(
     job: TrainingJob,
-    drafter: Drafter,
+    drafter: DraftHead,
     target: Any,
     record: dict[str, Any],
     result: TrainingResult,
@@ -194,7 +194,7 @@ def _check_hidden_size(target: Any, rows: TextRows) -> None:
             )
 
 
-def _drafter(job: TrainingJob, target: Any, data: TrainingData, console: Console) -> Drafter:
+def _drafter(job: TrainingJob, target: Any, data: TrainingData, console: Console) -> DraftHead:
     if job.initial_drafter is not None:
         console.print(f"goes on from {job.initial_drafter}")
         return continued_drafter(job.initial_drafter, target)
@@ -240,7 +240,7 @@ def _record(job: TrainingJob, data: TrainingData) -> dict[str, Any]:
 def _print_plan(
     console: Console,
     trainer: Trainer,
-    drafter: Drafter,
+    drafter: DraftHead,
     data: TrainingData,
     accelerator: Accelerator,
 ) -> None:

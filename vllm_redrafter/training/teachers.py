@@ -16,11 +16,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vllm_redrafter.drafter import Drafter
+from vllm_redrafter.heads.head import DraftHead
+
+Rows = slice | Tensor
+"""Which of the N rows: a slice, or their indices [n] int64."""
 
 
 class Teacher(Protocol):
-    def __call__(self, rows: slice) -> Tensor:
+    def __call__(self, rows: Rows) -> Tensor:
         """[n, draft tokens], in the precision in which the loss is computed."""
         ...
 
@@ -33,8 +36,8 @@ class DraftVocabulary:
         index: [V] int64, the reverse; -1 for a token that it does not rank.
     """
 
-    def __init__(self, drafter: Drafter) -> None:
-        config, device = drafter.config, drafter.last_layer.weight.device
+    def __init__(self, drafter: DraftHead) -> None:
+        config, device = drafter.config, drafter.vocabulary_layers[0].weight.device
         self.size = config.num_ranked_tokens
         ranked = torch.arange(self.size, device=device)
         self.kept: Tensor | None = None
@@ -58,7 +61,7 @@ class TextTeacher:
     labels: Tensor
     dtype: torch.dtype
 
-    def __call__(self, rows: slice) -> Tensor:
+    def __call__(self, rows: Rows) -> Tensor:
         labels = self.labels[rows].unsqueeze(1)
         return self.vocabulary.scatter(labels, torch.ones_like(labels, dtype=self.dtype))
 
@@ -84,7 +87,7 @@ class TargetTeacher:
     position: Tensor
     dtype: torch.dtype
 
-    def __call__(self, rows: slice) -> Tensor:
+    def __call__(self, rows: Rows) -> Tensor:
         position, row = torch.unique_consecutive(self.position[rows], return_inverse=True)
         probs = F.softmax(self.head(self.hidden[position]).to(self.dtype), dim=-1)
         if self.vocabulary.kept is not None:
@@ -102,7 +105,7 @@ class DataTeacher:
     top_log_probs: Tensor
     dtype: torch.dtype
 
-    def __call__(self, rows: slice) -> Tensor:
+    def __call__(self, rows: Rows) -> Tensor:
         probs = self.top_log_probs[rows].to(self.dtype).exp()
         return self.vocabulary.scatter(self.top_tokens[rows], probs)
 
@@ -115,5 +118,16 @@ class MixedTeacher:
     second: Teacher
     weight: float
 
-    def __call__(self, rows: slice) -> Tensor:
+    def __call__(self, rows: Rows) -> Tensor:
         return torch.lerp(self.second(rows), self.first(rows), self.weight)
+
+
+@dataclass(frozen=True)
+class ChosenRows:
+    """A teacher of some rows alone: its rows are the `chosen` [n] int64 of the other's."""
+
+    teacher: Teacher
+    chosen: Tensor
+
+    def __call__(self, rows: Rows) -> Tensor:
+        return self.teacher(self.chosen[rows])

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import TextRows
-from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.errors import ConfigError, TrainingError
+from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.progress import progress_bar
 from vllm_redrafter.training.batches import BatchPlan, TextBatch
 from vllm_redrafter.training.checkpointing import Checkpoints, RunProgress
@@ -74,7 +74,7 @@ class Trainer:
 
     def __init__(
         self,
-        drafter: Drafter,
+        drafter: DraftHead,
         target: Any,
         rows: TextRows,
         held_out: TextRows,
@@ -289,7 +289,7 @@ def make_accelerator(config: TrainingConfig, output: Path | None = None) -> Acce
     return accelerator
 
 
-def adamw(drafter: Drafter, config: TrainingConfig) -> torch.optim.AdamW:
+def adamw(drafter: DraftHead, config: TrainingConfig) -> torch.optim.AdamW:
     """AdamW; biases are not decayed."""
     matrices = [p for p in drafter.parameters() if p.ndim > 1]
     biases = [p for p in drafter.parameters() if p.ndim <= 1]

@@ -9,18 +9,18 @@ from replay_parts.traces import Traces, record
 
 from redrafter_testing.models.cycle_language import HIDDEN_SIZE, VOCAB_SIZE, CycleTarget, rows
 from vllm_redrafter.beam_search import beam_search
-from vllm_redrafter.config import DrafterConfig, ReDrafterConfig
+from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import ListRows, TextRow
-from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.training.batches import TextBatch
 from vllm_redrafter.training.estimate import estimate_acceptance
 from vllm_redrafter.training.target import read_target
 
 
-def drafter() -> Drafter:
+def drafter() -> RecurrentHead:
     torch.manual_seed(0)
-    return Drafter(DrafterConfig(VOCAB_SIZE, HIDDEN_SIZE, exit_dim=16)).eval()
+    return RecurrentHead(RecurrentConfig(VOCAB_SIZE, HIDDEN_SIZE, exit_dim=16)).eval()
 
 
 @pytest.fixture(scope="module")

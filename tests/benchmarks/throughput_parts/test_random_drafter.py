@@ -7,11 +7,12 @@ from pathlib import Path
 import torch
 from throughput_parts.random_drafter import write_random_drafter
 
-from vllm_redrafter import Drafter, DrafterConfig, load_drafter, save_drafter
+from vllm_redrafter import load_drafter, save_drafter
+from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 
 
 def test_it_has_the_sizes_and_the_draft_vocabulary_and_nothing_learned(tmp_path: Path) -> None:
-    trained = Drafter(DrafterConfig(11, 8, exit_dim=6, draft_vocab_size=5))
+    trained = RecurrentHead(RecurrentConfig(11, 8, exit_dim=6, draft_vocab_size=5))
     trained.keep_tokens(torch.tensor([0, 2, 3, 7, 10]))
     save_drafter(trained, tmp_path / "trained")
 

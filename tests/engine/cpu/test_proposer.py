@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from vllm_redrafter import Drafter, DrafterConfig, save_drafter
+from vllm_redrafter import save_drafter
+from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 
 R, V, H = 5, 40, 8
 
@@ -18,7 +19,7 @@ def propose(folder: Path, max_nodes: int) -> torch.Tensor:
     from vllm_redrafter.engine.cpu.proposer import TreeProposer
 
     torch.manual_seed(0)
-    save_drafter(Drafter(DrafterConfig(V, H, exit_dim=H)), folder)
+    save_drafter(RecurrentHead(RecurrentConfig(V, H, exit_dim=H)), folder)
     settings = {"model": str(folder), "num_speculative_tokens": 12, "beam_width": 4}
     proposer = TreeProposer(
         SimpleNamespace(  # type: ignore[arg-type]

@@ -6,28 +6,31 @@ import pytest
 import torch
 from torch import Tensor
 
-from vllm_redrafter import Drafter, DrafterConfig
-from vllm_redrafter.beam_search import DraftHead, ExploredNodes, beam_search
-from vllm_redrafter.engine.cpu.packed_drafter import PackedDrafter
+from vllm_redrafter.beam_search import ExploredNodes, beam_search
+from vllm_redrafter.engine.cpu import packed_weights
 from vllm_redrafter.engine.cpu.search import search
+from vllm_redrafter.heads.head import SearchHead
+from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.policy import SearchShape
 
 V, H = 300, 32
 
 
-def drafter(draft_vocab_size: int | None = None, dtype: torch.dtype = torch.float32) -> Drafter:
+def drafter(
+    draft_vocab_size: int | None = None, dtype: torch.dtype = torch.float32
+) -> RecurrentHead:
     torch.manual_seed(0)
-    config = DrafterConfig(V, H, exit_dim=48, draft_vocab_size=draft_vocab_size)
-    made = Drafter(config).to(dtype).eval().requires_grad_(False)
+    config = RecurrentConfig(V, H, exit_dim=48, draft_vocab_size=draft_vocab_size)
+    made = RecurrentHead(config).to(dtype).eval().requires_grad_(False)
     if draft_vocab_size is not None:
         made.keep_tokens(torch.randperm(V)[:draft_vocab_size].sort().values)
     # Far from one another, so that no two candidates are as good.
-    made.last_layer.weight.mul_(20)
+    made.vocabulary_layers[0].weight.mul_(20)
     return made
 
 
 def both(
-    head: DraftHead, requests: int, shape: SearchShape, dtype: torch.dtype = torch.float32
+    head: SearchHead, requests: int, shape: SearchShape, dtype: torch.dtype = torch.float32
 ) -> tuple[ExploredNodes, ExploredNodes]:
     embedding = torch.randn(V, H).to(dtype)
     hidden, roots = torch.randn(requests, H).to(dtype), torch.arange(requests)
@@ -54,7 +57,7 @@ def test_a_search_finds_the_same_nodes(
     packed: bool, draft_vocab_size: int | None, requests: int, width: int, length: int
 ) -> None:
     plain = drafter(draft_vocab_size)
-    head = PackedDrafter(plain) if packed else plain
+    head = plain.packed(packed_weights.packed) if packed else plain
     expected, found = both(head, requests, SearchShape(width, length))
     assert (expected.log_probs > -torch.inf).all()
     assert_same(found, expected)
@@ -81,7 +84,7 @@ def test_half_precision_is_widened_before_it_is_ranked() -> None:
 
 def test_of_equally_good_tokens_the_first_are_taken() -> None:
     head = drafter()
-    head.last_layer.weight.zero_()
+    head.vocabulary_layers[0].weight.zero_()
     _, found = both(head, 1, SearchShape(3, 2))
     assert found.tokens.tolist() == [[[0, 1, 2], [0, 1, 2]]]
     assert found.back_pointers.tolist() == [[[0, 0, 0], [0, 0, 0]]]
@@ -89,7 +92,7 @@ def test_of_equally_good_tokens_the_first_are_taken() -> None:
 
 def test_what_is_not_a_number_is_no_candidate() -> None:
     head = drafter()
-    head.last_layer.weight[7:].fill_(torch.nan)
+    head.vocabulary_layers[0].weight[7:].fill_(torch.nan)
     _, found = both(head, 1, SearchShape(4, 3))
     assert (found.tokens < 7).all()
     assert found.log_probs.isfinite().all()

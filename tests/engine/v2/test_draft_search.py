@@ -22,9 +22,8 @@ if not ON_GPU:
 
 from vllm_redrafter.beam_search import beam_search  # noqa: E402
 from vllm_redrafter.budget.calibration import AcceptanceEstimator, log_odds  # noqa: E402
-from vllm_redrafter.config import DrafterConfig  # noqa: E402
-from vllm_redrafter.drafter import Drafter  # noqa: E402
 from vllm_redrafter.engine.v2.draft_search import DraftSearch  # noqa: E402
+from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead  # noqa: E402
 from vllm_redrafter.policy import SearchShape  # noqa: E402
 from vllm_redrafter.sharding import VocabularyShard  # noqa: E402
 
@@ -43,11 +42,11 @@ def kernels() -> Iterator[None]:
             yield
 
 
-def drafter_of(seed: int = 0, **sizes: Any) -> Drafter:
+def drafter_of(seed: int = 0, **sizes: Any) -> RecurrentHead:
     """Peaked distributions, in which beams outlive and leave one another."""
     torch.manual_seed(seed)
-    config = DrafterConfig(VOCAB, HIDDEN, **({"exit_dim": 24} | sizes))
-    drafter = Drafter(config).to(DEVICE)
+    config = RecurrentConfig(VOCAB, HIDDEN, **({"exit_dim": 24} | sizes))
+    drafter = RecurrentHead(config).to(DEVICE)
     for parameter in drafter.parameters():
         nn.init.normal_(parameter, std=0.5)
     if config.draft_vocab_size is not None:
@@ -68,7 +67,7 @@ def requests(count: int, seed: int = 1) -> tuple[Tensor, Tensor]:
 
 
 def assert_found(
-    search: DraftSearch, drafter: Drafter, embed: Callable[[Tensor], Tensor], *inputs: Tensor
+    search: DraftSearch, drafter: RecurrentHead, embed: Callable[[Tensor], Tensor], *inputs: Tensor
 ) -> None:
     found, odds = search.explore(*inputs)
     expected = beam_search(drafter, embed, *inputs, *SHAPE)
@@ -123,7 +122,9 @@ def test_a_shard_s_search_is_the_whole_s() -> None:
 
     def gather(_: Tensor) -> Tensor:
         state = search._features_of_last
-        told[:] = [s.best_here(p.last_layer(state)) for s, p in zip(shards, parts, strict=True)]
+        told[:] = [
+            s.best_here(p.vocabulary_layers[0](state)) for s, p in zip(shards, parts, strict=True)
+        ]
         return torch.cat(told, dim=-1)
 
     shard = VocabularyShard(VOCAB, 0, 2, gather)

@@ -64,12 +64,12 @@ def test_nothing_in_the_step_waits(oracle: Engine) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch's sync debug mode needs a GPU")
 def test_a_draft_does_not_wait_on_a_gpu() -> None:
-    from vllm_redrafter import Drafter, DrafterConfig
     from vllm_redrafter.engine.v2.draft_search import DraftSearch
+    from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
     from vllm_redrafter.policy import SearchShape, candidate_log_probs
     from vllm_redrafter.triton_kernels.build_tree import TreeBuffers, Wishes, build_tree
 
-    drafter = Drafter(DrafterConfig(512, 64, 64)).cuda()
+    drafter = RecurrentHead(RecurrentConfig(512, 64, 64)).cuda()
     table = torch.nn.Embedding(512, 64).cuda()
     hidden, roots = torch.randn(3, 64, device="cuda"), torch.arange(3, device="cuda")
     search = DraftSearch(drafter, table, table, SearchShape(4, 4), max_requests=3)

@@ -14,7 +14,8 @@ from redrafter_testing.engines.interpreted_engine import interpreted_engine
 from redrafter_testing.models.tiny_models import make_small_target
 from redrafter_testing.requests import workloads
 from redrafter_testing.requests.answers import tokens_of
-from vllm_redrafter import Drafter, DrafterConfig, load_drafter, save_drafter
+from vllm_redrafter import load_drafter, save_drafter
+from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 
 pytestmark = pytest.mark.engine
 
@@ -33,8 +34,8 @@ def generate(llm: Engine) -> tuple[list[list[list[int]]], float]:
 def write_drafter(folder: Path, first: int, hidden_size: int = 64) -> Path:
     """A random one that drafts 20 of the 24 tokens, those from `first` on."""
     torch.manual_seed(first)
-    config = DrafterConfig(VOCAB, hidden_size, hidden_size, draft_vocab_size=20)
-    drafter = Drafter(config)
+    config = RecurrentConfig(VOCAB, hidden_size, hidden_size, draft_vocab_size=20)
+    drafter = RecurrentHead(config)
     drafter.keep_tokens(torch.arange(first, first + 20))
     save_drafter(drafter, folder)
     return folder

@@ -19,7 +19,8 @@ from redrafter_testing.engines.interpreted_engine import interpreted_engine
 from redrafter_testing.models.tiny_models import make_random_target
 from redrafter_testing.requests import workloads
 from redrafter_testing.requests.answers import tokens_of
-from vllm_redrafter import Drafter, DrafterConfig, save_drafter
+from vllm_redrafter import save_drafter
+from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 
 pytestmark = pytest.mark.engine
 
@@ -42,21 +43,21 @@ SIZES = {
 TARGETS = {
     "Qwen-style: biases, norms of q and k, a reduced draft vocabulary": (
         transformers.Qwen3Config(**SIZES, attention_bias=True),
-        DrafterConfig(VOCAB, 64, 64, draft_vocab_size=20),
+        RecurrentConfig(VOCAB, 64, 64, draft_vocab_size=20),
         "beams",
     ),
     "Mistral: sliding window, heads of 128, tied embeddings": (
         transformers.MistralConfig(
             **{**SIZES, "head_dim": 128}, sliding_window=24, tie_word_embeddings=True
         ),
-        DrafterConfig(VOCAB, 64, 64),
+        RecurrentConfig(VOCAB, 64, 64),
         "beams",
     ),
     "Gemma 2: soft caps, a sliding window in every other layer": (
         transformers.Gemma2Config(
             **SIZES, sliding_window=32, query_pre_attn_scalar=64, attn_logit_softcapping=5.0
         ),
-        DrafterConfig(VOCAB, 64, 64),
+        RecurrentConfig(VOCAB, 64, 64),
         "explored",
     ),
     "Granite: attention sinks, a sliding window in every other layer": (
@@ -67,15 +68,15 @@ TARGETS = {
             attention_sinks=True,
             attention_multiplier=0.125,
         ),
-        DrafterConfig(VOCAB, 64, 64),
+        RecurrentConfig(VOCAB, 64, 64),
         "explored",
     ),
 }
 
 
-def random_drafter(config: DrafterConfig) -> Drafter:
+def random_drafter(config: RecurrentConfig) -> RecurrentHead:
     """With a reduced vocabulary it drafts 20 of the 24 tokens."""
-    drafter = Drafter(config)
+    drafter = RecurrentHead(config)
     if config.draft_vocab_size is not None:
         drafter.keep_tokens(torch.arange(3, 23))
     return drafter
@@ -83,7 +84,7 @@ def random_drafter(config: DrafterConfig) -> Drafter:
 
 @pytest.mark.parametrize(("config", "draft_config", "tree"), TARGETS.values(), ids=TARGETS.keys())
 def test_greedy_output_equals_plain(
-    config: Any, draft_config: DrafterConfig, tree: str, tmp_path: Path
+    config: Any, draft_config: RecurrentConfig, tree: str, tmp_path: Path
 ) -> None:
     target = make_random_target(config, tmp_path / "target")
     drafter = tmp_path / "drafter"

@@ -13,7 +13,7 @@ from vllm.config import VllmConfig
 from vllm_redrafter.beam_search import ExploredNodes
 from vllm_redrafter.budget.calibration import AcceptanceEstimator
 from vllm_redrafter.checkpoints.reading import load_drafter
-from vllm_redrafter.engine.cpu.packed_drafter import PackedDrafter
+from vllm_redrafter.engine.cpu.packed_weights import packed
 from vllm_redrafter.engine.cpu.ranking import cut, ranked_nodes, selected_nodes
 from vllm_redrafter.engine.cpu.search import search
 from vllm_redrafter.engine.embedding import shared_embedding
@@ -60,7 +60,7 @@ class TreeProposer:
 
     def load_model(self, target: nn.Module) -> None:
         """Read the checkpoint and pack it; the target's embedding is shared, not copied."""
-        self.drafter = PackedDrafter(load_drafter(self.model, self.dtype, self.revision))
+        self.drafter = load_drafter(self.model, self.dtype, self.revision).packed(packed)
         self.embed = shared_embedding(target)
 
     def propose(

@@ -1,8 +1,8 @@
 """Beam search on the host: `beam_search.py`, with what is no matrix product in one pass per level.
 
 Between its products a search is many calls of torch on a few dozen numbers; numba compiles them,
-as `ranking.py` says. The products stay
-vLLM's (`packed_drafter.py`). A test holds the two searches equal.
+as `ranking.py` says. The products stay vLLM's (`packed_weights.py`). A test holds the two searches
+equal.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vllm_redrafter.beam_search import DraftHead, ExploredNodes
+from vllm_redrafter.beam_search import ExploredNodes
 from vllm_redrafter.compiled import compiled
 from vllm_redrafter.config import TOP_TOKENS
+from vllm_redrafter.heads.head import SearchHead
 from vllm_redrafter.policy import SearchShape
 
 Array = npt.NDArray[Any]
@@ -26,7 +27,7 @@ Array = npt.NDArray[Any]
 
 @torch.inference_mode()
 def search(
-    drafter: DraftHead,
+    drafter: SearchHead,
     embed: Callable[[Tensor], Tensor],
     hidden: Tensor,
     root_tokens: Tensor,
@@ -39,15 +40,15 @@ def search(
     log_probs = torch.zeros(length, requests, width)
     condition = drafter.condition(hidden).unsqueeze(1)
     # The first level has one beam, the root itself; only from the second on are there W.
-    state = drafter.step(None, embed(root_tokens.unsqueeze(1)))
+    state = drafter.start(condition, embed(root_tokens.unsqueeze(1)))
     above = np.zeros((requests, 1), dtype=np.float32)
     for level in range(length):
         if level:
             beams = torch.from_numpy(_rows(back_pointers[level - 1].numpy(), state.shape[1]))
             state = state.flatten(0, 1).index_select(0, beams).view(requests, width, -1)
-            state = drafter.step(state, embed(tokens[level - 1]))
+            state = drafter.advance(state, embed(tokens[level - 1]))
             above = log_probs[level - 1].numpy()
-        logits = drafter.logits(condition, state).float().numpy()
+        logits = drafter.logits(condition, state, level).float().numpy()
         found = (tokens[level], back_pointers[level], log_probs[level])
         _extend(logits, above, *(part.numpy() for part in found))
         # Where there is no draft vocabulary, it copies onto itself.

@@ -1,12 +1,13 @@
 """Beam search over the draft head in few launches, for a GPU: `beam_search`, on kernels.
 
 At few requests a draft's time is its launches: some 90 of torch's for 4 beams of 5 tokens, of
-which a search needs seven per level. The state, the input projection and each residual block are
-one launch each (`draft_layers.py`), the vocabulary-wide layer is torch's product, and its best
-tokens and the beams that they make are three (`top_candidates.py`, `grow_beams.py`).
+which a search needs seven per level. The head brings its small layers in few launches (for Apple's,
+`heads/recurrent_launches.py`: one each), the vocabulary-wide layer is torch's product, and its
+best tokens and the beams that they make are three (`top_candidates.py`, `grow_beams.py`).
 
-Above `MAX_ROWS` beams the small layers are `Drafter`'s own: there, products weigh more than
-launches. A vocabulary that ranks of tensor parallelism share is ranked as `beam_search` does.
+Above `MAX_ROWS` beams, and for a head that brings no such form, the small layers are the head's
+own: there, products weigh more than launches. A vocabulary that ranks of tensor parallelism share
+is ranked as `beam_search` does.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from vllm_redrafter.beam_search import ExploredNodes, log_softmax_of_top
-from vllm_redrafter.drafter import Drafter, ResidualBlock
+from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.policy import SearchShape
 from vllm_redrafter.sharding import VocabularyShard
-from vllm_redrafter.triton_kernels.draft_layers import MAX_ROWS, Product, draft_layer
+from vllm_redrafter.triton_kernels.draft_layers import MAX_ROWS
 from vllm_redrafter.triton_kernels.grow_beams import BeamBuffers, grow_beams
 from vllm_redrafter.triton_kernels.top_candidates import TopTokens, top_candidates
 
@@ -42,7 +43,7 @@ class DraftSearch:
 
     def __init__(
         self,
-        drafter: Drafter,
+        drafter: DraftHead,
         embed: Callable[[Tensor], Tensor],
         table: nn.Module | None,
         shape: SearchShape,
@@ -64,7 +65,7 @@ class DraftSearch:
         """
         self._drafter, self._embed, self._shard = drafter, embed, shard
         self._table = table
-        weight = drafter.last_layer.weight
+        weight = drafter.vocabulary_layers[0].weight
         width, length = shape
         self.beams = BeamBuffers(max_requests, length, width, weight.device)
         self._survival = None
@@ -72,10 +73,7 @@ class DraftSearch:
             self._survival = survival.slope, survival.biases[:length]
         config = drafter.config
         self._to_target = drafter.d2t if config.draft_vocab_size is not None else None
-        rows = min(MAX_ROWS, max_requests * width)
-        # A layer reads one of the two and writes the other.
-        self._states = weight.new_empty(2, rows, config.hidden_size)
-        self._features = weight.new_empty(2, rows, config.exit_dim)
+        self._launches = drafter.launches(table, min(MAX_ROWS, max_requests * width))
         self._no_normaliser = weight.new_zeros(max_requests * width, dtype=torch.float32)
 
     @torch.inference_mode()
@@ -97,8 +95,9 @@ class DraftSearch:
         state: Tensor | None = None
         tokens = root_tokens
         for level in range(length):
-            state = self._step(state, tokens, level)
-            logits = self._drafter.last_layer(self._features_of(condition, state))
+            state = self._step(condition, state, tokens)
+            layer = self._drafter.vocabulary_layer(level)
+            logits = layer(self._features_of(condition, state, level))
             grow_beams(
                 self._top(logits, width),
                 level,
@@ -115,47 +114,23 @@ class DraftSearch:
         )
         return explored, found.odds[:requests] if ranked else None
 
-    def _step(self, state: Tensor | None, tokens: Tensor, level: int) -> Tensor:
-        """The states [rows, H] after `tokens`, each of which continues one of the level above."""
-        drafter, rows = self._drafter, tokens.shape[0]
+    def _step(self, condition: Tensor, state: Tensor | None, tokens: Tensor) -> Tensor:
+        """The states [rows, S] after `tokens`, each of which continues one of the level above."""
+        rows = tokens.shape[0]
         parents = self.beams.parents[:rows]
-        if rows > MAX_ROWS or not drafter.config.rnn:
-            before = None if state is None else state.index_select(0, parents)
-            return drafter.step(before, self._embed(tokens))
-        weight = drafter.rnn_w.weight
-        if self._table is not None:
-            embedded = Product(self._table.weight, weight, tokens)
-        else:
-            embedded = Product(self._embed(tokens), weight)
-        recurrent = drafter.rnn_u
-        return draft_layer(
-            embedded,
-            self._states[level % 2, :rows],
-            second=None if state is None else Product(state, recurrent.weight, parents),
-            bias=recurrent.bias,
-            silu=True,
-        )
+        if self._launches is not None and rows <= MAX_ROWS:
+            embedded = None if self._table is not None else self._embed(tokens)
+            return self._launches.step(condition, state, tokens, parents, embedded)
+        if state is None:
+            return self._drafter.start(condition, self._embed(tokens))
+        return self._drafter.advance(state.index_select(0, parents), self._embed(tokens))
 
-    def _features_of(self, condition: Tensor, state: Tensor) -> Tensor:
-        """`Drafter.features`: condition [R, exit_dim], state [R * beams, H] -> [.., exit_dim]."""
-        drafter, rows = self._drafter, state.shape[0]
-        config = drafter.config
-        by_request = state.view(condition.shape[0], -1, config.hidden_size)
-        if rows > MAX_ROWS:
-            return drafter.features(condition.unsqueeze(1), by_request).flatten(0, 1)
-        if config.has_input_projection:
-            weight = drafter.input_proj.weight[:, config.hidden_size :]
-            x = draft_layer(Product(state, weight), self._features[0, :rows], addend=condition)
-        else:
-            every = condition.unsqueeze(1).expand(-1, by_request.shape[1], -1)
-            x = torch.cat([every, by_request], dim=-1).flatten(0, 1)
-        for index in range(config.num_draft_layers):
-            block = drafter.lm_head[index]
-            assert isinstance(block, ResidualBlock)
-            linear = block.linear
-            out = self._features[(index + 1) % 2, :rows]
-            x = draft_layer(Product(x, linear.weight), out, bias=linear.bias, silu=True, residual=x)
-        return x
+    def _features_of(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
+        """`DraftHead.features`: condition [R, C], state [R * beams, S] -> [R * beams, E]."""
+        if self._launches is not None and state.shape[0] <= MAX_ROWS:
+            return self._launches.features(condition, state, depth)
+        by_request = state.view(condition.shape[0], -1, state.shape[-1])
+        return self._drafter.features(condition.unsqueeze(1), by_request, depth).flatten(0, 1)
 
     def _top(self, logits: Tensor, width: int) -> TopTokens:
         if self._shard is None:

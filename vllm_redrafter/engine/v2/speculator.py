@@ -29,7 +29,6 @@ from vllm.v1.worker.gpu.states import RequestState
 from vllm_redrafter.beam_search import ExploredNodes, beam_search
 from vllm_redrafter.checkpoints.reading import load_drafter
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.drafter import Drafter
 from vllm_redrafter.engine.embedding import lookup_table, shared_embedding
 from vllm_redrafter.engine.settings import Settings
 from vllm_redrafter.engine.v2.draft_search import DraftSearch
@@ -39,6 +38,7 @@ from vllm_redrafter.engine.v2.refusals import adaptive_obstacles
 from vllm_redrafter.engine.v2.stats import StepMeter
 from vllm_redrafter.engine.v2.verification import Verification
 from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.policy import SearchShape, candidate_log_probs, search_shape
 from vllm_redrafter.sharding import VocabularyShard
 from vllm_redrafter.triton_kernels.build_tree import DraftRows, ScoredTrees, Wishes, build_tree
@@ -162,7 +162,7 @@ class TreeSpeculator(BaseSpeculator):
         """Copy what `read_again` read into the same memory: CUDA graphs hold its addresses."""
         self.drafter.load_state_dict(tensors)
 
-    def _read_checkpoint(self) -> Drafter:
+    def _read_checkpoint(self) -> DraftHead:
         """The drafter, with this rank's rows of the vocabulary-wide layer."""
         drafter = load_drafter(self.checkpoint, self.dtype, self.revision)
         ranks = get_tensor_model_parallel_world_size()

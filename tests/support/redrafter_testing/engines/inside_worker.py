@@ -10,7 +10,7 @@ import torch
 def head_and_trees(worker: Any) -> tuple[int, list[list[int]]]:
     """How many tokens the rank's draft head has rows for, and the tokens of its trees."""
     speculator = worker.model_runner.speculator
-    return speculator.drafter.last_layer.weight.shape[0], speculator.trees.tokens.tolist()
+    return speculator.drafter.vocabulary_layers[0].weight.shape[0], speculator.trees.tokens.tolist()
 
 
 def sample_in_chunks(worker: Any, rows: int) -> None:

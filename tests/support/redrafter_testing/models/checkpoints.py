@@ -10,11 +10,11 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from vllm_redrafter.config import DrafterConfig
+from vllm_redrafter.heads.recurrent import RecurrentConfig
 
-PROJECTED = DrafterConfig(11, 4, exit_dim=6, num_draft_layers=2, rnn=True)
-PLAIN = DrafterConfig(11, 4, exit_dim=8, num_draft_layers=1, rnn=False)
-BARE = DrafterConfig(11, 4, exit_dim=8, num_draft_layers=0, rnn=True, num_lookback_tokens=3)
+PROJECTED = RecurrentConfig(11, 4, exit_dim=6, num_draft_layers=2, rnn=True)
+PLAIN = RecurrentConfig(11, 4, exit_dim=8, num_draft_layers=1, rnn=False)
+BARE = RecurrentConfig(11, 4, exit_dim=8, num_draft_layers=0, rnn=True, num_lookback_tokens=3)
 
 
 def edit_config(folder: Path, edit: Callable[[dict[str, Any]], object]) -> None:

@@ -16,7 +16,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from vllm_redrafter import Drafter, DrafterConfig, save_drafter
+from vllm_redrafter import save_drafter
+from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 
 MAX_LENGTH = 512
 BOS, EOS = 0, 1
@@ -101,5 +102,5 @@ def add_tokenizer(folder: Path, vocab_size: int = 512) -> None:
 
 def make_drafter(folder: Path, vocab_size: int = 512, hidden_size: int = 128) -> Path:
     torch.manual_seed(1)
-    save_drafter(Drafter(DrafterConfig(vocab_size, hidden_size, hidden_size)), folder)
+    save_drafter(RecurrentHead(RecurrentConfig(vocab_size, hidden_size, hidden_size)), folder)
     return folder

@@ -7,13 +7,12 @@ import torch
 from torch import Tensor
 
 from redrafter_testing.algorithm import naive
-from vllm_redrafter.config import DrafterConfig
-from vllm_redrafter.drafter import Drafter
+from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 
 VOCAB, HIDDEN, REQUESTS, BEAMS = 11, 6, 3, 4
 
 VARIANTS = [
-    DrafterConfig(VOCAB, HIDDEN, exit_dim, num_draft_layers=layers, rnn=rnn)
+    RecurrentConfig(VOCAB, HIDDEN, exit_dim, num_draft_layers=layers, rnn=rnn)
     for rnn, exit_dim, layers in itertools.product([True, False], [2 * HIDDEN, 9], [0, 1, 2])
 ]
 every_variant = pytest.mark.parametrize(
@@ -23,9 +22,9 @@ every_variant = pytest.mark.parametrize(
 )
 
 
-def random_drafter(config: DrafterConfig) -> Drafter:
+def random_drafter(config: RecurrentConfig) -> RecurrentHead:
     torch.manual_seed(0)
-    drafter = Drafter(config).double()
+    drafter = RecurrentHead(config).double()
     for parameter in drafter.parameters():
         torch.nn.init.normal_(parameter)
     return drafter.requires_grad_(False)
@@ -36,56 +35,56 @@ def random_tensor(*shape: int) -> Tensor:
 
 
 @every_variant
-def test_step_is_apples_recurrence(config: DrafterConfig) -> None:
+def test_step_is_apples_recurrence(config: RecurrentConfig) -> None:
     drafter = random_drafter(config)
     state, embedded = random_tensor(REQUESTS, BEAMS, HIDDEN), random_tensor(REQUESTS, BEAMS, HIDDEN)
     expected = naive.drafter_step(drafter.state_dict(), state, embedded)
-    torch.testing.assert_close(drafter.step(state, embedded), expected)
+    torch.testing.assert_close(drafter.advance(state, embedded), expected)
 
 
 @every_variant
-def test_no_state_is_the_zero_state(config: DrafterConfig) -> None:
+def test_no_state_is_the_zero_state(config: RecurrentConfig) -> None:
     drafter = random_drafter(config)
     embedded = random_tensor(REQUESTS, 1, HIDDEN)
-    expected = drafter.step(torch.zeros_like(embedded), embedded)
-    torch.testing.assert_close(drafter.step(None, embedded), expected)
+    expected = drafter.advance(torch.zeros_like(embedded), embedded)
+    torch.testing.assert_close(drafter.start(drafter.condition(embedded), embedded), expected)
 
 
 @every_variant
-def test_logits_are_apples_head_over_hidden_and_state(config: DrafterConfig) -> None:
+def test_logits_are_apples_head_over_hidden_and_state(config: RecurrentConfig) -> None:
     drafter = random_drafter(config)
     hidden, state = random_tensor(REQUESTS, BEAMS, HIDDEN), random_tensor(REQUESTS, BEAMS, HIDDEN)
     expected = naive.drafter_logits(drafter.state_dict(), hidden, state)
-    logits = drafter.logits(drafter.condition(hidden), state)
+    logits = drafter.logits(drafter.condition(hidden), state, 0)
     assert logits.shape == (REQUESTS, BEAMS, VOCAB)
     torch.testing.assert_close(logits, expected)
 
 
 @every_variant
-def test_one_hidden_state_serves_all_beams_of_a_request(config: DrafterConfig) -> None:
+def test_one_hidden_state_serves_all_beams_of_a_request(config: RecurrentConfig) -> None:
     drafter = random_drafter(config)
     hidden, state = random_tensor(REQUESTS, 1, HIDDEN), random_tensor(REQUESTS, BEAMS, HIDDEN)
     copied = hidden.repeat(1, BEAMS, 1)
     torch.testing.assert_close(
-        drafter.logits(drafter.condition(hidden), state),
-        drafter.logits(drafter.condition(copied), state),
+        drafter.logits(drafter.condition(hidden), state, 0),
+        drafter.logits(drafter.condition(copied), state, 0),
     )
 
 
 @every_variant
-def test_logits_are_the_last_layer_over_the_features(config: DrafterConfig) -> None:
+def test_logits_are_the_last_layer_over_the_features(config: RecurrentConfig) -> None:
     drafter = random_drafter(config)
     hidden, state = random_tensor(REQUESTS, BEAMS, HIDDEN), random_tensor(REQUESTS, BEAMS, HIDDEN)
-    features = drafter.features(drafter.condition(hidden), state)
+    features = drafter.features(drafter.condition(hidden), state, 0)
     assert features.shape == (REQUESTS, BEAMS, config.exit_dim)
     last_layer = drafter.state_dict()[f"lm_head.{config.num_draft_layers}.weight"]
     torch.testing.assert_close(
-        features @ last_layer.T, drafter.logits(drafter.condition(hidden), state)
+        features @ last_layer.T, drafter.logits(drafter.condition(hidden), state, 0)
     )
 
 
 @every_variant
-def test_parameters_have_apples_names_and_shapes(config: DrafterConfig) -> None:
+def test_parameters_have_apples_names_and_shapes(config: RecurrentConfig) -> None:
     exit_dim, layers = config.exit_dim, config.num_draft_layers
     expected: dict[str, tuple[int, ...]] = {f"lm_head.{layers}.weight": (VOCAB, exit_dim)}
     for layer in range(layers):
@@ -97,5 +96,5 @@ def test_parameters_have_apples_names_and_shapes(config: DrafterConfig) -> None:
     if config.rnn:
         expected["rnn_u.weight"] = expected["rnn_w.weight"] = (HIDDEN, HIDDEN)
         expected["rnn_u.bias"] = (HIDDEN,)
-    found = {name: tuple(t.shape) for name, t in Drafter(config).state_dict().items()}
+    found = {name: tuple(t.shape) for name, t in RecurrentHead(config).state_dict().items()}
     assert found == expected

@@ -1,0 +1,32 @@
+"""Products on packed weights, as vLLM packs those of its own layers on a CPU.
+
+oneDNN reads a matrix in the blocks that it packed once, where torch's product, for some numbers of
+rows, brings it into such an order at every call.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+
+from vllm_redrafter.heads.head import Product
+
+
+def packed(weight: Tensor, bias: Tensor | None = None) -> Product:
+    """The product x [..., in] -> x W^T + b [..., out], as vLLM's own linear layers compute it.
+
+    Args:
+        weight: [out, in]; copied.
+        bias: [out] or None.
+    """
+    layer: Any = nn.Module()
+    layer.weight = nn.Parameter(
+        weight.detach().clone(memory_format=torch.contiguous_format), requires_grad=False
+    )
+    layer.bias = None if bias is None else nn.Parameter(bias.detach().clone(), requires_grad=False)
+    # vLLM says so itself where it cannot pack this dtype on this processor, and falls back.
+    dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
+    return lambda x: layer.cpu_linear(x, layer.weight, layer.bias)

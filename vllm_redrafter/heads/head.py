@@ -1,0 +1,325 @@
+"""What a draft head is: all that search, engines and training know of it.
+
+A search goes from the root down a tree. At each node it asks the head for the tokens that may
+follow:
+
+    c = condition(h)                    once per draft, from the target's hidden states
+    s = start(c, e(root))               the root's state
+    z = logits(c, s, depth)             the next draft token's, at a node of that depth
+    s' = advance(s, e(token))           the state of a child
+
+with e the target's own input embedding. `docs/heads.md` has the heads that there are; a new one is
+a module beside this one, and a line in `registry.py`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import MISSING, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+
+import torch
+from torch import Tensor, nn
+
+from vllm_redrafter.config import require_at_most, require_positive
+from vllm_redrafter.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vllm_redrafter.heads.launches import HeadLaunches
+
+LARGEST_VOCABULARY = 2**31 - 1
+"""Token ids are int32."""
+
+WIDEST = 2**20
+"""Of a layer: far beyond any model, and what it is multiplied from fits."""
+
+LARGE_DRAFT_VOCABULARY = 65_536
+"""From so many ranked tokens on, reading the vocabulary-wide layer is most of a draft."""
+
+OWNER = "drafter config.json"
+
+Product = Callable[[Tensor], Tensor]
+"""x [..., in] -> x W^T + b [..., out], of a weight and bias that it has with it."""
+
+Pack = Callable[[Tensor, Tensor | None], Product]
+"""From a weight [out, in] and a bias [out] or None to their product, as a device does it best."""
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """What a drafter's checkpoint is: its head's kind and sizes, as config.json has them.
+
+    Attributes:
+        vocab_size: of the target.
+        hidden_size: of the target, H.
+        draft_vocab_size: the head ranks only so many of the target's tokens, those that the
+            checkpoint's `d2t` lists; None ranks them all.
+
+    Raises:
+        ConfigError: a size is below 1, absurdly large or not an integer, or the draft vocabulary
+            the larger one.
+    """
+
+    model_type: ClassVar[str]
+    """In config.json, by which checkpoints find their head."""
+
+    vocab_size: int
+    hidden_size: int
+    draft_vocab_size: int | None = field(default=None, kw_only=True)
+
+    def __post_init__(self) -> None:
+        require_positive(OWNER, vocab_size=self.vocab_size, hidden_size=self.hidden_size)
+        require_at_most(OWNER, LARGEST_VOCABULARY, vocab_size=self.vocab_size)
+        require_at_most(OWNER, WIDEST, hidden_size=self.hidden_size)
+        if self.draft_vocab_size is not None:
+            require_positive(OWNER, draft_vocab_size=self.draft_vocab_size)
+            if self.draft_vocab_size > self.vocab_size:
+                raise ConfigError(
+                    f"{OWNER}: draft_vocab_size {self.draft_vocab_size} exceeds "
+                    f"vocab_size {self.vocab_size}; leave it out to rank all tokens"
+                )
+
+    @property
+    def num_ranked_tokens(self) -> int:
+        """Rows of the vocabulary-wide layer."""
+        return self.vocab_size if self.draft_vocab_size is None else self.draft_vocab_size
+
+    @property
+    def max_beam_length(self) -> int | None:
+        """The most tokens that the head can draft in a row; None where there is no limit."""
+        return None
+
+    @property
+    def advice(self) -> str | None:
+        """What would make drafts cheaper, in a sentence; None where nothing stands out."""
+        if self.num_ranked_tokens < LARGE_DRAFT_VOCABULARY:
+            return None
+        return (
+            f"the drafter ranks {self.num_ranked_tokens:,} tokens, and each level of a draft reads "
+            "a row of weights for every one of them; one that is trained with --draft-vocab-size "
+            "32768 drafts at a fraction of the cost"
+        )
+
+    @classmethod
+    def of_target(cls, vocab_size: int, hidden_size: int, **options: Any) -> Self:
+        """The sizes of a new head for a target.
+
+        Args:
+            vocab_size: the target's.
+            hidden_size: the target's.
+            options: by the names of further fields; None for what nobody has said.
+
+        Raises:
+            ConfigError: sizes that cannot be.
+        """
+        given = {name: value for name, value in options.items() if value is not None}
+        return cls(vocab_size=vocab_size, hidden_size=hidden_size, **given)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Read a config.json; keys that are not the head's (transformers' own) are ignored.
+
+        Raises:
+            ConfigError: a size is missing or invalid.
+        """
+        known = fields(cls)
+        required = [f.name for f in known if f.default is MISSING and f.default_factory is MISSING]
+        if missing := [name for name in required if name not in values]:
+            raise ConfigError(
+                f"{OWNER} lacks {', '.join(missing)}: is this a ReDrafter checkpoint?"
+            )
+        names = {f.name for f in known}
+        return cls(**{name: value for name, value in values.items() if name in names})
+
+
+class SearchHead(Protocol):
+    """What a search needs of a head; see `DraftHead`, whose methods these are."""
+
+    @property
+    def config(self) -> HeadConfig: ...
+
+    def condition(self, hidden: Tensor) -> Tensor: ...
+
+    def start(self, condition: Tensor, embedded: Tensor) -> Tensor: ...
+
+    def advance(self, state: Tensor, embedded: Tensor) -> Tensor: ...
+
+    def logits(self, condition: Tensor, state: Tensor, depth: int) -> Tensor: ...
+
+    def target_tokens(self, draft_tokens: Tensor) -> Tensor: ...
+
+
+class DraftHead(nn.Module, ABC):
+    """A draft head; its parameters' names are those in its checkpoints.
+
+    The vocabulary-wide layer dominates a draft's cost. With a reduced draft vocabulary it has rows
+    for some of the target's tokens only, which the buffer `d2t` tells as EAGLE-3's checkpoints do:
+    draft token i is the target's token i + d2t[i].
+    """
+
+    config_class: ClassVar[type[HeadConfig]]
+    layouts: ClassVar[Mapping[str, str]]
+    """What `convert --to` can write: from its name to the class in config.json's architectures.
+    The first is our own."""
+
+    config: HeadConfig
+    d2t: Tensor
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        self.config = config
+        if config.draft_vocab_size is not None:
+            self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
+
+    # Drafting
+
+    @abstractmethod
+    def condition(self, hidden: Tensor) -> Tensor:
+        """What depends on the target's hidden state alone, the same for all nodes of a draft.
+
+        Args:
+            hidden: [..., H], the target's, which predicted the root.
+
+        Returns:
+            [..., C].
+        """
+
+    @abstractmethod
+    def start(self, condition: Tensor, embedded: Tensor) -> Tensor:
+        """The state at the root.
+
+        Args:
+            condition: [..., C], `condition(h)`.
+            embedded: [..., H], the target's embedding of the root token.
+
+        Returns:
+            [..., S]; a head without a state may return anything of these leading dimensions.
+        """
+
+    @abstractmethod
+    def advance(self, state: Tensor, embedded: Tensor) -> Tensor:
+        """The state at a child.
+
+        Args:
+            state: [..., S], at its parent.
+            embedded: [..., H], the target's embedding of the child's token.
+
+        Returns:
+            [..., S].
+        """
+
+    @abstractmethod
+    def features(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
+        """What the vocabulary-wide layer reads; training runs that layer in chunks.
+
+        Args:
+            condition: `condition(h)`; broadcast against `state`.
+            state: [..., S], at the node that is expanded.
+            depth: of that node; the root's is 0.
+
+        Returns:
+            [..., E].
+        """
+
+    @property
+    @abstractmethod
+    def vocabulary_layers(self) -> Sequence[nn.Linear]:
+        """The vocabulary-wide layers, without bias: one for all depths, or one for each."""
+
+    def vocabulary_layer(self, depth: int) -> nn.Linear:
+        """The one for nodes of this depth."""
+        layers = self.vocabulary_layers
+        return layers[depth if len(layers) > 1 else 0]
+
+    def logits(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
+        """Logits of the next draft token: [..., draft tokens], arguments as in `features`."""
+        out: Tensor = self.vocabulary_layer(depth)(self.features(condition, state, depth))
+        return out
+
+    @property
+    def num_condition_parameters(self) -> int:
+        """Parameters that `condition` reads, once per draft; all others are read at every level."""
+        return 0
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the parameters."""
+        return self.vocabulary_layers[0].weight.dtype
+
+    # The draft vocabulary
+
+    def target_tokens(self, draft_tokens: Tensor) -> Tensor:
+        """The target's ids of draft tokens [...] int64: themselves, unless there is a `d2t`."""
+        if self.config.draft_vocab_size is None:
+            return draft_tokens
+        return draft_tokens + self.d2t[draft_tokens]
+
+    def keep_tokens(self, target_tokens: Tensor) -> None:
+        """Make these of the target's tokens the draft vocabulary: [draft tokens] int64."""
+        index = torch.arange(len(target_tokens), device=target_tokens.device)
+        self.d2t.copy_(target_tokens - index)
+
+    # Forms for inference
+
+    def packed(self, pack: Pack) -> SearchHead:
+        """The same head on products that are made once, such as a CPU's on packed weights.
+
+        This one replaces each linear layer by its product; heads override it to need fewer. It
+        keeps none of the head's matrices.
+        """
+        copy = deepcopy(self)
+        replaced = [
+            (module, name, child)
+            for module in copy.modules()
+            for name, child in module.named_children()
+            if isinstance(child, nn.Linear)
+        ]
+        for module, name, child in replaced:
+            setattr(module, name, PackedLinear(pack(child.weight, child.bias)))
+        return copy
+
+    def launches(self, table: nn.Module | None, max_rows: int) -> HeadLaunches | None:
+        """The same head in few launches, for a GPU and few rows; None where it has no such form.
+
+        Args:
+            table: the layer that the target's embedding looks rows of `weight` up in and does
+                nothing else; None where it does more.
+            max_rows: the most rows that one call is for; a search of more takes `features`.
+        """
+        return None
+
+    # Checkpoints
+
+    @classmethod
+    def own_name(cls, name: str) -> str:
+        """Our name of a tensor that others have written under another name."""
+        return name
+
+    @classmethod
+    def sizes_from_tensors(cls, where: str, shapes: Mapping[str, list[int]]) -> dict[str, Any]:
+        """The entries of config.json that follow from the tensors' shapes.
+
+        Args:
+            where: what messages call them.
+            shapes: of all tensors, by own name.
+
+        Returns:
+            Nothing, unless a head says otherwise: its config.json must state all sizes.
+
+        Raises:
+            ConfigError: these are not such a head's tensors.
+        """
+        return {}
+
+
+class PackedLinear(nn.Module):
+    """A linear layer whose weight is with its product."""
+
+    def __init__(self, product: Product) -> None:
+        super().__init__()
+        self.product = product
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.product(x)

@@ -1,0 +1,180 @@
+"""The recurrent draft head: an RNN over drafted tokens, conditioned on the target's hidden state.
+
+ReDrafter (arXiv 2403.09919) section 3.1; the mathematics is that of Apple's
+`recurrent_drafting/modeling_drafter.py`, so that Apple's checkpoints give the same beams:
+
+    s_0 = 0
+    s_t = SiLU(W_w e(x_t) + W_u s_{t-1} + b_u)        with `rnn`; else s_t = s_{t-1} + e(x_t)
+    logits = head(input_proj?([h ; s_t]))
+
+with x_1 the root token, h the target's hidden state that predicted it, and e the target's own
+input embedding.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.heads.head import DraftHead, Pack, SearchHead
+from vllm_redrafter.heads.recurrent_layers import (
+    RecurrentConfig,
+    RecurrentLayers,
+    ResidualBlock,
+)
+from vllm_redrafter.heads.recurrent_packed import PackedRecurrentHead
+
+if TYPE_CHECKING:
+    from vllm_redrafter.heads.launches import HeadLaunches
+
+_OLD_NAMES = (
+    (re.compile(r"^input_projs\."), "input_proj."),
+    (re.compile(r"^(lm_heads|0)\."), "lm_head."),
+)
+_LAST_LAYER = re.compile(r"lm_head\.(\d+)\.weight")
+
+
+class RecurrentHead(DraftHead):
+    """Apple's draft head."""
+
+    config_class = RecurrentConfig
+    layouts: ClassVar[Mapping[str, str]] = {"own": "RecurrentDrafter", "apple": "Drafter"}
+
+    config: RecurrentConfig
+
+    def __init__(self, config: RecurrentConfig) -> None:
+        super().__init__(config)
+        hidden, exit_dim = config.hidden_size, config.exit_dim
+        if config.has_input_projection:
+            self.input_proj = nn.Linear(2 * hidden, exit_dim)
+        self.lm_head = nn.Sequential(
+            *(ResidualBlock(exit_dim) for _ in range(config.num_draft_layers)),
+            nn.Linear(exit_dim, config.num_ranked_tokens, bias=False),
+        )
+        if config.rnn:
+            self.rnn_u = nn.Linear(hidden, hidden)
+            self.rnn_w = nn.Linear(hidden, hidden, bias=False)
+
+    def condition(self, hidden: Tensor) -> Tensor:
+        """W [h ; s] + b = (W_h h + b) + W_s s, of which this is the first term.
+
+        Returns:
+            [..., exit_dim]; h itself where the head has no input projection.
+        """
+        if not self.config.has_input_projection:
+            return hidden
+        weight_hidden = self.input_proj.weight[:, : self.config.hidden_size]
+        return F.linear(hidden, weight_hidden, self.input_proj.bias)
+
+    def start(self, condition: Tensor, embedded: Tensor) -> Tensor:
+        """s_1 [..., H], from s_0 = 0 whatever the condition; see `DraftHead.start`."""
+        if not self.config.rnn:
+            return embedded
+        return F.silu(self.rnn_w(embedded) + self.rnn_u.bias)
+
+    def advance(self, state: Tensor, embedded: Tensor) -> Tensor:
+        """s_t [..., H] of s_{t-1} and e(x_t); see `DraftHead.advance`."""
+        if not self.config.rnn:
+            return state + embedded
+        return F.silu(self.rnn_w(embedded) + self.rnn_u(state))
+
+    def features(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
+        """[..., exit_dim]; see `DraftHead.features`."""
+        if self.config.has_input_projection:
+            weight_state = self.input_proj.weight[:, self.config.hidden_size :]
+            x = condition + F.linear(state, weight_state)
+        else:
+            x = torch.cat([condition.expand_as(state), state], dim=-1)
+        for index in range(self.config.num_draft_layers):
+            x = self.lm_head[index](x)
+        return x
+
+    @property
+    def _layers(self) -> RecurrentLayers:
+        blocks = [block for block in self.lm_head if isinstance(block, ResidualBlock)]
+        return RecurrentLayers(
+            self.config,
+            self.rnn_w if self.config.rnn else None,
+            self.rnn_u if self.config.rnn else None,
+            self.input_proj if self.config.has_input_projection else None,
+            tuple(block.linear for block in blocks),
+            self.vocabulary_layers[0],
+        )
+
+    @property
+    def vocabulary_layers(self) -> Sequence[nn.Linear]:
+        layer = self.lm_head[-1]
+        assert isinstance(layer, nn.Linear)
+        return (layer,)
+
+    @property
+    def num_condition_parameters(self) -> int:
+        """The part of the input projection that reads h."""
+        config = self.config
+        return config.exit_dim * config.hidden_size if config.has_input_projection else 0
+
+    def packed(self, pack: Pack) -> SearchHead:
+        """In as few products as the mathematics allows: see `recurrent_packed.py`."""
+        return PackedRecurrentHead(
+            self._layers, pack, self.d2t if self.config.draft_vocab_size is not None else None
+        )
+
+    def launches(self, table: nn.Module | None, max_rows: int) -> HeadLaunches | None:
+        """See `recurrent_launches.py`."""
+        from vllm_redrafter.heads.recurrent_launches import RecurrentLaunches
+
+        return RecurrentLaunches(self._layers, table, max_rows) if self.config.rnn else None
+
+    @classmethod
+    def own_name(cls, name: str) -> str:
+        """Our, and Apple's, name of a tensor that TensorRT-LLM's converter named differently."""
+        for pattern, replacement in _OLD_NAMES:
+            name = pattern.sub(replacement, name)
+        return name
+
+    @classmethod
+    def sizes_from_tensors(cls, where: str, shapes: Mapping[str, list[int]]) -> dict[str, Any]:
+        """See `DraftHead.sizes_from_tensors`.
+
+        Returns:
+            exit_dim, hidden_size, num_draft_layers, rnn, draft_vocab_size (None without `d2t`),
+            and vocab_size, unless there is a `d2t`: the last layer then has rows for some tokens
+            only.
+        """
+        matches = [match for name in shapes if (match := _LAST_LAYER.fullmatch(name))]
+        if len(matches) != 1 or len(shapes[matches[0][0]]) != 2:
+            raise ConfigError(
+                f"{where}: not a ReDrafter's weights: expected one matrix lm_head.N.weight behind "
+                "the N residual blocks of the head; found "
+                f"{', '.join(sorted(shapes)) or 'no tensor'}"
+            )
+        rows, exit_dim = shapes[matches[0][0]]
+        reduced = "d2t" in shapes
+        sizes = {
+            "hidden_size": _hidden_size(where, shapes, exit_dim),
+            "exit_dim": exit_dim,
+            "num_draft_layers": int(matches[0][1]),
+            "rnn": "rnn_w.weight" in shapes,
+            "draft_vocab_size": rows if reduced else None,
+        }
+        return sizes if reduced else {"vocab_size": rows, **sizes}
+
+
+def _hidden_size(where: str, shapes: Mapping[str, list[int]], exit_dim: int) -> int:
+    """From the RNN; else half of what goes into the head: [h ; s]."""
+    if recurrent := shapes.get("rnn_w.weight"):
+        return recurrent[-1]
+    projection = shapes.get("input_proj.weight")
+    doubled = projection[-1] if projection else exit_dim
+    if doubled % 2:
+        raise ConfigError(
+            f"{where}: the head reads {doubled} numbers, but they must be two halves of equal "
+            "size, the hidden and the recurrent state"
+        )
+    return doubled // 2

@@ -1,0 +1,66 @@
+"""Apple's head in as few products as its mathematics allows, for a device that packs weights.
+
+A draft multiplies a few rows by matrices of millions of numbers: what it costs is reading them,
+and a call per product. The mathematics is that of `recurrent.py`:
+
+    s_t = SiLU([W_w W_u] [e(x_t) ; s_{t-1}] + b_u)
+
+is one product, and of the head, only what depends on s_t is computed at every level.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vllm_redrafter.heads.head import Pack
+from vllm_redrafter.heads.recurrent_layers import RecurrentLayers
+
+
+class PackedRecurrentHead:
+    """What a search asks of a `RecurrentHead`, whose arguments and shapes these methods have.
+
+    Keeps none of the head's tensors but `d2t`: its weights are freed with the head.
+    """
+
+    def __init__(self, layers: RecurrentLayers, pack: Pack, d2t: Tensor | None) -> None:
+        self.config, self._d2t = layers.config, d2t
+        hidden = self.config.hidden_size
+        if layers.rnn_w is not None and layers.rnn_u is not None:
+            both = torch.cat([layers.rnn_w.weight, layers.rnn_u.weight], dim=1)
+            self._cell = pack(both, layers.rnn_u.bias)
+        if layers.input_proj is not None:
+            projection = layers.input_proj.weight
+            self._project_hidden = pack(projection[:, :hidden], layers.input_proj.bias)
+            self._project_state = pack(projection[:, hidden:], None)
+        self._blocks = [pack(linear.weight, linear.bias) for linear in layers.blocks]
+        self._vocabulary_layer = pack(layers.vocabulary.weight, None)
+
+    def condition(self, hidden: Tensor) -> Tensor:
+        """See `RecurrentHead.condition`."""
+        return self._project_hidden(hidden) if self.config.has_input_projection else hidden
+
+    def start(self, condition: Tensor, embedded: Tensor) -> Tensor:
+        """See `RecurrentHead.start`."""
+        return self.advance(torch.zeros_like(embedded), embedded) if self.config.rnn else embedded
+
+    def advance(self, state: Tensor, embedded: Tensor) -> Tensor:
+        """See `RecurrentHead.advance`."""
+        if not self.config.rnn:
+            return state + embedded
+        return F.silu(self._cell(torch.cat([embedded, state], dim=-1)), inplace=True)
+
+    def logits(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
+        """See `DraftHead.logits`."""
+        if self.config.has_input_projection:
+            x = self._project_state(state).add_(condition)
+        else:
+            x = torch.cat([condition.expand_as(state), state], dim=-1)
+        for block in self._blocks:
+            x = F.silu(block(x), inplace=True).add_(x)
+        return self._vocabulary_layer(x)
+
+    def target_tokens(self, draft_tokens: Tensor) -> Tensor:
+        """See `DraftHead.target_tokens`."""
+        return draft_tokens if self._d2t is None else draft_tokens + self._d2t[draft_tokens]

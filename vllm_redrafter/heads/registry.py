@@ -1,0 +1,100 @@
+"""The heads that there are, by the `model_type` in a checkpoint's config.json.
+
+A head of another package is found by its entry point in the group `vllm_redrafter.heads`, which
+names the class; or `register` is called before vLLM starts its engine in the same process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any
+
+from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.heads.head import DraftHead, HeadConfig
+from vllm_redrafter.heads.recurrent import RecurrentHead
+
+ENTRY_POINTS = "vllm_redrafter.heads"
+
+NAMES = {
+    "recurrent": RecurrentHead,
+}
+"""The heads of this package, by the names that `train --head` takes."""
+
+_registered: dict[str, type[DraftHead]] = {h.config_class.model_type: h for h in NAMES.values()}
+
+
+def register(head: type[DraftHead]) -> type[DraftHead]:
+    """Make a head known by its `model_type`; may stand above its class as a decorator.
+
+    Raises:
+        ConfigError: another head has this `model_type`.
+    """
+    model_type = head.config_class.model_type
+    known = _registered.setdefault(model_type, head)
+    if (known.__module__, known.__qualname__) != (head.__module__, head.__qualname__):
+        raise ConfigError(
+            f"head {head.__qualname__}: {known.__qualname__} has the model_type {model_type!r} "
+            "already; give yours another"
+        )
+    return head
+
+
+def is_head(model_type: object) -> bool:
+    """Is there a head of this `model_type`?"""
+    return model_type in heads()
+
+
+def written_types() -> str:
+    """All of them, for messages."""
+    return " or ".join(f'"{model_type}"' for model_type in heads())
+
+
+def heads() -> dict[str, type[DraftHead]]:
+    """All heads, by `model_type`."""
+    _register_installed()
+    return _registered
+
+
+@cache
+def _register_installed() -> None:
+    for entry in entry_points(group=ENTRY_POINTS):
+        register(entry.load())
+
+
+def head_config(values: Mapping[str, Any]) -> HeadConfig:
+    """The sizes that a config.json states.
+
+    Args:
+        values: its entries; `model_type` is that of a head.
+
+    Raises:
+        ConfigError: a size is missing or invalid.
+    """
+    return heads()[values["model_type"]].config_class.from_dict(values)
+
+
+def head_class(config: HeadConfig) -> type[DraftHead]:
+    """The head of these sizes."""
+    return heads()[config.model_type]
+
+
+def build_head(config: HeadConfig) -> DraftHead:
+    """A head of these sizes, its weights at random."""
+    return head_class(config)(config)
+
+
+def new_head(name: str, vocab_size: int, hidden_size: int, **options: Any) -> DraftHead:
+    """A head for a target, its weights at random.
+
+    Args:
+        name: one of `NAMES`.
+        vocab_size: the target's.
+        hidden_size: the target's.
+        options: by the names of the head's further sizes; None for what nobody has said.
+
+    Raises:
+        ConfigError: sizes that cannot be.
+    """
+    return build_head(NAMES[name].config_class.of_target(vocab_size, hidden_size, **options))
