@@ -5,12 +5,10 @@ from __future__ import annotations
 import torch
 from cpu_parts import draft
 
-from vllm_redrafter.heads.recurrent import RecurrentConfig
-
 
 def test_bytes_are_those_of_the_weights_that_a_draft_reads() -> None:
     hidden, vocab, levels = 8, 20, 3
-    measured = draft.Draft(RecurrentConfig(vocab, hidden, exit_dim=hidden), torch.bfloat16)
+    measured = draft.Draft(vocab, hidden, torch.bfloat16)
     square, bias = hidden * hidden, hidden
     cell, head = 2 * square + bias, square + bias + vocab * hidden
     # Of the input projection, the half that reads s and the bias, and once the half that reads h.
