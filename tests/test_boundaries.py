@@ -38,7 +38,7 @@ FLOORS = (
     ("heads",),
     ("triton_kernels",),
     ("config", "settings"),
-    ("request_options", "shipped"),
+    ("request_options", "shipped", "target_layers"),
     (
         "compiled",
         "errors",

@@ -349,6 +349,17 @@ def test_sizes_that_differ_from_the_target_s(
         speculate(target, other)
 
 
+def test_layers_that_the_target_lacks(target: Path, tmp_path: Path) -> None:
+    plain = speculate(target, make_drafter(tmp_path / "drafter"))
+    fused = speculate(target, make_drafter(tmp_path / "drafter", target_layers=(1, 2)))
+    assert fused.additional_config["redrafter"]["target_layers"] == [1, 2]
+    # What vLLM compiled for the one drafter must not be taken for the other.
+    assert fused.compute_hash() != plain.compute_hash()
+    other = make_drafter(tmp_path / "other", target_layers=(1, 3))
+    with pytest.raises(ConfigError, match=r"layers 1, 3 are asked for, and the target has 3"):
+        speculate(target, other)
+
+
 def test_an_unsupported_vllm_version(
     target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,7 +38,8 @@ def capture(
     """Keep the target's last hidden states for train --hidden-states, computed by vLLM.
 
     Training then needs neither the target's layers in memory nor their time; the price is disk: 2
-    bytes times the hidden size a token, which is said before anything is written.
+    bytes times the hidden size a token, and as much again for each of --target-layers, which is
+    said before anything is written.
     """
     from vllm_redrafter.training import capture as capturing
 
@@ -46,11 +48,11 @@ def capture(
 
 
 def _start_vllm(
-    target: str, settings: CaptureSettings, num_layers: int, longest: int, scratch: Path
+    target: str, settings: CaptureSettings, layers: Sequence[int], longest: int, scratch: Path
 ) -> Any:
     """The engine that runs the target's layers; vLLM is imported here and not before."""
     # Its log would run through the progress bar; whoever wants it says so in the environment.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     from vllm_redrafter.engine.hidden_states import HiddenStatesEngine
 
-    return HiddenStatesEngine(target, settings, num_layers, longest, scratch)
+    return HiddenStatesEngine(target, settings, layers, longest, scratch)

@@ -38,6 +38,7 @@ from vllm_redrafter.names import METHOD, SUPPORTED_VLLM
 from vllm_redrafter.request_options import check_request
 from vllm_redrafter.speculative_config import PASSED_ON, is_ours, requested_of, validated
 from vllm_redrafter.substitution import substituted
+from vllm_redrafter.target_layers import missing_layers
 
 if TYPE_CHECKING:
     from vllm.config import SpeculativeConfig, VllmConfig
@@ -90,6 +91,7 @@ def _create_engine_config(
         "revision": requested.get("revision"),
         **vars(config),
         "own_graph_sizes": _sets_graph_sizes(args),
+        "target_layers": list(drafter.target_layers) or None,
     }
     changed = {
         "speculative_config": {
@@ -183,6 +185,11 @@ def _check_target(vllm_config: VllmConfig, drafter: HeadConfig, engine: Engine) 
         raise ConfigError(
             f"the drafter's {size.what} is {size.drafter}, that of the target {model.model!r} is "
             f"{size.target}: use the drafter that was trained for this target"
+        )
+    if missing := missing_layers(drafter.target_layers, model.get_total_num_hidden_layers()):
+        raise ConfigError(
+            f"ReDrafter cannot speculate for {model.model!r}: {missing}; use the drafter that was "
+            "trained for this target"
         )
     for reason in engine.refusals(vllm_config):
         raise ConfigError(f"ReDrafter cannot speculate for {model.model!r}: {reason}")

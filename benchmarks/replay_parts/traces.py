@@ -85,7 +85,7 @@ def record(
     left: list[Tensor] = []
     embed = target.get_input_embeddings()
     for batch in batches(rows, batch_size, embed.weight.device):
-        hidden = read_target(target, batch).hidden
+        hidden = read_target(target, batch, drafter.config.target_layers).hidden
         row, root, last = _places(batch.generated)
         left.append((last - root).cpu())
         for part in torch.split(torch.arange(row.shape[0]), PLACES_AT_ONCE):

@@ -79,6 +79,16 @@ def few_tokens_drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def few_tokens_fused_drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Reads the first layer of its target as well."""
+    from redrafter_testing.models.tiny_models import make_drafter
+    from redrafter_testing.requests import few_tokens
+
+    folder = tmp_path_factory.mktemp("few_tokens_fused_drafter")
+    return make_drafter(folder, few_tokens.VOCAB, few_tokens.HIDDEN, target_layers=(1,))
+
+
+@pytest.fixture(scope="session")
 def few_tokens_plain(
     few_tokens_target: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[list[int]]]:

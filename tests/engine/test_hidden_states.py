@@ -62,7 +62,7 @@ def data(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def captured(target: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("states")
     command = ["capture", str(target), f"--data={data}", f"--output={folder}"]
-    command += ["--dtype=float32", "--in-flight=4", "--enforce-eager"]
+    command += ["--dtype=float32", "--in-flight=4", "--enforce-eager", "--target-layers=1,2"]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     printed = " ".join(result.output.split())
@@ -75,12 +75,13 @@ def test_states_are_those_of_transformers(target: Path, data: Path, captured: Pa
     states = StoredStates(captured, row_lengths(dataset))
     model = load_target(target)
     for row, length in enumerate(LENGTHS):
-        assert states[row].shape == (length - 1, 128)
+        assert states[row].shape == (length - 1, 3 * 128)
         if length > 1:
             tokens = torch.tensor([dataset[row]["input_ids"][:-1]])
             with torch.no_grad():
-                expected = model.base_model(tokens, use_cache=False).last_hidden_state[0]
-            torch.testing.assert_close(states[row], expected, rtol=1e-3, atol=1e-4)
+                found = model.base_model(tokens, use_cache=False, output_hidden_states=True)
+            expected = [found.last_hidden_state[0], *(found.hidden_states[i][0] for i in (1, 2))]
+            torch.testing.assert_close(states[row], torch.cat(expected, 1), rtol=1e-3, atol=1e-4)
 
 
 def test_vllm_s_own_files_are_gone(captured: Path) -> None:
@@ -91,7 +92,14 @@ def test_vllm_s_own_files_are_gone(captured: Path) -> None:
 def test_training_on_them_is_training_with_the_target(
     target: Path, data: Path, captured: Path, tmp_path: Path
 ) -> None:
-    config = TrainingConfig(max_steps=3, batch_size=2, block_length=512, held_out=1, warmup_steps=1)
+    config = TrainingConfig(
+        max_steps=3,
+        batch_size=2,
+        block_length=512,
+        held_out=1,
+        warmup_steps=1,
+        target_layers="1,2",
+    )
     asked = TrainingJob(str(target), (data,), tmp_path / "computed", config, ReDrafterConfig(6, 2))
     computed = run(asked)
     found = run(replace(asked, output=tmp_path / "captured", hidden_states=(captured,)))

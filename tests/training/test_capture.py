@@ -80,21 +80,25 @@ class Breaking(TransformersStates):
             yield found
 
 
-@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
+@pytest.mark.parametrize(("dtype", "layers"), [("auto", ()), ("bfloat16", ()), ("auto", (1, 2))])
 def test_every_row_s_states_are_the_target_s_behind_the_norm(
-    dtype: str, target: Path, data: Path, tmp_path: Path
+    dtype: str, layers: tuple[int, ...], target: Path, data: Path, tmp_path: Path
 ) -> None:
-    printed = run(target, data, tmp_path, dtype=dtype)
+    names = ",".join(map(str, layers)) or None
+    printed = run(target, data, tmp_path, dtype=dtype, target_layers=names)
     model = load_target(target, dtype)
     states, dataset = stored(data, tmp_path), read_dataset(data)[1]
     for row, values in enumerate(dataset):
         tokens = torch.tensor([values["input_ids"][:-1]])
         with torch.no_grad():
-            expected = model.base_model(tokens, use_cache=False).last_hidden_state[0]
-        assert torch.equal(states[row], expected), row
+            found = model.base_model(tokens, use_cache=False, output_hidden_states=True)
+        others = [found.hidden_states[layer][0] for layer in layers]
+        assert torch.equal(states[row], torch.cat([found.last_hidden_state[0], *others], 1)), row
+    assert states.info.target_layers == layers
     assert states.info.num_rows == 12 and len(finished_shards(tmp_path)) > 1
     written = sum(states[row].nbytes for row in range(12))
     assert states.info.num_bytes == written
+    assert f"({(1 + len(layers)) * H * states[0].itemsize:,} bytes a token" in printed
     assert f"{written / 2**30:.2f} GiB are to be written now" in printed
     assert "3 rows compared with transformers: at most 0.00%" in printed
     assert not [path.name for path in tmp_path.iterdir() if path.is_dir()]
@@ -162,10 +166,26 @@ def test_what_is_not_the_target_s_is_found(
         run(target, data, tmp_path / "broken", Broken)
 
 
+def test_a_layer_that_is_not_the_target_s_is_found(
+    target: Path, data: Path, tmp_path: Path
+) -> None:
+    class Shifted(TransformersStates):
+        """Right but for one of the layers besides, which is another one."""
+
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            self.layers[0] = 2
+
+    with pytest.raises(TrainingError, match=r"row 0 is \d+\.\d% of its length from what transf"):
+        run(target, data, tmp_path, Shifted, target_layers="1")
+
+
 def test_a_folder_of_other_states_is_refused(target: Path, data: Path, tmp_path: Path) -> None:
     run(target, data, tmp_path)
     with pytest.raises(ConfigError, match=r"other settings \(.*max_length: 2048, not 10\)"):
         run(target, data, tmp_path, max_length=10)
+    with pytest.raises(ConfigError, match=r"target_layers: \(\), not \(1,\)"):
+        run(target, data, tmp_path, target_layers="1")
     before = StatesInfo.load(tmp_path)
     replace(before, text_fingerprint="another").save(tmp_path)
     with pytest.raises(ConfigError, match=r"text_fingerprint: 'another', not "):
@@ -204,6 +224,7 @@ def test_a_part_is_captured_by_one_process(target: Path, data: Path, tmp_path: P
         ({"engine_args": "[1]"}, "engine_args must be a JSON object"),
         ({"engine_args": "{"}, "engine_args must be a JSON object"),
         ({"max_length": 1}, "max_length must be at least 2"),
+        ({"target_layers": "2,1"}, "capture: target_layers must be layers .* ascending"),
         ({"dtype": "int8"}, "dtype must be one of auto, float32, bfloat16, float16"),
     ],
 )

@@ -37,7 +37,9 @@ from vllm_redrafter.errors import ConfigError, TrainingError
 from vllm_redrafter.speculative_config import validated
 from vllm_redrafter.training.batches import TextBatch
 from vllm_redrafter.training.config import TrainingConfig
+from vllm_redrafter.training.initialisation import continued_drafter, new_drafter
 from vllm_redrafter.training.run import TrainingJob, train
+from vllm_redrafter.training.target import load_target
 from vllm_redrafter.training.teachers import DataTeacher, DraftVocabulary, TargetTeacher
 
 V = 64
@@ -117,6 +119,51 @@ def test_a_training_that_goes_on_moves_all_weights(
     trained = load_drafter(str(second.output)).state_dict()
     same = [name for name in begun if torch.equal(begun[name], trained[name])]
     assert not [name for name in same if begun[name].is_floating_point()]
+
+
+def test_a_plain_drafter_goes_on_as_a_fused_one(target: Path, data: Path, tmp_path: Path) -> None:
+    plain = make_drafter(tmp_path / "plain", V)
+    fused = replace(
+        job(target, data, tmp_path / "fused", target_layers="1,2"), initial_drafter=str(plain)
+    )
+    begun = continued_drafter(str(plain), load_target(target), (1, 2))
+    weights = load_drafter(str(plain)).state_dict()
+    assert not begun.fuse.weight.any()
+    assert all(torch.equal(begun.state_dict()[name], weights[name]) for name in weights)
+
+    run(fused)
+    trained = load_drafter(str(fused.output))
+    assert trained.config == replace(begun.config, target_layers=(1, 2))
+    assert trained.fuse.weight.any()
+    assert read_config(str(fused.output))["training"]["settings"]["target_layers"] == "1,2"
+    assert "| `target_layers` | (1, 2) |" in (fused.output / "README.md").read_text()
+
+    further = replace(job(target, data, tmp_path / "further"), initial_drafter=str(fused.output))
+    run(further)
+    assert load_drafter(str(further.output)).config.target_layers == (1, 2)
+    other = replace(
+        job(target, data, tmp_path / "other", target_layers="1"), initial_drafter=str(fused.output)
+    )
+    with pytest.raises(ConfigError, match=r"target_layers 1 does not fit .*: it reads layers 1,2"):
+        run(other)
+
+
+def test_a_new_fused_drafter_begins_as_the_plain_one(target: Path) -> None:
+    model = load_target(target)
+    plain = new_drafter(model, TrainingConfig()).state_dict()
+    fused = new_drafter(model, TrainingConfig(target_layers="1,2")).state_dict()
+    assert not fused.pop("fuse.weight").any()
+    assert fused.keys() == plain.keys()
+    assert torch.equal(fused["lm_head.1.weight"], plain["lm_head.1.weight"])
+
+
+def test_layers_that_the_target_lacks_are_refused(target: Path, data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"training: target_layers auto needs .* this one has 3"):
+        run(job(target, data, tmp_path / "out", target_layers="auto"))
+    drafter = make_drafter(tmp_path / "drafter", V, target_layers=(1, 5))
+    asked = replace(job(target, data, tmp_path / "out"), initial_drafter=str(drafter))
+    with pytest.raises(ConfigError, match=r"layers 1, 5 are asked for, and the target has 3"):
+        run(asked)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models import cohere, gemma2, gpt_neox, granite, llama, qwen3
 
 from vllm_redrafter.errors import ConfigError
-from vllm_redrafter.training.target import TargetHead, final_norm, load_ends, load_target
+from vllm_redrafter.training.batches import TextBatch
+from vllm_redrafter.training.target import (
+    TargetHead,
+    final_norm,
+    load_ends,
+    load_target,
+    read_target,
+)
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
@@ -62,6 +69,22 @@ def test_the_ends_are_those_of_the_whole_target(name: str, tmp_path: Path) -> No
         torch.testing.assert_close(TargetHead(ends)(states), outputs.logits)
         embedded = ends.get_input_embeddings()(tokens)
         assert torch.equal(embedded, whole.get_input_embeddings()(tokens))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_layer_i_is_what_goes_into_the_next_one(name: str, tmp_path: Path) -> None:
+    folder = saved(CONFIGS[name], tmp_path)
+    whole, tokens = load_target(folder), torch.randint(1, 64, (2, 12))
+    entered: list[torch.Tensor] = []
+    whole.base_model.layers[1].register_forward_pre_hook(
+        lambda _, positional, named: entered.append((*positional, *named.values())[0]),
+        with_kwargs=True,
+    )
+    batch = TextBatch(tokens, torch.ones_like(tokens).bool(), torch.arange(12).expand(2, -1))
+    outputs = read_target(whole, batch, (1,))
+    assert outputs.hidden.shape == (2, 12, 64)
+    assert torch.equal(outputs.hidden[..., 32:], entered[0])
+    assert torch.equal(outputs.last, read_target(whole, batch).hidden)
 
 
 def test_a_quantised_target_is_refused(tmp_path: Path) -> None:

@@ -98,6 +98,26 @@ def test_in_float32_it_is_the_same_training_bit_for_bit(
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
+def test_of_what_is_captured_the_layers_that_are_asked_for_are_read(
+    target: Path, data: Path, tmp_path: Path
+) -> None:
+    states = write_states_of(tmp_path / "states", target, data, torch.float32, layers=(1, 2))
+    for layers in ("1,2", "2", None):
+        computed = run(job(target, data, tmp_path / f"computed {layers}", target_layers=layers))
+        captured = run(
+            job(target, data, tmp_path / f"captured {layers}", states, target_layers=layers)
+        )
+        assert captured.losses == computed.losses and len(captured.losses) == 4
+        assert captured.acceptance == computed.acceptance
+
+
+def test_layers_that_were_not_captured_are_refused(
+    target: Path, data: Path, states: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"layers 2 were captured: .* --target-layers 2, or"):
+        run(job(target, data, tmp_path / "out", states, target_layers="2"))
+
+
 def test_in_bfloat16_losses_agree_to_a_thousandth(target: Path, data: Path, tmp_path: Path) -> None:
     """Here with other batches than those that the states were computed in."""
     states = write_states_of(tmp_path / "states", target, data, torch.bfloat16)

@@ -182,6 +182,12 @@ def _check_fits_apple(source: str, found: _Source) -> list[str]:
             "tokens (d2t); Apple's code ranks all tokens and would take a draft token's index "
             "for a token: train without --draft-vocab-size for it"
         )
+    if found.config.target_layers:
+        raise ConfigError(
+            f"{source!r} reads layers {', '.join(map(str, found.config.target_layers))} of the "
+            "target, and Apple's code gives its drafters the last hidden state alone: train "
+            "without --target-layers for it"
+        )
     entries = {"training record": found.training, "verifier": found.verifier, "shape": found.shape}
     left_out = " and ".join(name for name, value in entries.items() if value)
     return [f"left out, having no place in Apple's config.json: {left_out}"] if left_out else []

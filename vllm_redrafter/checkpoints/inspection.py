@@ -23,6 +23,7 @@ from vllm_redrafter.checkpoints.reading import check_checkpoint, verifier_of
 from vllm_redrafter.checkpoints.tensors import DRAFT_TO_TARGET
 from vllm_redrafter.errors import ConfigError, one_line
 from vllm_redrafter.heads.head import HeadConfig
+from vllm_redrafter.target_layers import missing_layers
 
 
 @dataclass(frozen=True)
@@ -131,10 +132,13 @@ def misfits(config: HeadConfig, target: str) -> list[str]:
             f"target {target!r}: transformers cannot read its config.json; give a folder in "
             f"Hugging Face format, or a hub id: {one_line(error) or type(error).__name__}"
         ) from error
-    return [
+    differences = [
         f"{size.what}: the drafter's is {size.drafter}, the target's {size.target}"
         for size in differences_from(config, target_config)
     ]
+    num_layers = getattr(target_config.get_text_config(), "num_hidden_layers", None)
+    missing = missing_layers(config.target_layers, num_layers)
+    return differences + ([missing] if missing else [])
 
 
 def print_inspection(console: Console, found: Inspection) -> None:
@@ -154,6 +158,12 @@ def print_inspection(console: Console, found: Inspection) -> None:
         "draft vocabulary: "
         + (f"all {all_tokens:,} tokens" if config.draft_vocab_size is None else reduced),
     )
+    if config.target_layers:
+        _say(
+            console,
+            f"reads layers {', '.join(map(str, config.target_layers))} of the target beside its "
+            "last hidden state: vLLM must support EAGLE-3 for the target's class",
+        )
     if config.advice is not None:
         _say(console, f"advice: {config.advice}")
     _say(
@@ -184,7 +194,7 @@ def _say(console: Console, text: str) -> None:
 def _size_table(config: HeadConfig) -> Table:
     table = Table(title="sizes", title_justify="left", show_header=False)
     for key, value in asdict(config).items():
-        if value is not None:
+        if value not in (None, ()):
             table.add_row(key, json.dumps(value))
     return table
 

@@ -55,7 +55,7 @@ def write_files(drafter: DraftHead, folder: Path, layout: str, further: Mapping[
     config = {
         "model_type": drafter.config.model_type,
         "architectures": [drafter.layouts[layout]],
-        **{key: value for key, value in vars(drafter.config).items() if value is not None},
+        **{k: v for k, v in vars(drafter.config).items() if v is not None and v != ()},
         "torch_dtype": str(drafter.dtype).removeprefix("torch."),
         **further,
     }

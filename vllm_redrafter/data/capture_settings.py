@@ -9,6 +9,7 @@ from typing import Any, Literal
 from vllm_redrafter.data.settings import parsed_engine_args
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.settings import check, setting
+from vllm_redrafter.target_layers import LAYERS_HELP, parsed_layers
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,12 @@ class CaptureSettings:
         "auto",
         "Dtype of the target's weights in vLLM and of the hidden states; auto takes that of its "
         "checkpoint.",
+    )
+    target_layers: str | None = setting(
+        None,
+        "Capture the hidden states of these layers too, for train --target-layers: "
+        f"{LAYERS_HELP}. Each takes as much disk as the last hidden states.",
+        default_text="none",
     )
     part: str = setting(
         "1/1",
@@ -55,6 +62,7 @@ class CaptureSettings:
         check(self, "capture:")
         self.parts()
         self.engine_arguments()
+        parsed_layers(self.target_layers, "capture: target_layers")
 
     def parts(self) -> tuple[int, int]:
         """(which part this is, from 0; of how many)."""

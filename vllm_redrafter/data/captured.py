@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from vllm_redrafter.data.hidden_states import StatesInfo, StoredStates, text_fingerprint
 from vllm_redrafter.data.rows import DatasetRows, TextRow, row_lengths
@@ -20,13 +22,17 @@ class CapturedRows:
     Args:
         rows: possibly of several folders, one after the other.
         states: of each of these folders, in the same order.
+        layers: whose hidden states are wanted besides the last ones; see `target_layers.py`.
 
     Raises:
-        ConfigError: a row is longer than what was captured.
+        ConfigError: a row is longer than what was captured, or a layer was not.
     """
 
-    def __init__(self, rows: DatasetRows, states: Sequence[StoredStates]) -> None:
+    def __init__(
+        self, rows: DatasetRows, states: Sequence[StoredStates], layers: Sequence[int] = ()
+    ) -> None:
         self.rows, self.states = rows, states
+        self._columns = [_columns(part, layers) for part in states]
         self._ends = np.cumsum([len(part) for part in states])
         shortest = min(states, key=lambda part: part.info.max_length)
         limit = shortest.info.max_length
@@ -50,10 +56,28 @@ class CapturedRows:
         folder = int(np.searchsorted(self._ends, number, side="right"))
         states = self.states[folder]
         captured = states[number - int(self._ends[folder]) + len(states)][: len(row.tokens)]
+        if (columns := self._columns[folder]) is not None:
+            captured = captured[:, columns]
         # Nobody reads what the last token's predicts.
         hidden = captured.new_zeros(len(row.tokens), captured.shape[1])
         hidden[: len(captured)] = captured
         return replace(row, hidden=hidden)
+
+
+def _columns(states: StoredStates, layers: Sequence[int]) -> Tensor | None:
+    """Which of a row's numbers are wanted; None for all of them."""
+    found = states.info.target_layers
+    if found == tuple(layers):
+        return None
+    if missing := [layer for layer in layers if layer not in found]:
+        raise ConfigError(
+            f"{states.folder}: no hidden states of layers {', '.join(map(str, missing))} were "
+            f"captured: capture again with --target-layers {','.join(map(str, layers))}, or train "
+            "with those that are there: " + (",".join(map(str, found)) or "none")
+        )
+    size = states.info.hidden_size
+    parts = torch.arange(states.info.width).split(size)
+    return torch.cat([parts[0], *(parts[1 + found.index(layer)] for layer in layers)])
 
 
 def states_of(

@@ -7,10 +7,10 @@ STATES/
   states-00001.safetensors     and so on
 ```
 
-A shard holds a tensor per row of the data, `row-0` and so on, [T-1, H] in the target's dtype: the
-last hidden states, after the final norm, of all tokens of the row but its last one, which predicts
-nothing that the data has. Which rows a shard holds follows from the rows' lengths and
-`shard_tokens` alone.
+A shard holds a tensor per row of the data, `row-0` and so on, [T-1, (1 + n) H] in the target's
+dtype: the last hidden states, after the final norm, then those of n further layers, of all tokens
+of the row but its last one, which predicts nothing that the data has. Which rows a shard holds
+follows from the rows' lengths and `shard_tokens` alone.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from vllm_redrafter.data.fingerprint import LENGTH
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.files import whole_file
 from vllm_redrafter.json_files import read_json
+from vllm_redrafter.target_layers import checked_layers
 
 FORMAT_VERSION = 1
 INFO_FILE = "states.json"
@@ -58,6 +59,7 @@ class StatesInfo:
         hidden_size: H.
         dtype: of the hidden states, as torch calls it: `bfloat16`.
         shard_tokens: a shard has rows of at most this many tokens together, or one longer row.
+        target_layers: those n, in ascending order; see `target_layers.py`.
         format_version: of the folder.
     """
 
@@ -70,11 +72,17 @@ class StatesInfo:
     hidden_size: int
     dtype: str
     shard_tokens: int
+    target_layers: tuple[int, ...] = ()
     format_version: int = FORMAT_VERSION
 
     @property
+    def width(self) -> int:
+        """Numbers of a token: (1 + n) H."""
+        return (1 + len(self.target_layers)) * self.hidden_size
+
+    @property
     def bytes_per_token(self) -> int:
-        return int(getattr(torch, self.dtype).itemsize * self.hidden_size)
+        return int(getattr(torch, self.dtype).itemsize * self.width)
 
     @property
     def num_bytes(self) -> int:
@@ -118,9 +126,10 @@ class StatesInfo:
                 f"{FORMAT_VERSION}: capture again, or use the version that wrote it"
             )
         try:
-            info = cls(**values)
+            layers = checked_layers(values.get("target_layers", []), "target_layers")
+            info = cls(**(values | {"target_layers": layers}))
             _check_fields(info)
-        except (TypeError, AttributeError) as error:
+        except (ConfigError, TypeError, AttributeError) as error:
             raise ConfigError(f"{path}: not what capture writes: {error}") from error
         return info
 
@@ -177,7 +186,7 @@ def write_states(folder: Path, shard: int, states: Mapping[int, Tensor]) -> None
     Args:
         folder: of the states.
         shard: its number.
-        states: by row, [T-1, H].
+        states: by row, [T-1, (1 + n) H].
 
     Raises:
         ConfigError: it cannot be written (a full disk, say).
@@ -235,13 +244,13 @@ class StoredStates:
         return len(self._lengths)
 
     def __getitem__(self, row: int) -> Tensor:
-        """[T-1, H], in the target's dtype.
+        """[T-1, (1 + n) H], in the target's dtype.
 
         Raises:
             ConfigError: the row's shard is damaged.
         """
         path = _shard_path(self.folder, int(self._shard_of[row]))
-        expected = (int(self._lengths[row]) - 1, self.info.hidden_size)
+        expected = (int(self._lengths[row]) - 1, self.info.width)
         try:
             with safe_open(path, framework="pt") as file:
                 states: Tensor = file.get_tensor(f"row-{row}")

@@ -1,8 +1,8 @@
 """The target's hidden states of whole texts, from vLLM's own `extract_hidden_states`.
 
-That method keeps what comes out of the last layer, *before* the final norm, in a KV cache group of
-its own; a connector saves a request's rows to a file when the request is finished, and names the
-file in the request's output. Whoever runs the engine reads the file and deletes it.
+That method keeps what comes out of some layers, of the last one *before* the final norm, in a KV
+cache group of its own; a connector saves a request's rows to a file when the request is finished,
+and names the file in the request's output. Whoever runs the engine reads the file and deletes it.
 
 Prompts are read whole and no prefix is taken from the cache: every row is computed, once, by the
 step that reads its token.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import fcntl
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,7 @@ class HiddenStatesEngine:
     Args:
         target: a folder, or a hub id.
         settings: how to capture.
-        num_layers: of the target.
+        layers: whose output is wanted, in ascending order.
         longest: tokens of the longest text.
         scratch: a folder for vLLM's files, which lie there for a moment.
 
@@ -70,7 +70,12 @@ class HiddenStatesEngine:
     """
 
     def __init__(
-        self, target: str, settings: CaptureSettings, num_layers: int, longest: int, scratch: Path
+        self,
+        target: str,
+        settings: CaptureSettings,
+        layers: Sequence[int],
+        longest: int,
+        scratch: Path,
     ) -> None:
         self._in_flight = settings.in_flight
         connector: dict[str, Any] = {
@@ -105,8 +110,8 @@ class HiddenStatesEngine:
                     "method": "extract_hidden_states",
                     "num_speculative_tokens": 1,
                     "draft_model_config": {
-                        # What goes into the layer behind the last one.
-                        "hf_config": {"eagle_aux_hidden_state_layer_ids": [num_layers]}
+                        # What goes into the layer behind each.
+                        "hf_config": {"eagle_aux_hidden_state_layer_ids": [*layers]}
                     },
                 },
                 kv_transfer_config=connector,
@@ -114,13 +119,13 @@ class HiddenStatesEngine:
             )
 
     def states(self, texts: Iterable[tuple[int, list[int]]]) -> Iterator[tuple[int, Tensor]]:
-        """Hidden states of texts before the final norm, in the order in which they are done.
+        """The layers' hidden states, without a norm, in the order in which texts are done.
 
         Args:
             texts: (a name, its tokens); read when there is room for another.
 
         Yields:
-            (the name, [tokens, H] in the target's dtype, on the CPU).
+            (the name, [tokens, layers * H] in the target's dtype, on the CPU).
 
         Raises:
             ConfigError: the engine died, or saves nothing.
@@ -182,7 +187,7 @@ def _taken(name: int, path: str) -> tuple[int, Tensor]:
     """A saved request's hidden states; its files go away."""
     states = load_hidden_states(path)["hidden_states"].clone()
     cleanup_hidden_states(path)
-    return name, states.squeeze(1)
+    return name, states.flatten(1)
 
 
 class CpuHiddenStatesConnector(ExampleHiddenStatesConnector):

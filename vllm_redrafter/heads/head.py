@@ -25,6 +25,8 @@ from torch import Tensor, nn
 
 from vllm_redrafter.config import require_at_most, require_positive
 from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.heads.fusion import FuseLayer, fused
+from vllm_redrafter.target_layers import checked_layers
 
 if TYPE_CHECKING:
     from vllm_redrafter.heads.launches import HeadLaunches
@@ -56,10 +58,12 @@ class HeadConfig:
         hidden_size: of the target, H.
         draft_vocab_size: the head ranks only so many of the target's tokens, those that the
             checkpoint's `d2t` lists; None ranks them all.
+        target_layers: whose outputs the head reads beside the last hidden state, see
+            `target_layers.py`; in ascending order.
 
     Raises:
-        ConfigError: a size is below 1, absurdly large or not an integer, or the draft vocabulary
-            the larger one.
+        ConfigError: a size is below 1, absurdly large or not an integer, the draft vocabulary the
+            larger one, or the layers are no such list.
     """
 
     model_type: ClassVar[str]
@@ -68,8 +72,11 @@ class HeadConfig:
     vocab_size: int
     hidden_size: int
     draft_vocab_size: int | None = field(default=None, kw_only=True)
+    target_layers: tuple[int, ...] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
+        layers = checked_layers(self.target_layers, f"{OWNER}: target_layers")
+        object.__setattr__(self, "target_layers", layers)
         require_positive(OWNER, vocab_size=self.vocab_size, hidden_size=self.hidden_size)
         require_at_most(OWNER, LARGEST_VOCABULARY, vocab_size=self.vocab_size)
         require_at_most(OWNER, WIDEST, hidden_size=self.hidden_size)
@@ -85,6 +92,11 @@ class HeadConfig:
     def num_ranked_tokens(self) -> int:
         """Rows of the vocabulary-wide layer."""
         return self.vocab_size if self.draft_vocab_size is None else self.draft_vocab_size
+
+    @property
+    def hidden_width(self) -> int:
+        """Numbers that the head reads of the target's hidden states: (1 + n) H with n layers."""
+        return (1 + len(self.target_layers)) * self.hidden_size
 
     @property
     def max_beam_length(self) -> int | None:
@@ -170,6 +182,9 @@ class DraftHead(nn.Module, ABC):
     def __init__(self, config: HeadConfig) -> None:
         super().__init__()
         self.config = config
+        self.fuse: FuseLayer | None = None
+        if config.target_layers:
+            self.fuse = FuseLayer(config.hidden_size, len(config.target_layers))
         if config.draft_vocab_size is not None:
             self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
 
@@ -179,12 +194,19 @@ class DraftHead(nn.Module, ABC):
     def condition(self, hidden: Tensor) -> Tensor:
         """What depends on the target's hidden state alone, the same for all nodes of a draft.
 
+        Of the hidden states that it is given a head reads no more than `self.fused(hidden)`.
+
         Args:
-            hidden: [..., H], the target's, which predicted the root.
+            hidden: [..., H], the target's, which predicted the root; with n `target_layers`
+                [..., (1 + n) H], theirs behind it.
 
         Returns:
             [..., C].
         """
+
+    def fused(self, hidden: Tensor) -> Tensor:
+        """The hidden state [..., H] that is made of all that `condition` is given: `fusion.py`."""
+        return fused(hidden, self.config.hidden_size, self.fuse)
 
     @abstractmethod
     def start(self, condition: Tensor, embedded: Tensor) -> Tensor:
@@ -241,7 +263,7 @@ class DraftHead(nn.Module, ABC):
     @property
     def num_condition_parameters(self) -> int:
         """Parameters that `condition` reads, once per draft; all others are read at every level."""
-        return 0
+        return 0 if self.fuse is None else sum(p.numel() for p in self.fuse.parameters())
 
     @property
     def dtype(self) -> torch.dtype:

@@ -67,6 +67,7 @@ class RecurrentHead(DraftHead):
         Returns:
             [..., exit_dim]; h itself where the head has no input projection.
         """
+        hidden = self.fused(hidden)
         if not self.config.has_input_projection:
             return hidden
         weight_hidden = self.input_proj.weight[:, : self.config.hidden_size]
@@ -105,6 +106,7 @@ class RecurrentHead(DraftHead):
             self.input_proj if self.config.has_input_projection else None,
             tuple(block.linear for block in blocks),
             self.vocabulary_layers[0],
+            self.fuse,
         )
 
     @property
@@ -115,9 +117,10 @@ class RecurrentHead(DraftHead):
 
     @property
     def num_condition_parameters(self) -> int:
-        """The part of the input projection that reads h."""
-        config = self.config
-        return config.exit_dim * config.hidden_size if config.has_input_projection else 0
+        """Of the input projection, the part that reads h; and what makes h of several layers."""
+        config, fuse = self.config, super().num_condition_parameters
+        project = config.exit_dim * config.hidden_size if config.has_input_projection else 0
+        return project + fuse
 
     def packed(self, pack: Pack) -> SearchHead:
         """In as few products as the mathematics allows: see `recurrent_packed.py`."""

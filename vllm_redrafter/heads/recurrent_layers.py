@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from vllm_redrafter.config import require_at_most, require_positive
 from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.heads.fusion import FuseLayer
 from vllm_redrafter.heads.head import OWNER, WIDEST, HeadConfig
 
 MOST_LAYERS = 256
@@ -87,6 +88,7 @@ class RecurrentLayers(NamedTuple):
         input_proj: None where there is none.
         blocks: the linear layers of the residual blocks.
         vocabulary: the vocabulary-wide layer.
+        fuse: of the layers that the head reads besides; None where it reads none.
     """
 
     config: RecurrentConfig
@@ -95,3 +97,4 @@ class RecurrentLayers(NamedTuple):
     input_proj: nn.Linear | None
     blocks: tuple[nn.Linear, ...]
     vocabulary: nn.Linear
+    fuse: FuseLayer | None = None

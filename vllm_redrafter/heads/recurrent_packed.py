@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vllm_redrafter.heads.fusion import fused
 from vllm_redrafter.heads.head import Pack
 from vllm_redrafter.heads.recurrent_layers import RecurrentLayers
 
@@ -30,6 +31,7 @@ class PackedRecurrentHead:
         if layers.rnn_w is not None and layers.rnn_u is not None:
             both = torch.cat([layers.rnn_w.weight, layers.rnn_u.weight], dim=1)
             self._cell = pack(both, layers.rnn_u.bias)
+        self._fuse = None if layers.fuse is None else pack(layers.fuse.weight, None)
         if layers.input_proj is not None:
             projection = layers.input_proj.weight
             self._project_hidden = pack(projection[:, :hidden], layers.input_proj.bias)
@@ -39,6 +41,7 @@ class PackedRecurrentHead:
 
     def condition(self, hidden: Tensor) -> Tensor:
         """See `RecurrentHead.condition`."""
+        hidden = fused(hidden, self.config.hidden_size, self._fuse)
         return self._project_hidden(hidden) if self.config.has_input_projection else hidden
 
     def start(self, condition: Tensor, embedded: Tensor) -> Tensor:

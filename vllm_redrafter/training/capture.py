@@ -6,7 +6,7 @@ shards that it was working on, and the next run writes those that are missing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,14 +29,15 @@ from vllm_redrafter.data.hidden_states import (
 from vllm_redrafter.data.rows import row_lengths
 from vllm_redrafter.data.source import read_checked
 from vllm_redrafter.data.target_files import load_from
+from vllm_redrafter.target_layers import layers_of
 from vllm_redrafter.training.capture_check import check_rows
 from vllm_redrafter.training.capture_folder import GIB, alone, begin, check_space
 from vllm_redrafter.training.capture_run import CaptureRun, StatesEngine
 from vllm_redrafter.training.target import final_norm, load_ends
 
-StartEngine = Callable[[str, CaptureSettings, int, int, Path], StatesEngine]
-"""From the target, how to capture, the number of its layers, the tokens of the longest text, and a
-folder for files that lie there for a moment."""
+StartEngine = Callable[[str, CaptureSettings, Sequence[int], int, Path], StatesEngine]
+"""From the target, how to capture, the layers whose output is wanted (the last one and those before
+it, in ascending order), the tokens of the longest text, and a folder for passing files."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,9 @@ def capture(job: CaptureJob, start_engine: StartEngine, console: Console | None 
     _, dataset = read_checked(job.data, job.target, not job.other_target)
     ends = load_ends(job.target, job.settings.dtype)
     lengths = np.minimum(row_lengths(dataset), job.settings.max_length)
-    info = _describe(job, dataset, lengths, ends)
+    num_layers = load_from(AutoConfig, job.target).get_text_config().num_hidden_layers
+    layers = layers_of(job.settings.target_layers, num_layers, "capture: target_layers")
+    info = _describe(job, dataset, lengths, ends, layers)
     output = job.output.expanduser()
     part, parts = job.settings.parts()
     with alone(output / f".part-{part + 1}-of-{parts}") as scratch:
@@ -88,9 +91,9 @@ def capture(job: CaptureJob, start_engine: StartEngine, console: Console | None 
             check_space(output, run.num_bytes)
             # vLLM's own "auto" makes 16 bits of a float32 checkpoint.
             settings = replace(job.settings, dtype=info.dtype)  # type: ignore[arg-type]  # checked there
-            layers = load_from(AutoConfig, job.target).get_text_config().num_hidden_layers
             longest = int(lengths.max()) - 1
-            with closing(start_engine(job.target, settings, layers, longest, scratch)) as engine:
+            wanted = [*layers, num_layers]
+            with closing(start_engine(job.target, settings, wanted, longest, scratch)) as engine:
                 run.run(engine, final_norm(ends), console)
     if job.settings.check_rows and own:
         sample = _sample(own, lengths, job.settings.check_rows)
@@ -105,8 +108,11 @@ def capture(job: CaptureJob, start_engine: StartEngine, console: Console | None 
         )
 
 
-def _describe(job: CaptureJob, dataset: Any, lengths: np.ndarray, ends: Any) -> StatesInfo:
+def _describe(
+    job: CaptureJob, dataset: Any, lengths: np.ndarray, ends: Any, layers: tuple[int, ...]
+) -> StatesInfo:
     hidden_size = ends.config.get_text_config().hidden_size
+    bytes_per_token = (1 + len(layers)) * hidden_size * ends.dtype.itemsize
     return StatesInfo(
         target=job.target,
         target_fingerprint=target_fingerprint(job.target),
@@ -116,7 +122,8 @@ def _describe(job: CaptureJob, dataset: Any, lengths: np.ndarray, ends: Any) -> 
         max_length=job.settings.max_length,
         hidden_size=hidden_size,
         dtype=str(ends.dtype).removeprefix("torch."),
-        shard_tokens=max(1, SHARD_BYTES // (hidden_size * ends.dtype.itemsize)),
+        shard_tokens=max(1, SHARD_BYTES // bytes_per_token),
+        target_layers=layers,
     )
 
 

@@ -21,7 +21,11 @@ class StatesEngine(Protocol):
     """What runs the target's layers."""
 
     def states(self, texts: Iterable[tuple[int, list[int]]]) -> Iterator[tuple[int, Tensor]]:
-        """From (a name, tokens) to (the name, [tokens, H] before the final norm), in any order."""
+        """From (a name, tokens) to (the name, states), in any order.
+
+        States are [tokens, (n + 1) H]: those of n layers, in ascending order, then what goes into
+        the final norm.
+        """
         ...
 
     def close(self) -> None:
@@ -57,7 +61,7 @@ class CaptureRun:
         """Write all missing shards."""
         started = time.monotonic()
         shard_of = {row: shard for shard, rows in self._missing.items() for row in rows}
-        empty = torch.empty(0, self._info.hidden_size, dtype=getattr(torch, self._info.dtype))
+        empty = torch.empty(0, self._info.width, dtype=getattr(torch, self._info.dtype))
         # A row of one token predicts nothing, and is not read at all.
         done = {
             shard: {row: empty for row in rows if self._lengths[row] == 1}
@@ -86,9 +90,12 @@ class CaptureRun:
                     yield row, self._dataset[row]["input_ids"][: length - 1]
 
     def _normed(self, row: int, states: Tensor, norm: Callable[[Tensor], Tensor]) -> Tensor:
-        """What lm_head reads, checked."""
-        expected = (int(self._lengths[row]) - 1, self._info.hidden_size)
-        states = norm(states.to(getattr(torch, self._info.dtype)))
+        """What lm_head reads, then the layers' as they are; checked."""
+        expected = (int(self._lengths[row]) - 1, self._info.width)
+        states = states.to(getattr(torch, self._info.dtype))
+        size = self._info.hidden_size
+        layers, last = states[:, :-size], states[:, -size:]
+        states = torch.cat([norm(last), layers], dim=1)
         if states.shape != expected or not bool(states.isfinite().all()):
             raise TrainingError(
                 f"row {row}: the engine's hidden states are {list(states.shape)}, expected are "

@@ -8,6 +8,7 @@ from typing import Any
 
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.settings import check, require, setting
+from vllm_redrafter.target_layers import LAYERS_HELP, parsed_layers
 from vllm_redrafter.training.choices import (
     Initialisation,
     LossKind,
@@ -117,6 +118,12 @@ class TrainingConfig:
         at_least=1,
         default_text="all",
     )
+    target_layers: str | None = setting(
+        None,
+        "Let the drafter read the hidden states of these layers of the target, beside the last "
+        f"one: {LAYERS_HELP}. vLLM must support EAGLE-3 for the target's class to serve it.",
+        default_text="none",
+    )
     init: Initialisation = setting(
         "lm_head",
         "How the head's last layer begins: lm_head copies the target's where the shapes agree; "
@@ -125,6 +132,7 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         check(self, "training:")
+        parsed_layers(self.target_layers, "training: target_layers")
         self._require_that(
             "block_length",
             self.block_length >= self.unroll_steps + 2,

@@ -225,6 +225,6 @@ class Distillation(nn.Module):
             teacher: Teacher = DataTeacher(vocabulary, tokens, log_probs, dtype)
         else:
             assert self.head is not None
-            hidden = target.hidden.flatten(0, 1)
+            hidden = target.last.flatten(0, 1)
             teacher = TargetTeacher(vocabulary, self.head, hidden, position, dtype)
         return teacher if self.kind == "kl" else MixedTeacher(teacher, text, self.kl_weight)

@@ -83,7 +83,8 @@ def estimate_acceptance(
     total = Acceptance(0, 0)
     embed = target.get_input_embeddings()
     for batch in batches(rows, batch_size, embed.weight.device):
-        total += replay(drafter, embed, read_target(target, batch), batch, config)
+        outputs = read_target(target, batch, drafter.config.target_layers)
+        total += replay(drafter, embed, outputs, batch, config)
     return total
 
 
@@ -184,7 +185,8 @@ def top_accuracy(
     counts = torch.zeros(num_steps, 1)
     device = target.get_input_embeddings().weight.device
     for batch in batches(rows, 8, device, num_steps + 2):
-        found = predictions(drafter, batch.generated, read_target(target, batch), num_steps)
+        outputs = read_target(target, batch, drafter.config.target_layers)
+        found = predictions(drafter, batch.generated, outputs, num_steps)
         labels = batch.tokens.flatten()[found.start + found.step + 1]
         for depth in range(num_steps):
             of_depth = (found.step == depth + 1).nonzero().squeeze(1)

@@ -21,6 +21,7 @@ from vllm_redrafter.data.source import held_out_conversations, read_checked
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.progress import progress_bar
+from vllm_redrafter.target_layers import missing_layers
 from vllm_redrafter.training.config import EvaluationConfig
 from vllm_redrafter.training.estimate import Acceptance, batches, replay, top_accuracy
 from vllm_redrafter.training.target import load_target, read_target
@@ -149,7 +150,7 @@ def evaluate_shapes(
         num_replays = len(grid) * -(-len(rows) // batch_size)
         task = progress.add_task("replaying", total=num_replays, status="")
         for batch in batches(rows, batch_size, embed.weight.device):
-            outputs = read_target(target, batch)
+            outputs = read_target(target, batch, drafter.config.target_layers)
             for index, shape in enumerate(grid):
                 totals[index] += replay(drafter, embed, outputs, batch, shape)
                 progress.update(task, advance=1)
@@ -230,6 +231,12 @@ def load_material(
         raise ConfigError(
             f"drafter {drafter!r} has {size.entry} {size.drafter}, target {target!r} "
             f"{size.target}: give the target it was trained for"
+        )
+    num_layers = getattr(model.config.get_text_config(), "num_hidden_layers", None)
+    if missing := missing_layers(head.config.target_layers, num_layers):
+        raise ConfigError(
+            f"drafter {drafter!r} does not fit target {target!r}: {missing}: give the target it "
+            "was trained for"
         )
     sampling = f"temperature {info.sampling.temperature:g}, top-p {info.sampling.top_p:g}"
     return Material(head, model, rows, sampling)

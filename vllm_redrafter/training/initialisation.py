@@ -10,13 +10,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import AutoConfig
 
 from vllm_redrafter.checkpoints.files import weights_path
 from vllm_redrafter.checkpoints.reading import load_config, load_drafter
 from vllm_redrafter.data.rows import TextRow, TextRows
+from vllm_redrafter.data.target_files import load_from
 from vllm_redrafter.errors import ConfigError
-from vllm_redrafter.heads.head import DraftHead
-from vllm_redrafter.heads.registry import new_head
+from vllm_redrafter.heads.head import DraftHead, HeadConfig
+from vllm_redrafter.heads.registry import build_head, new_head
+from vllm_redrafter.target_layers import layers_of, parsed_layers
 from vllm_redrafter.training.config import TrainingConfig
 
 
@@ -41,6 +44,7 @@ def new_drafter(target: Any, config: TrainingConfig, kept: Tensor | None = None)
             exit_dim=config.exit_dim,
             num_draft_layers=config.num_draft_layers,
             draft_vocab_size=None if kept is None else len(kept),
+            target_layers=named_layers(config),
         )
     if kept is not None:
         drafter.keep_tokens(kept)
@@ -65,7 +69,8 @@ def sizes_of(initial: str, config: TrainingConfig) -> TrainingConfig:
     """
     found = load_config(initial)
     defaults = TrainingConfig()
-    sizes = [field.name for field in fields(found) if hasattr(config, field.name)]
+    names = [field.name for field in fields(found) if hasattr(config, field.name)]
+    sizes = [name for name in names if name != "target_layers"]
     for name in (*sizes, "init"):
         asked, own = getattr(config, name), getattr(found, name, defaults.init)
         if asked not in (getattr(defaults, name), own):
@@ -74,15 +79,53 @@ def sizes_of(initial: str, config: TrainingConfig) -> TrainingConfig:
                 f"training: {name} {asked} does not fit initial_drafter {initial!r}: {reason}; "
                 f"leave {name} out, or train from the beginning"
             )
-    return replace(config, **{name: getattr(found, name) for name in sizes})
+    taken = {name: getattr(found, name) for name in sizes}
+    return replace(config, **taken, target_layers=_layers_to_go_on_with(initial, found, config))
 
 
-def continued_drafter(initial: str, target: Any) -> DraftHead:
+def _layers_to_go_on_with(initial: str, found: HeadConfig, config: TrainingConfig) -> str | None:
+    """The layers that a drafter reads, or is to read from now on."""
+    own = ",".join(map(str, found.target_layers)) or None
+    asked = config.target_layers
+    if own is not None and asked not in (None, own):
+        raise ConfigError(
+            f"training: target_layers {asked} does not fit initial_drafter {initial!r}: it reads "
+            f"layers {own}; leave target_layers out, or train from the beginning"
+        )
+    return asked or own
+
+
+def with_named_layers(config: TrainingConfig, target: str) -> TrainingConfig:
+    """The settings with the layers of the target by their numbers.
+
+    Args:
+        config: may name them `auto`.
+        target: folder or hub id; its config.json alone is read.
+
+    Raises:
+        ConfigError: the target does not have them.
+    """
+    if config.target_layers is None:
+        return config
+    num_layers = load_from(AutoConfig, target).get_text_config().num_hidden_layers
+    layers = layers_of(config.target_layers, num_layers, "training: target_layers")
+    return replace(config, target_layers=",".join(map(str, layers)))
+
+
+def named_layers(config: TrainingConfig) -> tuple[int, ...]:
+    """The layers of settings that `with_named_layers` has returned."""
+    layers = parsed_layers(config.target_layers, "training: target_layers")
+    assert layers is not None
+    return layers
+
+
+def continued_drafter(initial: str, target: Any, layers: tuple[int, ...] = ()) -> DraftHead:
     """A drafter that was trained before, to be trained on: float32, its draft vocabulary with it.
 
     Args:
         initial: a folder or a hub id.
         target: a transformers causal language model.
+        layers: that it is to read from now on; one that read none drafts as before, for now.
 
     Raises:
         ConfigError: no such drafter, or it belongs to a target of other sizes.
@@ -96,7 +139,16 @@ def continued_drafter(initial: str, target: Any) -> DraftHead:
             f"{sizes.vocab_size} and {sizes.hidden_size}: give a drafter of this target, or leave "
             "initial_drafter out"
         )
+    if layers != found.target_layers:
+        drafter = _fused(drafter, layers)
     return drafter.train().requires_grad_(True)
+
+
+def _fused(drafter: DraftHead, layers: tuple[int, ...]) -> DraftHead:
+    """The same drafter with a place for what it is to read besides: zeros."""
+    larger = build_head(replace(drafter.config, target_layers=layers))
+    larger.load_state_dict(drafter.state_dict(), strict=False)
+    return larger
 
 
 def weights_digest(drafter: str) -> str:

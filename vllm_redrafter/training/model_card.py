@@ -85,5 +85,5 @@ def _parts(training: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]
 
 
 def _table(values: Mapping[str, Any]) -> str:
-    rows = [f"| `{key}` | {value} |" for key, value in values.items() if value is not None]
+    rows = [f"| `{key}` | {value} |" for key, value in values.items() if value not in (None, ())]
     return "\n".join(["| | |", "| --- | --- |", *rows])

@@ -25,9 +25,11 @@ from vllm_redrafter.training.config import TrainingConfig
 from vllm_redrafter.training.initialisation import (
     continued_drafter,
     most_used_tokens,
+    named_layers,
     new_drafter,
     sizes_of,
     weights_digest,
+    with_named_layers,
 )
 from vllm_redrafter.training.model_card import model_card
 from vllm_redrafter.training.target import load_ends, load_target
@@ -85,8 +87,10 @@ def train(
         TrainingError: training stopped.
     """
     console = console or Console()
+    job = replace(job, config=with_named_layers(job.config, job.target))
     if job.initial_drafter is not None:
-        job = replace(job, config=sizes_of(job.initial_drafter, job.config))
+        sizes = sizes_of(job.initial_drafter, job.config)
+        job = replace(job, config=with_named_layers(sizes, job.target))
     config, output = job.config, job.output.expanduser()
     if not (resume or dry_run) and Checkpoints(output).paths():
         raise ConfigError(
@@ -181,7 +185,8 @@ def _with_states(
     if not job.hidden_states:
         return data.rows, data.held_out
     states = states_of(written, job.hidden_states, not job.other_target)
-    return CapturedRows(data.rows, states), CapturedRows(data.held_out, states)
+    layers = named_layers(job.config)
+    return CapturedRows(data.rows, states, layers), CapturedRows(data.held_out, states, layers)
 
 
 def _check_hidden_size(target: Any, rows: TextRows) -> None:
@@ -197,7 +202,7 @@ def _check_hidden_size(target: Any, rows: TextRows) -> None:
 def _drafter(job: TrainingJob, target: Any, data: TrainingData, console: Console) -> DraftHead:
     if job.initial_drafter is not None:
         console.print(f"goes on from {job.initial_drafter}")
-        return continued_drafter(job.initial_drafter, target)
+        return continued_drafter(job.initial_drafter, target, named_layers(job.config))
     config, kept = job.config, None
     if config.draft_vocab_size is not None:
         vocab_size = target.config.get_text_config().vocab_size

@@ -7,7 +7,7 @@ input embedding, and final norm and output layer. They are a target too: one of 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,13 +28,18 @@ class TargetOutputs:
     """What the target says about a batch of B blocks of T tokens.
 
     Attributes:
-        hidden: [B, T, H], the last hidden state after the final norm: what lm_head reads, and
-            what the drafter is conditioned on.
+        hidden: [B, T, (1 + n) H], what the drafter is conditioned on: the last hidden state after
+            the final norm, then those of the n layers that the drafter reads besides.
         embedded: [B, T, H], the target's input embedding of each token.
     """
 
     hidden: Tensor
     embedded: Tensor
+
+    @property
+    def last(self) -> Tensor:
+        """[B, T, H], the last hidden state after the final norm: what lm_head reads."""
+        return self.hidden[..., : self.embedded.shape[-1]]
 
 
 def load_target(
@@ -148,7 +153,7 @@ def final_norm(target: Any) -> Callable[[Tensor], Tensor]:
 
 
 @torch.no_grad()
-def read_target(target: Any, batch: TextBatch) -> TargetOutputs:
+def read_target(target: Any, batch: TextBatch, layers: Sequence[int] = ()) -> TargetOutputs:
     """Run the target over whole blocks (teacher forcing), without its vocabulary-wide layer.
 
     No mask is given: attention is causal, padding comes last, and the positions, which start
@@ -157,15 +162,42 @@ def read_target(target: Any, batch: TextBatch) -> TargetOutputs:
     Args:
         target: a transformers causal language model; its ends are enough for a batch that brings
             hidden states.
-        batch: the blocks.
+        batch: the blocks; hidden states that it brings are of the same `layers`.
+        layers: that the drafter reads besides the last hidden state; see `target_layers.py`.
     """
     embedded = target.get_input_embeddings()(batch.tokens)
     if batch.hidden is not None:
         return TargetOutputs(batch.hidden, embedded)
-    outputs = target.base_model(
-        input_ids=batch.tokens, position_ids=batch.positions, use_cache=False
-    )
-    return TargetOutputs(outputs.last_hidden_state, embedded)
+    hidden = hidden_states(target, layers, input_ids=batch.tokens, position_ids=batch.positions)
+    return TargetOutputs(hidden, embedded)
+
+
+@torch.no_grad()
+def hidden_states(target: Any, layers: Sequence[int], **inputs: Tensor) -> Tensor:
+    """[B, T, (1 + n) H]: the last hidden state after the final norm, then those of n layers.
+
+    Args:
+        target: a transformers causal language model.
+        layers: in ascending order; see `target_layers.py`.
+        inputs: of the model.
+
+    Raises:
+        ConfigError: the target's class does not give them.
+    """
+    if not layers:
+        last: Tensor = target.base_model(**inputs, use_cache=False).last_hidden_state
+        return last
+    outputs = target.base_model(**inputs, use_cache=False, output_hidden_states=True)
+    num_layers = target.config.get_text_config().num_hidden_layers
+    # The embedding first.
+    if len(states := outputs.hidden_states or ()) != num_layers + 1:
+        raise ConfigError(
+            f"target {target.config.name_or_path!r}: transformers gives {len(states)} hidden "
+            f"states of its {num_layers} layers where {num_layers + 1} are expected: leave "
+            "--target-layers out"
+        )
+    last = outputs.last_hidden_state
+    return torch.cat([last, *(states[layer].to(last.device) for layer in layers)], dim=-1)
 
 
 class TargetHead:

@@ -206,7 +206,7 @@ class Trainer:
         for index, batch in enumerate(batches):
             on_device = batch.to(accelerator.device)
             with accelerator.autocast():
-                outputs = read_target(self.target, on_device)
+                outputs = read_target(self.target, on_device, self.drafter.config.target_layers)
             last = index == len(batches) - 1
             with nullcontext() if last else accelerator.no_sync(self.model):
                 loss = self.model(on_device, outputs, row_weights)

@@ -16,12 +16,16 @@ pytestmark = pytest.mark.engine
 
 
 def test_greedy_output_equals_plain_with_a_compiled_target(
-    few_tokens_target: Path, few_tokens_drafter: Path
+    few_tokens_target: Path, few_tokens_fused_drafter: Path
 ) -> None:
     compiled: dict[str, Any] = {"enforce_eager": False, "skip_tokenizer_init": True}
     with cpu_engine(few_tokens_target, **compiled) as llm:
         expected = single_tokens_of(llm.run(few_tokens.requests("greedy")))
-    config = {"model": str(few_tokens_drafter), "num_speculative_tokens": 8, "adaptive": False}
+    config = {
+        "model": str(few_tokens_fused_drafter),
+        "num_speculative_tokens": 8,
+        "adaptive": False,
+    }
     with cpu_engine(few_tokens_target, speculative_config=config, **compiled) as llm:
         answers = single_tokens_of(llm.run(few_tokens.requests("greedy")))
         accepted = llm.counter("vllm:spec_decode_num_accepted_tokens")

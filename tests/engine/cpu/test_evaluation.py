@@ -34,7 +34,11 @@ def written(target: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Pat
     return folder, write_data(folder, target, num=24, max_tokens=MAX_TOKENS)
 
 
-@pytest.fixture(scope="module", params=[None, 300], ids=["all tokens", "300 draft tokens"])
+@pytest.fixture(
+    scope="module",
+    params=[{}, {"draft_vocab_size": 300, "target_layers": "1,2"}],
+    ids=["all tokens", "300 draft tokens, layers 1 and 2 of the target"],
+)
 def trained(
     request: pytest.FixtureRequest,
     target: Path,
@@ -56,7 +60,7 @@ def trained(
         warmup_steps=10,
         held_out=1,
         evaluate_every=1000,
-        draft_vocab_size=request.param,
+        **request.param,
     )
     asked = TrainingJob(str(target), (written[0],), output, config, SHAPE)
     train(asked, Console(file=io.StringIO()))

@@ -21,12 +21,15 @@ CONFIGS = [
     pytest.param(RecurrentConfig(V, H, exit_dim=H, num_draft_layers=3), id="three residual blocks"),
     pytest.param(RecurrentConfig(V, H, exit_dim=H, rnn=False), id="no RNN"),
     pytest.param(RecurrentConfig(V, H, exit_dim=H, draft_vocab_size=120), id="draft vocabulary"),
+    pytest.param(RecurrentConfig(V, H, exit_dim=H, target_layers=(1, 2, 5)), id="three layers"),
 ]
 
 
 def make(config: RecurrentConfig, dtype: torch.dtype = torch.float32) -> RecurrentHead:
     torch.manual_seed(0)
     drafter = RecurrentHead(config).to(dtype).eval().requires_grad_(False)
+    if drafter.fuse is not None:
+        torch.nn.init.normal_(drafter.fuse.weight)
     if config.draft_vocab_size is not None:
         drafter.keep_tokens(torch.randperm(V)[: config.draft_vocab_size].sort().values)
     return drafter
@@ -36,7 +39,8 @@ def make(config: RecurrentConfig, dtype: torch.dtype = torch.float32) -> Recurre
 def test_each_part_equals_the_plain_drafters(config: RecurrentConfig) -> None:
     plain = make(config)
     fast = plain.packed(packed)
-    hidden, embedded, state = torch.randn(R, 1, H), torch.randn(R, W, H), torch.randn(R, W, H)
+    hidden = torch.randn(R, 1, config.hidden_width)
+    embedded, state = torch.randn(R, W, H), torch.randn(R, W, H)
     torch.testing.assert_close(fast.condition(hidden), plain.condition(hidden))
     torch.testing.assert_close(fast.advance(state, embedded), plain.advance(state, embedded))
     condition = plain.condition(hidden)
@@ -49,7 +53,8 @@ def test_each_part_equals_the_plain_drafters(config: RecurrentConfig) -> None:
 @pytest.mark.parametrize("config", CONFIGS)
 def test_a_search_finds_the_same_nodes(config: RecurrentConfig) -> None:
     plain = make(config)
-    embed, hidden, roots = torch.nn.Embedding(V, H), torch.randn(R, H), torch.arange(R)
+    embed, roots = torch.nn.Embedding(V, H), torch.arange(R)
+    hidden = torch.randn(R, config.hidden_width)
     expected = beam_search(plain, embed, hidden, roots, W, L)
     found = beam_search(plain.packed(packed), embed, hidden, roots, W, L)
     assert torch.equal(found.tokens, expected.tokens)
@@ -60,7 +65,8 @@ def test_a_search_finds_the_same_nodes(config: RecurrentConfig) -> None:
 @pytest.mark.parametrize("config", CONFIGS)
 def test_arguments_are_left_as_they_were(config: RecurrentConfig) -> None:
     fast = make(config).packed(packed)
-    condition, state = fast.condition(torch.randn(R, 1, H)), torch.randn(R, W, H)
+    hidden = torch.randn(R, 1, config.hidden_width)
+    condition, state = fast.condition(hidden), torch.randn(R, W, H)
     given = [condition, state, torch.randn(R, W, H)]
     before = [tensor.clone() for tensor in given]
     fast.advance(given[1], given[2])

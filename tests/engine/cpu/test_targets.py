@@ -45,7 +45,9 @@ TARGETS = {
 @pytest.mark.parametrize("config", TARGETS.values(), ids=TARGETS.keys())
 def test_greedy_output_equals_plain(config: Any, tmp_path: Path) -> None:
     target = make_random_target(config, tmp_path / "target")
-    drafter = make_drafter(tmp_path / "drafter", vocab_size=VOCAB)
+    # vLLM's Gemma 2 does not hand out its layers' hidden states.
+    layers = () if config.model_type == "gemma2" else (1, 2, 3)
+    drafter = make_drafter(tmp_path / "drafter", vocab_size=VOCAB, target_layers=layers)
     rng = random.Random(0)
     prompts = [[rng.randrange(2, VOCAB) for _ in range(rng.randrange(3, 90))] for _ in range(16)]
     params = SamplingParams(temperature=0, max_tokens=72, ignore_eos=True, detokenize=False)

@@ -43,7 +43,7 @@ MEMBERS = {
     "vllm.config.model:ModelConfig": """get_hidden_size get_vocab_size get_head_size dtype
         runner_type is_encoder_decoder use_mla is_hybrid is_attention_free uses_mrope
         use_fp64_gumbel logits_processors enable_trace_replay return_sampling_mask rswa_window
-        is_mm_prefix_lm served_model_name""",
+        is_mm_prefix_lm served_model_name get_total_num_hidden_layers""",
     "vllm.config.cache:CacheConfig": "cache_dtype kv_sharing_fast_prefill",
     "vllm.config.attention:AttentionConfig": "backend backend_per_kind",
     "vllm.config.aux_output:AuxOutputConfig": "enabled",
@@ -86,7 +86,8 @@ MEMBERS = {
     "vllm.v1.core.sched.output:SchedulerOutput": "has_structured_output_requests",
     f"{GPU}.model_runner:GPUModelRunner": """__init__ load_model reload_weights execute_model
         sample sample_tokens prepare_attn postprocess_sampled model_memory_usage speculator
-        initialize_kv_cache adaptive_verification _dummy_sampler_run max_num_tokens""",
+        initialize_kv_cache adaptive_verification _dummy_sampler_run max_num_tokens
+        use_aux_hidden_state_outputs""",
     f"{GPU}.model_states.interface:ModelState": """add_request apply_staged_writes
         initialize_kv_cache custom_sampler max_num_reqs device vllm_config""",
     f"{GPU}.model_states.default:DefaultModelState": """__init__ add_request apply_staged_writes
@@ -121,10 +122,12 @@ MEMBERS = {
     "vllm.v1.outputs:SamplerOutput": "sampled_token_ids logprobs_tensors",
     "vllm.model_executor.layers.vocab_parallel_embedding:VocabParallelEmbedding": """tp_size
         org_vocab_size""",
+    "vllm.model_executor.models.interfaces:SupportsEagle3": "set_aux_hidden_state_layers",
     # The CPU engine's
+    "vllm.v1.worker.cpu_model_runner:CPUModelRunner": "load_model",
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner": """_prepare_inputs _build_attention_metadata
         _model_forward _sample _bookkeeping_sync _input_fits_in_drafter propose_draft_token_ids
-        initialize_kv_cache _on_request_state_removed""",
+        initialize_kv_cache _on_request_state_removed use_aux_hidden_state_outputs get_model""",
     "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackendImpl": """forward scale
         sliding_window logits_soft_cap alibi_slopes sinks""",
     "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackend": "get_impl_cls get_builder_cls",

@@ -34,8 +34,8 @@ def measure_costs(runner: CPUModelRunner, proposer: TreeProposer) -> CostTable:
         proposer: with the drafter's weights in place.
     """
     config = proposer.config
-    requests, hidden_size = runner.max_num_reqs, runner.model_config.get_hidden_size()
-    draft = _search(proposer, requests, hidden_size)
+    requests = runner.max_num_reqs
+    draft = _search(proposer, requests)
     rows = min(requests * (config.num_speculative_tokens + 1), runner.max_num_tokens)
     return CostTable(
         target=str(runner.model_config.model),
@@ -54,8 +54,8 @@ def measure_costs(runner: CPUModelRunner, proposer: TreeProposer) -> CostTable:
     )
 
 
-def _search(proposer: TreeProposer, requests: int, hidden_size: int) -> Search:
-    hidden = torch.zeros(requests, hidden_size, dtype=proposer.dtype)
+def _search(proposer: TreeProposer, requests: int) -> Search:
+    hidden = torch.zeros(requests, proposer.drafter.config.hidden_width, dtype=proposer.dtype)
     roots = torch.zeros(requests, dtype=torch.int64)
 
     def search(shape: SearchShape, size: int) -> None:

@@ -51,7 +51,7 @@ class FixedDrafting:
 
         Args:
             request_ids: whose they are.
-            hidden: [R, H], the hidden state that predicted each root.
+            hidden: [R, (1 + n) H], see `TreeProposer.propose`.
             roots: [R] int64, the last sampled tokens.
             chain: [R] bool, requests that need a chain; None where none does.
             most: [R], the most nodes of each request; somewhere above 0.

@@ -48,6 +48,7 @@ class TreeProposer:
 
     Attributes:
         config: the most that is drafted.
+        target_layers: that the drafter reads beside the last hidden state.
         estimator: how probable a node is to be accepted, learned by whoever judges the drafts.
     """
 
@@ -55,6 +56,7 @@ class TreeProposer:
         settings = Settings.of(vllm_config)
         self.model, self.revision = settings.model, settings.revision
         self.config = settings.config
+        self.target_layers = settings.target_layers
         self.dtype = vllm_config.model_config.dtype
         self.estimator = AcceptanceEstimator(self.config.beam_length)
 
@@ -69,7 +71,8 @@ class TreeProposer:
         """Draft trees for R requests, their nodes ranked by the draft's own probabilities.
 
         Args:
-            hidden: [R, H], the target's hidden state that predicted each root token.
+            hidden: [R, (1 + n) H], the target's hidden state that predicted each root token, then
+                those of its n `target_layers`.
             root_tokens: [R] int64.
             chain: [R] bool, requests that need a chain; None where none does.
             max_nodes: how many nodes the scheduler wants in this step, at most K.

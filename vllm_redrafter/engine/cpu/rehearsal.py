@@ -23,7 +23,7 @@ def rehearse(proposer: TreeProposer) -> None:
         proposer: with its weights in place.
     """
     most = proposer.config.num_speculative_tokens
-    hidden = torch.zeros(1, proposer.drafter.config.hidden_size, dtype=proposer.dtype)
+    hidden = torch.zeros(1, proposer.drafter.config.hidden_width, dtype=proposer.dtype)
     root = torch.zeros(1, dtype=torch.int64)
     proposer.propose_ranked(hidden, root, None, search_shape(proposer.config, most))
     tree = proposer.propose(hidden, root, None, most)

@@ -14,6 +14,7 @@ The decoding step, in the order in which vLLM calls the overridden methods:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
@@ -47,6 +48,7 @@ from vllm_redrafter.engine.cpu.tree_attention import TreeQueries
 from vllm_redrafter.engine.cpu.verification import VerificationStep, verification_step
 from vllm_redrafter.engine.cpu.walk import moves, walk
 from vllm_redrafter.engine.stats import StepStats
+from vllm_redrafter.engine.target_layers import gathered, hand_out
 from vllm_redrafter.request_options import spec_tokens
 from vllm_redrafter.substitution import substituted
 
@@ -69,12 +71,20 @@ class TreeModelRunner(CPUModelRunner):
         depth = np.arange(self.proposer.config.num_speculative_tokens + 1, dtype=np.int32)
         self._padding = np.stack([(depth - 1).clip(0), depth])
         self._step: VerificationStep | None = None
+        # Of the step: each row of logits among all rows; and each request's last row of logits.
+        self._logits_rows: Tensor | None = None
         self._last_rows: Tensor | None = None
+        # Where the drafter reads more than the last hidden state, the target returns more.
+        self.use_aux_hidden_state_outputs = bool(self.proposer.target_layers)
         # The step's kind, requests and rows, where its time can be compared with others'.
         self._timed: tuple[int, int, int] | None = None
         self._clock = StepClock()
         self.costs: CostTable | None = None
         self.drafting = FixedDrafting(self.proposer)
+
+    def _setup_eagle3_aux_hidden_state_outputs(self) -> None:
+        if self.use_aux_hidden_state_outputs:
+            hand_out(self.get_model(), self.proposer.target_layers)
 
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
         super().initialize_kv_cache(*args, **kwargs)
@@ -125,8 +135,11 @@ class TreeModelRunner(CPUModelRunner):
             self._timed = (PLAIN, requests, rows) if rows == requests else None
             # Plain decoding, which shall cost no more than where there is no drafter.
             with substituted(self, "speculative_config", None):
-                return super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
+                prepared = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
+            self._logits_rows = prepared[0]
+            return prepared
         prepared = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
+        self._logits_rows = prepared[0]
         assert prepared[1] is not None
         step = verification_step(
             [self._links.get(request, self._padding) for request in self.input_batch.req_ids],
@@ -234,6 +247,7 @@ class TreeModelRunner(CPUModelRunner):
         sampling_metadata: Any,
         hidden_states: Tensor,
         sample_hidden_states: Tensor,
+        aux_hidden_states: list[Tensor] | None,
         *args: Any,
         **kwargs: Any,
     ) -> list[list[int]]:
@@ -245,7 +259,8 @@ class TreeModelRunner(CPUModelRunner):
             if self.drafting.pays(len(active), max_nodes):
                 with self.stats.measure("draft"):
                     roots = torch.tensor([sampled_token_ids[i][-1] for i in active])
-                    drafted = self._draft(active, roots, sample_hidden_states, max_nodes, drafts)
+                    states = [hidden_states, *(aux_hidden_states or ())]
+                    drafted = self._draft(active, roots, states, max_nodes, drafts)
                 if drafted:
                     self.drafting.took(len(active), self.stats.draft - before)
             else:
@@ -257,7 +272,7 @@ class TreeModelRunner(CPUModelRunner):
         self,
         active: list[int],
         roots: Tensor,
-        hidden_states: Tensor,
+        states: Sequence[Tensor],
         max_nodes: int,
         drafts: list[list[int]],
     ) -> bool:
@@ -266,12 +281,12 @@ class TreeModelRunner(CPUModelRunner):
         Returns:
             Whether there are any: False where no request wants one.
         """
-        assert self._last_rows is not None
+        assert self._last_rows is not None and self._logits_rows is not None
         request_ids = [self.input_batch.req_ids[i] for i in active]
         most = self._most_nodes(request_ids, max_nodes)
         if not most.any():
             return False
-        hidden = hidden_states[self._last_rows[active]]
+        hidden = gathered(states, self._logits_rows[self._last_rows[active]])
         tree = self.drafting.draft(request_ids, hidden, roots, self._needs_chain(request_ids), most)
         links = np.stack([tree.parents.numpy(), tree.depths.numpy()], axis=1)
         self._links.update(zip(request_ids, links, strict=True))

@@ -29,6 +29,7 @@ from vllm.v1.worker.gpu.mm.encoder_cache import EncoderCache
 from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 from vllm.v1.worker.gpu.states import RequestState
 
+from vllm_redrafter.engine.target_layers import hand_out
 from vllm_redrafter.engine.v2.budget import TreeBudget
 from vllm_redrafter.engine.v2.graph_manager import TreeGraphManager
 from vllm_redrafter.engine.v2.model_state import TreeModelState
@@ -48,9 +49,15 @@ class TreeModelRunner(model_runner.GPUModelRunner):
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         with substituted(model_runner, "init_speculator", _make_speculator):
             super().__init__(vllm_config, device)
+        # Where the drafter reads more than the last hidden state, the target returns more: from
+        # graphs as well.
+        self.use_aux_hidden_state_outputs = bool(self.speculator.target_layers)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        with substituted(model_runner, "init_model_state", self._make_model_state):
+        with (
+            substituted(model_runner, "init_model_state", self._make_model_state),
+            substituted(model_runner, "set_eagle3_aux_hidden_state_layers", self._hand_out_layers),
+        ):
             super().load_model(*args, **kwargs)
         with DeviceMemoryProfiler() as memory:
             self.speculator.load_model(self.model)
@@ -110,6 +117,9 @@ class TreeModelRunner(model_runner.GPUModelRunner):
             for name, layer in layers.items()
             if getattr(layer, "kv_cache_dtype", "").startswith("fp8")
         }
+
+    def _hand_out_layers(self, target: nn.Module, *_: Any) -> None:
+        hand_out(target, self.speculator.target_layers)
 
     def _make_model_state(
         self,

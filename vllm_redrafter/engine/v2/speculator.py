@@ -7,7 +7,7 @@ scheduler runs the request again, which need not be in the next step.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -53,6 +53,7 @@ class TreeSpeculator(BaseSpeculator):
     """vLLM's speculator for ReDrafter.
 
     Attributes:
+        target_layers: that the drafter reads beside the last hidden state.
         trees: by request slot, the tree drafted last; one entry more than there are slots, which
             takes what padding rows draft.
         chains: [slots] int32 on the device, 1 for requests that get a chain.
@@ -76,6 +77,7 @@ class TreeSpeculator(BaseSpeculator):
         settings = Settings.of(vllm_config)
         self.checkpoint, self.revision = settings.model, settings.revision
         self.config = settings.config
+        self.target_layers = settings.target_layers
         self.vllm_config = vllm_config
         self.device = device
         self.dtype = vllm_config.model_config.dtype
@@ -96,7 +98,9 @@ class TreeSpeculator(BaseSpeculator):
 
         hidden_size = vllm_config.model_config.get_hidden_size()
         # A draft's inputs and output, in batch order.
-        self._hidden = torch.zeros(slots, hidden_size, dtype=self.dtype, device=device)
+        width = (1 + len(self.target_layers)) * hidden_size
+        self._hidden = torch.zeros(slots, width, dtype=self.dtype, device=device)
+        self._hidden_parts = self._hidden.split(hidden_size, dim=1)
         self._roots = torch.zeros(slots, dtype=torch.int64, device=device)
         self._slots = torch.full((slots,), slots, dtype=torch.int64, device=device)
         self._chain = torch.zeros(slots, dtype=torch.int32, device=device)
@@ -244,6 +248,7 @@ class TreeSpeculator(BaseSpeculator):
 
         Args:
             last_hidden_states: [rows, H], of the step's rows.
+            aux_hidden_states: of the `target_layers`, likewise; None where there are none.
             last_sampled: [slots, 1] int64, each request's next root.
             num_speculative_tokens: how many the scheduler asks for; None for K.
 
@@ -267,7 +272,8 @@ class TreeSpeculator(BaseSpeculator):
         if dummy_run:
             self._slots[:requests].fill_(self.max_num_reqs)
         else:
-            self._load(input_batch, last_hidden_states, last_sampled)
+            states = [last_hidden_states, *(aux_hidden_states or ())]
+            self._load(input_batch, states, last_sampled)
         with self.meter.measure("draft"):
             if desc is not None and desc.cg_mode == CUDAGraphMode.FULL:
                 assert self.graphs is not None
@@ -289,7 +295,9 @@ class TreeSpeculator(BaseSpeculator):
         self.trees.num_nodes.index_fill_(0, slots, 1)
         return self._drafts[: input_batch.num_reqs].zero_()
 
-    def _load(self, input_batch: InputBatch, hidden_states: Tensor, last_sampled: Tensor) -> None:
+    def _load(
+        self, input_batch: InputBatch, states: Sequence[Tensor], last_sampled: Tensor
+    ) -> None:
         """Fill the draft's inputs."""
         requests, slots = input_batch.num_reqs, input_batch.idx_mapping
         # Without draft tokens in the step, the scorer has not run: each request's last row.
@@ -298,7 +306,8 @@ class TreeSpeculator(BaseSpeculator):
             if input_batch.num_draft_tokens
             else input_batch.query_start_loc[1 : requests + 1] - 1
         )
-        torch.index_select(hidden_states, 0, last_rows, out=self._hidden[:requests])
+        for part, state in zip(self._hidden_parts, states, strict=True):
+            torch.index_select(state, 0, last_rows, out=part[:requests])
         torch.index_select(last_sampled.view(-1), 0, slots, out=self._roots[:requests])
         torch.index_select(self.chains.gpu, 0, slots, out=self._chain[:requests])
         torch.index_select(self.limits.gpu, 0, slots, out=self._limit[:requests])
@@ -334,7 +343,7 @@ class TreeSpeculator(BaseSpeculator):
         )
 
     def explore(self, hidden: Tensor, roots: Tensor) -> ExploredNodes:
-        """The candidates for trees that continue the roots: hidden [R, H], roots [R] int64."""
+        """The candidates for trees that continue the roots [R]: hidden is [R, (1 + n) H]."""
         shape = self._search_shape
         return beam_search(self.drafter, self.embed, hidden, roots, *shape, self.shard)
 

@@ -100,7 +100,16 @@ def add_tokenizer(folder: Path, vocab_size: int = 512) -> None:
     ).save_pretrained(folder)
 
 
-def make_drafter(folder: Path, vocab_size: int = 512, hidden_size: int = 128) -> Path:
+def make_drafter(
+    folder: Path,
+    vocab_size: int = 512,
+    hidden_size: int = 128,
+    target_layers: tuple[int, ...] = (),
+) -> Path:
     torch.manual_seed(1)
-    save_drafter(RecurrentHead(RecurrentConfig(vocab_size, hidden_size, hidden_size)), folder)
+    config = RecurrentConfig(vocab_size, hidden_size, hidden_size, target_layers=target_layers)
+    head = RecurrentHead(config)
+    if head.fuse is not None:
+        torch.nn.init.normal_(head.fuse.weight, std=0.05)
+    save_drafter(head, folder)
     return folder

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -14,17 +14,23 @@ from vllm_redrafter.data.dataset import read_dataset
 from vllm_redrafter.data.fingerprint import target_fingerprint
 from vllm_redrafter.data.hidden_states import StatesInfo, text_fingerprint, write_states
 from vllm_redrafter.data.rows import row_lengths
-from vllm_redrafter.training.target import load_target
+from vllm_redrafter.training.target import hidden_states, load_target
 
 
 class TransformersStates:
     """A `StatesEngine` for Llama; where two texts are waiting, the later one is done first."""
 
     def __init__(
-        self, target: str, settings: CaptureSettings, num_layers: int, longest: int, scratch: Path
+        self,
+        target: str,
+        settings: CaptureSettings,
+        layers: Sequence[int],
+        longest: int,
+        scratch: Path,
     ) -> None:
         self.model = load_target(target, settings.dtype)
-        assert num_layers == self.model.config.num_hidden_layers and scratch.is_dir()
+        *self.layers, last = layers
+        assert last == self.model.config.num_hidden_layers and scratch.is_dir()
         self.longest = longest
 
     @torch.no_grad()
@@ -32,10 +38,15 @@ class TransformersStates:
         waiting: list[tuple[int, Tensor]] = []
         for row, tokens in texts:
             assert 0 < len(tokens) <= self.longest
-            waiting.append((row, before_the_norm(self.model, tokens)))
+            waiting.append((row, self._states_of(tokens)))
             if len(waiting) == 2:
                 yield waiting.pop()
         yield from waiting
+
+    def _states_of(self, tokens: list[int]) -> Tensor:
+        last = before_the_norm(self.model, tokens)
+        others = hidden_states(self.model, self.layers, input_ids=torch.tensor([tokens]))[0]
+        return torch.cat([others[:, last.shape[1] :], last], dim=1)
 
     def close(self) -> None:
         pass
@@ -51,7 +62,9 @@ def before_the_norm(model: PreTrainedModel, tokens: list[int]) -> Tensor:
 
 
 @torch.no_grad()
-def write_states_of(folder: Path, target: Path, data: Path, dtype: torch.dtype) -> Path:
+def write_states_of(
+    folder: Path, target: Path, data: Path, dtype: torch.dtype, layers: tuple[int, ...] = ()
+) -> Path:
     """A folder as capture writes it, computed from whole rows, as training itself does.
 
     A row's states depend on what else is in the batch, in their last bits.
@@ -70,12 +83,13 @@ def write_states_of(folder: Path, target: Path, data: Path, dtype: torch.dtype) 
         hidden_size=model.config.hidden_size,
         dtype=str(dtype).removeprefix("torch."),
         shard_tokens=1 << 20,
+        target_layers=layers,
     ).save(folder)
     states = {}
     for row, values in enumerate(dataset):
         tokens = torch.tensor([values["input_ids"]])
         positions = torch.arange(tokens.shape[1]).unsqueeze(0)
-        outputs = model.base_model(tokens, position_ids=positions, use_cache=False)
-        states[row] = outputs.last_hidden_state[0, :-1].contiguous()
+        found = hidden_states(model, layers, input_ids=tokens, position_ids=positions)
+        states[row] = found[0, :-1].contiguous()
     write_states(folder, 0, states)
     return folder

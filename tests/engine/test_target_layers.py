@@ -1,0 +1,45 @@
+"""Targets that hand out hidden states of their layers, and those that do not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from vllm.model_executor.models.interfaces import EagleModelMixin, SupportsEagle3
+
+from vllm_redrafter.engine.target_layers import gathered, hand_out
+from vllm_redrafter.errors import ConfigError
+
+
+class Layers(nn.Module, EagleModelMixin):
+    pass
+
+
+class Willing(nn.Module, SupportsEagle3):
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Layers()
+
+
+class Unwilling(nn.Module):
+    pass
+
+
+def test_a_target_is_told_which_layers() -> None:
+    target = Willing()
+    hand_out(target, (2, 15, 27))
+    assert target.model.aux_hidden_state_layers == (2, 15, 27)
+
+
+def test_a_target_of_another_class_is_refused_by_name() -> None:
+    with pytest.raises(
+        ConfigError, match=r"layers 2, 15 of the target, and vLLM's Unwilling does not .* trained"
+    ):
+        hand_out(Unwilling(), (2, 15))
+
+
+def test_rows_of_all_states_are_gathered_side_by_side() -> None:
+    states = [torch.arange(12.0).view(4, 3) + 100 * i for i in range(3)]
+    found = gathered(states, torch.tensor([3, 1]))
+    expected = [9.0, 10, 11, 109, 110, 111, 209, 210, 211]
+    assert found.tolist() == [expected, [x - 6 for x in expected]]

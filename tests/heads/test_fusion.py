@@ -1,0 +1,76 @@
+"""A fused head is the plain one on h + F [the layers' outputs], whichever head it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vllm_redrafter.beam_search import beam_search
+from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.heads.head import DraftHead
+from vllm_redrafter.heads.registry import NAMES, build_head, head_config, new_head
+
+V, H, R, LAYERS = 11, 6, 3, (1, 3, 4)
+
+
+def pair(name: str) -> tuple[DraftHead, DraftHead]:
+    """A fused head as it begins, and the plain one of the same seed."""
+    heads = []
+    for layers in (LAYERS, ()):
+        torch.manual_seed(0)
+        heads.append(new_head(name, V, H, target_layers=layers).double().requires_grad_(False))
+    return heads[0], heads[1]
+
+
+def made(weight: Tensor, bias: Tensor | None) -> Any:
+    return lambda x: F.linear(x, weight, bias)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_begins_as_the_plain_head_bit_for_bit(name: str) -> None:
+    head, plain = pair(name)
+    weights = plain.state_dict()
+    assert head.state_dict().keys() - weights.keys() == {"fuse.weight"}
+    assert all(torch.equal(head.state_dict()[n], weights[n]) for n in weights)
+    assert head.state_dict()["fuse.weight"].shape == (H, 3 * H)
+    given = torch.randn(R, head.config.hidden_width, dtype=torch.float64)
+    assert torch.equal(head.condition(given), plain.condition(given[:, :H]))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_is_the_plain_head_on_the_fused_state(name: str) -> None:
+    head, plain = pair(name)
+    assert head.fuse is not None
+    torch.nn.init.normal_(head.fuse.weight)
+    layers = [torch.randn(R, H, dtype=torch.float64) for _ in LAYERS]
+    last = torch.randn(R, H, dtype=torch.float64)
+    parts = head.fuse.weight.split(H, dim=1)
+    together = last + sum(x @ part.T for x, part in zip(layers, parts, strict=True))
+    assert not torch.allclose(together, last)
+    given = torch.cat([last, *layers], dim=-1)
+    torch.testing.assert_close(head.condition(given), plain.condition(together))
+    torch.testing.assert_close(head.packed(made).condition(given), plain.condition(together))
+
+    embed, roots = torch.nn.Embedding(V, H).double(), torch.arange(R)
+    length = min(3, plain.config.max_beam_length or 3)
+    expected = beam_search(plain, embed, together, roots, 4, length)
+    for form in (head, head.packed(made)):
+        found = beam_search(form, embed, given, roots, 4, length)
+        assert torch.equal(found.tokens, expected.tokens)
+        torch.testing.assert_close(found.log_probs, expected.log_probs)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_layers_are_read_from_config_json(name: str) -> None:
+    head, _ = pair(name)
+    values = {"model_type": head.config.model_type, **vars(head.config)}
+    read = head_config(values | {"target_layers": list(LAYERS)})
+    assert read == head.config and build_head(read).state_dict().keys() == head.state_dict().keys()
+    assert head.num_condition_parameters >= 3 * H * H
+    with pytest.raises(ConfigError, match=r"drafter config.json: target_layers must be a list"):
+        replace(head.config, target_layers="1,3")

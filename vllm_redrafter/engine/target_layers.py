@@ -1,0 +1,45 @@
+"""The target's lower layers, for drafters that read them: vLLM's interface for EAGLE-3's heads.
+
+A target that implements it returns (hidden states, [those of the asked layers]) from each pass,
+from recorded CUDA graphs as well, and both runners hand the second on to whoever drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from vllm.model_executor.models.interfaces import supports_eagle3
+
+from vllm_redrafter.errors import ConfigError
+
+
+def hand_out(target: nn.Module, layers: Sequence[int]) -> None:
+    """Let the target return these layers' outputs with each pass.
+
+    Args:
+        target: before it is compiled, or captured in graphs.
+        layers: in ascending order; see `vllm_redrafter/target_layers.py`.
+
+    Raises:
+        ConfigError: its class does not do that.
+    """
+    if not supports_eagle3(target):
+        raise ConfigError(
+            f"the drafter reads layers {', '.join(map(str, layers))} of the target, and vLLM's "
+            f"{type(target).__name__} does not hand out hidden states of its layers (it is no "
+            "SupportsEagle3): use a drafter that was trained without --target-layers, or leave the "
+            "speculative config out"
+        )
+    target.set_aux_hidden_state_layers(tuple(layers))
+
+
+def gathered(states: Sequence[Tensor], rows: Tensor) -> Tensor:
+    """[R, (1 + n) H], what R drafts start from.
+
+    Args:
+        states: the last hidden states [.., H], then those of n layers.
+        rows: [R] int64, of these states.
+    """
+    return torch.cat([state.index_select(0, rows) for state in states], dim=1)
