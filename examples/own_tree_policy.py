@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from vllm_redrafter import ExploredNodes, TokenTree, accept_path, load_drafter
 from vllm_redrafter.beam_search import beam_search
+from vllm_redrafter.training.target import hidden_states
 
 K, BEAM_WIDTH, BEAM_LENGTH = 8, 4, 5
 
@@ -32,8 +33,8 @@ def shallow(explored: ExploredNodes) -> ExploredNodes:
 @torch.inference_mode()
 def count_steps(policy, drafter, target, tokens, root) -> int:
     """Steps that write tokens [1, T] from `root` on, which is the first token of the answer."""
-    hidden, last = target.base_model(tokens).last_hidden_state, tokens.shape[1] - 1
-    embed, steps = target.get_input_embeddings(), 0
+    hidden = hidden_states(target, drafter.config.target_layers, input_ids=tokens)
+    embed, last, steps = target.get_input_embeddings(), tokens.shape[1] - 1, 0
     while root < last:
         state, token = hidden[:, root - 1], tokens[:, root]
         explored = beam_search(drafter, embed, state, token, BEAM_WIDTH, BEAM_LENGTH)

@@ -90,7 +90,8 @@ def beam_search(
     Args:
         drafter: the draft head.
         embed: the target's input embedding, tokens [...] int64 -> [..., H].
-        hidden: [R, H], the target's hidden state that predicted the root token.
+        hidden: [R, H], the target's hidden state that predicted the root token; [R, (1 + n) H]
+            where the head reads further layers, see `DraftHead.condition`.
         root_tokens: [R] int64, the last sampled token.
         beam_width: W.
         beam_length: L.

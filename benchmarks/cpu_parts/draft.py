@@ -54,7 +54,7 @@ class Draft:
 
     def search(self, packed: bool, requests: int, width: int, length: int) -> None:
         """As training and `evaluate` search, or as the engine does."""
-        hidden = torch.zeros(requests, self.config.hidden_size, dtype=self.dtype)
+        hidden = torch.zeros(requests, self.config.hidden_width, dtype=self.dtype)
         roots = torch.arange(requests) % self.config.vocab_size
         shape = SearchShape(width, length)
         if packed:
@@ -65,8 +65,8 @@ class Draft:
     @torch.inference_mode()
     def products(self, requests: int, width: int, length: int) -> None:
         """The packed products of such a draft: one row per request on the first level, then W."""
-        hidden = self.config.hidden_size
-        condition = self.packed.condition(torch.zeros(requests, 1, hidden, dtype=self.dtype))
+        hidden, read = self.config.hidden_size, self.config.hidden_width
+        condition = self.packed.condition(torch.zeros(requests, 1, read, dtype=self.dtype))
         for depth, rows in enumerate((1, *[width] * (length - 1))):
             embedded = torch.zeros(requests, rows, hidden, dtype=self.dtype)
             if depth == 0:

@@ -29,8 +29,9 @@ def expected(few_tokens_target: Path, requests: Adapted) -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def arguments(few_tokens_drafter: Path) -> dict[str, Any]:
-    speculative = {"model": str(few_tokens_drafter), "num_speculative_tokens": 8, "adaptive": False}
+def arguments(few_tokens_fused_drafter: Path) -> dict[str, Any]:
+    drafter = str(few_tokens_fused_drafter)
+    speculative = {"model": drafter, "num_speculative_tokens": 8, "adaptive": False}
     return {"skip_tokenizer_init": True, "speculative_config": speculative, **ARGUMENTS}
 
 

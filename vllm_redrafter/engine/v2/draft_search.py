@@ -81,7 +81,8 @@ class DraftSearch:
         """Search the L tokens that follow the root, for all requests at once.
 
         Args:
-            hidden: [R, H], the target's hidden state that predicted the root token.
+            hidden: [R, H], the target's hidden state that predicted the root token; [R, (1 + n) H]
+                where the head reads further layers, see `DraftHead.condition`.
             root_tokens: [R] int64, the last sampled token.
 
         Returns:
