@@ -189,6 +189,9 @@ def top_candidates(logits: Tensor, num: int) -> TopTokens:
         FIRST=num,
         ZEROS=ZERO_BITS[logits.dtype],
         num_warps=4 if merged <= 1024 else 8,
+        # Room for three blocks on a multiprocessor, which there are too few of, would be bought
+        # by spilling: Triton 3.6's assembler does so for sm_80 to sm_89.
+        maxnreg=128,
     )
     return top
 
