@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from replay_parts.report import Result, as_json, plot, print_results
-from replay_parts.simulation import Adaptive, Batch, Fixed, replay
+from replay_parts.simulation import Adaptive, Batch, Fixed, Graphs, Longest, replay
 from replay_parts.traces import Traces, record
 from rich.console import Console
 from shared_parts import machine, results
@@ -35,6 +35,8 @@ from vllm_redrafter.training.config import EvaluationConfig
 from vllm_redrafter.training.evaluation import load_material
 
 LEAST_STEPS = 200
+KINDS = {"adaptive": Adaptive, "longest": Longest, "lengths": Graphs}
+"""By name; others are fixed shapes."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -55,6 +57,8 @@ def parser() -> argparse.ArgumentParser:
     add("--context", type=positive, default=512, help="for costs, per request (default 512)")
     add("--bandwidth", type=float, default=4.8, help="for costs, TB/s (default 4.8, an H200's)")
     add("--rate", type=float, default=989, help="for costs, bf16 TFLOP/s (default 989, likewise)")
+    launches = "for costs, of each of a draft's kernels, µs (default 0; step_cost.py assumes 2)"
+    add("--launch-time", type=float, default=0.0, help=launches)
     add("--requests", nargs="+", type=positive, default=[2**k for k in range(9)])
     add(
         "--fixed",
@@ -65,6 +69,8 @@ def parser() -> argparse.ArgumentParser:
         help="(default 4x4:4 4x4:12 8x4:32)",
     )
     add("--adaptive", type=tree_shape, default=(8, 4, 32), metavar="WxL:K", help="maxima")
+    lengths = "the CUDA engine's budget besides, with drafts of several lengths and of one"
+    add("--lengths", action="store_true", help=lengths)
     add("--samples", type=positive, default=4000, help="requests × steps per figure (default 4000)")
     add("--output", type=Path, help="write all figures to this JSON file")
     add("--plot", type=Path, help="draw the ratios to this PNG file")
@@ -98,7 +104,9 @@ def methods_of(options: argparse.Namespace) -> dict[str, ReDrafterConfig]:
         for width, length, nodes in options.fixed
     }
     width, length, nodes = options.adaptive
-    return {**fixed, "adaptive": ReDrafterConfig(nodes, width, length)}
+    adaptive = ReDrafterConfig(nodes, width, length)
+    names = ("longest", "lengths", "adaptive") if options.lengths else ("adaptive",)
+    return {**fixed, **dict.fromkeys(names, adaptive)}
 
 
 def traced(
@@ -126,10 +134,10 @@ def compared(
     device = Device(options.bandwidth * 1e12, options.rate * 1e12)
     least = Arithmetic(shape, Weights.of(shape, options.draft_vocab_size), device)
     for requests in options.requests:
-        batch = Batch(least, requests, options.context)
+        batch = Batch(least, requests, options.context, options.launch_time * 1e-6)
         steps = max(LEAST_STEPS, options.samples // requests)
         for name, config in methods.items():
-            made = Adaptive if config.adaptive else Fixed
+            made = KINDS.get(name, Fixed)
             method = made(traces, batch, config)
             yielded = replay(method, traces.left, requests, steps // 4, steps, options.seed)
             calibration = method.calibration if isinstance(method, Adaptive) else None

@@ -8,20 +8,23 @@ cost at least. Nothing is run, and reading prompts is not counted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from step_cost_parts.floor import Arithmetic
+from step_cost_parts.floor import Arithmetic, draft_launches
 from torch import Tensor
 
 from replay_parts.traces import Searches, Traces
 from vllm_redrafter.budget.batch_budget import CHAINS, PLAIN, TREES, BatchBudget, search_tiers
 from vllm_redrafter.budget.calibration import AcceptanceEstimator, Calibration, log_odds
+from vllm_redrafter.budget.choice import best_budget, shares
 from vllm_redrafter.budget.costs import CostTable, DraftCost, VerifyCost
+from vllm_redrafter.budget.draft_lengths import LengthChoice, draft_lengths
+from vllm_redrafter.budget.gate import Gate, worth_drafting
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.policy import SearchShape, search_shape
 
@@ -41,18 +44,21 @@ class Batch:
         least: the model and the device.
         requests: N.
         context: tokens in the cache of each.
+        launch_seconds: of each of a draft's kernels.
     """
 
     least: Arithmetic
     requests: int
     context: int
+    launch_seconds: float = 0.0
 
     def step_seconds(self, rows: int) -> float:
         """The target's pass."""
         return self.least.forward(self.requests, self.context, rows)
 
     def draft_seconds(self, shape: SearchShape) -> float:
-        return self.least.draft(self.requests, *shape)
+        launches = draft_launches(shape.beam_length) * self.launch_seconds
+        return self.least.draft(self.requests, *shape) + launches
 
     @property
     def plain_rate(self) -> float:
@@ -123,32 +129,40 @@ class Adaptive:
         self.estimator = AcceptanceEstimator(config.beam_length)
         self._verifications = 0
 
+    def plain_step(self) -> Step:
+        """Without a draft."""
+        none = np.zeros(self.batch.requests, dtype=np.int64)
+        return Step(self.batch.step_seconds(self.batch.requests), none, none, drafted=False)
+
     def step(self, places: Tensor) -> Step:
         requests = self.batch.requests
         plan = self.budget.plan(requests, self.max_nodes)
         if plan.shape is None:
-            seconds = self.batch.step_seconds(requests)
-            self.budget.stepped(PLAIN, requests, requests, seconds)
-            none = np.zeros(requests, dtype=np.int64)
-            return Step(seconds, none, none, drafted=False)
+            plain = self.plain_step()
+            self.budget.stepped(PLAIN, requests, requests, plain.seconds)
+            return plain
         width, length = plan.shape
         searches = self.traces.by_width[width].at(places, length)
-        odds = log_odds(searches.log_probs, searches.back_pointers)
-        log_survival = self.estimator.log_survival(odds, searches.log_probs, searches.back_pointers)
-        order = _ranked(log_survival)[:, : self.max_nodes]
-        survival = log_survival.exp()
+        odds, survival, order = self.ranked(searches)
         ranked = survival.flatten(1).gather(1, order)
         verified, _ = self.budget.share(ranked.numpy(), requests, plan)
         draft_seconds = self.batch.draft_seconds(plan.shape)
         self.budget.drafted(plan.shape, survival.numpy(), draft_seconds)
-        accepted = self._judge(searches, odds, order, verified)
+        accepted = self.judge(searches, odds, order, verified)
         rows = requests + int(verified.sum())
         seconds = self.batch.step_seconds(rows)
         kind = PLAIN if rows == requests else CHAINS if width == 1 else TREES
         self.budget.stepped(kind, requests, rows, seconds)
         return Step(draft_seconds + seconds, verified, accepted, drafted=True)
 
-    def _judge(self, searches: Searches, odds: Tensor, order: Tensor, verified: Counts) -> Counts:
+    def ranked(self, searches: Searches) -> tuple[Tensor, Tensor, Tensor]:
+        """(log-odds, survival probabilities [N, L, W], and the K best nodes' places [N, K])."""
+        found = searches.log_probs, searches.back_pointers
+        odds = log_odds(*found)
+        log_survival = self.estimator.log_survival(odds, *found)
+        return odds, log_survival.exp(), _ranked(log_survival)[:, : self.max_nodes]
+
+    def judge(self, searches: Searches, odds: Tensor, order: Tensor, verified: Counts) -> Counts:
         """Learn from the verified nodes; [N] how many were accepted."""
         first = torch.arange(order.shape[1]) < torch.from_numpy(verified)[:, None]
         is_verified = torch.zeros_like(searches.accepted.flatten(1)).scatter_(1, order, first)
@@ -170,6 +184,50 @@ class Adaptive:
     def calibration(self) -> Calibration:
         """The expected calibration errors since the warm-up."""
         return self.estimator.calibration()
+
+
+class Graphs(Adaptive):
+    """The CUDA engine's way: one width, all nodes at hand ranked together, some lengths."""
+
+    lengths_of: Callable[[int], Sequence[int]] = staticmethod(draft_lengths)
+
+    def __init__(self, traces: Traces, batch: Batch, config: ReDrafterConfig) -> None:
+        super().__init__(traces, batch, config)
+        self.width, longest = search_shape(config, self.max_nodes)
+        self.choice = LengthChoice(self.lengths_of(longest), self.max_nodes)
+        self.gate, self._pays = Gate(), True
+        rows = range(batch.requests * (self.max_nodes + 1) + 1)
+        self._verify = np.array([batch.step_seconds(size) for size in rows])
+        shapes = [SearchShape(self.width, length) for length in self.choice.lengths]
+        self._draft = np.array([batch.draft_seconds(shape) for shape in shapes])
+
+    def step(self, places: Tensor) -> Step:
+        requests, choice = self.batch.requests, self.choice
+        if not self.gate.opens(self._pays):
+            return self.plain_step()
+        length = choice.next()
+        seconds = self._draft[choice.lengths.index(length)]
+        searches = self.traces.by_width[self.width].at(places, length)
+        odds, by_beam, order = self.ranked(searches)
+        survival = by_beam.flatten(1).gather(1, order).double().numpy()
+        best = best_budget(survival, requests, seconds, self._verify)
+        # A probe that verified nothing would find out nothing.
+        budget = best.budget if self._pays else max(best.budget, requests)
+        verified = shares(survival, budget)
+        if length == choice.longest:
+            choice.learn(survival, (order // self.width + 1).numpy())
+        choice.consider(requests, requests, self._draft, self._verify)
+        plain_rate = requests / self._verify[requests]
+        self._pays = worth_drafting(best.tokens_per_second, plain_rate, self._pays)
+        accepted = self.judge(searches, odds, order, verified)
+        rows = requests + int(verified.sum())
+        return Step(seconds + self._verify[rows], verified, accepted, drafted=True)
+
+
+class Longest(Graphs):
+    """Likewise, with drafts of full length alone."""
+
+    lengths_of = staticmethod(lambda longest: (longest,))
 
 
 def best_nodes(traces: Traces, config: ReDrafterConfig) -> tuple[Counts, Counts]:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from vllm.v1.worker.gpu.async_utils import StepTimingSample
+from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 
+from vllm_redrafter.budget.draft_lengths import SURVEY_INTERVAL
 from vllm_redrafter.budget.gate import FIRST_PAUSE, LONGEST_PAUSE
 from vllm_redrafter.engine.v2.budget import TreeBudget
 from vllm_redrafter.engine.v2.stats import StepMeter
 
 SLOTS, K, ROWS = 8, 3, 64
+LENGTHS = (1, 3)
 GOOD, BAD = [0.9, 0.8, 0.7], [0.05, 0.5, 0.5]
 
 
@@ -27,6 +32,13 @@ class NoStream:
     def record(self) -> None: ...
 
     def synchronize(self) -> None: ...
+
+
+class OneRank:
+    """A tensor-parallel group of one."""
+
+    def broadcast_object(self, value: Any, src: int) -> Any:
+        return value
 
 
 @pytest.fixture
@@ -45,7 +57,15 @@ def budget(monkeypatch: pytest.MonkeyPatch) -> TreeBudget:
         prefill_len=SimpleNamespace(np=np.full(SLOTS, 5)),
     )
     query_start_loc = torch.zeros(SLOTS + 1, dtype=torch.int32)
-    made = TreeBudget(states, query_start_loc, 1, ROWS, meter=StepMeter(torch.device("cpu")))
+    made = TreeBudget(
+        states,
+        query_start_loc,
+        1,
+        ROWS,
+        meter=StepMeter(torch.device("cpu")),
+        lengths=LENGTHS,
+        depths=torch.zeros(SLOTS, K, dtype=torch.int32),
+    )
     made.cost_tables = np.full(SLOTS + 1, 0.2), 1.0 + 0.001 * np.arange(ROWS + 1)
     return made
 
@@ -136,3 +156,56 @@ def test_what_is_decided_is_counted(budget: TreeBudget) -> None:
 def test_a_step_without_room_for_drafts_makes_none(budget: TreeBudget) -> None:
     assert not budget.drafts_now(possible=False)
     assert budget.drafts_now(possible=True)
+
+
+def timed(budget: TreeBudget, seconds: Callable[[int], float], sizes: list[int]) -> None:
+    """Let it measure drafts of so many seconds by length, and steps of 1."""
+    samples = []
+    for batch in budget.batches_to_profile(sizes):
+        requests = min(batch["num_tokens"], SLOTS)
+        draft = seconds(budget.rehearsed_length)
+        samples.append(StepTimingSample(1.0, draft, batch["num_tokens"], requests, True))
+    budget.set_initial_cost_curves(samples)
+
+
+def test_drafts_of_each_length_are_timed_for_each_number_of_requests(
+    budget: TreeBudget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adaptive_verification, "get_tp_group", lambda: OneRank())
+    budget.req_states.max_num_batched_tokens = ROWS
+    timed(budget, lambda length: 0.1 * length, [1, 4, 8, 16, ROWS])
+    assert [costs.tolist() for costs in budget._draft_costs] == [
+        pytest.approx([0.1 * length] * (SLOTS + 1)) for length in LENGTHS
+    ]
+    assert budget.cost_tables is not None
+    assert budget.cost_tables[1].tolist() == [1.0] * (ROWS + 1)
+    assert budget.rehearsed_length == 3
+
+
+def test_drafts_get_shorter_where_their_last_levels_bring_nothing(
+    budget: TreeBudget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adaptive_verification, "get_tp_group", lambda: OneRank())
+    budget.req_states.max_num_batched_tokens = ROWS
+    timed(budget, lambda length: 0.1 * length, [1, 4, 8, ROWS])
+    depths = budget._depths._depths
+
+    def lengths(confidences: list[float], count: int) -> list[int]:
+        found = []
+        for _ in range(count):
+            step(budget, confidences)
+            found.append(budget.next_length(3))
+            depths[:2] = torch.arange(1, K + 1).clamp(max=found[-1])
+        return found
+
+    assert set(lengths(GOOD, 60)) == {3}
+    shallow = lengths([0.9, 0.01, 0.0], 120)
+    assert shallow[-2 * SURVEY_INTERVAL :].count(1) >= 2 * SURVEY_INTERVAL - 3
+    assert 3 in shallow[-2 * SURVEY_INTERVAL :], "without a survey it would stay so"
+    assert budget.cost_tables is not None
+    assert budget.cost_tables[0][2] == pytest.approx(0.1)
+
+
+def test_no_level_is_searched_that_is_not_verified(budget: TreeBudget) -> None:
+    assert budget.next_length(1) == 1
+    assert budget.next_length(3) == 3

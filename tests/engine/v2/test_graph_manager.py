@@ -11,12 +11,14 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm.platforms import current_platform
 from vllm.v1.worker.gpu import cudagraph_utils
 
+from vllm_redrafter.engine.v2.draft_graphs import DraftGraphManager, length_of
 from vllm_redrafter.engine.v2.graph_manager import BatchGraphManager, TreeGraphManager
 from vllm_redrafter.engine.v2.schedule import default_schedule
 from vllm_redrafter.names import METHOD
 
 VLLM_S_OWN = [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)]
 K = 12
+LENGTHS = (1, 3, 5)
 
 
 @pytest.fixture(autouse=True)
@@ -57,13 +59,12 @@ def manager(
             }
         },
     )
-    made = kind(
-        config,
-        torch.device("cpu"),
-        CUDAGraphMode.FULL_AND_PIECEWISE,
-        decode_query_len=K + 1 if kind is TreeGraphManager else 1,
-        varlen_decode=varying,
-    )
+    device, mode = torch.device("cpu"), CUDAGraphMode.FULL_AND_PIECEWISE
+    made: Any
+    if kind is DraftGraphManager:
+        made = DraftGraphManager(config, device, mode, LENGTHS)
+    else:
+        made = kind(config, device, mode, decode_query_len=K + 1, varlen_decode=varying)
     made._graphs_captured = True
     return made
 
@@ -122,12 +123,18 @@ def test_trees_of_varying_sizes_have_a_graph_up_to_what_is_sampled_at_once() -> 
     assert number_of_graphs(made) == len(VLLM_S_OWN) + 12
 
 
-def test_drafts_have_a_graph_up_to_the_largest_batch() -> None:
-    made = manager(BatchGraphManager, requests=1024)
-    for requests in (1, 3, 500, 513, 800, 1024):
-        desc = dispatched(made, requests, 1)
-        assert (desc.cg_mode, desc.uniform_token_count) == (CUDAGraphMode.FULL, 1)
-        assert requests <= desc.num_reqs <= max(requests * 9 / 8, requests + 16)
+@pytest.mark.parametrize("own_graph_sizes", [False, True])
+def test_drafts_of_each_length_have_a_graph_up_to_the_largest_batch(own_graph_sizes: bool) -> None:
+    most = 512 if own_graph_sizes else 1024
+    made = manager(DraftGraphManager, requests=most, own_graph_sizes=own_graph_sizes)
+    for requests in (1, 3, 500, 512, 513, 800, 1024):
+        for length in LENGTHS:
+            desc = made.dispatch_draft(requests, length)
+            if requests > most:
+                assert desc.cg_mode == CUDAGraphMode.NONE
+                continue
+            assert (desc.cg_mode, length_of(desc)) == (CUDAGraphMode.FULL, length)
+            assert requests <= desc.num_reqs <= max(requests * 9 / 8, requests + 16)
 
 
 def test_steps_that_read_prompts_get_vllm_s_piecewise_graphs() -> None:

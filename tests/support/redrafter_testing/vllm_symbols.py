@@ -117,7 +117,10 @@ MEMBERS = {
     f"{GPU}.spec_decode.adaptive_verification:AdaptiveVerificationManager": """__init__ add_request
         record_confidences get_num_tokens cost_tables num_speculative_steps num_bonus_tokens
         req_states _max_total_logits _batch_budget _stale_confidences _stale_idx
-        _confidence_probs _pending_resets""",
+        _confidence_probs _pending_resets _copy_stream _copy_events batches_to_profile
+        set_initial_cost_curves""",
+    f"{GPU}.async_utils:StepTimingSample": "full_cudagraph",
+    "vllm.v1.utils:CpuGpuBuffer": "__init__ cpu gpu np copy_to_cpu",
     "vllm.v1.outputs:LogprobsTensors": "cat",
     "vllm.v1.outputs:SamplerOutput": "sampled_token_ids logprobs_tensors",
     "vllm.model_executor.layers.vocab_parallel_embedding:VocabParallelEmbedding": """tp_size

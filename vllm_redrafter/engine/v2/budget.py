@@ -1,30 +1,38 @@
-"""vLLM's adaptive verification for trees, and the question that it does not ask: draft at all?
+"""vLLM's adaptive verification for trees, and what it does not ask: draft at all, and how far?
 
 `AdaptiveVerificationManager` chooses how many draft tokens the whole batch verifies, from costs
 that it measures at start-up and from the confidences of a step ago, and admits each request's
 first ones on the device. A tree's nodes come in the order of their survival probability, so a
 request's first nodes are again a tree. Added here: where no budget is worth the draft, the next
-steps neither draft nor verify (`vllm_redrafter/budget/gate.py`).
+steps neither draft nor verify (`vllm_redrafter/budget/gate.py`), and where the last levels of a
+draft are not worth their time, it has fewer (`vllm_redrafter/budget/draft_lengths.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 from vllm.utils.torch_utils import async_tensor_h2d
+from vllm.v1.worker.gpu.async_utils import StepTimingSample
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerificationManager
 
 from vllm_redrafter.budget.choice import Choice, best_budget
+from vllm_redrafter.budget.draft_lengths import LengthChoice
 from vllm_redrafter.budget.gate import Gate, worth_drafting
+from vllm_redrafter.engine.v2.stale_depths import StaleDepths
 from vllm_redrafter.engine.v2.stats import StepMeter
 
 MEMORY = 16.0
 """Steps that what is expected of a new request reaches back."""
+PROFILE_REPLAYS = 3
+"""Times that a draft of a batch size and a length is timed at start-up, where it is not of full
+length: those vLLM times as it does steps."""
 
 
 class TreeBudget(AdaptiveVerificationManager):
@@ -36,10 +44,30 @@ class TreeBudget(AdaptiveVerificationManager):
 
     _batch_budget: tuple[dict[str, int], dict[str, int], int] | None
 
-    def __init__(self, *args: Any, meter: StepMeter, **kwargs: Any) -> None:
-        """As vLLM makes it; what is decided is counted in `meter`."""
+    def __init__(
+        self,
+        *args: Any,
+        meter: StepMeter,
+        lengths: Sequence[int],
+        depths: Tensor,
+        **kwargs: Any,
+    ) -> None:
+        """As vLLM makes it.
+
+        Args:
+            meter: counts what is decided.
+            lengths: how many levels a draft may have, ascending.
+            depths: [slots, K] int32 on the device, of the nodes drafted last.
+        """
         super().__init__(*args, **kwargs)
         self.gate, self.meter = Gate(), meter
+        self.lengths = LengthChoice(lengths, self.num_speculative_steps)
+        self._depths = StaleDepths(depths, self._copy_stream)
+        # Of the draft that is made now, and of those whose confidences are read and copied.
+        self._length = self._copied = self.lengths.longest
+        self._read = 0
+        self._profiled: list[int] = []
+        self._draft_costs: list[npt.NDArray[np.floating[Any]]] = []
         # Compiled now, and not while the first requests wait.
         best_budget(np.ones((1, 1)), 1, draft_seconds=1.0, verify_seconds=np.ones(3))
         self._pays, self._probing = True, False
@@ -59,6 +87,46 @@ class TreeBudget(AdaptiveVerificationManager):
             self.meter.count_undrafted()
         return self._drafted
 
+    def next_length(self, most: int) -> int:
+        """How many levels the draft that begins searches; to be asked once for each.
+
+        Args:
+            most: no node of a deeper one would be verified.
+        """
+        self._length = min(self.lengths.next(), most)
+        return self._length
+
+    @property
+    def rehearsed_length(self) -> int:
+        """How many levels the draft of a dummy run searches."""
+        return self._profiled[-1] if self._profiled else self.lengths.longest
+
+    def batches_to_profile(self, capture_sizes: list[int]) -> Iterator[dict[str, int]]:
+        """vLLM's, with drafts of full length; and shorter ones of each number of requests."""
+        size = 0
+        for batch in super().batches_to_profile(capture_sizes):
+            is_new = size < min(batch["num_tokens"], self.req_states.max_num_reqs)
+            size = batch["num_tokens"]
+            shorter = self.lengths.lengths[:-1] if is_new else ()
+            for length in (self.lengths.longest, *shorter * PROFILE_REPLAYS):
+                self._profiled.append(length)
+                yield batch
+
+    def set_initial_cost_curves(self, samples: list[StepTimingSample]) -> None:
+        """As vLLM does for the longest drafts; and the same for the others."""
+        profiled, self._profiled = self._profiled, []
+        self._draft_costs = []
+        for length in self.lengths.lengths:
+            # vLLM takes drafts' costs from full graphs alone, steps' from all samples.
+            super().set_initial_cost_curves(
+                [
+                    sample if taken == length else replace(sample, full_cudagraph=False)
+                    for sample, taken in zip(samples, profiled, strict=True)
+                ]
+            )
+            assert self.cost_tables is not None
+            self._draft_costs.append(self.cost_tables[0])
+
     def add_request(self, req_idx: int) -> None:
         super().add_request(req_idx)
         self._stale_confidences[self._stale_idx].np[req_idx] = self._usual
@@ -77,6 +145,9 @@ class TreeBudget(AdaptiveVerificationManager):
         new = self._pending_resets.copy()
         super().record_confidences(confidence_probs, input_batch)
         self._stale_confidences[self._stale_idx].np[new] = self._usual
+        if len(self.lengths.lengths) > 1:
+            self._depths.record(self._copy_events[self._stale_idx ^ 1], new)
+            self._read, self._copied = self._copied, self._length if self._drafted else 0
 
     def get_num_tokens(
         self, num_tokens_per_req: dict[str, int], draft_tokens: dict[str, list[int]]
@@ -114,14 +185,40 @@ class TreeBudget(AdaptiveVerificationManager):
         if lengths.any():
             self._usual += (confidences[lengths > 0].mean(axis=0) - self._usual) / MEMORY
         survival = np.cumprod(confidences, axis=1, dtype=np.float64)
-        survival[np.arange(survival.shape[1]) >= lengths[:, None]] = 0
         sampling, plain = self._sampling(slots, rows), int(rows.sum())
+        survival[np.arange(survival.shape[1]) >= lengths[:, None]] = 0
+        self._consider_lengths(survival, slots, plain)
         best = best_budget(
             survival, sampling, draft_costs[len(drafts)], verify_costs[plain - sampling :]
         )
         plain_rate = sampling / verify_costs[plain]
         self._pays = worth_drafting(best.tokens_per_second, plain_rate, self._pays)
         return best
+
+    def _consider_lengths(
+        self, survival: npt.NDArray[np.float64], slots: npt.NDArray[np.int64], plain: int
+    ) -> None:
+        """Choose how long the next drafts are; by what was read now, if that is a survey.
+
+        Args:
+            survival: [R, K]; what the usual drafts would not have found is taken out.
+            slots: [R], whose it is.
+            plain: rows of the step without drafts.
+        """
+        if not self._draft_costs:
+            return
+        assert self.cost_tables is not None
+        verify, requests, lengths = self.cost_tables[1], len(slots), self.lengths
+        costs = np.array([of_length[requests] for of_length in self._draft_costs])
+        surveyed, self._read = self._read == lengths.longest, 0  # Only once.
+        if surveyed:
+            depths = self._depths.read(slots)
+            drafted = (depths[:, 0] > 0) & (survival[:, 0] > 0)
+            lengths.learn(survival[drafted], depths[drafted])
+        lengths.consider(requests, plain, costs, verify)
+        if surveyed:
+            survival[depths > lengths.best] = 0
+        self.cost_tables = self._draft_costs[lengths.lengths.index(lengths.best)], verify
 
     def _sampling(self, slots: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> int:
         """How many requests output a token: not those whose prompt is not read to its end."""

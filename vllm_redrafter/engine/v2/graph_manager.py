@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from vllm.config.compilation import CUDAGraphMode
@@ -35,7 +35,7 @@ logger = init_logger("vllm.redrafter")
 
 
 class BatchGraphManager(CudaGraphManager):
-    """Graphs of uniform or varying rows per request, up to the largest batch: the draft's."""
+    """Graphs of uniform or varying rows per request, up to the largest batch."""
 
     def _init_candidates(self) -> None:
         super()._init_candidates()
@@ -45,8 +45,13 @@ class BatchGraphManager(CudaGraphManager):
         if not Settings.of(self.vllm_config).own_graph_sizes:
             full = [*self._kept(full), *self._added(full)]
             full.sort(key=lambda desc: desc.num_tokens, reverse=True)
-            self._capture_descs[CUDAGraphMode.FULL] = full
+        full = [variant for desc in full for variant in self._variants(desc)]
+        self._capture_descs[CUDAGraphMode.FULL] = full
         self._sort_candidates(full)
+
+    def _variants(self, desc: BatchExecutionDescriptor) -> Sequence[BatchExecutionDescriptor]:
+        """The graphs that there are of a size."""
+        return (desc,)
 
     def _tiers(self) -> list[Tier]:
         return [Tier(self.decode_query_len, 1, self.max_num_reqs)]

@@ -64,13 +64,19 @@ class TreeModelRunner(model_runner.GPUModelRunner):
         self.model_memory_usage += memory.consumed_memory
 
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
-        budget = partial(TreeBudget, meter=self.speculator.meter)
+        speculator = self.speculator
+        budget = partial(
+            TreeBudget,
+            meter=speculator.meter,
+            lengths=speculator.lengths,
+            depths=speculator.trees.depths[:-1, 1:],
+        )
         with (
             substituted(adaptive_verification, "AdaptiveVerificationManager", budget),
             substituted(model_runner, "ModelCudaGraphManager", TreeGraphManager),
         ):
             super().initialize_kv_cache(*args, **kwargs)
-        self.speculator.budget = self.adaptive_verification
+        speculator.budget = self.adaptive_verification
 
     def _dummy_sampler_run(self, hidden_states: Tensor) -> None:
         """Let vLLM profile its memory with the logits of a step that verifies: of all its nodes,

@@ -1,8 +1,8 @@
 """The drafter at work: from hidden states to the next step's trees, on the device alone.
 
-Everything has a fixed shape, so that a draft (beam search over L tokens, tree build included) is
-one CUDA graph per batch size. Trees live in a table by request slot, where they wait until the
-scheduler runs the request again, which need not be in the next step.
+Everything has a fixed shape, so that a draft (beam search over so many tokens, tree build
+included) is one CUDA graph per batch size and length. Trees live in a table by request slot, where
+they wait until the scheduler runs the request again, which need not be in the next step.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 from vllm.v1.worker.gpu.states import RequestState
 
 from vllm_redrafter.beam_search import ExploredNodes, beam_search
+from vllm_redrafter.budget.draft_lengths import draft_lengths, length_for
 from vllm_redrafter.checkpoints.reading import load_drafter
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.engine.embedding import lookup_table, shared_embedding
 from vllm_redrafter.engine.settings import Settings
+from vllm_redrafter.engine.v2.draft_graphs import DraftGraphManager, length_of
 from vllm_redrafter.engine.v2.draft_search import DraftSearch
-from vllm_redrafter.engine.v2.graph_manager import BatchGraphManager
 from vllm_redrafter.engine.v2.node_confidence import NodeConfidence
 from vllm_redrafter.engine.v2.refusals import adaptive_obstacles
+from vllm_redrafter.engine.v2.schedule import nodes_by_batch_size
 from vllm_redrafter.engine.v2.stats import StepMeter
 from vllm_redrafter.engine.v2.verification import Verification
 from vllm_redrafter.errors import ConfigError
@@ -63,8 +65,9 @@ class TreeSpeculator(BaseSpeculator):
         shard: this rank's part of the draft vocabulary; None without tensor parallelism.
         confidence: of the drafted nodes, where the batch shares a budget; else None.
         budget: whether to draft; None where every step does.
-        search: the search on kernels; None where torch searches: on a CPU, where launches cost
-            nothing and Triton's interpreter much.
+        lengths: how many levels drafts search, ascending; the last is the usual one.
+        searches: by length, the search on kernels; None where torch searches: on a CPU, where
+            launches cost nothing and Triton's interpreter much.
     """
 
     # What the model runner asks of any speculator, besides BaseSpeculator.
@@ -82,7 +85,7 @@ class TreeSpeculator(BaseSpeculator):
         self.device = device
         self.dtype = vllm_config.model_config.dtype
         self.max_num_reqs = req_states.max_num_reqs
-        self.graphs: BatchGraphManager | None = None
+        self.graphs: DraftGraphManager | None = None
         self.meter = StepMeter(device)
         self.shard: VocabularyShard | None = None
 
@@ -112,7 +115,8 @@ class TreeSpeculator(BaseSpeculator):
             length = self.config.beam_length
             self.confidence = NodeConfidence(self.trees, self.verification, length)
         self.budget: TreeBudget | None = None
-        self.search: DraftSearch | None = None
+        self.lengths = lengths_of_drafts(vllm_config, self._search_shape, self.confidence is None)
+        self.searches: dict[int, DraftSearch] | None = None
 
     @property
     def enable_adaptive_verification(self) -> bool:
@@ -130,19 +134,23 @@ class TreeSpeculator(BaseSpeculator):
         self.drafter = self._read_checkpoint().to(self.device)
         self.embed = shared_embedding(target)
         if self.device.type == "cuda":
-            self.search = self.search_on_kernels(target)
+            self.searches = self.searches_on_kernels(target)
 
-    def search_on_kernels(self, target: nn.Module) -> DraftSearch:
-        """The drafter's search, once it and the target are loaded."""
-        return DraftSearch(
-            self.drafter,
-            self.embed,
-            lookup_table(target, self.embed),
-            self._search_shape,
-            self.max_num_reqs,
-            self.shard,
-            self.confidence.estimator if self.confidence is not None else None,
-        )
+    def searches_on_kernels(self, target: nn.Module) -> dict[int, DraftSearch]:
+        """The drafter's searches by length, once it and the target are loaded."""
+        width, _ = self._search_shape
+        return {
+            length: DraftSearch(
+                self.drafter,
+                self.embed,
+                lookup_table(target, self.embed),
+                SearchShape(width, length),
+                self.max_num_reqs,
+                self.shard,
+                self.confidence.estimator if self.confidence is not None else None,
+            )
+            for length in self.lengths
+        }
 
     def read_again(self) -> dict[str, Tensor]:
         """The checkpoint's tensors as they are now.
@@ -202,9 +210,10 @@ class TreeSpeculator(BaseSpeculator):
     # CUDA graphs
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
-        """One graph per batch size; the draft has no attention, so any mode but NONE allows it."""
+        """One graph per batch size and length; the draft has no attention, so any mode but NONE
+        allows it."""
         mode = CUDAGraphMode.FULL_DECODE_ONLY if cudagraph_mode else CUDAGraphMode.NONE
-        self.graphs = BatchGraphManager(self.vllm_config, self.device, mode, decode_query_len=1)
+        self.graphs = DraftGraphManager(self.vllm_config, self.device, mode, self.lengths)
 
     def capture(self) -> None:
         assert self.graphs is not None
@@ -215,7 +224,7 @@ class TreeSpeculator(BaseSpeculator):
         def create_forward_fn(
             desc: BatchExecutionDescriptor, warmup: bool
         ) -> Callable[[CUDAGraphMode], None]:
-            return lambda mode: self.draft(desc.num_tokens)
+            return lambda mode: self.draft(desc.num_tokens, length_of(desc))
 
         self.graphs.capture(create_forward_fn, "Capturing draft CUDA graphs")
 
@@ -262,10 +271,10 @@ class TreeSpeculator(BaseSpeculator):
             self.confidence.count_step()
         if not dummy_run and not self._drafts_now(num_speculative_tokens):
             return self._no_draft(input_batch, verified)
-        padded = requests
+        padded, length = requests, self._length(num_speculative_tokens, dummy_run)
         desc = None
         if self.graphs is not None and not is_profile:
-            desc = self.graphs.dispatch(requests, requests, 1, num_active_loras=0)
+            desc = self.graphs.dispatch_draft(requests, length)
             padded = desc.num_tokens
         self._slots[requests:padded].fill_(self.max_num_reqs)
         self.verification.note_verified(verified, padded)
@@ -279,12 +288,20 @@ class TreeSpeculator(BaseSpeculator):
                 assert self.graphs is not None
                 self.graphs.run_fullgraph(desc)
             else:
-                self.draft(padded)
+                self.draft(padded, length)
         return self._drafts[:requests]
 
     def _drafts_now(self, num_speculative_tokens: int | None) -> bool:
         possible = num_speculative_tokens != 0
         return possible if self.budget is None else self.budget.drafts_now(possible)
+
+    def _length(self, num_speculative_tokens: int | None, dummy_run: bool) -> int:
+        """How many levels to search: none that the next step cannot verify a node of."""
+        if dummy_run:
+            return self.lengths[-1] if self.budget is None else self.budget.rehearsed_length
+        nodes = num_speculative_tokens or self.config.num_speculative_tokens
+        most = length_for(self.lengths, nodes)
+        return most if self.budget is None else self.budget.next_length(most)
 
     def _no_draft(self, input_batch: InputBatch, verified: int) -> Tensor:
         """Leave the batch's requests with their roots alone: their trees are of earlier roots."""
@@ -314,7 +331,7 @@ class TreeSpeculator(BaseSpeculator):
         self._slots[:requests].copy_(slots)
 
     @torch.inference_mode()
-    def draft(self, requests: int) -> None:
+    def draft(self, requests: int, length: int) -> None:
         """From the first `requests` inputs to their trees and draft tokens; can be captured.
 
         Before the trees of the step that is ending are written over, it is learned from them.
@@ -323,10 +340,10 @@ class TreeSpeculator(BaseSpeculator):
         if self.confidence is not None:
             self.confidence.learn(slots)
         hidden = self._hidden[:requests]
-        if self.search is not None:
-            explored, odds = self.search.explore(hidden, roots)
+        if self.searches is not None:
+            explored, odds = self.searches[length].explore(hidden, roots)
         else:
-            explored, odds = self.explore(hidden, roots), None
+            explored, odds = self.explore(hidden, roots, length), None
             if self.confidence is not None:
                 explored, odds = self.confidence.rank(explored)
         probs = self.confidence.probs[:requests] if self.confidence is not None else None
@@ -342,15 +359,33 @@ class TreeSpeculator(BaseSpeculator):
             rows=DraftRows(self._drafts[:requests], probs),
         )
 
-    def explore(self, hidden: Tensor, roots: Tensor) -> ExploredNodes:
+    def explore(self, hidden: Tensor, roots: Tensor, length: int) -> ExploredNodes:
         """The candidates for trees that continue the roots [R]: hidden is [R, (1 + n) H]."""
-        shape = self._search_shape
-        return beam_search(self.drafter, self.embed, hidden, roots, *shape, self.shard)
+        width, _ = self._search_shape
+        return beam_search(self.drafter, self.embed, hidden, roots, width, length, self.shard)
 
     @property
     def _search_shape(self) -> SearchShape:
-        # One, whatever a step asks for: a draft is one CUDA graph per batch size.
+        """Of the longest drafts. Shorter ones are as wide: a level's weights are read once."""
         return search_shape(self.config, self.config.num_speculative_tokens)
+
+
+def lengths_of_drafts(vllm_config: VllmConfig, shape: SearchShape, fixed: bool) -> tuple[int, ...]:
+    """How many levels drafts may search, ascending.
+
+    Args:
+        vllm_config: of the engine.
+        shape: of the longest.
+        fixed: no budget chooses; a step verifies as many nodes as the schedule says.
+    """
+    longest = shape.beam_length
+    if not vllm_config.compilation_config.cudagraph_mode.has_full_cudagraphs():
+        return (longest,)  # Each length is compiled when its graph is captured.
+    lengths = draft_lengths(longest)
+    if not fixed:
+        return lengths
+    wanted = {length_for(lengths, k) for k in nodes_by_batch_size(vllm_config) if k}
+    return tuple(sorted(wanted | {longest}))
 
 
 def can_adapt(vllm_config: VllmConfig, config: ReDrafterConfig) -> bool:

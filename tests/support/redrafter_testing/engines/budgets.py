@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
+from vllm_redrafter.budget.draft_lengths import LengthChoice
 from vllm_redrafter.budget.gate import Gate
 
 GRAPHS = (2, 8, 32, 104)
@@ -32,6 +35,24 @@ class RandomGate:
         return self._random.random() < self._probability
 
 
+class RandomLengths(LengthChoice):
+    """Any length, whatever it pays.
+
+    Attributes:
+        chosen: how often each was.
+    """
+
+    def __init__(self, lengths: Sequence[int], max_nodes: int) -> None:
+        super().__init__(lengths, max_nodes)
+        self.chosen: Counter[int] = Counter()
+        self._random = random.Random(2)
+
+    def next(self) -> int:
+        length = self._random.choice(self.lengths)
+        self.chosen[length] += 1
+        return length
+
+
 def force(worker: Any, gate: float, budgets: bool = True) -> None:
     """Decide at random from here on, and remember what was decided.
 
@@ -44,6 +65,7 @@ def force(worker: Any, gate: float, budgets: bool = True) -> None:
     manager = worker.model_runner.adaptive_verification
     kind, choices = type(manager), random.Random(1)
     manager.gate = RandomGate(gate)
+    manager.lengths = RandomLengths(manager.lengths.lengths, manager.num_speculative_steps)
     worker.admitted = []
 
     def get_num_tokens(*args: Any) -> int:
@@ -71,6 +93,7 @@ def leave_alone(worker: Any) -> None:
     for name in ("get_num_tokens", "reallocate_drafts"):
         vars(manager).pop(name, None)
     manager.gate = Gate()
+    manager.lengths = LengthChoice(manager.lengths.lengths, manager.num_speculative_steps)
     worker.admitted = []
 
 
@@ -86,6 +109,11 @@ def make_verification_free(worker: Any, rows: int) -> None:
 def admitted(worker: Any) -> list[list[int]]:
     """How many nodes each request of each step verified, since `force`."""
     return list(worker.admitted)
+
+
+def lengths(worker: Any) -> dict[int, int]:
+    """How many drafts had so many levels, since `force`."""
+    return dict(worker.model_runner.adaptive_verification.lengths.chosen)
 
 
 def estimator(worker: Any) -> tuple[float, int]:

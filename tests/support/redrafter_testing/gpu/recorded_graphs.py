@@ -271,6 +271,7 @@ def use(sizes: Sequence[int] = CAPTURE_SIZES) -> None:
     from vllm.v1.worker.workspace import init_workspace_manager
 
     from redrafter_testing.engines.interpreted_engine import settle_worker
+    from vllm_redrafter.engine.v2 import budget
     from vllm_redrafter.engine.v2.speculator import TreeSpeculator
 
     update = CpuPlatform.check_and_update_config.__func__
@@ -309,7 +310,7 @@ def use(sizes: Sequence[int] = CAPTURE_SIZES) -> None:
 
     CPUWorker.determine_available_memory = profile_first
     CPUWorker.compile_or_warm_up_model = gpu_worker.Worker.compile_or_warm_up_model
-    adaptive_verification._PROFILE_REPLAYS = 1  # each size is measured once
+    adaptive_verification._PROFILE_REPLAYS = budget.PROFILE_REPLAYS = 1
     # Of particular models and libraries, none of them these; some need a GPU to be imported.
     gpu_worker.kernel_warmup = lambda worker: None
 
@@ -383,6 +384,7 @@ def draft_on_kernels(worker: Any) -> tuple[int, bool, bool]:
     generator = torch.Generator().manual_seed(0)
     speculator._hidden[0] = torch.randn(speculator._hidden.shape[1], generator=generator)
     speculator._slots[0] = entry = speculator.max_num_reqs
+    longest = speculator.lengths[-1]
     speculator.verification.note_verified(0, 1)
 
     def drafted() -> list[torch.Tensor]:
@@ -391,7 +393,7 @@ def draft_on_kernels(worker: Any) -> tuple[int, bool, bool]:
         return [speculator._drafts[0].clone(), *(field[entry].clone() for field in fields)]
 
     def on_kernels(wanted: bool) -> None:
-        speculator.search = speculator.search_on_kernels(runner.model) if wanted else None
+        speculator.searches = speculator.searches_on_kernels(runner.model) if wanted else None
         if confidence is not None:
             confidence.on_kernels = wanted
 
@@ -399,12 +401,12 @@ def draft_on_kernels(worker: Any) -> tuple[int, bool, bool]:
     speculator.explore = lambda *inputs: TreeSpeculator.explore(speculator, *inputs)
     graph = RecordedGraph()
     try:
-        speculator.draft(1)
+        speculator.draft(1, longest)
         expected = drafted()
         on_kernels(True)
-        reads_table = speculator.search._table is not None
+        reads_table = speculator.searches[longest]._table is not None
         with torch.cuda.graph(graph):
-            speculator.draft(1)
+            speculator.draft(1, longest)
         speculator.trees.tokens[entry] = -77
         graph.replay()
         same = all(map(torch.equal, drafted(), expected))

@@ -16,11 +16,11 @@ from vllm_redrafter.engine.v2.speculator import TreeSpeculator
 class OracleSpeculator(TreeSpeculator):
     def load_model(self, target: nn.Module) -> None:
         super().load_model(target)
-        self.search = None  # in its place, `explore`
+        self.searches = None  # in their place, `explore`
         self.oracle = Oracle(Path(self.checkpoint), self.drafter.config.vocab_size)
 
-    def explore(self, hidden: Tensor, roots: Tensor) -> ExploredNodes:
-        return self.oracle.explore(hidden)
+    def explore(self, hidden: Tensor, roots: Tensor, length: int) -> ExploredNodes:
+        return self.oracle.explore(hidden, length=length)
 
 
 def use() -> None:
