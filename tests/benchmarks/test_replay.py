@@ -51,6 +51,17 @@ def test_all_methods_at_all_numbers_of_requests(
 
 
 @pytest.mark.usefixtures("models")
+def test_the_cuda_engine_s_budget_is_replayed_besides(tmp_path: Path) -> None:
+    output = tmp_path / "out.json"
+    more = ["--lengths", "--launch-time", "2", "--output", str(output)]
+    assert replay.main([*CASE, *OPTIONS, "--draft-vocab-size", "32", *more]) == 0
+    found = json.loads(output.read_text())["results"]
+    assert [r["method"] for r in found] == ["1x3:3", "2x3:4", "longest", "lengths", "adaptive"] * 2
+    assert [r["calibration"] is None for r in found] == [True, True, False, False, False] * 2
+    assert all(r["ratio"] > 0 for r in found)
+
+
+@pytest.mark.usefixtures("models")
 def test_every_search_that_the_budget_may_choose_is_recorded() -> None:
     options = replay.parser().parse_args([*CASE, *OPTIONS])
     methods = replay.methods_of(options)

@@ -5,7 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from replay_parts.simulation import Adaptive, Batch, Fixed, Method, Yield, replay
+from replay_parts.simulation import (
+    Adaptive,
+    Batch,
+    Fixed,
+    Graphs,
+    Longest,
+    Method,
+    Yield,
+    replay,
+)
 from replay_parts.traces import Searches, Traces
 from step_cost_parts.floor import H200, Arithmetic, Weights
 from step_cost_parts.jobs import SHAPES
@@ -109,3 +118,25 @@ def test_every_answer_is_decoded_equally_often_and_by_a_seed() -> None:
     visits = seen.reshape(7, 5).sum(axis=1)
     assert visits.max() - visits.min() <= 2 * 5
     assert first == replay(method, traces.left, 3, warm_up=0, steps=7 * 5 * 20, seed=3)
+
+
+def test_levels_that_bring_nothing_are_left_out() -> None:
+    """Only the first drafted token may be right, and a level costs as much as several rows."""
+    traces = chains(0.7, -0.3)
+    traces.by_width[1].accepted[:, 1:] = False
+    batch = Batch(LEAST, 16, 512, launch_seconds=2e-5)
+    lengths, longest = (kind(traces, batch, CHAIN) for kind in (Graphs, Longest))
+    found = {
+        method: replay(method, traces.left, 16, WARM_UP, STEPS, seed=0)
+        for method in (lengths, longest)
+    }
+    assert (lengths.choice.best, longest.choice.best) == (1, 4)
+    faster = found[lengths].tokens_per_second / found[longest].tokens_per_second
+    drafts = [batch.draft_seconds(SearchShape(1, length)) for length in (1, 4)]
+    assert 1.02 < faster < 1 + (drafts[1] - drafts[0]) / batch.step_seconds(16)
+
+
+def test_a_launch_is_given_its_time() -> None:
+    without, given = (Batch(LEAST, 8, 512, seconds) for seconds in (0.0, 1e-6))
+    more = given.draft_seconds(SearchShape(2, 3)) - without.draft_seconds(SearchShape(2, 3))
+    assert more == pytest.approx(24e-6)
