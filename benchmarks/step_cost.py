@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
+from typing import get_args
 
 from rich.console import Console
 from shared_parts import machine, results
@@ -31,6 +32,8 @@ from shared_parts.arguments import beams, positive, script_parser
 from step_cost_parts.floor import Device, Weights, draft_launches, floors, print_floors
 from step_cost_parts.jobs import SHAPES, Job, jobs
 from step_cost_parts.report import Cost, as_json, print_report
+
+from vllm_redrafter.config import HeadDtype
 
 
 def parser() -> argparse.ArgumentParser:
@@ -42,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
     add("--contexts", nargs="+", type=positive, default=[512, 4096])
     add("--beams", type=beams, default=(16, 5), metavar="WxL", help="(default 16x5)")
     add("--draft-vocab-size", type=positive, help="of the drafters (default: the target's)")
+    add("--head-dtype", choices=get_args(HeadDtype), default="auto", help="(default auto)")
     add("--floor", action="store_true", help="bytes over bandwidth, and launches; nothing is run")
     add("--bandwidth", type=float, default=4.8, help="for floors, TB/s (default 4.8, an H200's)")
     add("--rate", type=float, default=989, help="for floors, bf16 TFLOP/s (default 989, likewise)")
@@ -92,7 +96,7 @@ def report_floors(options: argparse.Namespace, console: Console) -> None:
     cases = list(product(options.batches, options.contexts))
     for target in options.targets:
         shape = SHAPES[target]
-        weights = Weights.of(shape, options.draft_vocab_size)
+        weights = Weights.of(shape, options.draft_vocab_size, options.head_dtype)
         launches = options.launches or draft_launches(options.beams[1])
         seconds = launches * options.launch_time * 1e-6
         found = floors(shape, weights, device, options.beams, options.nodes, cases, seconds)

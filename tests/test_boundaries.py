@@ -43,6 +43,7 @@ FLOORS = (
         "compiled",
         "errors",
         "files",
+        "fp8",
         "json_files",
         "names",
         "process_group",

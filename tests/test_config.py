@@ -130,12 +130,20 @@ def test_an_unknown_tree_is_refused_and_the_known_ones_are_named(tree: Any) -> N
     assert f"tree must be one of explored, beams, got {tree!r}" in str(error.value)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "FP8", None])
+def test_an_unknown_dtype_of_the_head_is_refused_and_the_known_ones_are_named(dtype: Any) -> None:
+    with pytest.raises(ConfigError) as error:
+        ReDrafterConfig(16, head_dtype=dtype)
+    assert f"head_dtype must be one of auto, fp8, got {dtype!r}" in str(error.value)
+
+
 def test_a_search_explores_width_times_length_nodes() -> None:
     assert ReDrafterConfig(16, beam_width=4, beam_length=5).max_explored == 20
 
 
 def test_own_keys_are_those_unknown_to_vllm() -> None:
-    assert ReDrafterConfig.own_keys() == ("beam_width", "beam_length", "tree", "adaptive")
+    own = ("beam_width", "beam_length", "tree", "adaptive", "head_dtype")
+    assert ReDrafterConfig.own_keys() == own
 
 
 def test_config_errors_are_value_errors() -> None:

@@ -51,7 +51,7 @@ def configure(target: Path, **arguments: Any) -> Any:
 
 def speculate(target: Path, drafter: Path | str, k: Any = 12, **arguments: Any) -> Any:
     keys = {"beam_width", "beam_length", "tree", "adaptive", "method", "revision"}
-    keys |= {"unknown", "quantization"}
+    keys |= {"unknown", "quantization", "head_dtype"}
     config = {key: arguments.pop(key) for key in keys & set(arguments)}
     config |= {"model": str(drafter), "num_speculative_tokens": k}
     return configure(target, speculative_config=config, **arguments)
@@ -374,6 +374,7 @@ def test_an_unsupported_vllm_version(
         ({"runner": "pooling"}, "pooling"),
         ({"worker_cls": "other.Worker"}, "worker_cls='other.Worker' cannot be combined"),
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype 'fp8'.*leave it at 'auto'"),
+        ({"head_dtype": "fp8"}, "head_dtype is 'fp8', for which the CPU backend has no layer"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2"),
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size is 2"),
         ({"distributed_executor_backend": "ray"}, "Ray's workers are not supported: on a CPU"),

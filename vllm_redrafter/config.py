@@ -17,6 +17,7 @@ TOP_TOKENS = 50
 """Draft logits keep their top 50 before the log-softmax (Apple's `warp_logits`)."""
 
 TreeKind = Literal["explored", "beams"]
+HeadDtype = Literal["auto", "fp8"]
 
 
 def require_positive(owner: str, **values: int) -> None:
@@ -46,6 +47,8 @@ class ReDrafterConfig:
             only those on a finished beam (the paper's prefix dedup).
         adaptive: K, W and L are maxima: every step verifies as many nodes of the whole batch as
             pay, and drafts only where drafting pays. Without it, they hold at every step.
+        head_dtype: of the weights of the drafter's vocabulary-wide layer: the target's own, or
+            `fp8`, which is half to read on a GPU.
 
     Raises:
         ConfigError: a value is out of range; the message names the limit.
@@ -56,6 +59,7 @@ class ReDrafterConfig:
     beam_length: int = 5
     tree: TreeKind = "explored"
     adaptive: bool = True
+    head_dtype: HeadDtype = "auto"
 
     def __post_init__(self) -> None:
         require_positive("speculative config", beam_width=self.beam_width)
@@ -81,6 +85,11 @@ class ReDrafterConfig:
             raise ConfigError(
                 f"speculative config: tree must be one of {', '.join(get_args(TreeKind))}, "
                 f"got {self.tree!r}"
+            )
+        if self.head_dtype not in get_args(HeadDtype):
+            raise ConfigError(
+                f"speculative config: head_dtype must be one of {', '.join(get_args(HeadDtype))}, "
+                f"got {self.head_dtype!r}"
             )
         if not isinstance(self.adaptive, bool):
             raise ConfigError(

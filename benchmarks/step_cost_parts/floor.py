@@ -56,14 +56,21 @@ class Floor:
 
 @dataclass(frozen=True)
 class Weights:
-    """How many weights a target multiplies with, and a drafter: per level, and once per draft."""
+    """How many weights a target multiplies with, and a drafter: per level, and once per draft.
+
+    Attributes:
+        in_fp8: of those per level, how many have one byte each.
+    """
 
     target: int
     per_level: int
     once: int
+    in_fp8: int = 0
 
     @classmethod
-    def of(cls, shape: dict[str, Any], draft_vocab_size: int | None) -> Weights:
+    def of(
+        cls, shape: dict[str, Any], draft_vocab_size: int | None, head_dtype: str = "auto"
+    ) -> Weights:
         """Counted in the models themselves, made without memory."""
         import torch
         from transformers import LlamaConfig, LlamaForCausalLM
@@ -86,6 +93,7 @@ class Weights:
             - (0 if target.config.tie_word_embeddings else embedding),
             per_level=sum(p.numel() for p in drafter.parameters()) - once,
             once=once,
+            in_fp8=drafter.vocabulary_layers[0].weight.numel() if head_dtype == "fp8" else 0,
         )
 
 
@@ -117,7 +125,7 @@ class Arithmetic:
     def draft(self, requests: int, beam_width: int, beam_length: int) -> float:
         """A beam search for so many requests."""
         weights, device = self.weights, self.device
-        level = weights.per_level * BYTES
+        level = weights.per_level * BYTES - weights.in_fp8 * (BYTES - 1)
         first = device.seconds(level, 2 * weights.per_level * requests)
         others = device.seconds(level, 2 * weights.per_level * requests * beam_width)
         once = device.seconds(weights.once * BYTES, 2 * weights.once * requests)

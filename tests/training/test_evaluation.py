@@ -5,17 +5,20 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from rich.console import Console
 
 from redrafter_testing.models.cycle_language import HIDDEN_SIZE, VOCAB_SIZE, CycleTarget, rows
-from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.config import HeadDtype, ReDrafterConfig
 from vllm_redrafter.data.rows import ListRows, TextRow
 from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.fp8 import rounded_rows
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
-from vllm_redrafter.training.config import StepCosts
+from vllm_redrafter.training import evaluation
+from vllm_redrafter.training.config import EvaluationConfig, StepCosts
 from vllm_redrafter.training.estimate import estimate_acceptance
 from vllm_redrafter.training.evaluation import (
     RANKS,
@@ -91,6 +94,27 @@ def test_figures_are_printed_written_and_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "map.png").stat().st_size > 1000
     with pytest.raises(ConfigError, match=r"cannot be written"):
         draw_heat_map(found, tmp_path / "none" / "map.png")
+
+
+@pytest.mark.parametrize("head_dtype", ["auto", "fp8"])
+def test_a_head_in_fp8_is_evaluated_with_its_rounded_weights(
+    monkeypatch: pytest.MonkeyPatch, head_dtype: HeadDtype
+) -> None:
+    torch.manual_seed(0)
+    config = RecurrentConfig(VOCAB_SIZE, HIDDEN_SIZE, exit_dim=16)
+    drafter, target = RecurrentHead(config), CycleTarget()
+    weight = drafter.vocabulary_layers[0].weight.detach().clone()
+    others = {"load_target": target, "load_drafter": drafter, "differences_from": ()}
+    for name, value in others.items():
+        monkeypatch.setattr(evaluation, name, lambda *_, value=value: value)
+    info = SimpleNamespace(sampling=SimpleNamespace(temperature=0, top_p=1))
+    monkeypatch.setattr(evaluation, "read_checked", lambda *_: (info, []))
+    monkeypatch.setattr(evaluation, "DatasetRows", lambda *_: rows())
+    reading = EvaluationConfig(head_dtype=head_dtype)
+    found = evaluation.load_material("target", "drafter", Path("data"), reading, device="cpu")
+    used = found.drafter.vocabulary_layers[0].weight
+    assert torch.equal(used, rounded_rows(weight) if head_dtype == "fp8" else weight)
+    assert torch.equal(used, weight) == (head_dtype == "auto")
 
 
 def test_text_without_answers_cannot_be_evaluated() -> None:

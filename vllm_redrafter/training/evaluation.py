@@ -19,6 +19,7 @@ from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import DatasetRows, TextRows
 from vllm_redrafter.data.source import held_out_conversations, read_checked
 from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.fp8 import rounded_rows
 from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.progress import progress_bar
 from vllm_redrafter.target_layers import missing_layers
@@ -227,6 +228,9 @@ def load_material(
     rows = DatasetRows(dataset, indices, config.max_length)
     model = load_target(target, config.target_dtype, device)
     head = load_drafter(drafter, model.dtype).to(device)
+    if config.head_dtype == "fp8":
+        for layer in head.vocabulary_layers:
+            layer.weight.data = rounded_rows(layer.weight)
     for size in differences_from(head.config, model.config):
         raise ConfigError(
             f"drafter {drafter!r} has {size.entry} {size.drafter}, target {target!r} "

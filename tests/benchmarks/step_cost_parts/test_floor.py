@@ -28,6 +28,13 @@ def test_weights_are_those_that_a_step_multiplies_with() -> None:
     assert reduced.per_level == LEVEL - 90 * 8
 
 
+def test_a_head_in_fp8_is_half_to_read() -> None:
+    device, weights = Device(bandwidth=1e3, rate=1e30), Weights.of(TINY, None, "fp8")
+    assert weights == Weights(TARGET, LEVEL, once=64, in_fp8=100 * 8)
+    (floor,) = floors(TINY, weights, device, (3, 4), [5], [(2, 10)])
+    assert floor.draft == pytest.approx((4 * (2 * LEVEL - 100 * 8) + 2 * 64) / 1e3)
+
+
 @pytest.mark.parametrize("bound", ["bandwidth", "rate"])
 def test_a_floor_is_bytes_over_bandwidth_or_operations_over_rate(bound: str) -> None:
     fast, slow = 1e30, 1e3

@@ -103,6 +103,26 @@ def test_an_embedding_that_is_no_lookup_is_asked() -> None:
     assert_found(search, drafter, embed, *requests(2))
 
 
+class Elsewhere(nn.Linear):
+    """A layer whose weights are not where a linear layer has them, as those in fp8 are."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
+        self.weight = nn.Parameter(linear.weight.new_empty(0, linear.in_features))
+        self._own = linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self._own(x)
+        return out
+
+
+def test_a_vocabulary_wide_layer_is_asked_and_not_read() -> None:
+    drafter, embed = drafter_of(), embedding()
+    drafter.lm_head[-1] = Elsewhere(drafter.vocabulary_layers[0])
+    search = DraftSearch(drafter, embed, embed, SHAPE, max_requests=3)
+    assert_found(search, drafter, embed, *requests(2))
+
+
 def test_more_rows_than_the_small_kernels_take_are_torch_s(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first level has few rows, the others more."""
     monkeypatch.setitem(DraftSearch._step.__globals__, "MAX_ROWS", 3)

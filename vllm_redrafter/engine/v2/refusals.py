@@ -21,12 +21,19 @@ def refusals(vllm_config: VllmConfig) -> Iterator[str]:
     """Why this engine cannot run this configuration: what it is, and what to do."""
     from vllm import envs
 
+    from vllm_redrafter.engine.settings import Settings
+
     yield from common_refusals(vllm_config)
     yield from _cache_refusals(vllm_config)
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     if not vllm_config.use_v2_model_runner:
         yield "it needs Model Runner V2; unset VLLM_USE_V2_MODEL_RUNNER"
     yield from _head_size_refusals(model.get_head_size())
+    if Settings.of(vllm_config).config.head_dtype == "fp8":
+        # Here, as this imports vLLM's quantised layers.
+        from vllm_redrafter.engine.v2.fp8_layer import fp8_obstacles
+
+        yield from fp8_obstacles(vllm_config)
     refused = {
         "with LoRA adapters vLLM's Model Runner V2 expects one row of logits per request; leave "
         "--enable-lora out": vllm_config.lora_config is not None,

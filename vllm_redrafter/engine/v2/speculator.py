@@ -34,6 +34,7 @@ from vllm_redrafter.engine.embedding import lookup_table, shared_embedding
 from vllm_redrafter.engine.settings import Settings
 from vllm_redrafter.engine.v2.draft_graphs import DraftGraphManager, length_of
 from vllm_redrafter.engine.v2.draft_search import DraftSearch
+from vllm_redrafter.engine.v2.fp8_layer import Fp8Layer, quantise
 from vllm_redrafter.engine.v2.node_confidence import NodeConfidence
 from vllm_redrafter.engine.v2.refusals import adaptive_obstacles
 from vllm_redrafter.engine.v2.schedule import nodes_by_batch_size
@@ -117,6 +118,7 @@ class TreeSpeculator(BaseSpeculator):
         self.budget: TreeBudget | None = None
         self.lengths = lengths_of_drafts(vllm_config, self._search_shape, self.confidence is None)
         self.searches: dict[int, DraftSearch] | None = None
+        self._in_fp8: dict[str, Fp8Layer] = {}
 
     @property
     def enable_adaptive_verification(self) -> bool:
@@ -132,6 +134,9 @@ class TreeSpeculator(BaseSpeculator):
     def load_model(self, target: nn.Module) -> None:
         """Read the checkpoint; the target's embedding is shared, not copied."""
         self.drafter = self._read_checkpoint().to(self.device)
+        self._shapes = shapes_of(self.drafter.state_dict())
+        if self.config.head_dtype == "fp8":
+            self._in_fp8 = quantise(self.drafter, self.vllm_config)
         self.embed = shared_embedding(target)
         if self.device.type == "cuda":
             self.searches = self.searches_on_kernels(target)
@@ -159,8 +164,7 @@ class TreeSpeculator(BaseSpeculator):
             ConfigError: it is no longer readable, or of other sizes than the one at start-up.
         """
         tensors = self._read_checkpoint().state_dict()
-        shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
-        known = {name: list(tensor.shape) for name, tensor in self.drafter.state_dict().items()}
+        shapes, known = shapes_of(tensors), self._shapes
         if shapes != known:
             changed = sorted(n for n in {*shapes, *known} if shapes.get(n) != known.get(n))
             raise ConfigError(
@@ -172,7 +176,10 @@ class TreeSpeculator(BaseSpeculator):
 
     def replace_weights(self, tensors: dict[str, Tensor]) -> None:
         """Copy what `read_again` read into the same memory: CUDA graphs hold its addresses."""
-        self.drafter.load_state_dict(tensors)
+        empty = {name: layer.weight for name, layer in self._in_fp8.items()}
+        self.drafter.load_state_dict({**tensors, **empty})
+        for name, layer in self._in_fp8.items():
+            layer.replace(tensors[name])
 
     def _read_checkpoint(self) -> DraftHead:
         """The drafter, with this rank's rows of the vocabulary-wide layer."""
@@ -368,6 +375,10 @@ class TreeSpeculator(BaseSpeculator):
     def _search_shape(self) -> SearchShape:
         """Of the longest drafts. Shorter ones are as wide: a level's weights are read once."""
         return search_shape(self.config, self.config.num_speculative_tokens)
+
+
+def shapes_of(tensors: dict[str, Tensor]) -> dict[str, list[int]]:
+    return {name: list(tensor.shape) for name, tensor in tensors.items()}
 
 
 def lengths_of_drafts(vllm_config: VllmConfig, shape: SearchShape, fixed: bool) -> tuple[int, ...]:
