@@ -28,6 +28,7 @@ ALWAYS = [
     "kernel_tests",
     "no_waiting",
     "flash_attention",
+    "fp8_layer",
     "parity",
     "prefill_parity",
     "tree_attention",
@@ -160,7 +161,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 
 def test_steps_run_in_the_order_of_their_importance(whole: Runs) -> None:
-    expected = [*ALWAYS[:10], "throughput", *ALWAYS[10:]]
+    expected = [*ALWAYS[:11], "throughput", *ALWAYS[11:]]
     assert whole.names() == expected
     assert whole.summary() == dict.fromkeys(expected, "done")
 
@@ -226,7 +227,7 @@ def test_every_script_takes_the_options_that_it_is_given(whole: Runs) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("parsed") == len(given) == len(whole.names()) - 3
+    assert done.stdout.count("parsed") == len(given) == len(whole.names()) - 4
 
 
 def test_the_tests_that_are_run_exist(whole: Runs) -> None:
@@ -237,7 +238,7 @@ def test_the_tests_that_are_run_exist(whole: Runs) -> None:
         for argument in call.arguments
         if "/tests/" in argument
     ]
-    assert len(named) == 4
+    assert len(named) == 5
     assert all(Path(path).exists() for path in named)
 
 
@@ -270,7 +271,8 @@ def test_a_call_with_little_time_does_what_fits_in_and_the_next_one_the_rest(run
     status, printed = runs.run("--seconds", "130")
     assert status == 1
     first = runs.names()
-    assert first == ["environment", "no_waiting", "flash_attention", "kernel_resources"]
+    most = ["no_waiting", "flash_attention", "fp8_layer"]
+    assert first == ["environment", *most, "kernel_resources"]
     assert "parity: no time left for it in this call" in printed
     assert [name for name, how in runs.summary().items() if how == "not run"] == [
         name for name in ALWAYS if name not in first

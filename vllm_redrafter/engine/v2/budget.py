@@ -43,6 +43,7 @@ class TreeBudget(AdaptiveVerificationManager):
     """
 
     _batch_budget: tuple[dict[str, int], dict[str, int], int] | None
+    cost_tables: tuple[npt.NDArray[np.floating[Any]], npt.NDArray[np.floating[Any]]] | None
 
     def __init__(
         self,
