@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-LossKind = Literal["kl", "ce", "mix"]
+LossKind = Literal["kl", "ce", "mix", "acceptance", "lk", "lk-alpha"]
 Precision = Literal["no", "bf16"]
 TargetDtype = Literal["auto", "float32", "bfloat16", "float16"]
 TeacherKind = Literal["target", "data"]

@@ -4,8 +4,9 @@ Logits of all rows, [L * B * T, V], would be the largest tensor of training by f
 never exist: the forward pass takes a chunk of rows, computes their loss *and* its gradient
 (the idea of Liger's fused linear cross-entropy), and frees the chunk:
 
-    z = W f,   q = softmax(z),   loss = sum_v t_v (log t_v - log q_v)
-    d loss / d z = q sum_v t_v - t,   d loss / d f = W^T d z,   d loss / d W = d z f^T
+    z = W f,   d loss / d f = W^T d z,   d loss / d W = d z f^T
+
+with the loss and d z = d loss / d z by `losses.py`.
 
 In memory at a time: a few [chunk, V] tensors, and one gradient of W.
 """
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from vllm_redrafter.training.losses import RowLoss
 from vllm_redrafter.training.teachers import Teacher
 
 CHUNK_ELEMENTS = 1 << 26
@@ -27,7 +29,13 @@ CPU_CHUNK_ELEMENTS = 1 << 22
 
 
 def head_loss(
-    features: Tensor, weight: Tensor, row_weights: Tensor, teacher: Teacher
+    features: Tensor,
+    weight: Tensor,
+    row_weights: Tensor,
+    start: Tensor,
+    step: Tensor,
+    teacher: Teacher,
+    loss: RowLoss,
 ) -> tuple[Tensor, Tensor]:
     """Weighted sum of the rows' losses.
 
@@ -35,7 +43,10 @@ def head_loss(
         features: [N, E], what the last layer reads.
         weight: [draft tokens, E], the last layer's.
         row_weights: [N].
+        start: [N] int64, where each row starts.
+        step: [N] int64, from 1; ascending among the rows of one start.
         teacher: gives the rows' distributions.
+        loss: of a chunk of rows.
 
     Returns:
         (scalar that backward starts from, [N] the rows' losses, detached).
@@ -47,7 +58,7 @@ def head_loss(
     elements = CPU_CHUNK_ELEMENTS if device == "cpu" else CHUNK_ELEMENTS
     chunk = max(1, elements // weight.shape[0])
     total, losses = _HeadLoss.apply(  # type: ignore[no-untyped-call]
-        features, weight, row_weights, teacher, product_dtype, chunk
+        features, weight, row_weights, start, step, teacher, loss, product_dtype, chunk
     )
     return total, losses
 
@@ -59,7 +70,10 @@ class _HeadLoss(torch.autograd.Function):
         features: Tensor,
         weight: Tensor,
         row_weights: Tensor,
+        start: Tensor,
+        step: Tensor,
         teacher: Teacher,
+        loss: RowLoss,
         product_dtype: torch.dtype,
         chunk: int,
     ) -> tuple[Tensor, Tensor]:
@@ -70,14 +84,11 @@ class _HeadLoss(torch.autograd.Function):
             grad_features, grad_weight = torch.empty_like(features), torch.zeros_like(weight)
         losses = torch.empty(len(features), dtype=loss_dtype, device=features.device)
         with torch.autocast(features.device.type, enabled=False):
-            for start in range(0, len(features), chunk):
-                rows = slice(start, start + chunk)
+            for first in range(0, len(features), chunk):
+                rows = slice(first, first + chunk)
                 log_q = (inputs[rows] @ matrix.T).to(loss_dtype).log_softmax(dim=-1)
-                taught = teacher(rows)
-                losses[rows] = (torch.xlogy(taught, taught) - taught * log_q).sum(dim=-1)
+                losses[rows], grad = loss(log_q, teacher(rows), start[rows], step[rows])
                 if needs_gradients:
-                    mass = taught.sum(dim=-1, keepdim=True)
-                    grad = log_q.exp_().mul_(mass).sub_(taught)
                     grad = grad.mul_(row_weights[rows, None]).to(product_dtype)
                     grad_features[rows] = (grad @ matrix).to(features.dtype)
                     if product_dtype == weight.dtype:
@@ -94,4 +105,5 @@ class _HeadLoss(torch.autograd.Function):
     def backward(ctx: Any, grad_total: Tensor, _: Tensor) -> tuple[Any, ...]:
         grad_features, grad_weight = ctx.saved_tensors
         # In place: a second gradient of W would be the largest tensor there is.
-        return grad_features.mul_(grad_total), grad_weight.mul_(grad_total), None, None, None, None
+        grads = grad_features.mul_(grad_total), grad_weight.mul_(grad_total)
+        return *grads, None, None, None, None, None, None, None

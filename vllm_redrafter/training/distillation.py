@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.training.batches import TextBatch
-from vllm_redrafter.training.choices import LossKind
 from vllm_redrafter.training.chunked_loss import head_loss
+from vllm_redrafter.training.losses import RowLoss
+from vllm_redrafter.training.objective import Objective
 from vllm_redrafter.training.target import TargetOutputs
 from vllm_redrafter.training.teachers import (
     ChosenRows,
@@ -154,11 +155,10 @@ class Distillation(nn.Module):
 
     Args:
         drafter: the draft head; gradients reach its parameters only.
-        head: the target's vocabulary-wide layer; needed where `kind` is not `ce` and the
-            batches bring no distributions of their own.
+        head: the target's vocabulary-wide layer; needed where its distribution is taught and
+            the batches bring none of their own.
         num_steps: L, the beam length to train for.
-        kind: `kl`, against the target's distribution; `ce`, against the text alone; `mix`.
-        kl_weight: of the target's distribution in `mix`; the text has the rest.
+        objective: what is minimised, and how much of what is taught is the target's distribution.
         use_data: take the distributions that the batches bring (the target's top tokens).
     """
 
@@ -167,13 +167,12 @@ class Distillation(nn.Module):
         drafter: DraftHead,
         head: Callable[[Tensor], Tensor] | None,
         num_steps: int,
-        kind: LossKind = "kl",
-        kl_weight: float = 0.5,
+        objective: Objective | None = None,
         use_data: bool = False,
     ) -> None:
         super().__init__()
         self.drafter, self.head, self.num_steps = drafter, head, num_steps
-        self.kind, self.kl_weight, self.use_data = kind, kl_weight, use_data
+        self.objective, self.use_data = objective or Objective(), use_data
 
     def forward(
         self, batch: TextBatch, target: TargetOutputs, step_weights: Tensor
@@ -187,15 +186,20 @@ class Distillation(nn.Module):
         """
         rows = predictions(self.drafter, batch.generated, target, self.num_steps)
         teacher = self._teacher(batch, target, rows)
-        total, losses = self._loss(rows, step_weights[rows.step - 1], teacher)
+        row_loss = self.objective.begin(batch.generated.numel(), rows.start.device)
+        total, losses = self._loss(rows, step_weights[rows.step - 1], teacher, row_loss)
         per_step = torch.zeros(self.num_steps, dtype=losses.dtype, device=losses.device)
         return DistillationLoss(total, per_step.index_add_(0, rows.step - 1, losses))
 
-    def _loss(self, rows: Predictions, weights: Tensor, teacher: Teacher) -> tuple[Tensor, Tensor]:
+    def _loss(
+        self, rows: Predictions, weights: Tensor, teacher: Teacher, loss: RowLoss
+    ) -> tuple[Tensor, Tensor]:
         """See `head_loss`; a head that has a vocabulary-wide layer per depth has a loss on each."""
         layers = self.drafter.vocabulary_layers
         if len(layers) == 1:
-            return head_loss(rows.features, layers[0].weight, weights, teacher)
+            return head_loss(
+                rows.features, layers[0].weight, weights, rows.start, rows.step, teacher, loss
+            )
         losses = torch.zeros(len(weights), device=weights.device)
         totals = []
         for depth in range(self.num_steps):
@@ -204,7 +208,10 @@ class Distillation(nn.Module):
                 rows.features[chosen],
                 layers[depth].weight,
                 weights[chosen],
+                rows.start[chosen],
+                rows.step[chosen],
                 ChosenRows(teacher, chosen),
+                loss,
             )
             totals.append(total)
             losses = losses.to(found.dtype).index_copy_(0, chosen, found)
@@ -215,7 +222,8 @@ class Distillation(nn.Module):
         dtype = torch.promote_types(rows.features.dtype, torch.float32)
         position = rows.start + rows.step
         text = TextTeacher(vocabulary, batch.tokens.flatten()[position + 1], dtype)
-        if self.kind == "ce":
+        share = self.objective.target_share
+        if share == 0:
             return text
         if self.use_data:
             assert batch.top_tokens is not None and batch.top_log_probs is not None
@@ -227,4 +235,4 @@ class Distillation(nn.Module):
             assert self.head is not None
             hidden = target.last.flatten(0, 1)
             teacher = TargetTeacher(vocabulary, self.head, hidden, position, dtype)
-        return teacher if self.kind == "kl" else MixedTeacher(teacher, text, self.kl_weight)
+        return teacher if share == 1 else MixedTeacher(teacher, text, share)

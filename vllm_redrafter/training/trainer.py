@@ -31,6 +31,7 @@ from vllm_redrafter.training.checkpointing import Checkpoints, RunProgress
 from vllm_redrafter.training.config import TrainingConfig
 from vllm_redrafter.training.distillation import Distillation, count_rows
 from vllm_redrafter.training.estimate import Acceptance, estimate_acceptance
+from vllm_redrafter.training.objective import objective_of
 from vllm_redrafter.training.target import TargetHead, read_target
 
 
@@ -99,10 +100,10 @@ class Trainer:
         self.num_steps = config.max_steps or self.plan.num_steps(config.epochs)
         self.drafter = drafter.to(accelerator.device)
         use_data = config.teacher == "data"
-        head = TargetHead(target) if config.loss != "ce" and not use_data else None
-        model = Distillation(
-            self.drafter, head, config.unroll_steps, config.loss, config.kl_weight, use_data
-        )
+        tokens = self.drafter.config.num_ranked_tokens
+        objective = objective_of(config, speculation.beam_width, tokens)
+        head = TargetHead(target) if objective.target_share > 0 and not use_data else None
+        model = Distillation(self.drafter, head, config.unroll_steps, objective, use_data)
         self.model, self.optimizer = accelerator.prepare(model, adamw(self.drafter, config))
         decay = config.step_decay ** torch.arange(config.unroll_steps, dtype=torch.float64)
         self.step_shares = decay / decay.sum()
