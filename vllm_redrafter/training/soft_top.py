@@ -26,11 +26,12 @@ def soft_top(scores: Tensor, num: Tensor) -> Tensor:
     Returns:
         [n, V], in the dtype of `scores`.
     """
-    low, high = _bracket(scores, num)
+    among = torch.empty_like(scores)  # in place from here on: new memory costs more than sums
+    low, high = _bracket(scores, num, among)
     wanted = num.to(scores.dtype)
     theta = high
     for _ in range(ITERATIONS):
-        among = torch.sigmoid(scores - theta.unsqueeze(1))
+        torch.sub(scores, theta.unsqueeze(1), out=among).sigmoid_()
         total = among.sum(dim=-1)
         slope = total - torch.linalg.vecdot(among, among)
         low, high = low.where(total < wanted, theta), high.where(total > wanted, theta)
@@ -38,11 +39,11 @@ def soft_top(scores: Tensor, num: Tensor) -> Tensor:
         step = (total / wanted).log() * total / slope.clamp(min=torch.finfo(scores.dtype).tiny)
         theta = theta + step
         theta = theta.where((theta >= low) & (theta <= high), (low + high) / 2)
-    return torch.sigmoid(scores - theta.unsqueeze(1))
+    return torch.sub(scores, theta.unsqueeze(1), out=among).sigmoid_()
 
 
-def _bracket(scores: Tensor, num: Tensor) -> tuple[Tensor, Tensor]:
-    """([n], [n]): theta is between these."""
+def _bracket(scores: Tensor, num: Tensor, space: Tensor) -> tuple[Tensor, Tensor]:
+    """([n], [n]): theta is between these; `space`, [n, V], is overwritten."""
     wanted = num.to(scores.dtype).log()
     best = scores.topk(int(num.max()) + 1, dim=-1).values
     last = best.gather(1, num.unsqueeze(1) - 1)
@@ -50,5 +51,6 @@ def _bracket(scores: Tensor, num: Tensor) -> tuple[Tensor, Tensor]:
     low = best.gather(1, num.unsqueeze(1)).squeeze(1) - wanted
     # A sigmoid is below 1, and below the exponential: at the upper end the sum is k at most, be
     # it by the latter for all tokens or by the former for k - 1 and the latter for the others.
-    others = scores.masked_fill(scores > last, -torch.inf).logsumexp(dim=-1)
+    nothing = scores.new_tensor(-torch.inf)
+    others = torch.where(scores > last, nothing, scores, out=space).logsumexp(dim=-1)
     return low, torch.minimum(scores.logsumexp(dim=-1) - wanted, others)
