@@ -219,7 +219,8 @@ def test_soft_top_sums_to_k_and_keeps_the_order(
         among.sum(dim=-1), torch.full((5,), float(num), dtype=dtype), rtol=2e-2, atol=0.0
     )
     order = scores.argsort(dim=-1)
-    assert (among.gather(1, order).diff(dim=-1) >= 0).all()
+    # Equal scores may differ in a last bit: sigmoids are computed several at a time.
+    assert (among.gather(1, order).diff(dim=-1) >= -4 * torch.finfo(dtype).eps).all()
 
 
 @pytest.mark.parametrize("kind", ["lk", "lk-alpha", "acceptance"])

@@ -76,7 +76,7 @@ def _columns(states: StoredStates, layers: Sequence[int]) -> Tensor | None:
             "with those that are there: " + (",".join(map(str, found)) or "none")
         )
     size = states.info.hidden_size
-    parts = torch.arange(states.info.width).split(size)
+    parts = torch.split(torch.arange(states.info.width), size)
     return torch.cat([parts[0], *(parts[1 + found.index(layer)] for layer in layers)])
 
 

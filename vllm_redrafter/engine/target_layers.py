@@ -7,10 +7,11 @@ from recorded CUDA graphs as well, and both runners hand the second on to whoeve
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor, nn
-from vllm.model_executor.models.interfaces import supports_eagle3
+from vllm.model_executor.models.interfaces import SupportsEagle3, supports_eagle3
 
 from vllm_redrafter.errors import ConfigError
 
@@ -32,7 +33,7 @@ def hand_out(target: nn.Module, layers: Sequence[int]) -> None:
             "SupportsEagle3): use a drafter that was trained without --target-layers, or leave the "
             "speculative config out"
         )
-    target.set_aux_hidden_state_layers(tuple(layers))
+    cast(SupportsEagle3, target).set_aux_hidden_state_layers(tuple(layers))
 
 
 def gathered(states: Sequence[Tensor], rows: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ def check_rows(target: str, states: StoredStates, rows: Mapping[int, Sequence[in
         read = torch.tensor([tokens[: len(captured)]], device=model.device)
         computed = hidden_states(model, layers, input_ids=read)[0].float().cpu()
         # Layer by layer: the last ones' numbers may be far larger than the first ones'.
-        by_layer = (x.unflatten(1, (1 + len(layers), -1)) for x in (captured - computed, computed))
+        by_layer = (x.view(len(x), 1 + len(layers), -1) for x in (captured - computed, computed))
         difference, whole = (x.norm(dim=(0, 2)) for x in by_layer)
         apart = float((difference / whole).max())
         # Written so that NaN is refused too.

@@ -104,7 +104,7 @@ class TreeSpeculator(BaseSpeculator):
         # A draft's inputs and output, in batch order.
         width = (1 + len(self.target_layers)) * hidden_size
         self._hidden = torch.zeros(slots, width, dtype=self.dtype, device=device)
-        self._hidden_parts = self._hidden.split(hidden_size, dim=1)
+        self._hidden_parts = torch.split(self._hidden, hidden_size, dim=1)
         self._roots = torch.zeros(slots, dtype=torch.int64, device=device)
         self._slots = torch.full((slots,), slots, dtype=torch.int64, device=device)
         self._chain = torch.zeros(slots, dtype=torch.int32, device=device)
