@@ -81,7 +81,8 @@ def test_states_are_those_of_transformers(target: Path, data: Path, captured: Pa
             with torch.no_grad():
                 found = model.base_model(tokens, use_cache=False, output_hidden_states=True)
             expected = [found.last_hidden_state[0], *(found.hidden_states[i][0] for i in (1, 2))]
-            torch.testing.assert_close(states[row], torch.cat(expected, 1), rtol=1e-3, atol=1e-4)
+            # Without a norm the layers' numbers are some ten times as large.
+            torch.testing.assert_close(states[row], torch.cat(expected, 1), rtol=1e-3, atol=1e-3)
 
 
 def test_vllm_s_own_files_are_gone(captured: Path) -> None:

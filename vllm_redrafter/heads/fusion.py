@@ -1,11 +1,14 @@
 """Conditioning on several of the target's layers: what a fused head reads, made one hidden state.
 
-    h' = h + F [h_1 ; .. ; h_n]
+    h' = h + F [n(h_1) ; .. ; n(h_m)]        n(x) = x / rms(x)
 
-with h the last hidden state after the final norm, h_i the outputs of `target_layers` as they are,
-and F a matrix [H, n H] without bias. With F = 0, as it begins, a fused head is the plain one. Once
-per draft: a search does not know of it. That lower layers tell what the last one has forgotten is
+with h the last hidden state after the final norm, h_i the outputs of the m `target_layers`, and F a
+matrix [H, m H] without bias. With F = 0, as it begins, a fused head is the plain one. Once per
+draft: a search does not know of it. That lower layers tell what the last one has forgotten is
 EAGLE-3's finding (arXiv 2503.01840).
+
+The norm is for training: a target's layers add to each other's outputs, the higher ones' are many
+times as large as h, and a step of Adam changes every number of F by as much.
 """
 
 from __future__ import annotations
@@ -13,10 +16,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torch import Tensor, nn
+from torch.nn import functional as F
+
+EPSILON = 1e-6
+"""Added to the mean square: zeros stay zeros."""
 
 
 class FuseLayer(nn.Linear):
-    """F, for n layers of the target: zeros, for which no random number is drawn."""
+    """F, for m layers of the target: zeros, for which no random number is drawn."""
 
     def __init__(self, hidden_size: int, num_layers: int) -> None:
         super().__init__(num_layers * hidden_size, hidden_size, bias=False)
@@ -29,10 +36,12 @@ def fused(hidden: Tensor, hidden_size: int, fuse: Callable[[Tensor], Tensor] | N
     """h': [..., H].
 
     Args:
-        hidden: [..., (1 + n) H]: h, then the layers' outputs in ascending order.
+        hidden: [..., (1 + m) H]: h, then the layers' outputs in ascending order.
         hidden_size: H.
-        fuse: the product with F, [..., n H] -> [..., H]; None where n is 0.
+        fuse: the product with F, [..., m H] -> [..., H]; None where m is 0.
     """
     if fuse is None:
         return hidden
-    return hidden[..., :hidden_size] + fuse(hidden[..., hidden_size:])
+    layers = hidden[..., hidden_size:].unflatten(-1, (-1, hidden_size))
+    normed = F.rms_norm(layers, (hidden_size,), eps=EPSILON).flatten(-2)
+    return hidden[..., :hidden_size] + fuse(normed)

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from vllm import SamplingParams
 
 from redrafter_testing.engines import draft_starts
 from redrafter_testing.engines.forked_engine import Engine, reset_prefix_cache
 from redrafter_testing.engines.interpreted_engine import interpreted_engine
 from redrafter_testing.gpu import recorded_graphs, torch_flash_attention
 from redrafter_testing.gpu.recorded_graphs import RecordedGraph, graphs_recorded
-from redrafter_testing.requests import few_tokens
+from redrafter_testing.requests import few_tokens, workloads
 from redrafter_testing.requests.answers import single_tokens_of
 
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
@@ -88,8 +89,7 @@ def test_parts_were_merged_and_prompts_went_through_flash_attention(graphs: Engi
 def test_a_draft_of_4_beams_and_5_tokens_is_at_most_40_launches(graphs: Engine) -> None:
     """It was 121 in this counting, when torch searched on a GPU, too."""
     ((launches, reads_table, same),) = graphs.rpc(recorded_graphs.draft_on_kernels)
-    # 38, and two that make one hidden state of what the drafter reads.
-    assert launches == 38 + 2 <= 40
+    assert launches == 38 <= 40
     assert reads_table and same
 
 
@@ -100,7 +100,8 @@ def test_drafts_start_from_the_states_that_transformers_computes(
     """The last hidden state and the layer's, which training reads there: see `read_target`."""
     graphs.rpc(recorded_graphs.replay, True)
     graphs.rpc(draft_starts.keep)
-    load = few_tokens.requests("greedy", count=3)
+    params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+    load = workloads.Workload(few_tokens.requests("greedy", count=1).prompts, [params])
     answers = single_tokens_of(graphs.run(load))
     (starts,) = graphs.rpc(draft_starts.starts)
     texts = [prompt + tokens for prompt, tokens in zip(load.prompts, answers, strict=True)]
@@ -108,7 +109,7 @@ def test_drafts_start_from_the_states_that_transformers_computes(
     found = torch.tensor(starts).unflatten(1, (2, -1)).unsqueeze(1)
     apart = ((found - states).norm(dim=-1) / states.norm(dim=-1)).amax(dim=-1).amin(dim=1)
     # A request's last draft may start from tokens that are not output any more.
-    assert len(starts) > 15 and (apart > 1e-3).sum() <= len(load.prompts), apart
+    assert len(starts) > 4 and (apart > 1e-3).sum() <= 1, apart
 
 
 @pytest.mark.engine

@@ -110,6 +110,6 @@ def make_drafter(
     config = RecurrentConfig(vocab_size, hidden_size, hidden_size, target_layers=target_layers)
     head = RecurrentHead(config)
     if head.fuse is not None:
-        torch.nn.init.normal_(head.fuse.weight, std=0.05)
+        torch.nn.init.normal_(head.fuse.weight, std=0.1)
     save_drafter(head, folder)
     return folder
