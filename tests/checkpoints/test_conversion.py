@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +252,17 @@ def test_a_reduced_draft_vocabulary_is_refused_for_apple(tmp_path: Path, destina
     with pytest.raises(ConfigError, match=r"ranks 3 of 11 tokens.*Apple's code ranks all tokens"):
         convert(str(tmp_path / "a"), destination, to="apple")
     assert not destination.exists()
+
+
+def test_a_drafter_that_reads_the_target_s_layers_is_refused_for_apple(
+    tmp_path: Path, destination: Path
+) -> None:
+    fused = replace(REDUCED, draft_vocab_size=None, target_layers=(1, 3))
+    write(tmp_path / "a", fused)
+    with pytest.raises(ConfigError, match=r"reads layers 1, 3 of the target, and Apple's code"):
+        convert(str(tmp_path / "a"), destination, to="apple")
+    convert(str(tmp_path / "a"), destination)
+    assert load_config(str(destination)) == fused
 
 
 def test_a_verifier_is_refused_for_apple(source: Path, destination: Path) -> None:

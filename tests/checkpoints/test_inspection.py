@@ -47,9 +47,14 @@ def reduced(tmp_path: Path) -> Path:
     return tmp_path / "reduced"
 
 
-def save_target(folder: Path, vocab_size: int = 11, hidden_size: int = 4) -> str:
+def save_target(
+    folder: Path, vocab_size: int = 11, hidden_size: int = 4, num_hidden_layers: int = 8
+) -> str:
     LlamaConfig(
-        vocab_size=vocab_size, hidden_size=hidden_size, num_attention_heads=1
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        num_attention_heads=1,
+        num_hidden_layers=num_hidden_layers,
     ).save_pretrained(folder)
     return str(folder)
 
@@ -207,6 +212,22 @@ def test_the_command_says_what_a_checkpoint_does_not_record(reduced: Path) -> No
     assert "draft vocabulary: 3 of the target's 40 tokens (7.5%), d2t" in output
     assert "trained for a target that is not recorded" in output
     assert "training: nothing is recorded" in output
+
+
+def test_the_layers_that_it_reads_are_shown_and_looked_for_in_the_target(tmp_path: Path) -> None:
+    fused = RecurrentConfig(11, 4, exit_dim=6, target_layers=(2, 5))
+    save_drafter(RecurrentHead(fused), tmp_path / "fused")
+    found = inspect_checkpoint(str(tmp_path / "fused"))
+    assert found.num_parameters == REST + 11 * 6 + 4 * 8
+    assert found.facts()["sizes"]["target_layers"] == (2, 5)
+    result = command(tmp_path / "fused", "--target", save_target(tmp_path / "deep"))
+    assert result.exit_code == 0, result.output
+    assert "reads layers 2, 5 of the target beside its last hidden state" in result.output
+    shallow = save_target(tmp_path / "shallow", num_hidden_layers=5)
+    assert misfits(fused, shallow) == [
+        "layers 2, 5 are asked for, and the target has 5: beside the last one, whose output the "
+        "last hidden state is, 1 to 4 can be read"
+    ]
 
 
 def test_the_command_advises_against_a_large_draft_vocabulary(
