@@ -42,6 +42,6 @@ def fused(hidden: Tensor, hidden_size: int, fuse: Callable[[Tensor], Tensor] | N
     """
     if fuse is None:
         return hidden
-    layers = hidden[..., hidden_size:].unflatten(-1, (-1, hidden_size))
+    layers = hidden[..., hidden_size:].view(*hidden.shape[:-1], -1, hidden_size)
     normed = F.rms_norm(layers, (hidden_size,), eps=EPSILON).flatten(-2)
     return hidden[..., :hidden_size] + fuse(normed)
