@@ -16,10 +16,10 @@ pytestmark = pytest.mark.engine
 
 def test_greedy_output_on_two_ranks_equals_plain_on_one(
     few_tokens_target: Path,
-    few_tokens_drafter: Path,
+    few_tokens_fused_drafter: Path,
     few_tokens_plain: dict[str, list[list[int]]],
 ) -> None:
-    config = {"model": str(few_tokens_drafter), "num_speculative_tokens": 8}
+    config = {"model": str(few_tokens_fused_drafter), "num_speculative_tokens": 8}
     with interpreted_engine(
         few_tokens_target,
         environment={"VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
