@@ -114,8 +114,10 @@ def beam_search(
         # A beam of the next level is among its parent's W best, so W x W candidates suffice.
         logits = drafter.logits(condition, state, depth)
         scores, candidates = log_softmax_of_top(logits, beam_width, shard)
-        scores = (scores + log_probs.unsqueeze(-1)).flatten(1)
-        log_probs, best = scores.topk(beam_width, dim=1)
+        scores = scores + log_probs.unsqueeze(-1)
+        # Some heads see no drafted token, and rank once for all beams.
+        candidates = candidates.expand_as(scores)
+        log_probs, best = scores.flatten(1).topk(beam_width, dim=1)
         tokens = drafter.target_tokens(candidates.flatten(1).gather(1, best))
         back_pointers = best // beam_width
         levels.append((tokens, back_pointers, log_probs))

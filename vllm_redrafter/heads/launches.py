@@ -36,5 +36,9 @@ class HeadLaunches(Protocol):
         ...
 
     def features(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
-        """`DraftHead.features`, of condition [R, C] and state [R * beams, S]: [R * beams, E]."""
+        """`DraftHead.features`, of condition [R, C] and state [R * beams, S].
+
+        Returns:
+            [R * beams, E]; [R, E] of a head that sees no drafted token.
+        """
         ...

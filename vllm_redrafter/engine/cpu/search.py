@@ -77,36 +77,39 @@ def _extend(
     """Grow every request's beams by a level.
 
     Args:
-        logits: [R, P, V] float32, of the tokens that follow each of P beams.
+        logits: [R, P, V] float32, of the tokens that follow each of P beams; [R, 1, V] of a head
+            that sees no drafted token, where they are the same for all.
         above: [R, P] float32, the beams' log-probabilities.
         tokens, back_pointers: [R, W] int64, written: the W best continuations' tokens, in the
             draft's ids, and beams.
         log_probs: [R, W] float32, written: cumulative, each step's normalised over its 50 best
             tokens; -inf where there are fewer continuations.
     """
-    requests, parents, vocabulary = logits.shape
-    width = tokens.shape[1]
+    requests, ranked, vocabulary = logits.shape
+    parents, width = above.shape[1], tokens.shape[1]
     values = np.empty(min(TOP_TOKENS, vocabulary), dtype=np.float32)
     best = np.empty(values.shape[0], dtype=np.int64)
     # A beam of the next level is among its parent's W best, so W candidates of each suffice.
     scores = np.empty(parents * width, dtype=np.float32)
     candidates = np.empty(parents * width, dtype=np.int64)
     chosen = np.empty(width, dtype=np.int64)
+    found, total = 0, 0.0
     for r in range(requests):
         for parent in range(parents):
-            found = _top(logits[r, parent], values, best)
-            total = 0.0
-            for rank in range(found):
-                total += math.exp(values[rank] - values[0])
+            if parent < ranked:
+                found = _top(logits[r, parent], values, best)
+                total = 0.0
+                for rank in range(found):
+                    total += math.exp(values[rank] - values[0])
             for rank in range(width):
                 at = parent * width + rank
                 scores[at], candidates[at] = -np.inf, 0
                 if rank < found:
                     scores[at] = above[r, parent] + values[rank] - values[0] - math.log(total)
                     candidates[at] = best[rank]
-        found = _top(scores, log_probs[r], chosen)
+        kept = _top(scores, log_probs[r], chosen)
         for beam in range(width):
-            if beam < found:
+            if beam < kept:
                 tokens[r, beam] = candidates[chosen[beam]]
                 back_pointers[r, beam] = chosen[beam] // width
             else:

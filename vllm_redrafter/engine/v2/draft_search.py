@@ -100,7 +100,7 @@ class DraftSearch:
             layer = self._drafter.vocabulary_layer(level)
             logits = layer(self._features_of(condition, state, level))
             grow_beams(
-                self._top(logits, width),
+                self._top(logits, width, tokens.shape[0]),
                 level,
                 requests,
                 self.beams,
@@ -127,13 +127,27 @@ class DraftSearch:
         return self._drafter.advance(state.index_select(0, parents), self._embed(tokens))
 
     def _features_of(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
-        """`DraftHead.features`: condition [R, C], state [R * beams, S] -> [R * beams, E]."""
+        """`DraftHead.features`: condition [R, C], state [R * beams, S] -> [R * beams, E].
+
+        [R, E] of a head that sees no drafted token.
+        """
         if self._launches is not None and state.shape[0] <= MAX_ROWS:
             return self._launches.features(condition, state, depth)
         by_request = state.view(condition.shape[0], -1, state.shape[-1])
         return self._drafter.features(condition.unsqueeze(1), by_request, depth).flatten(0, 1)
 
-    def _top(self, logits: Tensor, width: int) -> TopTokens:
+    def _top(self, logits: Tensor, width: int, rows: int) -> TopTokens:
+        """The best tokens of each of so many rows.
+
+        Logits are [rows, draft tokens], or, as `_features_of` may have it, [R, draft tokens] for
+        all beams of a request.
+        """
+        found = self._top_of(logits, width)
+        if len(logits) == rows:
+            return found
+        return TopTokens(*(part.repeat_interleave(rows // len(logits), dim=0) for part in found))
+
+    def _top_of(self, logits: Tensor, width: int) -> TopTokens:
         if self._shard is None:
             return top_candidates(logits, width)
         log_probs, tokens = log_softmax_of_top(logits, width, self._shard)
