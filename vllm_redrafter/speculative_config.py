@@ -166,13 +166,11 @@ def validated(requested: Mapping[str, Any]) -> tuple[ReDrafterConfig, HeadConfig
             "checkpoint does not record it: the most tree nodes verified per request and step, "
             "between 1 and 127"
         )
-    config, head = ReDrafterConfig(**shape), check_checkpoint(*checkpoint)
-    if head.max_beam_length is not None and config.beam_length > head.max_beam_length:
-        raise ConfigError(
-            f"speculative config: beam_length {config.beam_length} exceeds the "
-            f"{head.max_beam_length} tokens that the head of {checkpoint[0]!r} can draft in a row; "
-            f"give beam_length {head.max_beam_length} or less"
-        )
+    head = check_checkpoint(*checkpoint)
+    if head.max_beam_length is not None and "beam_length" not in shape:
+        shape["beam_length"] = min(ReDrafterConfig.beam_length, head.max_beam_length)
+    config = ReDrafterConfig(**shape)
+    head.require_beam_length("speculative config", config.beam_length)
     return config, head
 
 

@@ -29,7 +29,14 @@ from vllm_redrafter.checkpoints.writing import save_drafter, write_files
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.files import whole_folder
 from vllm_redrafter.heads.head import DraftHead, HeadConfig
-from vllm_redrafter.heads.registry import NAMES, head_class, heads, is_head, written_types
+from vllm_redrafter.heads.registry import (
+    NAMES,
+    head_class,
+    heads,
+    is_head,
+    others_head,
+    written_types,
+)
 
 Layout = Literal["own", "apple"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -140,6 +147,8 @@ def _sizes(
 def _head_of(source: str, values: Mapping[str, Any]) -> type[DraftHead]:
     """The head that a config.json names; one that names none is read as the oldest, Apple's."""
     model_type = values.get("model_type")
+    if (others := others_head(values)) is not None:
+        return others
     if model_type is None:
         return next(iter(NAMES.values()))
     if not is_head(model_type):
@@ -157,6 +166,8 @@ def _read(source: str) -> _Source:
     paths = find_weights(source)
     where = str(paths[0]) if len(paths) == 1 else f"{paths[0].parent} ({len(paths)} shards)"
     loaded = read_weights(paths)
+    if head.is_others(values):
+        values, loaded = head.own_values(values), head.own_tensors(loaded)
     tensors = {own: loaded[name] for own, name in own_names(where, head, loaded).items()}
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
     config, derived = _sizes(where, head, values, shapes)

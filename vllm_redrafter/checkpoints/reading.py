@@ -3,7 +3,8 @@ model.safetensors."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from vllm_redrafter.heads.registry import (
     head_class,
     head_config,
     is_head,
+    others_head,
     written_types,
 )
 
@@ -61,6 +63,8 @@ def load_config(model: str, revision: str | None = None) -> HeadConfig:
         ConfigError: no such checkpoint, or not a ReDrafter's.
     """
     values = read_config(model, revision)
+    if (others := others_head(values)) is not None:
+        return others.config_class.from_dict(others.own_values(values))
     if not is_redrafter(values):
         found = values.get("model_type", "none")
         raise ConfigError(
@@ -70,12 +74,31 @@ def load_config(model: str, revision: str | None = None) -> HeadConfig:
     return head_config(values)
 
 
+@contextmanager
+def _convertible(model: str) -> Iterator[None]:
+    """What is wrong with another program's checkpoint, `convert` may mend."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error}; `vllm-redrafter convert {model} FOLDER` reads all forms of such a "
+            "checkpoint, and writes one that is served"
+        ) from error
+
+
 def check_checkpoint(model: str, revision: str | None = None) -> HeadConfig:
     """Check a checkpoint's tensors by name and shape, without reading them.
 
     Raises:
         ConfigError: see `load_drafter`.
     """
+    if others_head(read_config(model, revision)) is None:
+        return _checked(model, revision)
+    with _convertible(model):
+        return _checked(model, revision)
+
+
+def _checked(model: str, revision: str | None) -> HeadConfig:
     config = load_config(model, revision)
     path = weights_path(model, revision)
     try:

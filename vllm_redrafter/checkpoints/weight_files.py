@@ -22,7 +22,9 @@ from vllm_redrafter.json_files import read_json
 
 INDEX = ".index.json"
 FILES = (WEIGHTS_FILE, WEIGHTS_FILE + INDEX, "pytorch_model.bin", "pytorch_model.bin" + INDEX)
-"""In the order in which transformers looks for them; the last resort is a single `*.pt` file."""
+"""In the order in which transformers looks for them."""
+LAST_RESORTS = (".safetensors", ".pt")
+"""A single file of any name that ends so."""
 
 _PICKLE_ERRORS = (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError)
 
@@ -39,16 +41,19 @@ def find_weights(model: str) -> list[Path]:
     for name in FILES:
         if path := resolve_file(model, name):
             return _shards(model, path) if name.endswith(INDEX) else [path]
-    names = _pt_files(model)
-    if len(names) > 1:
-        raise ConfigError(
-            f"{model!r}: which of {', '.join(names)} holds the weights? Keep only that file "
-            "in the folder"
-        )
-    if names and (path := resolve_file(model, names[0])):
-        return [path]
+    every = _file_names(model)
+    for suffix in LAST_RESORTS:
+        names = sorted(name for name in every if name.endswith(suffix))
+        if len(names) > 1:
+            raise ConfigError(
+                f"{model!r}: which of {', '.join(names)} holds the weights? Keep only that file "
+                "in the folder"
+            )
+        if names and (path := resolve_file(model, names[0])):
+            return [path]
     raise ConfigError(
-        f"{model!r}: the checkpoint has no weights; looked for {', '.join(FILES)} and *.pt"
+        f"{model!r}: the checkpoint has no weights; looked for {', '.join(FILES)}, "
+        f"{' and '.join(f'*{suffix}' for suffix in LAST_RESORTS)}"
     )
 
 
@@ -92,15 +97,15 @@ def _shards(model: str, index: Path) -> list[Path]:
     return paths
 
 
-def _pt_files(model: str) -> list[str]:
+def _file_names(model: str) -> list[str]:
     folder = Path(os.path.expanduser(model))
     if folder.is_dir():
-        return sorted(path.name for path in folder.glob("*.pt"))
+        return [path.name for path in folder.iterdir()]
     try:
         names = list_repo_files(model)
     except (OSError, HfHubHTTPError, HFValidationError) as error:
         raise ConfigError(f"{model!r}: the hub does not tell its files: {error}") from error
-    return sorted(name for name in names if name.endswith(".pt") and "/" not in name)
+    return [name for name in names if "/" not in name]
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:

@@ -46,7 +46,7 @@ def write_files(drafter: DraftHead, folder: Path, layout: str, further: Mapping[
     Args:
         drafter: what to write.
         folder: made if it does not exist.
-        layout: one of the head's `layouts`.
+        layout: "own", or one of the head's `layouts`.
         further: entries of config.json besides the sizes.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ def write_files(drafter: DraftHead, folder: Path, layout: str, further: Mapping[
     save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
     config = {
         "model_type": drafter.config.model_type,
-        "architectures": [drafter.layouts[layout]],
+        "architectures": [drafter.layouts.get(layout, type(drafter).__name__)],
         **{k: v for k, v in vars(drafter.config).items() if v is not None and v != ()},
         "torch_dtype": str(drafter.dtype).removeprefix("torch."),
         **further,

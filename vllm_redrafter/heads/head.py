@@ -103,6 +103,15 @@ class HeadConfig:
         """The most tokens that the head can draft in a row; None where there is no limit."""
         return None
 
+    def require_beam_length(self, owner: str, beam_length: int) -> None:
+        """Raise a ConfigError that begins with `owner` where the head cannot draft that far."""
+        most = self.max_beam_length
+        if most is not None and beam_length > most:
+            raise ConfigError(
+                f"{owner}: beam_length {beam_length} exceeds the {most} tokens that this "
+                f"drafter's head can draft in a row; ask for {most} or less"
+            )
+
     @property
     def advice(self) -> str | None:
         """What would make drafts cheaper, in a sentence; None where nothing stands out."""
@@ -172,9 +181,9 @@ class DraftHead(nn.Module, ABC):
     """
 
     config_class: ClassVar[type[HeadConfig]]
-    layouts: ClassVar[Mapping[str, str]]
-    """What `convert --to` can write: from its name to the class in config.json's architectures.
-    The first is our own."""
+    layouts: ClassVar[Mapping[str, str]] = {}
+    """What `convert --to` can write besides: from its name to the class in config.json's
+    architectures; "own" where ours is not called as the head's class is."""
 
     config: HeadConfig
     d2t: Tensor
@@ -242,7 +251,8 @@ class DraftHead(nn.Module, ABC):
             depth: of that node; the root's is 0.
 
         Returns:
-            [..., E].
+            [..., E]; of the shape of `condition` alone where no node's state is read: what a
+            search then ranks once serves all nodes of a level.
         """
 
     @property
@@ -318,6 +328,33 @@ class DraftHead(nn.Module, ABC):
     def own_name(cls, name: str) -> str:
         """Our name of a tensor that others have written under another name."""
         return name
+
+    @classmethod
+    def is_others(cls, values: Mapping[str, Any]) -> bool:
+        """Is this the config.json of such heads as other programs write them?
+
+        Those are read where somebody asks for them, and never recognised by themselves: what wrote
+        them may serve them, too.
+        """
+        return False
+
+    @classmethod
+    def own_values(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The entries of our config.json that follow from another program's: see `is_others`.
+
+        Raises:
+            ConfigError: it asks for what the head cannot do.
+        """
+        return dict(values)
+
+    @classmethod
+    def own_tensors(cls, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of ours that follow from another program's, by any of their names.
+
+        Raises:
+            ConfigError: they contradict each other.
+        """
+        return dict(tensors)
 
     @classmethod
     def sizes_from_tensors(cls, where: str, shapes: Mapping[str, list[int]]) -> dict[str, Any]:

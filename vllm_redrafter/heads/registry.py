@@ -13,12 +13,14 @@ from typing import Any
 
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.heads.head import DraftHead, HeadConfig
+from vllm_redrafter.heads.medusa import MedusaHead
 from vllm_redrafter.heads.recurrent import RecurrentHead
 
 ENTRY_POINTS = "vllm_redrafter.heads"
 
-NAMES = {
+NAMES: dict[str, type[DraftHead]] = {
     "recurrent": RecurrentHead,
+    "medusa": MedusaHead,
 }
 """The heads of this package, by the names that `train --head` takes."""
 
@@ -61,6 +63,11 @@ def heads() -> dict[str, type[DraftHead]]:
 def _register_installed() -> None:
     for entry in entry_points(group=ENTRY_POINTS):
         register(entry.load())
+
+
+def others_head(values: Mapping[str, Any]) -> type[DraftHead] | None:
+    """The head of which another program wrote this config.json; None where there is no such."""
+    return next((head for head in heads().values() if head.is_others(values)), None)
 
 
 def head_config(values: Mapping[str, Any]) -> HeadConfig:

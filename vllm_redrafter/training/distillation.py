@@ -160,6 +160,9 @@ class Distillation(nn.Module):
         num_steps: L, the beam length to train for.
         objective: what is minimised, and how much of what is taught is the target's distribution.
         use_data: take the distributions that the batches bring (the target's top tokens).
+
+    Raises:
+        ConfigError: the head cannot draft L tokens in a row.
     """
 
     def __init__(
@@ -171,6 +174,7 @@ class Distillation(nn.Module):
         use_data: bool = False,
     ) -> None:
         super().__init__()
+        drafter.config.require_beam_length("training: unroll_steps", num_steps)
         self.drafter, self.head, self.num_steps = drafter, head, num_steps
         self.objective, self.use_data = objective or Objective(), use_data
 

@@ -144,7 +144,12 @@ def evaluate_shapes(
         costs: for the recommendation.
         console: where the progress bar goes.
         batch_size: rows read by the target at once.
+
+    Raises:
+        ConfigError: there is nothing to replay, or the head cannot draft as far as a shape asks.
     """
+    for shape in grid:
+        drafter.config.require_beam_length("evaluation", shape.beam_length)
     totals = [Acceptance(0, 0)] * len(grid)
     embed = target.get_input_embeddings()
     with progress_bar(console) as progress:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -23,6 +23,8 @@ if not ON_GPU:
 from vllm_redrafter.beam_search import beam_search  # noqa: E402
 from vllm_redrafter.budget.calibration import AcceptanceEstimator, log_odds  # noqa: E402
 from vllm_redrafter.engine.v2.draft_search import DraftSearch  # noqa: E402
+from vllm_redrafter.heads.head import DraftHead  # noqa: E402
+from vllm_redrafter.heads.medusa import MedusaConfig, MedusaHead  # noqa: E402
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead  # noqa: E402
 from vllm_redrafter.policy import SearchShape  # noqa: E402
 from vllm_redrafter.sharding import VocabularyShard  # noqa: E402
@@ -30,6 +32,7 @@ from vllm_redrafter.sharding import VocabularyShard  # noqa: E402
 HIDDEN, VOCAB = 16, 70
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 SHAPE = SearchShape(3, 3)
+Head = TypeVar("Head", bound=DraftHead)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -46,11 +49,14 @@ def drafter_of(seed: int = 0, **sizes: Any) -> RecurrentHead:
     """Peaked distributions, in which beams outlive and leave one another."""
     torch.manual_seed(seed)
     config = RecurrentConfig(VOCAB, HIDDEN, **({"exit_dim": 24} | sizes))
-    drafter = RecurrentHead(config).to(DEVICE)
+    return random_weights(RecurrentHead(config).to(DEVICE))
+
+
+def random_weights(drafter: Head) -> Head:
     for parameter in drafter.parameters():
         nn.init.normal_(parameter, std=0.5)
-    if config.draft_vocab_size is not None:
-        drafter.keep_tokens(torch.arange(config.draft_vocab_size, device=DEVICE) * 2)
+    if (ranked := drafter.config.draft_vocab_size) is not None:
+        drafter.keep_tokens(torch.arange(ranked, device=DEVICE) * 2)
     return drafter
 
 
@@ -67,7 +73,7 @@ def requests(count: int, seed: int = 1) -> tuple[Tensor, Tensor]:
 
 
 def assert_found(
-    search: DraftSearch, drafter: RecurrentHead, embed: Callable[[Tensor], Tensor], *inputs: Tensor
+    search: DraftSearch, drafter: DraftHead, embed: Callable[[Tensor], Tensor], *inputs: Tensor
 ) -> None:
     found, odds = search.explore(*inputs)
     expected = beam_search(drafter, embed, *inputs, *SHAPE)
@@ -91,6 +97,25 @@ def test_every_kind_of_head_is_searched(sizes: dict[str, Any]) -> None:
     drafter, embed = drafter_of(**sizes), embedding()
     search = DraftSearch(drafter, embed, embed, SHAPE, max_requests=3)
     assert_found(search, drafter, embed, *requests(2))
+
+
+@pytest.mark.parametrize("max_rows", [None, 2], ids=["kernels", "torch"])
+@pytest.mark.parametrize("sizes", [{"bias": True}, {"num_draft_layers": 3, "draft_vocab_size": 30}])
+def test_a_head_that_sees_no_token_ranks_once_for_all_beams(
+    sizes: dict[str, Any], max_rows: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if max_rows is not None:
+        monkeypatch.setitem(DraftSearch._step.__globals__, "MAX_ROWS", max_rows)
+    torch.manual_seed(0)
+    drafter = MedusaHead(MedusaConfig(VOCAB, HIDDEN, num_heads=SHAPE.beam_length, **sizes))
+    drafter = random_weights(drafter.to(DEVICE))
+    search = DraftSearch(drafter, embedding(), embedding(), SHAPE, max_requests=3)
+    rows: list[int] = []
+    for layer in drafter.vocabulary_layers:
+        layer.register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0])))
+    search.explore(*requests(2))
+    assert rows == [2] * SHAPE.beam_length
+    assert_found(search, drafter, embedding(), *requests(2))
 
 
 def test_an_embedding_that_is_no_lookup_is_asked() -> None:

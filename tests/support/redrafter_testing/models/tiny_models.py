@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from vllm_redrafter import save_drafter
+from vllm_redrafter.heads.medusa import MedusaConfig, MedusaHead
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 
 MAX_LENGTH = 512
@@ -111,5 +112,16 @@ def make_drafter(
     head = RecurrentHead(config)
     if head.fuse is not None:
         torch.nn.init.normal_(head.fuse.weight, std=0.1)
+    save_drafter(head, folder)
+    return folder
+
+
+def make_medusa(
+    folder: Path, vocab_size: int = 512, hidden_size: int = 128, num_heads: int = 4
+) -> Path:
+    torch.manual_seed(1)
+    head = MedusaHead(MedusaConfig(vocab_size, hidden_size, num_heads=num_heads, bias=True))
+    for parameter in head.blocks.parameters():  # which begin as the identity
+        torch.nn.init.normal_(parameter, std=0.1)
     save_drafter(head, folder)
     return folder

@@ -1,0 +1,532 @@
+"""Medusa's heads: their mathematics, the trees that a search makes of them, and checkpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from redrafter_testing.algorithm.naive import apple_log_probs, silu
+from redrafter_testing.models.cycle_language import (
+    HIDDEN_SIZE,
+    VOCAB_SIZE,
+    WORD,
+    CycleTarget,
+    rows,
+)
+from redrafter_testing.models.tiny_models import make_medusa
+from vllm_redrafter import ConfigError, ReDrafterConfig, load_drafter
+from vllm_redrafter.beam_search import ExploredNodes, beam_search
+from vllm_redrafter.checkpoints.conversion import convert
+from vllm_redrafter.checkpoints.inspection import inspect_checkpoint
+from vllm_redrafter.data.rows import ListRows
+from vllm_redrafter.engine.cpu.packed_weights import packed
+from vllm_redrafter.engine.cpu.search import search
+from vllm_redrafter.heads.medusa import MedusaConfig, MedusaHead
+from vllm_redrafter.heads.registry import is_head
+from vllm_redrafter.policy import SearchShape
+from vllm_redrafter.sharding import VocabularyShard
+from vllm_redrafter.speculative_config import is_ours, validated
+from vllm_redrafter.token_tree import TokenTree
+from vllm_redrafter.training.config import StepCosts, TrainingConfig
+from vllm_redrafter.training.distillation import Distillation
+from vllm_redrafter.training.estimate import top_accuracy
+from vllm_redrafter.training.evaluation import evaluate_shapes
+from vllm_redrafter.training.trainer import Trainer, make_accelerator
+
+V, H, HEADS = 60, 16, 3
+KEPT = torch.arange(40) + 11
+
+SIZES: dict[str, dict[str, Any]] = {
+    "as published": {"bias": True},
+    "as in the paper": {},
+    "two blocks": {"num_draft_layers": 2, "bias": True},
+    "no block": {"num_draft_layers": 0},
+    "one output": {"shared_output": True},
+    "40 draft tokens": {"draft_vocab_size": len(KEPT)},
+}
+
+
+def medusa(**sizes: Any) -> MedusaHead:
+    torch.manual_seed(0)
+    head = MedusaHead(MedusaConfig(V, H, num_heads=HEADS, **sizes)).eval().requires_grad_(False)
+    for parameter in head.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    if head.config.draft_vocab_size is not None:
+        head.keep_tokens(KEPT)
+    return head
+
+
+def inputs(requests: int = 2) -> tuple[nn.Embedding, Tensor, Tensor]:
+    """(embedding, hidden states, root tokens)."""
+    torch.manual_seed(1)
+    embed = nn.Embedding(V, H).requires_grad_(False)
+    return embed, torch.randn(requests, H), torch.arange(requests)
+
+
+def expected_logits(head: MedusaHead, hidden: Tensor, number: int) -> Tensor:
+    """Of one head, by the paper's formula."""
+    tensors, x = head.state_dict(), hidden
+    for layer in range(head.config.num_draft_layers):
+        name = f"blocks.{number}.layers.{layer}"
+        x = x + silu(x @ tensors[f"{name}.weight"].T + tensors.get(f"{name}.bias", torch.zeros(())))
+    shared = head.config.shared_output
+    return x @ tensors["lm_head.weight" if shared else f"lm_heads.{number}.weight"].T
+
+
+# Mathematics
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_a_level_s_logits_are_its_head_s_whatever_was_drafted(sizes: dict[str, Any]) -> None:
+    head = medusa(**sizes)
+    embed, hidden, roots = inputs()
+    condition = head.condition(hidden)
+    state = head.start(condition, embed(roots))
+    for depth in range(HEADS):
+        found = head.logits(condition, state, depth)
+        torch.testing.assert_close(found, expected_logits(head, hidden, depth))
+        state = head.advance(state, embed(roots + depth))
+
+
+def test_a_new_head_s_blocks_change_nothing() -> None:
+    head = MedusaHead(MedusaConfig(V, H, num_heads=2, num_draft_layers=2, bias=True))
+    hidden = torch.randn(3, H)
+    assert torch.equal(head.features(hidden, hidden[:, :1], 1), hidden)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"num_heads": 0},
+        {"num_heads": True},
+        {"num_heads": 128},
+        {"num_heads": 2, "num_draft_layers": -1},
+        {"num_heads": 2, "num_draft_layers": 257},
+        {"num_heads": 2, "bias": 1},
+        {"num_heads": 2, "shared_output": "yes"},
+    ],
+)
+def test_impossible_sizes_are_refused(sizes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=list(sizes)[-1]):
+        MedusaConfig(V, H, **sizes)
+
+
+# Search
+
+
+def cartesian_paths(head: MedusaHead, hidden: Tensor) -> list[dict[tuple[int, ...], float]]:
+    """For each level all paths of one request, with their summed log-probabilities."""
+    levels: list[dict[tuple[int, ...], float]] = []
+    ranked = []
+    for number in range(HEADS):
+        log_probs = torch.tensor(apple_log_probs(expected_logits(head, hidden, number)))
+        best = log_probs.topk(12)  # of more than W of each level, none can be on a best path
+        tokens = head.target_tokens(best.indices).tolist()
+        ranked.append(list(zip(tokens, best.values.tolist(), strict=True)))
+        paths = product(*ranked)
+        levels.append({tuple(t for t, _ in path): sum(p for _, p in path) for path in paths})
+    return levels
+
+
+def paths_of(found: ExploredNodes, request: int) -> list[dict[tuple[int, ...], float]]:
+    """The same of what a search found."""
+    levels: list[dict[tuple[int, ...], float]] = []
+    above: list[tuple[int, ...]] = [()]
+    parts = (found.tokens, found.back_pointers, found.log_probs)
+    for level in zip(*(part[request].tolist() for part in parts), strict=True):
+        paths = [(*above[parent], token) for token, parent, _ in zip(*level, strict=True)]
+        levels.append(dict(zip(paths, level[2], strict=True)))
+        above = paths
+    return levels
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_beams_are_the_most_probable_paths_of_the_cartesian_tree(sizes: dict[str, Any]) -> None:
+    head = medusa(**sizes)
+    embed, hidden, roots = inputs()
+    width = 6
+    found = beam_search(head, embed, hidden, roots, width, HEADS)
+    for request in range(len(roots)):
+        everything = cartesian_paths(head, hidden[request])
+        for level, of_level in zip(paths_of(found, request), everything, strict=True):
+            best = sorted(of_level, key=of_level.__getitem__, reverse=True)[:width]
+            assert list(level) == best
+            assert list(level.values()) == pytest.approx(
+                [of_level[path] for path in best], abs=1e-4
+            )
+
+
+def test_a_tree_of_k_nodes_is_the_best_k_of_the_cartesian_tree() -> None:
+    """Where no level of it has more than W nodes."""
+    head = medusa()
+    embed, hidden, roots = inputs(requests=1)
+    width = 12
+    found = beam_search(head, embed, hidden, roots, width, HEADS)
+    tree = TokenTree.from_explored(roots, found, width)
+    everything: dict[tuple[int, ...], float] = {}
+    for level in cartesian_paths(head, hidden[0]):
+        everything |= level
+    best = sorted(everything, key=everything.__getitem__, reverse=True)[:width]
+    paths = [()]
+    for token, parent in zip(
+        tree.tokens[0].tolist()[1:], tree.parents[0].tolist()[1:], strict=True
+    ):
+        paths.append((*paths[parent], token))
+    assert sorted(paths[1:]) == sorted(best)
+
+
+def assert_same(found: ExploredNodes, expected: ExploredNodes) -> None:
+    assert torch.equal(found.tokens, expected.tokens)
+    assert torch.equal(found.back_pointers, expected.back_pointers)
+    torch.testing.assert_close(found.log_probs, expected.log_probs)
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize(("requests", "width"), [(1, 1), (3, 4)])
+def test_the_cpu_engine_s_search_finds_the_same(
+    sizes: dict[str, Any], requests: int, width: int
+) -> None:
+    head = medusa(**sizes)
+    arguments = inputs(requests)
+    expected = beam_search(head, *arguments, width, HEADS)
+    for form in (head, head.packed(packed)):
+        assert_same(search(form, *arguments, SearchShape(width, HEADS)), expected)
+
+
+def test_a_level_is_ranked_once_per_request_not_per_beam() -> None:
+    ranked: list[int] = []
+
+    def counting(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+        product = packed(weight, bias)
+
+        def counted(x: Tensor) -> Tensor:
+            ranked.extend([x[..., 0].numel()] * (weight.shape[0] == V))
+            return product(x)
+
+        return counted
+
+    head = medusa().packed(counting)
+    search(head, *inputs(requests=3), SearchShape(4, HEADS))
+    beam_search(head, *inputs(requests=3), 4, HEADS)
+    assert ranked == 2 * HEADS * [3]
+
+
+def test_ranks_that_share_every_head_s_vocabulary_explore_the_same() -> None:
+    whole, ranks = medusa(), 3
+    arguments = inputs()
+    shards = [VocabularyShard(V, rank, ranks, lambda part: part) for rank in range(ranks)]
+    parts = [medusa() for _ in shards]
+    for part, shard in zip(parts, shards, strict=True):
+        shard.cut(part)
+        assert {layer.out_features for layer in part.vocabulary_layers} == {V // ranks}
+    depth = iter(range(HEADS))
+
+    def gather(_: Tensor) -> Tensor:
+        at = next(depth)
+        condition = arguments[1].unsqueeze(1)
+        told = [
+            shard.best_here(part.logits(condition, condition[..., :1], at))
+            for part, shard in zip(parts, shards, strict=True)
+        ]
+        return torch.cat(told, dim=-1)
+
+    first = VocabularyShard(V, 0, ranks, gather)
+    found = beam_search(parts[0], *arguments, 4, HEADS, first)
+    assert_same(found, beam_search(whole, *arguments, 4, HEADS))
+
+
+# Training and evaluation
+
+
+def knowing() -> MedusaHead:
+    """Heads that know the cycle language: the place of h in the word tells all that follows."""
+    target = CycleTarget()
+    head = MedusaHead(MedusaConfig(VOCAB_SIZE, HIDDEN_SIZE, num_heads=HEADS))
+    for number, layer in enumerate(head.vocabulary_layers):
+        # h is where the token before the root stands; the root is one further, the draft two.
+        following = nn.functional.one_hot(torch.tensor(WORD).roll(-2 - number), VOCAB_SIZE)
+        layer.weight.data = 30 * following.float().T @ target.place_codes
+    return head.eval().requires_grad_(False)
+
+
+def test_heads_that_know_the_language_are_always_right() -> None:
+    """And so no head is one token too early or too late."""
+    text, shape = rows(), ReDrafterConfig(HEADS, 1, HEADS)
+    [found] = evaluate_shapes(knowing(), CycleTarget(), text, [shape], StepCosts()).results
+    by_depth = found.acceptance.by_depth
+    # All that is missed is cut off by the ends of the answers.
+    assert by_depth[0] > found.acceptance.steps - len(text)
+    assert found.acceptance.tokens_per_step > HEADS
+    accuracy = top_accuracy(knowing(), CycleTarget(), text, HEADS, (1,))
+    assert torch.equal(accuracy, torch.ones(HEADS, 1))
+
+
+def test_heads_learn_a_language() -> None:
+    AcceleratorState._reset_state(reset_partial_state=True)
+    torch.manual_seed(0)
+    head = MedusaHead(MedusaConfig(VOCAB_SIZE, HIDDEN_SIZE, num_heads=HEADS))
+    config = TrainingConfig(
+        max_steps=60,
+        batch_size=4,
+        block_length=36,
+        unroll_steps=HEADS,
+        learning_rate=3e-2,
+        warmup_steps=1,
+    )
+    shape = ReDrafterConfig(HEADS, 1, HEADS)
+    accelerator = make_accelerator(config)
+    Trainer(head, CycleTarget(), rows(), ListRows(), config, shape, accelerator).run()
+    AcceleratorState._reset_state(reset_partial_state=True)
+    accuracy = top_accuracy(head.eval(), CycleTarget(), rows(), HEADS, (1,))
+    assert (accuracy > 0.9).all()
+
+
+def test_drafts_longer_than_there_are_heads_are_neither_trained_nor_evaluated() -> None:
+    with pytest.raises(ConfigError, match=r"training: .* 4 exceeds the 3 tokens"):
+        Distillation(knowing(), None, num_steps=4, kind="ce")
+    with pytest.raises(ConfigError, match=r"evaluation: beam_length 4 exceeds the 3 tokens"):
+        evaluate_shapes(knowing(), CycleTarget(), rows(), [ReDrafterConfig(8, 4, 4)], StepCosts())
+
+
+# Checkpoints
+
+
+def faster_decoding(head: MedusaHead) -> dict[str, Tensor]:
+    """The tensors as FasterDecoding's training writes them."""
+    blocks, last = {}, head.config.num_draft_layers
+    for name, tensor in head.state_dict().items():
+        _, number, *rest = name.split(".")
+        if rest[0] == "layers":
+            blocks[f"{number}.{rest[1]}.linear.{rest[2]}"] = tensor
+        else:
+            blocks[f"{number}.{last}.weight"] = tensor
+    return blocks
+
+
+PUBLISHED = {
+    # Of five heads; the published ones say 2 as well.
+    "medusa_num_heads": 2,
+    "medusa_num_layers": 1,
+    "base_model_name_or_path": "lmsys/vicuna-7b-v1.3",
+    "transformers_version": "4.31.0",
+}
+VLLM = {
+    "model_type": "medusa",
+    "architectures": ["MedusaModel"],
+    "hidden_size": H,
+    "vocab_size": V,
+    "num_heads": HEADS,
+    "num_hidden_layers": 1,
+    "truncated_vocab_size": V,
+}
+
+
+def write(folder: Path, config: dict[str, Any], name: str, tensors: dict[str, Tensor]) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    if name.endswith(".safetensors"):
+        save_file({key: t.clone() for key, t in tensors.items()}, folder / name)
+    else:
+        torch.save(tensors, folder / name)
+    return folder
+
+
+def assert_tensors(found: nn.Module, expected: nn.Module) -> None:
+    assert found.state_dict().keys() == expected.state_dict().keys()
+    for name, tensor in expected.state_dict().items():
+        assert torch.equal(found.state_dict()[name], tensor), name
+
+
+@pytest.mark.parametrize("file", ["medusa_lm_head.pt", "medusa_lm_head.safetensors"])
+@pytest.mark.parametrize("sizes", ["as published", "two blocks", "no block"])
+def test_faster_decoding_s_checkpoints_are_converted(file: str, sizes: str, tmp_path: Path) -> None:
+    head = medusa(**SIZES[sizes])
+    source = write(tmp_path / "source", PUBLISHED, file, faster_decoding(head))
+    done = convert(str(source), tmp_path / "own")
+    assert f"num_heads = {HEADS}: not in config.json, read off the tensors" in done.notes
+    assert_tensors(load_drafter(str(tmp_path / "own")), head)
+    found = inspect_checkpoint(str(tmp_path / "own"))
+    assert found.config == head.config
+    assert found.verifier == "lmsys/vicuna-7b-v1.3"
+
+
+def test_of_a_whole_model_the_heads_are_converted(tmp_path: Path) -> None:
+    head = medusa(bias=True)
+    tensors = {f"medusa_head.{name}": t for name, t in faster_decoding(head).items()}
+    tensors |= {"lm_head.weight": torch.randn(V, H), "model.norm.weight": torch.randn(H)}
+    config = {"model_type": "llama", "vocab_size": V, "hidden_size": H, "num_hidden_layers": 32}
+    config |= {"medusa_num_heads": HEADS, "medusa_num_layers": 1}
+    source = write(tmp_path / "source", config, "pytorch_model.bin", tensors)
+    del config["num_hidden_layers"]
+    with pytest.raises(ConfigError, match=r"convert .* reads all forms of such a checkpoint"):
+        load_drafter(str(source))
+    convert(str(source), tmp_path / "own")
+    assert_tensors(load_drafter(str(tmp_path / "own")), head)
+
+
+@pytest.mark.parametrize("sizes", ["as in the paper", "as published", "one output"])
+def test_vllm_s_checkpoints_are_read_as_they_are_and_converted(sizes: str, tmp_path: Path) -> None:
+    head = medusa(**SIZES[sizes])
+    config = {**VLLM, "medusa_fc_bias": head.config.bias}
+    config["original_lm_head"] = head.config.shared_output
+    source = write(tmp_path / "source", config, "model.safetensors", head.state_dict())
+    assert_tensors(load_drafter(str(source)), head)
+    convert(str(source), tmp_path / "own")
+    assert_tensors(load_drafter(str(tmp_path / "own")), head)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_vllm_s_token_map_becomes_the_draft_vocabulary(whole: bool, tmp_path: Path) -> None:
+    """Its vocabulary-wide layers may have rows for all tokens."""
+    head = medusa(draft_vocab_size=len(KEPT))
+    tensors = {name: t.clone() for name, t in head.state_dict().items() if name != "d2t"}
+    if whole:
+        for name in tensors:
+            if name.startswith("lm_heads"):
+                tensors[name] = torch.randn(V, H).index_copy(0, KEPT, tensors[name])
+    config = {**VLLM, "truncated_vocab_size": len(KEPT)}
+    tensors |= {"token_map": KEPT}
+    source = write(tmp_path / "source", config, "model.safetensors", tensors)
+    with pytest.raises(ConfigError, match=r"unknown token_map.*convert .* reads all forms"):
+        load_drafter(str(source))
+    convert(str(source), tmp_path / "own")
+    assert_tensors(load_drafter(str(tmp_path / "own")), head)
+
+
+@pytest.mark.parametrize(
+    ("token_map", "message"),
+    [
+        (torch.arange(40) + 21, "token_map has token 60, lm_heads.0.weight rows for 60"),
+        (torch.arange(40) - 1, "token_map must be a list"),
+        (torch.rand(40), "token_map must be a list"),
+        (torch.zeros(40, dtype=torch.int64), "d2t names a token of the target twice"),
+    ],
+)
+def test_a_token_map_that_cannot_be_is_refused(
+    token_map: Tensor, message: str, tmp_path: Path
+) -> None:
+    tensors = medusa().state_dict() | {"token_map": token_map}
+    config = {**VLLM, "truncated_vocab_size": 40}
+    source = write(tmp_path / "source", config, "model.safetensors", tensors)
+    with pytest.raises(ConfigError, match=message):
+        convert(str(source), tmp_path / "own")
+
+
+def test_heads_without_an_output_layer_are_refused_with_the_remedy(tmp_path: Path) -> None:
+    head = medusa(shared_output=True)
+    config = {**PUBLISHED, "version": "2"}
+    tensors = {n: t for n, t in head.state_dict().items() if n != "lm_head.weight"}
+    source = write(tmp_path / "source", config, "medusa_lm_head.pt", tensors)
+    with pytest.raises(ConfigError, match=r"Add it to the weights, as lm_head\.weight"):
+        convert(str(source), tmp_path / "own")
+    torch.save(head.state_dict(), source / "medusa_lm_head.pt")
+    convert(str(source), tmp_path / "own")
+    assert_tensors(load_drafter(str(tmp_path / "own")), head)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_heads": 2}, "num_heads is 2 in config.json, 3 by the tensors"),
+        ({"logit_scale": 0.5}, "logit_scale is 0.5"),
+    ],
+)
+def test_what_contradicts_the_tensors_is_refused(
+    change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    source = write(tmp_path / "source", VLLM | change, "model.safetensors", medusa().state_dict())
+    with pytest.raises(ConfigError, match=message):
+        convert(str(source), tmp_path / "own")
+
+
+def test_other_weights_are_refused(tmp_path: Path) -> None:
+    source = write(tmp_path / "source", PUBLISHED, "x.pt", {"rnn_w.weight": torch.randn(H, H)})
+    with pytest.raises(ConfigError, match=r"not Medusa's weights: .* found rnn_w\.weight"):
+        convert(str(source), tmp_path / "own")
+
+
+# Serving
+
+
+def test_vllm_s_checkpoints_stay_vllm_s_unless_trees_are_asked_for(tmp_path: Path) -> None:
+    source = str(write(tmp_path / "source", VLLM, "model.safetensors", medusa().state_dict()))
+    assert not is_head("medusa")
+    assert not is_ours({"model": source, "num_speculative_tokens": 3})
+    assert not is_ours({"model": source, "num_speculative_tokens": 3, "method": "medusa"})
+    asked = {"model": source, "num_speculative_tokens": 8, "method": "redrafter"}
+    for requested in (asked, {k: v for k, v in asked.items() if k != "method"} | {"beam_width": 4}):
+        assert is_ours(requested)
+        assert validated(requested)[1] == medusa().config
+
+
+def test_a_search_is_no_longer_than_there_are_heads(tmp_path: Path) -> None:
+    folder = str(make_medusa(tmp_path, V, H, num_heads=HEADS))
+    asked = {"model": folder, "num_speculative_tokens": 8}
+    assert is_ours(asked)
+    config, head = validated(asked)
+    assert (config.beam_length, head.max_beam_length) == (HEADS, HEADS)
+    with pytest.raises(
+        ConfigError, match=r"beam_length 4 exceeds the 3 tokens .* ask for 3 or less"
+    ):
+        validated({**asked, "beam_length": 4})
+    assert validated({**asked, "beam_length": 2})[0] == ReDrafterConfig(8, 4, 2)
+
+
+@pytest.fixture
+def vllm_module() -> Iterator[Callable[[dict[str, Any]], Any]]:
+    """Makes vLLM's own Medusa from a config.json, on one rank."""
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.model_executor.layers import logits_processor
+    from vllm.model_executor.layers import vocab_parallel_embedding as embedding
+    from vllm.model_executor.models.medusa import Medusa
+    from vllm.transformers_utils.configs.medusa import MedusaConfig as VllmMedusaConfig
+
+    def make(values: dict[str, Any]) -> Any:
+        draft = SimpleNamespace(hf_config=VllmMedusaConfig(**values))
+        return Medusa(
+            vllm_config=SimpleNamespace(  # type: ignore[arg-type]
+                speculative_config=SimpleNamespace(draft_model_config=draft)
+            )
+        )
+
+    with ExitStack() as stack:
+        stack.enter_context(set_current_vllm_config(VllmConfig()))
+        for module, name, value in (
+            (embedding, "get_tensor_model_parallel_rank", lambda: 0),
+            (embedding, "get_tensor_model_parallel_world_size", lambda: 1),
+            (logits_processor, "tensor_model_parallel_all_gather", lambda x, *_: x),
+            (logits_processor, "tensor_model_parallel_gather", lambda x, *_: x),
+        ):
+            stack.enter_context(patch.object(module, name, value))
+        yield make
+
+
+@pytest.mark.parametrize("sizes", ["as in the paper", "as published", "one output"])
+def test_the_best_beam_of_width_1_is_the_chain_that_vllm_drafts(
+    sizes: str, vllm_module: Callable[[dict[str, Any]], Any]
+) -> None:
+    head = medusa(**SIZES[sizes])
+    theirs = vllm_module(
+        {**VLLM, "medusa_fc_bias": head.config.bias, "original_lm_head": head.config.shared_output}
+    )
+    theirs.load_weights(head.state_dict().items())
+    for layer in {id(layer): layer for layer in theirs.lm_heads}.values():
+        layer.quant_method.process_weights_after_loading(layer)
+    embed, hidden, roots = inputs(requests=5)
+    expected = theirs.compute_logits(theirs(hidden))
+    for depth, logits in enumerate(expected):
+        torch.testing.assert_close(head.logits(hidden, hidden[:, :1], depth), logits)
+    chain = torch.stack([logits.argmax(dim=-1) for logits in expected], dim=1)
+    assert torch.equal(beam_search(head, embed, hidden, roots, 1, HEADS).tokens[..., 0], chain)

@@ -1,0 +1,264 @@
+"""Medusa's heads: one per depth, each a function of the target's hidden state alone.
+
+Medusa (arXiv 2401.10774), section 2.1; h is the target's hidden state that predicted the root:
+
+    x_0 = h,  x_{j+1} = x_j + SiLU(W_ij x_j + b_ij)     num_draft_layers times, the biases optional
+    logits_i = V_i x
+
+The target's own output layer has made the root of h, so head 0 ranks the token after the root, and
+head i the one i further; there are as many levels as heads. No head sees a drafted token: all nodes
+of a level have the same candidates, which are ranked once per request and level. The tree of all
+combinations is Medusa's cartesian tree, and the sum of a path's log-probabilities is the log of the
+product by which Medusa chooses its nodes. A path's prefix is at least as probable as the path,
+whatever follows it. So W beams are, on every level, the W most probable paths of the whole
+cartesian tree, not an approximation.
+
+Two things are not as in Medusa's own code. It measures how often each head's k-th token is right,
+once per model, and keeps the nodes that are best on average; here the nodes are those that are best
+for this very text. And a level's probabilities are normalised over its 50 best tokens, as all
+drafts' are: each node of that level gains the same factor, the inverse of what those tokens have of
+the probability. Nodes of one level keep their order; between levels it counts a little for the
+deeper ones, until what is learned about each depth (`budget/calibration.py`) makes up for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vllm_redrafter.config import require_at_most, require_positive
+from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.heads.head import OWNER, DraftHead, HeadConfig
+
+if TYPE_CHECKING:
+    from vllm_redrafter.heads.launches import HeadLaunches
+
+VLLM_MODEL_TYPE = "medusa"
+"""In vLLM's config.json: vLLM itself serves these as chains, unless trees are asked for."""
+
+MOST_HEADS = 127
+"""A tree is no deeper."""
+
+MOST_LAYERS = 256
+"""Of num_draft_layers: far beyond any head, and little to build before it is found missing."""
+
+_BLOCK = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.weight")
+_OUTPUT = re.compile(r"lm_head(?:s\.(\d+))?\.weight")
+_OTHERS_NAMES = (
+    (re.compile(r"^medusa_heads?\."), ""),
+    (re.compile(r"^(\d+)\.(\d+)\.linear\.(weight|bias)$"), r"blocks.\1.layers.\2.\3"),
+    (re.compile(r"^(\d+)\.\d+\.weight$"), r"lm_heads.\1.weight"),
+)
+"""FasterDecoding's, alone or in a whole model."""
+
+_VLLM_ENTRIES = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "num_heads": "num_heads",
+    "num_hidden_layers": "num_draft_layers",
+    "medusa_fc_bias": "bias",
+    "original_lm_head": "shared_output",
+    "truncated_vocab_size": "draft_vocab_size",
+}
+"""From entries of vLLM's config.json to ours."""
+
+
+@dataclass(frozen=True)
+class MedusaConfig(HeadConfig):
+    """The sizes of Medusa's heads.
+
+    Attributes:
+        num_heads: how many tokens they draft, one each.
+        num_draft_layers: residual blocks of each head.
+        bias: these have one.
+        shared_output: one vocabulary-wide layer, instead of one per head.
+    """
+
+    model_type: ClassVar[str] = "redrafter_medusa"
+
+    num_heads: int
+    num_draft_layers: int = 1
+    bias: bool = False
+    shared_output: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(OWNER, num_heads=self.num_heads)
+        require_at_most(OWNER, MOST_HEADS, num_heads=self.num_heads)
+        layers = self.num_draft_layers
+        if isinstance(layers, bool) or not isinstance(layers, int) or layers < 0:
+            raise ConfigError(
+                f"{OWNER}: num_draft_layers must be an integer of at least 0, got {layers!r}"
+            )
+        require_at_most(OWNER, MOST_LAYERS, num_draft_layers=layers)
+        for name in ("bias", "shared_output"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise ConfigError(f"{OWNER}: {name} must be true or false, got {value!r}")
+
+    @property
+    def max_beam_length(self) -> int:
+        """One token per head."""
+        return self.num_heads
+
+    @classmethod
+    def of_target(cls, vocab_size: int, hidden_size: int, **options: Any) -> Self:
+        """See `HeadConfig.of_target`; five heads, as are published, unless something is said."""
+        given = {"num_heads": 5} | {k: v for k, v in options.items() if v is not None}
+        return super().of_target(vocab_size, hidden_size, **given)
+
+
+class MedusaBlocks(nn.Module):
+    """A head's residual blocks, x + SiLU(Linear x) each; the identity until they are trained."""
+
+    def __init__(self, width: int, num_layers: int, bias: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width, bias=bias) for _ in range(num_layers))
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + F.silu(layer(x))
+        return x
+
+
+class MedusaHead(DraftHead):
+    """Medusa's heads; parameter names are those of vLLM's checkpoints."""
+
+    config_class = MedusaConfig
+
+    config: MedusaConfig
+
+    def __init__(self, config: MedusaConfig) -> None:
+        super().__init__(config)
+        hidden, heads = config.hidden_size, config.num_heads
+        self.blocks = nn.ModuleList(
+            MedusaBlocks(hidden, config.num_draft_layers, config.bias) for _ in range(heads)
+        )
+        if config.shared_output:
+            self.lm_head = nn.Linear(hidden, config.num_ranked_tokens, bias=False)
+        else:
+            self.lm_heads = nn.ModuleList(
+                nn.Linear(hidden, config.num_ranked_tokens, bias=False) for _ in range(heads)
+            )
+
+    def condition(self, hidden: Tensor) -> Tensor:
+        """h itself."""
+        return self.fused(hidden)
+
+    def start(self, condition: Tensor, embedded: Tensor) -> Tensor:
+        """Nothing that is read: [..., 1]."""
+        return embedded[..., :1]
+
+    def advance(self, state: Tensor, embedded: Tensor) -> Tensor:
+        """Nothing that is read: [..., 1]."""
+        return embedded[..., :1]
+
+    def features(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
+        """See `DraftHead.features`; of the shape of `condition`, the same for all nodes."""
+        out: Tensor = self.blocks[depth](condition)
+        return out
+
+    @property
+    def vocabulary_layers(self) -> Sequence[nn.Linear]:
+        layers = [self.lm_head] if self.config.shared_output else list(self.lm_heads)
+        return layers  # type: ignore[return-value]
+
+    def launches(self, table: nn.Module | None, max_rows: int) -> HeadLaunches | None:
+        """See `medusa_launches.py`."""
+        from vllm_redrafter.heads.medusa_launches import MedusaLaunches
+
+        return MedusaLaunches(self, max_rows)
+
+    # Checkpoints
+
+    @classmethod
+    def own_name(cls, name: str) -> str:
+        """Our, and vLLM's, name of a tensor that FasterDecoding's code named."""
+        for pattern, replacement in _OTHERS_NAMES:
+            name = pattern.sub(replacement, name)
+        return name
+
+    @classmethod
+    def is_others(cls, values: Mapping[str, Any]) -> bool:
+        """Is it vLLM's, or FasterDecoding's, of heads alone or of a whole model with heads?"""
+        return values.get("model_type") == VLLM_MODEL_TYPE or "medusa_num_heads" in values
+
+    @classmethod
+    def own_values(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """See `DraftHead.own_values`.
+
+        FasterDecoding's `medusa_num_heads` is not read: published checkpoints of five heads say 2.
+        """
+        if values.get("logit_scale", 1) != 1:
+            raise ConfigError(
+                f"{OWNER}: logit_scale is {values['logit_scale']!r}, which scales draft logits: "
+                "multiply the weights lm_heads.* by it, and leave it out"
+            )
+        own: dict[str, Any] = {}
+        if values.get("model_type") == VLLM_MODEL_TYPE:
+            own = {ours: values[name] for name, ours in _VLLM_ENTRIES.items() if name in values}
+        if own.get("draft_vocab_size") == own.get("vocab_size"):
+            own.pop("draft_vocab_size", None)
+        if (target := values.get("base_model_name_or_path")) is not None:
+            own["speculators_config"] = {"verifier": {"name_or_path": target}}
+        return own
+
+    @classmethod
+    def own_tensors(cls, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """See `DraftHead.own_tensors`.
+
+        Of a whole model, its heads. vLLM's `token_map` lists the target's tokens that are ranked,
+        beside vocabulary-wide layers that may still have rows for all; these are left out.
+        """
+        own = {name: t for name, t in tensors.items() if name.startswith("medusa_head.")}
+        own = own or dict(tensors)
+        kept = own.pop("token_map", None)
+        if kept is None:
+            return own
+        if kept.ndim != 1 or kept.is_floating_point() or not len(kept) or kept.min() < 0:
+            raise ConfigError("token_map must be a list of the target's tokens")
+        kept = kept.long()
+        for name, tensor in own.items():
+            if cls.own_name(name).startswith("lm_head") and len(tensor) > len(kept):
+                if kept.max() >= len(tensor):
+                    raise ConfigError(
+                        f"token_map has token {int(kept.max())}, {name} rows for {len(tensor)}"
+                    )
+                own[name] = tensor[kept]
+        return own | {"d2t": kept - torch.arange(len(kept))}
+
+    @classmethod
+    def sizes_from_tensors(cls, where: str, shapes: Mapping[str, list[int]]) -> dict[str, Any]:
+        """See `DraftHead.sizes_from_tensors`: all sizes; vocab_size only without `d2t`."""
+        blocks = [match for name in shapes if (match := _BLOCK.fullmatch(name))]
+        layers = [match for name in shapes if (match := _OUTPUT.fullmatch(name))]
+        if not blocks and not layers:
+            raise ConfigError(
+                f"{where}: not Medusa's weights: expected blocks.I.layers.J.weight and "
+                "lm_heads.I.weight, or I.J.linear.weight and I.N.weight; found "
+                f"{', '.join(sorted(shapes)) or 'no tensor'}"
+            )
+        if not layers or len(shapes[layers[0][0]]) != 2:
+            raise ConfigError(
+                f"{where}: the heads have no vocabulary-wide layer: they rank tokens by the "
+                'target\'s own, as those of FasterDecoding\'s "version": "2". Add it to the '
+                "weights, as lm_head.weight"
+            )
+        rows, hidden = shapes[layers[0][0]]
+        reduced = "d2t" in shapes
+        sizes = {
+            "hidden_size": hidden,
+            "num_heads": 1 + max(int(match[1] or 0) for match in (*blocks, *layers)),
+            "num_draft_layers": 1 + max((int(match[2]) for match in blocks), default=-1),
+            "bias": "blocks.0.layers.0.bias" in shapes,
+            "shared_output": "lm_head.weight" in shapes,
+            "draft_vocab_size": rows if reduced else None,
+        }
+        return sizes if reduced else {"vocab_size": rows, **sizes}
