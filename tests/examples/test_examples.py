@@ -1,4 +1,7 @@
-"""The examples do what they say, on tiny models; chat_client.py: tests/engine/cpu/test_serve.py."""
+"""The examples do what they say, on tiny models.
+
+bigram_head.py: tests/engine/test_heads.py; chat_client.py: tests/engine/cpu/test_serve.py.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,13 @@ from vllm_redrafter.training.target import load_target
 from vllm_redrafter.training.trainer import Trainer, make_accelerator
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-NAMES = ["chat_client.py", "offline_batch.py", "own_tree_policy.py", "train_drafter.py"]
+NAMES = [
+    "bigram_head.py",
+    "chat_client.py",
+    "offline_batch.py",
+    "own_tree_policy.py",
+    "train_drafter.py",
+]
 PROMPTS = ["value 3", "list 49 value", "name 7"]
 MAX_TOKENS = 48
 

@@ -1,0 +1,96 @@
+"""Heads other than Apple's, one of another package among them, served by both engines."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+from unittest.mock import patch
+
+import pytest
+
+from redrafter_testing.engines import installed_head
+from redrafter_testing.engines.cpu_engine import cpu_engine
+from redrafter_testing.engines.interpreted_engine import interpreted_engine
+from redrafter_testing.gpu import recorded_graphs
+from redrafter_testing.models.tiny_models import make_medusa
+from redrafter_testing.requests import few_tokens
+from redrafter_testing.requests.answers import single_tokens_of
+
+pytestmark = pytest.mark.engine
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
+
+
+class Head(NamedTuple):
+    """A checkpoint, and what has to be on the path for its head to be found."""
+
+    checkpoint: Path
+    paths: list[str]
+
+
+@pytest.fixture(scope="module", params=["medusa", "bigram"])
+def head(
+    request: pytest.FixtureRequest,
+    few_tokens_target: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Head:
+    folder = tmp_path_factory.mktemp(request.param)
+    if request.param == "medusa":
+        return Head(make_medusa(folder, few_tokens.VOCAB, few_tokens.HIDDEN), [])
+    with patch.object(sys, "argv", ["bigram_head.py", str(few_tokens_target), str(folder)]):
+        runpy.run_path(str(EXAMPLES / "bigram_head.py"), run_name="__main__")
+    installed = installed_head.install(folder / "site", "bigram", "bigram_head:BigramHead")
+    return Head(folder, [str(installed), str(EXAMPLES)])
+
+
+def test_the_cpu_engine_s_output_equals_plain(
+    head: Head, few_tokens_target: Path, few_tokens_plain: dict[str, list[list[int]]]
+) -> None:
+    with cpu_engine(
+        few_tokens_target,
+        setup=partial(installed_head.start, head.paths),
+        skip_tokenizer_init=True,
+        speculative_config={
+            "model": str(head.checkpoint),
+            "num_speculative_tokens": 8,
+            "adaptive": False,
+        },
+    ) as llm:
+        answers = single_tokens_of(llm.run(few_tokens.requests("greedy")))
+        accepted = llm.counter(ACCEPTED)
+    assert answers == few_tokens_plain["greedy"]
+    assert accepted > 20, "trees were hardly used"
+
+
+def test_the_v2_engine_s_output_from_graphs_equals_plain(
+    head: Head, few_tokens_target: Path, few_tokens_plain: dict[str, list[list[int]]]
+) -> None:
+    count = 2
+    with interpreted_engine(
+        few_tokens_target,
+        setup=partial(installed_head.start, head.paths, graphs=(5, 10)),
+        skip_tokenizer_init=True,
+        enforce_eager=False,
+        compilation_config={"mode": 0},
+        max_num_seqs=count,
+        max_num_batched_tokens=32,
+        speculative_config={
+            "model": str(head.checkpoint),
+            "num_speculative_tokens": 4,
+            "beam_width": 2,
+            "adaptive": False,
+        },
+    ) as llm:
+        llm.rpc(recorded_graphs.replay, True)
+        answers = single_tokens_of(llm.run(few_tokens.requests("greedy", count)))
+        accepted = llm.counter(ACCEPTED)
+        (replayed,) = llm.rpc(recorded_graphs.how_often_replayed)
+        ((_, _, same_on_kernels),) = llm.rpc(recorded_graphs.draft_on_kernels)
+    assert answers == few_tokens_plain["greedy"][:count]
+    assert accepted > 10, "trees were hardly used"
+    assert replayed["draft"] > 10 and replayed["model"] > 10
+    assert same_on_kernels
