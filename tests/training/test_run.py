@@ -34,6 +34,7 @@ from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.dataset import read_dataset
 from vllm_redrafter.data.rows import DatasetRows
 from vllm_redrafter.errors import ConfigError, TrainingError
+from vllm_redrafter.heads.gated import GatedHead
 from vllm_redrafter.speculative_config import validated
 from vllm_redrafter.training.batches import TextBatch
 from vllm_redrafter.training.config import TrainingConfig
@@ -166,9 +167,28 @@ def test_layers_that_the_target_lacks_are_refused(target: Path, data: Path, tmp_
         run(asked)
 
 
+def test_a_gated_head_is_trained_and_trained_on(target: Path, data: Path, tmp_path: Path) -> None:
+    first = job(target, data, tmp_path / "first", head="gated", draft_vocab_size=40)
+    run(first)
+    begun = load_drafter(str(first.output))
+    assert isinstance(begun, GatedHead)
+    second = replace(
+        job(target, data, tmp_path / "second", max_steps=1), initial_drafter=str(first.output)
+    )
+    run(second)
+    assert load_drafter(str(second.output)).config == begun.config
+    assert read_config(str(second.output))["training"]["settings"]["head"] == "gated"
+
+
+def test_a_size_that_the_head_has_not_is_refused(target: Path, data: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="exit_dim: a redrafter_gated head has no such size"):
+        run(job(target, data, tmp_path, head="gated", exit_dim=24))
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"head": "gated"}, r"head gated does not fit .*: it has recurrent; leave head out"),
         ({"exit_dim": 24}, r"exit_dim 24 does not fit .*: it has 128; leave exit_dim out"),
         ({"draft_vocab_size": 40}, r"draft_vocab_size 40 does not fit .*: it has None"),
         ({"num_draft_layers": 3}, r"num_draft_layers 3 does not fit .*: it has 1"),

@@ -136,6 +136,10 @@ class HeadConfig:
             ConfigError: sizes that cannot be.
         """
         given = {name: value for name, value in options.items() if value is not None}
+        if unknown := sorted(given.keys() - {f.name for f in fields(cls)}):
+            raise ConfigError(
+                f"{', '.join(unknown)}: a {cls.model_type} head has no such size; leave it out"
+            )
         return cls(vocab_size=vocab_size, hidden_size=hidden_size, **given)
 
     @classmethod

@@ -12,6 +12,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.heads.gated import GatedHead
 from vllm_redrafter.heads.head import DraftHead, HeadConfig
 from vllm_redrafter.heads.medusa import MedusaHead
 from vllm_redrafter.heads.recurrent import RecurrentHead
@@ -20,6 +21,7 @@ ENTRY_POINTS = "vllm_redrafter.heads"
 
 NAMES: dict[str, type[DraftHead]] = {
     "recurrent": RecurrentHead,
+    "gated": GatedHead,
     "medusa": MedusaHead,
 }
 """The heads of this package, by the names that `train --head` takes."""
@@ -90,6 +92,12 @@ def head_class(config: HeadConfig) -> type[DraftHead]:
 def build_head(config: HeadConfig) -> DraftHead:
     """A head of these sizes, its weights at random."""
     return head_class(config)(config)
+
+
+def head_name(config: HeadConfig) -> str | None:
+    """The name that `train --head` takes; None for a head of another package."""
+    found = head_class(config)
+    return next((name for name, head in NAMES.items() if head is found), None)
 
 
 def new_head(name: str, vocab_size: int, hidden_size: int, **options: Any) -> DraftHead:

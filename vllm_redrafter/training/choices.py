@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+HeadName = Literal["recurrent", "gated"]
+"""Of `heads/registry.py`, as a test holds."""
 LossKind = Literal["kl", "ce", "mix", "acceptance", "lk", "lk-alpha"]
 Precision = Literal["no", "bf16"]
 TargetDtype = Literal["auto", "float32", "bfloat16", "float16"]

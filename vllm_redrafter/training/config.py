@@ -10,6 +10,7 @@ from vllm_redrafter.config import HeadDtype, ReDrafterConfig
 from vllm_redrafter.settings import check, require, setting
 from vllm_redrafter.target_layers import LAYERS_HELP, parsed_layers
 from vllm_redrafter.training.choices import (
+    HeadName,
     Initialisation,
     LossKind,
     Precision,
@@ -141,9 +142,14 @@ class TrainingConfig:
         "out.",
         at_least=0,
     )
+    head: HeadName = setting(
+        "recurrent",
+        "Which draft head: recurrent is Apple's; gated begins as the target's hidden state, and "
+        "gates what drafted tokens leave of it.",
+    )
     exit_dim: int | None = setting(
         None,
-        "Width of the draft head.",
+        "Width of the draft head; a gated one is always as wide as the target.",
         at_least=1,
         default_text="the target's hidden size",
     )

@@ -18,7 +18,7 @@ from vllm_redrafter.data.rows import TextRow, TextRows
 from vllm_redrafter.data.target_files import load_from
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.heads.head import DraftHead, HeadConfig
-from vllm_redrafter.heads.registry import build_head, new_head
+from vllm_redrafter.heads.registry import build_head, head_name, new_head
 from vllm_redrafter.target_layers import layers_of, parsed_layers
 from vllm_redrafter.training.config import TrainingConfig
 
@@ -38,7 +38,7 @@ def new_drafter(target: Any, config: TrainingConfig, kept: Tensor | None = None)
     with torch.random.fork_rng():
         torch.manual_seed(config.seed)
         drafter = new_head(
-            "recurrent",
+            config.head,
             sizes.vocab_size,
             sizes.hidden_size,
             exit_dim=config.exit_dim,
@@ -69,18 +69,19 @@ def sizes_of(initial: str, config: TrainingConfig) -> TrainingConfig:
     """
     found = load_config(initial)
     defaults = TrainingConfig()
-    names = [field.name for field in fields(found) if hasattr(config, field.name)]
-    sizes = [name for name in names if name != "target_layers"]
-    for name in (*sizes, "init"):
-        asked, own = getattr(config, name), getattr(found, name, defaults.init)
+    names = [f.name for f in fields(found) if hasattr(config, f.name)]
+    sizes = {name: getattr(found, name) for name in names if name != "target_layers"}
+    # One of another package has no name here.
+    sizes["head"] = head_name(found) or defaults.head
+    for name, own in (*sizes.items(), ("init", defaults.init)):
+        asked = getattr(config, name)
         if asked not in (getattr(defaults, name), own):
-            reason = f"it has {own}" if hasattr(found, name) else "nothing is initialised"
+            reason = f"it has {own}" if name in sizes else "nothing is initialised"
             raise ConfigError(
                 f"training: {name} {asked} does not fit initial_drafter {initial!r}: {reason}; "
                 f"leave {name} out, or train from the beginning"
             )
-    taken = {name: getattr(found, name) for name in sizes}
-    return replace(config, **taken, target_layers=_layers_to_go_on_with(initial, found, config))
+    return replace(config, **sizes, target_layers=_layers_to_go_on_with(initial, found, config))
 
 
 def _layers_to_go_on_with(initial: str, found: HeadConfig, config: TrainingConfig) -> str | None:

@@ -26,6 +26,7 @@ from vllm_redrafter.engine.v2.draft_search import DraftSearch  # noqa: E402
 from vllm_redrafter.heads.head import DraftHead  # noqa: E402
 from vllm_redrafter.heads.medusa import MedusaConfig, MedusaHead  # noqa: E402
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead  # noqa: E402
+from vllm_redrafter.heads.registry import NAMES, new_head  # noqa: E402
 from vllm_redrafter.policy import SearchShape  # noqa: E402
 from vllm_redrafter.sharding import VocabularyShard  # noqa: E402
 
@@ -218,3 +219,14 @@ def test_a_graph_of_a_search_reads_what_is_in_its_inputs_now() -> None:
     assert torch.equal(found.tokens, expected.tokens)
     torch.testing.assert_close(found.log_probs, expected.log_probs, rtol=1e-4, atol=1e-4)
     assert len(graph._recording.nodes) == 1 + 7 * SHAPE.beam_length
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "recurrent"])
+def test_a_head_without_launches_of_its_own_is_searched_by_torch(name: str) -> None:
+    torch.manual_seed(0)
+    head = new_head(name, VOCAB, HIDDEN).to(DEVICE)
+    for parameter in head.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    embed = embedding()
+    search = DraftSearch(head, embed, embed, SHAPE, max_requests=3)
+    assert_found(search, head, embed, *requests(2))

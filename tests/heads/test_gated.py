@@ -1,0 +1,136 @@
+"""The gated head computes its formula, and is its own packed form."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import pytest
+import torch
+from torch import Tensor
+
+from vllm_redrafter.beam_search import beam_search
+from vllm_redrafter.engine.cpu.packed_weights import packed
+from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.heads.gated import EPSILON, GatedConfig, GatedHead
+from vllm_redrafter.heads.recurrent import RecurrentHead
+from vllm_redrafter.heads.recurrent_layers import RecurrentConfig
+from vllm_redrafter.heads.registry import NAMES, build_head, head_config, new_head
+from vllm_redrafter.training.choices import HeadName
+
+V, H, R, W, L = 300, 32, 3, 4, 5
+
+CONFIGS = [
+    pytest.param(GatedConfig(V, H, num_draft_layers=0), id="no residual block"),
+    pytest.param(GatedConfig(V, H, num_draft_layers=2), id="two residual blocks"),
+    pytest.param(GatedConfig(V, H, draft_vocab_size=120), id="draft vocabulary"),
+]
+every_config = pytest.mark.parametrize("config", CONFIGS)
+
+
+def random_head(config: GatedConfig, dtype: torch.dtype = torch.float64) -> GatedHead:
+    torch.manual_seed(0)
+    head = GatedHead(config).to(dtype).eval().requires_grad_(False)
+    for parameter in head.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    if config.draft_vocab_size is not None:
+        head.keep_tokens(torch.randperm(V)[: config.draft_vocab_size].sort().values)
+    return head
+
+
+def unit(x: Tensor) -> Tensor:
+    return x / (x.square().mean(dim=-1, keepdim=True) + EPSILON).sqrt()
+
+
+def plain_step(tensors: dict[str, Tensor], state: Tensor, embedded: Tensor) -> Tensor:
+    """The formula of the module's docstring, each product by itself."""
+    weight, bias = tensors["cell.weight"], tensors["cell.bias"]
+    both = unit(embedded) @ weight[:, :H].T + unit(state) @ weight[:, H:].T + bias
+    gate = 1 / (1 + (-both[..., :H]).exp())
+    candidate = both[..., H:] / (1 + (-both[..., H:]).exp())
+    return gate * state + (1 - gate) * candidate
+
+
+def plain_logits(tensors: dict[str, Tensor], state: Tensor, num_layers: int) -> Tensor:
+    for i in range(num_layers):
+        x = unit(state) @ tensors[f"blocks.{i}.weight"].T + tensors[f"blocks.{i}.bias"]
+        state = state + x / (1 + (-x).exp())
+    return (tensors["scale"] * unit(state)) @ tensors["lm_head.weight"].T
+
+
+@every_config
+def test_a_path_of_states_is_the_formulas(config: GatedConfig) -> None:
+    head, tensors = random_head(config), dict(random_head(config).state_dict())
+    hidden, first, second = torch.randn(3, R, W, H, dtype=torch.float64)
+    state = head.start(head.condition(hidden), first)
+    expected = plain_step(tensors, hidden, first)
+    torch.testing.assert_close(state, expected)
+    torch.testing.assert_close(head.advance(state, second), plain_step(tensors, expected, second))
+
+
+@every_config
+def test_logits_are_the_formulas(config: GatedConfig) -> None:
+    head, state = random_head(config), torch.randn(R, W, H, dtype=torch.float64)
+    expected = plain_logits(dict(head.state_dict()), state, config.num_draft_layers)
+    torch.testing.assert_close(head.logits(state, state, 2), expected)
+
+
+@every_config
+def test_the_packed_form_finds_the_same_nodes(config: GatedConfig) -> None:
+    head = random_head(config, torch.float32)
+    embed, hidden, roots = torch.nn.Embedding(V, H), torch.randn(R, H), torch.arange(R)
+    expected = beam_search(head, embed, hidden, roots, W, L)
+    found = beam_search(head.packed(packed), embed, hidden, roots, W, L)
+    assert torch.equal(found.tokens, expected.tokens)
+    assert torch.equal(found.back_pointers, expected.back_pointers)
+    torch.testing.assert_close(found.log_probs, expected.log_probs)
+
+
+def test_a_closed_gate_keeps_the_hidden_state_and_an_open_one_forgets_it() -> None:
+    head = random_head(GatedConfig(V, H))
+    hidden, embedded = torch.randn(2, R, H, dtype=torch.float64)
+    head.cell.weight.zero_()
+    head.cell.bias[:H] = 50.0
+    torch.testing.assert_close(head.start(hidden, embedded), hidden)
+    head.cell.bias[:H] = -50.0
+    torch.testing.assert_close(
+        head.start(hidden, embedded), head.start(torch.zeros_like(hidden), embedded)
+    )
+
+
+def test_it_depends_on_the_embeddings_direction_alone() -> None:
+    head = random_head(GatedConfig(V, H))
+    hidden, embedded = torch.randn(2, R, H, dtype=torch.float64)
+    state = head.start(hidden, embedded)
+    torch.testing.assert_close(head.start(hidden, 100 * embedded), state, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(head.start(hidden, -embedded), state, atol=1e-2)
+
+
+def test_parameters_are_within_a_tenth_of_apples_at_the_same_width() -> None:
+    vocab, hidden = 8192, 576
+
+    def count(head: torch.nn.Module) -> int:
+        return sum(p.numel() for p in head.parameters())
+
+    with torch.device("meta"):
+        gated = count(GatedHead(GatedConfig(vocab, hidden)))
+        apple = count(RecurrentHead(RecurrentConfig(vocab, hidden, exit_dim=hidden)))
+    assert gated <= 1.1 * apple
+
+
+def test_its_config_is_read_and_checked() -> None:
+    read = head_config({"model_type": "redrafter_gated", "vocab_size": V, "hidden_size": H})
+    assert read == GatedConfig(V, H, num_draft_layers=1)
+    assert isinstance(build_head(read), GatedHead)
+    for wrong in (-1, 257, True, 1.0):
+        with pytest.raises(ConfigError, match="num_draft_layers must be"):
+            GatedConfig(V, H, num_draft_layers=wrong)  # type: ignore[arg-type]
+
+
+def test_a_size_that_it_has_not_is_refused() -> None:
+    assert new_head("gated", V, H, exit_dim=None).config == GatedConfig(V, H)
+    with pytest.raises(ConfigError, match="exit_dim: a redrafter_gated head has no such size"):
+        new_head("gated", V, H, exit_dim=2 * H)
+
+
+def test_train_offers_the_heads_of_this_package() -> None:
+    assert get_args(HeadName) == tuple(NAMES)

@@ -1,0 +1,107 @@
+"""A gated recurrent head: its state begins as the target's hidden state, and tokens change it.
+
+Apple's state knows drafted tokens alone, and meets the hidden state h in the head's last layers.
+Here h is the state from the start, and a cell like a GRU's decides, entry by entry, what a token
+leaves of it:
+
+    s_0 = c = h, or h + F [h_1 ; .. ; h_n] where it reads n further layers of the target
+    [g ; x] = W [n(e(x_t)) ; n(s_{t-1})] + b
+    s_t = z s_{t-1} + (1 - z) SiLU(x),   z = sigmoid(g)
+    y = s_t + SiLU(B n(s_t) + b')        num_draft_layers times
+    logits = V (a n(y))
+
+with x_1 the root token, e the target's input embedding, n(x) = x / sqrt(mean(x^2) + eps), and a one
+factor per entry. Nothing but V, whose rows begin as the target's, depends on how large the
+embedding's and the hidden state's numbers are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vllm_redrafter.config import require_at_most
+from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.heads.head import OWNER, DraftHead, HeadConfig
+
+MOST_LAYERS = 256
+"""Of num_draft_layers: far beyond any head, and little to build before it is found missing."""
+
+EPSILON = 1e-6
+"""Of norms."""
+
+
+@dataclass(frozen=True)
+class GatedConfig(HeadConfig):
+    """The sizes of a gated head, all of whose layers are as wide as the target's hidden state.
+
+    Attributes:
+        num_draft_layers: residual blocks between the state and the vocabulary-wide layer.
+    """
+
+    model_type: ClassVar[str] = "redrafter_gated"
+
+    num_draft_layers: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        layers = self.num_draft_layers
+        if isinstance(layers, bool) or not isinstance(layers, int) or layers < 0:
+            raise ConfigError(
+                f"{OWNER}: num_draft_layers must be an integer of at least 0, got {layers!r}"
+            )
+        require_at_most(OWNER, MOST_LAYERS, num_draft_layers=layers)
+
+
+class GatedHead(DraftHead):
+    """The gated head; each of its layers is one product already, so it is its own packed form."""
+
+    config_class = GatedConfig
+    layouts: ClassVar[Mapping[str, str]] = {"own": "GatedDrafter"}
+
+    config: GatedConfig
+
+    def __init__(self, config: GatedConfig) -> None:
+        super().__init__(config)
+        hidden = config.hidden_size
+        self.cell = nn.Linear(2 * hidden, 2 * hidden)
+        nn.init.zeros_(self.cell.bias)
+        self.blocks = nn.ModuleList(
+            nn.Linear(hidden, hidden) for _ in range(config.num_draft_layers)
+        )
+        self.scale = nn.Parameter(torch.ones(hidden))
+        self.lm_head = nn.Linear(hidden, config.num_ranked_tokens, bias=False)
+
+    def condition(self, hidden: Tensor) -> Tensor:
+        """c [..., H], which the state begins as; see `DraftHead.condition`."""
+        return self.fused(hidden)
+
+    def start(self, condition: Tensor, embedded: Tensor) -> Tensor:
+        """s_1 [..., H], from s_0 = c; see `DraftHead.start`."""
+        return self.advance(condition, embedded)
+
+    def advance(self, state: Tensor, embedded: Tensor) -> Tensor:
+        """s_t [..., H] of s_{t-1} and e(x_t); see `DraftHead.advance`."""
+        joined = torch.cat([_normed(embedded), _normed(state)], dim=-1)
+        gate, candidate = self.cell(joined).chunk(2, dim=-1)
+        return torch.lerp(F.silu(candidate), state, gate.sigmoid())
+
+    def features(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
+        """[..., H], of the state alone; see `DraftHead.features`."""
+        for block in self.blocks:
+            state = state + F.silu(block(_normed(state)))
+        return _normed(state, self.scale)
+
+    @property
+    def vocabulary_layers(self) -> Sequence[nn.Linear]:
+        return (self.lm_head,)
+
+
+def _normed(x: Tensor, scale: Tensor | None = None) -> Tensor:
+    """n(x), or scale n(x)."""
+    return F.rms_norm(x, x.shape[-1:], scale, EPSILON)
