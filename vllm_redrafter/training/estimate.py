@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vllm_redrafter.acceptance import accept_path
-from vllm_redrafter.beam_search import beam_search
+from vllm_redrafter.beam_search import ExploredNodes, beam_search
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import TextRows
 from vllm_redrafter.heads.head import DraftHead
@@ -26,6 +26,9 @@ from vllm_redrafter.token_tree import TokenTree
 from vllm_redrafter.training.batches import TextBatch
 from vllm_redrafter.training.distillation import predictions
 from vllm_redrafter.training.target import TargetOutputs, read_target
+
+Search = Callable[[Tensor, Tensor], ExploredNodes]
+"""Searches from roots that a block and a position in it each name."""
 
 
 @dataclass(frozen=True)
@@ -107,21 +110,37 @@ def replay(
         batch: B blocks; each run of generated tokens has at least one token before it.
         config: beam width, beam length, K and kind of tree.
     """
-    row, root, last = answers(batch.generated)
-    steps = tokens = 0
-    by_depth = torch.zeros(config.beam_length, dtype=torch.int64)
     # The target may be of lower precision than a drafter in training.
     dtype = drafter.dtype
     hidden = outputs.hidden.to(dtype)
+    shape = search_shape(config, config.num_speculative_tokens)
 
     def embed_as_drafter(tokens: Tensor) -> Tensor:
         return embed(tokens).to(dtype)
 
+    def search(row: Tensor, root: Tensor) -> ExploredNodes:
+        roots = batch.tokens[row, root]
+        return beam_search(drafter, embed_as_drafter, hidden[row, root - 1], roots, *shape)
+
+    return replay_searches(search, batch, config)
+
+
+def replay_searches(search: Search, batch: TextBatch, config: ReDrafterConfig) -> Acceptance:
+    """`replay` with any search.
+
+    Args:
+        search: from the roots tokens[row, root], both [A] int64, as wide and long as the config
+            has it.
+        batch: B blocks; each run of generated tokens has at least one token before it.
+        config: beam length, K and kind of tree.
+    """
+    row, root, last = answers(batch.generated)
+    steps = tokens = 0
+    by_depth = torch.zeros(config.beam_length, dtype=torch.int64)
     while (running := (root < last).nonzero().squeeze(1)).numel():
         at, end = root[running], last[running]
-        depth = _accepted_depth(
-            drafter, embed_as_drafter, hidden, batch.tokens, row[running], at, end, config
-        )
+        explored = search(row[running], at)
+        depth = _accepted_depth(explored, batch.tokens, row[running], at, end, config)
         output = torch.minimum(depth + 1, end - at)
         root[running] += output
         steps, tokens = steps + running.numel(), tokens + int(output.sum())
@@ -142,9 +161,7 @@ def answers(generated: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _accepted_depth(
-    drafter: DraftHead,
-    embed: Callable[[Tensor], Tensor],
-    hidden: Tensor,
+    explored: ExploredNodes,
     tokens: Tensor,
     row: Tensor,
     root: Tensor,
@@ -152,11 +169,8 @@ def _accepted_depth(
     config: ReDrafterConfig,
 ) -> Tensor:
     """How many draft tokens [A] one step accepts from the roots at tokens[row, root]."""
-    root_tokens = tokens[row, root]
-    width, length = search_shape(config, config.num_speculative_tokens)
-    explored = beam_search(drafter, embed, hidden[row, root - 1], root_tokens, width, length)
     tree = TokenTree.from_explored(
-        root_tokens, explored, config.num_speculative_tokens, tree=config.tree
+        tokens[row, root], explored, config.num_speculative_tokens, tree=config.tree
     )
     # What the target draws at a node: right on the true path, and not read off it.
     following = root.unsqueeze(1) + tree.depths.long() + 1

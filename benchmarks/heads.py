@@ -1,0 +1,178 @@
+r"""Which draft head guesses best, trained on the same text for the same steps?
+
+    python benchmarks/heads.py TARGET --data greedy --measure sampled --runs RUNS --output OUT.json
+
+Each head is trained with each loss and seed on what the target wrote (`generate-data`), and its
+drafts are replayed on conversations that it has not seen: those held out of --data, and those of
+--measure. A run that RUNS has is not made again, so the same command goes on where it was stopped,
+and several may share the work, with --head and --first-seed; the table has all that is there.
+
+Beside the heads that can be served stands a small EAGLE head as an anchor: one decoder layer,
+teacher forcing, measured as trees of the same shapes and as chains.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, get_args
+
+from heads_parts.plot import plot
+from heads_parts.report import rows_of, table
+from heads_parts.texts import Texts
+from heads_parts.training import Material, run, str_of
+from heads_parts.variants import VARIANTS, Variant, named
+from shared_parts import machine, results
+from shared_parts.arguments import positive, script_parser, tree_shape
+from transformers import AutoConfig
+
+from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.data.rows import ListRows
+from vllm_redrafter.target_layers import AUTO, layers_of
+from vllm_redrafter.training.choices import LossKind
+from vllm_redrafter.training.config import TrainingConfig
+from vllm_redrafter.training.target import load_ends
+from vllm_redrafter.training.trainer import make_accelerator
+
+SHAPES = ["4x4:4", "4x4:8", "4x4:16", "8x4:32"]
+
+
+def parser() -> argparse.ArgumentParser:
+    made = script_parser(__doc__)
+    made.add_argument("target", help="folder or hub id")
+    made.add_argument("--data", type=Path, required=True, help="to learn from, and to measure on")
+    made.add_argument("--measure", type=Path, action="append", default=[], help="to measure on")
+    made.add_argument("--runs", type=Path, required=True, help="folder of the runs' figures")
+    made.add_argument("--states", type=Path, help="folder for the target's hidden states")
+    made.add_argument("--conversations", type=positive, default=256, help="rows of --data")
+    made.add_argument("--held-out", type=positive, default=40, help="rows of each text")
+    made.add_argument("--head", action="append", choices=[v.name for v in VARIANTS])
+    made.add_argument("--loss", action="append", choices=get_args(LossKind))
+    made.add_argument("--seeds", type=positive, default=1)
+    made.add_argument("--first-seed", type=int, default=0)
+    made.add_argument("--shape", action="append", type=tree_shape, help=f"default: {SHAPES}")
+    made.add_argument("--target-layers", default=AUTO, help="of fused heads")
+    made.add_argument("--draft-vocab-size", type=positive, default=4096)
+    made.add_argument("--epochs", type=positive, default=2)
+    made.add_argument("--repeats", type=int, default=0, help="of each head's draft, for its time")
+    made.add_argument("--output", type=Path, help="JSON with all figures")
+    made.add_argument("--plot", type=Path)
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parser().parse_args(arguments)
+    variants = named(options.head)
+    losses: list[LossKind] = options.loss or ["mix"]
+    settings = training_settings(options)
+    options.runs.mkdir(parents=True, exist_ok=True)
+    material = read_material(options)
+    for seed in range(options.first_seed, options.first_seed + options.seeds):
+        for loss in losses:
+            for variant in variants:
+                make_run(
+                    variant, TrainingConfig(**settings, loss=loss, seed=seed), material, options
+                )
+    report(variants, TrainingConfig(**settings), material, options)
+    return 0
+
+
+def training_settings(options: argparse.Namespace) -> dict[str, Any]:
+    """Those of the recipe of SmolLM2's drafter, with as many warm-up steps as few steps allow."""
+    return {
+        "epochs": options.epochs,
+        "batch_size": 4,
+        "micro_batch_size": 4,
+        "block_length": 288,
+        "unroll_steps": 4,
+        "learning_rate": 2e-3,
+        "warmup_steps": 20,
+        "teacher": "data",
+        "draft_vocab_size": options.draft_vocab_size,
+        "held_out": options.held_out,
+    }
+
+
+def read_material(options: argparse.Namespace) -> Material:
+    sizes = AutoConfig.from_pretrained(options.target).get_text_config()
+    layers = layers_of(options.target_layers, sizes.num_hidden_layers, "--target-layers")
+    length = training_settings(options)["block_length"]
+    kept = options.states or options.runs / "states"
+
+    def text(folder: Path, number: int) -> Texts:
+        return Texts(options.target, folder, number, layers, length, kept)
+
+    learnt = text(options.data, options.conversations)
+    others = [text(folder, options.held_out) for folder in options.measure]
+    rows = learnt.read()
+    measured = {name_of(learnt): ListRows(rows[: options.held_out])}
+    for other in others:
+        name = name_of(other)
+        measured[f"{name}, text {len(measured) + 1}" if name in measured else name] = other.read()
+    return Material(
+        target=load_ends(options.target),
+        learnt=ListRows(rows[options.held_out :]),
+        measured=measured,
+        layers=layers,
+        shapes=[shape_of(shape) for shape in options.shape or map(tree_shape, SHAPES)],
+        accelerator=make_accelerator(TrainingConfig()),
+    )
+
+
+def name_of(text: Texts) -> str:
+    return "greedy" if text.temperature == 0 else f"temperature {text.temperature:g}"
+
+
+def shape_of(shape: tuple[int, int, int]) -> ReDrafterConfig:
+    width, length, nodes = shape
+    return ReDrafterConfig(nodes, width, length)
+
+
+def make_run(
+    variant: Variant, config: TrainingConfig, material: Material, options: argparse.Namespace
+) -> None:
+    """Make a run, unless the folder has it."""
+    about = {"head": variant.name, "loss": config.loss, "seed": config.seed}
+    path = options.runs / ("-".join(map(str, about.values())).replace(" ", "_") + ".json")
+    if path.exists():
+        return
+    figures = run(variant, config, material)
+    about |= {"learnt_rows": len(material.learnt), "settings": asdict(config)}
+    results.write(path, {**machine.describe(gpu=None), **about, **figures})
+    print(path.name, f"{figures['seconds']:.0f} s", flush=True)
+
+
+def report(
+    variants: Sequence[Variant],
+    config: TrainingConfig,
+    material: Material,
+    options: argparse.Namespace,
+) -> None:
+    """The table of all runs of these heads, and the files."""
+    runs = [json.loads(path.read_text()) for path in sorted(options.runs.glob("*.json"))]
+    order = [variant.name for variant in variants]
+    runs = sorted((r for r in runs if r["head"] in order), key=lambda r: order.index(r["head"]))
+    times = {}
+    if options.repeats:
+        from heads_parts.timing import milliseconds
+
+        times = milliseconds(variants, config, material, options.repeats)
+    rows = rows_of(runs, times)
+    results.wide_console().print(table(rows))
+    record = {
+        **machine.describe(gpu=None),
+        "shapes": [str_of(shape) for shape in material.shapes],
+        "target_layers": list(material.layers),
+        "milliseconds_per_draft": times,
+        "runs": runs,
+    }
+    results.write(options.output, record)
+    if options.plot is not None:
+        plot(rows, "Draft heads trained alike, replayed", options.plot)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

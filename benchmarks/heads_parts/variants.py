@@ -1,0 +1,41 @@
+"""What is compared: draft heads by name, each a kind of head and what it reads of the target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vllm_redrafter.training.choices import HeadName
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A head to train.
+
+    Attributes:
+        name: of the row in tables.
+        head: as `train --head` names it; None for the EAGLE head of this benchmark.
+        fused: it reads three further layers of the target.
+        num_draft_layers: its residual blocks.
+    """
+
+    name: str
+    head: HeadName | None
+    fused: bool = False
+    num_draft_layers: int = 1
+
+
+VARIANTS = (
+    Variant("recurrent", "recurrent"),
+    Variant("recurrent, fused", "recurrent", fused=True),
+    Variant("gated", "gated"),
+    Variant("gated, fused", "gated", fused=True),
+    Variant("gated, no block", "gated", num_draft_layers=0),
+    Variant("gated, no block, fused", "gated", fused=True, num_draft_layers=0),
+    Variant("EAGLE", None),
+)
+
+
+def named(names: Sequence[str] | None) -> tuple[Variant, ...]:
+    """Some of them, in their own order; all without names."""
+    return tuple(v for v in VARIANTS if names is None or v.name in names)
