@@ -217,6 +217,13 @@ def evaluate(
     data: Annotated[Path, typer.Option(help="Folder that generate-data wrote with this target.")],
     config: EvaluationConfig,
     assumed: StepCosts,
+    hidden_states: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder that capture wrote from --data. Of the target, only its embedding, final "
+            "norm and output layer are loaded then."
+        ),
+    ] = None,
     costs: Annotated[
         Path | None,
         typer.Option(help="Recommend by the costs that an engine measured: its table, a file."),
@@ -276,7 +283,16 @@ def evaluate(
     )
     if record:
         check_recordable(drafter)
-    job = evaluation.EvaluationJob(target, drafter, data, grid, step_costs, config, other_target)
+    job = evaluation.EvaluationJob(
+        target,
+        drafter,
+        data,
+        grid,
+        step_costs,
+        config,
+        other_target,
+        hidden_states=hidden_states,
+    )
     console = Console()
     found = evaluation.evaluate(job, console)
     evaluation.print_evaluation(console, found)

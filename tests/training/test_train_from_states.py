@@ -1,8 +1,9 @@
-"""`train --hidden-states`: the same training as with the target in memory, without its layers."""
+"""`--hidden-states`: `train` and `evaluate` do the same as with the target's layers in memory."""
 
 from __future__ import annotations
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -28,7 +29,9 @@ from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.hidden_states import StatesInfo
 from vllm_redrafter.data.source import read_all
 from vllm_redrafter.errors import ConfigError
-from vllm_redrafter.training.config import TrainingConfig
+from vllm_redrafter.training import evaluation
+from vllm_redrafter.training.config import EvaluationConfig, TrainingConfig
+from vllm_redrafter.training.evaluation import load_material
 from vllm_redrafter.training.run import TrainingJob, train
 
 V = 64
@@ -215,6 +218,65 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+@pytest.fixture(scope="module")
+def trained(
+    target: Path, data: Path, states: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    folder = tmp_path_factory.mktemp("trained") / "drafter"
+    run(job(target, data, folder, states))
+    return folder
+
+
+def evaluated(*given: str | Path) -> Any:
+    """The figures that `evaluate` writes."""
+    figures = Path(given[1]).parent / "figures.json"
+    small = ["--beam-widths=1,3", "--beam-lengths=3", "--spec-tokens=4", "--max-length=2048"]
+    result = CliRunner().invoke(app, ["evaluate", *map(str, given), *small, f"--json={figures}"])
+    assert result.exit_code == 0, result.output
+    return json.loads(figures.read_text())
+
+
+def test_an_evaluation_finds_the_same_without_the_layers(
+    target: Path, data: Path, states: Path, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed = evaluated(target, trained, f"--data={data}", "--held-out=4")
+    monkeypatch.setattr(evaluation, "load_target", None)
+    captured = evaluated(
+        target, trained, f"--data={data}", "--held-out=4", f"--hidden-states={states}"
+    )
+    assert captured == computed
+    assert any(result["tokens_per_step"] > 1 for result in captured["results"])
+    material = load_material(
+        str(target), str(trained), data, EvaluationConfig(), hidden_states=states
+    )
+    assert not any(".layers." in name for name, _ in material.target.named_parameters())
+
+
+def test_an_evaluation_refuses_states_of_other_text_and_rows_that_are_too_long(
+    target: Path, data: Path, states: Path, trained: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    write_data(other, target, num=6, max_tokens=12, seed=6)
+    command = ["evaluate", str(target), str(trained), f"--hidden-states={states}"]
+    result = CliRunner().invoke(app, [*command, f"--data={other}"])
+    assert result.exit_code == 1 and "captured from other text than any --data" in result.stderr
+    short = cut_states(states, data, target, tmp_path / "short", 16)
+    command[-1] = f"--hidden-states={short}"
+    result = CliRunner().invoke(app, [*command, f"--data={data}"])
+    assert result.exit_code == 1 and "evaluate with --max-length 16" in result.stderr
+
+
+def cut_states(states: Path, data: Path, target: Path, folder: Path, length: int) -> Path:
+    """The same states, as if captured with --max-length."""
+    folder.mkdir()
+    whole = load_file(states / "states-00000.safetensors")
+    cut = {name: tensor[: length - 1].contiguous() for name, tensor in whole.items()}
+    save_file(cut, folder / "states-00000.safetensors")
+    lengths = [min(len(row["input_ids"]), length) for row in read_all([data], str(target)).dataset]
+    replace(StatesInfo.load(states), max_length=length, num_tokens=sum(lengths)).save(folder)
+    return folder
+
+
 def test_several_data_folders_have_their_own_states(
     target: Path, data: Path, states: Path, tmp_path: Path
 ) -> None:
@@ -252,14 +314,7 @@ def test_states_of_other_text_or_another_target_are_refused(
 def test_rows_longer_than_what_was_captured_are_refused(
     target: Path, data: Path, states: Path, tmp_path: Path
 ) -> None:
-    short = tmp_path / "short"
-    short.mkdir()
-    whole = load_file(states / "states-00000.safetensors")
-    cut = {name: tensor[:15].contiguous() for name, tensor in whole.items()}
-    save_file(cut, short / "states-00000.safetensors")
-    lengths = [min(len(row["input_ids"]), 16) for row in read_all([data], str(target)).dataset]
-    info = StatesInfo.load(states)
-    replace(info, max_length=16, num_tokens=sum(lengths)).save(short)
+    short = cut_states(states, data, target, tmp_path / "short", 16)
     with pytest.raises(ConfigError, match=r"rows cut to 16 tokens, .* with --block-length 16, or"):
         run(job(target, data, tmp_path / "out", short))
     run(job(target, data, tmp_path / "out", short, block_length=16), dry_run=True)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vllm_redrafter.data.hidden_states import StatesInfo, StoredStates, text_fingerprint
-from vllm_redrafter.data.rows import DatasetRows, TextRow, row_lengths
+from vllm_redrafter.data.rows import DatasetRows, TextRow, TextRows, row_lengths
 from vllm_redrafter.data.source import WrittenData
 from vllm_redrafter.errors import ConfigError
 
@@ -38,9 +38,9 @@ class CapturedRows:
         limit = shortest.info.max_length
         if len(rows) and (longest := int(rows.lengths.max())) > limit:
             raise ConfigError(
-                f"{shortest.folder}: hidden states of rows cut to {limit} tokens, and training "
-                f"reads up to {longest}: train with --block-length {limit}, or capture again with "
-                f"--max-length {longest}"
+                f"{shortest.folder}: hidden states of rows cut to {limit} tokens, and rows of up "
+                f"to {longest} are to be read: train with --block-length {limit}, evaluate with "
+                f"--max-length {limit}, or capture again with --max-length {longest}"
             )
 
     @property
@@ -80,6 +80,24 @@ def _columns(states: StoredStates, layers: Sequence[int]) -> Tensor | None:
     return torch.cat([parts[0], *(parts[1 + found.index(layer)] for layer in layers)])
 
 
+def check_hidden_size(rows: TextRows, size: int) -> None:
+    """Are the rows' hidden states, where they bring some, of the target's size?
+
+    Args:
+        rows: with hidden states or without.
+        size: H of the target that they are read with.
+
+    Raises:
+        ConfigError: they are of another size.
+    """
+    for states in rows.states if isinstance(rows, CapturedRows) else ():
+        if size != states.info.hidden_size:
+            raise ConfigError(
+                f"{states.folder}: hidden states of size {states.info.hidden_size}, the target "
+                f"has {size}: capture again with this target"
+            )
+
+
 def states_of(
     written: WrittenData, folders: Sequence[Path], check_target: bool = True
 ) -> list[StoredStates]:
@@ -110,8 +128,8 @@ def states_of(
         if text not in found:
             raise ConfigError(
                 f"--hidden-states: none is of the data that {info.target!r} wrote "
-                f"({info.num_conversations} conversations): capture them as well; training reads "
-                "all hidden states or none"
+                f"({info.num_conversations} conversations): capture them as well; all hidden "
+                "states are read, or none"
             )
         states.append(found[text])
         theirs = found[text].info

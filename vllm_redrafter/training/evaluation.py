@@ -16,8 +16,9 @@ from torch import Tensor
 from vllm_redrafter.checkpoints.fit import differences_from
 from vllm_redrafter.checkpoints.reading import load_drafter
 from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.data.captured import CapturedRows, check_hidden_size, states_of
 from vllm_redrafter.data.rows import DatasetRows, TextRows
-from vllm_redrafter.data.source import held_out_conversations, read_checked
+from vllm_redrafter.data.source import held_out_conversations, read_all
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.fp8 import rounded_rows
 from vllm_redrafter.heads.head import DraftHead
@@ -25,7 +26,7 @@ from vllm_redrafter.progress import progress_bar
 from vllm_redrafter.target_layers import missing_layers
 from vllm_redrafter.training.config import EvaluationConfig
 from vllm_redrafter.training.estimate import Acceptance, batches, replay, top_accuracy
-from vllm_redrafter.training.target import load_target, read_target
+from vllm_redrafter.training.target import load_ends, load_target, read_target
 
 RANKS = (1, 2, 4, 8)
 """k of the top-k accuracies."""
@@ -181,6 +182,8 @@ class EvaluationJob:
         config: what of the data is read, and how.
         other_target: the data may come from another target with the same tokenizer.
         device: where to compute; None for a GPU, if there is one.
+        hidden_states: folder that capture wrote from the data; the target's layers are not loaded
+            then. None: the target computes its hidden states.
     """
 
     target: str
@@ -191,6 +194,7 @@ class EvaluationJob:
     config: EvaluationConfig = field(default_factory=EvaluationConfig)
     other_target: bool = False
     device: str | None = None
+    hidden_states: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -199,7 +203,7 @@ class Material:
 
     Attributes:
         drafter: the draft head, of the target's dtype.
-        target: the transformers model.
+        target: the transformers model; its two ends alone where the rows bring hidden states.
         rows: text that it wrote.
         sampling: how it was written, in words.
     """
@@ -217,6 +221,7 @@ def load_material(
     config: EvaluationConfig,
     other_target: bool = False,
     device: str | None = None,
+    hidden_states: Path | None = None,
 ) -> Material:
     """Load both models and the text; the parameters are those of `EvaluationJob`.
 
@@ -224,15 +229,18 @@ def load_material(
         ConfigError: input that cannot work.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    info, dataset = read_checked(data, target, not other_target)
-    indices = list(range(len(dataset)))
+    written = read_all((data,), target, not other_target)
+    indices = list(range(len(written.dataset)))
     if config.held_out is not None:
-        conversations = torch.tensor(dataset["conversation"][:])
-        away = held_out_conversations(conversations, config.held_out, config.seed)
+        away = held_out_conversations(written.conversations, config.held_out, config.seed)
         indices = away.nonzero().flatten().tolist()
-    rows = DatasetRows(dataset, indices, config.max_length)
-    model = load_target(target, config.target_dtype, device)
+    rows: TextRows = DatasetRows(written.dataset, indices, config.max_length)
+    states = [] if hidden_states is None else states_of(written, [hidden_states], not other_target)
+    model = (load_ends if states else load_target)(target, config.target_dtype, device)
     head = load_drafter(drafter, model.dtype).to(device)
+    if states:
+        rows = CapturedRows(rows, states, head.config.target_layers)
+        check_hidden_size(rows, model.config.get_text_config().hidden_size)
     if config.head_dtype == "fp8":
         for layer in head.vocabulary_layers:
             layer.weight.data = rounded_rows(layer.weight)
@@ -242,12 +250,14 @@ def load_material(
             f"{size.target}: give the target it was trained for"
         )
     num_layers = getattr(model.config.get_text_config(), "num_hidden_layers", None)
-    if missing := missing_layers(head.config.target_layers, num_layers):
+    # Captured states have been asked for their layers.
+    if not states and (missing := missing_layers(head.config.target_layers, num_layers)):
         raise ConfigError(
             f"drafter {drafter!r} does not fit target {target!r}: {missing}: give the target it "
             "was trained for"
         )
-    sampling = f"temperature {info.sampling.temperature:g}, top-p {info.sampling.top_p:g}"
+    way = written.infos[0].sampling
+    sampling = f"temperature {way.temperature:g}, top-p {way.top_p:g}"
     return Material(head, model, rows, sampling)
 
 
@@ -259,7 +269,13 @@ def evaluate(job: EvaluationJob, console: Console | None = None) -> Evaluation:
     """
     job.costs.check(job.grid)
     found = load_material(
-        job.target, job.drafter, job.data, job.config, job.other_target, job.device
+        job.target,
+        job.drafter,
+        job.data,
+        job.config,
+        job.other_target,
+        job.device,
+        job.hidden_states,
     )
     if console:
         console.print(

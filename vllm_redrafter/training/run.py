@@ -15,7 +15,7 @@ from vllm_redrafter.checkpoints.files import CARD_FILE
 from vllm_redrafter.checkpoints.reading import SHAPE_KEYS
 from vllm_redrafter.checkpoints.writing import save_drafter
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.data.captured import CapturedRows, states_of
+from vllm_redrafter.data.captured import CapturedRows, check_hidden_size, states_of
 from vllm_redrafter.data.rows import TextRows
 from vllm_redrafter.data.source import TrainingData, WrittenData, read_all, split
 from vllm_redrafter.errors import ConfigError, TrainingError
@@ -106,7 +106,7 @@ def train(
     load = load_ends if job.hidden_states else load_target
     target = load(job.target, config.target_dtype, accelerator.device)
     _check_vocabulary(target, data)
-    _check_hidden_size(target, rows)
+    check_hidden_size(rows, target.config.get_text_config().hidden_size)
     drafter = _drafter(job, target, data, console)
     record = _record(job, data)
     trainer = Trainer(
@@ -187,16 +187,6 @@ def _with_states(
     states = states_of(written, job.hidden_states, not job.other_target)
     layers = named_layers(job.config)
     return CapturedRows(data.rows, states, layers), CapturedRows(data.held_out, states, layers)
-
-
-def _check_hidden_size(target: Any, rows: TextRows) -> None:
-    size = target.config.get_text_config().hidden_size
-    for states in rows.states if isinstance(rows, CapturedRows) else ():
-        if size != states.info.hidden_size:
-            raise ConfigError(
-                f"{states.folder}: hidden states of size {states.info.hidden_size}, the target "
-                f"has {size}: capture again with this target"
-            )
 
 
 def _drafter(job: TrainingJob, target: Any, data: TrainingData, console: Console) -> DraftHead:
