@@ -27,9 +27,11 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import aiohttp
@@ -47,7 +49,7 @@ from soak_parts.faults import (
     kill_engine,
     rows,
 )
-from soak_parts.load import Run, all_again, apply, capacity
+from soak_parts.load import Look, Run, all_again, apply, capacity
 from soak_parts.models import write_models
 from soak_parts.report import (
     PREEMPTIONS,
@@ -90,6 +92,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
         help="of memory, MiB beyond plain vLLM's (default 100)",
     )
     add("--logs", type=Path, help="folder for the servers' logs (default: a temporary one)")
+    add("--at-once", action="store_true", help="start both servers at once: quicker, more memory")
     add("--faults", action="store_true", help="break the servers instead, and see how they end")
     add("--output", type=Path, help="write all figures to this JSON file")
     args = parser.parse_args(given)
@@ -102,6 +105,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main(given: Sequence[str] | None = None) -> int:
     args = arguments(given)
+    begin = perf_counter()
     surroundings = machine.describe(gpu=None)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -118,11 +122,19 @@ def main(given: Sequence[str] | None = None) -> int:
         except ServerError as error:
             print(error, file=sys.stderr)
             return 2
+    seconds = perf_counter() - begin
     print("\n".join(report.lines()))
+    print(f"in all         {seconds:.0f} s, with the servers' starts and plain vLLM's answers")
     settings = {**vars(args), "output": None, "logs": None}
     settings |= {"model": Path(args.model).name, "drafter": Path(args.drafter).name}
     kinds = Counter(request.kind for request in asked)
-    record = {**surroundings, "settings": settings, "kinds": kinds, **report.as_json()}
+    record = {
+        **surroundings,
+        "settings": settings,
+        "kinds": kinds,
+        "seconds_in_all": seconds,
+        **report.as_json(),
+    }
     results.write(args.output, record)
     for failure in report.failures():
         print(f"FAILED: {failure}", file=sys.stderr)
@@ -130,29 +142,27 @@ def main(given: Sequence[str] | None = None) -> int:
 
 
 async def soak(args: argparse.Namespace, asked: list[Request], logs: Path) -> Report:
-    """Both servers, one after the other."""
-    warm_up = requests(WARM_UP, args.vocabulary, args.seed + 1)
-    with Server(drafting(args, args.drafter), logs / "drafting.log", environment()) as server:
-        async with session() as opened:
-            client = Client(opened, server.address, NAME)
-            rate = args.load * await capacity(
-                client, [request.body for request in warm_up], args.in_flight
-            )
-            before = await quiet_metrics(server, client)
-            times = arrivals(len(asked), rate, args.seed)
-            run = await apply(server, client, asked, times, args.seconds)
-            after = await quiet_metrics(server, client)
-    answered = [
-        (request, outcome)
-        for request, outcome in zip(asked, run.outcomes, strict=True)
-        if outcome is not None and outcome.answered
-    ]
-    with Server(plain(args), logs / "plain.log", environment()) as server:
-        async with session() as opened:
-            client = Client(opened, server.address, NAME)
-            bodies = [request.for_plain() for request, _ in answered]
-            await capacity(client, [request.for_plain() for request in warm_up], args.in_flight)
-            expected, plain_looks = await all_again(server, client, bodies, args.in_flight)
+    """Both servers, one under load after the other."""
+    with ExitStack() as until_the_end:
+
+        def start_plain() -> Server:
+            return until_the_end.push(Server(plain(args), logs / "plain.log", environment()))
+
+        early = start_plain() if args.at_once else None
+        with Server(drafting(args, args.drafter), logs / "drafting.log", environment()) as server:
+            if early is not None:
+                early.wait_until_ready()
+            loaded = await under_load(args, server, asked)
+        server = start_plain() if early is None else early
+        server.wait_until_ready()
+        run, before, after = loaded.run, loaded.before, loaded.after
+        answered = [
+            (request, outcome)
+            for request, outcome in zip(asked, run.outcomes, strict=True)
+            if outcome is not None and outcome.answered
+        ]
+        bodies = [request.for_plain() for request, _ in answered]
+        expected, plain_looks = await asked_again(args, server, bodies)
     blocks = args.blocks - 1  # vLLM keeps one to itself
     return Report(
         sent=sum(outcome is not None for outcome in run.outcomes),
@@ -161,7 +171,7 @@ async def soak(args: argparse.Namespace, asked: list[Request], logs: Path) -> Re
         errors=errors(asked, run),
         differences=differences(answered, expected),
         preemptions=int(after[PREEMPTIONS] - before[PREEMPTIONS]),
-        offered_rate=rate,
+        offered_rate=loaded.rate,
         seconds=run.seconds,
         first_token=percentiles(first_tokens(run.outcomes)),
         between_tokens=percentiles(gaps(run.outcomes)),
@@ -174,6 +184,42 @@ async def soak(args: argparse.Namespace, asked: list[Request], logs: Path) -> Re
         plain_looks=plain_looks,
         most_growth=args.most_growth,
     )
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A server under load: requests per second, what came of them, metrics before and after."""
+
+    rate: float
+    run: Run
+    before: dict[str, float]
+    after: dict[str, float]
+
+
+async def under_load(args: argparse.Namespace, server: Server, asked: list[Request]) -> Loaded:
+    """All requests, at a rate around the server's capacity."""
+    async with session() as opened:
+        client = Client(opened, server.address, NAME)
+        # First what is made for first requests, grammars among it: it is no measure of capacity.
+        for seed in (1, 2):
+            warm_up = requests(WARM_UP, args.vocabulary, args.seed + seed)
+            bodies = [request.body for request in warm_up]
+            rate = args.load * await capacity(client, bodies, args.in_flight)
+        before = await quiet_metrics(server, client)
+        times = arrivals(len(asked), rate, args.seed)
+        run = await apply(server, client, asked, times, args.seconds)
+        return Loaded(rate, run, before, await quiet_metrics(server, client))
+
+
+async def asked_again(
+    args: argparse.Namespace, server: Server, bodies: Sequence[dict[str, Any]]
+) -> tuple[list[Outcome], list[Look]]:
+    """Plain vLLM's answers, and looks at its memory."""
+    warm_up = requests(WARM_UP, args.vocabulary, args.seed + 1)
+    async with session() as opened:
+        client = Client(opened, server.address, NAME)
+        await capacity(client, [request.for_plain() for request in warm_up], args.in_flight)
+        return await all_again(server, client, bodies, args.in_flight)
 
 
 async def break_servers(args: argparse.Namespace, folder: Path, logs: Path) -> list[Fault]:

@@ -36,7 +36,7 @@ class ServerError(RuntimeError):
 
 
 class Server:
-    """Starts with the block and is gone after it, with all of its processes.
+    """Starts when it is made, is ready in the block, and gone after it with all of its processes.
 
     Args:
         arguments: vLLM's, but for host and port.
@@ -64,7 +64,7 @@ class Server:
 
     def __enter__(self) -> Server:
         try:
-            self._wait_until_ready()
+            self.wait_until_ready()
         except BaseException:
             self._end()
             raise
@@ -111,7 +111,12 @@ class Server:
                 found[name] = found.get(name, 0.0) + float(value)
         return found
 
-    def _wait_until_ready(self) -> None:
+    def wait_until_ready(self) -> None:
+        """Until it answers.
+
+        Raises:
+            ServerError: it has ended, or takes too long.
+        """
         deadline = time.monotonic() + SECONDS_TO_START
         while time.monotonic() < deadline:
             if self.process.poll() is not None:

@@ -19,30 +19,37 @@ from redrafter_testing.benchmarks import fake_server
 REQUESTS = "100"
 
 
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *flaws: str) -> tuple[int, Any]:
+def run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *flaws: str, options: tuple[str, ...] = ()
+) -> tuple[int, Any]:
     """Exit status and record of a soak; servers that start are gone after it."""
     script = (sys.executable, "-P", fake_server.__file__)
     monkeypatch.setattr(server, "COMMAND", (*script, *flaws, "serve"))
     monkeypatch.setattr(server, "SECONDS_TO_START", 60.0)
     monkeypatch.setattr(load, "QUIET_SECONDS", 0.1)
     output = tmp_path / "soak.json"
-    given = ("--model", "target", "--drafter", "drafter", "--requests", REQUESTS)
+    given = ("--model", "target", "--drafter", "drafter", "--requests", REQUESTS, *options)
     code = soak.main(
         [*given, "--logs", str(tmp_path), "--most-growth", "40", "--output", str(output)]
     )
     return code, json.loads(output.read_text())
 
 
+@pytest.mark.parametrize("options", [(), ("--at-once",)])
 def test_a_server_that_answers_as_plain_vllm_passes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    options: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    code, found = run(tmp_path, monkeypatch)
+    code, found = run(tmp_path, monkeypatch, options=options)
     assert (code, found["failures"]) == (0, [])
     assert found["sent"] == int(REQUESTS)
     assert found["answered"] + found["aborted"] == found["sent"]
     assert 0 < found["aborted"] < 30
     assert found["preemptions"] > 0
     assert found["free_blocks"] == [63, 63]
+    assert found["seconds_in_all"] > found["seconds"] > 0
     assert 0 < found["between_tokens"][0] <= found["between_tokens"][1]
     assert len(found["looks"]) == len(found["plain_looks"]) == load.LOOKS
     assert found["looks"][0]["resident_mib"]["front end"] > 1
@@ -75,6 +82,25 @@ def test_a_server_that_does_not_start_is_reported(
     given = ("--model", "target", "--drafter", "drafter", "--logs", str(tmp_path))
     assert soak.main(given) == 2
     assert "no room" in capsys.readouterr().err
+
+
+def test_where_one_of_two_servers_does_not_start_neither_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[server.Server] = []
+
+    class Kept(server.Server):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            started.append(self)
+
+    monkeypatch.setattr(soak, "Server", Kept)
+    ends = "import sys, time; '--speculative-config' in sys.argv and sys.exit('no room')"
+    monkeypatch.setattr(server, "COMMAND", (sys.executable, "-c", f"{ends}; time.sleep(60)"))
+    given = ("--model", "target", "--drafter", "drafter", "--at-once", "--logs", str(tmp_path))
+    assert soak.main(given) == 2
+    assert "no room" in capsys.readouterr().err
+    assert [each.process.poll() is not None for each in started] == [True, True]
 
 
 def test_a_broken_server_is_watched_to_its_end(
