@@ -197,8 +197,13 @@ def resumed(damage: Tried) -> Tried:
         drafter = RecurrentHead(PROJECTED)
         optimizer = torch.optim.AdamW(drafter.parameters())
         checkpoints = Checkpoints(folder)
-        damage(checkpoints.save(drafter, optimizer, RunProgress(1, 2.0, {})))
-        checkpoints.load(drafter, optimizer)
+        damage(checkpoints.save(drafter, optimizer.state_dict(), RunProgress(1, 2.0, {})))
+
+        def take_up(weights: dict[str, torch.Tensor], state: dict[str, Any]) -> None:
+            drafter.load_state_dict(weights)
+            optimizer.load_state_dict(state)
+
+        checkpoints.load(take_up)
 
     return tried
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -53,10 +54,13 @@ class Checkpoints:
         """Whole checkpoints, oldest first."""
         return sorted(self.folder.glob("step-[0-9]*"))
 
-    def save(
-        self, drafter: DraftHead, optimizer: torch.optim.Optimizer, progress: RunProgress
-    ) -> Path:
+    def save(self, drafter: DraftHead, optimizer: dict[str, Any], progress: RunProgress) -> Path:
         """Write one, and delete the oldest.
+
+        Args:
+            drafter: with all of its weights.
+            optimizer: its state.
+            progress: where the run stands.
 
         Raises:
             TrainingError: it could not be written (a full disk, say).
@@ -67,7 +71,7 @@ class Checkpoints:
         try:
             with whole_folder(path) as folder:
                 save_drafter(drafter, folder)
-                torch.save(optimizer.state_dict(), folder / OPTIMIZER_FILE)
+                torch.save(optimizer, folder / OPTIMIZER_FILE)
                 (folder / PROGRESS_FILE).write_text(json.dumps(vars(progress), indent=2) + "\n")
                 shutil.rmtree(path, ignore_errors=True)
         # torch.save turns a failed write into a RuntimeError, safetensors into its own.
@@ -82,8 +86,13 @@ class Checkpoints:
             shutil.rmtree(old)
         return path
 
-    def load(self, drafter: DraftHead, optimizer: torch.optim.Optimizer) -> RunProgress:
-        """Read the newest into the drafter and the optimizer.
+    def load(
+        self, take_up: Callable[[dict[str, torch.Tensor], dict[str, Any]], None]
+    ) -> RunProgress:
+        """Read the newest.
+
+        Args:
+            take_up: gets the drafter's weights and the optimizer's state.
 
         Raises:
             ConfigError: there is none, or it is damaged.
@@ -91,8 +100,8 @@ class Checkpoints:
         progress = self.newest()
         path = self.paths()[-1]
         try:
-            drafter.load_state_dict(load_file(path / WEIGHTS_FILE))
-            optimizer.load_state_dict(torch.load(path / OPTIMIZER_FILE, weights_only=True))
+            state = torch.load(path / OPTIMIZER_FILE, weights_only=True)
+            take_up(load_file(path / WEIGHTS_FILE), state)
         except (*_DAMAGED, RuntimeError, EOFError, UnpicklingError, SafetensorError) as error:
             raise _damaged(path) from error
         return progress

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -137,9 +138,8 @@ def predictions(
     return Predictions(torch.cat(features)[order], start_of[order], step_of[order])
 
 
-@dataclass(frozen=True)
-class DistillationLoss:
-    """The loss of one batch.
+class DistillationLoss(NamedTuple):
+    """The loss of one batch; a tuple, in which FSDP finds what backward starts from.
 
     Attributes:
         total: scalar; backward starts here.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,12 @@ from vllm_redrafter.training.initialisation import (
     with_named_layers,
 )
 from vllm_redrafter.training.model_card import model_card
+from vllm_redrafter.training.sharded_target import bytes_here, load_sharded_target
 from vllm_redrafter.training.target import load_ends, load_target
 from vllm_redrafter.training.trainer import Trainer, TrainingResult, make_accelerator
+
+NO_MATTER = ("evaluate_every", "save_every", "target_parallel", "shard_optimizer")
+"""Settings that the weights do not depend on."""
 
 BYTES_PER_PARAMETER = 16
 """float32 weight, gradient and AdamW's two moments."""
@@ -97,13 +102,13 @@ def train(
             f"{output} has checkpoints of an earlier run: --resume goes on with it; to start "
             "afresh give another --output, or delete it"
         )
+    load = _loader(job)
     written = read_all(job.data, job.target, not job.other_target)
     data = split(written, config.held_out, config.seed, config.block_length)
     rows, held_out = _with_states(job, written, data)
     accelerator = make_accelerator(config, None if dry_run else output)
     if not accelerator.is_main_process:
         console.quiet = True
-    load = load_ends if job.hidden_states else load_target
     target = load(job.target, config.target_dtype, accelerator.device)
     _check_vocabulary(target, data)
     check_hidden_size(rows, target.config.get_text_config().hidden_size)
@@ -126,6 +131,7 @@ def train(
         _print_dry_run(console, trainer, accelerator)
         return None
     result = trainer.run(resume)
+    drafter = trainer.parallel.whole_drafter()
     if accelerator.is_main_process:
         save_result(job, drafter, target, record, result)
         console.print(_summary(result, output))
@@ -168,6 +174,18 @@ def save_result(
         ) from error
 
 
+def _loader(job: TrainingJob) -> Callable[..., Any]:
+    """What loads as much of the target as this training reads."""
+    if job.config.target_parallel == "no":
+        return load_ends if job.hidden_states else load_target
+    if job.hidden_states:
+        raise ConfigError(
+            f"training: target_parallel {job.config.target_parallel} shares out the target's "
+            "layers, and with --hidden-states none is loaded: leave one of the two out"
+        )
+    return load_sharded_target
+
+
 def _check_vocabulary(target: Any, data: TrainingData) -> None:
     size = target.config.get_text_config().vocab_size
     for info in data.infos:
@@ -208,7 +226,7 @@ def _record(job: TrainingJob, data: TrainingData) -> dict[str, Any]:
     settings = {
         key: value
         for key, value in asdict(job.config).items()
-        if value is not None and key not in ("evaluate_every", "save_every")
+        if value is not None and key not in NO_MATTER
     }
     initial = {} if job.initial_drafter is None else {"sha256": weights_digest(job.initial_drafter)}
     captured = {"hidden_states": "captured"} if job.hidden_states else {}
@@ -248,8 +266,12 @@ def _print_plan(
     console.print(
         f"{trainer.num_steps} steps of {trainer.config.batch_size} blocks on "
         f"{accelerator.num_processes} × {accelerator.device.type}; drafter of {parameters:,} "
-        f"parameters ({parameters * BYTES_PER_PARAMETER / 2**30:.2f} GiB with gradient and AdamW)"
+        f"parameters ({parameters * BYTES_PER_PARAMETER / 2**30:.2f} GiB with gradient and AdamW"
+        f"{', shared out' if trainer.config.shard_optimizer else ''})"
     )
+    if trainer.config.target_parallel == "fsdp":
+        here, all_of_them = (size / 2**20 for size in bytes_here(trainer.target))
+        console.print(f"of the target's layers {here:,.1f} MiB of {all_of_them:,.1f} are here")
 
 
 def _print_dry_run(console: Console, trainer: Trainer, accelerator: Accelerator) -> None:

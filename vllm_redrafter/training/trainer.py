@@ -8,9 +8,9 @@ resumed therefore takes the same steps as one that was never stopped.
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
 from rich.console import Console
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import TextRows
@@ -32,7 +33,15 @@ from vllm_redrafter.training.config import TrainingConfig
 from vllm_redrafter.training.distillation import Distillation, count_rows
 from vllm_redrafter.training.estimate import Acceptance, estimate_acceptance
 from vllm_redrafter.training.objective import objective_of
+from vllm_redrafter.training.parallel import Parallel, Replicas, Shards
 from vllm_redrafter.training.target import TargetHead, read_target
+
+PLUGINS = {
+    "ACCELERATE_USE_FSDP": "FSDP",
+    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
+    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
+}
+"""By the variable that `accelerate launch` sets."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +113,10 @@ class Trainer:
         objective = objective_of(config, speculation.beam_width, tokens)
         head = TargetHead(target) if objective.target_share > 0 and not use_data else None
         model = Distillation(self.drafter, head, config.unroll_steps, objective, use_data)
-        self.model, self.optimizer = accelerator.prepare(model, adamw(self.drafter, config))
+        hold = Shards if config.shard_optimizer else Replicas
+        self.parallel: Parallel = hold(model, accelerator)
+        # Of the parameters that this process holds.
+        self.optimizer = accelerator.prepare(adamw(self.drafter, config))
         decay = config.step_decay ** torch.arange(config.unroll_steps, dtype=torch.float64)
         self.step_shares = decay / decay.sum()
 
@@ -170,17 +182,17 @@ class Trainer:
                 f"({differing}): use those, or another output folder"
             )
         # The wrapped optimizer's state is what was saved, and is loaded where the parameters are.
-        self.checkpoints.load(self.drafter, self.optimizer)
+        self.checkpoints.load(
+            lambda weights, state: self.parallel.load(weights, self.optimizer.optimizer, state)
+        )
         return progress.step, progress.loss
 
     def _step(self, step: int, blocks: list[list[int]], smoothed: float) -> float:
         """One optimizer step; returns the loss over all processes."""
         loss, per_step = self._backward(blocks)
-        norm = self.accelerator.clip_grad_norm_(
-            self.drafter.parameters(), self.config.max_grad_norm
-        )
-        if not (math.isfinite(loss) and math.isfinite(float(norm))):
-            self._stop(step, loss, float(norm), smoothed)
+        norm = self._clip_gradients()
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            self._stop(step, loss, norm, smoothed)
         factor = warmup_cosine(step - 1, self.config.warmup_steps, self.num_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.learning_rate * factor
@@ -189,9 +201,16 @@ class Trainer:
         values = {f"loss/step_{j}": value for j, value in enumerate(per_step.tolist(), start=1)}
         rate = self.config.learning_rate * factor
         self.accelerator.log(
-            {"loss": loss, "learning_rate": rate, "gradient_norm": float(norm), **values}, step
+            {"loss": loss, "learning_rate": rate, "gradient_norm": norm, **values}, step
         )
         return loss
+
+    def _clip_gradients(self) -> float:
+        """Scale gradients down to the highest norm; returns the norm that they had."""
+        norm = self.accelerator.clip_grad_norm_(
+            self.drafter.parameters(), self.config.max_grad_norm
+        )
+        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
     def _backward(self, blocks: list[list[int]]) -> tuple[float, Tensor]:
         """Gradients of one optimizer step's blocks; its loss, and [L] that of each step."""
@@ -208,9 +227,9 @@ class Trainer:
             on_device = batch.to(accelerator.device)
             with accelerator.autocast():
                 outputs = read_target(self.target, on_device, self.drafter.config.target_layers)
-            last = index == len(batches) - 1
-            with nullcontext() if last else accelerator.no_sync(self.model):
-                loss = self.model(on_device, outputs, row_weights)
+            with self.parallel.summed(last=index == len(batches) - 1):
+                with accelerator.autocast():
+                    loss = self.parallel.model(on_device, outputs, row_weights)
                 # Data parallelism takes the mean over the processes; the loss is their sum.
                 accelerator.backward(loss.total * accelerator.num_processes)
             sums += loss.per_step
@@ -237,22 +256,24 @@ class Trainer:
 
     def _estimate(self, step: int) -> Acceptance:
         acceptance = Acceptance(0, 0)
-        if self.accelerator.is_main_process:
-            self.drafter.eval()
+        drafter = self.parallel.whole_drafter()
+        # A target that is shared out runs everywhere or nowhere.
+        if self.accelerator.is_main_process or self.config.target_parallel == "fsdp":
+            drafter.eval()
             acceptance = estimate_acceptance(
-                self.drafter, self.target, self.held_out, self.speculation, batch_size=8
+                drafter, self.target, self.held_out, self.speculation, batch_size=8
             )
-            self.drafter.train()
-            values = {"tokens_per_target_step": acceptance.tokens_per_step}
-            self.accelerator.log(values, step)
+            drafter.train()
+            self.accelerator.log({"tokens_per_target_step": acceptance.tokens_per_step}, step)
         self.accelerator.wait_for_everyone()
         return acceptance
 
     def _save(self, step: int, loss: float) -> None:
         assert self.checkpoints is not None
+        drafter = self.parallel.whole_drafter()
+        state = self.parallel.whole_state(self.optimizer.optimizer)
         if self.accelerator.is_main_process:
-            progress = RunProgress(step, loss, self.record)
-            self.checkpoints.save(self.drafter, self.optimizer.optimizer, progress)
+            self.checkpoints.save(drafter, state, RunProgress(step, loss, self.record))
         self.accelerator.wait_for_everyone()
 
     def _stop(self, step: int, loss: float, norm: float, smoothed: float) -> None:
@@ -275,7 +296,17 @@ def make_accelerator(config: TrainingConfig, output: Path | None = None) -> Acce
     Args:
         config: says the precision.
         output: TensorBoard's logs go to `logs` in there; None for none.
+
+    Raises:
+        ConfigError: `accelerate launch` was told to share the drafter out itself.
     """
+    for name, plugin in PLUGINS.items():
+        if os.environ.get(name, "false").lower() == "true":
+            raise ConfigError(
+                f"training: accelerate's {plugin} would replace drafter and optimizer by its own, "
+                "whose checkpoints nobody else reads: start without it, and give --shard-optimizer "
+                "to share the optimizer's state out, --target-parallel fsdp for the target"
+            )
     # With one step rnn_u takes no part, which data parallelism has to know.
     kwargs = DistributedDataParallelKwargs(find_unused_parameters=config.unroll_steps == 1)
     accelerator = Accelerator(
