@@ -62,7 +62,10 @@ def load_sharded_target(
     target.tie_weights()
     whole = {p for p in target.parameters() if not isinstance(p, DTensor)}
     # It owns no parameter, but lets a layer be gathered while the one before it runs.
-    fully_shard(target.base_model, mesh=mesh, reshard_after_forward=True, ignored_params=whole)
+    model, kind = target.base_model, type(target.base_model)
+    fully_shard(model, mesh=mesh, reshard_after_forward=True, ignored_params=whole)
+    # By its class transformers knows how a model hands out hidden states; FSDP's hooks stay.
+    model.__class__ = kind
     return target.eval().requires_grad_(False)
 
 

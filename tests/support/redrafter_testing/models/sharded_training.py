@@ -42,6 +42,7 @@ CONFIG = TrainingConfig(
     # Odd: its rows do not divide by two.
     exit_dim=25,
     draft_vocab_size=40,
+    target_layers="1,2",
 )
 SHAPE = ReDrafterConfig(num_speculative_tokens=6, beam_width=2, beam_length=3)
 
