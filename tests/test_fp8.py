@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from vllm_redrafter import fp8
 from vllm_redrafter.fp8 import FP8, LARGEST, quantise_rows, rounded_rows
 
 
@@ -39,6 +40,14 @@ def test_some_of_the_rows_are_quantised_as_all_of_them_are() -> None:
     weight = torch.randn(10, 32) * torch.arange(1, 11)[:, None]
     for whole, part in zip(quantise_rows(weight), quantise_rows(weight[3:7]), strict=True):
         assert torch.equal(whole[3:7].float(), part.float())
+
+
+def test_large_weights_are_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.randn(10, 8)
+    whole = quantise_rows(weight)
+    monkeypatch.setattr(fp8, "AT_ONCE", 24)
+    for found, expected in zip(quantise_rows(weight), whole, strict=True):
+        assert torch.equal(found.float(), expected.float())
 
 
 def test_a_row_of_zeros_stays_zero() -> None:

@@ -12,6 +12,8 @@ from torch import Tensor
 FP8 = torch.float8_e4m3fn
 LARGEST = torch.finfo(FP8).max
 """448."""
+AT_ONCE = 2**24
+"""Weights that are held in float32 meanwhile: a vocabulary-wide layer has hundreds of millions."""
 
 
 def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -23,12 +25,17 @@ def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         (e4m3 [rows, columns]; scales [rows, 1] of the weight's dtype, in which kernels have them).
     """
-    largest = weight.detach().float().abs().amax(dim=1, keepdim=True)
-    # A row of zeros keeps any scale; of the others, none is so small that the dtype lacks it.
-    scales = (largest / LARGEST).to(weight.dtype)
-    scales = torch.where(scales > 0, scales, torch.ones_like(scales))
-    scaled = (weight.detach().float() / scales.float()).clamp_(-LARGEST, LARGEST)
-    return scaled.to(FP8), scales
+    quantised = torch.empty_like(weight, dtype=FP8, requires_grad=False)
+    scales = weight.new_empty(weight.shape[0], 1, requires_grad=False)
+    rows = max(1, AT_ONCE // max(1, weight.shape[1]))
+    parts = (tensor.split(rows) for tensor in (weight.detach(), quantised, scales))
+    for part, part_quantised, part_scales in zip(*parts, strict=True):
+        exact = part.float()
+        scale = (exact.abs().amax(dim=1, keepdim=True) / LARGEST).to(weight.dtype)
+        # A row of zeros keeps any scale, and one too small for a scale of this dtype becomes zeros.
+        part_scales.copy_(torch.where(scale > 0, scale, 1.0))
+        part_quantised.copy_((exact / part_scales.float()).clamp_(-LARGEST, LARGEST))
+    return quantised, scales
 
 
 def rounded_rows(weight: Tensor) -> Tensor:

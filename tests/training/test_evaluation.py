@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,6 +24,7 @@ from vllm_redrafter.training.estimate import estimate_acceptance
 from vllm_redrafter.training.evaluation import (
     RANKS,
     Evaluation,
+    EvaluationJob,
     draw_heat_map,
     evaluate_shapes,
     print_evaluation,
@@ -115,6 +117,9 @@ def test_a_head_in_fp8_is_evaluated_with_its_rounded_weights(
     used = found.drafter.vocabulary_layers[0].weight
     assert torch.equal(used, rounded_rows(weight) if head_dtype == "fp8" else weight)
     assert torch.equal(used, weight) == (head_dtype == "auto")
+    job = EvaluationJob("target", "drafter", Path("data"), shapes([2], [2], [2]), StepCosts())
+    (result,) = evaluation.evaluate(replace(job, config=reading)).results
+    assert result.shape.head_dtype == head_dtype
 
 
 def test_text_without_answers_cannot_be_evaluated() -> None:

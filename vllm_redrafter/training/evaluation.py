@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -282,7 +282,8 @@ def evaluate(job: EvaluationJob, console: Console | None = None) -> Evaluation:
             f"{len(found.rows)} rows, {found.rows.lengths.sum():,} tokens, written at "
             f"{found.sampling}"
         )
-    return evaluate_shapes(found.drafter, found.target, found.rows, job.grid, job.costs, console)
+    grid = [replace(shape, head_dtype=job.config.head_dtype) for shape in job.grid]
+    return evaluate_shapes(found.drafter, found.target, found.rows, grid, job.costs, console)
 
 
 def print_evaluation(console: Console, evaluation: Evaluation) -> None:

@@ -54,7 +54,8 @@ class Fp8Layer(nn.Linear):
 
     def replace(self, weight: Tensor) -> None:
         """Take other weights [out, in], into the same memory: CUDA graphs hold its addresses."""
-        packed = self._pack(weight.to(self.weight))
+        # Quantised where it is: on a GPU that serves there may be no room for 16 bits of each.
+        packed = self._pack(weight.to(self.weight.dtype))
         for old, new in zip(self._packed[0].parameters(), packed.parameters(), strict=True):
             old.data.copy_(new)
 
@@ -70,8 +71,9 @@ class Fp8Layer(nn.Linear):
         layer.input_size_per_partition, layer.output_size_per_partition = weight.shape[::-1]
         layer.logical_widths, layer.weight_block_size = [weight.shape[0]], None
         layer.orig_dtype = weight.dtype
-        layer.weight = nn.Parameter(quantised.t(), requires_grad=False)
-        layer.weight_scale = nn.Parameter(scales, requires_grad=False)
+        device = self.weight.device
+        layer.weight = nn.Parameter(quantised.to(device).t(), requires_grad=False)
+        layer.weight_scale = nn.Parameter(scales.to(device), requires_grad=False)
         self._kernel.process_weights_after_loading(layer)
         return layer
 
