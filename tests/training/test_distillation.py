@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
@@ -188,6 +189,29 @@ def test_acceptance_follows_each_start_down_its_steps(
     with torch.no_grad():
         expected = naive_acceptance(drafter, batch, target)
     torch.testing.assert_close(loss.per_step, expected, rtol=1e-6, atol=1e-8)
+
+
+class LayerPerDepth(RecurrentHead):
+    """As the heads that have a vocabulary-wide layer for each step; here it is the same one."""
+
+    @property
+    def vocabulary_layers(self) -> Sequence[nn.Linear]:
+        return tuple(super().vocabulary_layers) * L
+
+
+@pytest.mark.parametrize("kind", NEW)
+def test_losses_are_the_same_with_a_layer_per_depth(
+    batch: TextBatch, target: TargetOutputs, kind: str
+) -> None:
+    config = RecurrentConfig(V, H, exit_dim=5)
+    apart, whole = LayerPerDepth(config).double(), RecurrentHead(config).double()
+    whole.load_state_dict(apart.state_dict())
+    weights, found = torch.ones(L).double(), []
+    for drafter in (apart, whole):
+        loss = Distillation(drafter, head, L, NEW[kind])(batch, target, weights)
+        found.append((loss.per_step, *torch.autograd.grad(loss.total, list(drafter.parameters()))))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", NEW)
