@@ -28,7 +28,7 @@ def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     quantised = torch.empty_like(weight, dtype=FP8, requires_grad=False)
     scales = weight.new_empty(weight.shape[0], 1, requires_grad=False)
     rows = max(1, AT_ONCE // max(1, weight.shape[1]))
-    parts = (tensor.split(rows) for tensor in (weight.detach(), quantised, scales))
+    parts = (torch.split(tensor, rows) for tensor in (weight.detach(), quantised, scales))
     for part, part_quantised, part_scales in zip(*parts, strict=True):
         exact = part.float()
         scale = (exact.abs().amax(dim=1, keepdim=True) / LARGEST).to(weight.dtype)

@@ -35,6 +35,8 @@ from vllm_redrafter.data.dataset import read_dataset
 from vllm_redrafter.data.rows import DatasetRows
 from vllm_redrafter.errors import ConfigError, TrainingError
 from vllm_redrafter.heads.gated import GatedHead
+from vllm_redrafter.heads.head import DraftHead
+from vllm_redrafter.heads.medusa import MedusaHead
 from vllm_redrafter.speculative_config import validated
 from vllm_redrafter.training.batches import TextBatch
 from vllm_redrafter.training.config import TrainingConfig
@@ -167,17 +169,21 @@ def test_layers_that_the_target_lacks_are_refused(target: Path, data: Path, tmp_
         run(asked)
 
 
-def test_a_gated_head_is_trained_and_trained_on(target: Path, data: Path, tmp_path: Path) -> None:
-    first = job(target, data, tmp_path / "first", head="gated", draft_vocab_size=40)
+@pytest.mark.parametrize(("name", "head"), [("gated", GatedHead), ("medusa", MedusaHead)])
+def test_another_head_is_trained_and_trained_on(
+    name: str, head: type[DraftHead], target: Path, data: Path, tmp_path: Path
+) -> None:
+    first = job(target, data, tmp_path / "first", head=name, draft_vocab_size=40)
     run(first)
     begun = load_drafter(str(first.output))
-    assert isinstance(begun, GatedHead)
+    assert isinstance(begun, head)
+    assert begun.config.max_beam_length in (None, first.config.unroll_steps)
     second = replace(
         job(target, data, tmp_path / "second", max_steps=1), initial_drafter=str(first.output)
     )
     run(second)
     assert load_drafter(str(second.output)).config == begun.config
-    assert read_config(str(second.output))["training"]["settings"]["head"] == "gated"
+    assert read_config(str(second.output))["training"]["settings"]["head"] == name
 
 
 def test_a_size_that_the_head_has_not_is_refused(target: Path, data: Path, tmp_path: Path) -> None:

@@ -124,12 +124,15 @@ class HeadConfig:
         )
 
     @classmethod
-    def of_target(cls, vocab_size: int, hidden_size: int, **options: Any) -> Self:
+    def of_target(
+        cls, vocab_size: int, hidden_size: int, beam_length: int | None = None, **options: Any
+    ) -> Self:
         """The sizes of a new head for a target.
 
         Args:
             vocab_size: the target's.
             hidden_size: the target's.
+            beam_length: how many tokens it shall draft in a row, for heads whose sizes say so.
             options: by the names of further fields; None for what nobody has said.
 
         Raises:

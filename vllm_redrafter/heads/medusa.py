@@ -107,9 +107,11 @@ class MedusaConfig(HeadConfig):
         return self.num_heads
 
     @classmethod
-    def of_target(cls, vocab_size: int, hidden_size: int, **options: Any) -> Self:
+    def of_target(
+        cls, vocab_size: int, hidden_size: int, beam_length: int | None = None, **options: Any
+    ) -> Self:
         """See `HeadConfig.of_target`; five heads, as are published, unless something is said."""
-        given = {"num_heads": 5} | {k: v for k, v in options.items() if v is not None}
+        given = {"num_heads": beam_length or 5} | options
         return super().of_target(vocab_size, hidden_size, **given)
 
 

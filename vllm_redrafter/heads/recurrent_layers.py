@@ -54,7 +54,9 @@ class RecurrentConfig(HeadConfig):
         return self.exit_dim != 2 * self.hidden_size
 
     @classmethod
-    def of_target(cls, vocab_size: int, hidden_size: int, **options: Any) -> Self:
+    def of_target(
+        cls, vocab_size: int, hidden_size: int, beam_length: int | None = None, **options: Any
+    ) -> Self:
         """See `HeadConfig.of_target`; the head is as wide as the target, unless something is said,
         so that its last layer may begin as the target's."""
         given = {"exit_dim": hidden_size} | {k: v for k, v in options.items() if v is not None}

@@ -100,16 +100,20 @@ def head_name(config: HeadConfig) -> str | None:
     return next((name for name, head in NAMES.items() if head is found), None)
 
 
-def new_head(name: str, vocab_size: int, hidden_size: int, **options: Any) -> DraftHead:
+def new_head(
+    name: str, vocab_size: int, hidden_size: int, beam_length: int | None = None, **options: Any
+) -> DraftHead:
     """A head for a target, its weights at random.
 
     Args:
         name: one of `NAMES`.
         vocab_size: the target's.
         hidden_size: the target's.
+        beam_length: how many tokens it shall draft in a row, for heads whose sizes say so.
         options: by the names of the head's further sizes; None for what nobody has said.
 
     Raises:
         ConfigError: sizes that cannot be.
     """
-    return build_head(NAMES[name].config_class.of_target(vocab_size, hidden_size, **options))
+    config_class = NAMES[name].config_class
+    return build_head(config_class.of_target(vocab_size, hidden_size, beam_length, **options))

@@ -156,11 +156,12 @@ class TrainingConfig:
     head: HeadName = setting(
         "recurrent",
         "Which draft head: recurrent is Apple's; gated begins as the target's hidden state, and "
-        "gates what drafted tokens leave of it.",
+        "gates what drafted tokens leave of it; medusa has one for each of --unroll-steps, none of "
+        "which sees a drafted token.",
     )
     exit_dim: int | None = setting(
         None,
-        "Width of the draft head; a gated one is always as wide as the target.",
+        "Width of a recurrent draft head; the others are as wide as the target.",
         at_least=1,
         default_text="the target's hidden size",
     )

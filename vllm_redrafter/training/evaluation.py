@@ -234,13 +234,14 @@ def load_material(
     if config.held_out is not None:
         away = held_out_conversations(written.conversations, config.held_out, config.seed)
         indices = away.nonzero().flatten().tolist()
-    rows: TextRows = DatasetRows(written.dataset, indices, config.max_length)
+    read = DatasetRows(written.dataset, indices, config.max_length)
+    rows: TextRows = read
     states = [] if hidden_states is None else states_of(written, [hidden_states], not other_target)
     model = (load_ends if states else load_target)(target, config.target_dtype, device)
     head = load_drafter(drafter, model.dtype).to(device)
     if states:
-        rows = CapturedRows(rows, states, head.config.target_layers)
-        check_hidden_size(rows, model.config.get_text_config().hidden_size)
+        rows = captured = CapturedRows(read, states, head.config.target_layers)
+        check_hidden_size(captured, model.config.get_text_config().hidden_size)
     if config.head_dtype == "fp8":
         for layer in head.vocabulary_layers:
             layer.weight.data = rounded_rows(layer.weight)

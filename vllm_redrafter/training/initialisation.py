@@ -41,6 +41,7 @@ def new_drafter(target: Any, config: TrainingConfig, kept: Tensor | None = None)
             config.head,
             sizes.vocab_size,
             sizes.hidden_size,
+            beam_length=config.unroll_steps,
             exit_dim=config.exit_dim,
             num_draft_layers=config.num_draft_layers,
             draft_vocab_size=None if kept is None else len(kept),

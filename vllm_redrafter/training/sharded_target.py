@@ -108,7 +108,7 @@ def _put(modules: Iterable[nn.Module], device: torch.device | str, first: bool) 
     """Move the modules' own tensors to the device, with the first process's values in all."""
     for module in modules:
         if first:
-            module._apply(lambda tensor: tensor.to(device), recurse=False)
+            module._apply(lambda tensor: tensor.to(device), recurse=False)  # type: ignore[no-untyped-call]
         else:
             module.to_empty(device=device, recurse=False)
         for tensor in chain(module.parameters(recurse=False), module.buffers(recurse=False)):
