@@ -6,7 +6,7 @@ one that drafts, which is the one with a speculative config:
 - `--other-answers`: one token of each long answer is another;
 - `--keeps-blocks`: blocks of the KV cache stay in use;
 - `--grows`: memory grows by 64 MiB;
-- `--refuses`: half of the requests are answered by HTTP 500.
+- `--refuses`: half of the requests, after the first, are answered by HTTP 500.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from typing import Any
 from aiohttp import web
 
 SECONDS_OF_A_STEP = 0.002
+WARM_UP = 140
+"""Requests after which a flaw may show: a little more than the soak begins with."""
 
 
 class FakeServer:
@@ -41,9 +43,9 @@ class FakeServer:
     async def complete(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.asked += 1
-        if self.flaw == "--refuses" and self.asked > 70 and self.asked % 2:
+        if self.flaw == "--refuses" and self.asked > WARM_UP and self.asked % 2:
             return web.json_response({"error": "no"}, status=500)
-        if self.flaw == "--grows" and self.asked == 80:
+        if self.flaw == "--grows" and self.asked == WARM_UP + 10:
             self.memory.append(os.urandom(1 << 20) * 64)
         answers = [self.tokens(body, index) for index in range(body.get("n", 1))]
         if not body["stream"]:
@@ -62,7 +64,7 @@ class FakeServer:
         return response
 
     async def metrics(self, request: web.Request) -> web.Response:
-        used = 0.25 if self.flaw == "--keeps-blocks" and self.asked > 80 else 0.0
+        used = 0.25 if self.flaw == "--keeps-blocks" and self.asked > WARM_UP + 10 else 0.0
         return web.Response(
             text="# HELP\n"
             f'vllm:num_preemptions_total{{engine="0"}} {self.asked // 10}\n'
