@@ -107,11 +107,10 @@ def _layers(target: Any, name: str | Path) -> list[nn.Module]:
 def _put(modules: Iterable[nn.Module], device: torch.device | str, first: bool) -> None:
     """Move the modules' own tensors to the device, with the first process's values in all."""
     for module in modules:
-        if first:
-            module._apply(lambda tensor: tensor.to(device), recurse=False)  # type: ignore[no-untyped-call]
-        else:
+        if not first:
             module.to_empty(device=device, recurse=False)
         for tensor in chain(module.parameters(recurse=False), module.buffers(recurse=False)):
+            tensor.data = tensor.data.to(device)
             distributed.broadcast(tensor.data, 0)
 
 
