@@ -21,6 +21,7 @@ from redrafter_testing.models.tiny_models import add_tokenizer, make_target
 from redrafter_testing.models.training_data import write_data
 from redrafter_testing.python_path import SUPPORT, python_path
 from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.training.sharded_target import load_sharded_target
 
 V = 64
 
@@ -140,6 +141,14 @@ def test_one_process_has_nobody_to_share_with(
 ) -> None:
     with pytest.raises(ConfigError, match=r"over processes, and there is one: start several"):
         trained(job(str(target), str(data), tmp_path, **settings))
+
+
+def test_a_quantised_target_is_not_shared_out(target: Path, tmp_path: Path) -> None:
+    config = json.loads((target / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=r"is quantised, and .* with --other-target"):
+        load_sharded_target(tmp_path)
 
 
 def test_layers_that_are_not_loaded_cannot_be_shared_out(

@@ -41,16 +41,22 @@ def load_sharded_target(
         device: where this process's share goes.
 
     Raises:
-        ConfigError: see `load_target`; or there is only one process, or transformers does not say
-            what the model's layers are.
+        ConfigError: see `load_target`; or the model is quantised, there is only one process, or
+            transformers does not say what the model's layers are.
     """
+    config = load_from(AutoConfig, str(name))
+    if getattr(config, "quantization_config", None) is not None:
+        raise ConfigError(
+            f"target {str(name)!r} is quantised, and target_parallel fsdp shares plain weights "
+            "out: give the model that it was made of, with --other-target"
+        )
     if not distributed.is_initialized() or distributed.get_world_size() == 1:
         raise ConfigError(
             "training: target_parallel fsdp shares the target out over processes, and there is "
             "one: start several (accelerate launch --num_processes N), or leave it out"
         )
     first = distributed.get_rank() == 0
-    target = load_target(name, dtype) if first else _without_values(name)
+    target = load_target(name, dtype) if first else _without_values(config)
     _agree_on_dtypes(target)
     layers = _layers(target, name)
     mesh = init_device_mesh(torch.device(device).type, (distributed.get_world_size(),))
@@ -75,10 +81,10 @@ def bytes_here(target: Any) -> tuple[int, int]:
     return sum(p.to_local().nbytes for p in shared), sum(p.nbytes for p in shared)
 
 
-def _without_values(name: str | Path) -> Any:
+def _without_values(config: Any) -> Any:
     """The same model, on the device `meta`."""
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(load_from(AutoConfig, str(name)))
+        return AutoModelForCausalLM.from_config(config)
 
 
 def _agree_on_dtypes(target: Any) -> None:
