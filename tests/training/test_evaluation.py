@@ -110,7 +110,8 @@ def test_a_head_in_fp8_is_evaluated_with_its_rounded_weights(
     for name, value in others.items():
         monkeypatch.setattr(evaluation, name, lambda *_, value=value: value)
     info = SimpleNamespace(sampling=SimpleNamespace(temperature=0, top_p=1))
-    monkeypatch.setattr(evaluation, "read_checked", lambda *_: (info, []))
+    written = SimpleNamespace(infos=(info,), dataset=[])
+    monkeypatch.setattr(evaluation, "read_all", lambda *_: written)
     monkeypatch.setattr(evaluation, "DatasetRows", lambda *_: rows())
     reading = EvaluationConfig(head_dtype=head_dtype)
     found = evaluation.load_material("target", "drafter", Path("data"), reading, device="cpu")
