@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vllm_redrafter.compiled import compiled
+
 Floats = npt.NDArray[np.floating[Any]]
 
 SURVEY_INTERVAL = 16
@@ -59,6 +61,8 @@ class LengthChoice:
         self._survival = np.zeros((len(self.lengths), max_nodes))
         self._seen = 0.0
         self._until_survey = 0
+        # Compiled now, and not while the first requests wait.
+        _rates(self._survival, 1, 1, np.ones(len(self.lengths)), np.ones(2))
 
     def next(self) -> int:
         """Of the draft that begins. To be asked once for each."""
@@ -97,11 +101,27 @@ class LengthChoice:
         """
         if self._seen < MEMORY or not requests:
             return
-        nodes = np.arange(self._survival.shape[1] + 1)
-        nodes = nodes[: max(1, -(-(verify_seconds.shape[0] - rows) // requests))]
-        tokens = np.cumsum(np.pad(self._survival, ((0, 0), (1, 0)), constant_values=1.0), axis=1)
-        seconds = draft_seconds[:, None] + verify_seconds[rows + requests * nodes]
-        rates = (requests * tokens[:, : nodes.shape[0]] / seconds).max(axis=1)
+        rates = _rates(self._survival, requests, rows, draft_seconds, verify_seconds)
         found = int(rates.argmax())
         if rates[found] > rates[self.lengths.index(self.best)] * (1.0 + MARGIN):
             self.best = self.lengths[found]
+
+
+@compiled
+def _rates(
+    survival: Floats, requests: int, rows: int, draft_seconds: Floats, verify_seconds: Floats
+) -> Floats:
+    """[lengths], tokens per second with the best number of nodes for each."""
+    lengths, most = survival.shape
+    rates = np.zeros(lengths)
+    for length in range(lengths):
+        tokens = 1.0
+        for nodes in range(most + 1):
+            if nodes > 0:
+                tokens += survival[length, nodes - 1]
+            at = rows + requests * nodes
+            if at >= verify_seconds.shape[0]:
+                break
+            rate = requests * tokens / (draft_seconds[length] + verify_seconds[at])
+            rates[length] = max(rates[length], rate)
+    return rates
