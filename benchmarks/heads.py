@@ -84,8 +84,8 @@ def training_settings(options: argparse.Namespace) -> dict[str, Any]:
     """Those of the recipe of SmolLM2's drafter, with as many warm-up steps as few steps allow."""
     return {
         "epochs": options.epochs,
-        "batch_size": 4,
-        "micro_batch_size": 4,
+        "batch_size": 2,
+        "micro_batch_size": 2,
         "block_length": 288,
         "unroll_steps": 4,
         "learning_rate": 2e-3,

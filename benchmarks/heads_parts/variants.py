@@ -16,13 +16,13 @@ class Variant:
         name: of the row in tables.
         head: as `train --head` names it; None for the EAGLE head of this benchmark.
         fused: it reads three further layers of the target.
-        num_draft_layers: its residual blocks.
+        num_draft_layers: its residual blocks; None for the head's own number.
     """
 
     name: str
     head: HeadName | None
     fused: bool = False
-    num_draft_layers: int = 1
+    num_draft_layers: int | None = None
 
 
 VARIANTS = (
@@ -30,8 +30,7 @@ VARIANTS = (
     Variant("recurrent, fused", "recurrent", fused=True),
     Variant("gated", "gated"),
     Variant("gated, fused", "gated", fused=True),
-    Variant("gated, no block", "gated", num_draft_layers=0),
-    Variant("gated, no block, fused", "gated", fused=True, num_draft_layers=0),
+    Variant("gated, a block", "gated", num_draft_layers=1),
     Variant("EAGLE", None),
 )
 

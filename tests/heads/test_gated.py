@@ -38,7 +38,7 @@ def random_head(config: GatedConfig, dtype: torch.dtype = torch.float64) -> Gate
 
 
 def unit(x: Tensor) -> Tensor:
-    return x / (x.square().mean(dim=-1, keepdim=True) + EPSILON).sqrt()
+    return H**0.5 * x / (x.square().sum(dim=-1, keepdim=True).sqrt() + EPSILON)
 
 
 def plain_step(tensors: dict[str, Tensor], state: Tensor, embedded: Tensor) -> Tensor:
@@ -112,14 +112,14 @@ def test_parameters_are_within_a_tenth_of_apples_at_the_same_width() -> None:
         return sum(p.numel() for p in head.parameters())
 
     with torch.device("meta"):
-        gated = count(GatedHead(GatedConfig(vocab, hidden)))
+        gated = count(GatedHead(GatedConfig(vocab, hidden, num_draft_layers=1)))
         apple = count(RecurrentHead(RecurrentConfig(vocab, hidden, exit_dim=hidden)))
     assert gated <= 1.1 * apple
 
 
 def test_its_config_is_read_and_checked() -> None:
     read = head_config({"model_type": "redrafter_gated", "vocab_size": V, "hidden_size": H})
-    assert read == GatedConfig(V, H, num_draft_layers=1)
+    assert read == GatedConfig(V, H, num_draft_layers=0)
     assert isinstance(build_head(read), GatedHead)
     for wrong in (-1, 257, True, 1.0):
         with pytest.raises(ConfigError, match="num_draft_layers must be"):
@@ -134,3 +134,13 @@ def test_a_size_that_it_has_not_is_refused() -> None:
 
 def test_train_offers_the_heads_of_this_package() -> None:
     assert get_args(HeadName) == tuple(NAMES)
+
+
+def test_nothing_but_zeros_gives_numbers() -> None:
+    """Engines rehearse on them; and so begins a training on padding."""
+    head = GatedHead(GatedConfig(V, H))
+    zeros = torch.zeros(R, H, requires_grad=True)
+    logits = head.logits(zeros, head.start(zeros, zeros), 0)
+    logits.sum().backward()
+    assert logits.isfinite().all()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in head.parameters())

@@ -165,7 +165,12 @@ class TrainingConfig:
         at_least=1,
         default_text="the target's hidden size",
     )
-    num_draft_layers: int = setting(1, "Number of residual blocks in the draft head.", at_least=0)
+    num_draft_layers: int | None = setting(
+        None,
+        "Number of residual blocks in the draft head.",
+        at_least=0,
+        default_text="1; 0 in a gated head",
+    )
     draft_vocab_size: int | None = setting(
         None,
         "Rank only this many of the target's tokens, those that the data has most often. The head "
