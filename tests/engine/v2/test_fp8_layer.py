@@ -32,6 +32,7 @@ from vllm_redrafter import save_drafter
 from vllm_redrafter.engine.v2 import fp8_layer
 from vllm_redrafter.engine.v2.fp8_layer import Fp8Layer, fp8_obstacles, quantise
 from vllm_redrafter.fp8 import quantise_rows, rounded_rows
+from vllm_redrafter.heads.medusa import MedusaConfig, MedusaHead
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 
 CONFIG = VllmConfig()
@@ -92,6 +93,23 @@ def test_a_drafter_s_state_is_that_of_its_checkpoint_without_the_layer() -> None
     assert [n for n in shapes if shapes[n] != state[n].shape] == [*replaced] == ["lm_head.2.weight"]
     torch.testing.assert_close(drafter.vocabulary_layer(0)(x), expected, **CLOSE)
     assert drafter.dtype == DTYPE
+
+
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("shared_output", [False, True])
+def test_a_head_s_layers_of_all_depths_are_in_fp8(shared_output: bool) -> None:
+    torch.manual_seed(0)
+    drafter = MedusaHead(MedusaConfig(256, 128, num_heads=3, shared_output=shared_output))
+    drafter.requires_grad_(False).to(DEVICE, DTYPE)
+    x, before = inputs(128), [layer.weight for layer in drafter.vocabulary_layers]
+    replaced = quantise(drafter, CONFIG)
+    names = ["lm_head"] if shared_output else ["lm_heads.0", "lm_heads.1", "lm_heads.2"]
+    assert list(replaced) == [f"{name}.weight" for name in names]
+    assert list(replaced.values()) == list(drafter.vocabulary_layers)
+    for depth in range(3):
+        weight = before[0 if shared_output else depth]
+        found = drafter.vocabulary_layer(depth)(x)
+        torch.testing.assert_close(found, F.linear(x, rounded_rows(weight)), **CLOSE)
 
 
 @on_cpu
