@@ -176,7 +176,9 @@ class MedusaHead(DraftHead):
         """See `medusa_launches.py`."""
         from vllm_redrafter.heads.medusa_launches import MedusaLaunches
 
-        return MedusaLaunches(self, max_rows)
+        blocks: list[Any] = list(self.blocks)
+        weight = self.vocabulary_layers[0].weight
+        return MedusaLaunches([list(block.layers) for block in blocks], weight, max_rows)
 
     # Checkpoints
 

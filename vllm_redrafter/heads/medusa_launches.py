@@ -5,25 +5,28 @@ A residual block is one launch (`draft_layers.py`), of a row per request; no sta
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from collections.abc import Sequence
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from vllm_redrafter.triton_kernels.draft_layers import Product, draft_layer
 
-if TYPE_CHECKING:
-    from vllm_redrafter.heads.medusa import MedusaBlocks, MedusaHead
-
 
 class MedusaLaunches:
-    """See `HeadLaunches`. Weights are read where the head has them at each call."""
+    """See `HeadLaunches`. Weights are read where the layers have them at each call."""
 
-    def __init__(self, head: MedusaHead, max_rows: int) -> None:
-        self._head = head
-        weight = head.vocabulary_layers[0].weight
+    def __init__(self, blocks: Sequence[Sequence[nn.Linear]], like: Tensor, max_rows: int) -> None:
+        """Allocate what the layers write.
+
+        Args:
+            blocks: the residual blocks of each head.
+            like: [.., H], of the dtype and on the device of the weights.
+            max_rows: see `DraftHead.launches`.
+        """
+        self._blocks = blocks
         # A layer reads one of the two and writes the other.
-        self._features = weight.new_empty(2, max_rows, head.config.hidden_size)
-        self._nothing = weight.new_zeros(max_rows, 1)
+        self._features = like.new_empty(2, max_rows, like.shape[-1])
+        self._nothing = like.new_zeros(max_rows, 1)
 
     def step(
         self,
@@ -39,8 +42,7 @@ class MedusaLaunches:
     def features(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
         """[R, H], for all beams: see `HeadLaunches.features`."""
         x = condition
-        blocks = cast("MedusaBlocks", self._head.blocks[depth])
-        for index, layer in enumerate(blocks.layers):
+        for index, layer in enumerate(self._blocks[depth]):
             out = self._features[index % 2, : x.shape[0]]
             x = draft_layer(Product(x, layer.weight), out, bias=layer.bias, silu=True, residual=x)
         return x
