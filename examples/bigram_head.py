@@ -31,7 +31,7 @@ class BigramHead(DraftHead):
         self.table = nn.Linear(config.hidden_size, config.num_ranked_tokens, bias=False)
 
     def condition(self, hidden):
-        return hidden  # needed by heads that look at more than the last token
+        return self.fused(hidden)  # for heads that look at more than the last token
 
     def start(self, condition, embedded):
         return embedded

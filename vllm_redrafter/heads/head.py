@@ -356,7 +356,7 @@ class DraftHead(nn.Module, ABC):
 
     @classmethod
     def own_tensors(cls, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors of ours that follow from another program's, by any of their names.
+        """The tensors of ours that follow from another program's, each by one of its names.
 
         Raises:
             ConfigError: they contradict each other.

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from vllm_redrafter.heads.launches import HeadLaunches
 
 VLLM_MODEL_TYPE = "medusa"
-"""In vLLM's config.json: vLLM itself serves these as chains, unless trees are asked for."""
+"""In vLLM's config.json: vLLM 0.32 itself serves these, as chains, unless trees are asked for."""
 
 MOST_HEADS = 127
 """A tree is no deeper."""
@@ -218,25 +218,20 @@ class MedusaHead(DraftHead):
     def own_tensors(cls, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """See `DraftHead.own_tensors`.
 
-        Of a whole model, its heads. vLLM's `token_map` lists the target's tokens that are ranked,
-        beside vocabulary-wide layers that may still have rows for all; these are left out.
+        Of a whole model, its heads. One vocabulary-wide layer for several heads may be called as
+        the first head's.
         """
-        own = {name: t for name, t in tensors.items() if name.startswith("medusa_head.")}
-        own = own or dict(tensors)
-        kept = own.pop("token_map", None)
-        if kept is None:
-            return own
-        if kept.ndim != 1 or kept.is_floating_point() or not len(kept) or kept.min() < 0:
-            raise ConfigError("token_map must be a list of the target's tokens")
-        kept = kept.long()
-        for name, tensor in own.items():
-            if cls.own_name(name).startswith("lm_head") and len(tensor) > len(kept):
-                if kept.max() >= len(tensor):
-                    raise ConfigError(
-                        f"token_map has token {int(kept.max())}, {name} rows for {len(tensor)}"
-                    )
-                own[name] = tensor[kept]
-        return own | {"d2t": kept - torch.arange(len(kept))}
+        heads = {name: t for name, t in tensors.items() if name.startswith("medusa_head.")}
+        heads = heads or dict(tensors)
+        own = {cls.own_name(name): tensor for name, tensor in heads.items()}
+        if len(own) < len(heads):
+            return heads  # with a tensor under two names, which is refused
+        layers = [name for name in own if _OUTPUT.fullmatch(name)]
+        if layers == ["lm_heads.0.weight"] and any(name.startswith("blocks.1.") for name in own):
+            own["lm_head.weight"] = own.pop("lm_heads.0.weight")
+        if (kept := own.pop("token_map", None)) is not None:
+            return _of_tokens(own, kept)
+        return own
 
     @classmethod
     def sizes_from_tensors(cls, where: str, shapes: Mapping[str, list[int]]) -> dict[str, Any]:
@@ -266,3 +261,21 @@ class MedusaHead(DraftHead):
             "draft_vocab_size": rows if reduced else None,
         }
         return sizes if reduced else {"vocab_size": rows, **sizes}
+
+
+def _of_tokens(tensors: Mapping[str, Tensor], kept: Tensor) -> dict[str, Tensor]:
+    """With `d2t` instead of vLLM's `token_map`, which lists the target's tokens that are ranked.
+
+    Beside it, vocabulary-wide layers may still have rows for all tokens; these are left out.
+    """
+    if kept.ndim != 1 or kept.is_floating_point() or not len(kept) or kept.min() < 0:
+        raise ConfigError("token_map must be a list of the target's tokens")
+    kept, own = kept.long(), dict(tensors)
+    for name, tensor in tensors.items():
+        if _OUTPUT.fullmatch(name) and tensor.ndim == 2 and len(tensor) > len(kept):
+            if kept.max() >= len(tensor):
+                raise ConfigError(
+                    f"token_map has token {int(kept.max())}, {name} rows for {len(tensor)}"
+                )
+            own[name] = tensor[kept]
+    return own | {"d2t": kept - torch.arange(len(kept))}
