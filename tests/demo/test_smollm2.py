@@ -93,6 +93,7 @@ def test_the_demo_compares_and_shows_all_answers(
         "beam_length": 3,
         "tree": "explored",
         "adaptive": True,
+        "head_dtype": "auto",
     }
     for prompt in plain.job.prompts:
         assert prompt[0] == WORDS.index("[user]") and prompt[-1] == WORDS.index("[answer]")
