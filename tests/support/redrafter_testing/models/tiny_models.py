@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,14 @@ from transformers import (
 )
 
 from vllm_redrafter import save_drafter
+from vllm_redrafter.data.rows import TextRow
+from vllm_redrafter.heads.gated import GatedConfig, GatedHead
 from vllm_redrafter.heads.medusa import MedusaConfig, MedusaHead
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
+from vllm_redrafter.training.batches import TextBatch
+from vllm_redrafter.training.distillation import Distillation
+from vllm_redrafter.training.objective import Objective
+from vllm_redrafter.training.target import load_target, read_target
 
 MAX_LENGTH = 512
 BOS, EOS = 0, 1
@@ -112,6 +119,26 @@ def make_drafter(
     head = RecurrentHead(config)
     if head.fuse is not None:
         torch.nn.init.normal_(head.fuse.weight, std=0.1)
+    save_drafter(head, folder)
+    return folder
+
+
+def make_gated(
+    folder: Path, target: Path, rows: Sequence[TextRow], target_layers: tuple[int, ...] = ()
+) -> Path:
+    """A gated head that has some of the target's text by heart, so that it drafts what comes."""
+    model = load_target(target)
+    batch = TextBatch.of([[row] for row in rows])
+    outputs = read_target(model, batch, target_layers)
+    torch.manual_seed(1)
+    sizes = model.config
+    head = GatedHead(GatedConfig(sizes.vocab_size, sizes.hidden_size, target_layers=target_layers))
+    learning = Distillation(head, None, num_steps=4, objective=Objective("ce", target_share=0.0))
+    optimizer = torch.optim.Adam(head.parameters(), lr=1e-2)
+    for _ in range(60):
+        optimizer.zero_grad()
+        learning(batch, outputs, torch.full((4,), 1e-2)).total.backward()
+        optimizer.step()
     save_drafter(head, folder)
     return folder
 
