@@ -26,7 +26,7 @@ from heads_parts.texts import Texts
 from heads_parts.training import Material, run, str_of
 from heads_parts.variants import VARIANTS, Variant, named
 from shared_parts import machine, results
-from shared_parts.arguments import positive, script_parser, tree_shape
+from shared_parts.arguments import integer, positive, script_parser, tree_shape
 from transformers import AutoConfig
 
 from vllm_redrafter.config import ReDrafterConfig
@@ -51,13 +51,15 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--held-out", type=positive, default=40, help="rows of each text")
     made.add_argument("--head", action="append", choices=[v.name for v in VARIANTS])
     made.add_argument("--loss", action="append", choices=get_args(LossKind))
-    made.add_argument("--seeds", type=positive, default=1)
-    made.add_argument("--first-seed", type=int, default=0)
+    made.add_argument("--seeds", type=integer(0), default=1, help="0: no further run")
+    made.add_argument("--first-seed", type=integer(0), default=0)
     made.add_argument("--shape", action="append", type=tree_shape, help=f"default: {SHAPES}")
     made.add_argument("--target-layers", default=AUTO, help="of fused heads")
     made.add_argument("--draft-vocab-size", type=positive, default=4096)
     made.add_argument("--epochs", type=positive, default=2)
-    made.add_argument("--repeats", type=int, default=0, help="of each head's draft, for its time")
+    made.add_argument(
+        "--repeats", type=integer(0), default=0, help="of each head's draft, for its time"
+    )
     made.add_argument("--output", type=Path, help="JSON with all figures")
     made.add_argument("--plot", type=Path)
     return made

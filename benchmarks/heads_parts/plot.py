@@ -22,7 +22,10 @@ def plot(rows: Sequence[Row], title: str, path: Path) -> None:
     )
     for panel, text in zip(panels[0], texts, strict=True):
         for row in rows:
-            shapes = [shape for t, shape in row.values if t == text]
+            # A chain, which the EAGLE head alone is measured as, is no further number of nodes.
+            shapes = [
+                shape for t, shape in rows[0].values if (t, shape) in row.values and t == text
+            ]
             means = [row.mean(text, shape) for shape in shapes]
             spread = [
                 [m - min(row.values[text, s]) for s, m in zip(shapes, means, strict=True)],

@@ -98,5 +98,5 @@ def test_the_v2_engine_s_output_from_graphs_equals_plain(
         ((_, _, same_on_kernels),) = llm.rpc(recorded_graphs.draft_on_kernels)
     assert answers == few_tokens_plain["greedy"][:count]
     assert accepted > 10, "trees were hardly used"
-    assert replayed["draft"] > 10 and replayed["model"] > 10
+    assert all(replayed.get(kind, 0) > 10 for kind in ("draft", "model")), replayed
     assert same_on_kernels
