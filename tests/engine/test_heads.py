@@ -78,7 +78,7 @@ def test_the_v2_engine_s_output_from_graphs_equals_plain(
     count = 2
     with interpreted_engine(
         few_tokens_target,
-        setup=partial(installed_head.start, head.paths, graphs=(5, 10)),
+        setup=partial(installed_head.start, head.paths, graphs=(1, 2, 5, 10)),
         skip_tokenizer_init=True,
         enforce_eager=False,
         compilation_config={"mode": 0},
@@ -97,6 +97,6 @@ def test_the_v2_engine_s_output_from_graphs_equals_plain(
         (replayed,) = llm.rpc(recorded_graphs.how_often_replayed)
         ((_, _, same_on_kernels),) = llm.rpc(recorded_graphs.draft_on_kernels)
     assert answers == few_tokens_plain["greedy"][:count]
-    assert accepted > 10, "trees were hardly used"
-    assert all(replayed.get(kind, 0) > 10 for kind in ("draft", "model")), replayed
+    assert accepted > 3, "trees were hardly used"
+    assert all(replayed.get(kind, 0) > 5 for kind in ("draft", "model")), replayed
     assert same_on_kernels
