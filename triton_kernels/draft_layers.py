@@ -10,6 +10,10 @@ form:
     input_proj     W_s s + (W_h h + b), the latter the same for a request's beams
     residual block x + SiLU(W x + b)
 
+Of a gated head, the residual block is x + SiLU(W n(x) + b) with n(x) = sqrt(K) x / (|x| + epsilon).
+A row's norm is a factor of its product, W n(x) = (W x) sqrt(K) / (|x| + epsilon), and what it takes
+passes by while the product is made.
+
 Weights are read once, by thread blocks of 32 columns each; at a few rows that is all the time
 there is to spend, and a launch per operation would be most of it. From MAX_ROWS rows on products
 of matrices cost more than launches, and torch's are the better ones.
@@ -73,6 +77,44 @@ def _add_product(
     return total
 
 
+@triton.jit
+def normed_product(
+    x,  # [.., K], rows of `x_stride`
+    x_stride,
+    x_row,  # [ROWS] int64 values: which row of x is normed and multiplied
+    is_row,  # [ROWS]
+    weight,  # [N, K], rows of `weight_stride`
+    weight_stride,
+    column,  # [COLUMNS] int64 values
+    is_column,  # [COLUMNS]
+    K,
+    length,  # of a normed row: sqrt(K)
+    epsilon,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    """n(x[x_row]) weight[column]^T, as `_add_product` does it: [ROWS, COLUMNS] fp32."""
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    squares = tl.zeros([ROWS], tl.float32)
+    for start in range(0, K, KEYS):
+        key = start + tl.arange(0, KEYS)
+        left = tl.load(
+            x + x_row[:, None] * x_stride + key[None, :],
+            mask=is_row[:, None] & (key < K)[None, :],
+            other=0.0,
+        )
+        right = tl.load(
+            weight + column[None, :] * weight_stride + key[:, None],
+            mask=(key < K)[:, None] & is_column[None, :],
+            other=0.0,
+        )
+        total = tl.dot(left, right, total, input_precision="ieee")
+        wide = left.to(tl.float32)
+        squares += tl.sum(wide * wide, axis=1)
+    return total * (length / (tl.sqrt(squares) + epsilon))[:, None]
+
+
 @triton.jit(do_not_specialize=["M"])
 def _draft_layer(
     x,  # [.., K]
@@ -96,10 +138,13 @@ def _draft_layer(
     N,
     K,
     K_S,
+    length,  # sqrt(K); read where NORMED
+    epsilon,  # likewise
     GROUP: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     KEYS: tl.constexpr,
+    NORMED: tl.constexpr,
     SILU: tl.constexpr,
     HAS_X_ROWS: tl.constexpr,
     HAS_S: tl.constexpr,
@@ -114,10 +159,28 @@ def _draft_layer(
     is_column = column < N
     is_out = is_row[:, None] & is_column[None, :]
     x_row = tl.load(x_rows + row, mask=is_row, other=0) if HAS_X_ROWS else row.to(tl.int64)
-    total = tl.zeros([ROWS, COLUMNS], tl.float32)
-    total = _add_product(
-        total, x, x_stride, x_row, is_row, x_weight, x_weight_stride, column, is_column, K, KEYS
-    )
+    if NORMED:
+        total = normed_product(
+            x,
+            x_stride,
+            x_row,
+            is_row,
+            x_weight,
+            x_weight_stride,
+            column,
+            is_column,
+            K,
+            length,
+            epsilon,
+            ROWS,
+            COLUMNS,
+            KEYS,
+        )
+    else:
+        total = tl.zeros([ROWS, COLUMNS], tl.float32)
+        total = _add_product(
+            total, x, x_stride, x_row, is_row, x_weight, x_weight_stride, column, is_column, K, KEYS
+        )
     if HAS_S:
         s_row = tl.load(s_rows + row, mask=is_row, other=0).to(tl.int64)
         total = _add_product(
@@ -170,6 +233,7 @@ def draft_layer(
     addend: Tensor | None = None,
     silu: bool = False,
     residual: Tensor | None = None,
+    epsilon: float | None = None,
 ) -> Tensor:
     """A layer of the drafter for at most 64 rows: see this module.
 
@@ -182,6 +246,7 @@ def draft_layer(
         addend: [M / group, N]: each row is added to `group` rows in turn.
         silu: take the SiLU of the sum.
         residual: [M, N], added at the end.
+        epsilon: of the norm of the first product's rows; None where they are taken as they are.
 
     Returns:
         out.
@@ -215,10 +280,13 @@ def draft_layer(
         columns,
         first.x.shape[1],
         other.x.shape[1],
+        first.x.shape[1] ** 0.5,
+        epsilon or 0.0,
         GROUP=rows // addend.shape[0] if addend is not None else 1,
         ROWS=max(16, triton.next_power_of_2(rows)),
         COLUMNS=COLUMNS,
         KEYS=keys,
+        NORMED=epsilon is not None,
         SILU=silu,
         HAS_X_ROWS=first.rows is not None,
         HAS_S=second is not None,
@@ -282,6 +350,15 @@ def _check_product(
         weight.shape == (columns, x.shape[1]),
         f"{name}.weight: expected {[columns, x.shape[1]]}, got {list(weight.shape)}",
     )
+    check_rows(name, x, chosen, dtype, rows)
+
+
+def check_rows(name: str, x: Tensor, chosen: Tensor | None, dtype: torch.dtype, rows: int) -> None:
+    """There are so many rows: of x, or chosen from x by integers of this dtype.
+
+    Raises:
+        ValueError: there are not; `name` is what x and its rows belong to.
+    """
     if chosen is None:
         require(x.shape[0] >= rows, f"{name}.x: has {x.shape[0]} rows, {rows} are needed")
         return
@@ -301,16 +378,18 @@ def naive_draft_layer(
     addend: Tensor | None = None,
     silu: bool = False,
     residual: Tensor | None = None,
+    epsilon: float | None = None,
 ) -> Tensor:
     """`draft_layer` by torch, in float64: [rows, N] float64."""
 
-    def product(of: Product) -> Tensor:
-        x = of.x[:rows] if of.rows is None else of.x[of.rows.long()]
-        return x.double() @ of.weight.double().t()
+    def rows_of(product: Product) -> Tensor:
+        x, chosen = product.x, product.rows
+        return (x[:rows] if chosen is None else x[chosen.long()]).double()
 
-    total = product(first)
+    x = rows_of(first) if epsilon is None else naive_normed(rows_of(first), epsilon)
+    total = x @ first.weight.double().t()
     if second is not None:
-        total = total + product(second)
+        total = total + rows_of(second) @ second.weight.double().t()
     if bias is not None:
         total = total + bias.double()
     if addend is not None:
@@ -318,3 +397,8 @@ def naive_draft_layer(
     if silu:
         total = torch.nn.functional.silu(total)
     return total if residual is None else total + residual.double()
+
+
+def naive_normed(x: Tensor, epsilon: float) -> Tensor:
+    """n(x) [..., K]: see this module."""
+    return x.shape[-1] ** 0.5 * x / (x.norm(dim=-1, keepdim=True) + epsilon)

@@ -19,6 +19,7 @@ from vllm_redrafter.triton_kernels.build_tree import (
 )
 from vllm_redrafter.triton_kernels.compact_kv import CacheTable, compact_kv
 from vllm_redrafter.triton_kernels.draft_layers import Product, draft_layer
+from vllm_redrafter.triton_kernels.gated_layer import Rows, gated_cell, scale_normed
 from vllm_redrafter.triton_kernels.grow_beams import BeamBuffers, grow_beams
 from vllm_redrafter.triton_kernels.observe_nodes import VerifiedTrees, num_sums, observe_nodes
 from vllm_redrafter.triton_kernels.stage_trees import StagedTrees, stage_trees
@@ -34,7 +35,7 @@ DTYPES = {
     "fp8": (torch.bfloat16, torch.float8_e4m3fn),
 }
 """Queries' and cache's, by the name of the cache's."""
-DRAFT_KERNELS = 3
+DRAFT_KERNELS = 4
 """How many of `draft_cases` it takes to launch each kernel of a draft."""
 
 
@@ -134,11 +135,14 @@ def draft_cases() -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "bf16 V 128k, 4 beams", lambda: level(torch.bfloat16, 128_256, 4)
     yield "bf16 16 rows, state", lambda: state_layer(torch.bfloat16, 16)
     yield "K 12, L 5", lambda: learn(13, 5)
+    yield "bf16 16 rows, gated", lambda: gated_layers(torch.bfloat16, 16)
     yield "bf16 16 rows", lambda: layers(torch.bfloat16, 16)
     yield "fp32 V 32k, 16 beams", lambda: level(torch.float32, 32_000, 16)
     yield "bf16 V 256k, 50 beams", lambda: level(torch.bfloat16, 262_208, 50)
     yield "bf16 64 rows", lambda: layers(torch.bfloat16, 64)
     yield "fp32 16 rows", lambda: layers(torch.float32, 16)
+    yield "bf16 64 rows, gated", lambda: gated_layers(torch.bfloat16, 64)
+    yield "fp32 16 rows, gated", lambda: gated_layers(torch.float32, 16)
 
 
 def level(dtype: torch.dtype, vocabulary: int, width: int) -> None:
@@ -171,6 +175,17 @@ def layers(dtype: torch.dtype, rows: int, hidden: int = 4096) -> None:
     condition = torch.zeros(rows // 4, hidden, dtype=dtype)
     draft_layer(Product(x, weight[:, hidden:]), out, addend=condition)
     draft_layer(Product(x, weight[:, :hidden]), out, bias=x[0], silu=True, residual=x)
+
+
+def gated_layers(dtype: torch.dtype, rows: int, hidden: int = 4096) -> None:
+    """gated_cell, draft_layer as the gated head's residual block, and scale_normed."""
+    x, out = torch.zeros(2, rows, hidden, dtype=dtype)
+    weight = torch.zeros(2 * hidden, 2 * hidden, dtype=dtype)
+    embedded = Rows(x, torch.zeros(rows, dtype=torch.int64))
+    gated_cell(embedded, Rows(x, integers(rows)), weight, weight[0], out, 1e-6)
+    block = Product(x, weight[:hidden, :hidden])
+    draft_layer(block, out, bias=x[0], silu=True, residual=x, epsilon=1e-6)
+    scale_normed(x, x[0], out, 1e-6)
 
 
 def learn(slots: int, depths: int, requests: int = 2) -> None:

@@ -13,13 +13,16 @@ leaves of it:
 with x_1 the root token, e the target's input embedding, n(x) = sqrt(H) x / (|x| + eps), and a one
 factor per entry. Nothing but V, whose rows begin as the target's, depends on how large the
 embedding's and the hidden state's numbers are.
+
+For few rows on a GPU, s_t, each block and a n(y) are one launch each (`gated_launches.py`): with V
+and the search's three, a level is six launches and one per block.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +31,9 @@ from torch.nn import functional as F
 from vllm_redrafter.config import require_at_most
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.heads.head import OWNER, DraftHead, HeadConfig
+
+if TYPE_CHECKING:
+    from vllm_redrafter.heads.launches import HeadLaunches
 
 MOST_LAYERS = 256
 """Of num_draft_layers: far beyond any head, and little to build before it is found missing."""
@@ -101,6 +107,14 @@ class GatedHead(DraftHead):
     @property
     def vocabulary_layers(self) -> Sequence[nn.Linear]:
         return (self.lm_head,)
+
+    def launches(self, table: nn.Module | None, max_rows: int) -> HeadLaunches | None:
+        """See `gated_launches.py`."""
+        from vllm_redrafter.heads.gated_launches import GatedLaunches, GatedLayers
+
+        blocks: list[Any] = list(self.blocks)
+        layers = GatedLayers(self.cell, blocks, self.scale, EPSILON)
+        return GatedLaunches(layers, table, max_rows)
 
 
 def _normed(x: Tensor) -> Tensor:

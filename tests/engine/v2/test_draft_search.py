@@ -13,7 +13,7 @@ from redrafter_testing.gpu.recorded_graphs import RecordedGraph, graphs_recorded
 from redrafter_testing.gpu.triton_interpreter import import_interpreted, interpreted
 
 ON_GPU = torch.cuda.is_available()
-KERNELS = ("ordered_keys", "top_candidates", "grow_beams", "draft_layers")
+KERNELS = ("ordered_keys", "top_candidates", "grow_beams", "draft_layers", "gated_layer")
 if not ON_GPU:
     import_interpreted(
         *(f"vllm_redrafter.triton_kernels.{name}" for name in KERNELS),
@@ -23,6 +23,7 @@ if not ON_GPU:
 from vllm_redrafter.beam_search import beam_search  # noqa: E402
 from vllm_redrafter.budget.calibration import AcceptanceEstimator, log_odds  # noqa: E402
 from vllm_redrafter.engine.v2.draft_search import DraftSearch  # noqa: E402
+from vllm_redrafter.heads.gated import GatedConfig, GatedHead  # noqa: E402
 from vllm_redrafter.heads.head import DraftHead  # noqa: E402
 from vllm_redrafter.heads.medusa import MedusaConfig, MedusaHead  # noqa: E402
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead  # noqa: E402
@@ -98,6 +99,33 @@ def test_every_kind_of_head_is_searched(sizes: dict[str, Any]) -> None:
     drafter, embed = drafter_of(**sizes), embedding()
     search = DraftSearch(drafter, embed, embed, SHAPE, max_requests=3)
     assert_found(search, drafter, embed, *requests(2))
+
+
+def gated_of(**sizes: Any) -> GatedHead:
+    torch.manual_seed(0)
+    return random_weights(GatedHead(GatedConfig(VOCAB, HIDDEN, **sizes)).to(DEVICE))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "looks_up"),
+    [
+        ({}, False),
+        ({"num_draft_layers": 2, "draft_vocab_size": 30, "target_layers": (1, 2)}, True),
+    ],
+    ids=["embeddings", "blocks, several layers, table"],
+)
+def test_a_gated_head_is_searched_on_kernels(
+    sizes: dict[str, Any], looks_up: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head, embed = gated_of(**sizes), embedding()
+    search = DraftSearch(head, embed, embed if looks_up else None, SHAPE, max_requests=3)
+    hidden, roots = requests(2)
+    further = [requests(2, seed)[0] for seed in range(2, 2 + len(head.config.target_layers))]
+    inputs = torch.cat([hidden, *further], dim=-1), roots
+    assert_found(search, head, embed, *inputs)
+    for name in ("start", "advance", "features"):  # torch's, which kernels stand for
+        monkeypatch.setattr(head, name, None)
+    search.explore(*inputs)
 
 
 @pytest.mark.parametrize("max_rows", [None, 2], ids=["kernels", "torch"])
@@ -205,8 +233,19 @@ def test_nodes_are_ranked_by_their_survival() -> None:
 
 
 @pytest.mark.skipif(ON_GPU, reason="recordings stand for graphs on a CPU")
-def test_a_graph_of_a_search_reads_what_is_in_its_inputs_now() -> None:
-    drafter, embed = drafter_of(), embedding()
+@pytest.mark.parametrize(
+    ("new", "launches"),
+    [
+        (drafter_of, 1 + 7 * SHAPE.beam_length),
+        (gated_of, 6 * SHAPE.beam_length),
+        (lambda: gated_of(num_draft_layers=1), 7 * SHAPE.beam_length),
+    ],
+    ids=["recurrent", "gated", "gated, a block"],
+)
+def test_a_graph_of_a_search_reads_what_is_in_its_inputs_now(
+    new: Callable[[], DraftHead], launches: int
+) -> None:
+    drafter, embed = new(), embedding()
     search = DraftSearch(drafter, embed, embed, SHAPE, max_requests=1)
     inputs = requests(1)
     graph = RecordedGraph()
@@ -218,15 +257,16 @@ def test_a_graph_of_a_search_reads_what_is_in_its_inputs_now() -> None:
     expected = beam_search(drafter, embed, *inputs, *SHAPE)
     assert torch.equal(found.tokens, expected.tokens)
     torch.testing.assert_close(found.log_probs, expected.log_probs, rtol=1e-4, atol=1e-4)
-    assert len(graph._recording.nodes) == 1 + 7 * SHAPE.beam_length
+    assert len(graph._recording.nodes) == launches
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "recurrent"])
-def test_a_head_without_launches_of_its_own_is_searched_by_torch(name: str) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_a_head_without_launches_of_its_own_is_searched_by_torch(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(NAMES[name], "launches", DraftHead.launches)
     torch.manual_seed(0)
-    head = new_head(name, VOCAB, HIDDEN).to(DEVICE)
-    for parameter in head.parameters():
-        nn.init.normal_(parameter, std=0.5)
+    head = random_weights(new_head(name, VOCAB, HIDDEN).to(DEVICE))
     embed = embedding()
     search = DraftSearch(head, embed, embed, SHAPE, max_requests=3)
     assert_found(search, head, embed, *requests(2))

@@ -11,4 +11,13 @@ AROUND_ATTENTION = {
     "_finish_trees",
 }
 
-DRAFT = {"_keep_top", "_merge_top", "_grow_beams", "_draft_layer", "_observe_nodes", "_add_sums"}
+DRAFT = {
+    "_keep_top",
+    "_merge_top",
+    "_grow_beams",
+    "_draft_layer",
+    "_gated_cell",
+    "_scale_normed",
+    "_observe_nodes",
+    "_add_sums",
+}

@@ -1,0 +1,285 @@
+"""The gated head's cell, and its last norm, for few rows: one launch each.
+
+    [g ; x] = W [n(e) ; n(s)] + b                       n(x) = sqrt(H) x / (|x| + epsilon)
+    cell:  out = z s + (1 - z) SiLU(x),  z = sigmoid(g)
+    norm:  out = a n(s)
+
+See `heads/gated.py`. As in `draft_layers.py`, weights are read once, and a row's norm is a factor
+of its product. A thread block makes the same columns of g and of x, which are different rows of W:
+lane 2i of its products is g's column i, lane 2i + 1 x's.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from vllm_redrafter.triton_kernels.checks import (
+    require,
+    require_last_dim_contiguous,
+    require_same_device,
+)
+from vllm_redrafter.triton_kernels.draft_layers import (
+    DTYPES,
+    KEY_BYTES,
+    MAX_ROWS,
+    check_rows,
+    naive_normed,
+    normed_product,
+)
+
+COLUMNS = 16
+"""Of the output, per thread block; there are two rows of W for each."""
+
+NORM_KEYS = 2048
+"""Of a row, per step of the norm's loops."""
+
+
+@triton.jit(do_not_specialize=["M"])
+def _gated_cell(
+    e,  # [.., H]
+    e_stride,
+    e_rows,  # [M] int64; read where HAS_E_ROWS
+    s,  # [.., H]
+    s_stride,
+    s_rows,  # [M] int32; read where HAS_S_ROWS
+    weight,  # [2 H, 2 H]
+    weight_stride,
+    bias,  # [2 H]
+    out,  # [M, H], written
+    out_stride,
+    M,
+    H,
+    length,  # sqrt(H)
+    epsilon,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    KEYS: tl.constexpr,
+    HAS_E_ROWS: tl.constexpr,
+    HAS_S_ROWS: tl.constexpr,
+):
+    """COLUMNS columns of all rows."""
+    row = tl.arange(0, ROWS)
+    is_row = row < M
+    e_row = tl.load(e_rows + row, mask=is_row, other=0) if HAS_E_ROWS else row.to(tl.int64)
+    s_row = row.to(tl.int64)
+    if HAS_S_ROWS:
+        s_row = tl.load(s_rows + row, mask=is_row, other=0).to(tl.int64)
+    first = tl.program_id(0) * COLUMNS
+    lane = tl.arange(0, 2 * COLUMNS)
+    is_lane = first + lane // 2 < H
+    weight_row = (first + lane // 2 + (lane % 2) * H).to(tl.int64)
+    total = normed_product(
+        e,
+        e_stride,
+        e_row,
+        is_row,
+        weight,
+        weight_stride,
+        weight_row,
+        is_lane,
+        H,
+        length,
+        epsilon,
+        ROWS,
+        2 * COLUMNS,
+        KEYS,
+    )
+    total += normed_product(
+        s,
+        s_stride,
+        s_row,
+        is_row,
+        weight + H,
+        weight_stride,
+        weight_row,
+        is_lane,
+        H,
+        length,
+        epsilon,
+        ROWS,
+        2 * COLUMNS,
+        KEYS,
+    )
+    total += tl.load(bias + weight_row, mask=is_lane, other=0.0).to(tl.float32)[None, :]
+    gate, candidate = tl.split(tl.reshape(total, [ROWS, COLUMNS, 2]))
+    gate = 1.0 / (1.0 + tl.exp(-gate))
+    candidate = candidate / (1.0 + tl.exp(-candidate))
+    column = (first + tl.arange(0, COLUMNS)).to(tl.int64)
+    is_out = is_row[:, None] & (column < H)[None, :]
+    before = tl.load(s + s_row[:, None] * s_stride + column[None, :], mask=is_out, other=0.0)
+    after = candidate + gate * (before.to(tl.float32) - candidate)
+    at = row.to(tl.int64)[:, None] * out_stride + column[None, :]
+    tl.store(out + at, after.to(out.dtype.element_ty), mask=is_out)
+
+
+@triton.jit
+def _scale_normed(
+    s,  # [M, H]
+    s_stride,
+    scale,  # [H]
+    out,  # [M, H], written
+    out_stride,
+    H,
+    length,  # sqrt(H)
+    epsilon,
+    KEYS: tl.constexpr,
+):
+    """One row."""
+    row = tl.program_id(0).to(tl.int64)
+    squares = tl.zeros([KEYS], tl.float32)
+    for start in range(0, H, KEYS):
+        key = start + tl.arange(0, KEYS)
+        x = tl.load(s + row * s_stride + key, mask=key < H, other=0.0).to(tl.float32)
+        squares += x * x
+    factor = length / (tl.sqrt(tl.sum(squares, axis=0)) + epsilon)
+    for start in range(0, H, KEYS):
+        key = start + tl.arange(0, KEYS)
+        x = tl.load(s + row * s_stride + key, mask=key < H, other=0.0).to(tl.float32)
+        a = tl.load(scale + key, mask=key < H, other=0.0).to(tl.float32)
+        scaled = a * (x * factor)
+        tl.store(out + row * out_stride + key, scaled.to(out.dtype.element_ty), mask=key < H)
+
+
+class Rows(NamedTuple):
+    """What a cell reads.
+
+    Attributes:
+        x: [.., H].
+        rows: [M] int64 (of embeddings) or int32 (of states): which rows of x; None for the first
+            M in order.
+    """
+
+    x: Tensor
+    rows: Tensor | None = None
+
+
+def gated_cell(
+    embedded: Rows, state: Rows, weight: Tensor, bias: Tensor, out: Tensor, epsilon: float
+) -> Tensor:
+    """The states of at most 64 rows: see this module.
+
+    Args:
+        embedded: e, of the tokens; with `rows`, the embedding's table.
+        state: s, that they go on from.
+        weight: [2 H, 2 H], W.
+        bias: [2 H], b.
+        out: [M, H], written; bf16, fp16 or fp32, as all that is read. Not among the inputs: other
+            thread blocks still read them.
+        epsilon: of the norms.
+
+    Returns:
+        out.
+
+    Raises:
+        ValueError: an argument's dtype, device, shape or stride does not fit; it is named.
+    """
+    rows, hidden = out.shape
+    require(1 <= rows <= MAX_ROWS, f"out: 1 to {MAX_ROWS} rows are supported, got {rows}")
+    shapes = {
+        "embedded.x": (embedded.x, (len(embedded.x), hidden)),
+        "state.x": (state.x, (len(state.x), hidden)),
+        "weight": (weight, (2 * hidden, 2 * hidden)),
+        "bias": (bias, (2 * hidden,)),
+    }
+    _check(out, shapes)
+    check_rows("embedded", *embedded, torch.int64, rows)
+    check_rows("state", *state, torch.int32, rows)
+    _gated_cell[(triton.cdiv(hidden, COLUMNS),)](
+        embedded.x,
+        embedded.x.stride(0),
+        embedded.rows if embedded.rows is not None else out,
+        state.x,
+        state.x.stride(0),
+        state.rows if state.rows is not None else out,
+        weight,
+        weight.stride(0),
+        bias,
+        out,
+        out.stride(0),
+        rows,
+        hidden,
+        hidden**0.5,
+        epsilon,
+        ROWS=max(16, triton.next_power_of_2(rows)),
+        COLUMNS=COLUMNS,
+        KEYS=KEY_BYTES // out.element_size(),
+        HAS_E_ROWS=embedded.rows is not None,
+        HAS_S_ROWS=state.rows is not None,
+        num_warps=4,
+        num_stages=4,
+    )
+    return out
+
+
+def scale_normed(state: Tensor, scale: Tensor, out: Tensor, epsilon: float) -> Tensor:
+    """a n(s): see this module.
+
+    Args:
+        state: [M, H], s.
+        scale: [H], a.
+        out: [M, H], written; bf16, fp16 or fp32, as all that is read, and not among the inputs.
+        epsilon: of the norm.
+
+    Returns:
+        out.
+
+    Raises:
+        ValueError: an argument's dtype, device, shape or stride does not fit; it is named.
+    """
+    rows, hidden = out.shape
+    _check(out, {"state": (state, (rows, hidden)), "scale": (scale, (hidden,))})
+    _scale_normed[(rows,)](
+        state,
+        state.stride(0),
+        scale,
+        out,
+        out.stride(0),
+        hidden,
+        hidden**0.5,
+        epsilon,
+        KEYS=min(NORM_KEYS, triton.next_power_of_2(hidden)),
+        num_warps=4,
+    )
+    return out
+
+
+def _check(out: Tensor, given: dict[str, tuple[Tensor, tuple[int, ...]]]) -> None:
+    """What is read has these shapes, and is of the kind that `out` is, and elsewhere."""
+    require(out.dtype in DTYPES, f"out: bf16, fp16 or fp32 expected, got {out.dtype}")
+    for name, (tensor, shape) in given.items():
+        require(
+            tuple(tensor.shape) == shape,
+            f"{name}: expected {list(shape)}, got {list(tensor.shape)}",
+        )
+        require(tensor.dtype == out.dtype, f"{name}: expected {out.dtype}, got {tensor.dtype}")
+        require(
+            tensor.data_ptr() != out.data_ptr(),
+            f"out: is also {name}, which is still read when it is written",
+        )
+    tensors = {name: tensor for name, (tensor, _) in given.items()}
+    require_last_dim_contiguous(out=out, **tensors)
+    require_same_device(out, **tensors)
+
+
+def naive_gated_cell(
+    embedded: Rows, state: Rows, rows: int, weight: Tensor, bias: Tensor, epsilon: float
+) -> Tensor:
+    """`gated_cell` by torch, in float64: [rows, H] float64."""
+
+    def rows_of(read: Rows) -> Tensor:
+        return (read.x[:rows] if read.rows is None else read.x[read.rows.long()]).double()
+
+    e, s = rows_of(embedded), rows_of(state)
+    joined = torch.cat([naive_normed(e, epsilon), naive_normed(s, epsilon)], dim=-1)
+    gate, candidate = (joined @ weight.double().t() + bias.double()).chunk(2, dim=-1)
+    return torch.lerp(torch.nn.functional.silu(candidate), s, gate.sigmoid())
+
+
+def naive_scale_normed(state: Tensor, scale: Tensor, epsilon: float) -> Tensor:
+    """`scale_normed` by torch, in float64: [M, H] float64."""
+    return scale.double() * naive_normed(state.double(), epsilon)

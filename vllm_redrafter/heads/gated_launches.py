@@ -1,0 +1,79 @@
+"""The gated head in few launches, for few rows on a GPU: `gated.py`, on kernels.
+
+The cell and the last norm are one launch each (`gated_layer.py`), and so is each residual block
+(`draft_layers.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from vllm_redrafter.triton_kernels.draft_layers import Product, draft_layer
+from vllm_redrafter.triton_kernels.gated_layer import Rows, gated_cell, scale_normed
+
+
+class GatedLayers(NamedTuple):
+    """The head's layers but for the vocabulary-wide one.
+
+    Attributes:
+        cell: W and b.
+        blocks: the residual blocks' B and b'.
+        scale: [H], a.
+        epsilon: of norms.
+    """
+
+    cell: nn.Linear
+    blocks: Sequence[nn.Linear]
+    scale: Tensor
+    epsilon: float
+
+
+class GatedLaunches:
+    """See `HeadLaunches`. Weights are read where the layers have them at each call."""
+
+    def __init__(self, layers: GatedLayers, table: nn.Module | None, max_rows: int) -> None:
+        """Allocate what the layers write; see `DraftHead.launches`."""
+        self._layers, self._table = layers, table
+        # A layer reads one of the two and writes the other.
+        self._states = layers.scale.new_empty(2, max_rows, len(layers.scale))
+        self._features = layers.scale.new_empty(2, max_rows, len(layers.scale))
+        self._next = 0
+
+    def step(
+        self,
+        condition: Tensor,
+        state: Tensor | None,
+        tokens: Tensor,
+        parents: Tensor,
+        embedded: Tensor | None,
+    ) -> Tensor:
+        """z s_{t-1} + (1 - z) SiLU(x), from s_0 = c at the root: see `HeadLaunches.step`."""
+        if embedded is not None:
+            read = Rows(embedded)
+        else:
+            assert self._table is not None
+            read = Rows(self._table.weight, tokens)
+        self._next = 0 if state is None else 1 - self._next
+        cell, epsilon = self._layers.cell, self._layers.epsilon
+        return gated_cell(
+            read,
+            Rows(condition) if state is None else Rows(state, parents),
+            cell.weight,
+            cell.bias,
+            self._states[self._next, : tokens.shape[0]],
+            epsilon,
+        )
+
+    def features(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
+        """Residual blocks and the last norm: see `HeadLaunches.features`."""
+        _, blocks, scale, epsilon = self._layers
+        first, second = self._features[:, : state.shape[0]]
+        x = state
+        for block in blocks:
+            product, bias = Product(x, block.weight), block.bias
+            x = draft_layer(product, first, bias=bias, silu=True, residual=x, epsilon=epsilon)
+            first, second = second, first
+        return scale_normed(x, scale, first, epsilon)
