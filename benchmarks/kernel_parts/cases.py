@@ -135,13 +135,13 @@ def draft_cases() -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "bf16 V 128k, 4 beams", lambda: level(torch.bfloat16, 128_256, 4)
     yield "bf16 16 rows, state", lambda: state_layer(torch.bfloat16, 16)
     yield "K 12, L 5", lambda: learn(13, 5)
-    yield "bf16 16 rows, gated", lambda: gated_layers(torch.bfloat16, 16)
+    yield "bf16 64 rows, gated", lambda: gated_layers(torch.bfloat16, 64)
     yield "bf16 16 rows", lambda: layers(torch.bfloat16, 16)
     yield "fp32 V 32k, 16 beams", lambda: level(torch.float32, 32_000, 16)
     yield "bf16 V 256k, 50 beams", lambda: level(torch.bfloat16, 262_208, 50)
     yield "bf16 64 rows", lambda: layers(torch.bfloat16, 64)
     yield "fp32 16 rows", lambda: layers(torch.float32, 16)
-    yield "bf16 64 rows, gated", lambda: gated_layers(torch.bfloat16, 64)
+    yield "bf16 16 rows, gated", lambda: gated_layers(torch.bfloat16, 16)
     yield "fp32 16 rows, gated", lambda: gated_layers(torch.float32, 16)
 
 
