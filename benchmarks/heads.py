@@ -75,9 +75,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for seed in range(options.first_seed, options.first_seed + options.seeds):
         for loss in losses:
             for variant in variants:
-                make_run(
-                    variant, TrainingConfig(**settings, loss=loss, seed=seed), material, options
-                )
+                # From the text alone: no distribution is taught.
+                teacher = {"teacher": "target"} if loss == "ce" else {}
+                config = TrainingConfig(**settings | teacher, loss=loss, seed=seed)
+                make_run(variant, config, material, options)
     report(variants, TrainingConfig(**settings), material, options)
     return 0
 
