@@ -28,15 +28,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vllm_redrafter.config import require_at_most
-from vllm_redrafter.errors import ConfigError
-from vllm_redrafter.heads.head import OWNER, DraftHead, HeadConfig
+from vllm_redrafter.heads.head import DraftHead, HeadConfig, require_draft_layers
 
 if TYPE_CHECKING:
     from vllm_redrafter.heads.launches import HeadLaunches
-
-MOST_LAYERS = 256
-"""Of num_draft_layers: far beyond any head, and little to build before it is found missing."""
 
 EPSILON = 1e-6
 """Of norms."""
@@ -56,12 +51,7 @@ class GatedConfig(HeadConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        layers = self.num_draft_layers
-        if isinstance(layers, bool) or not isinstance(layers, int) or layers < 0:
-            raise ConfigError(
-                f"{OWNER}: num_draft_layers must be an integer of at least 0, got {layers!r}"
-            )
-        require_at_most(OWNER, MOST_LAYERS, num_draft_layers=layers)
+        require_draft_layers(self.num_draft_layers)
 
 
 class GatedHead(DraftHead):

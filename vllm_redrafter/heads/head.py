@@ -40,6 +40,9 @@ WIDEST = 2**20
 LARGE_DRAFT_VOCABULARY = 65_536
 """From so many ranked tokens on, reading the vocabulary-wide layer is most of a draft."""
 
+MOST_LAYERS = 256
+"""Of num_draft_layers: far beyond any head, and little to build before it is found missing."""
+
 OWNER = "drafter config.json"
 
 Product = Callable[[Tensor], Tensor]
@@ -160,6 +163,15 @@ class HeadConfig:
             )
         names = {f.name for f in known}
         return cls(**{name: value for name, value in values.items() if name in names})
+
+
+def require_draft_layers(layers: int) -> None:
+    """Raise a ConfigError unless a head can have so many residual blocks."""
+    if isinstance(layers, bool) or not isinstance(layers, int) or layers < 0:
+        raise ConfigError(
+            f"{OWNER}: num_draft_layers must be an integer of at least 0, got {layers!r}"
+        )
+    require_at_most(OWNER, MOST_LAYERS, num_draft_layers=layers)
 
 
 class SearchHead(Protocol):

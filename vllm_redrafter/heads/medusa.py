@@ -34,7 +34,7 @@ from torch.nn import functional as F
 
 from vllm_redrafter.config import require_at_most, require_positive
 from vllm_redrafter.errors import ConfigError
-from vllm_redrafter.heads.head import OWNER, DraftHead, HeadConfig
+from vllm_redrafter.heads.head import OWNER, DraftHead, HeadConfig, require_draft_layers
 
 if TYPE_CHECKING:
     from vllm_redrafter.heads.launches import HeadLaunches
@@ -44,9 +44,6 @@ VLLM_MODEL_TYPE = "medusa"
 
 MOST_HEADS = 127
 """A tree is no deeper."""
-
-MOST_LAYERS = 256
-"""Of num_draft_layers: far beyond any head, and little to build before it is found missing."""
 
 _BLOCK = re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.weight")
 _OUTPUT = re.compile(r"lm_head(?:s\.(\d+))?\.weight")
@@ -91,12 +88,7 @@ class MedusaConfig(HeadConfig):
         super().__post_init__()
         require_positive(OWNER, num_heads=self.num_heads)
         require_at_most(OWNER, MOST_HEADS, num_heads=self.num_heads)
-        layers = self.num_draft_layers
-        if isinstance(layers, bool) or not isinstance(layers, int) or layers < 0:
-            raise ConfigError(
-                f"{OWNER}: num_draft_layers must be an integer of at least 0, got {layers!r}"
-            )
-        require_at_most(OWNER, MOST_LAYERS, num_draft_layers=layers)
+        require_draft_layers(self.num_draft_layers)
         for name in ("bias", "shared_output"):
             if not isinstance(value := getattr(self, name), bool):
                 raise ConfigError(f"{OWNER}: {name} must be true or false, got {value!r}")

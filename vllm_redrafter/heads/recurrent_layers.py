@@ -12,10 +12,7 @@ from torch.nn import functional as F
 from vllm_redrafter.config import require_at_most, require_positive
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.heads.fusion import FuseLayer
-from vllm_redrafter.heads.head import OWNER, WIDEST, HeadConfig
-
-MOST_LAYERS = 256
-"""Of num_draft_layers: far beyond any head, and little to build before it is found missing."""
+from vllm_redrafter.heads.head import OWNER, WIDEST, HeadConfig, require_draft_layers
 
 
 @dataclass(frozen=True)
@@ -36,12 +33,7 @@ class RecurrentConfig(HeadConfig):
         super().__post_init__()
         require_positive(OWNER, exit_dim=self.exit_dim)
         require_at_most(OWNER, WIDEST, exit_dim=self.exit_dim)
-        layers = self.num_draft_layers
-        if isinstance(layers, bool) or not isinstance(layers, int) or layers < 0:
-            raise ConfigError(
-                f"{OWNER}: num_draft_layers must be an integer of at least 0, got {layers!r}"
-            )
-        require_at_most(OWNER, MOST_LAYERS, num_draft_layers=layers)
+        require_draft_layers(self.num_draft_layers)
         lookback = self.num_lookback_tokens
         if isinstance(lookback, bool) or not isinstance(lookback, int):
             raise ConfigError(f"{OWNER}: num_lookback_tokens must be an integer, got {lookback!r}")
