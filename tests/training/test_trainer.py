@@ -26,7 +26,9 @@ from vllm_redrafter.checkpoints.reading import load_drafter
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import ListRows, TextRow
 from vllm_redrafter.errors import ConfigError, TrainingError
+from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
+from vllm_redrafter.heads.registry import NAMES, new_head
 from vllm_redrafter.training.checkpointing import Checkpoints
 from vllm_redrafter.training.choices import LossKind
 from vllm_redrafter.training.config import TrainingConfig
@@ -64,7 +66,7 @@ def untrained(vocab: int | None = None) -> RecurrentHead:
 
 
 def trainer(
-    drafter: RecurrentHead,
+    drafter: DraftHead,
     output: Path | None = None,
     text: ListRows | None = None,
     record: dict[str, Any] | None = None,
@@ -190,12 +192,13 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path: Pat
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000002"]
 
 
-def test_reduced_precision_trains_float32_parameters() -> None:
-    drafter = untrained()
-    before = drafter.rnn_w.weight.clone()
+@pytest.mark.parametrize("name", NAMES)
+def test_reduced_precision_trains_float32_parameters(name: str) -> None:
+    drafter = new_head(name, VOCAB_SIZE, HIDDEN_SIZE, L)
+    before = {key: value.clone() for key, value in drafter.state_dict().items()}
     trainer(drafter, max_steps=2, precision="bf16").run()
-    assert drafter.rnn_w.weight.dtype == torch.float32
-    assert not torch.equal(drafter.rnn_w.weight, before)
+    for key, value in drafter.state_dict().items():
+        assert value.dtype == torch.float32 and not torch.equal(value, before[key]), key
 
 
 def test_a_dry_run_changes_nothing(tmp_path: Path) -> None:

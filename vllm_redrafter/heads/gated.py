@@ -85,7 +85,8 @@ class GatedHead(DraftHead):
         """s_t [..., H] of s_{t-1} and e(x_t); see `DraftHead.advance`."""
         # One norm of both: calls of torch are what small layers cost.
         joined = _normed(torch.stack([embedded, state], dim=-2)).flatten(-2)
-        gate, candidate = self.cell(joined).chunk(2, dim=-1)
+        # Training under autocast has narrower products than states.
+        gate, candidate = self.cell(joined).to(state.dtype).chunk(2, dim=-1)
         return torch.lerp(F.silu(candidate), state, gate.sigmoid())
 
     def features(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
