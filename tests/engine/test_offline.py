@@ -32,6 +32,7 @@ from vllm_redrafter.data.prompts import read_prompts
 from vllm_redrafter.data.settings import GenerationSettings, SamplingSettings
 from vllm_redrafter.data.turns import OpenTurn
 from vllm_redrafter.demo.decoding import DecodingJob, decode
+from vllm_redrafter.errors import ConfigError
 
 pytestmark = pytest.mark.engine
 
@@ -255,3 +256,21 @@ def test_the_demos_process_keeps_what_each_step_put_out(target: Path, tmp_path: 
         )
         assert answers == [written[0, len(prompt) :].tolist()] * 2
     assert all(len(step) == 1 for r in results for answer in r.answers for step in answer)
+
+
+@pytest.mark.parametrize("error", [Exception("worker"), ValueError("memory"), RuntimeError("core")])
+def test_vllm_not_starting_is_told_with_the_target(error: Exception) -> None:
+    from vllm_redrafter.engine.offline import start_of
+
+    with (
+        pytest.raises(ConfigError, match=f"cannot start with target 'here': {error}"),
+        start_of("here"),
+    ):
+        raise error
+
+
+def test_a_bug_while_vllm_starts_keeps_its_own_name() -> None:
+    from vllm_redrafter.engine.offline import start_of
+
+    with pytest.raises(TypeError, match="a bug"), start_of("here"):
+        raise TypeError("a bug")

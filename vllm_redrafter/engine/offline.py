@@ -28,16 +28,33 @@ CPU_BATCHED_TOKENS = 4096
 """Tokens of a step that vLLM takes on a CPU where it is not told another number."""
 
 
+@contextmanager
+def start_of(target: str) -> Iterator[None]:
+    """What vLLM raises in the body, where it is to start with the target, as an error of ours.
+
+    Raises:
+        ConfigError: vLLM refuses its arguments, or cannot start with them.
+    """
+    try:
+        yield
+    except Exception as error:
+        # A worker's process that cannot start becomes a bare Exception (`wait_for_ready` in vLLM's
+        # multiproc_executor.py), with the reason in the log above it; all else is a bug.
+        if type(error) is not Exception and not isinstance(
+            error, ValueError | RuntimeError | OSError
+        ):
+            raise
+        raise ConfigError(f"vLLM cannot start with target {target!r}: {error}") from error
+
+
 def start_llm(target: str, **arguments: Any) -> LLM:
     """vLLM with the target, a folder or a hub id.
 
     Raises:
         ConfigError: vLLM refuses the arguments, or cannot start with them.
     """
-    try:
+    with start_of(target):
         return LLM(model=os.path.expanduser(target), **arguments)
-    except (ValueError, RuntimeError, OSError) as error:
-        raise ConfigError(f"vLLM cannot start with target {target!r}: {error}") from error
 
 
 def decode_all(

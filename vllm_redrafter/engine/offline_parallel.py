@@ -18,6 +18,7 @@ from vllm_redrafter.engine.offline import (
     advice_here,
     engine_arguments,
     sampling_params,
+    start_of,
     turn_answer,
 )
 from vllm_redrafter.errors import ConfigError
@@ -40,10 +41,11 @@ class DataParallelEngine:
         self._tasks: set[asyncio.Task[TurnAnswer]] = set()
         arguments = engine_arguments(target, settings)
         try:
-            self._llm: AsyncLLM = self._loop.run_until_complete(_start(target, arguments))
-        except (ValueError, RuntimeError, OSError) as error:
+            with start_of(target):
+                self._llm: AsyncLLM = self._loop.run_until_complete(_start(target, arguments))
+        except ConfigError:
             self._loop.close()
-            raise ConfigError(f"vLLM cannot start with target {target!r}: {error}") from error
+            raise
 
     @property
     def max_model_len(self) -> int:
