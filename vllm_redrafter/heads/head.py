@@ -320,7 +320,8 @@ class DraftHead(nn.Module, ABC):
         This one replaces each linear layer by its product; heads override it to need fewer. It
         keeps none of the head's matrices.
         """
-        copy = deepcopy(self)
+        # The weights themselves are not copied: at a large vocabulary they would be there twice.
+        copy = deepcopy(self, {id(parameter): parameter for parameter in self.parameters()})
         replaced = [
             (module, name, child)
             for module in copy.modules()
