@@ -5,9 +5,10 @@ r"""Plain decoding, ReDrafter and vLLM's n-gram speculation side by side.
         --output results.json --plot out.png
 
 ReDrafter comes in fixed shapes, whose K nodes are verified in every step, and adaptive: a step
-verifies as many nodes as pay, or none. With --random-drafter it is measured with a drafter of
-random weights as well, for what a useless one costs; with --plain-again plain decoding in a second
-engine, for how much the figures of two like engines differ.
+verifies as many nodes as pay, or none. With --other-drafter it is measured with a second drafter
+as well, for which of two is the faster; with --random-drafter with one of random weights, for what
+a useless one costs; with --plain-again plain decoding in a second engine, for how much the figures
+of two like engines differ.
 
 `--suite chat summary code math` asks what people ask, task by task; a dataset whose rows have a
 `category`, as MT-Bench's, is divided by it. Then there are figures of each task, and of all tasks:
@@ -48,7 +49,7 @@ from shared_parts import machine, results
 from shared_parts.arguments import json_object, not_negative, positive, script_parser
 from throughput_parts.dataset import read_dataset
 from throughput_parts.engine import Case, Job
-from throughput_parts.methods import NGRAM_NOTE, InputError, Method, plan, with_random_drafter
+from throughput_parts.methods import NGRAM_NOTE, InputError, Method, plan, with_drafter
 from throughput_parts.process import EngineError, environment
 from throughput_parts.prompts import ByTask, TokensByTask, choose, tokenize
 from throughput_parts.random_drafter import write_random_drafter
@@ -123,6 +124,11 @@ def parser() -> argparse.ArgumentParser:
         help="plain decoding in a second engine: how much the figures of two like engines differ",
     )
     add(
+        "--other-drafter",
+        metavar="DRAFTER",
+        help="the adaptive method with this drafter as well: which of two is the faster one?",
+    )
+    add(
         "--random-drafter",
         action="store_true",
         help="the adaptive method with a drafter of random weights as well",
@@ -183,9 +189,14 @@ def _methods(args: argparse.Namespace, random_drafter: Path) -> list[Method]:
     methods = plan(args.drafter, args.concurrency, args.shape, args.ngram_tokens, args.adaptive)
     if args.plain_again:
         methods.append(replace(methods[0], name="plain again"))
+    further = (
+        [with_drafter(methods, "other drafter", args.other_drafter)] if args.other_drafter else []
+    )
     if args.random_drafter:
-        methods += with_random_drafter(methods, str(random_drafter))
-    check_checkpoint(args.drafter)
+        further.append(with_drafter(methods, "random drafter", str(random_drafter)))
+    methods += chain.from_iterable(further)
+    for drafter in filter(None, (args.drafter, args.other_drafter)):
+        check_checkpoint(drafter)
     if args.random_drafter:
         write_random_drafter(args.drafter, random_drafter, args.seed)
     return methods
@@ -341,9 +352,9 @@ def _settings(
 ) -> dict[str, Any]:
     """What was asked for, without this machine's paths."""
     settings = {k: v for k, v in vars(args).items() if k not in ("output", "plot", "no_adaptive")}
-    for name in ("model", "drafter"):
-        given = Path(settings[name])
-        settings[name] = given.resolve().name if given.is_dir() else settings[name]
+    for name in ("model", "drafter", "other_drafter"):
+        if settings[name] is not None and (given := Path(settings[name])).is_dir():
+            settings[name] = given.resolve().name
     settings["dataset"] = args.dataset.name if args.dataset else None
     answered = list(chain.from_iterable(prompts.values()))
     settings["num_prompts"] = len(answered)

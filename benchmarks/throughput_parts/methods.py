@@ -16,7 +16,8 @@ from vllm_redrafter import ReDrafterConfig
 
 S = TypeVar("S")
 
-MethodName = Literal["plain", "plain again", "n-gram", "ReDrafter", "adaptive", "random drafter"]
+FurtherDrafter = Literal["other drafter", "random drafter"]
+MethodName = Literal["plain", "plain again", "n-gram", "ReDrafter", "adaptive", FurtherDrafter]
 
 NGRAM_LOOKUP = {"prompt_lookup_max": 4, "prompt_lookup_min": 2}
 
@@ -40,8 +41,8 @@ class Method:
 
     Attributes:
         name: which way; `plain again` is plain decoding in a second engine; `ReDrafter` verifies K
-            nodes in every step, `adaptive` at most K, as many as pay, and `random drafter` is
-            adaptive with a drafter of random weights.
+            nodes in every step, `adaptive` at most K, as many as pay, and `other drafter` and
+            `random drafter` are adaptive with another drafter and with one of random weights.
         shape: how it speculates, as given on the command line; empty for plain decoding.
         levels: numbers of requests in flight, ascending.
         speculative_config: vLLM's setting of that name.
@@ -104,12 +105,13 @@ def plan(
     return methods
 
 
-def with_random_drafter(methods: Sequence[Method], drafter: str) -> list[Method]:
-    """The adaptive methods once more, with a drafter that knows nothing.
+def with_drafter(methods: Sequence[Method], name: FurtherDrafter, drafter: str) -> list[Method]:
+    """The adaptive methods once more, with a further drafter.
 
     Args:
         methods: all that is measured.
-        drafter: a checkpoint of random weights.
+        name: what it is there.
+        drafter: its checkpoint.
 
     Raises:
         InputError: no method is adaptive.
@@ -117,13 +119,13 @@ def with_random_drafter(methods: Sequence[Method], drafter: str) -> list[Method]
     found = [method for method in methods if method.name == "adaptive"]
     if not found:
         raise InputError(
-            "--random-drafter shows what the adaptive method makes of a useless drafter: leave "
-            "out --no-adaptive"
+            f"--{name.replace(' ', '-')} is measured with the adaptive method: leave out "
+            "--no-adaptive"
         )
     return [
         replace(
             method,
-            name="random drafter",
+            name=name,
             speculative_config={**(method.speculative_config or {}), "model": drafter},
         )
         for method in found

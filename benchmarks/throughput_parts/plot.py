@@ -23,6 +23,7 @@ COLOURS = {
     "n-gram": "#e8a33d",
     "ReDrafter": "#6a9fd4",
     "adaptive": "#1f5a94",
+    "other drafter": "#5b9e6f",
     "random drafter": "#9a9a9a",
     "plain again": "#c9c9c9",
 }

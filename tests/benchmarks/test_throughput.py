@@ -50,6 +50,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         ("--prompt a --adaptive 4x5", "--adaptive '4x5': expected WxL:K"),
         ("--prompt a --adaptive 4x5:12 --no-adaptive", "exclude each other"),
         ("--prompt a --random-drafter --no-adaptive", "leave out --no-adaptive"),
+        ("--prompt a --other-drafter /nowhere", "no such folder"),
         ("--prompt a --prompts-per-request 0", "expected an integer of at least 1"),
         ("--prompt a --concurrency 0", "expected an integer of at least 1"),
         ("--prompt a --temperature -1", "expected a number of at least 0"),
@@ -133,6 +134,7 @@ def test_from_arguments_to_files_without_an_engine(
     arguments += ["--prompt", "name", "--prompt", "value", "--concurrency", "1", "4"]
     arguments += ["--shape", "1=2x4:6", "4=1x3:3", "--output", str(output), "--plot", str(picture)]
     arguments += ["--random-drafter", "--plain-again", "--prompts-per-request", "2"]
+    arguments += ["--other-drafter", str(models[1])]
 
     throughput.main(arguments)
 
@@ -140,13 +142,13 @@ def test_from_arguments_to_files_without_an_engine(
     report = json.loads(text)
     assert str(tmp_path.parent) not in text, "a results file must not hold this machine's paths"
     starts = [event for event in events if event.startswith("start")]
-    if is_cpu:  # all of the seven engines at once
-        assert events[:7] == starts == ["start 0"] * 7 and events[-7:] == ["end"] * 7
+    if is_cpu:  # all of the eight engines at once
+        assert events[:8] == starts == ["start 0"] * 8 and events[-8:] == ["end"] * 8
     else:
-        assert starts == ["start 0"] * 7 + ["start 1"] * 7
+        assert starts == ["start 0"] * 8 + ["start 1"] * 8
         assert events.index("end") < events.index("start 0", 1), "two engines at a time"
     # Two levels, at each ReDrafter has one shape; two temperatures, but for n-grams on CPUs.
-    rows = 2 * 2 * 2 + 2 * (1 if is_cpu else 2) + 3 * 2 * 2
+    rows = 2 * 2 * 2 + 2 * (1 if is_cpu else 2) + 4 * 2 * 2
     assert len(report["rows"]) == rows
     assert {m["concurrency"]: m["requests"] for m in report["measurements"]} == {1: 2, 4: 4}
     (adaptive, *_) = [row for row in report["rows"] if row["method"] == "adaptive"]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
-from throughput_parts.methods import InputError, plan, with_random_drafter
+from throughput_parts.methods import FurtherDrafter, InputError, plan, with_drafter
 
 from vllm_redrafter import ConfigError
 
@@ -38,16 +40,19 @@ def test_a_method_gets_one_engine_for_all_its_levels() -> None:
     }
 
 
-def test_a_random_drafter_is_measured_adaptively() -> None:
+@pytest.mark.parametrize("name", get_args(FurtherDrafter))
+def test_a_further_drafter_is_measured_adaptively(name: FurtherDrafter) -> None:
     methods = plan("drafter", [1, 4], ["2x4:6"], ["5"], ["4x5:12", "1x3:3", "4x5:12"])
-    large, small = with_random_drafter(methods, "random")
+    large, small = with_drafter(methods, name, "further")
 
-    assert (large.label, small.label) == ("random drafter 4x5:12", "random drafter 1x3:3")
+    assert (large.label, small.label) == (f"{name} 4x5:12", f"{name} 1x3:3")
     (adaptive,) = [method for method in methods if method.label == "adaptive 4x5:12"]
     assert large.levels == adaptive.levels
-    assert large.speculative_config == {**(adaptive.speculative_config or {}), "model": "random"}
-    with pytest.raises(InputError, match="leave out --no-adaptive"):
-        with_random_drafter(plan("drafter", [1], ["2x4:6"], ["5"]), "random")
+    assert large.speculative_config == {**(adaptive.speculative_config or {}), "model": "further"}
+    with pytest.raises(
+        InputError, match=f"--{name.replace(' ', '-')} is .*leave out --no-adaptive"
+    ):
+        with_drafter(plan("drafter", [1], ["2x4:6"], ["5"]), name, "further")
 
 
 def test_shapes_are_measured_at_the_level_they_are_bound_to() -> None:
