@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -60,3 +61,5 @@ def write_files(drafter: DraftHead, folder: Path, layout: str, further: Mapping[
         **further,
     }
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
+    # safetensors lets nobody else read what it writes, such as the user that a server runs as.
+    shutil.copymode(folder / CONFIG_FILE, folder / WEIGHTS_FILE)
