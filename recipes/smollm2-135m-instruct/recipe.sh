@@ -22,7 +22,15 @@ $answer --prompts sampled-prompts.jsonl --output sampled --temperature 0.7 --see
 $answer --prompts greedy-prompts.jsonl --output greedy --temperature 0
 $answer --prompts greedy-prompts-2.jsonl --output greedy-2 --temperature 0
 
+# What the target makes of its answers is kept, 6.2 GB: its layers are run once, not at every epoch.
+capture="vllm-redrafter capture target --target-layers auto --max-length 288"
+for part in sampled greedy greedy-2; do
+    $capture --data $part --output states/$part
+done
+
 vllm-redrafter train target --data sampled --data greedy --data greedy-2 --output drafter \
+    --hidden-states states/sampled --hidden-states states/greedy --hidden-states states/greedy-2 \
+    --head gated --target-layers auto \
     --draft-vocab-size 8192 --loss mix --unroll-steps 4 --precision bf16 \
     --epochs 2 --batch-size 8 --micro-batch-size 8 --block-length 288 \
     --learning-rate 2e-3 --warmup-steps 30 --held-out 48 --evaluate-every 325 --save-every 325
