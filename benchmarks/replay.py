@@ -115,7 +115,7 @@ def traced(
     """All searches that a method may ask for."""
     target, drafter, data = where
     config = EvaluationConfig(held_out=options.held_out, seed=options.seed)
-    material = load_material(target, drafter, Path(data), config)
+    material = load_material(target, drafter, (Path(data),), config)
     widths = {
         tier.beam_width
         for shape in methods.values()

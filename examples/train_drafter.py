@@ -46,7 +46,7 @@ def main() -> None:
 
     # With the number and the seed of the training these are the conversations that it left out.
     unseen = EvaluationConfig(held_out=config.held_out, seed=config.seed)
-    job = EvaluationJob(args.target, str(drafter), data, [shape], StepCosts(), unseen)
+    job = EvaluationJob(args.target, str(drafter), (data,), [shape], StepCosts(), unseen)
     print_evaluation(console, evaluate(job, console))
 
 

@@ -214,14 +214,20 @@ def evaluate(
         str,
         typer.Argument(metavar="DRAFTER", help="The drafter to evaluate: a folder or a hub id."),
     ],
-    data: Annotated[Path, typer.Option(help="Folder that generate-data wrote with this target.")],
+    data: Annotated[
+        list[Path],
+        typer.Option(
+            help="Folder that generate-data wrote with this target. May be repeated; with "
+            "--held-out, all that the drafter was trained on."
+        ),
+    ],
     config: EvaluationConfig,
     assumed: StepCosts,
     hidden_states: Annotated[
-        Path | None,
+        list[Path] | None,
         typer.Option(
-            help="Folder that capture wrote from --data. Of the target, only its embedding, final "
-            "norm and output layer are loaded then."
+            help="Folder that capture wrote from --data, one for each. Of the target, only its "
+            "embedding, final norm and output layer are loaded then."
         ),
     ] = None,
     costs: Annotated[
@@ -286,12 +292,12 @@ def evaluate(
     job = evaluation.EvaluationJob(
         target,
         drafter,
-        data,
+        tuple(data),
         grid,
         step_costs,
         config,
         other_target,
-        hidden_states=hidden_states,
+        hidden_states=tuple(hidden_states or ()),
     )
     console = Console()
     found = evaluation.evaluate(job, console)

@@ -114,11 +114,11 @@ def test_a_head_in_fp8_is_evaluated_with_its_rounded_weights(
     monkeypatch.setattr(evaluation, "read_all", lambda *_: written)
     monkeypatch.setattr(evaluation, "DatasetRows", lambda *_: rows())
     reading = EvaluationConfig(head_dtype=head_dtype)
-    found = evaluation.load_material("target", "drafter", Path("data"), reading, device="cpu")
+    found = evaluation.load_material("target", "drafter", [Path("data")], reading, device="cpu")
     used = found.drafter.vocabulary_layers[0].weight
     assert torch.equal(used, rounded_rows(weight) if head_dtype == "fp8" else weight)
     assert torch.equal(used, weight) == (head_dtype == "auto")
-    job = EvaluationJob("target", "drafter", Path("data"), shapes([2], [2], [2]), StepCosts())
+    job = EvaluationJob("target", "drafter", (Path("data"),), shapes([2], [2], [2]), StepCosts())
     (result,) = evaluation.evaluate(replace(job, config=reading)).results
     assert result.shape.head_dtype == head_dtype
 

@@ -454,6 +454,24 @@ def test_evaluate_prints_writes_and_draws(target: Path, data: Path, tmp_path: Pa
     assert row["speed_up"] == pytest.approx(row["tokens_per_step"] / cost)
 
 
+def test_evaluate_reads_all_folders_that_train_held_out_of(
+    target: Path, data: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    write_data(other, target, num=12, max_tokens=20, seed=9)
+    asked = replace(job(target, data, tmp_path / "drafter"), data=(data, other))
+    trained, _ = run(asked)
+    figures = tmp_path / "figures.json"
+    command = ["evaluate", str(target), str(asked.output), "--held-out=4", f"--json={figures}"]
+    command += [f"--data={data}", f"--data={other}"]
+    grid = [f"--beam-widths={SHAPE.beam_width}", f"--beam-lengths={SHAPE.beam_length}"]
+    nodes = f"--spec-tokens={SHAPE.num_speculative_tokens}"
+    result = CliRunner().invoke(app, [*command, *grid, nodes])
+    assert result.exit_code == 0, result.output
+    (found,) = json.loads(figures.read_text())["results"]
+    assert found["tokens_per_step"] == pytest.approx(trained.acceptance.tokens_per_step)
+
+
 def test_evaluate_records_the_shape_that_it_recommends(
     target: Path, data: Path, tmp_path: Path
 ) -> None:

@@ -247,7 +247,7 @@ def test_an_evaluation_finds_the_same_without_the_layers(
     assert captured == computed
     assert any(result["tokens_per_step"] > 1 for result in captured["results"])
     material = load_material(
-        str(target), str(trained), data, EvaluationConfig(), hidden_states=states
+        str(target), str(trained), [data], EvaluationConfig(), hidden_states=[states]
     )
     assert not any(".layers." in name for name, _ in material.target.named_parameters())
 

@@ -175,26 +175,26 @@ class EvaluationJob:
     Attributes:
         target: folder or hub id.
         drafter: checkpoint folder or hub id.
-        data: folder that generate-data wrote, other than the training's; or the training's, with
-            the config's `held_out` and `seed` as they were given to `train`.
+        data: folders that generate-data wrote, other than the training's; or the training's, all
+            of them, with the config's `held_out` and `seed` as they were given to `train`.
         grid: the shapes.
         costs: for the recommendation.
         config: what of the data is read, and how.
         other_target: the data may come from another target with the same tokenizer.
         device: where to compute; None for a GPU, if there is one.
-        hidden_states: folder that capture wrote from the data; the target's layers are not loaded
-            then. None: the target computes its hidden states.
+        hidden_states: folders that capture wrote, one for each of `data`; the target's layers are
+            not loaded then. None of them: the target computes its hidden states.
     """
 
     target: str
     drafter: str
-    data: Path
+    data: tuple[Path, ...]
     grid: list[ReDrafterConfig]
     costs: Costs
     config: EvaluationConfig = field(default_factory=EvaluationConfig)
     other_target: bool = False
     device: str | None = None
-    hidden_states: Path | None = None
+    hidden_states: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -217,11 +217,11 @@ class Material:
 def load_material(
     target: str,
     drafter: str,
-    data: Path,
+    data: Sequence[Path],
     config: EvaluationConfig,
     other_target: bool = False,
     device: str | None = None,
-    hidden_states: Path | None = None,
+    hidden_states: Sequence[Path] = (),
 ) -> Material:
     """Load both models and the text; the parameters are those of `EvaluationJob`.
 
@@ -229,14 +229,14 @@ def load_material(
         ConfigError: input that cannot work.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    written = read_all((data,), target, not other_target)
+    written = read_all(data, target, not other_target)
     indices = list(range(len(written.dataset)))
     if config.held_out is not None:
         away = held_out_conversations(written.conversations, config.held_out, config.seed)
         indices = away.nonzero().flatten().tolist()
     read = DatasetRows(written.dataset, indices, config.max_length)
     rows: TextRows = read
-    states = [] if hidden_states is None else states_of(written, [hidden_states], not other_target)
+    states = states_of(written, hidden_states, not other_target) if hidden_states else []
     model = (load_ends if states else load_target)(target, config.target_dtype, device)
     head = load_drafter(drafter, model.dtype).to(device)
     if states:
@@ -257,8 +257,8 @@ def load_material(
             f"drafter {drafter!r} does not fit target {target!r}: {missing}: give the target it "
             "was trained for"
         )
-    way = written.infos[0].sampling
-    sampling = f"temperature {way.temperature:g}, top-p {way.top_p:g}"
+    ways = dict.fromkeys((i.sampling.temperature, i.sampling.top_p) for i in written.infos)
+    sampling = " and ".join(f"temperature {way[0]:g}, top-p {way[1]:g}" for way in ways)
     return Material(head, model, rows, sampling)
 
 

@@ -73,7 +73,7 @@ def test_vllm_reports_the_tokens_per_step_that_evaluate_finds(
     target: Path, written: tuple[Path, list[Row]], trained: Path
 ) -> None:
     folder, rows = written
-    job = EvaluationJob(str(target), str(trained), folder, [SHAPE], StepCosts())
+    job = EvaluationJob(str(target), str(trained), (folder,), [SHAPE], StepCosts())
     [found] = evaluate(job).results
     assert 1.5 < found.acceptance.tokens_per_step < 5
 
