@@ -189,12 +189,10 @@ def _methods(args: argparse.Namespace, random_drafter: Path) -> list[Method]:
     methods = plan(args.drafter, args.concurrency, args.shape, args.ngram_tokens, args.adaptive)
     if args.plain_again:
         methods.append(replace(methods[0], name="plain again"))
-    further = (
-        [with_drafter(methods, "other drafter", args.other_drafter)] if args.other_drafter else []
-    )
+    if args.other_drafter:
+        methods += with_drafter(methods, "other drafter", args.other_drafter)
     if args.random_drafter:
-        further.append(with_drafter(methods, "random drafter", str(random_drafter)))
-    methods += chain.from_iterable(further)
+        methods += with_drafter(methods, "random drafter", str(random_drafter))
     for drafter in filter(None, (args.drafter, args.other_drafter)):
         check_checkpoint(drafter)
     if args.random_drafter:

@@ -6,12 +6,14 @@ from typing import get_args
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from vllm_redrafter.beam_search import beam_search
 from vllm_redrafter.engine.cpu.packed_weights import packed
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.heads.gated import EPSILON, GatedConfig, GatedHead
+from vllm_redrafter.heads.head import Product
 from vllm_redrafter.heads.recurrent import RecurrentHead
 from vllm_redrafter.heads.recurrent_layers import RecurrentConfig
 from vllm_redrafter.heads.registry import NAMES, build_head, head_config, new_head
@@ -83,6 +85,19 @@ def test_the_packed_form_finds_the_same_nodes(config: GatedConfig) -> None:
     assert torch.equal(found.tokens, expected.tokens)
     assert torch.equal(found.back_pointers, expected.back_pointers)
     torch.testing.assert_close(found.log_probs, expected.log_probs)
+
+
+def test_what_is_packed_are_the_heads_own_weights_not_copies() -> None:
+    head = random_head(GatedConfig(V, H, num_draft_layers=2))
+    given: list[int] = []
+
+    def pack(weight: Tensor, bias: Tensor | None) -> Product:
+        given.append(weight.data_ptr())
+        return lambda x: F.linear(x, weight, bias)
+
+    head.packed(pack)
+    own = {m.weight.data_ptr() for m in head.modules() if isinstance(m, nn.Linear)}
+    assert len(given) == 4 and set(given) == own
 
 
 def test_a_closed_gate_keeps_the_hidden_state_and_an_open_one_forgets_it() -> None:
