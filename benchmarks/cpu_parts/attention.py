@@ -9,6 +9,7 @@ import torch
 from rich.table import Table
 from torch import Tensor
 from vllm import _custom_ops as ops
+from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
 from cpu_parts import timing
 from vllm_redrafter.engine.cpu.tree_attention import (
@@ -86,6 +87,8 @@ class Attention:
         self.output = torch.empty_like(self.query)
         self.scale = layers.head_size**-0.5
         self.workspace = Workspace()
+        # The numbers are random: they are K and V in any layout.
+        self.isa = _get_attn_isa(layers.dtype, BLOCK_SIZE, layers.head_size)
 
     def trees(self) -> TokenTree:
         """Binary trees, in node order."""
@@ -103,6 +106,7 @@ class Attention:
             context_lens=torch.full((self.requests,), self.context),
             block_table=self.block_table,
             block_size=BLOCK_SIZE,
+            amx=self.isa == "amx",
         )
         variant = AttentionVariant(self.scale)
         for cache in self.caches:
@@ -125,7 +129,7 @@ class Attention:
             query_start_loc=starts,
             causal=True,
             sliding_window_size=-1,
-            isa="vec",
+            isa=self.isa,
             enable_kv_split=True,
         )
         for cache in self.caches:

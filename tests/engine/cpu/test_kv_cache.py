@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from vllm.v1.utils import CpuGpuBuffer
 
-from vllm_redrafter.engine.cpu.kv_cache import compact, key_value_views, stack_layers
+from vllm_redrafter.engine.cpu.attention import check_cache_layout
+from vllm_redrafter.engine.cpu.kv_cache import compact, key_value_rows, stack_layers
 from vllm_redrafter.engine.cpu.runner import TreeModelRunner
 from vllm_redrafter.engine.cpu.walk import moves
 
-BLOCK_SIZE, KV_HEADS, HEAD_SIZE, BLOCKS = 4, 2, 3, 8
+BLOCK_SIZE, KV_HEADS, HEAD_SIZE, BLOCKS = 32, 2, 32, 3
 
 
 def layers_in_one_allocation(count: int) -> list[torch.Tensor]:
@@ -22,13 +25,30 @@ def layers_in_one_allocation(count: int) -> list[torch.Tensor]:
     return list(torch.randn(shape).unbind(0))
 
 
-def rows(cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def rows(cache: torch.Tensor, amx: bool = False) -> list[torch.Tensor]:
     """K and V of a layer by slot: [slots, KV heads, head size] each."""
-    keys, values = key_value_views(cache)
-    return (
-        keys.permute(0, 3, 1, 2).reshape(-1, KV_HEADS, HEAD_SIZE),
-        values.permute(0, 2, 1, 3).reshape(-1, KV_HEADS, HEAD_SIZE),
-    )
+    return [
+        half.transpose(1, 2).reshape(-1, KV_HEADS, HEAD_SIZE) for half in key_value_rows(cache, amx)
+    ]
+
+
+@pytest.mark.parametrize("isa", ["vec", "amx"])
+@pytest.mark.parametrize(("head_size", "block_size"), [(64, 128), (32, 32), (128, 64)])
+def test_rows_are_what_vllm_wrote(isa: str, head_size: int, block_size: int) -> None:
+    if isa == "amx" and not torch.cpu._is_amx_tile_supported():
+        pytest.skip("this processor has no AMX")
+    check_cache_layout(isa, head_size, block_size, torch.bfloat16)
+
+
+def test_the_layouts_are_as_they_are_described() -> None:
+    numbers = torch.arange(BLOCK_SIZE * HEAD_SIZE).view(1, 1, BLOCK_SIZE, HEAD_SIZE)
+    cache = torch.cat([numbers, numbers], dim=2).view(1, 1, BLOCK_SIZE, 2 * HEAD_SIZE)
+    keys, values = (half[0, 0] for half in key_value_rows(cache, amx=True))
+    for token, entry in ((0, 0), (1, 0), (0, 1), (17, 5), (31, 31), (16, 18)):
+        at = (token // 16, entry // 2, token % 16, entry % 2)
+        assert keys[token, entry] == np.ravel_multi_index(at, (2, HEAD_SIZE // 2, 16, 2))
+        at = (entry // 16, token // 2, entry % 16, token % 2)
+        assert values[token, entry] == np.ravel_multi_index(at, (2, BLOCK_SIZE // 2, 16, 2))
 
 
 def test_layers_of_one_allocation_are_one_stack() -> None:
@@ -62,22 +82,22 @@ def accepted_paths(draw: st.DrawFn) -> tuple[list[list[int]], list[int]]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(accepted_paths(), st.randoms(use_true_random=False))
+@given(accepted_paths(), st.randoms(use_true_random=False), st.booleans())
 def test_compaction_equals_a_naive_copy(
-    case: tuple[list[list[int]], list[int]], rng: object
+    case: tuple[list[list[int]], list[int]], rng: object, amx: bool
 ) -> None:
     paths, first_rows = case
     slot_of = list(range(BLOCKS * BLOCK_SIZE))
     rng.shuffle(slot_of)  # type: ignore[attr-defined]
     slot_mapping = torch.tensor(slot_of)
     layers = layers_in_one_allocation(3)
-    before = [[part.clone() for part in rows(layer)] for layer in layers]
+    before = [[part.clone() for part in rows(layer, amx)] for layer in layers]
 
     source, destination = moves(torch.tensor(paths), torch.tensor(first_rows))
-    compact(stack_layers(layers), slot_mapping[source], slot_mapping[destination])
+    compact(stack_layers(layers), slot_mapping[source], slot_mapping[destination], amx)
 
     for layer, old in zip(layers, before, strict=True):
-        for now, was in zip(rows(layer), old, strict=True):
+        for now, was in zip(rows(layer, amx), old, strict=True):
             expected = was.clone()
             for path, first in zip(paths, first_rows, strict=True):
                 for depth, node in enumerate(path):
@@ -102,7 +122,7 @@ def test_slots_are_read_where_vllm_computes_them() -> None:
     layers = layers_in_one_allocation(2)
     before = [rows(layer)[1].clone() for layer in layers]
     runner = SimpleNamespace(
-        _kv_stacks=[stack_layers(layers)],
+        _kv_stacks=[(stack_layers(layers), False)],
         input_batch=SimpleNamespace(block_table=[SimpleNamespace(slot_mapping=slots)]),
     )
     TreeModelRunner._move_kv_rows(runner, torch.tensor([3, 7]), torch.tensor([1, 2]))

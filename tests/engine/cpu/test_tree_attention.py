@@ -23,7 +23,20 @@ from vllm_redrafter.engine.cpu.tree_parts import Workspace
 from vllm_redrafter.token_tree import TokenTree
 
 BLOCK_SIZE, NUM_BLOCKS = 32, 40
-KV_HEADS, GROUP, HEAD_SIZE = 2, 3, 8
+KV_HEADS, GROUP, HEAD_SIZE = 2, 3, 32
+
+
+def for_amx(cache: Tensor) -> Tensor:
+    """The same K and V, laid out for AMX."""
+    made = torch.empty_like(cache)
+    blocks = cache.shape[0]
+    keys, values = key_value_views(cache)
+    amx_keys, amx_values = key_value_views(made, amx=True)
+    pairs = keys.view(blocks, KV_HEADS, HEAD_SIZE // 2, 2, BLOCK_SIZE // 16, 16)
+    amx_keys.copy_(pairs.permute(0, 1, 4, 2, 5, 3))
+    pairs = values.view(blocks, KV_HEADS, BLOCK_SIZE // 2, 2, HEAD_SIZE // 16, 16)
+    amx_values.copy_(pairs.permute(0, 1, 4, 2, 5, 3))
+    return made
 
 
 def random_trees(num_nodes: list[int], seed: int = 0) -> TokenTree:
@@ -68,14 +81,18 @@ class Case:
                 key_cache[block, :, :, offset] = self.keys[r][position]
                 value_cache[block, :, offset] = self.values[r][position]
 
-    def paged(self, variant: AttentionVariant, dtype: torch.dtype = torch.float32) -> Tensor:
+    def paged(
+        self, variant: AttentionVariant, dtype: torch.dtype = torch.float32, amx: bool = False
+    ) -> Tensor:
         """[R, T, heads, head size]; unused node slots hold what the output held before, 5."""
         shape = self.query.shape
         # One row more: of another request, which is no tree.
         query = torch.cat([self.query.flatten(0, 1), torch.ones(1, *shape[2:])])
         output = torch.full_like(query, 5.0, dtype=dtype)
-        args = self.cache.to(dtype), self.queries(), variant, output, Workspace()
-        paged_tree_attention(query.to(dtype), *args)
+        cache, queries = self.cache.to(dtype), replace(self.queries(), amx=amx)
+        if amx:
+            cache = for_amx(cache)
+        paged_tree_attention(query.to(dtype), cache, queries, variant, output, Workspace())
         assert (output[-1] == 5).all()
         return output[:-1].view(shape)
 
@@ -189,6 +206,18 @@ def test_narrow_caches_are_widened_before_the_products(dtype: torch.dtype) -> No
     assert torch.equal(wide.to(dtype), narrow)
     expected = case.naive(PLAIN, 0, 8)
     torch.testing.assert_close(wide[0, 8].double(), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS.keys())
+@pytest.mark.parametrize("split", [False, True])
+def test_a_cache_laid_out_for_amx_gives_the_same_to_the_bit(
+    variant: AttentionVariant, split: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if split:  # a part per length, rather than one
+        monkeypatch.setattr(tree_parts, "PADDING_BYTES", 0)
+    case = Case([100, 3, BLOCK_SIZE, 0], [9, 5, 12, 1], poison=1e4)
+    plain = case.paged(variant, torch.bfloat16)
+    assert torch.equal(case.paged(variant, torch.bfloat16, amx=True), plain)
 
 
 def test_layers_of_several_shapes_and_windows_share_a_step() -> None:

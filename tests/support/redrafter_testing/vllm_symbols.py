@@ -134,8 +134,7 @@ MEMBERS = {
     "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackendImpl": """forward scale
         sliding_window logits_soft_cap alibi_slopes sinks""",
     "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackend": "get_impl_cls get_builder_cls",
-    "vllm.v1.attention.backends.cpu_attn:CPUAttentionMetadataBuilder": """build isa
-        _set_isa_to_layers""",
+    "vllm.v1.attention.backends.cpu_attn:CPUAttentionMetadataBuilder": "build isa",
     "vllm.v1.sample.sampler:Sampler": "__init__ forward",
     "vllm.v1.spec_decode.metadata:SpecDecodeMetadata": "num_draft_tokens",
     "vllm.v1.sample.metadata:SamplingMetadata": """temperature top_p top_k generators

@@ -20,7 +20,7 @@ from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionMetadataBuilder,
 )
 
-from vllm_redrafter.engine.cpu.kv_cache import key_value_views
+from vllm_redrafter.engine.cpu.kv_cache import key_value_rows
 from vllm_redrafter.engine.cpu.tree_attention import (
     AttentionVariant,
     TreeQueries,
@@ -37,6 +37,7 @@ class TreeAttentionMetadata(CPUAttentionMetadata):
     Attributes:
         trees: the requests whose tree is not a chain; None where there is none.
         block_size: tokens per cache block.
+        amx: the cache is laid out for AMX, see `kv_cache.key_value_views`.
         workspace: memory that tree attention uses again in each layer and step.
         only_trees: no other request is in the batch, so vLLM's kernel has nothing to do.
         stats: where the time spent is added.
@@ -44,6 +45,7 @@ class TreeAttentionMetadata(CPUAttentionMetadata):
 
     trees: TreeQueries | None = None
     block_size: int = 0
+    amx: bool = False
     workspace: Workspace = field(default_factory=Workspace)
     only_trees: bool = False
     stats: StepStats | None = None
@@ -54,13 +56,6 @@ class TreeAttentionMetadataBuilder(CPUAttentionMetadataBuilder):
         super().__init__(*args, **kwargs)
         self._workspace = Workspace()
 
-    def _set_isa_to_layers(self, layer_names: list[str]) -> None:
-        # AMX packs K in a layout of its own; "vec" keeps it a plain transposed matrix, which
-        # tree attention and compaction read. The layers write what is set here.
-        if self.isa == "amx":
-            self.isa: str = "vec"
-        super()._set_isa_to_layers(layer_names)
-
     def build(
         self,
         common_prefix_len: int,
@@ -69,7 +64,10 @@ class TreeAttentionMetadataBuilder(CPUAttentionMetadataBuilder):
     ) -> TreeAttentionMetadata:
         plain = super().build(common_prefix_len, common_attn_metadata, fast_build)
         return TreeAttentionMetadata(
-            **vars(plain), block_size=self.block_size, workspace=self._workspace
+            **vars(plain),
+            block_size=self.block_size,
+            amx=self.isa == "amx",
+            workspace=self._workspace,
         )
 
 
@@ -145,8 +143,8 @@ def check_cache_layout(isa: str, head_size: int, block_size: int, dtype: torch.d
     ops.cpu_attn_reshape_and_cache(
         rows[0], rows[1], keys, values, slots, isa, k_scale=1.0, v_scale=1.0, kv_cache_dtype="auto"
     )
-    k, v = key_value_views(cache)
-    if not (torch.equal(k[0, 0].T, rows[0, :, 0]) and torch.equal(v[0, 0], rows[1, :, 0])):
+    written = key_value_rows(cache, amx=isa == "amx")
+    if not all(torch.equal(w[0, 0], row[:, 0]) for w, row in zip(written, rows, strict=True)):
         raise RuntimeError(
             f"vLLM's CPU attention stores its KV cache in a layout that ReDrafter does not know "
             f"(instruction set {isa!r}, head size {head_size}, block size {block_size}, {dtype}); "

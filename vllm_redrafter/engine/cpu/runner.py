@@ -89,12 +89,14 @@ class TreeModelRunner(CPUModelRunner):
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
         super().initialize_kv_cache(*args, **kwargs)
         layers = self.compilation_config.static_forward_context
-        self._kv_stacks: list[list[Tensor]] = []
+        # By cache group: the layers' caches, and whether they are laid out for AMX.
+        self._kv_stacks: list[tuple[list[Tensor], bool]] = []
         for group in self.kv_cache_config.kv_cache_groups:
             caches = {name: layers[name].kv_cache for name in group.layer_names}
-            self._kv_stacks.append(stack_layers(caches.values()))
-            for isa, cache in {layers[name].isa: cache for name, cache in caches.items()}.items():
+            by_isa = {layers[name].isa: cache for name, cache in caches.items()}
+            for isa, cache in by_isa.items():
                 check_cache_layout(isa, cache.shape[3] // 2, cache.shape[2], cache.dtype)
+            self._kv_stacks.append((stack_layers(caches.values()), "amx" in by_isa))
 
     def prepare_budget(self) -> None:
         """Measure what drafts and steps cost here, and let the batch's budget decide from now on.
@@ -178,6 +180,7 @@ class TreeModelRunner(CPUModelRunner):
             context_lens=(metadata.seq_lens[requests] - tree.num_nodes).long(),
             block_table=metadata.block_table[requests],
             block_size=metadata.block_size,
+            amx=metadata.amx,
         )
         metadata.stats = self.stats
 
@@ -214,11 +217,11 @@ class TreeModelRunner(CPUModelRunner):
         return output
 
     def _move_kv_rows(self, source: Tensor, destination: Tensor) -> None:
-        for group, stacks in enumerate(self._kv_stacks):
+        for group, (stacks, amx) in enumerate(self._kv_stacks):
             # `gpu` is where vLLM writes: its `cpu` twin is the same tensor only until the batch is
             # made anew, for several cache groups, and by 0.33 unless --block-size is given.
             slots = self.input_batch.block_table[group].slot_mapping.gpu
-            compact(stacks, slots[source].long(), slots[destination].long())
+            compact(stacks, slots[source].long(), slots[destination].long(), amx)
 
     def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
         # vLLM winds back the generators of requests whose sample is discarded (a prompt not yet

@@ -36,6 +36,7 @@ class TreeQueries:
         context_lens: [R] int64, n.
         block_table: [R, >= blocks in use] integers, of one KV cache group.
         block_size: tokens per block.
+        amx: the cache is laid out for AMX, see `kv_cache.key_value_views`.
     """
 
     tree: TokenTree
@@ -43,6 +44,7 @@ class TreeQueries:
     context_lens: Tensor
     block_table: Tensor
     block_size: int
+    amx: bool = False
     _products: dict[tuple[LayerShape, int], list[Products]] = field(default_factory=dict)
 
     def products(
@@ -112,7 +114,7 @@ def paged_tree_attention(
 
     Args:
         query: [tokens, query heads, head size], of the whole batch.
-        kv_cache: [blocks, KV heads, block size, 2 * head size] in vLLM's CPU layout, contiguous;
+        kv_cache: [blocks, KV heads, block size, 2 * head size] in the queries' layout, contiguous;
             the rows of the trees are in it already.
         queries: the step's trees.
         variant: the layer's scores.
@@ -120,7 +122,8 @@ def paged_tree_attention(
         workspace: memory for what is gathered and computed on the way.
     """
     kv_heads, head_size = kv_cache.shape[1], query.shape[2]
-    shape = LayerShape(kv_heads, query.shape[1] // kv_heads, head_size, kv_cache.dtype)
+    group, amx = query.shape[1] // kv_heads, queries.amx
+    shape = LayerShape(kv_heads, group, head_size, kv_cache.dtype, amx)
     for products in queries.products(shape, variant.sliding_window, workspace):
         matrices = products.matrices
         products.read(query, kv_cache)

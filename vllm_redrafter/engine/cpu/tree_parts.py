@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vllm_redrafter.engine.cpu.kv_cache import AMX_LANES
 from vllm_redrafter.engine.cpu.tree_plan import Array, fit_together, gather_rows, plan_part
 
 Indices = NDArray[np.int64]
@@ -25,6 +26,9 @@ PART_BYTES = 1 << 24
 
 PADDING_BYTES = 1 << 18
 """The most padding among that: gathering and multiplying more costs what a part of its own does."""
+
+SECOND_OF_PAIR = -(1 << 16)
+"""The upper 16 of 32 bits."""
 
 KEPT_SIZES = 256
 """Of how many sizes of parts a workspace remembers the matrices."""
@@ -38,12 +42,14 @@ class LayerShape(NamedTuple):
         group: query heads per KV head.
         head_size: of all heads.
         dtype: of the cache.
+        amx: the cache is laid out for AMX, which is bfloat16.
     """
 
     kv_heads: int
     group: int
     head_size: int
     dtype: torch.dtype
+    amx: bool = False
 
 
 class Sizes(NamedTuple):
@@ -105,17 +111,16 @@ class Matrices:
         attended: as `query`.
         node_shape: R, T, KV heads, group, head size.
         query_by_node, attended_by_node: the memory of `query` and `attended`, so shaped.
-        gathered_keys: [R * KV heads * head size * blocks, block size], of the cache's dtype.
+        gathered_keys: [R * KV heads * head size * blocks, block size], of the cache's dtype; as
+            `gathered_values` where it is laid out for AMX.
         gathered_values: [R * KV heads * blocks, block size * head size], of the cache's dtype.
-        widened: both in one, [elements], and the same in float32; None where that is the cache's
-            dtype.
 
         float32 where nothing is said: bf16 and fp16 are widened, as vLLM's kernel does.
     """
 
     def __init__(self, sizes: Sizes, memory: Workspace) -> None:
         # One call makes each, as the first layer of a step may wait for it.
-        (heads, group, size, _), requests, nodes, _, _, slots = sizes
+        (heads, group, size, *_), requests, nodes, _, _, slots = sizes
         batch, rows = requests * heads, group * nodes
         flat = (batch, rows, size), (rows * size, size, 1)
         strides = heads * rows * size, size, rows * size, nodes * size, 1
@@ -134,18 +139,60 @@ class Matrices:
 
     def _take_gathered(self, sizes: Sizes, batch: int, memory: Workspace) -> None:
         """K of all blocks, and V behind it; only the first S of the slots are multiplied."""
-        (_, _, size, dtype), _, _, blocks, block_size, slots = sizes
+        (_, _, size, dtype, amx), _, _, blocks, block_size, slots = sizes
         padded, block = blocks * block_size, block_size * size
         matrix, half = padded * size, batch * padded * size
         gathered = floats = memory.take("gathered", 2 * half, dtype)
-        self.widened: tuple[Tensor, Tensor] | None = None
+        # Of both K and V in one, the gathered elements and the same in float32.
+        self._widened: tuple[Tensor, Tensor] | None = None
+        self._unpacked: list[tuple[Tensor, Tensor, Tensor]] = []
         if dtype != torch.float32:
             floats = memory.take("wide", 2 * half)
-            self.widened = gathered[: 2 * half], floats[: 2 * half]
-        self.gathered_keys = gathered.as_strided((half // block_size, block_size), (block_size, 1))
+            self._widened = gathered[: 2 * half], floats[: 2 * half]
+        if amx:
+            self._unpacked = _unpacking(gathered, floats, (batch, blocks, block_size, size))
+        row = block if amx else block_size
+        self.gathered_keys = gathered.as_strided((half // row, row), (row, 1))
         self.gathered_values = gathered.as_strided((half // block, block), (block, 1), half)
         self.keys = floats.as_strided((batch, size, slots), (matrix, padded, 1))
         self.values = floats.as_strided((batch, slots, size), (matrix, size, 1), half)
+
+    def widen(self) -> None:
+        """Make float32 of what was gathered, where it is something else."""
+        if self._unpacked:
+            for pairs, first, second in self._unpacked:
+                torch.bitwise_left_shift(pairs, 16, out=first)
+                torch.bitwise_and(pairs, SECOND_OF_PAIR, out=second)
+        elif self._widened is not None:
+            narrow, wide = self._widened
+            wide.copy_(narrow)
+
+
+def _unpacking(
+    gathered: Tensor, floats: Tensor, shape: tuple[int, int, int, int]
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Views of K and of V in AMX's layout, as pairs, and of where both of a pair go.
+
+    A bfloat16 is the upper half of a float32, so of a pair in 32 bits, the first one the lower
+    bits, either is one operation on integers.
+
+    Args:
+        gathered: bfloat16, K of all blocks, and V behind it; see `kv_cache.key_value_views`.
+        floats: float32, K as [batch, D, blocks * B], and V as [batch, blocks * B, D] behind it.
+        shape: batch, blocks, B (block size), D (head size).
+    """
+    batch, blocks, block_size, size = shape
+    half = batch * blocks * block_size * size
+    packed, wide = gathered[: 2 * half].view(torch.int32), floats[: 2 * half].view(torch.int32)
+    lanes, groups = AMX_LANES, block_size // AMX_LANES
+    keys = packed[: half // 2].view(batch, blocks, groups, size // 2, lanes)
+    values = packed[half // 2 :].view(batch, blocks, size // lanes, block_size // 2, lanes)
+    to_keys = wide[:half].view(batch, size // 2, 2, blocks, groups, lanes)
+    to_values = wide[half:].view(batch, blocks, block_size // 2, 2, size // lanes, lanes)
+    return [
+        (keys.permute(0, 3, 1, 2, 4), to_keys[:, :, 0], to_keys[:, :, 1]),
+        (values.transpose(2, 3), to_values[:, :, :, 0], to_values[:, :, :, 1]),
+    ]
 
 
 class Trees(NamedTuple):
@@ -288,10 +335,12 @@ class Products:
         self.matrices = memory.matrices(sizes)
         self.maskable_scores = self.matrices.grouped_scores[..., part.hidden_from :]
         key_rows, value_halves = gather_rows(part.block_ids, shape.kv_heads, shape.head_size)
-        self._key_rows = torch.from_numpy(key_rows)
         self._value_halves = torch.from_numpy(value_halves)
         # The cache, as it is gathered from.
         self._rows, self._halves = (-1, part.block_size), (-1, part.block_size * shape.head_size)
+        self._key_rows = torch.from_numpy(key_rows)
+        if shape.amx:
+            self._rows, self._key_rows = self._halves, self._value_halves - 1
 
     def read(self, query: Tensor, kv_cache: Tensor) -> None:
         """Gather the nodes' queries, and K and V of the blocks in use.
@@ -309,9 +358,7 @@ class Products:
         rows, halves = kv_cache.view(self._rows), kv_cache.view(self._halves)
         torch.index_select(rows, 0, self._key_rows, out=matrices.gathered_keys)
         torch.index_select(halves, 0, self._value_halves, out=matrices.gathered_values)
-        if matrices.widened is not None:
-            narrow, wide = matrices.widened
-            wide.copy_(narrow)
+        matrices.widen()
 
     def write(self, output: Tensor) -> None:
         """Put `attended` into the nodes' rows of `output`, [tokens, query heads, head size]."""
