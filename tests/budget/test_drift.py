@@ -81,6 +81,24 @@ def test_a_change_of_the_machine_is_followed() -> None:
     assert drift.seconds(0, 4)[4] == pytest.approx(2.0, rel=0.1)
 
 
+def test_what_is_usual_is_known_of_what_was_seen_often() -> None:
+    drift = Drift([TABLE, TABLE])
+    observe(drift, MEMORY, 1.5)
+    assert drift.usual(0, 4, 4) is None
+    observe(drift, 1, 1.5)
+    assert drift.usual(0, 4, 4) == pytest.approx(1.5)
+    assert drift.usual(1, 4, 4) is drift.usual(0, 64, 4) is drift.usual(0, 4, 64) is None
+
+
+def test_what_is_usual_leans_on_nothing_else() -> None:
+    """What was learned from an estimate that leans would move the estimate, and so on."""
+    drift = Drift([TABLE])
+    observe(drift, MEMORY + 1, 1.5)
+    observe(drift, MEMORY + RENEWAL, 9.0, size=64)
+    assert drift.usual(0, 4, 4) == pytest.approx(1.5)
+    assert drift.seconds(0, 4)[4] > 1.55
+
+
 def test_a_cost_stays_above_nothing() -> None:
     drift = Drift([TABLE])
     observe(drift, 100, 0.001)

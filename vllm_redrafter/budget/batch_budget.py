@@ -15,7 +15,8 @@ from vllm_redrafter.budget.choice import Choice, best_budget, shares
 from vllm_redrafter.budget.costs import CostTable
 from vllm_redrafter.budget.drift import Drift
 from vllm_redrafter.budget.gate import Gate, worth_drafting
-from vllm_redrafter.compiled import compiled
+from vllm_redrafter.budget.pace import Pace
+from vllm_redrafter.budget.prospects import Prospects
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.policy import SearchShape, search_shape
 
@@ -24,16 +25,16 @@ Floats = npt.NDArray[np.floating[Any]]
 KINDS = PLAIN, CHAINS, TREES = range(3)
 """Kinds of steps, as a batch's costs distinguish them: trees take tree attention."""
 
-PROFILE_RATE, LONGEST_AGE = 0.1, 4
-"""Share of a new draft in the running mean of what a search's nodes are worth, per step since the
-mean was last renewed; and the most steps that count so."""
 FIRST_DRAFTS = 8
 """Drafts by which a drafter is judged before drafting can be found not to pay."""
 SURVEY_INTERVAL = 32
 """Drafts from one full search to the next: shorter and narrower ones do not see what it would."""
-PLAIN_STEPS, PLAIN_INTERVAL = 3, 64
+PLAIN_STEPS, PLAIN_INTERVAL, DOUBTFUL_INTERVAL = 3, 64, 8
 """Plain steps, after the first, that have to be seen before drafting can be compared with them, for
-each size of the batch; and the steps of drafting after which one is looked at again."""
+each size of the batch; and the steps of drafting after which one is looked at again, more of them
+while the last one speaks of another pace than the steps since."""
+SAME_PACE = 1.25
+"""Paces whose ratio is below this may be the same."""
 KEPT_STEPS = 16
 """Steps that a search is kept, once chosen for a number of requests."""
 
@@ -65,12 +66,7 @@ class Plan(NamedTuple):
 
 
 class BatchBudget:
-    """Decides for one engine, and learns from its steps.
-
-    Attributes:
-        expected_survival: [L, W] by level and rank of the beam, how probable a node of a search is
-            to be accepted: running means.
-    """
+    """Decides for one engine, and learns from its steps."""
 
     def __init__(self, config: ReDrafterConfig, costs: CostTable, max_requests: int) -> None:
         """Start from measured costs.
@@ -94,9 +90,8 @@ class BatchBudget:
                 for shape in self._shapes
             ]
         )
-        self.expected_survival = np.zeros((config.beam_length, config.beam_width))
-        self._seen_at = np.zeros_like(self.expected_survival)
-        self._drafts = 0
+        self._pace, self._plain_pace = Pace(), 1.0
+        self._prospects = Prospects(config.beam_length, config.beam_width)
         self._steps = 0
         self._since_plain = 0
         self._surveyed = 0
@@ -113,7 +108,7 @@ class BatchBudget:
             max_nodes: what the next step can verify per request; at least 1.
         """
         self._steps += 1
-        if self._drafts < FIRST_DRAFTS:
+        if self._prospects.drafts < FIRST_DRAFTS:
             return Plan(search_shape(self.config, max_nodes), pays=True)
         self._surveyed += 1
         if self._considered != (requests, max_nodes) or not self._kept:
@@ -134,8 +129,11 @@ class BatchBudget:
 
     def _plain_is_due(self, requests: int) -> bool:
         """Is it time for a plain step, only to see what it costs?"""
-        seen = self._steps_seconds.weight(PLAIN, requests, requests)
-        return self._since_plain > (PLAIN_INTERVAL if seen >= PLAIN_STEPS else 1)
+        if self._steps_seconds.weight(PLAIN, requests, requests) < PLAIN_STEPS:
+            return self._since_plain > 1
+        # Is it the machine that has become slower or faster, or are trees dearer or cheaper?
+        doubtful = not 1 / SAME_PACE < self._pace.now / self._plain_pace < SAME_PACE
+        return self._since_plain > (DOUBTFUL_INTERVAL if doubtful else PLAIN_INTERVAL)
 
     def share(
         self, survival: Floats, requests: int, plan: Plan
@@ -167,6 +165,8 @@ class BatchBudget:
     def step_seconds(self, requests: int, kind: int) -> Floats:
         """V of steps of this kind, for 0, 1, 2... rows, up to the most that the batch can have.
 
+        As at the machine's usual pace, and so is D: only what they are to each other counts.
+
         A step that verifies does all that a plain one does: where it is found to take less, few
         steps were seen, or a disturbance met the plain ones.
         """
@@ -182,13 +182,19 @@ class BatchBudget:
     def drafted(self, shape: SearchShape, survival: Floats, seconds: float) -> None:
         """Learn from a draft: [R, L, W] survival probabilities of what it explored."""
         requests = survival.shape[0]
-        self._drafts_seconds.observe(self._shapes[shape], requests, requests, seconds)
-        _renew(self.expected_survival, self._seen_at, survival, self._steps, self._drafts)
-        self._drafts += 1
+        usual = self._pace.without(seconds)
+        self._drafts_seconds.observe(self._shapes[shape], requests, requests, usual)
+        self._prospects.observe(survival, self._steps)
 
     def stepped(self, kind: int, requests: int, rows: int, seconds: float) -> None:
         """Learn from a step's time, its draft's left out."""
-        self._steps_seconds.observe(kind, requests, rows, seconds)
+        usual = self._steps_seconds.usual(kind, requests, rows)
+        if usual is not None:
+            self._pace.observe(seconds, usual)
+        if kind == PLAIN:
+            plain = self._steps_seconds.usual(kind, requests, rows, least=PLAIN_STEPS)
+            self._plain_pace = seconds / plain if plain is not None else self._pace.now
+        self._steps_seconds.observe(kind, requests, rows, self._pace.without(seconds))
 
     def _best_search(self, requests: int, max_nodes: int) -> tuple[SearchShape, bool]:
         verify = [self.step_seconds(requests, kind) for kind in KINDS]
@@ -206,34 +212,10 @@ class BatchBudget:
     ) -> Choice:
         """What a search is worth for requests that are all like the mean of the past ones."""
         width, length = shape
-        ranked = np.sort(self.expected_survival[:length, :width], axis=None)[::-1][:max_nodes]
+        survival = self._prospects.expected(self._steps)[:length, :width]
+        ranked = np.sort(survival, axis=None)[::-1][:max_nodes]
         tokens = requests * np.concatenate(([1.0], 1.0 + np.cumsum(ranked)))
         rows = requests * np.arange(1, tokens.shape[0] + 1)
         seconds = self.draft_seconds(requests, shape) + verify_seconds[rows]
         best = int(np.argmax(tokens / seconds))
         return Choice(requests * best, float(tokens[best]), float(seconds[best]))
-
-
-@compiled
-def _renew(profile: Floats, seen_at: Floats, survival: Floats, step: int, drafts: int) -> None:
-    """Take a draft into the running means [L, W]: survival [R, L', W'] of what it explored.
-
-    What it did not explore moves along: deeper levels with the last level explored, lower ranks
-    with the best of their level. How probable a node is given its parent changes less from text
-    to text than how probable the parent is.
-    """
-    requests, length, width = survival.shape
-    moved = 1.0
-    for level in range(profile.shape[0]):
-        if level < length:
-            before = profile[level, 0]
-            for beam in range(width):
-                # What was not looked at for a while counts for less when it is.
-                age = min(step - seen_at[level, beam], LONGEST_AGE)
-                rate = max(1.0 - (1.0 - PROFILE_RATE) ** age, 1.0 / (drafts + 1))
-                mean = survival[:, level, beam].sum() / requests
-                profile[level, beam] += rate * (mean - profile[level, beam])
-                seen_at[level, beam] = step
-            moved = profile[level, 0] / before if before > 0 else 1.0
-        for beam in range(width if level < length else 0, profile.shape[1]):
-            profile[level, beam] = min(profile[level, beam] * moved, 1.0)

@@ -2,14 +2,15 @@
 
 The table knows the target's passes, without context and in a quiet moment. The steps' own times
 know the rest: what vLLM and this engine do around a pass, which for a small target is most of a
-step; attention over the context; a machine that has become slower. A step's excess is its time
-less the table's. The median of the last ones is kept, by kind of step, by number of requests and
-by size (half octaves each): a disturbance adds more to one step than a choice turns on, so a mean
-would speak against what was tried last; and a step's own parts vary (what is compacted, how far a
-walk goes), which a lower quantile would not see, steps of trees varying most. Where few steps were
-seen, it leans on that of all sizes, this one on that of the kind, and that one on that of all
-steps: a choice between two sizes shall not turn on one noisy step. Of few steps it is a lower
-quantile than the median: the first ones of a kind are slow, and would speak against it for long.
+step; attention over the context. (What slows all steps down is taken out before: `pace.py`.) A
+step's excess is its time less the table's. The median of the last ones is kept, by kind of step, by
+number of requests and by size (half octaves each): a disturbance adds more to one step than a
+choice turns on, so a mean would speak against what was tried last; and a step's own parts vary
+(what is compacted, how far a walk goes), which a lower quantile would not see, steps of trees
+varying most. Where few steps were seen, it leans on that of all sizes, this one on that of the
+kind, and that one on that of all steps: a choice between two sizes shall not turn on one noisy
+step. Of few steps it is a lower quantile than the median: the first ones of a kind are slow, and
+would speak against it for long.
 """
 
 from __future__ import annotations
@@ -74,6 +75,14 @@ class Drift:
     def weight(self, kind: int, requests: int, size: int) -> float:
         """How many steps of this kind and about this size count at present."""
         return float(self._weights[kind, _cell(requests), _cell(size)])
+
+    def usual(self, kind: int, requests: int, size: int, least: int = MEMORY) -> float | None:
+        """What steps of this kind and about this size took of late; None below `least` of them."""
+        at = (kind, _cell(requests), _cell(size))
+        if self._weights[at] < least:
+            return None
+        table = float(self._tables[kind][size])
+        return max(table + float(self._medians[at]), LEAST * table)
 
     def seconds(self, kind: int, requests: int) -> Floats:
         """Of steps of this kind, for so many requests, at each of the table's sizes."""

@@ -1,0 +1,98 @@
+"""How probable the nodes of the next search are to be accepted, before it is made.
+
+What a drafter is worth changes with the text, from token to token and from page to page. With s
+what the last drafts were worth, u what drafts are usually worth, and n the steps since the last,
+
+    u + TRUST exp(-n / TEXT_STEPS) (s - u)
+
+is expected of the next. Judged by s alone, a drafter would be left unused after a few hard tokens,
+and for long: what is not drafted does not show that the text has become easy again.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vllm_redrafter.compiled import compiled
+
+Floats = npt.NDArray[np.floating[Any]]
+
+RATE, LONGEST_AGE = 0.1, 4
+"""Share of a new draft in the running mean of what a search's nodes are worth, per step since the
+mean was last renewed; and the most steps that count so."""
+USUAL_RATE, USUAL_LONGEST_AGE = 1 / 256, 8
+"""The same of the mean that tells what is usual."""
+LEARNING = 4
+"""The n-th draft counts at least LEARNING / n in that mean, so that of what the first m drafts
+said, (m / n)^LEARNING is left: a calibration that had learned nothing yet may have said anything.
+"""
+TRUST = 0.6
+"""How far the next draft is expected to be as the last ones: some ten drafts are few, so that of
+what they were better or worse than usual a part is chance."""
+TEXT_STEPS = 64
+"""Steps after which the last drafts say 1/e of what they said of the text."""
+
+
+class Prospects:
+    """Running means over drafts of searches.
+
+    Attributes:
+        lately: [L, W] by level and rank of the beam, how probable a node was to be accepted, in
+            the last drafts.
+    """
+
+    def __init__(self, beam_length: int, beam_width: int) -> None:
+        """Expect nothing: the first draft counts whole."""
+        self.lately = np.zeros((beam_length, beam_width))
+        self._usual = np.zeros_like(self.lately)
+        self._seen_at = np.zeros_like(self.lately)
+        self._drafted_at = 0
+        self.drafts = 0
+
+    def observe(self, survival: Floats, step: int) -> None:
+        """Learn from a draft: [R, L', W'] survival probabilities of what it explored."""
+        _renew(self.lately, self._seen_at, survival, step, self.drafts)
+        age = float(min(step - self._drafted_at, USUAL_LONGEST_AGE))
+        rate = _rate(USUAL_RATE, age, self.drafts, LEARNING)
+        self._usual += rate * (self.lately - self._usual)
+        self._drafted_at = step
+        self.drafts += 1
+
+    def expected(self, step: int) -> Floats:
+        """[L, W] survival probabilities of a search at this step."""
+        still = TRUST * math.exp((self._drafted_at - step) / TEXT_STEPS)
+        return np.asarray(still * self.lately + (1.0 - still) * self._usual)
+
+
+@compiled
+def _rate(per_step: float, age: float, drafts: int, learning: int) -> float:
+    """Of a running mean, the share of a draft that comes `age` steps after the one before."""
+    return max(1.0 - (1.0 - per_step) ** age, learning / (drafts + learning))
+
+
+@compiled
+def _renew(profile: Floats, seen_at: Floats, survival: Floats, step: int, drafts: int) -> None:
+    """Take a draft into the running means [L, W]: survival [R, L', W'] of what it explored.
+
+    What it did not explore moves along: deeper levels with the last level explored, lower ranks
+    with the best of their level. How probable a node is given its parent changes less from text
+    to text than how probable the parent is.
+    """
+    requests, length, width = survival.shape
+    moved = 1.0
+    for level in range(profile.shape[0]):
+        if level < length:
+            before = profile[level, 0]
+            for beam in range(width):
+                # What was not looked at for a while counts for less when it is.
+                rate = _rate(RATE, min(step - seen_at[level, beam], LONGEST_AGE), drafts, 1)
+                mean = survival[:, level, beam].sum() / requests
+                profile[level, beam] += rate * (mean - profile[level, beam])
+                seen_at[level, beam] = step
+            moved = profile[level, 0] / before if before > 0 else 1.0
+        for beam in range(width if level < length else 0, profile.shape[1]):
+            profile[level, beam] = min(profile[level, beam] * moved, 1.0)
