@@ -57,11 +57,7 @@ def test_each_request_has_the_scheduled_prefix_of_its_tree(seed: int) -> None:
     is_node = expected.is_node
     assert torch.equal(step.node_rows[is_node], rows[is_node])
     assert (step.node_rows == step.root_rows.unsqueeze(1))[~is_node].all()
-    assert torch.equal(step.rows.first, num_nodes.cumsum(0) - num_nodes)
-    assert torch.equal(step.rows.depth, expected.depths[is_node].long())
-    assert torch.equal(
-        step.rows.request, torch.arange(requests).repeat_interleave(num_nodes.long())
-    )
+    assert torch.equal(step.first_logits, num_nodes.cumsum(0) - num_nodes)
     assert step.drafted.tolist() == num_drafted
     assert step.only_nodes == (not any(prompts))
 

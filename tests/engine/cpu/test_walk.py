@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from redrafter_testing.algorithm.tree_batches import bushy, token_trees
-from vllm_redrafter.acceptance import accept_path
-from vllm_redrafter.engine.cpu.walk import judged_nodes, walk
+from vllm_redrafter.acceptance import AcceptedPath, accept_path
+from vllm_redrafter.engine.cpu.walk import Walk, judged_nodes
 from vllm_redrafter.token_tree import TokenTree
 
 
@@ -22,11 +22,19 @@ def random_trees(seed: int, requests: int, slots: int) -> TokenTree:
     return token_trees(trees, slots, ranks)
 
 
+def walked(tree: TokenTree, sampled: torch.Tensor) -> AcceptedPath:
+    """By what would be sampled at each node, [R, T]."""
+    walk = Walk(tree)
+    while len(walk.requests):
+        walk.go_on(sampled[walk.requests, walk.nodes])
+    return walk.accepted
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_the_walk_is_that_of_the_torch_function(seed: int) -> None:
     tree = random_trees(seed, requests=1 + seed % 5, slots=1 + seed)
     sampled = torch.randint(0, 2, tree.tokens.shape, dtype=torch.int32)
-    expected, found = accept_path(tree, sampled), walk(tree, sampled[tree.is_node])
+    expected, found = accept_path(tree, sampled), walked(tree, sampled)
     assert torch.equal(found.output_tokens, expected.output_tokens)
     assert torch.equal(found.num_sampled, expected.num_sampled)
     assert torch.equal(found.path, expected.path)
@@ -40,7 +48,7 @@ def test_long_walks_are_among_those() -> None:
     lengths = []
     for seed in range(30):
         tree = random_trees(seed, requests=1 + seed % 5, slots=1 + seed)
-        lengths += walk(tree, torch.zeros_like(tree.tokens[tree.is_node])).num_sampled.tolist()
+        lengths += walked(tree, torch.zeros_like(tree.tokens)).num_sampled.tolist()
     assert max(lengths) > 4
     assert min(lengths) == 1
 
@@ -55,7 +63,7 @@ def test_the_judged_nodes_are_those_whose_parent_was_accepted() -> None:
     tokens = torch.tensor([[0, 1, 2, 3, 4, 5, -1, -1]], dtype=torch.int32)
     tree = TokenTree(tokens, parents, depths, torch.tensor([7], dtype=torch.int32))
     sampled = torch.tensor([[2, 9, 5, 9, 9, 9, 9, 0]], dtype=torch.int32)
-    accepted = walk(tree, sampled[tree.is_node])
+    accepted = walked(tree, sampled)
     odds = np.arange(8, dtype=np.float32)[None]
     judged, judged_depths, was_accepted = judged_nodes(tree, accepted.path, odds)
     assert judged.tolist() == [1, 2, 5]

@@ -12,7 +12,7 @@ import torch
 from vllm_redrafter.engine.cpu import tree_attention
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
 from vllm_redrafter.engine.cpu.verification import verification_step
-from vllm_redrafter.engine.cpu.walk import judged_nodes, moves, walk
+from vllm_redrafter.engine.cpu.walk import Walk, judged_nodes, moves
 from vllm_redrafter.policy import search_shape
 
 
@@ -37,7 +37,9 @@ def rehearse(proposer: TreeProposer) -> None:
         np.arange(rows, dtype=np.int64),
         rows,
     )
-    accepted = walk(step.tree, torch.full((rows,), -1, dtype=torch.int32))
+    walk = Walk(step.tree)
+    walk.go_on(torch.full((1,), -1, dtype=torch.int32))
+    accepted = walk.accepted
     moves(accepted.path, step.root_rows)
     judged_nodes(step.tree, accepted.path, np.zeros((1, rows), dtype=np.float32))
     tree_attention.rehearse()

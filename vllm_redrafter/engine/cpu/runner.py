@@ -6,8 +6,8 @@ The decoding step, in the order in which vLLM calls the overridden methods:
    positions n + depth (the slots stay linear).
 2. `_build_attention_metadata`: hand the trees to the attention layers.
 3. `_model_forward`: the target reads all nodes of all requests in one pass.
-4. `_sample`: vLLM's sampler draws at every node, the walk accepts a path, compaction moves its
-   KV rows into the linear slots.
+4. `_sample`: vLLM's sampler draws along a path of each tree (`path_sampler.py`), compaction moves
+   the path's KV rows into the linear slots.
 5. `propose_draft_token_ids`: beam search from the last accepted node's hidden state, of what the
    batch's budget allows (`drafting.py`).
 """
@@ -41,12 +41,12 @@ from vllm_redrafter.engine.cpu.attention import TreeAttentionMetadata, check_cac
 from vllm_redrafter.engine.cpu.costs import measure_costs
 from vllm_redrafter.engine.cpu.drafting import AdaptiveDrafting, FixedDrafting
 from vllm_redrafter.engine.cpu.kv_cache import compact, stack_layers
-from vllm_redrafter.engine.cpu.node_sampler import NodeSampler, sample_roots
+from vllm_redrafter.engine.cpu.path_sampler import sample_paths, sample_roots
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
 from vllm_redrafter.engine.cpu.step_clock import StepClock
 from vllm_redrafter.engine.cpu.tree_attention import TreeQueries
 from vllm_redrafter.engine.cpu.verification import VerificationStep, verification_step
-from vllm_redrafter.engine.cpu.walk import moves, walk
+from vllm_redrafter.engine.cpu.walk import moves
 from vllm_redrafter.engine.stats import StepStats
 from vllm_redrafter.engine.target_layers import gathered, hand_out
 from vllm_redrafter.request_options import spec_tokens
@@ -59,7 +59,7 @@ class TreeModelRunner(CPUModelRunner):
     """Verifies token trees; everything else is vLLM's."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
-        # vLLM leaves min-p and logit bias out when it speculates; NodeSampler applies them.
+        # vLLM leaves min-p and logit bias out when it speculates; `path_sampler.py` applies them.
         with substituted(gpu_model_runner, "build_logitsprocs", _builtin_logits_processors):
             super().__init__(vllm_config, device)
         self.stats = StepStats()
@@ -202,11 +202,10 @@ class TreeModelRunner(CPUModelRunner):
             self._last_rows = torch.arange(logits.shape[0])
             return sample_roots(self.sampler, logits, metadata, discarded)
         with self.stats.measure("accept"):
-            node_sampler = NodeSampler(self.sampler, step.rows, metadata, discarded)
-            sampled = node_sampler.draw(logits)
-            accepted = walk(step.tree, sampled)
-            output = node_sampler.finish(accepted)
-            self._last_rows = step.rows.at(accepted.last_node)
+            output, accepted = sample_paths(
+                self.sampler, logits, step.tree, step.first_logits, metadata, discarded
+            )
+            self._last_rows = step.first_logits + accepted.last_node
             self.drafting.judge(self.input_batch.req_ids, step.tree, accepted)
         with self.stats.measure("compact"):
             source, destination = moves(accepted.path, step.root_rows)
@@ -226,7 +225,7 @@ class TreeModelRunner(CPUModelRunner):
     def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
         # vLLM winds back the generators of requests whose sample is discarded (a prompt not yet
         # read to its end) by CUDA's counters, which CPU generators lack: keep them out of it.
-        # NodeSampler has put these generators back where they were.
+        # `path_sampler.py` has put these generators back where they were.
         generators = self.input_batch.generators
         discarded = self.discard_request_mask.np
         self.input_batch.generators = {

@@ -21,27 +21,6 @@ Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
-class NodeRows:
-    """How the logits' rows relate to trees: request by request, each one's nodes in order.
-
-    Attributes:
-        tree: R trees with T node slots.
-        request: [N] int64, the request of each row.
-        first: [R] int64, the row of each root.
-        depth: [N] int64, the depth of each row's node.
-    """
-
-    tree: TokenTree
-    request: Tensor
-    first: Tensor
-    depth: Tensor
-
-    def at(self, node: Tensor) -> Tensor:
-        """[R, ...] nodes -> [R, ...] rows."""
-        return self.first.view(-1, *[1] * (node.dim() - 1)) + node
-
-
-@dataclass(frozen=True)
 class VerificationStep:
     """One engine step's batch with drafts: R requests, those without being trees of one node.
 
@@ -50,8 +29,8 @@ class VerificationStep:
         root_rows: [R] int64, the flat row of each root among the step's tokens; a request's
             other nodes follow it.
         node_rows: [R, T] int64, the flat row of each node; unused slots repeat their root's.
-        rows: how the rows of hidden states and logits, which leave out all but the last row of
-            a prompt, relate to the trees.
+        first_logits: [R] int64, the row of each root among the logits, which leave out all but the
+            last row of a prompt; a request's other nodes follow it.
         drafted: [R] int64, the nodes of each tree that were drafted: no root, no padding.
         branching: [N] int64, the requests whose tree is no chain (chains are linear: vLLM's
             kernel serves).
@@ -61,7 +40,7 @@ class VerificationStep:
     tree: TokenTree
     root_rows: Tensor
     node_rows: Tensor
-    rows: NodeRows
+    first_logits: Tensor
     drafted: Array
     branching: Tensor
     only_nodes: bool
@@ -86,27 +65,25 @@ def verification_step(
         positions: [rows] int64, linear; becomes n + depth for the nodes.
         num_rows: of the step.
     """
-    *tree, root_rows, node_rows, first, request, depth, drafted, branching = _arranged(
+    *tree, root_rows, node_rows, first_logits, drafted, branching = _arranged(
         np.stack(links), np.array(num_drafted, dtype=np.int64), ends, input_ids, positions
     )
-    trees = TokenTree(*map(torch.from_numpy, tree))
-    rows = NodeRows(trees, *map(torch.from_numpy, (request, first, depth)))
     return VerificationStep(
-        trees,
+        TokenTree(*map(torch.from_numpy, tree)),
         torch.from_numpy(root_rows),
         torch.from_numpy(node_rows),
-        rows,
+        torch.from_numpy(first_logits),
         drafted,
         torch.from_numpy(branching),
-        only_nodes=len(request) == num_rows,
+        only_nodes=sum(num_drafted) + len(num_drafted) == num_rows,
     )
 
 
 @compiled
 def _arranged(
     links: Array, num_drafted: Array, ends: Array, input_ids: Array, positions: Array
-) -> tuple[Array, Array, Array, Array, Array, Array, Array, Array, Array, Array, Array]:
-    """`TokenTree`'s four tensors, then root rows, node rows, and see `NodeRows`, the rest."""
+) -> tuple[Array, Array, Array, Array, Array, Array, Array, Array, Array]:
+    """`TokenTree`'s four tensors, then as in `VerificationStep`."""
     requests, slots = len(num_drafted), num_drafted.max() + 1
     tokens = np.full((requests, slots), -1, dtype=np.int32)
     parents = np.zeros((requests, slots), dtype=np.int32)
@@ -114,16 +91,15 @@ def _arranged(
     num_nodes = np.empty(requests, dtype=np.int32)
     root_rows = np.empty(requests, dtype=np.int64)
     node_rows = np.empty((requests, slots), dtype=np.int64)
-    first = np.empty(requests, dtype=np.int64)
-    request = np.empty(num_drafted.sum() + requests, dtype=np.int64)
-    depth = np.empty(num_drafted.sum() + requests, dtype=np.int64)
+    first_logits = np.empty(requests, dtype=np.int64)
     drafted = np.zeros(requests, dtype=np.int64)
     branching = np.empty(requests, dtype=np.int64)
-    count = branches = 0
+    logits = branches = 0
     for r in range(requests):
         nodes = num_drafted[r] + 1
         root = ends[r] - nodes
-        num_nodes[r], root_rows[r], first[r] = nodes, root, count
+        num_nodes[r], root_rows[r], first_logits[r] = nodes, root, logits
+        logits += nodes
         node_rows[r] = root
         is_chain = True
         for node in range(nodes):
@@ -134,11 +110,9 @@ def _arranged(
             tokens[r, node] = input_ids[root + node]
             drafted[r] += node > 0 and tokens[r, node] >= 0
             positions[root + node] = positions[root] + depths[r, node]
-            request[count], depth[count] = r, depths[r, node]
-            count += 1
         if not is_chain:
             branching[branches] = r
             branches += 1
     branching = branching[:branches].copy()
     tree = (tokens, parents, depths, num_nodes)
-    return (*tree, root_rows, node_rows, first, request, depth, drafted, branching)
+    return (*tree, root_rows, node_rows, first_logits, drafted, branching)

@@ -1,4 +1,4 @@
-"""The acceptance walk on the host, what it moves and teaches: a pass over the nodes each.
+"""The acceptance walk on the host, what it moves and teaches: compiled passes over the nodes.
 
 `acceptance.py` says it in torch for any device, and is what a test holds this to; about numba see
 `ranking.py`.
@@ -20,10 +20,48 @@ from vllm_redrafter.token_tree import TokenTree
 Array = npt.NDArray[Any]
 
 
-def walk(tree: TokenTree, sampled: Tensor) -> AcceptedPath:
-    """See `acceptance.accept_path`; `sampled` is [N] int32 here, at the nodes of all requests."""
-    walked = _walk(*_arrays(tree), np.ascontiguousarray(sampled.numpy()))
-    return AcceptedPath(*map(torch.from_numpy, walked))
+class Walk:
+    """The acceptance walk of one step, from depth to depth: `acceptance.accept_path`.
+
+    Use: while there are `requests`, sample at their `nodes`, and `go_on` with what was drawn.
+
+    Attributes:
+        requests: [A] int64, ascending, those whose path goes on; at first all R.
+        nodes: [A] int64, the nodes that their paths have come to.
+        depth: of these nodes.
+        accepted: what has been walked so far.
+    """
+
+    def __init__(self, tree: TokenTree) -> None:
+        """Stand at each root."""
+        self._tree = _arrays(tree)
+        requests, slots = tree.tokens.shape
+        self._output = np.full((requests, slots), -1, dtype=np.int32)
+        self._num_sampled = np.zeros(requests, dtype=np.int32)
+        self._path = np.full((requests, slots), -1, dtype=np.int64)
+        self._last_node = np.zeros(requests, dtype=np.int64)
+        self.accepted = AcceptedPath(
+            *map(torch.from_numpy, (self._output, self._num_sampled, self._path, self._last_node))
+        )
+        self.requests = np.arange(requests)
+        self.nodes = np.zeros(requests, dtype=np.int64)
+        self.depth = 0
+
+    def go_on(self, sampled: Tensor) -> None:
+        """Walk to those children that carry the tokens sampled, [A] int32, at `nodes`."""
+        self._output[self.requests, self.depth] = sampled.numpy()
+        self._path[self.requests, self.depth] = self.nodes
+        self._num_sampled[self.requests] = self.depth + 1
+        self._last_node[self.requests] = self.nodes
+        children = _children(*self._tree, self.requests, self.nodes, sampled.numpy())
+        goes_on = children >= 0
+        self.requests, self.nodes = self.requests[goes_on], children[goes_on]
+        self.depth += 1
+
+    def output_of(self, request: int) -> list[int]:
+        """What was sampled for a request whose path goes on."""
+        found: list[int] = self._output[request, : self.depth].tolist()
+        return found
 
 
 def moves(path: Tensor, first_row: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,29 +106,25 @@ def _arrays(tree: TokenTree) -> tuple[Array, Array, Array, Array]:
 
 
 @compiled
-def _walk(
-    tokens: Array, parents: Array, depths: Array, num_nodes: Array, sampled: Array
-) -> tuple[Array, Array, Array, Array]:
-    requests, slots = tokens.shape
-    output = np.full((requests, slots), -1, dtype=np.int32)
-    num_sampled = np.zeros(requests, dtype=np.int32)
-    path = np.full((requests, slots), -1, dtype=np.int64)
-    last_node = np.zeros(requests, dtype=np.int64)
-    first = 0
-    for r in range(requests):
-        node = 0
-        # Parents stand before their children, and siblings carry different tokens: from a node on
-        # the path, the next is the first behind it that continues it.
-        for other in range(num_nodes[r]):
-            continues = parents[r, other] == node and tokens[r, other] == sampled[first + node]
-            if other == 0 or continues:
-                node = other
-                path[r, depths[r, node]] = node
-                output[r, depths[r, node]] = sampled[first + node]
-        last_node[r] = node
-        num_sampled[r] = depths[r, node] + 1
-        first += num_nodes[r]
-    return output, num_sampled, path, last_node
+def _children(
+    tokens: Array,
+    parents: Array,
+    depths: Array,
+    num_nodes: Array,
+    requests: Array,
+    nodes: Array,
+    sampled: Array,
+) -> Array:
+    """Of each node the child that carries its token; -1 where there is none."""
+    children = np.full(requests.size, -1, dtype=np.int64)
+    for i in range(requests.size):
+        r, node = requests[i], nodes[i]
+        # Parents stand before their children, and siblings carry different tokens.
+        for other in range(node + 1, num_nodes[r]):
+            if parents[r, other] == node and tokens[r, other] == sampled[i]:
+                children[i] = other
+                break
+    return children
 
 
 @compiled

@@ -11,27 +11,22 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.v1.outputs import SamplerOutput
 
 from vllm_redrafter.acceptance import AcceptedPath
 from vllm_redrafter.engine.cpu import runner
-from vllm_redrafter.engine.cpu.node_sampler import NodeSampler
 from vllm_redrafter.token_tree import TokenTree
 
-_probabilities: list[Tensor] = []
 
-
-class RememberingSampler(NodeSampler):
-    def draw(self, logits: Tensor) -> Tensor:
-        nodes = torch.zeros(*self.rows.tree.tokens.shape, logits.shape[1])
-        nodes[self.rows.tree.is_node] = logits.float().softmax(dim=-1)
-        _probabilities[:] = [nodes]
-        return super().draw(logits)
-
-
-def longest_beam_wins(tree: TokenTree, sampled: Tensor) -> AcceptedPath:
+def longest_beam_wins(
+    sampler: Any, logits: Tensor, tree: TokenTree, *args: Any
+) -> tuple[SamplerOutput, AcceptedPath]:
+    """For `path_sampler.sample_paths`, where all sample from the target's own distribution."""
+    probabilities = torch.zeros(*tree.tokens.shape, logits.shape[1])
+    probabilities[tree.is_node] = logits.float().softmax(dim=-1)
     slots = tree.tokens.shape[1]
     results = [
-        _walk(tree.tokens[r].tolist(), tree.parents[r].tolist(), int(n), _probabilities[0][r])
+        _walk(tree.tokens[r].tolist(), tree.parents[r].tolist(), int(n), probabilities[r])
         for r, n in enumerate(tree.num_nodes)
     ]
 
@@ -39,12 +34,13 @@ def longest_beam_wins(tree: TokenTree, sampled: Tensor) -> AcceptedPath:
         return torch.tensor([row + [-1] * (slots - len(row)) for row in rows])
 
     paths, outputs = [path for path, _ in results], [output for _, output in results]
-    return AcceptedPath(
+    accepted = AcceptedPath(
         output_tokens=padded(outputs).to(torch.int32),
         num_sampled=torch.tensor([len(output) for output in outputs], dtype=torch.int32),
         path=padded(paths),
         last_node=torch.tensor([path[-1] for path in paths]),
     )
+    return SamplerOutput(accepted.output_tokens, None), accepted
 
 
 def _walk(
@@ -73,5 +69,4 @@ def _walk(
 
 def use(worker: Any) -> None:
     """For `collective_rpc`: replace the acceptance rule in the worker's process."""
-    runner.NodeSampler = RememberingSampler
-    runner.walk = longest_beam_wins
+    runner.sample_paths = longest_beam_wins

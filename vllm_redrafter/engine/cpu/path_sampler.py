@@ -1,0 +1,222 @@
+"""The target's own tokens along a path of each tree, drawn by vLLM's own sampler.
+
+vLLM's rejection sampler knows drafts as chains, and leaves min-p and logit bias out. Here the
+requests go through vLLM's plain `Sampler` as in plain decoding, which writes a token of each; those
+whose tree has the token drawn as a child go through it again, one depth further on, with that token
+in their output, and so on. All parameters act exactly as in plain decoding, and a request with a
+seed draws from its own generator, once per token.
+
+Nothing is drawn at nodes that no walk reaches. To draw at all of them at once would be one call,
+and a CPU would take longer for it: sorting a vocabulary of 49,152 for top-p takes some
+milliseconds, and a tree has a dozen nodes of which two or three are reached.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from vllm.v1.outputs import LogprobsTensors, SamplerOutput
+from vllm.v1.sample.logits_processor import LogitsProcessors
+from vllm.v1.sample.logits_processor.builtin import (
+    LogitBiasLogitsProcessor,
+    MinPLogitsProcessor,
+    MinTokensLogitsProcessor,
+)
+from vllm.v1.sample.logits_processor.interface import LogitsProcessor
+from vllm.v1.sample.metadata import SamplingMetadata
+from vllm.v1.sample.sampler import Sampler
+
+from vllm_redrafter.acceptance import AcceptedPath
+from vllm_redrafter.engine.cpu.walk import Walk
+from vllm_redrafter.token_tree import TokenTree
+
+T = TypeVar("T")
+
+PENALTIES = (
+    "prompt_token_ids",
+    "frequency_penalties",
+    "presence_penalties",
+    "repetition_penalties",
+)
+"""What vLLM's sampler reads where any request has a penalty."""
+
+
+def sample_roots(
+    sampler: Sampler, logits: Tensor, metadata: SamplingMetadata, discarded: np.ndarray
+) -> SamplerOutput:
+    """Sample in a step without drafts, as plain decoding does.
+
+    Args:
+        logits: [R, V], the target's, a row of each request; may be changed in place.
+        discarded: [R] bool, requests whose sample is not used: their generators stay as they are.
+    """
+    untouched = _states(metadata, discarded)
+    output = sampler(logits=logits, sampling_metadata=metadata)
+    _restore(metadata, untouched)
+    return output
+
+
+def sample_paths(
+    sampler: Sampler,
+    logits: Tensor,
+    tree: TokenTree,
+    first: Tensor,
+    metadata: SamplingMetadata,
+    discarded: np.ndarray,
+) -> tuple[SamplerOutput, AcceptedPath]:
+    """Sample along each request's tree, as far as it goes with what is drawn.
+
+    Args:
+        logits: [N, V], the target's at each node.
+        tree: R trees with T node slots.
+        first: [R] int64, the row of each root's logits; its request's other nodes follow it.
+        discarded: [R] bool, as above.
+
+    Returns:
+        vLLM's output, tokens [R, T], -1 behind the last one; and the paths.
+    """
+    untouched = _states(metadata, discarded)
+    walk = Walk(tree)
+    logprobs: LogprobsTensors | None = None
+    while len(walk.requests):
+        requests, nodes = torch.from_numpy(walk.requests), torch.from_numpy(walk.nodes)
+        output = sampler(
+            logits=logits[first[requests] + nodes],
+            sampling_metadata=_further_on(metadata, requests, walk),
+        )
+        if output.logprobs_tensors is not None:
+            slots = requests * tree.tokens.shape[1] + walk.depth
+            logprobs = _placed(output.logprobs_tensors, slots, logprobs, tree.tokens.numel())
+        walk.go_on(output.sampled_token_ids.squeeze(-1))
+    _restore(metadata, untouched)
+    accepted = walk.accepted
+    return SamplerOutput(accepted.output_tokens, logprobs), accepted
+
+
+def _states(metadata: SamplingMetadata, requests: np.ndarray) -> dict[int, Tensor]:
+    """The states of the generators of some requests, [R] bool."""
+    return {
+        request: generator.get_state()
+        for request, generator in metadata.generators.items()
+        if requests[request]
+    }
+
+
+def _restore(metadata: SamplingMetadata, states: dict[int, Tensor]) -> None:
+    for request, state in states.items():
+        metadata.generators[request].set_state(state)
+
+
+def _placed(
+    found: LogprobsTensors, slots: Tensor, so_far: LogprobsTensors | None, num_slots: int
+) -> LogprobsTensors:
+    """Put the logprobs of a depth, a row of each of some requests, into their slots of R T."""
+    if so_far is None:
+        so_far = LogprobsTensors(
+            *(
+                part.new_zeros(num_slots, *part.shape[1:]) if isinstance(part, Tensor) else part
+                for part in found
+            )
+        )
+    for part, of_depth in zip(so_far, found, strict=True):
+        if isinstance(part, Tensor):
+            part[slots] = of_depth
+    return so_far
+
+
+def _further_on(m: SamplingMetadata, requests: Tensor, walk: Walk) -> SamplingMetadata:
+    """The sampling metadata of `walk.requests`, with what was written on their paths."""
+    if walk.depth == 0:
+        return replace(m, spec_token_ids=None)
+    row_of = np.full(len(walk.accepted.num_sampled), -1)
+    row_of[walk.requests] = np.arange(len(walk.requests))
+
+    def chosen(values: Tensor | None) -> Tensor | None:
+        return None if values is None else values[requests]
+
+    def by_row(by_request: dict[int, T]) -> dict[int, T]:
+        return {int(row_of[r]): value for r, value in by_request.items() if row_of[r] >= 0}
+
+    return replace(
+        m,
+        temperature=chosen(m.temperature),
+        top_p=chosen(m.top_p),
+        top_k=chosen(m.top_k),
+        generators=by_row(m.generators),
+        **({} if m.no_penalties else {name: chosen(getattr(m, name)) for name in PENALTIES}),
+        # Lists, as vLLM's own code takes them; empty unless a parameter reads them.
+        output_token_ids=[
+            [*m.output_token_ids[r], *walk.output_of(r)]
+            for r in (requests.tolist() if m.output_token_ids else ())
+        ],
+        allowed_token_ids_mask=chosen(m.allowed_token_ids_mask),
+        bad_words_token_ids=by_row(m.bad_words_token_ids),
+        logprob_token_ids=None if m.logprob_token_ids is None else by_row(m.logprob_token_ids),
+        logitsprocs=LogitsProcessors(chosen_processors(m.logitsprocs, requests, walk.depth)),
+        spec_token_ids=None,
+    )
+
+
+def chosen_processors(
+    processors: LogitsProcessors, requests: Tensor, depth: int
+) -> list[LogitsProcessor]:
+    """vLLM's built-in logits processors that have something to do, acting on some requests.
+
+    Args:
+        processors: of all requests.
+        requests: [A] int64, ascending, which of them.
+        depth: how many tokens each has written since.
+
+    Raises:
+        TypeError: a processor that is not built in; vLLM refuses those at start-up already when
+            it speculates.
+    """
+    chosen = (_chosen_processor(processor, requests, depth) for processor in processors.all)
+    return [processor for processor in chosen if processor is not None]
+
+
+def _chosen_processor(
+    processor: LogitsProcessor, requests: Tensor, depth: int
+) -> LogitsProcessor | None:
+    """None where the processor has nothing to do."""
+    chosen = copy(processor)
+    if isinstance(chosen, MinPLogitsProcessor):
+        if not chosen.min_p_count:
+            return None
+        chosen.min_p = chosen.min_p[requests]
+    elif isinstance(chosen, LogitBiasLogitsProcessor):
+        if not chosen.biases:
+            return None
+        entries, chosen.logits_slice = _entries_of(chosen.logits_slice, requests)
+        chosen.bias_tensor = chosen.bias_tensor[entries]
+    elif isinstance(chosen, MinTokensLogitsProcessor):
+        missing = [
+            request
+            for request, (minimum, output, *_) in chosen.min_toks.items()
+            if minimum - len(output) > depth
+        ]
+        if not missing:
+            return None
+        short = requests.masked_fill(~torch.isin(requests, torch.tensor(missing)), -1)
+        _, chosen.logits_slice = _entries_of(chosen.logits_slice, short)
+        _, chosen.restore_logits_slice = _entries_of(chosen.restore_logits_slice, short)
+    else:
+        raise TypeError(f"ReDrafter cannot apply the logits processor {type(processor).__name__}")
+    return chosen
+
+
+def _entries_of(
+    entries: tuple[Tensor, Tensor], requests: Tensor
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Those of the entries, (request [E], token [E]), that are of some requests [A].
+
+    Returns:
+        (their indices [E'], (row of the request among the A [E'], token [E'])).
+    """
+    index, row = torch.nonzero(entries[0][:, None] == requests, as_tuple=True)
+    return index, (row, entries[1][index])
