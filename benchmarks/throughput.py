@@ -46,7 +46,13 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from shared_parts import machine, results
-from shared_parts.arguments import json_object, not_negative, positive, script_parser
+from shared_parts.arguments import (
+    fraction,
+    json_object,
+    not_negative,
+    positive,
+    script_parser,
+)
 from throughput_parts.dataset import read_dataset
 from throughput_parts.engine import Case, Job
 from throughput_parts.methods import NGRAM_NOTE, InputError, Method, plan, with_drafter
@@ -140,6 +146,7 @@ def parser() -> argparse.ArgumentParser:
         help="tokens that n-gram speculation proposes; C= for concurrency C only (default 5)",
     )
     add("--temperature", **several, type=not_negative, help="(default 0 0.7)")
+    add("--top-p", type=fraction, default=1.0, help="of what is sampled (default 1: everything)")
     add("--repeats", type=positive, default=3, help="of everything (default 3)")
     add("--seed", type=int, default=0, help="of the choice of prompts and of sampling (default 0)")
     add("--dtype", default="auto", help="vLLM's (default auto)")
@@ -342,6 +349,7 @@ def _job(args: argparse.Namespace, method: Method, prompts: TokensByTask) -> Job
         ignore_eos=args.ignore_eos,
         timed_parts=method.drafts_with_redrafter,
         tasks=[task for task, found in prompts.items() if task is not None for _ in found],
+        top_p=args.top_p,
     )
 
 

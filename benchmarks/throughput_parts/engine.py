@@ -58,6 +58,7 @@ class Job:
         ignore_eos: output `max_tokens` in any case.
         timed_parts: the worker is ReDrafter's, which says where its time went.
         tasks: one per prompt; empty where prompts have none.
+        top_p: of requests that sample.
     """
 
     engine: dict[str, Any]
@@ -68,6 +69,7 @@ class Job:
     ignore_eos: bool
     timed_parts: bool
     tasks: list[str] = field(default_factory=list)
+    top_p: float = 1.0
 
     def prompts_of(self, task: str | None) -> list[list[int]]:
         """The prompts of a task; all of them for None."""
@@ -153,6 +155,7 @@ def measure(llm: Any, job: Job, case: Case) -> Run:
 
     params = SamplingParams(
         temperature=case.temperature,
+        top_p=job.top_p if case.temperature else 1.0,
         max_tokens=job.max_tokens,
         ignore_eos=job.ignore_eos,
         output_kind=RequestOutputKind.DELTA,
