@@ -51,7 +51,7 @@ def test_rounds_go_through_all_engines_in_turns() -> None:
     assert [name for name, _ in diary] == ["plain", "drafted"] * 12
     of_one = [asked for name, asked in diary if name == "plain"]
     assert [r.in_flight for r in of_one] == [1] * 4 + [4] * 4 + [8] * 4
-    assert [r.max_tokens for r in of_one] == [4] * 12
+    assert [r.max_tokens for r in of_one] == [2, 4, 4, 4] * 3
     assert [len(r.prompts) for r in of_one] == [8] * 4 + [16] * 4 + [32] * 4
 
     # The median of the three that are not for warming up, and the last one's answers.

@@ -32,8 +32,8 @@ class DecodingJob:
         levels: how many requests are in flight, each for its share of the prompts (`prompts_at`).
         max_model_len: of the engine; prompt and answer together.
         seed: of the engine.
-        repeats: timed decodings of all prompts for each level, after one that is not timed: first
-            calls compile and allocate, and the batch's budget learns.
+        repeats: timed decodings of all prompts for each level, after one of half the tokens that is
+            not timed: first calls compile and allocate, and the batch's budget learns.
         dtype: of the target.
         fewest_prompts: of a level.
         prompts_per_request: of a level, for each request in flight.
@@ -76,9 +76,11 @@ class DecodingJob:
             memory_share=memory_share,
         )
 
-    def round_at(self, in_flight: int) -> Round:
-        """What is decoded at a level, each time."""
-        return Round(self.prompts_at(in_flight), self.max_tokens, in_flight)
+    def rounds_at(self, in_flight: int) -> list[Round]:
+        """What is decoded at a level, one after the other; the first is not timed."""
+        prompts = self.prompts_at(in_flight)
+        warm_up = Round(prompts, -(-self.max_tokens // 2), in_flight)
+        return [warm_up, *[Round(prompts, self.max_tokens, in_flight)] * self.repeats]
 
 
 @dataclass(frozen=True)
@@ -209,8 +211,8 @@ def decode_in_turns(
 
     results: list[list[LevelResult]] = [[] for _ in jobs]
     for level in jobs[0].levels:
-        rounds = [job.round_at(level) for job in jobs]
-        _, *timed = [decode_all(rounds) for _ in range(1 + jobs[0].repeats)]
+        rounds = zip(*(job.rounds_at(level) for job in jobs), strict=True)
+        _, *timed = map(decode_all, rounds)
         for number, of_one in enumerate(zip(*timed, strict=True)):
             results[number].append(LevelResult.of_repeats(level, of_one))
     return results

@@ -42,7 +42,7 @@ PROMPTS_PER_REQUEST = 3
 """Of a level: 8 prompts at 8 requests would be a batch that does nothing but run empty."""
 TIMED_TOKENS = 40
 """Of each answer. Four rounds in two engines at all levels have to fit into two minutes."""
-SHOWN_TOKENS = 96
+SHOWN_TOKENS = 64
 MAX_MODEL_LEN = 512
 UNRECORDED = ReDrafterConfig(num_speculative_tokens=12, beam_width=4, beam_length=4)
 """How to speculate with a drafter whose checkpoint does not say."""
