@@ -61,6 +61,7 @@ def test_an_engine_is_paused_when_it_has_nothing_to_do(process: EngineProcess) -
     answers: list[int] = []
     with process:
         process.start()
+        process.wait_until_ready()
         pid = int(Path("pid").read_text())
         wait_for(pid, "T")
         for _ in range(2):
@@ -75,6 +76,7 @@ def test_an_engine_is_paused_when_it_has_nothing_to_do(process: EngineProcess) -
 def test_a_failing_engine_shows_the_end_of_its_log(process: EngineProcess) -> None:
     with pytest.raises(ConfigError, match=r"(?s)vLLM failed.*log.*out of memory"), process:
         process.start()
+        process.wait_until_ready()
         process.decode(Round([[0]], 4, 1), lambda: None)
 
 
@@ -85,11 +87,13 @@ def test_an_engine_that_does_not_start_says_so(tmp_path: Path) -> None:
         EngineProcess(SETTINGS, tmp_path / "log", command) as process,
     ):
         process.start()
+        process.wait_until_ready()
 
 
 def test_an_interrupted_engine_ends(process: EngineProcess) -> None:
     with pytest.raises(KeyboardInterrupt), process:
         process.start()
+        process.wait_until_ready()
         pid = int(Path("pid").read_text())
         raise KeyboardInterrupt
     assert state(pid) == ""
@@ -104,6 +108,7 @@ from vllm_redrafter.demo.engine_worker import EngineSettings
 settings = EngineSettings("t", None, "float32", 16, 2, 0, 0.9)
 process = EngineProcess(settings, Path("log"), (sys.executable, "-c", {WORKER!r}))
 process.start()
+process.wait_until_ready()
 print("started", flush=True)
 time.sleep(60)
 """

@@ -10,6 +10,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import torch
+
 from vllm_redrafter.demo.engine_process import EngineProcess
 from vllm_redrafter.demo.engine_worker import Decoded, EngineSettings, Round
 
@@ -171,10 +173,13 @@ def engines(jobs: Sequence[DecodingJob], logs: Sequence[Path]) -> Iterator[list[
             stack.enter_context(EngineProcess(job.engine(share), log))
             for job, log in zip(jobs, logs, strict=True)
         ]
-        # They import vLLM at the same time, but start one after the other: then ReDrafter measures
-        # what its steps cost, and on a GPU each looks how much memory is free.
-        for process in processes:
-            process.start()
+        # On a GPU one after the other: each looks how much memory is free.
+        one_by_one = torch.cuda.is_available()
+        for group in [[process] for process in processes] if one_by_one else [processes]:
+            for process in group:
+                process.start()
+            for process in group:
+                process.wait_until_ready()
         yield processes
 
 

@@ -45,12 +45,15 @@ class EngineProcess(ProcessGroup):
             )
 
     def start(self) -> None:
-        """Start the engine, and return when it is ready.
+        """Let the engine start."""
+        self.tell("start")
+
+    def wait_until_ready(self) -> None:
+        """Return when the engine has started.
 
         Raises:
             ConfigError: it failed; the message has the end of its log.
         """
-        self.tell("start")
         self._answer()
         self.pause()
 
@@ -62,7 +65,7 @@ class EngineProcess(ProcessGroup):
             on_answer: called for each answer that is finished.
 
         Raises:
-            ConfigError: see `start`.
+            ConfigError: see `wait_until_ready`.
         """
         self.resume()
         self.tell(json.dumps(asdict(asked)))
