@@ -34,7 +34,8 @@ class Walk:
 
     def __init__(self, tree: TokenTree) -> None:
         """Stand at each root."""
-        self._tree = _arrays(tree)
+        tokens, parents, _, num_nodes = _arrays(tree)
+        self._tree = tokens, parents, num_nodes
         requests, slots = tree.tokens.shape
         self._output = np.full((requests, slots), -1, dtype=np.int32)
         self._num_sampled = np.zeros(requests, dtype=np.int32)
@@ -107,13 +108,7 @@ def _arrays(tree: TokenTree) -> tuple[Array, Array, Array, Array]:
 
 @compiled
 def _children(
-    tokens: Array,
-    parents: Array,
-    depths: Array,
-    num_nodes: Array,
-    requests: Array,
-    nodes: Array,
-    sampled: Array,
+    tokens: Array, parents: Array, num_nodes: Array, requests: Array, nodes: Array, sampled: Array
 ) -> Array:
     """Of each node the child that carries its token; -1 where there is none."""
     children = np.full(requests.size, -1, dtype=np.int64)
