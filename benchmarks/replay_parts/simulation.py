@@ -92,8 +92,8 @@ class Step(NamedTuple):
 class Method(Protocol):
     """A way to choose what a step verifies."""
 
-    def step(self, places: Tensor) -> Step:
-        """Decode once, the requests standing at `places` [N] of the text."""
+    def step(self, places: Tensor, joined: int) -> Step:
+        """Decode once, the requests standing at `places` [N] of the text, `joined` of them new."""
         ...
 
     def settled(self) -> None:
@@ -109,7 +109,7 @@ class Fixed:
         self.shape = search_shape(config, config.num_speculative_tokens)
         self.verified, self.accepted = best_nodes(traces, config)
 
-    def step(self, places: Tensor) -> Step:
+    def step(self, places: Tensor, joined: int) -> Step:
         verified = self.verified[places.numpy()]
         rows = self.batch.requests + int(verified.sum())
         seconds = self.batch.draft_seconds(self.shape) + self.batch.step_seconds(rows)
@@ -134,9 +134,9 @@ class Adaptive:
         none = np.zeros(self.batch.requests, dtype=np.int64)
         return Step(self.batch.step_seconds(self.batch.requests), none, none, drafted=False)
 
-    def step(self, places: Tensor) -> Step:
+    def step(self, places: Tensor, joined: int) -> Step:
         requests = self.batch.requests
-        plan = self.budget.plan(requests, self.max_nodes)
+        plan = self.budget.plan(requests, self.max_nodes, joined)
         if plan.shape is None:
             plain = self.plain_step()
             self.budget.stepped(PLAIN, requests, requests, plain.seconds)
@@ -201,7 +201,7 @@ class Graphs(Adaptive):
         shapes = [SearchShape(self.width, length) for length in self.choice.lengths]
         self._draft = np.array([batch.draft_seconds(shape) for shape in shapes])
 
-    def step(self, places: Tensor) -> Step:
+    def step(self, places: Tensor, joined: int) -> Step:
         requests, choice = self.batch.requests, self.choice
         if not self.gate.opens(self._pays):
             return self.plain_step()
@@ -299,8 +299,9 @@ def _steps(method: Method, left: Counts, requests: int, seed: int) -> Iterator[t
     begins = random.permutation(np.flatnonzero(np.concatenate(([True], left[:-1] == 1))))
     places = random.integers(left.shape[0], size=requests)
     following = 0
+    ended = np.arange(requests)
     while True:
-        step = method.step(torch.from_numpy(places))
+        step = method.step(torch.from_numpy(places), joined=ended.shape[0])
         # As in the engines, what is accepted beyond the end of an answer does not count.
         output = np.minimum(step.accepted + 1, left[places])
         (ended,) = np.nonzero(output == left[places])

@@ -89,7 +89,7 @@ def run(
 def test_a_good_drafter_is_used_at_every_step_where_rows_are_cheap() -> None:
     decided = run(BatchBudget(CONFIG, machine(row=0.005), 8), 1, 0.8, 60)
     assert all(plan.pays for plan, _ in decided)
-    assert sum(plan.shape is None for plan, _ in decided) <= PLAIN_STEPS + 1
+    assert sum(plan.shape is None for plan, _ in decided) <= PLAIN_STEPS + 2
     assert decided[-1][1] > 6
 
 
@@ -160,9 +160,25 @@ def test_what_plain_steps_cost_is_looked_at_for_every_size_of_the_batch_and_now_
     for requests in (1, 8):
         plans = [plan for plan, _ in run(budget, requests, 0.8, 3 * PLAIN_INTERVAL)]
         plain = [step for step, plan in enumerate(plans) if plan.shape is None]
-        assert PLAIN_STEPS < len(plain) < PLAIN_STEPS + 4
-        assert max(plain[:PLAIN_STEPS]) < 20
-        assert all(plans[step + 1].shape is not None for step in plain if step + 1 < len(plans))
+        # The first of a row does not count, nor the first of all.
+        first, later = plain[: PLAIN_STEPS + 2], plain[PLAIN_STEPS + 2 :]
+        assert first == list(range(first[0], first[0] + len(first)))
+        assert first[0] < 20
+        assert [b - a for a, b in zip(later[::2], later[1::2], strict=True)] == [1] * (
+            len(later) // 2
+        )
+        assert len(later) in (4, 6)
+
+
+def test_a_plain_step_right_behind_a_draft_says_nothing_of_plain_steps() -> None:
+    """vLLM takes longer over a draft's tokens than over one, after the step that verified it."""
+    budget = BatchBudget(CONFIG, machine(row=0.005), 8)
+    usual = float(budget.costs.verify_seconds(4))
+    for _ in range(30):
+        budget.stepped(TREES, 4, 16, float(budget.costs.verify_seconds(16)))
+        for seconds in (1.5 * usual, usual, usual):
+            budget.stepped(PLAIN, 4, 4, seconds)
+    assert budget.step_seconds(4, PLAIN)[4] == pytest.approx(usual, rel=0.01)
 
 
 @pytest.mark.parametrize("spell", [20, 40, 160])
@@ -176,8 +192,8 @@ def test_a_machine_that_is_slow_for_a_while_does_not_shut_the_gate(spell: int, p
         plans += run(budget, 1, 0.6, spell, pace=pace)
         plans += run(budget, 1, 0.6, 160)
     undrafted = sum(plan.shape is None for plan, _ in plans)
-    # And a plain step or two at every change, to see whether it was one of the machine.
-    assert undrafted <= len(plans) / PLAIN_INTERVAL + 8 * 2 * 3
+    # And a look or two at every change, to see whether it was one of the machine.
+    assert undrafted <= 2 * (len(plans) / PLAIN_INTERVAL + 8 * 2 * 3)
 
 
 def test_a_table_that_is_wrong_is_not_taken_for_a_slow_machine() -> None:
@@ -238,7 +254,8 @@ def test_costs_that_turn_out_higher_shut_the_gate() -> None:
     budget = BatchBudget(CONFIG, machine(row=0.01), 8)
     assert run(budget, 4, 0.5, 30)[-1][0].pays
     for _ in range(200):
-        budget.stepped(PLAIN, 4, 4, float(budget.costs.verify_seconds(4)))
+        for _ in range(2):
+            budget.stepped(PLAIN, 4, 4, float(budget.costs.verify_seconds(4)))
         for rows in (8, 12, 16, 24, 32):
             for kind in (CHAINS, TREES):
                 budget.stepped(kind, 4, rows, 2.9 * float(budget.costs.verify_seconds(rows)))

@@ -92,3 +92,25 @@ def test_what_a_search_does_not_explore_moves_with_what_it_does() -> None:
     assert both.lately[1, 0] == pytest.approx(0.36, rel=0.05)
     assert both.lately[2:] == pytest.approx(before.lately[2:] * 4, rel=0.1)
     assert both.lately[0, 1:] == pytest.approx(before.lately[0, 1:] * 2, rel=0.1)
+
+
+def test_of_new_requests_the_usual_is_expected() -> None:
+    """Those that were hard have gone: a whole batch of others, or a part of it."""
+    prospects, step = after((survival(0.6), 1000), (survival(0.1), 40))
+    hard, usual = prospects.lately[0, 0], prospects.expected(step + 50 * TEXT_STEPS)[0, 0]
+    prospects.joined(0.5)
+    assert prospects.lately[0, 0] == pytest.approx((hard + usual) / 2)
+    prospects.joined(1.0)
+    assert prospects.expected(step)[0, 0] == pytest.approx(usual)
+
+
+def test_what_is_usual_counts_requests_and_not_drafts() -> None:
+    """Full batches of easy text, each with a hard request that is left alone for as long."""
+    prospects, step = Prospects(5, 4), 0
+    for _ in range(60):
+        for requests, accept in ((8, 0.6), (1, 0.1)):
+            prospects.joined(1.0)
+            for _ in range(20):
+                step += 1
+                prospects.observe(survival(accept, requests=requests), step)
+    assert 0.5 < prospects.expected(step + 50 * TEXT_STEPS)[0, 0] < 0.6

@@ -33,6 +33,8 @@ PLAIN_STEPS, PLAIN_INTERVAL, DOUBTFUL_INTERVAL = 3, 64, 8
 """Plain steps, after the first, that have to be seen before drafting can be compared with them, for
 each size of the batch; and the steps of drafting after which one is looked at again, more of them
 while the last one speaks of another pace than the steps since."""
+PLAIN_SPELL, PLAIN_SHARE = 16, 4
+"""Plain steps in a row after which one of PLAIN_SHARE is enough to learn from."""
 SAME_PACE = 1.25
 """Paces whose ratio is below this may be the same."""
 KEPT_STEPS = 16
@@ -94,20 +96,27 @@ class BatchBudget:
         self._prospects = Prospects(config.beam_length, config.beam_width)
         self._steps = 0
         self._since_plain = 0
+        # Plain steps: still to be made only to see what they cost; and made in a row.
+        self._looks = 0
+        self._plain_run = 0
         self._surveyed = 0
         self._considered = (0, 0)
         self._best = SearchShape(1, 1)
         self._kept = 0
         self._pays = True
 
-    def plan(self, requests: int, max_nodes: int) -> Plan:
+    def plan(self, requests: int, max_nodes: int, joined: int = 0) -> Plan:
         """Choose the search for a batch.
 
         Args:
             requests: N, those that have sampled a token.
             max_nodes: what the next step can verify per request; at least 1.
+            joined: how many of the requests were not in the last batch.
         """
         self._steps += 1
+        if joined:
+            self._prospects.joined(joined / requests)
+            self._kept = 0
         if self._prospects.drafts < FIRST_DRAFTS:
             return Plan(search_shape(self.config, max_nodes), pays=True)
         self._surveyed += 1
@@ -115,17 +124,28 @@ class BatchBudget:
             self._best, self._pays = self._best_search(requests, max_nodes)
             self._considered, self._kept = (requests, max_nodes), KEPT_STEPS
         self._kept -= 1
+        if not self.gate.opens(self._pays):
+            self._since_plain = self._looks = 0
+            return Plan(None, pays=False)
+        if self._pays and self._looks_at_plain(requests):
+            return Plan(None, pays=True)
+        if self._pays and self._surveyed < SURVEY_INTERVAL:
+            return Plan(self._best, pays=True)
+        self._surveyed = 0
+        return Plan(search_shape(self.config, max_nodes), self._pays)
+
+    def _looks_at_plain(self, requests: int) -> bool:
+        """Shall a step be plain although drafting pays, to see what it costs?"""
         self._since_plain += 1
-        if self._plain_is_due(requests):
-            self._since_plain = 0
-            return Plan(None, self._pays)
-        if self.gate.opens(self._pays):
-            if self._surveyed < SURVEY_INTERVAL:
-                return Plan(self._best, self._pays)
-            self._surveyed = 0
-            return Plan(search_shape(self.config, max_nodes), self._pays)
+        if not self._looks and self._plain_is_due(requests):
+            known = self._steps_seconds.weight(PLAIN, requests, requests) >= PLAIN_STEPS
+            # The first one after a draft does not count, nor the first of all.
+            self._looks = 2 if known else 2 + PLAIN_STEPS
+        if not self._looks:
+            return False
+        self._looks -= 1
         self._since_plain = 0
-        return Plan(None, pays=False)
+        return True
 
     def _plain_is_due(self, requests: int) -> bool:
         """Is it time for a plain step, only to see what it costs?"""
@@ -188,6 +208,13 @@ class BatchBudget:
 
     def stepped(self, kind: int, requests: int, rows: int, seconds: float) -> None:
         """Learn from a step's time, its draft's left out."""
+        self._plain_run = self._plain_run + 1 if kind == PLAIN else 0
+        # A step's time holds what vLLM did with the tokens of the one before: a plain one would
+        # pay for those that were drafted.
+        if self._plain_run == 1 or (
+            self._plain_run > PLAIN_SPELL and self._plain_run % PLAIN_SHARE
+        ):
+            return
         usual = self._steps_seconds.usual(kind, requests, rows)
         if usual is not None:
             self._pace.observe(seconds, usual)

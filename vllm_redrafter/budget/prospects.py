@@ -7,6 +7,10 @@ what the last drafts were worth, u what drafts are usually worth, and n the step
 
 is expected of the next. Judged by s alone, a drafter would be left unused after a few hard tokens,
 and for long: what is not drafted does not show that the text has become easy again.
+
+Of requests that were not among the last drafts, these say nothing: where a share f of a batch is
+new, s moves to u by f. And u is a mean over requests, not over drafts: the last requests of a queue
+are often the hard ones, alone for many steps.
 """
 
 from __future__ import annotations
@@ -51,14 +55,22 @@ class Prospects:
         self._usual = np.zeros_like(self.lately)
         self._seen_at = np.zeros_like(self.lately)
         self._drafted_at = 0
+        self._requests = 0.0
         self.drafts = 0
+
+    def joined(self, share: float) -> None:
+        """Since the last draft, this share of the batch has been exchanged for new requests."""
+        self.lately += share * (self._usual - self.lately)
 
     def observe(self, survival: Floats, step: int) -> None:
         """Learn from a draft: [R, L', W'] survival probabilities of what it explored."""
         _renew(self.lately, self._seen_at, survival, step, self.drafts)
         age = float(min(step - self._drafted_at, USUAL_LONGEST_AGE))
-        rate = _rate(USUAL_RATE, age, self.drafts, LEARNING)
-        self._usual += rate * (self.lately - self._usual)
+        forgotten = _rate(USUAL_RATE, age, self.drafts, LEARNING)
+        # With f forgotten: u = EMA(R s) / EMA(R), both of rate f.
+        requests = survival.shape[0]
+        self._requests += forgotten * (requests - self._requests)
+        self._usual += forgotten * requests / self._requests * (self.lately - self._usual)
         self._drafted_at = step
         self.drafts += 1
 

@@ -13,6 +13,7 @@ import mmap
 import os
 import shutil
 import tempfile
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,7 +37,7 @@ class Counters(NamedTuple):
 
     @classmethod
     def of(cls, stats: StepStats) -> Counters:
-        return cls(*(getattr(stats, name) for name in cls._fields))
+        return cls._make(_read(stats))
 
     @classmethod
     def none(cls) -> Counters:
@@ -47,6 +48,7 @@ class Counters(NamedTuple):
         return Counters(*(now - then for now, then in zip(self, earlier, strict=True)))
 
 
+_read = attrgetter(*Counters._fields)
 SIZE = len(Counters._fields) * np.dtype(np.float64).itemsize
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from time import perf_counter
 
@@ -41,14 +39,9 @@ class StepStats:
     accept: float = 0.0
     compact: float = 0.0
 
-    @contextmanager
-    def measure(self, part: str) -> Iterator[None]:
-        """Add the seconds that the body takes to the field named `part`."""
-        started = perf_counter()
-        try:
-            yield
-        finally:
-            setattr(self, part, getattr(self, part) + perf_counter() - started)
+    def measure(self, part: str) -> PartTimer:
+        """For a `with`: adds the seconds that its body takes to the field named `part`."""
+        return PartTimer(self, part)
 
     def count_drafts(self, num_drafted: npt.NDArray[np.int64]) -> None:
         """Count a step's drafts: [R] integers, 0 for a request without one."""
@@ -66,6 +59,22 @@ class StepStats:
     def reset(self) -> None:
         for field in fields(self):
             setattr(self, field.name, field.default)
+
+
+class PartTimer:
+    """See `StepStats.measure`; a generator's context would cost some microseconds a step."""
+
+    __slots__ = ("part", "started", "stats")
+
+    def __init__(self, stats: StepStats, part: str) -> None:
+        self.stats, self.part = stats, part
+
+    def __enter__(self) -> None:
+        self.started = perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        seconds = perf_counter() - self.started
+        setattr(self.stats, self.part, getattr(self.stats, self.part) + seconds)
 
 
 class HostEvent:

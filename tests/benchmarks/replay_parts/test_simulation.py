@@ -109,9 +109,9 @@ def test_every_answer_is_decoded_equally_often_and_by_a_seed() -> None:
     traces, seen = chains(0.0, -1.0, answers=7, length=5), np.zeros(35, dtype=int)
 
     class Watched(Fixed):
-        def step(self, places: torch.Tensor) -> object:  # type: ignore[override]
+        def step(self, places: torch.Tensor, joined: int) -> object:  # type: ignore[override]
             np.add.at(seen, places.numpy(), 1)
-            return super().step(places)
+            return super().step(places, joined)
 
     method: Method = Watched(traces, Batch(LEAST, 3, 512), CHAIN)
     first = replay(method, traces.left, 3, warm_up=0, steps=7 * 5 * 20, seed=3)

@@ -21,6 +21,7 @@ from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
 
 from redrafter_testing.algorithm.tree_batches import token_trees
+from vllm_redrafter.engine.cpu import path_sampler
 from vllm_redrafter.engine.cpu.path_sampler import sample_paths, sample_roots
 
 VOCAB = 6
@@ -178,6 +179,54 @@ def test_nothing_is_drawn_where_no_walk_comes() -> None:
     _, accepted = sample_paths(Watched(), logits, trees, first, of_step, np.zeros(2, dtype=bool))
     assert accepted.num_sampled.tolist() == [4, 1]
     assert drawn == [2, 1, 1, 1]
+
+
+def greedy_step(params: list[SamplingParams]) -> SamplingMetadata:
+    """Of greedy requests, as vLLM's batch gives it."""
+    of_step = metadata(params, [list(BEFORE) for _ in params])
+    of_step.all_greedy = True
+    of_step.no_penalties = all(not p.frequency_penalty for p in params)
+    return of_step
+
+
+@pytest.mark.parametrize(
+    ("kind", "calls"),
+    [
+        ({}, 1),
+        ({"logit_bias": {4: 1.5}}, 4),
+        ({"min_tokens": 5, "stop_token_ids": [5]}, 4),
+        ({"frequency_penalty": 0.5}, 4),
+        ({"bad_words": ["x"]}, 4),
+        ({"logprobs": 2}, 4),
+    ],
+    ids=str,
+)
+def test_where_only_the_largest_logit_counts_it_is_looked_for_once(
+    kind: dict[str, Any], calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what is found is what is found depth by depth, as where there are many logits."""
+    forward, called = Sampler.forward, []
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        called.append(1)
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(Sampler, "forward", watched)
+    params = [SamplingParams(temperature=0.0, **of) for of in (kind, {})]
+    for of_request in params:
+        of_request.update_from_generation_config({}, eos_token_id=None)
+    parents, tokens = full_tree()
+    trees = token_trees([parents] * 2, len(parents), [tokens] * 2)
+    logits = target(2, len(parents)).flatten(0, 1)
+    logits[:, VOCAB - 1] = -10.0
+    first, nothing = torch.arange(2) * len(parents), np.zeros(2, dtype=bool)
+    at_once = sample_paths(Sampler(), logits.clone(), trees, first, greedy_step(params), nothing)
+    assert len(called) == calls
+    monkeypatch.setattr(path_sampler, "AT_ONCE", 0)
+    by_depth = sample_paths(Sampler(), logits.clone(), trees, first, greedy_step(params), nothing)
+    for name, found in vars(at_once[1]).items():
+        assert torch.equal(found, getattr(by_depth[1], name))
+    assert torch.equal(at_once[0].sampled_token_ids, by_depth[0].sampled_token_ids)
 
 
 def test_the_generator_of_a_request_whose_sample_is_discarded_stays() -> None:

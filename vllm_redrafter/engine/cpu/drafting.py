@@ -30,11 +30,11 @@ class FixedDrafting:
     def __init__(self, proposer: TreeProposer) -> None:
         self.proposer = proposer
 
-    def pays(self, requests: int, max_nodes: int) -> bool:
+    def pays(self, request_ids: Sequence[str], max_nodes: int) -> bool:
         """Shall this step draft at all? Asked before every draft.
 
         Args:
-            requests: R, those that have sampled a token.
+            request_ids: of R requests, those that have sampled a token.
             max_nodes: what the next step can verify per request; at least 1.
         """
         return True
@@ -96,6 +96,7 @@ class AdaptiveDrafting(FixedDrafting):
         self._num_judged = 0
         self._explored = np.zeros((1, 1, 1), dtype=np.float32)
         self._plan = Plan(None, pays=False)
+        self._requests: frozenset[str] = frozenset()
         self._rehearse()
 
     def _rehearse(self) -> None:
@@ -107,9 +108,11 @@ class AdaptiveDrafting(FixedDrafting):
         survival = np.zeros((1, config.num_speculative_tokens), dtype=np.float32)
         budget.share(survival, 1, Plan(shape, pays=True))
 
-    def pays(self, requests: int, max_nodes: int) -> bool:
+    def pays(self, request_ids: Sequence[str], max_nodes: int) -> bool:
         """See `FixedDrafting.pays`; a probe counts as if it did."""
-        self._plan = self.budget.plan(requests, max_nodes)
+        before, self._requests = self._requests, frozenset(request_ids)
+        joined = len(self._requests - before)
+        self._plan = self.budget.plan(len(request_ids), max_nodes, joined)
         return self._plan.shape is not None
 
     def draft(

@@ -8,7 +8,8 @@ seed draws from its own generator, once per token.
 
 Nothing is drawn at nodes that no walk reaches. To draw at all of them at once would be one call,
 and a CPU would take longer for it: sorting a vocabulary of 49,152 for top-p takes some
-milliseconds, and a tree has a dozen nodes of which two or three are reached.
+milliseconds, and a tree has a dozen nodes of which two or three are reached. Only where the largest
+of few logits is all that is asked for, one call takes less than one for each depth.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ from vllm_redrafter.engine.cpu.walk import Walk
 from vllm_redrafter.token_tree import TokenTree
 
 T = TypeVar("T")
+
+AT_ONCE = 2**18
+"""Logits whose largest ones take less time to find than it takes to call vLLM's sampler."""
 
 PENALTIES = (
     "prompt_token_ids",
@@ -80,8 +84,16 @@ def sample_paths(
     Returns:
         vLLM's output, tokens [R, T], -1 behind the last one; and the paths.
     """
-    untouched = _states(metadata, discarded)
     walk = Walk(tree)
+    if logits.numel() <= AT_ONCE and _only_the_largest(metadata):
+        largest = sampler(
+            logits=logits,
+            sampling_metadata=replace(metadata, logitsprocs=LogitsProcessors()),
+        ).sampled_token_ids.squeeze(-1)
+        while len(walk.requests):
+            walk.go_on(largest[first[walk.requests] + torch.from_numpy(walk.nodes)])
+        return SamplerOutput(walk.accepted.output_tokens, None), walk.accepted
+    untouched = _states(metadata, discarded)
     logprobs: LogprobsTensors | None = None
     while len(walk.requests):
         requests, nodes = torch.from_numpy(walk.requests), torch.from_numpy(walk.nodes)
@@ -96,6 +108,33 @@ def sample_paths(
     _restore(metadata, untouched)
     accepted = walk.accepted
     return SamplerOutput(accepted.output_tokens, logprobs), accepted
+
+
+def _only_the_largest(m: SamplingMetadata) -> bool:
+    """Does vLLM's sampler take the largest logit of each row, whatever request it is of?"""
+    return (
+        m.all_greedy
+        and m.no_penalties
+        and m.allowed_token_ids_mask is None
+        and not m.bad_words_token_ids
+        and m.max_num_logprobs is None
+        and not m.logprob_token_ids
+        and m.thinking_budget_state_holder is None
+        and not any(map(_is_busy, m.logitsprocs.non_argmax_invariant))
+    )
+
+
+def _is_busy(processor: LogitsProcessor) -> bool:
+    """Has the processor something to do for any request?"""
+    if isinstance(processor, LogitBiasLogitsProcessor):
+        return bool(processor.biases)
+    if isinstance(processor, MinTokensLogitsProcessor):
+        return bool(processor.min_toks)
+    raise TypeError(_unknown(processor))
+
+
+def _unknown(processor: LogitsProcessor) -> str:
+    return f"ReDrafter cannot apply the logits processor {type(processor).__name__}"
 
 
 def _states(metadata: SamplingMetadata, requests: np.ndarray) -> dict[int, Tensor]:
@@ -206,7 +245,7 @@ def _chosen_processor(
         _, chosen.logits_slice = _entries_of(chosen.logits_slice, short)
         _, chosen.restore_logits_slice = _entries_of(chosen.restore_logits_slice, short)
     else:
-        raise TypeError(f"ReDrafter cannot apply the logits processor {type(processor).__name__}")
+        raise TypeError(_unknown(processor))
     return chosen
 
 

@@ -71,7 +71,8 @@ class TreeModelRunner(CPUModelRunner):
         depth = np.arange(self.proposer.config.num_speculative_tokens + 1, dtype=np.int32)
         self._padding = np.stack([(depth - 1).clip(0), depth])
         self._step: VerificationStep | None = None
-        # Of the step: each row of logits among all rows; and each request's last row of logits.
+        # Of the step: each row of logits among all rows; and each request's last row of logits,
+        # None where that is its only one.
         self._logits_rows: Tensor | None = None
         self._last_rows: Tensor | None = None
         # Where the drafter reads more than the last hidden state, the target returns more.
@@ -199,7 +200,7 @@ class TreeModelRunner(CPUModelRunner):
         step, metadata = self._step, self.input_batch.sampling_metadata
         discarded = self.discard_request_mask.np
         if step is None:
-            self._last_rows = torch.arange(logits.shape[0])
+            self._last_rows = None
             return sample_roots(self.sampler, logits, metadata, discarded)
         with self.stats.measure("accept"):
             output, accepted = sample_paths(
@@ -258,11 +259,12 @@ class TreeModelRunner(CPUModelRunner):
         active = [i for i, tokens in enumerate(sampled_token_ids) if len(tokens)]
         max_nodes, before = scheduler_output.num_spec_tokens_to_schedule, self.stats.draft
         if max_nodes and active:
-            if self.drafting.pays(len(active), max_nodes):
+            request_ids = [self.input_batch.req_ids[i] for i in active]
+            if self.drafting.pays(request_ids, max_nodes):
                 with self.stats.measure("draft"):
                     roots = torch.tensor([sampled_token_ids[i][-1] for i in active])
                     states = [hidden_states, *(aux_hidden_states or ())]
-                    drafted = self._draft(active, roots, states, max_nodes, drafts)
+                    drafted = self._draft(active, request_ids, roots, states, max_nodes, drafts)
                 if drafted:
                     self.drafting.took(len(active), self.stats.draft - before)
             else:
@@ -273,22 +275,24 @@ class TreeModelRunner(CPUModelRunner):
     def _draft(
         self,
         active: list[int],
+        request_ids: list[str],
         roots: Tensor,
         states: Sequence[Tensor],
         max_nodes: int,
         drafts: list[list[int]],
     ) -> bool:
-        """Fill in the drafts of the `active` requests, whose last tokens are `roots`.
+        """Fill in the drafts of the `active` requests, of these ids, whose last tokens are `roots`.
 
         Returns:
             Whether there are any: False where no request wants one.
         """
-        assert self._last_rows is not None and self._logits_rows is not None
-        request_ids = [self.input_batch.req_ids[i] for i in active]
+        assert self._logits_rows is not None
         most = self._most_nodes(request_ids, max_nodes)
         if not most.any():
             return False
-        hidden = gathered(states, self._logits_rows[self._last_rows[active]])
+        last_rows = self._last_rows
+        rows = self._logits_rows if last_rows is None else self._logits_rows[last_rows]
+        hidden = gathered(states, rows[active])
         tree = self.drafting.draft(request_ids, hidden, roots, self._needs_chain(request_ids), most)
         links = np.stack([tree.parents.numpy(), tree.depths.numpy()], axis=1)
         self._links.update(zip(request_ids, links, strict=True))

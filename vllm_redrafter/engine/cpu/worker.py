@@ -65,7 +65,9 @@ class ReDrafterCPUWorker(cpu_worker.CPUWorker):
         if self.publisher is not None:
             self.publisher.publish(self.model_runner.stats)
         if isinstance(output, ModelRunnerOutput):
-            return DraftedOutput(**vars(output), drafts=self.take_draft_token_ids())
+            drafts = self.take_draft_token_ids()
+            drafted = drafts is not None and any(drafts.draft_token_ids)
+            return DraftedOutput(**vars(output), drafts=drafts if drafted else None)
         return output
 
     def redrafter_stats(self) -> dict[str, float]:
