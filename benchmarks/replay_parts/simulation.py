@@ -21,7 +21,7 @@ from torch import Tensor
 from replay_parts.traces import Searches, Traces
 from vllm_redrafter.budget.batch_budget import CHAINS, PLAIN, TREES, BatchBudget, search_tiers
 from vllm_redrafter.budget.calibration import AcceptanceEstimator, Calibration, log_odds
-from vllm_redrafter.budget.choice import best_budget, shares
+from vllm_redrafter.budget.choice import Flags, best_budget, shares
 from vllm_redrafter.budget.costs import CostTable, DraftCost, VerifyCost
 from vllm_redrafter.budget.draft_lengths import LengthChoice, draft_lengths
 from vllm_redrafter.budget.gate import Gate, worth_drafting
@@ -92,8 +92,8 @@ class Step(NamedTuple):
 class Method(Protocol):
     """A way to choose what a step verifies."""
 
-    def step(self, places: Tensor, joined: int) -> Step:
-        """Decode once, the requests standing at `places` [N] of the text, `joined` of them new."""
+    def step(self, places: Tensor, joined: Flags) -> Step:
+        """Decode once, the requests standing at `places` [N] of the text, `joined` [N] bool new."""
         ...
 
     def settled(self) -> None:
@@ -109,7 +109,7 @@ class Fixed:
         self.shape = search_shape(config, config.num_speculative_tokens)
         self.verified, self.accepted = best_nodes(traces, config)
 
-    def step(self, places: Tensor, joined: int) -> Step:
+    def step(self, places: Tensor, joined: Flags) -> Step:
         verified = self.verified[places.numpy()]
         rows = self.batch.requests + int(verified.sum())
         seconds = self.batch.draft_seconds(self.shape) + self.batch.step_seconds(rows)
@@ -128,15 +128,17 @@ class Adaptive:
         self.budget = BatchBudget(config, batch.cost_table(config), batch.requests)
         self.estimator = AcceptanceEstimator(config.beam_length)
         self._verifications = 0
+        # The recorded answers are greedy ones.
+        self._sampled = np.zeros(batch.requests, dtype=np.bool_)
 
     def plain_step(self) -> Step:
         """Without a draft."""
         none = np.zeros(self.batch.requests, dtype=np.int64)
         return Step(self.batch.step_seconds(self.batch.requests), none, none, drafted=False)
 
-    def step(self, places: Tensor, joined: int) -> Step:
+    def step(self, places: Tensor, joined: Flags) -> Step:
         requests = self.batch.requests
-        plan = self.budget.plan(requests, self.max_nodes, joined)
+        plan = self.budget.plan(self._sampled, joined if joined.any() else None, self.max_nodes)
         if plan.shape is None:
             plain = self.plain_step()
             self.budget.stepped(PLAIN, requests, requests, plain.seconds)
@@ -147,7 +149,7 @@ class Adaptive:
         ranked = survival.flatten(1).gather(1, order)
         verified, _ = self.budget.share(ranked.numpy(), requests, plan)
         draft_seconds = self.batch.draft_seconds(plan.shape)
-        self.budget.drafted(plan.shape, survival.numpy(), draft_seconds)
+        self.budget.drafted(plan.shape, survival.numpy(), self._sampled, draft_seconds)
         accepted = self.judge(searches, odds, order, verified)
         rows = requests + int(verified.sum())
         seconds = self.batch.step_seconds(rows)
@@ -201,7 +203,7 @@ class Graphs(Adaptive):
         shapes = [SearchShape(self.width, length) for length in self.choice.lengths]
         self._draft = np.array([batch.draft_seconds(shape) for shape in shapes])
 
-    def step(self, places: Tensor, joined: int) -> Step:
+    def step(self, places: Tensor, joined: Flags) -> Step:
         requests, choice = self.batch.requests, self.choice
         if not self.gate.opens(self._pays):
             return self.plain_step()
@@ -299,12 +301,13 @@ def _steps(method: Method, left: Counts, requests: int, seed: int) -> Iterator[t
     begins = random.permutation(np.flatnonzero(np.concatenate(([True], left[:-1] == 1))))
     places = random.integers(left.shape[0], size=requests)
     following = 0
-    ended = np.arange(requests)
+    joined = np.ones(requests, dtype=np.bool_)
     while True:
-        step = method.step(torch.from_numpy(places), joined=ended.shape[0])
+        step = method.step(torch.from_numpy(places), joined)
         # As in the engines, what is accepted beyond the end of an answer does not count.
         output = np.minimum(step.accepted + 1, left[places])
-        (ended,) = np.nonzero(output == left[places])
+        joined = output == left[places]
+        (ended,) = np.nonzero(joined)
         places = places + output
         places[ended] = begins[(following + np.arange(ended.shape[0])) % begins.shape[0]]
         following += ended.shape[0]

@@ -13,15 +13,16 @@ from vllm_redrafter.budget.batch_budget import (
     PLAIN,
     PLAIN_INTERVAL,
     PLAIN_STEPS,
+    SURVEY_INTERVAL,
     TREES,
     BatchBudget,
     Plan,
     search_tiers,
 )
-from vllm_redrafter.budget.choice import Floats
+from vllm_redrafter.budget.choice import Flags, Floats
 from vllm_redrafter.budget.costs import CostTable, DraftCost, VerifyCost
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.policy import SearchShape
+from vllm_redrafter.policy import SearchShape, search_shape
 
 CONFIG = ReDrafterConfig(12, beam_width=4, beam_length=5)
 
@@ -51,6 +52,11 @@ def survival(shape: SearchShape, requests: int, accept: float) -> Floats:
     )
 
 
+def greedy(requests: int) -> Flags:
+    """None of them samples."""
+    return np.zeros(requests, dtype=np.bool_)
+
+
 def kind_of(plan: Plan) -> int:
     if plan.shape is None:
         return PLAIN
@@ -64,19 +70,21 @@ def run(
     steps: int,
     slower: float = 1.0,
     pace: float = 1.0,
+    samples: bool = False,
 ) -> list[tuple[Plan, int]]:
     """Let a drafter of known worth draft: by step, the plan and the nodes verified.
 
     Steps that verify take `slower` times what the table says, and all, drafts too, `pace` times.
     """
     decided = []
+    sampled = np.full(requests, samples)
     for _ in range(steps):
-        plan = budget.plan(requests, CONFIG.num_speculative_tokens)
+        plan = budget.plan(sampled, None, CONFIG.num_speculative_tokens)
         nodes = 0
         if plan.shape is not None:
             explored = survival(plan.shape, requests, accept)
             draft = budget.costs.draft_seconds(requests, *plan.shape)
-            budget.drafted(plan.shape, explored, pace * draft)
+            budget.drafted(plan.shape, explored, sampled, pace * draft)
             ranked = np.sort(explored.reshape(requests, -1), axis=1)[:, ::-1][:, :12]
             nodes = int(budget.share(np.array(ranked), requests, plan)[0].sum())
         rows = requests + nodes
@@ -139,11 +147,11 @@ def test_deeper_levels_are_looked_at_again_after_they_were_found_useless() -> No
     budget = BatchBudget(config, machine(row=0.005, level=0.001, config=config), 64)
 
     def draft(accept: float) -> SearchShape | None:
-        plan = budget.plan(64, 4)
+        plan = budget.plan(greedy(64), None, 4)
         if plan.shape is not None:
             explored = survival(plan.shape, 64, accept)
             seconds = budget.costs.draft_seconds(64, *plan.shape)
-            budget.drafted(plan.shape, explored, seconds)
+            budget.drafted(plan.shape, explored, greedy(64), seconds)
         budget.stepped(PLAIN, 64, 64, float(budget.costs.verify_seconds(64)))
         return plan.shape
 
@@ -248,6 +256,49 @@ def test_a_decision_does_not_flip_with_noise() -> None:
         flips.append(plan.pays)
     changes = sum(a != b for a, b in itertools.pairwise(flips[50:]))
     assert changes < 20
+
+
+def test_requests_that_sample_are_judged_by_their_like() -> None:
+    """A server that is asked for greedy answers, then for sampled ones, and in turn."""
+    budget = BatchBudget(CONFIG, machine(row=0.02, level=0.05), 8)
+    greedy_plans, sampled_plans = [], []
+    for _ in range(6):
+        greedy_plans += run(budget, 2, 0.7, 100)
+        sampled_plans += run(budget, 2, 0.02, 100, samples=True)
+    for plans, drafts in ((greedy_plans[300:], True), (sampled_plans[300:], False)):
+        drafted = sum(plan.shape is not None for plan, _ in plans)
+        assert drafted > 0.9 * len(plans) if drafts else drafted < 0.1 * len(plans)
+
+
+def test_of_a_mixed_batch_the_mean_is_expected() -> None:
+    budget = BatchBudget(CONFIG, machine(row=0.02), 8)
+    run(budget, 4, 0.8, 200)
+    run(budget, 4, 0.1, 200, samples=True)
+    budget.plan(np.array([True, False, False, False]), None, 12)
+    mixed = budget._survival(4)[0, 0]
+    assert mixed == pytest.approx((3 * 0.8 + 0.1) / 4, abs=0.05)
+
+
+def test_new_requests_are_expected_to_be_as_usual() -> None:
+    """The last one of a queue was hard; its gate is not that of those behind it."""
+    budget = BatchBudget(CONFIG, machine(row=0.02, level=0.1), 8)
+    run(budget, 8, 0.7, 400)
+    run(budget, 1, 0.02, 60)
+    assert not budget.plan(greedy(8), None, 12).pays
+    assert budget.plan(greedy(8), np.full(8, True), 12).pays
+
+
+def test_full_searches_are_rarer_where_they_are_dear() -> None:
+    surveys = []
+    for level in (0.001, 0.1):
+        config = ReDrafterConfig(12, beam_width=4, beam_length=8)
+        budget = BatchBudget(config, machine(row=0.05, level=level, config=config), 8)
+        plans = [plan for plan, _ in run(budget, 8, 0.5, 1200) if plan.shape]
+        full = search_shape(config, 12)
+        surveys.append(sum(plan.shape == full for plan in plans[200:]) / len(plans[200:]))
+    cheap, dear = surveys
+    assert cheap == pytest.approx(1 / SURVEY_INTERVAL, rel=0.01)
+    assert dear < cheap / 2
 
 
 def test_costs_that_turn_out_higher_shut_the_gate() -> None:

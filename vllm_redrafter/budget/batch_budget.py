@@ -6,12 +6,12 @@ All of it runs on the host, once per step, on numpy arrays of a few hundred numb
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from vllm_redrafter.budget.choice import Choice, best_budget, shares
+from vllm_redrafter.budget.choice import Choice, Flags, Floats, best_budget, shares
 from vllm_redrafter.budget.costs import CostTable
 from vllm_redrafter.budget.drift import Drift
 from vllm_redrafter.budget.gate import Gate, worth_drafting
@@ -20,15 +20,14 @@ from vllm_redrafter.budget.prospects import Prospects
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.policy import SearchShape, search_shape
 
-Floats = npt.NDArray[np.floating[Any]]
-
 KINDS = PLAIN, CHAINS, TREES = range(3)
 """Kinds of steps, as a batch's costs distinguish them: trees take tree attention."""
 
 FIRST_DRAFTS = 8
 """Drafts by which a drafter is judged before drafting can be found not to pay."""
-SURVEY_INTERVAL = 32
-"""Drafts from one full search to the next: shorter and narrower ones do not see what it would."""
+SURVEY_INTERVAL, SURVEY_COST = 32, 0.01
+"""Drafts from one full search to the next, at least: shorter and narrower ones do not see what it
+would; and the share of the time that it may take: where it is dear, it is made less often."""
 PLAIN_STEPS, PLAIN_INTERVAL, DOUBTFUL_INTERVAL = 3, 64, 8
 """Plain steps, after the first, that have to be seen before drafting can be compared with them, for
 each size of the batch; and the steps of drafting after which one is looked at again, more of them
@@ -93,43 +92,55 @@ class BatchBudget:
             ]
         )
         self._pace, self._plain_pace = Pace(), 1.0
-        self._prospects = Prospects(config.beam_length, config.beam_width)
+        # Of requests that take the most probable token, and of those that sample: a drafter is
+        # worth less to these, and a server has both, or in turn.
+        self._prospects = [Prospects(config.beam_length, config.beam_width) for _ in range(2)]
         self._steps = 0
         self._since_plain = 0
         # Plain steps: still to be made only to see what they cost; and made in a row.
         self._looks = 0
         self._plain_run = 0
         self._surveyed = 0
-        self._considered = (0, 0)
+        self._survey_interval = float(SURVEY_INTERVAL)
+        # Of the batch: requests that take the most probable token, and that sample.
+        self._members = (0, 0)
+        self._considered = (0, 0, 0)
         self._best = SearchShape(1, 1)
         self._kept = 0
         self._pays = True
 
-    def plan(self, requests: int, max_nodes: int, joined: int = 0) -> Plan:
+    def plan(self, sampled: Flags, joined: Flags | None, max_nodes: int) -> Plan:
         """Choose the search for a batch.
 
         Args:
-            requests: N, those that have sampled a token.
+            sampled: [N] bool, of the requests that have drawn a token: those that sample it; the
+                others take the most probable one.
+            joined: [N] bool, those that were not in the last batch; None where all were.
             max_nodes: what the next step can verify per request; at least 1.
-            joined: how many of the requests were not in the last batch.
         """
         self._steps += 1
-        if joined:
-            self._prospects.joined(joined / requests)
+        requests = sampled.shape[0]
+        self._members = _by_kind(sampled)
+        if joined is not None:
+            for prospects, all_of, new in zip(
+                self._prospects, self._members, _by_kind(sampled[joined]), strict=True
+            ):
+                prospects.joined(new / max(all_of, 1))
             self._kept = 0
-        if self._prospects.drafts < FIRST_DRAFTS:
+        present = zip(self._prospects, self._members, strict=True)
+        if any(members and prospects.drafts < FIRST_DRAFTS for prospects, members in present):
             return Plan(search_shape(self.config, max_nodes), pays=True)
         self._surveyed += 1
-        if self._considered != (requests, max_nodes) or not self._kept:
+        if self._considered != (*self._members, max_nodes) or not self._kept:
             self._best, self._pays = self._best_search(requests, max_nodes)
-            self._considered, self._kept = (requests, max_nodes), KEPT_STEPS
+            self._considered, self._kept = (*self._members, max_nodes), KEPT_STEPS
         self._kept -= 1
         if not self.gate.opens(self._pays):
             self._since_plain = self._looks = 0
             return Plan(None, pays=False)
         if self._pays and self._looks_at_plain(requests):
             return Plan(None, pays=True)
-        if self._pays and self._surveyed < SURVEY_INTERVAL:
+        if self._pays and self._surveyed < self._survey_interval:
             return Plan(self._best, pays=True)
         self._surveyed = 0
         return Plan(search_shape(self.config, max_nodes), self._pays)
@@ -199,12 +210,15 @@ class BatchBudget:
         """D of this search."""
         return float(self._drafts_seconds.seconds(self._shapes[shape], requests)[requests])
 
-    def drafted(self, shape: SearchShape, survival: Floats, seconds: float) -> None:
-        """Learn from a draft: [R, L, W] survival probabilities of what it explored."""
+    def drafted(self, shape: SearchShape, survival: Floats, sampled: Flags, seconds: float) -> None:
+        """Learn from a draft: [N, L, W] survival probabilities of what it explored, of requests
+        that sample or do not, [N] bool."""
         requests = survival.shape[0]
         usual = self._pace.without(seconds)
         self._drafts_seconds.observe(self._shapes[shape], requests, requests, usual)
-        self._prospects.observe(survival, self._steps)
+        for prospects, of_kind in zip(self._prospects, (~sampled, sampled), strict=True):
+            if of_kind.any():
+                prospects.observe(survival[of_kind], self._steps)
 
     def stepped(self, kind: int, requests: int, rows: int, seconds: float) -> None:
         """Learn from a step's time, its draft's left out."""
@@ -226,23 +240,45 @@ class BatchBudget:
     def _best_search(self, requests: int, max_nodes: int) -> tuple[SearchShape, bool]:
         verify = [self.step_seconds(requests, kind) for kind in KINDS]
         plain = requests / verify[PLAIN][requests]
-        best, rate = SearchShape(1, 1), 0.0
+        survival = self._survival(requests)
+        found = {}
         for shape in search_tiers(self.config, max_nodes):
-            kind = CHAINS if shape.beam_width == 1 else TREES
-            expected = self._expected(shape, requests, max_nodes, verify[kind])
-            if expected.tokens_per_second > rate:
-                best, rate = shape, expected.tokens_per_second
+            seconds = verify[CHAINS if shape.beam_width == 1 else TREES]
+            found[shape] = self._expected(shape, survival, requests, max_nodes, seconds)
+        best = max(found, key=lambda shape: found[shape].tokens_per_second)
+        rate, full = found[best].tokens_per_second, found[search_shape(self.config, max_nodes)]
+        # What a full search takes beyond what its tokens take with the best one.
+        lost = full.seconds - full.tokens / rate
+        self._survey_interval = max(SURVEY_INTERVAL, lost / (SURVEY_COST * found[best].seconds))
         return best, worth_drafting(rate, plain, self._pays)
 
+    def _survival(self, requests: int) -> Floats:
+        """[L, W], of requests that are all like the mean of the past ones of their kind."""
+        survival = np.zeros((self.config.beam_length, self.config.beam_width))
+        for prospects, members in zip(self._prospects, self._members, strict=True):
+            if members:
+                survival += members / requests * prospects.expected(self._steps)
+        return survival
+
     def _expected(
-        self, shape: SearchShape, requests: int, max_nodes: int, verify_seconds: Floats
+        self,
+        shape: SearchShape,
+        survival: Floats,
+        requests: int,
+        max_nodes: int,
+        verify_seconds: Floats,
     ) -> Choice:
-        """What a search is worth for requests that are all like the mean of the past ones."""
+        """What a search is worth where each request's nodes are so probable to be accepted."""
         width, length = shape
-        survival = self._prospects.expected(self._steps)[:length, :width]
-        ranked = np.sort(survival, axis=None)[::-1][:max_nodes]
+        ranked = np.sort(survival[:length, :width], axis=None)[::-1][:max_nodes]
         tokens = requests * np.concatenate(([1.0], 1.0 + np.cumsum(ranked)))
         rows = requests * np.arange(1, tokens.shape[0] + 1)
         seconds = self.draft_seconds(requests, shape) + verify_seconds[rows]
         best = int(np.argmax(tokens / seconds))
         return Choice(requests * best, float(tokens[best]), float(seconds[best]))
+
+
+def _by_kind(sampled: Flags) -> tuple[int, int]:
+    """How many requests do not sample, and how many do."""
+    number = int(np.count_nonzero(sampled))
+    return sampled.shape[0] - number, number

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from vllm_redrafter.compiled import compiled
 
 Floats = npt.NDArray[np.floating[Any]]
+Flags = npt.NDArray[np.bool_]
 
 
 class Choice(NamedTuple):

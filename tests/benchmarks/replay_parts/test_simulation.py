@@ -19,6 +19,7 @@ from replay_parts.traces import Searches, Traces
 from step_cost_parts.floor import H200, Arithmetic, Weights
 from step_cost_parts.jobs import SHAPES
 
+from vllm_redrafter.budget.choice import Flags
 from vllm_redrafter.budget.gate import MARGIN
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.policy import SearchShape
@@ -109,7 +110,7 @@ def test_every_answer_is_decoded_equally_often_and_by_a_seed() -> None:
     traces, seen = chains(0.0, -1.0, answers=7, length=5), np.zeros(35, dtype=int)
 
     class Watched(Fixed):
-        def step(self, places: torch.Tensor, joined: int) -> object:  # type: ignore[override]
+        def step(self, places: torch.Tensor, joined: Flags) -> object:  # type: ignore[override]
             np.add.at(seen, places.numpy(), 1)
             return super().step(places, joined)
 

@@ -1,4 +1,4 @@
-"""One message per step: drafts come with the output, and only else are asked for."""
+"""One message per step: drafts come with the output, and are not asked for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from vllm_redrafter.engine.cpu.executor import DraftedOutput, TreeExecutor
 from vllm_redrafter.engine.cpu.worker import ReDrafterCPUWorker
 
 DRAFTS = DraftTokenIds(["a"], [[1, 2]])
-ASKED_FOR = DraftTokenIds(["a"], [[3]])
 PLAIN = ModelRunnerOutput(["a"], {"a": 0}, [[7]])
 DRAFTED = DraftedOutput(**vars(PLAIN), drafts=DRAFTS)
 
@@ -30,7 +29,7 @@ def future(value: Any) -> Future[Any]:
 def executor(monkeypatch: pytest.MonkeyPatch) -> TreeExecutor:
     for name in ("execute_model", "sample_tokens"):
         monkeypatch.setattr(MultiprocExecutor, name, lambda self, output, **kwargs: output)
-    monkeypatch.setattr(MultiprocExecutor, "take_draft_token_ids", lambda self: ASKED_FOR)
+    monkeypatch.delattr(MultiprocExecutor, "take_draft_token_ids", raising=False)
     return object.__new__(TreeExecutor)
 
 
@@ -47,9 +46,9 @@ def test_drafts_come_with_the_samples_where_a_grammar_was_waited_for(
     assert executor.take_draft_token_ids() is DRAFTS
 
 
-def test_drafts_are_asked_for_where_the_output_brings_none(executor: TreeExecutor) -> None:
+def test_an_output_without_drafts_has_none(executor: TreeExecutor) -> None:
     executor.execute_model(future(PLAIN), non_block=True)
-    assert executor.take_draft_token_ids() is ASKED_FOR
+    assert executor.take_draft_token_ids() is None
 
 
 @pytest.mark.parametrize("grammars", [False, True])
@@ -61,6 +60,17 @@ def test_the_worker_samples_at_once_unless_a_grammar_is_worked_out(
     monkeypatch.setattr(ReDrafterCPUWorker, "take_draft_token_ids", lambda self: DRAFTS)
     worker = object.__new__(ReDrafterCPUWorker)
     worker.publisher = None
+    worker.model_runner = SimpleNamespace(drafted=True)  # type: ignore[assignment]
     output = worker.execute_model(SimpleNamespace(has_structured_output_requests=grammars))
     assert output == (None if grammars else DRAFTED)
     assert worker.sample_tokens(None) == DRAFTED
+
+
+def test_the_worker_sends_no_drafts_where_nothing_was_drafted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cpu_worker.CPUWorker, "sample_tokens", lambda self, grammar: PLAIN)
+    worker = object.__new__(ReDrafterCPUWorker)
+    worker.publisher = None
+    worker.model_runner = SimpleNamespace(drafted=False)  # type: ignore[assignment]
+    assert worker.sample_tokens(None) is PLAIN

@@ -30,11 +30,14 @@ class FixedDrafting:
     def __init__(self, proposer: TreeProposer) -> None:
         self.proposer = proposer
 
-    def pays(self, request_ids: Sequence[str], max_nodes: int) -> bool:
+    def pays(
+        self, request_ids: Sequence[str], sampled: npt.NDArray[np.bool_], max_nodes: int
+    ) -> bool:
         """Shall this step draft at all? Asked before every draft.
 
         Args:
-            request_ids: of R requests, those that have sampled a token.
+            request_ids: of R requests, those that have drawn a token.
+            sampled: [R] bool, those that sample it; the others take the most probable one.
             max_nodes: what the next step can verify per request; at least 1.
         """
         return True
@@ -96,7 +99,9 @@ class AdaptiveDrafting(FixedDrafting):
         self._num_judged = 0
         self._explored = np.zeros((1, 1, 1), dtype=np.float32)
         self._plan = Plan(None, pays=False)
+        # Of the step: its requests, and which of them sample.
         self._requests: frozenset[str] = frozenset()
+        self._sampled = np.zeros(0, dtype=np.bool_)
         self._rehearse()
 
     def _rehearse(self) -> None:
@@ -104,15 +109,21 @@ class AdaptiveDrafting(FixedDrafting):
         config = self.budget.config
         budget = BatchBudget(config, self.budget.costs, max_requests=1)
         shape = search_shape(config, config.num_speculative_tokens)
-        budget.drafted(shape, np.zeros((1, shape.beam_length, shape.beam_width), np.float32), 1.0)
+        explored = np.zeros((1, shape.beam_length, shape.beam_width), np.float32)
+        budget.drafted(shape, explored, np.zeros(1, dtype=np.bool_), 1.0)
         survival = np.zeros((1, config.num_speculative_tokens), dtype=np.float32)
         budget.share(survival, 1, Plan(shape, pays=True))
 
-    def pays(self, request_ids: Sequence[str], max_nodes: int) -> bool:
+    def pays(
+        self, request_ids: Sequence[str], sampled: npt.NDArray[np.bool_], max_nodes: int
+    ) -> bool:
         """See `FixedDrafting.pays`; a probe counts as if it did."""
         before, self._requests = self._requests, frozenset(request_ids)
-        joined = len(self._requests - before)
-        self._plan = self.budget.plan(len(request_ids), max_nodes, joined)
+        joined = None
+        if not self._requests <= before:
+            joined = np.array([request not in before for request in request_ids])
+        self._sampled = sampled
+        self._plan = self.budget.plan(sampled, joined, max_nodes)
         return self._plan.shape is not None
 
     def draft(
@@ -139,7 +150,7 @@ class AdaptiveDrafting(FixedDrafting):
     def took(self, requests: int, seconds: float) -> None:
         """Learn what such a draft costs, and what the search found."""
         assert self._plan.shape is not None
-        self.budget.drafted(self._plan.shape, self._explored, seconds)
+        self.budget.drafted(self._plan.shape, self._explored, self._sampled, seconds)
 
     def judge(self, request_ids: Sequence[str], tree: TokenTree, accepted: AcceptedPath) -> None:
         """Learn how probable a node is to be accepted."""

@@ -3,7 +3,7 @@
 On a CPU vLLM runs its workers in processes of their own, and a step of a small target takes no
 more than a few milliseconds. It is asked to run the target, to sample, and for its drafts: three
 times its answer is waited for. Our worker samples at once where no grammar has to be worked out
-meanwhile, and its answer brings the drafts along.
+meanwhile, and its answer brings the drafts along, if there are any.
 """
 
 from __future__ import annotations
@@ -42,6 +42,4 @@ class TreeExecutor(MultiprocExecutor):
         output: Any = self._output
         # Whoever asks has waited for it already.
         output = output.result() if isinstance(output, Future) else output
-        if isinstance(output, DraftedOutput):
-            return output.drafts
-        return super().take_draft_token_ids()
+        return output.drafts if isinstance(output, DraftedOutput) else None

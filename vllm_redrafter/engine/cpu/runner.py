@@ -77,6 +77,8 @@ class TreeModelRunner(CPUModelRunner):
         self._last_rows: Tensor | None = None
         # Where the drafter reads more than the last hidden state, the target returns more.
         self.use_aux_hidden_state_outputs = bool(self.proposer.target_layers)
+        # Whether the last step drafted anything.
+        self.drafted = False
         # The step's kind, requests and rows, where its time can be compared with others'.
         self._timed: tuple[int, int, int] | None = None
         self._clock = StepClock()
@@ -258,14 +260,18 @@ class TreeModelRunner(CPUModelRunner):
         drafts: list[list[int]] = [[] for _ in sampled_token_ids]
         active = [i for i, tokens in enumerate(sampled_token_ids) if len(tokens)]
         max_nodes, before = scheduler_output.num_spec_tokens_to_schedule, self.stats.draft
+        self.drafted = False
         if max_nodes and active:
             request_ids = [self.input_batch.req_ids[i] for i in active]
-            if self.drafting.pays(request_ids, max_nodes):
+            sampled = self.input_batch.temperature_cpu[active] > 0.0
+            if self.drafting.pays(request_ids, sampled, max_nodes):
                 with self.stats.measure("draft"):
                     roots = torch.tensor([sampled_token_ids[i][-1] for i in active])
                     states = [hidden_states, *(aux_hidden_states or ())]
-                    drafted = self._draft(active, request_ids, roots, states, max_nodes, drafts)
-                if drafted:
+                    self.drafted = self._draft(
+                        active, request_ids, roots, states, max_nodes, drafts
+                    )
+                if self.drafted:
                     self.drafting.took(len(active), self.stats.draft - before)
             else:
                 self.stats.undrafted_steps += 1

@@ -60,14 +60,12 @@ class ReDrafterCPUWorker(cpu_worker.CPUWorker):
         return self.sample_tokens(None) if output is None and not waits_for_grammar else output
 
     def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
-        """As vLLM does, with the drafts; then tell the front end what was verified and drafted."""
+        """As vLLM does, with drafts, if any; then tell the front end what was verified."""
         output = super().sample_tokens(*args, **kwargs)
         if self.publisher is not None:
             self.publisher.publish(self.model_runner.stats)
-        if isinstance(output, ModelRunnerOutput):
-            drafts = self.take_draft_token_ids()
-            drafted = drafts is not None and any(drafts.draft_token_ids)
-            return DraftedOutput(**vars(output), drafts=drafts if drafted else None)
+        if isinstance(output, ModelRunnerOutput) and self.model_runner.drafted:
+            return DraftedOutput(**vars(output), drafts=self.take_draft_token_ids())
         return output
 
     def redrafter_stats(self) -> dict[str, float]:
