@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from vllm_redrafter.budget.batch_budget import BatchBudget, Plan, search_tiers
-from vllm_redrafter.budget.choice import Choice
+from vllm_redrafter.budget.choice import Choice, Flags
 
 
 class RandomBudget(BatchBudget):
@@ -16,7 +16,7 @@ class RandomBudget(BatchBudget):
 
     random = random.Random(0)
 
-    def plan(self, requests: int, max_nodes: int) -> Plan:
+    def plan(self, sampled: Flags, joined: Flags | None, max_nodes: int) -> Plan:
         shapes = (None, *search_tiers(self.config, max_nodes))
         return Plan(self.random.choice(shapes), pays=True)
 
@@ -29,7 +29,7 @@ class RandomBudget(BatchBudget):
 class OpenGate(BatchBudget):
     """Drafts at every step, and verifies all of it."""
 
-    def plan(self, requests: int, max_nodes: int) -> Plan:
+    def plan(self, sampled: Flags, joined: Flags | None, max_nodes: int) -> Plan:
         return Plan(search_tiers(self.config, max_nodes)[-1], pays=True)
 
     def share(self, survival: Any, requests: int, plan: Plan) -> tuple[Any, Choice]:
@@ -40,7 +40,7 @@ class OpenGate(BatchBudget):
 class ShutGate(BatchBudget):
     """Never drafts."""
 
-    def plan(self, requests: int, max_nodes: int) -> Plan:
+    def plan(self, sampled: Flags, joined: Flags | None, max_nodes: int) -> Plan:
         return Plan(None, pays=False)
 
 
