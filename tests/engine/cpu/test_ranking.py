@@ -38,6 +38,13 @@ def search(seed: int, requests: int, length: int, width: int) -> ExploredNodes:
     return ExploredNodes(tokens, back_pointers, log_probs)
 
 
+def estimator_of(slope: Tensor, biases: Tensor) -> AcceptanceEstimator:
+    made = AcceptanceEstimator(len(biases))
+    made.slope.fill_(slope)
+    made.biases.copy_(biases)
+    return made
+
+
 @pytest.mark.parametrize("tree", ["explored", "beams"])
 @pytest.mark.parametrize("chains", [False, True])
 @pytest.mark.parametrize(("requests", "length", "width"), [(1, 1, 1), (3, 5, 3), (8, 4, 6)])
@@ -47,12 +54,21 @@ def test_trees_and_probabilities_are_those_of_the_torch_functions(
     explored = search(requests, requests, length, width)
     roots = torch.arange(requests)
     chain = torch.arange(requests) % 2 == 0 if chains else None
-    estimator = AcceptanceEstimator(length)
-    estimator.slope.fill_(0.8)
-    estimator.biases.copy_(torch.linspace(-0.5, 0.5, length))
+    # Each request with an acceptance model of its own.
+    slopes = torch.linspace(0.4, 0.8, requests)
+    biases = torch.linspace(-0.5, 0.5, requests * length).view(requests, length)
 
     odds = log_odds(explored.log_probs, explored.back_pointers)
-    log_survival = estimator.log_survival(odds, explored.log_probs, explored.back_pointers)
+    log_survival = torch.cat(
+        [
+            estimator_of(slopes[r], biases[r]).log_survival(
+                odds[r : r + 1],
+                explored.log_probs[r : r + 1],
+                explored.back_pointers[r : r + 1],
+            )
+            for r in range(requests)
+        ]
+    )
     ranked = replace(explored, log_probs=log_survival)
     expected, index = select_nodes(roots, ranked, MAX_NODES, tree, chain)
 
@@ -63,8 +79,8 @@ def test_trees_and_probabilities_are_those_of_the_torch_functions(
         explored.back_pointers.numpy(),
         explored.log_probs.numpy(),
         allowed.numpy(),
-        estimator.slope.item(),
-        estimator.biases.numpy(),
+        slopes.numpy(),
+        biases.numpy(),
         MAX_NODES,
     )
     tokens, parents, depths, num_nodes, node_odds, survival, all_survival = map(
@@ -98,8 +114,8 @@ def test_a_parent_comes_before_a_child_that_is_as_probable() -> None:
         certain.back_pointers.numpy(),
         certain.log_probs.numpy(),
         torch.ones(1, 4, 1, dtype=torch.bool).numpy(),
-        100.0,
-        torch.zeros(4).numpy(),
+        torch.tensor([100.0]).numpy(),
+        torch.zeros(1, 4).numpy(),
         4,
     )
     assert parents.tolist() == [[0, 0, 1, 2, 3]]

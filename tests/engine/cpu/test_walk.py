@@ -65,7 +65,8 @@ def test_the_judged_nodes_are_those_whose_parent_was_accepted() -> None:
     sampled = torch.tensor([[2, 9, 5, 9, 9, 9, 9, 0]], dtype=torch.int32)
     accepted = walked(tree, sampled)
     odds = np.arange(8, dtype=np.float32)[None]
-    judged, judged_depths, was_accepted = judged_nodes(tree, accepted.path, odds)
+    of_request, judged, judged_depths, was_accepted = judged_nodes(tree, accepted.path, odds)
+    assert of_request.tolist() == [0, 0, 0]
     assert judged.tolist() == [1, 2, 5]
     assert judged_depths.tolist() == [1, 1, 2]
     assert was_accepted.tolist() == [False, True, True]

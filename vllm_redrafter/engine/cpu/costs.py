@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from time import perf_counter
 
+import numpy as np
 import torch
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
@@ -59,7 +60,8 @@ def _search(proposer: TreeProposer, requests: int) -> Search:
     roots = torch.zeros(requests, dtype=torch.int64)
 
     def search(shape: SearchShape, size: int) -> None:
-        proposer.propose_ranked(hidden[:size], roots[:size], None, shape)
+        greedy = np.zeros(size, dtype=np.bool_)
+        proposer.propose_ranked(hidden[:size], roots[:size], None, greedy, shape)
 
     return search
 

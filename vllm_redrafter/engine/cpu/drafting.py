@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from vllm_redrafter.acceptance import AcceptedPath
@@ -18,10 +16,6 @@ from vllm_redrafter.engine.cpu.walk import judged_nodes
 from vllm_redrafter.engine.stats import StepStats
 from vllm_redrafter.policy import search_shape
 from vllm_redrafter.token_tree import TokenTree
-
-REFIT_STEPS, REFIT_NODES = 4, 32
-"""Verification steps, and nodes judged in them, from one refit of the acceptance probabilities to
-the next: a new drafter is judged soon, and so is another kind of text."""
 
 
 class FixedDrafting:
@@ -69,8 +63,15 @@ class FixedDrafting:
     def took(self, requests: int, seconds: float) -> None:
         """Learn from the time of the last draft, for R requests: nothing, here."""
 
-    def judge(self, request_ids: Sequence[str], tree: TokenTree, accepted: AcceptedPath) -> None:
-        """Learn from what was accepted of the trees of R requests: nothing, here."""
+    def judge(
+        self,
+        request_ids: Sequence[str],
+        sampled: npt.NDArray[np.bool_],
+        tree: TokenTree,
+        accepted: AcceptedPath,
+    ) -> None:
+        """Learn from what was accepted of the trees of R requests, those that sample ([R] bool)
+        and others: nothing, here."""
 
     def stepped(self, kind: int, requests: int, rows: int, seconds: float) -> None:
         """Learn from the time of a step, its draft's left out: nothing, here.
@@ -94,9 +95,6 @@ class AdaptiveDrafting(FixedDrafting):
         self.budget, self.stats = budget, stats
         # By request: [K+1], the draft's log-odds of the tree drafted last.
         self._odds: dict[str, npt.NDArray[np.float32]] = {}
-        # Since the last refit: log-odds, depths, and whether accepted, of the nodes judged.
-        self._judged: list[tuple[npt.NDArray[Any], ...]] = []
-        self._num_judged = 0
         self._explored = np.zeros((1, 1, 1), dtype=np.float32)
         self._plan = Plan(None, pays=False)
         # Of the step: its requests, and which of them sample.
@@ -137,7 +135,7 @@ class AdaptiveDrafting(FixedDrafting):
         """See `FixedDrafting.draft`."""
         requests, plan = len(request_ids), self._plan
         assert plan.shape is not None
-        draft = self.proposer.propose_ranked(hidden, roots, chain, plan.shape)
+        draft = self.proposer.propose_ranked(hidden, roots, chain, self._sampled, plan.shape)
         self._explored = draft.explored
         survival = draft.survival[:, 1:]
         survival[np.arange(survival.shape[1]) >= most[:, None]] = 0.0
@@ -152,20 +150,19 @@ class AdaptiveDrafting(FixedDrafting):
         assert self._plan.shape is not None
         self.budget.drafted(self._plan.shape, self._explored, self._sampled, seconds)
 
-    def judge(self, request_ids: Sequence[str], tree: TokenTree, accepted: AcceptedPath) -> None:
+    def judge(
+        self,
+        request_ids: Sequence[str],
+        sampled: npt.NDArray[np.bool_],
+        tree: TokenTree,
+        accepted: AcceptedPath,
+    ) -> None:
         """Learn how probable a node is to be accepted."""
         slots = tree.tokens.shape[1]
         none = np.zeros(slots, dtype=np.float32)
         odds = np.stack([self._odds.get(request, none)[:slots] for request in request_ids])
-        self._judged.append(judged_nodes(tree, accepted.path, odds))
-        self._num_judged += len(self._judged[-1][0])
-        if len(self._judged) >= REFIT_STEPS and self._num_judged >= REFIT_NODES:
-            self._num_judged = 0
-            seen = [torch.from_numpy(np.concatenate(p)) for p in zip(*self._judged, strict=True)]
-            self._judged.clear()
-            estimator = self.proposer.estimator
-            estimator.observe(seen[0], seen[1], torch.ones_like(seen[2]), seen[2])
-            estimator.refit()
+        of_request, *nodes = judged_nodes(tree, accepted.path, odds)
+        self.proposer.acceptance.judge(sampled[of_request], *nodes)
 
     def stepped(self, kind: int, requests: int, rows: int, seconds: float) -> None:
         """Learn what such a step costs."""

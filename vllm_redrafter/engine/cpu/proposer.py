@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from vllm.config import VllmConfig
 
 from vllm_redrafter.beam_search import ExploredNodes
-from vllm_redrafter.budget.calibration import AcceptanceEstimator
 from vllm_redrafter.checkpoints.reading import load_drafter
+from vllm_redrafter.engine.cpu.acceptance_model import AcceptanceModel
 from vllm_redrafter.engine.cpu.packed_weights import packed
 from vllm_redrafter.engine.cpu.ranking import cut, ranked_nodes, selected_nodes
 from vllm_redrafter.engine.cpu.search import search
@@ -49,7 +49,7 @@ class TreeProposer:
     Attributes:
         config: the most that is drafted.
         target_layers: that the drafter reads beside the last hidden state.
-        estimator: how probable a node is to be accepted, learned by whoever judges the drafts.
+        acceptance: how probable a node is to be accepted, learned by whoever judges the drafts.
     """
 
     def __init__(self, vllm_config: VllmConfig) -> None:
@@ -58,7 +58,7 @@ class TreeProposer:
         self.config = settings.config
         self.target_layers = settings.target_layers
         self.dtype = vllm_config.model_config.dtype
-        self.estimator = AcceptanceEstimator(self.config.beam_length)
+        self.acceptance = AcceptanceModel(self.config.beam_length)
 
     def load_model(self, target: nn.Module) -> None:
         """Read the checkpoint and pack it; the target's embedding is shared, not copied."""
@@ -95,12 +95,18 @@ class TreeProposer:
         return tree
 
     def propose_ranked(
-        self, hidden: Tensor, root_tokens: Tensor, chain: Tensor | None, shape: SearchShape
+        self,
+        hidden: Tensor,
+        root_tokens: Tensor,
+        chain: Tensor | None,
+        sampled: npt.NDArray[np.bool_],
+        shape: SearchShape,
     ) -> Draft:
         """Draft by a given search, the nodes ranked by how probable they are to be accepted.
 
         Args:
             hidden, root_tokens, chain: see `propose`.
+            sampled: [R] bool, requests that sample; the others take the most probable token.
             shape: the search.
         """
         found = self.explore(hidden, root_tokens, shape)
@@ -111,8 +117,7 @@ class TreeProposer:
             found.back_pointers.numpy(),
             found.log_probs.numpy(),
             allowed.numpy(),
-            self.estimator.slope.item(),
-            self.estimator.biases.numpy(),
+            *self.acceptance.parameters(sampled),
             self.config.num_speculative_tokens,
         )
         return Draft(TokenTree(*map(torch.from_numpy, tree)), odds, survival, explored)

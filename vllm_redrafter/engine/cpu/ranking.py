@@ -27,7 +27,7 @@ def ranked_nodes(
     back_pointers: Array,
     log_probs: Array,
     allowed: Array,
-    slope: float,
+    slopes: Array,
     biases: Array,
     max_nodes: int,
 ) -> tuple[Array, Array, Array, Array, Array, Array, Array]:
@@ -39,7 +39,7 @@ def ranked_nodes(
         log_probs: [R, L, W] float32, cumulative; -inf where there is no node.
         allowed: [R, L, W] float32: -inf for nodes that may not be in the tree; a node's parent may
             be, if it may.
-        slope, biases: of the acceptance model, [L] float32.
+        slopes, biases: [R] and [R, L] float32, of each request's acceptance model.
         max_nodes: K.
 
     Returns:
@@ -49,7 +49,7 @@ def ranked_nodes(
         survival: [R, K+1] float32; 1 for the root, 0 in unused slots.
         explored: [R, L, W] float32, the survival probabilities of all that was visited.
     """
-    odds, log_survival = _scored(back_pointers, log_probs, slope, biases)
+    odds, log_survival = _scored(back_pointers, log_probs, slopes, biases)
     scores = np.where(allowed == -np.inf, allowed, log_survival)
     trees = selected_nodes(roots, tokens, back_pointers, scores, max_nodes)
     tree_tokens, parents, depths, num_nodes, order = trees
@@ -67,7 +67,7 @@ def ranked_nodes(
 
 @compiled
 def _scored(
-    back_pointers: Array, log_probs: Array, slope: float, biases: Array
+    back_pointers: Array, log_probs: Array, slopes: Array, biases: Array
 ) -> tuple[Array, Array]:
     """[R, L, W] float32 each: the draft's log-odds given the parent, the logs of survival."""
     odds = np.full(log_probs.shape, -MAX_LOG_ODDS, dtype=np.float32)
@@ -91,7 +91,7 @@ def _scored(
                 f = max(-MAX_LOG_ODDS, min(f, MAX_LOG_ODDS))
                 odds[r, level, beam] = f
                 # The log of the sigmoid; its argument is bounded as the log-odds are.
-                accepted = -math.log1p(math.exp(-(slope * f + biases[level])))
+                accepted = -math.log1p(math.exp(-(slopes[r] * f + biases[r, level])))
                 log_survival[r, level, beam] = log_survival_above + accepted
     return odds, log_survival
 

@@ -25,7 +25,8 @@ def rehearse(proposer: TreeProposer) -> None:
     most = proposer.config.num_speculative_tokens
     hidden = torch.zeros(1, proposer.drafter.config.hidden_width, dtype=proposer.dtype)
     root = torch.zeros(1, dtype=torch.int64)
-    proposer.propose_ranked(hidden, root, None, search_shape(proposer.config, most))
+    greedy = np.zeros(1, dtype=np.bool_)
+    proposer.propose_ranked(hidden, root, None, greedy, search_shape(proposer.config, most))
     tree = proposer.propose(hidden, root, None, most)
     links = np.stack([tree.parents[0].numpy(), tree.depths[0].numpy()])
     rows = int(tree.num_nodes)

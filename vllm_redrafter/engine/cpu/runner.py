@@ -209,7 +209,9 @@ class TreeModelRunner(CPUModelRunner):
                 self.sampler, logits, step.tree, step.first_logits, metadata, discarded
             )
             self._last_rows = step.first_logits + accepted.last_node
-            self.drafting.judge(self.input_batch.req_ids, step.tree, accepted)
+            requests = self.input_batch.req_ids
+            sampled = self.input_batch.temperature_cpu[: len(requests)] > 0.0
+            self.drafting.judge(requests, sampled, step.tree, accepted)
         with self.stats.measure("compact"):
             source, destination = moves(accepted.path, step.root_rows)
             if source.numel():

@@ -81,7 +81,7 @@ def moves(path: Tensor, first_row: Tensor) -> tuple[Tensor, Tensor]:
 
 def judged_nodes(
     tree: TokenTree, path: Tensor, odds: npt.NDArray[np.float32]
-) -> tuple[Array, Array, Array]:
+) -> tuple[Array, Array, Array, Array]:
     """The nodes that a walk judged: those whose parent was accepted.
 
     Args:
@@ -90,9 +90,10 @@ def judged_nodes(
         odds: [R, T], the draft's log-odds of each node.
 
     Returns:
-        Of N judged nodes: log-odds [N] float32, depths [N] int32, whether accepted [N] bool.
+        Of N judged nodes: request [N] int64, log-odds [N] float32, depths [N] int32, whether
+        accepted [N] bool.
     """
-    judged: tuple[Array, Array, Array] = _judged(*_arrays(tree), path.numpy(), odds)
+    judged: tuple[Array, Array, Array, Array] = _judged(*_arrays(tree), path.numpy(), odds)
     return judged
 
 
@@ -139,8 +140,9 @@ def _moves(path: Array, first_row: Array) -> tuple[Array, Array]:
 @compiled
 def _judged(
     tokens: Array, parents: Array, depths: Array, num_nodes: Array, path: Array, odds: Array
-) -> tuple[Array, Array, Array]:
+) -> tuple[Array, Array, Array, Array]:
     most = tokens.size
+    of_request = np.empty(most, dtype=np.int64)
     of_odds = np.empty(most, dtype=np.float32)
     of_depth = np.empty(most, dtype=np.int32)
     accepted = np.empty(most, dtype=np.bool_)
@@ -150,8 +152,9 @@ def _judged(
             above = parents[r, node]
             # The scheduler's padding, -1, was never drafted.
             if tokens[r, node] >= 0 and path[r, depths[r, above]] == above:
+                of_request[count] = r
                 of_odds[count] = odds[r, node]
                 of_depth[count] = depths[r, node]
                 accepted[count] = path[r, depths[r, node]] == node
                 count += 1
-    return of_odds[:count], of_depth[:count], accepted[:count]
+    return of_request[:count], of_odds[:count], of_depth[:count], accepted[:count]

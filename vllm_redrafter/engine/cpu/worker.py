@@ -71,7 +71,7 @@ class ReDrafterCPUWorker(cpu_worker.CPUWorker):
     def redrafter_stats(self) -> dict[str, float]:
         """Counters since the last reset; `LLM.collective_rpc("redrafter_stats")`."""
         runner = self.model_runner
-        calibration = runner.proposer.estimator.calibration()
+        calibration = runner.proposer.acceptance.calibration()
         return {
             **asdict(runner.stats),
             "judged_nodes": calibration.judged,
@@ -91,4 +91,4 @@ class ReDrafterCPUWorker(cpu_worker.CPUWorker):
         if self.publisher is not None:
             self.publisher.carry(stats)
         stats.reset()
-        self.model_runner.proposer.estimator.reset_calibration()
+        self.model_runner.proposer.acceptance.reset_calibration()

@@ -1,0 +1,72 @@
+"""Two acceptance models: of greedy requests, and of those that sample."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from vllm_redrafter.engine.cpu.acceptance_model import REFIT_NODES, REFIT_STEPS, AcceptanceModel
+
+DEPTHS = 3
+
+
+def accepts(model: AcceptanceModel, sampled: bool) -> float:
+    """The probability of a node of depth 1 that the draft gives even odds."""
+    slopes, biases = model.parameters(np.array([sampled]))
+    assert slopes.shape == (1,)
+    assert biases.shape == (1, DEPTHS)
+    return float(1.0 / (1.0 + np.exp(-biases[0, 0])))
+
+
+def judge(model: AcceptanceModel, steps: int, greedy: float, sampling: float) -> None:
+    """Steps of mixed batches, with such shares of their nodes accepted."""
+    random = np.random.default_rng(0)
+    for _ in range(steps):
+        sampled = random.random(40) < 0.5
+        accepted = random.random(40) < np.where(sampled, sampling, greedy)
+        model.judge(sampled, np.zeros(40, np.float32), np.ones(40, np.int32), accepted)
+
+
+def test_requests_that_sample_and_others_are_learned_apart() -> None:
+    model = AcceptanceModel(DEPTHS)
+    judge(model, 400, greedy=0.8, sampling=0.3)
+    assert accepts(model, False) == pytest.approx(0.8, abs=0.06)
+    assert accepts(model, True) == pytest.approx(0.3, abs=0.06)
+
+
+def test_requests_of_one_kind_say_nothing_of_the_other() -> None:
+    model = AcceptanceModel(DEPTHS)
+    before = accepts(model, True)
+    for _ in range(100):
+        nodes = np.zeros(40, np.float32), np.ones(40, np.int32), np.ones(40, np.bool_)
+        model.judge(np.zeros(40, np.bool_), *nodes)
+    assert accepts(model, True) == before
+    assert accepts(model, False) > 0.9
+
+
+def test_a_refit_waits_for_steps_and_for_nodes() -> None:
+    model = AcceptanceModel(DEPTHS)
+    for number in (REFIT_NODES, 1):
+        before = accepts(model, False)
+        for _ in range(REFIT_STEPS - 1):
+            assert accepts(model, False) == before
+            nodes = np.zeros(number, np.float32), np.ones(number, np.int32), np.ones(number, bool)
+            model.judge(np.zeros(number, np.bool_), *nodes)
+        assert accepts(model, False) == before
+        if number == 1:
+            break
+        model.judge(np.zeros(1, np.bool_), *(part[:1] for part in nodes))
+        assert accepts(model, False) > before
+
+
+def test_the_calibration_is_over_all_nodes() -> None:
+    model = AcceptanceModel(DEPTHS)
+    judge(model, 400, greedy=0.8, sampling=0.3)
+    model.reset_calibration()
+    assert model.calibration().judged == 0
+    judge(model, 400, greedy=0.8, sampling=0.3)
+    found = model.calibration()
+    assert 400 * 40 * 0.9 < found.judged <= 400 * 40
+    # Even odds are off by 0.3 for the ones and by 0.2 for the others.
+    assert found.draft == pytest.approx(0.25, abs=0.03)
+    assert found.calibrated < 0.05
