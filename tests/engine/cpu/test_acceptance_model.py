@@ -44,19 +44,15 @@ def test_requests_of_one_kind_say_nothing_of_the_other() -> None:
     assert accepts(model, False) > 0.9
 
 
-def test_a_refit_waits_for_steps_and_for_nodes() -> None:
+@pytest.mark.parametrize(("nodes", "steps"), [(REFIT_NODES, REFIT_STEPS), (1, REFIT_NODES)])
+def test_a_refit_waits_for_steps_and_for_nodes(nodes: int, steps: int) -> None:
     model = AcceptanceModel(DEPTHS)
-    for number in (REFIT_NODES, 1):
-        before = accepts(model, False)
-        for _ in range(REFIT_STEPS - 1):
-            assert accepts(model, False) == before
-            nodes = np.zeros(number, np.float32), np.ones(number, np.int32), np.ones(number, bool)
-            model.judge(np.zeros(number, np.bool_), *nodes)
+    before = accepts(model, False)
+    step = np.zeros(nodes, np.float32), np.ones(nodes, np.int32), np.ones(nodes, np.bool_)
+    for _ in range(steps):
         assert accepts(model, False) == before
-        if number == 1:
-            break
-        model.judge(np.zeros(1, np.bool_), *(part[:1] for part in nodes))
-        assert accepts(model, False) > before
+        model.judge(np.zeros(nodes, np.bool_), *step)
+    assert accepts(model, False) > before
 
 
 def test_the_calibration_is_over_all_nodes() -> None:

@@ -13,12 +13,11 @@ import numpy.typing as npt
 import torch
 
 from vllm_redrafter.budget.calibration import AcceptanceEstimator, Calibration
+from vllm_redrafter.budget.choice import Flags
 
 REFIT_STEPS, REFIT_NODES = 4, 32
 """Verification steps, and nodes judged in them, from one refit of the acceptance probabilities to
 the next: a new drafter is judged soon, and so is another kind of text."""
-
-Flags = npt.NDArray[np.bool_]
 
 
 class AcceptanceModel:

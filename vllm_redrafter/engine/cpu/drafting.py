@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vllm_redrafter.acceptance import AcceptedPath
 from vllm_redrafter.budget.batch_budget import BatchBudget, Plan
+from vllm_redrafter.budget.choice import Flags
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
 from vllm_redrafter.engine.cpu.ranking import cut
 from vllm_redrafter.engine.cpu.walk import judged_nodes
@@ -24,9 +25,7 @@ class FixedDrafting:
     def __init__(self, proposer: TreeProposer) -> None:
         self.proposer = proposer
 
-    def pays(
-        self, request_ids: Sequence[str], sampled: npt.NDArray[np.bool_], max_nodes: int
-    ) -> bool:
+    def pays(self, request_ids: Sequence[str], sampled: Flags, max_nodes: int) -> bool:
         """Shall this step draft at all? Asked before every draft.
 
         Args:
@@ -66,7 +65,7 @@ class FixedDrafting:
     def judge(
         self,
         request_ids: Sequence[str],
-        sampled: npt.NDArray[np.bool_],
+        sampled: Flags,
         tree: TokenTree,
         accepted: AcceptedPath,
     ) -> None:
@@ -112,9 +111,7 @@ class AdaptiveDrafting(FixedDrafting):
         survival = np.zeros((1, config.num_speculative_tokens), dtype=np.float32)
         budget.share(survival, 1, Plan(shape, pays=True))
 
-    def pays(
-        self, request_ids: Sequence[str], sampled: npt.NDArray[np.bool_], max_nodes: int
-    ) -> bool:
+    def pays(self, request_ids: Sequence[str], sampled: Flags, max_nodes: int) -> bool:
         """See `FixedDrafting.pays`; a probe counts as if it did."""
         before, self._requests = self._requests, frozenset(request_ids)
         joined = None
@@ -153,7 +150,7 @@ class AdaptiveDrafting(FixedDrafting):
     def judge(
         self,
         request_ids: Sequence[str],
-        sampled: npt.NDArray[np.bool_],
+        sampled: Flags,
         tree: TokenTree,
         accepted: AcceptedPath,
     ) -> None:

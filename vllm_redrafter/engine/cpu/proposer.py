@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from vllm.config import VllmConfig
 
 from vllm_redrafter.beam_search import ExploredNodes
+from vllm_redrafter.budget.choice import Flags
 from vllm_redrafter.checkpoints.reading import load_drafter
 from vllm_redrafter.engine.cpu.acceptance_model import AcceptanceModel
 from vllm_redrafter.engine.cpu.packed_weights import packed
@@ -99,7 +100,7 @@ class TreeProposer:
         hidden: Tensor,
         root_tokens: Tensor,
         chain: Tensor | None,
-        sampled: npt.NDArray[np.bool_],
+        sampled: Flags,
         shape: SearchShape,
     ) -> Draft:
         """Draft by a given search, the nodes ranked by how probable they are to be accepted.
