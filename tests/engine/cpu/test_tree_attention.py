@@ -20,6 +20,7 @@ from vllm_redrafter.engine.cpu.tree_attention import (
     paged_tree_attention,
 )
 from vllm_redrafter.engine.cpu.tree_parts import Workspace
+from vllm_redrafter.engine.cpu.tree_tiles import COMPILED_THREADS
 from vllm_redrafter.token_tree import TokenTree
 
 BLOCK_SIZE, NUM_BLOCKS = 32, 40
@@ -208,9 +209,12 @@ def test_narrow_caches_are_widened_before_the_products(dtype: torch.dtype) -> No
     torch.testing.assert_close(wide[0, 8].double(), expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS.keys())
+BENT = {name: variant for name, variant in VARIANTS.items() if not variant.is_fusable}
+
+
+@pytest.mark.parametrize("variant", BENT.values(), ids=BENT.keys())
 @pytest.mark.parametrize("split", [False, True])
-def test_a_cache_laid_out_for_amx_gives_the_same_to_the_bit(
+def test_a_cache_laid_out_for_amx_gives_the_same_to_the_bit_where_scores_are_bent(
     variant: AttentionVariant, split: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if split:  # a part per length, rather than one
@@ -218,6 +222,33 @@ def test_a_cache_laid_out_for_amx_gives_the_same_to_the_bit(
     case = Case([100, 3, BLOCK_SIZE, 0], [9, 5, 12, 1], poison=1e4)
     plain = case.paged(variant, torch.bfloat16)
     assert torch.equal(case.paged(variant, torch.bfloat16, amx=True), plain)
+
+
+@pytest.mark.parametrize("window", [-1, 1, 7, 5 * BLOCK_SIZE])
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("threads", [1, COMPILED_THREADS + 1])
+def test_tiles_of_bfloat16_give_the_same_but_for_rounding(
+    window: int, split: bool, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if split:  # a part per length, rather than one
+        monkeypatch.setattr(tree_parts, "PADDING_BYTES", 0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    num_nodes = [9, 5, 12, 1, 4]
+    case = Case([100, 3, BLOCK_SIZE, 0, 700], num_nodes, poison=1e4)
+    variant = replace(PLAIN, sliding_window=window)
+    expected = case.paged(variant, torch.bfloat16)
+    found = case.paged(variant, torch.bfloat16, amx=True)
+    # Weights are rounded before they are multiplied, so by up to 2^-9 of the largest value.
+    torch.testing.assert_close(found, expected, rtol=2**-7, atol=2**-6)
+    # Rows of no node are left as they were.
+    assert ((found == 5) == (expected == 5)).all()
+
+
+def test_tiles_see_nothing_of_what_is_hidden() -> None:
+    first = Case([20, 70], [5, 12], poison=3.0).paged(PLAIN, torch.bfloat16, amx=True)
+    second = Case([20, 70], [5, 12], poison=-500.0).paged(PLAIN, torch.bfloat16, amx=True)
+    is_node = random_trees([5, 12]).is_node
+    assert torch.equal(first[is_node], second[is_node])
 
 
 def test_layers_of_several_shapes_and_windows_share_a_step() -> None:

@@ -23,6 +23,7 @@ from vllm_redrafter.engine.cpu.tree_parts import (
     split_requests,
 )
 from vllm_redrafter.engine.cpu.tree_plan import SLOT_MULTIPLE, block_ranges
+from vllm_redrafter.engine.cpu.tree_tiles import TileProducts, rehearse_tiles
 from vllm_redrafter.token_tree import TokenTree
 
 
@@ -46,6 +47,7 @@ class TreeQueries:
     block_size: int
     amx: bool = False
     _products: dict[tuple[LayerShape, int], list[Products]] = field(default_factory=dict)
+    _tiles: dict[tuple[LayerShape, int], list[TileProducts]] = field(default_factory=dict)
 
     def products(
         self, shape: LayerShape, sliding_window: int, workspace: Workspace
@@ -57,6 +59,17 @@ class TreeQueries:
                 Products(part, shape, workspace) for part in self.parts(shape, sliding_window)
             ]
         return self._products[key]
+
+    def tiles(
+        self, shape: LayerShape, sliding_window: int, workspace: Workspace
+    ) -> list[TileProducts]:
+        """As `products`, in bfloat16 tiles."""
+        key = shape, sliding_window
+        if key not in self._tiles:
+            self._tiles[key] = [
+                TileProducts(part, shape, workspace) for part in self.parts(shape, sliding_window)
+            ]
+        return self._tiles[key]
 
     def parts(self, shape: LayerShape, sliding_window: int) -> list[TreePart]:
         """The trees, split so that each part's K and V are gathered at once."""
@@ -101,6 +114,11 @@ class AttentionVariant:
     alibi_slopes: Tensor | None = None
     sinks: Tensor | None = None
 
+    @property
+    def is_fusable(self) -> bool:
+        """Torch's fused attention scales and masks the scores, and bends them no further."""
+        return self.soft_cap <= 0 and self.alibi_slopes is None and self.sinks is None
+
 
 def paged_tree_attention(
     query: Tensor,
@@ -124,6 +142,10 @@ def paged_tree_attention(
     kv_heads, head_size = kv_cache.shape[1], query.shape[2]
     group, amx = query.shape[1] // kv_heads, queries.amx
     shape = LayerShape(kv_heads, group, head_size, kv_cache.dtype, amx)
+    if amx and variant.is_fusable:
+        for tiles in queries.tiles(shape, variant.sliding_window, workspace):
+            tiles.attend(query, kv_cache, variant.scale, output)
+        return
     for products in queries.products(shape, variant.sliding_window, workspace):
         matrices = products.matrices
         products.read(query, kv_cache)
@@ -168,3 +190,4 @@ def rehearse() -> None:
     )
     shape = LayerShape(kv_heads=1, group=1, head_size=1, dtype=torch.float32)
     queries.products(shape, sliding_window=-1, workspace=Workspace())
+    rehearse_tiles()

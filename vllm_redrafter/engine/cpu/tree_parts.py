@@ -279,6 +279,26 @@ class TreePart:
         nodes = torch.from_numpy(is_node.ravel().nonzero()[0])
         return nodes, self.flat_rows[nodes]
 
+    def nodes_of(self, query: Tensor) -> Tensor:
+        """[R * T, query heads, head size], of [tokens, ...]: the rows of the nodes."""
+        if self.slice is not None:
+            return query[self.slice]
+        return query.index_select(0, self.flat_rows)
+
+    def put_nodes(self, output: Tensor, attended: Tensor) -> None:
+        """Write the nodes' rows of `output`.
+
+        Args:
+            output: [tokens, query heads, head size].
+            attended: [R, T, KV heads, group, head size], of any strides.
+        """
+        if self.slice is not None:
+            output[self.slice].view(attended.shape).copy_(attended)
+        else:
+            nodes, rows = self.nodes
+            by_row = attended.reshape(-1, *output.shape[1:])
+            output.index_copy_(0, rows, by_row.index_select(0, nodes).to(output.dtype))
+
     @cached_property
     def float_distances(self) -> Tensor:
         """[R, 1, 1, T, S] float32, each slot's key position minus each node's: for ALiBi."""
@@ -349,11 +369,8 @@ class Products:
             query: [tokens, query heads, head size], of the whole batch.
             kv_cache: [blocks, KV heads, block size, 2 * head size].
         """
-        part, matrices = self.part, self.matrices
-        if part.slice is not None:
-            nodes = query[part.slice]
-        else:
-            nodes = query.index_select(0, part.flat_rows)
+        matrices = self.matrices
+        nodes = self.part.nodes_of(query)
         matrices.query_by_node.copy_(nodes.view(matrices.node_shape))
         rows, halves = kv_cache.view(self._rows), kv_cache.view(self._halves)
         torch.index_select(rows, 0, self._key_rows, out=matrices.gathered_keys)
@@ -362,10 +379,4 @@ class Products:
 
     def write(self, output: Tensor) -> None:
         """Put `attended` into the nodes' rows of `output`, [tokens, query heads, head size]."""
-        matrices, part = self.matrices, self.part
-        if part.slice is not None:
-            output[part.slice].view(matrices.node_shape).copy_(matrices.attended_by_node)
-        else:
-            nodes, rows = part.nodes
-            attended = matrices.attended_by_node.reshape(-1, *output.shape[1:])
-            output.index_copy_(0, rows, attended.index_select(0, nodes).to(output.dtype))
+        self.part.put_nodes(output, self.matrices.attended_by_node)
