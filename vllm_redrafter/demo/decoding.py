@@ -76,6 +76,7 @@ class DecodingJob:
             max_num_seqs=max(self.levels),
             seed=self.seed,
             memory_share=memory_share,
+            one_process=not torch.cuda.is_available(),
         )
 
     def rounds_at(self, in_flight: int) -> list[Round]:

@@ -33,6 +33,9 @@ class EngineSettings:
         max_num_seqs: the most requests at once.
         seed: of what is drawn at random.
         memory_share: of a GPU, for this engine.
+        one_process: the engine has no processes of its own. On a CPU that spares two imports of
+            vLLM, and the core that its workers leave to the scheduler (`reserve_cpu_num` in
+            vLLM's utils/ompmultiprocessing.py): half of the machine where there are two.
     """
 
     target: str
@@ -42,6 +45,7 @@ class EngineSettings:
     max_num_seqs: int
     seed: int
     memory_share: float
+    one_process: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,9 @@ def main(settings_json: str) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
     say = _own_output()
     settings = EngineSettings(**json.loads(settings_json))
+    executor = None
+    if settings.one_process:
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"], executor = "0", "uni"
     from vllm_redrafter.engine.offline import start_llm
 
     if not sys.stdin.readline():
@@ -96,6 +103,7 @@ def main(settings_json: str) -> None:
         gpu_memory_utilization=settings.memory_share,
         seed=settings.seed,
         disable_log_stats=True,
+        distributed_executor_backend=executor,
     )
     say(READY)
     for line in sys.stdin:

@@ -50,3 +50,15 @@ def test_what_the_dynamic_linker_finds_is_preloaded_by_name(
 def test_the_users_own_cache_size_is_kept() -> None:
     assert cpu_variables({})["VLLM_CPU_KVCACHE_SPACE"] == "1"
     assert cpu_variables({"VLLM_CPU_KVCACHE_SPACE": "4"})["VLLM_CPU_KVCACHE_SPACE"] == "4"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", "glibc.malloc.hugetlb=1"),
+        ("glibc.malloc.perturb=7", "glibc.malloc.perturb=7:glibc.malloc.hugetlb=1"),
+        ("glibc.malloc.hugetlb=0", "glibc.malloc.hugetlb=0"),
+    ],
+)
+def test_memory_is_of_huge_pages_unless_the_user_says_otherwise(before: str, after: str) -> None:
+    assert cpu_variables({"GLIBC_TUNABLES": before})["GLIBC_TUNABLES"] == after
