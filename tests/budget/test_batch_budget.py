@@ -9,6 +9,7 @@ import pytest
 
 from vllm_redrafter.budget.batch_budget import (
     CHAINS,
+    CLEAR_INTERVAL,
     FIRST_DRAFTS,
     PLAIN,
     PLAIN_INTERVAL,
@@ -163,10 +164,17 @@ def test_deeper_levels_are_looked_at_again_after_they_were_found_useless() -> No
     assert sum(shape.beam_length == 4 for shape in chosen) > 15
 
 
-def test_what_plain_steps_cost_is_looked_at_for_every_size_of_the_batch_and_now_and_then() -> None:
-    budget = BatchBudget(CONFIG, machine(row=0.005), 64)
+@pytest.mark.parametrize(
+    ("accept", "row", "interval"),
+    [(0.4, 0.05, PLAIN_INTERVAL), (0.8, 0.005, CLEAR_INTERVAL)],
+    ids=["close", "clear"],
+)
+def test_what_plain_steps_cost_is_looked_at_for_every_size_of_the_batch_and_now_and_then(
+    accept: float, row: float, interval: int
+) -> None:
+    budget = BatchBudget(CONFIG, machine(row), 64)
     for requests in (1, 8):
-        plans = [plan for plan, _ in run(budget, requests, 0.8, 3 * PLAIN_INTERVAL)]
+        plans = [plan for plan, _ in run(budget, requests, accept, 3 * interval)]
         plain = [step for step, plan in enumerate(plans) if plan.shape is None]
         # The first of a row does not count, nor the first of all.
         first, later = plain[: PLAIN_STEPS + 2], plain[PLAIN_STEPS + 2 :]

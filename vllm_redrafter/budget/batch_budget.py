@@ -32,12 +32,16 @@ PLAIN_STEPS, PLAIN_INTERVAL, DOUBTFUL_INTERVAL = 3, 64, 8
 """Plain steps, after the first, that have to be seen before drafting can be compared with them, for
 each size of the batch; and the steps of drafting after which one is looked at again, more of them
 while the last one speaks of another pace than the steps since."""
-PLAIN_SPELL, PLAIN_SHARE = 16, 4
+CLEAR_GAIN, CLEAR_INTERVAL = 1.5, 256
+"""Where drafting is found so many times as fast, a plain step is lost, and changes nothing: the
+steps of drafting after which one is looked at there."""
+PLAIN_SPELL, PLAIN_SHARE = 16, 8
 """Plain steps in a row after which one of PLAIN_SHARE is enough to learn from."""
 SAME_PACE = 1.25
 """Paces whose ratio is below this may be the same."""
-KEPT_STEPS = 16
-"""Steps that a search is kept, once chosen for a number of requests."""
+KEPT_STEPS, KEPT_SHUT = 16, 64
+"""Steps that a search is kept, once chosen for a number of requests; and, where none pays, that
+this is believed, unless a probe is made."""
 
 
 @cache
@@ -108,6 +112,8 @@ class BatchBudget:
         self._best = SearchShape(1, 1)
         self._kept = 0
         self._pays = True
+        # Tokens per second expected of the best search, over plain decoding's.
+        self._gain = 1.0
 
     def plan(self, sampled: Flags, joined: Flags | None, max_nodes: int) -> Plan:
         """Choose the search for a batch.
@@ -133,7 +139,8 @@ class BatchBudget:
         self._surveyed += 1
         if self._considered != (*self._members, max_nodes) or not self._kept:
             self._best, self._pays = self._best_search(requests, max_nodes)
-            self._considered, self._kept = (*self._members, max_nodes), KEPT_STEPS
+            self._considered = (*self._members, max_nodes)
+            self._kept = KEPT_STEPS if self._pays else KEPT_SHUT
         self._kept -= 1
         if not self.gate.opens(self._pays):
             self._since_plain = self._looks = 0
@@ -162,6 +169,8 @@ class BatchBudget:
         """Is it time for a plain step, only to see what it costs?"""
         if self._steps_seconds.weight(PLAIN, requests, requests) < PLAIN_STEPS:
             return self._since_plain > 1
+        if self._gain >= CLEAR_GAIN:
+            return self._since_plain > CLEAR_INTERVAL
         # Is it the machine that has become slower or faster, or are trees dearer or cheaper?
         doubtful = not 1 / SAME_PACE < self._pace.now / self._plain_pace < SAME_PACE
         return self._since_plain > (DOUBTFUL_INTERVAL if doubtful else PLAIN_INTERVAL)
@@ -214,6 +223,9 @@ class BatchBudget:
         """Learn from a draft: [N, L, W] survival probabilities of what it explored, of requests
         that sample or do not, [N] bool."""
         requests = survival.shape[0]
+        if not self._pays:
+            # What the probe found is to be considered at once.
+            self._kept = 0
         usual = self._pace.without(seconds)
         self._drafts_seconds.observe(self._shapes[shape], requests, requests, usual)
         for prospects, of_kind in zip(self._prospects, (~sampled, sampled), strict=True):
@@ -250,6 +262,7 @@ class BatchBudget:
         # What a full search takes beyond what its tokens take with the best one.
         lost = full.seconds - full.tokens / rate
         self._survey_interval = max(SURVEY_INTERVAL, lost / (SURVEY_COST * found[best].seconds))
+        self._gain = float(rate / plain)
         return best, worth_drafting(rate, plain, self._pays)
 
     def _survival(self, requests: int) -> Floats:

@@ -73,7 +73,7 @@ def is_wanted() -> bool:
 class Publisher:
     """The worker's end: totals since its start, whatever is reset in between.
 
-    Where no front end has asked for them (no directory), they stay in this process.
+    Where no front end has asked for them (no directory), nothing is done.
     """
 
     def __init__(self, engine: int) -> None:
@@ -85,16 +85,19 @@ class Publisher:
             FileExistsError: another worker publishes as this engine.
         """
         shared: bytearray | mmap.mmap = bytearray(SIZE)
+        self._is_read = False
         if (file := _file(engine)) is not None:
             with open(file, "xb+") as opened:
                 opened.truncate(SIZE)
                 shared = mmap.mmap(opened.fileno(), SIZE)
+            self._is_read = True
         self._published = np.frombuffer(shared, dtype=np.float64)
         self._before_reset = np.zeros_like(self._published)
 
     def publish(self, stats: StepStats) -> None:
         """Once per step. Readers may see a part of the fields a step ahead of the others."""
-        np.add(self._before_reset, Counters.of(stats), out=self._published)
+        if self._is_read:
+            np.add(self._before_reset, Counters.of(stats), out=self._published)
 
     def carry(self, stats: StepStats) -> None:
         """To be called before the statistics are reset."""

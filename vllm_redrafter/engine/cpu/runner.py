@@ -264,8 +264,13 @@ class TreeModelRunner(CPUModelRunner):
         max_nodes, before = scheduler_output.num_spec_tokens_to_schedule, self.stats.draft
         self.drafted = False
         if max_nodes and active:
-            request_ids = [self.input_batch.req_ids[i] for i in active]
-            sampled = self.input_batch.temperature_cpu[active] > 0.0
+            batch = self.input_batch
+            request_ids = batch.req_ids
+            temperatures = batch.temperature_cpu[: len(request_ids)]
+            if len(active) < len(request_ids):
+                request_ids = [request_ids[i] for i in active]
+                temperatures = temperatures[active]
+            sampled = temperatures > 0.0
             if self.drafting.pays(request_ids, sampled, max_nodes):
                 with self.stats.measure("draft"):
                     roots = torch.tensor([sampled_token_ids[i][-1] for i in active])
