@@ -1,4 +1,5 @@
-"""Ratios to plain decoding as grouped bars: a panel per temperature, a group per concurrency.
+"""Ratios to plain decoding as grouped bars: a panel per temperature, a group per concurrency and,
+where prompts have tasks, per task.
 
 Panels stand one above the other, as many levels and methods make them wide.
 """
@@ -32,11 +33,7 @@ BAR, GAP = 0.85, 1.0
 
 
 def plot(rows: Sequence[Row], title: str, path: Path) -> None:
-    """Draw the rows of `summarise`; above each bar its ratio and its share of repeated 8-grams.
-
-    Where prompts have tasks, it is the rows of all tasks that are drawn.
-    """
-    rows = [row for row in rows if row.task is None]
+    """Draw the rows of `summarise`; above each bar its ratio and its share of repeated 8-grams."""
     temperatures = sorted({row.temperature for row in rows})
     compared = [row for row in rows if row.method != "plain"]
     widest = max(sum(row.temperature == t for row in compared) for t in temperatures)
@@ -72,15 +69,18 @@ def plot(rows: Sequence[Row], title: str, path: Path) -> None:
 
 def _draw_panel(panel: Any, rows: Sequence[Row]) -> None:
     ticks, labels = [], []
+    has_tasks = any(row.task is not None for row in rows)
     left = 0.0
-    for level in sorted({row.concurrency for row in rows}):
-        group = [row for row in rows if row.concurrency == level]
+    # In the order of the rows: by concurrency, and all tasks together behind the last of them.
+    for level, task in dict.fromkeys((row.concurrency, row.task) for row in rows):
+        group = [row for row in rows if (row.concurrency, row.task) == (level, task)]
         plain = [row.tokens_per_second.median for row in group if row.method == "plain"]
         bars = [row for row in group if row.method != "plain"]
         for i, row in enumerate(bars):
             _draw_bar(panel, left + i, row)
         ticks.append(left + (len(bars) - 1) / 2)
-        labels.append(f"{level}\n(plain: {plain[0]:.0f} tok/s)")
+        named = f"{task or 'all'}, " if has_tasks else ""
+        labels.append(f"{named}{level}\n(plain: {plain[0]:.0f} tok/s)")
         left += len(bars) + GAP
     panel.set_xticks(ticks, labels)
     panel.tick_params(axis="x", length=0)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from throughput_parts import plot as drawing
+from matplotlib.axes import Axes
 from throughput_parts.plot import plot
 
 from redrafter_testing.benchmarks.throughput_runs import several_rows
@@ -18,9 +18,21 @@ def test_the_plot_is_a_png(tmp_path: Path) -> None:
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_only_totals_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[str | None] = []
-    monkeypatch.setattr(drawing, "_draw_panel", lambda _, rows: drawn.extend(r.task for r in rows))
+def test_tasks_are_groups_and_all_of_them_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels: list[str] = []
+    monkeypatch.setattr(
+        Axes, "set_xticks", lambda _, ticks, names: labels.extend(names), raising=True
+    )
     rows = several_rows()
-    plot([*(replace(row, task="chat") for row in rows), *rows], "title", tmp_path / "out.png")
-    assert drawn == [None] * len(rows)
+    tasks = [replace(row, task=task) for task in ("chat", None) for row in rows]
+    plot(sorted(tasks, key=lambda row: row.concurrency), "title", tmp_path / "out.png")
+    panels = len({row.temperature for row in rows})
+    levels = [level for level in sorted({row.concurrency for row in rows}) for _ in range(2)]
+    named = [label.split("\n")[0] for label in labels]
+    of_a_panel = [
+        f"{task}, {level}"
+        for task, level in zip(["chat", "all"] * len(levels), levels, strict=False)
+    ]
+    assert named == of_a_panel * panels
