@@ -40,7 +40,7 @@ FEWEST_PROMPTS = 4
 """At 1 request, where all eight would take as long as both other levels together."""
 PROMPTS_PER_REQUEST = 3
 """Of a level: 8 prompts at 8 requests would be a batch that does nothing but run empty."""
-TIMED_TOKENS = 40
+TIMED_TOKENS = 32
 """Of each answer. Four rounds in two engines at all levels have to fit into a minute and a half."""
 SHOWN_TOKENS = 64
 MAX_MODEL_LEN = 512
