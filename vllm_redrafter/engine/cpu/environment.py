@@ -15,8 +15,8 @@ def cpu_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
     The KV cache gets 1 GiB. Intel's OpenMP runtime (of the package intel-openmp) and tcmalloc, with
     which vLLM's CPU kernels are fast, only work preloaded. glibc's allocator asks for huge pages:
-    with small ones an engine is up to a fifth faster or slower than another that is started alike,
-    for all of its life, as luck has it with the places that its memory gets.
+    with small ones an engine may be faster or slower than another that is started alike, for all of
+    its life, as luck has it with the places that its memory gets.
     """
     return {
         "VLLM_CPU_KVCACHE_SPACE": environment.get("VLLM_CPU_KVCACHE_SPACE", "1"),
