@@ -9,11 +9,13 @@ import pytest
 
 from vllm_redrafter.budget.batch_budget import (
     CHAINS,
-    CLEAR_INTERVAL,
     FIRST_DRAFTS,
+    KEPT_STEPS,
+    LOOK,
+    LOOK_COST,
+    LOOK_INTERVAL,
     PLAIN,
-    PLAIN_INTERVAL,
-    PLAIN_STEPS,
+    SETTLING,
     SURVEY_INTERVAL,
     TREES,
     BatchBudget,
@@ -98,7 +100,7 @@ def run(
 def test_a_good_drafter_is_used_at_every_step_where_rows_are_cheap() -> None:
     decided = run(BatchBudget(CONFIG, machine(row=0.005), 8), 1, 0.8, 60)
     assert all(plan.pays for plan, _ in decided)
-    assert sum(plan.shape is None for plan, _ in decided) <= PLAIN_STEPS + 2
+    assert sum(plan.shape is None for plan, _ in decided) <= LOOK
     assert decided[-1][1] > 6
 
 
@@ -164,35 +166,32 @@ def test_deeper_levels_are_looked_at_again_after_they_were_found_useless() -> No
     assert sum(shape.beam_length == 4 for shape in chosen) > 15
 
 
-@pytest.mark.parametrize(
-    ("accept", "row", "interval"),
-    [(0.4, 0.05, PLAIN_INTERVAL), (0.8, 0.005, CLEAR_INTERVAL)],
-    ids=["close", "clear"],
-)
+@pytest.mark.parametrize(("accept", "row"), [(0.4, 0.05), (0.8, 0.005)], ids=["close", "clear"])
 def test_what_plain_steps_cost_is_looked_at_for_every_size_of_the_batch_and_now_and_then(
-    accept: float, row: float, interval: int
+    accept: float, row: float
 ) -> None:
-    budget = BatchBudget(CONFIG, machine(row), 64)
+    budget, steps = BatchBudget(CONFIG, machine(row), 64), 3000
     for requests in (1, 8):
-        plans = [plan for plan, _ in run(budget, requests, accept, 3 * interval)]
-        plain = [step for step, plan in enumerate(plans) if plan.shape is None]
-        # The first of a row does not count, nor the first of all.
-        first, later = plain[: PLAIN_STEPS + 2], plain[PLAIN_STEPS + 2 :]
-        assert first == list(range(first[0], first[0] + len(first)))
-        assert first[0] < 20
-        assert [b - a for a, b in zip(later[::2], later[1::2], strict=True)] == [1] * (
-            len(later) // 2
-        )
-        assert len(later) in (4, 6)
+        plans = [plan for plan, _ in run(budget, requests, accept, steps)]
+        plain = np.array([plan.shape is None for plan in plans])
+        turns = np.diff(plain.astype(int), prepend=0)
+        starts, ends = np.flatnonzero(turns == 1), np.flatnonzero(turns == -1)
+        assert list(ends - starts[: len(ends)]) == [LOOK] * len(ends)
+        assert starts[0] < 20
+        assert len(starts) >= 2
+        assert np.diff(starts).min() >= LOOK_INTERVAL
+        lost = 1.0 - 1.0 / budget._gain
+        assert plain.mean() * lost <= 1.5 * LOOK_COST
 
 
-def test_a_plain_step_right_behind_a_draft_says_nothing_of_plain_steps() -> None:
-    """vLLM takes longer over a draft's tokens than over one, after the step that verified it."""
+def test_plain_steps_behind_a_draft_say_nothing_of_plain_steps() -> None:
+    """vLLM takes longer over a draft's tokens than over one, after the step that verified it; and
+    caches are full of the draft for some steps more."""
     budget = BatchBudget(CONFIG, machine(row=0.005), 8)
     usual = float(budget.costs.verify_seconds(4))
     for _ in range(30):
         budget.stepped(TREES, 4, 16, float(budget.costs.verify_seconds(16)))
-        for seconds in (1.5 * usual, usual, usual):
+        for seconds in (*[1.5 * usual] * SETTLING, usual, usual):
             budget.stepped(PLAIN, 4, 4, seconds)
     assert budget.step_seconds(4, PLAIN)[4] == pytest.approx(usual, rel=0.01)
 
@@ -209,7 +208,7 @@ def test_a_machine_that_is_slow_for_a_while_does_not_shut_the_gate(spell: int, p
         plans += run(budget, 1, 0.6, 160)
     undrafted = sum(plan.shape is None for plan, _ in plans)
     # And a look or two at every change, to see whether it was one of the machine.
-    assert undrafted <= 2 * (len(plans) / PLAIN_INTERVAL + 8 * 2 * 3)
+    assert undrafted <= LOOK * (len(plans) / LOOK_INTERVAL + 8 * 2 * 2)
 
 
 def test_a_table_that_is_wrong_is_not_taken_for_a_slow_machine() -> None:
@@ -305,7 +304,7 @@ def test_full_searches_are_rarer_where_they_are_dear() -> None:
         full = search_shape(config, 12)
         surveys.append(sum(plan.shape == full for plan in plans[200:]) / len(plans[200:]))
     cheap, dear = surveys
-    assert cheap == pytest.approx(1 / SURVEY_INTERVAL, rel=0.01)
+    assert cheap == pytest.approx(1 / SURVEY_INTERVAL, rel=0.05)
     assert dear < cheap / 2
 
 
@@ -318,7 +317,8 @@ def test_costs_that_turn_out_higher_shut_the_gate() -> None:
         for rows in (8, 12, 16, 24, 32):
             for kind in (CHAINS, TREES):
                 budget.stepped(kind, 4, rows, 2.9 * float(budget.costs.verify_seconds(rows)))
-    assert not run(budget, 4, 0.5, 30)[-1][0].pays
+    # The search is kept for so many steps.
+    assert not run(budget, 4, 0.5, KEPT_STEPS + 1)[-1][0].pays
 
 
 def test_nodes_that_a_request_does_not_want_are_not_given_to_it() -> None:

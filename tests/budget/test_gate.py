@@ -21,8 +21,15 @@ def test_probes_become_rarer_up_to_the_longest_pause() -> None:
     assert pauses == [2, 4, 8, 8, 8]
 
 
-def test_pauses_begin_anew_after_drafting_has_paid() -> None:
+def test_pauses_begin_anew_after_drafting_has_paid_for_some_steps() -> None:
+    gate = Gate(first_pause=2, longest_pause=8)
+    opened(gate, pays=False, steps=30)
+    opened(gate, pays=True, steps=2)
+    assert opened(gate, pays=False, steps=8) == [2, 5]
+
+
+def test_one_step_that_pays_halves_the_pauses() -> None:
     gate = Gate(first_pause=2, longest_pause=8)
     opened(gate, pays=False, steps=30)
     assert gate.opens(pays=True)
-    assert opened(gate, pays=False, steps=4) == [0, 3]
+    assert opened(gate, pays=False, steps=16) == [4, 9]

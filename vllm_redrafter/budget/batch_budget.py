@@ -28,13 +28,17 @@ FIRST_DRAFTS = 8
 SURVEY_INTERVAL, SURVEY_COST = 32, 0.01
 """Drafts from one full search to the next, at least: shorter and narrower ones do not see what it
 would; and the share of the time that it may take: where it is dear, it is made less often."""
-PLAIN_STEPS, PLAIN_INTERVAL, DOUBTFUL_INTERVAL = 3, 64, 8
+PLAIN_STEPS = 3
 """Plain steps, after the first, that have to be seen before drafting can be compared with them, for
-each size of the batch; and the steps of drafting after which one is looked at again, more of them
-while the last one speaks of another pace than the steps since."""
-CLEAR_GAIN, CLEAR_INTERVAL = 1.5, 256
-"""Where drafting is found so many times as fast, a plain step is lost, and changes nothing: the
-steps of drafting after which one is looked at there."""
+each size of the batch."""
+LOOK, SETTLING = 8, 4
+"""Plain steps in a row that are made, where drafting pays, only to see what they cost; and how many
+of them do not count: behind a draft, caches are full of other things. The second is still a
+twentieth slower than the tenth, which is as much as some drafters gain."""
+LOOK_COST, LOOK_INTERVAL, DOUBTFUL = 0.005, 128, 8
+"""The share of what drafting yields that such looks may take; the steps from one to the next, at
+least; and how much sooner that is while the last one speaks of another pace than the steps since.
+"""
 PLAIN_SPELL, PLAIN_SHARE = 16, 8
 """Plain steps in a row after which one of PLAIN_SHARE is enough to learn from."""
 SAME_PACE = 1.25
@@ -153,12 +157,10 @@ class BatchBudget:
         return Plan(search_shape(self.config, max_nodes), self._pays)
 
     def _looks_at_plain(self, requests: int) -> bool:
-        """Shall a step be plain although drafting pays, to see what it costs?"""
+        """Shall this step be plain although drafting pays, to see what it costs?"""
         self._since_plain += 1
         if not self._looks and self._plain_is_due(requests):
-            known = self._steps_seconds.weight(PLAIN, requests, requests) >= PLAIN_STEPS
-            # The first one after a draft does not count, nor the first of all.
-            self._looks = 2 if known else 2 + PLAIN_STEPS
+            self._looks = LOOK
         if not self._looks:
             return False
         self._looks -= 1
@@ -166,14 +168,14 @@ class BatchBudget:
         return True
 
     def _plain_is_due(self, requests: int) -> bool:
-        """Is it time for a plain step, only to see what it costs?"""
+        """Is it time for plain steps, only to see what they cost?"""
         if self._steps_seconds.weight(PLAIN, requests, requests) < PLAIN_STEPS:
             return self._since_plain > 1
-        if self._gain >= CLEAR_GAIN:
-            return self._since_plain > CLEAR_INTERVAL
+        # Of g times plain decoding's tokens, a plain step loses 1 - 1 / g.
+        interval = max(LOOK_INTERVAL, LOOK * (1.0 - 1.0 / self._gain) / LOOK_COST)
         # Is it the machine that has become slower or faster, or are trees dearer or cheaper?
         doubtful = not 1 / SAME_PACE < self._pace.now / self._plain_pace < SAME_PACE
-        return self._since_plain > (DOUBTFUL_INTERVAL if doubtful else PLAIN_INTERVAL)
+        return self._since_plain > (interval / DOUBTFUL if doubtful else interval)
 
     def share(
         self, survival: Floats, requests: int, plan: Plan
@@ -235,9 +237,9 @@ class BatchBudget:
     def stepped(self, kind: int, requests: int, rows: int, seconds: float) -> None:
         """Learn from a step's time, its draft's left out."""
         self._plain_run = self._plain_run + 1 if kind == PLAIN else 0
-        # A step's time holds what vLLM did with the tokens of the one before: a plain one would
-        # pay for those that were drafted.
-        if self._plain_run == 1 or (
+        # A step's time also holds what vLLM did with the tokens of the one before: a plain one
+        # would pay for those that were drafted.
+        if 0 < self._plain_run <= SETTLING or (
             self._plain_run > PLAIN_SPELL and self._plain_run % PLAIN_SHARE
         ):
             return

@@ -23,7 +23,9 @@ def worth_drafting(drafting: float, plain: float, so_far: bool) -> bool:
 class Gate:
     """Open while drafting pays. While it does not, it opens for one step after ever longer pauses.
 
-    A paused request resumes from one hidden state: the drafter keeps no KV cache.
+    Each step that pays halves the pauses: a batch that is small for one step, while others join
+    it, may pay there, and says little of the steps that follow. A paused request resumes from one
+    hidden state: the drafter keeps no KV cache.
     """
 
     def __init__(self, first_pause: int = FIRST_PAUSE, longest_pause: int = LONGEST_PAUSE) -> None:
@@ -39,7 +41,8 @@ class Gate:
             pays: drafting is expected to be worth its cost.
         """
         if pays:
-            self._pause, self._left = self.first_pause, 0
+            self._pause = max(self._pause // 2, self.first_pause)
+            self._left = self._pause
             return True
         if self._left:
             self._left -= 1
