@@ -54,6 +54,7 @@ DRAFTER_TRAINING = TrainingConfig(
     learning_rate=2e-3,
     warmup_steps=20,
     unroll_steps=5,
+    head="gated",
     # The better of both at temperature 0 and near it (docs/training.md).
     loss="mix",
     precision="bf16" if fast_dtype() == torch.bfloat16 else "no",
