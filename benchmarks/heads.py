@@ -20,6 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
+from heads_parts import depths
 from heads_parts.plot import plot
 from heads_parts.report import rows_of, table
 from heads_parts.texts import Texts
@@ -58,7 +59,15 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--draft-vocab-size", type=positive, default=4096)
     made.add_argument("--epochs", type=positive, default=2)
     made.add_argument(
+        "--unroll-steps", type=positive, default=4, help="how far heads learn to draft (default 4)"
+    )
+    made.add_argument(
         "--repeats", type=integer(0), default=0, help="of each head's draft, for its time"
+    )
+    made.add_argument(
+        "--against",
+        choices=[v.name for v in VARIANTS],
+        help="print what the other heads gain on this one by depth",
     )
     made.add_argument("--output", type=Path, help="JSON with all figures")
     made.add_argument("--plot", type=Path)
@@ -90,7 +99,7 @@ def training_settings(options: argparse.Namespace) -> dict[str, Any]:
         "batch_size": 2,
         "micro_batch_size": 2,
         "block_length": 288,
-        "unroll_steps": 4,
+        "unroll_steps": options.unroll_steps,
         "learning_rate": 2e-3,
         "warmup_steps": 20,
         "teacher": "data",
@@ -164,7 +173,10 @@ def report(
 
         times = milliseconds(variants, config, material, options.repeats)
     rows = rows_of(runs, times)
-    results.wide_console().print(table(rows))
+    console = results.wide_console()
+    console.print(table(rows))
+    if options.against is not None:
+        console.print(depths.table(runs, options.against))
     record = {
         **machine.describe(gpu=None),
         "shapes": [str_of(shape) for shape in material.shapes],

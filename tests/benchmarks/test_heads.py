@@ -27,7 +27,8 @@ def test_runs_are_made_once_and_reported_together(
         *(str(target), "--data", str(tmp_path / "text"), "--measure", str(tmp_path / "other")),
         *("--runs", str(runs), "--conversations", "20", "--held-out", "4", "--epochs", "1"),
         *("--shape", "2x2:2", "--shape", "2x3:4", "--target-layers", "1,2"),
-        *("--draft-vocab-size", "40", "--repeats", "1"),
+        *("--draft-vocab-size", "40", "--repeats", "1", "--unroll-steps", "3"),
+        *("--against", "recurrent"),
         *("--output", str(output), "--plot", str(picture)),
     ]
     some = [part for name in HEADS for part in ("--head", name)]
@@ -47,7 +48,9 @@ def test_runs_are_made_once_and_reported_together(
                 assert 0 < counts["steps"] <= counts["tokens"]
     assert str(tmp_path) not in json.dumps(record), "paths stay here"
     assert picture.read_bytes().startswith(b"\x89PNG")
-    assert "gated, fused" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "gated, fused" in printed and "By depth, and × recurrent" in printed
+    assert {run["settings"]["unroll_steps"] for run in record["runs"]} == {3}
 
     assert heads.main([*arguments, "--head", "recurrent", "--seeds", "2"]) == 0
     assert all(path.stat().st_mtime_ns == time for path, time in made.items())
