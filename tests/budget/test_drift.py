@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vllm_redrafter.budget.drift import LEAST, MEMORY, RENEWAL, Drift
+from vllm_redrafter.budget.drift import FORGOTTEN, LEAST, MEMORY, RENEWAL, Drift
 
 TABLE = np.linspace(1.0, 2.0, 101)
 
@@ -41,6 +41,27 @@ def test_what_was_not_seen_follows_what_was() -> None:
     for seen in (drift.seconds(1, 4)[4], drift.seconds(0, 64)[4]):
         assert seen == pytest.approx(TABLE[4] + 0.5, rel=0.1)
     assert drift.seconds(0, 4)[64] == pytest.approx(TABLE[64] + 0.5, rel=0.1)
+
+
+def test_a_kind_that_was_not_tried_is_believed_to_be_as_cheap_as_the_cheapest() -> None:
+    """What is believed to be as dear as what is done already would never be tried."""
+    drift = Drift([TABLE, TABLE, TABLE])
+    for kind, excess in ((0, 0.1), (2, 2.0)):
+        for _ in range(50):
+            drift.observe(kind, 4, 16, TABLE[16] + excess)
+    assert drift.seconds(1, 4)[16] == pytest.approx(TABLE[16] + 0.1)
+    assert drift.seconds(2, 4)[16] == pytest.approx(TABLE[16] + 2.0, rel=0.1)
+
+
+def test_what_was_seen_long_ago_may_have_become_cheaper() -> None:
+    drift = Drift([TABLE, TABLE])
+    for _ in range(8):
+        drift.observe(1, 4, 16, TABLE[16] + 2.0)
+    observe(drift, 2 * MEMORY, TABLE[4])
+    soon = drift.seconds(1, 4)[16]
+    observe(drift, 4 * FORGOTTEN, TABLE[4])
+    late = drift.seconds(1, 4)[16]
+    assert TABLE[16] < late < TABLE[16] + 1.0 < soon
 
 
 def test_batches_of_different_sizes_have_costs_of_their_own() -> None:

@@ -39,13 +39,16 @@ LOOK_COST, LOOK_INTERVAL, DOUBTFUL = 0.005, 128, 8
 """The share of what drafting yields that such looks may take; the steps from one to the next, at
 least; and how much sooner that is while the last one speaks of another pace than the steps since.
 """
+NEW_SIZE = 16
+"""Steps with about so many requests after which plain ones are looked at for the first time."""
 PLAIN_SPELL, PLAIN_SHARE = 16, 8
 """Plain steps in a row after which one of PLAIN_SHARE is enough to learn from."""
 SAME_PACE = 1.25
 """Paces whose ratio is below this may be the same."""
-KEPT_STEPS, KEPT_SHUT = 16, 64
-"""Steps that a search is kept, once chosen for a number of requests; and, where none pays, that
-this is believed, unless a probe is made."""
+KEPT_STEPS, KEPT_NEW, KEPT_SHUT = 16, 4, 64
+"""Steps that a search is kept, once chosen for a number of requests; the same while few steps of
+its kind were seen for so many; and, where none pays, that this is believed, unless a probe is made.
+"""
 
 
 @cache
@@ -144,7 +147,7 @@ class BatchBudget:
         if self._considered != (*self._members, max_nodes) or not self._kept:
             self._best, self._pays = self._best_search(requests, max_nodes)
             self._considered = (*self._members, max_nodes)
-            self._kept = KEPT_STEPS if self._pays else KEPT_SHUT
+            self._kept = self._keeps(requests)
         self._kept -= 1
         if not self.gate.opens(self._pays):
             self._since_plain = self._looks = 0
@@ -155,6 +158,13 @@ class BatchBudget:
             return Plan(self._best, pays=True)
         self._surveyed = 0
         return Plan(search_shape(self.config, max_nodes), self._pays)
+
+    def _keeps(self, requests: int) -> int:
+        """For how many steps what was found for so many requests is believed."""
+        if not self._pays:
+            return KEPT_SHUT
+        seen = self._steps_seconds.steps(requests, _kind_of(self._best))
+        return KEPT_STEPS if seen >= KEPT_STEPS else KEPT_NEW
 
     def _looks_at_plain(self, requests: int) -> bool:
         """Shall this step be plain although drafting pays, to see what it costs?"""
@@ -170,7 +180,8 @@ class BatchBudget:
     def _plain_is_due(self, requests: int) -> bool:
         """Is it time for plain steps, only to see what they cost?"""
         if self._steps_seconds.weight(PLAIN, requests, requests) < PLAIN_STEPS:
-            return self._since_plain > 1
+            # A batch that is of this size for some steps only is not worth it.
+            return self._steps_seconds.steps(requests) >= NEW_SIZE
         # Of g times plain decoding's tokens, a plain step loses 1 - 1 / g.
         interval = max(LOOK_INTERVAL, LOOK * (1.0 - 1.0 / self._gain) / LOOK_COST)
         # Is it the machine that has become slower or faster, or are trees dearer or cheaper?
@@ -193,8 +204,7 @@ class BatchBudget:
         """
         assert plan.shape is not None
         draft = self.draft_seconds(requests, plan.shape)
-        kind = CHAINS if plan.shape.beam_width == 1 else TREES
-        verify = self.step_seconds(requests, kind).copy()
+        verify = self.step_seconds(requests, _kind_of(plan.shape)).copy()
         # To verify nothing is a plain step.
         verify[requests] = self.step_seconds(requests, PLAIN)[requests]
         choice = best_budget(survival, requests, draft, verify)
@@ -257,7 +267,7 @@ class BatchBudget:
         survival = self._survival(requests)
         found = {}
         for shape in search_tiers(self.config, max_nodes):
-            seconds = verify[CHAINS if shape.beam_width == 1 else TREES]
+            seconds = verify[_kind_of(shape)]
             found[shape] = self._expected(shape, survival, requests, max_nodes, seconds)
         best = max(found, key=lambda shape: found[shape].tokens_per_second)
         rate, full = found[best].tokens_per_second, found[search_shape(self.config, max_nodes)]
@@ -291,6 +301,10 @@ class BatchBudget:
         seconds = self.draft_seconds(requests, shape) + verify_seconds[rows]
         best = int(np.argmax(tokens / seconds))
         return Choice(requests * best, float(tokens[best]), float(seconds[best]))
+
+
+def _kind_of(shape: SearchShape) -> int:
+    return CHAINS if shape.beam_width == 1 else TREES
 
 
 def _by_kind(sampled: Flags) -> tuple[int, int]:

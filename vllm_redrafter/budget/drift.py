@@ -7,10 +7,14 @@ step's excess is its time less the table's. The median of the last ones is kept,
 number of requests and by size (half octaves each): a disturbance adds more to one step than a
 choice turns on, so a mean would speak against what was tried last; and a step's own parts vary
 (what is compacted, how far a walk goes), which a lower quantile would not see, steps of trees
-varying most. Where few steps were seen, it leans on that of all sizes, this one on that of the
-kind, and that one on that of all steps: a choice between two sizes shall not turn on one noisy
-step. Of few steps it is a lower quantile than the median: the first ones of a kind are slow, and
-would speak against it for long.
+varying most. Of few steps it is a lower quantile than the median: the first ones of a kind are
+slow, and would speak against it for long.
+
+Where few steps were seen of a size, it leans on what all sizes of the kind take for so many
+requests: a choice between two sizes shall not turn on one noisy step. And where few were seen of a
+kind, that leans on the kind that takes least for so many requests, or on what it takes itself for
+others: what is believed to be as dear as what is done already is never tried, and is not found to
+be cheaper. For the same reason what was seen long ago counts for less and less.
 """
 
 from __future__ import annotations
@@ -27,8 +31,10 @@ MEMORY = 16
 PRIOR = 2.0
 """Steps of its own, after the first, that a median needs to count as much as the wider one that
 it leans on."""
-RENEWAL = 16
-"""Steps for which what was asked for once is kept."""
+FORGOTTEN = 1024
+"""Steps after which what was seen of a size counts half."""
+RENEWAL, EARLY_RENEWAL = 16, 4
+"""Steps for which what was asked for once is kept; and while a size is new."""
 CELLS = 32
 """Half octaves: up to 2^16."""
 LEAST = 0.1
@@ -55,6 +61,8 @@ class Drift:
         self._seen = np.zeros(cells, dtype=np.int64)
         self._medians = np.zeros(cells)
         self._weights = np.zeros(cells)
+        self._observed = 0
+        self._seen_at = np.zeros(cells, dtype=np.int64)
         self._kept: dict[tuple[int, int], Floats] = {}
         self._until_renewal = 0
 
@@ -66,7 +74,11 @@ class Drift:
         self._seen[at] = seen + 1
         # The first step of its kind may have compiled something, or allocated: it does not count.
         self._weights[at] = min(seen, MEMORY)
+        self._observed += 1
+        self._seen_at[at] = self._observed
         self._medians[at] = _settling_median(latest[: seen + 1])
+        if seen < MEMORY:
+            self._until_renewal = min(self._until_renewal, EARLY_RENEWAL)
         self._until_renewal -= 1
         if self._until_renewal < 0:
             self._kept.clear()
@@ -75,6 +87,12 @@ class Drift:
     def weight(self, kind: int, requests: int, size: int) -> float:
         """How many steps of this kind and about this size count at present."""
         return float(self._weights[kind, _cell(requests), _cell(size)])
+
+    def steps(self, requests: int, kind: int | None = None) -> float:
+        """How many steps of any kind, or of one, count at present for about so many requests; of
+        each size, the last ones."""
+        weights = self._weights[:, _cell(requests)]
+        return float((weights if kind is None else weights[kind]).sum())
 
     def usual(self, kind: int, requests: int, size: int, least: int = MEMORY) -> float | None:
         """What steps of this kind and about this size took of late; None below `least` of them."""
@@ -94,14 +112,28 @@ class Drift:
         return self._kept[key]
 
     def _leaning(self, kind: int, requests: int) -> Floats:
+        """By half octave of sizes, the excess that is expected."""
+        ages = self._observed - self._seen_at[:, requests]
+        weights = self._weights[:, requests] * np.exp2(-ages / FORGOTTEN)
+        medians = self._medians[:, requests]
+        # By kind. No dot products: BLAS has threads, and waits for them.
+        weight, sums = weights.sum(axis=1), (weights * medians).sum(axis=1)
+        seen = weight > 0
+        least = self._elsewhere(kind)
+        if seen.any():
+            others = (sums[seen] / weight[seen]).min()
+            least = min(least, others) if self._weights[kind].any() else others
+        mean = (sums[kind] + PRIOR * least) / (weight[kind] + PRIOR)
+        own = weights[kind]
+        return np.asarray((own * medians[kind] + PRIOR * mean) / (own + PRIOR))
+
+    def _elsewhere(self, kind: int) -> float:
+        """The excess of this kind for other numbers of requests, leaning on that of all kinds."""
         mean = 0.0
-        for cells in (np.s_[:], np.s_[kind], np.s_[kind, requests]):
+        for cells in (np.s_[:], np.s_[kind]):
             weights = self._weights[cells]
-            # No dot product: BLAS has threads, and waits for them.
-            seen = (weights * self._medians[cells]).sum()
-            mean = (seen + PRIOR * mean) / (weights.sum() + PRIOR)
-        weights, medians = self._weights[kind, requests], self._medians[kind, requests]
-        return np.asarray((weights * medians + PRIOR * mean) / (weights + PRIOR))
+            mean = ((weights * self._medians[cells]).sum() + PRIOR * mean) / (weights.sum() + PRIOR)
+        return float(mean)
 
 
 def _settling_median(values: Floats) -> float:
