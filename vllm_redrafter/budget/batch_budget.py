@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from vllm_redrafter.budget.choice import Choice, Flags, Floats, best_budget, shares
 from vllm_redrafter.budget.costs import CostTable
-from vllm_redrafter.budget.drift import Drift
+from vllm_redrafter.budget.drift import Drift, cell
 from vllm_redrafter.budget.gate import Gate, worth_drafting
 from vllm_redrafter.budget.pace import Pace
 from vllm_redrafter.budget.prospects import Prospects
@@ -31,16 +31,17 @@ would; and the share of the time that it may take: where it is dear, it is made 
 PLAIN_STEPS = 3
 """Plain steps, after the first, that have to be seen before drafting can be compared with them, for
 each size of the batch."""
-LOOK, SETTLING = 8, 4
+LOOK, SETTLING = 8, 3
 """Plain steps in a row that are made, where drafting pays, only to see what they cost; and how many
-of them do not count: behind a draft, caches are full of other things. The second is still a
-twentieth slower than the tenth, which is as much as some drafters gain."""
+of them do not count: behind a draft caches are full of other things, and the first ones are slower
+by as much as some drafters gain."""
 LOOK_COST, LOOK_INTERVAL, DOUBTFUL = 0.005, 128, 8
 """The share of what drafting yields that such looks may take; the steps from one to the next, at
 least; and how much sooner that is while the last one speaks of another pace than the steps since.
 """
 NEW_SIZE = 16
-"""Steps with about so many requests after which plain ones are looked at for the first time."""
+"""Steps in a row with about so many requests after which plain ones are looked at for the first
+time: a batch that is of this size in passing is not worth it."""
 PLAIN_SPELL, PLAIN_SHARE = 16, 8
 """Plain steps in a row after which one of PLAIN_SHARE is enough to learn from."""
 SAME_PACE = 1.25
@@ -111,6 +112,8 @@ class BatchBudget:
         # Plain steps: still to be made only to see what they cost; and made in a row.
         self._looks = 0
         self._plain_run = 0
+        # Steps in a row with about as many requests.
+        self._size, self._steps_of_size = -1, 0
         self._surveyed = 0
         self._survey_interval = float(SURVEY_INTERVAL)
         # Of the batch: requests that take the most probable token, and that sample.
@@ -133,6 +136,8 @@ class BatchBudget:
         """
         self._steps += 1
         requests = sampled.shape[0]
+        same, self._size = self._size == cell(requests), cell(requests)
+        self._steps_of_size = self._steps_of_size + 1 if same else 0
         self._members = _by_kind(sampled)
         if joined is not None:
             for prospects, all_of, new in zip(
@@ -163,7 +168,7 @@ class BatchBudget:
         """For how many steps what was found for so many requests is believed."""
         if not self._pays:
             return KEPT_SHUT
-        seen = self._steps_seconds.steps(requests, _kind_of(self._best))
+        seen = self._steps_seconds.steps(_kind_of(self._best), requests)
         return KEPT_STEPS if seen >= KEPT_STEPS else KEPT_NEW
 
     def _looks_at_plain(self, requests: int) -> bool:
@@ -180,8 +185,7 @@ class BatchBudget:
     def _plain_is_due(self, requests: int) -> bool:
         """Is it time for plain steps, only to see what they cost?"""
         if self._steps_seconds.weight(PLAIN, requests, requests) < PLAIN_STEPS:
-            # A batch that is of this size for some steps only is not worth it.
-            return self._steps_seconds.steps(requests) >= NEW_SIZE
+            return self._steps_of_size > NEW_SIZE
         # Of g times plain decoding's tokens, a plain step loses 1 - 1 / g.
         interval = max(LOOK_INTERVAL, LOOK * (1.0 - 1.0 / self._gain) / LOOK_COST)
         # Is it the machine that has become slower or faster, or are trees dearer or cheaper?

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -68,7 +69,7 @@ class Drift:
 
     def observe(self, kind: int, requests: int, size: int, seconds: float) -> None:
         """A step of this kind and size, for so many requests, took `seconds`."""
-        at = (kind, _cell(requests), _cell(size))
+        at = (kind, cell(requests), cell(size))
         latest, seen = self._latest[at], self._seen[at]
         latest[seen % MEMORY] = seconds - self._tables[kind][size]
         self._seen[at] = seen + 1
@@ -86,17 +87,16 @@ class Drift:
 
     def weight(self, kind: int, requests: int, size: int) -> float:
         """How many steps of this kind and about this size count at present."""
-        return float(self._weights[kind, _cell(requests), _cell(size)])
+        return float(self._weights[kind, cell(requests), cell(size)])
 
-    def steps(self, requests: int, kind: int | None = None) -> float:
-        """How many steps of any kind, or of one, count at present for about so many requests; of
-        each size, the last ones."""
-        weights = self._weights[:, _cell(requests)]
-        return float((weights if kind is None else weights[kind]).sum())
+    def steps(self, kind: int, requests: int) -> float:
+        """How many steps of this kind count at present for about so many requests; of each size,
+        the last ones."""
+        return float(self._weights[kind, cell(requests)].sum())
 
     def usual(self, kind: int, requests: int, size: int, least: int = MEMORY) -> float | None:
         """What steps of this kind and about this size took of late; None below `least` of them."""
-        at = (kind, _cell(requests), _cell(size))
+        at = (kind, cell(requests), cell(size))
         if self._weights[at] < least:
             return None
         table = float(self._tables[kind][size])
@@ -104,7 +104,7 @@ class Drift:
 
     def seconds(self, kind: int, requests: int) -> Floats:
         """Of steps of this kind, for so many requests, at each of the table's sizes."""
-        key = (kind, _cell(requests))
+        key = (kind, cell(requests))
         if key not in self._kept:
             excess = np.interp(self._half_octaves, np.arange(CELLS), self._leaning(*key))
             table = self._tables[kind]
@@ -142,5 +142,7 @@ def _settling_median(values: Floats) -> float:
     return float(np.partition(values, rank)[rank])
 
 
-def _cell(size: int) -> int:
+@cache
+def cell(size: int) -> int:
+    """The half octave of a number of requests, or of rows."""
     return min(round(2.0 * math.log2(max(size, 1))), CELLS - 1)
