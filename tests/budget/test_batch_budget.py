@@ -11,11 +11,7 @@ from vllm_redrafter.budget.batch_budget import (
     CHAINS,
     FIRST_DRAFTS,
     KEPT_STEPS,
-    LOOK,
-    LOOK_COST,
-    LOOK_INTERVAL,
     PLAIN,
-    SETTLING,
     SURVEY_INTERVAL,
     TREES,
     BatchBudget,
@@ -24,6 +20,7 @@ from vllm_redrafter.budget.batch_budget import (
 )
 from vllm_redrafter.budget.choice import Flags, Floats
 from vllm_redrafter.budget.costs import CostTable, DraftCost, VerifyCost
+from vllm_redrafter.budget.plain_looks import COST, INTERVAL, LOOK, SETTLING
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.policy import SearchShape, search_shape
 
@@ -179,9 +176,9 @@ def test_what_plain_steps_cost_is_looked_at_for_every_size_of_the_batch_and_now_
         assert list(ends - starts[: len(ends)]) == [LOOK] * len(ends)
         assert starts[0] < 20
         assert len(starts) >= 2
-        assert np.diff(starts).min() >= LOOK_INTERVAL
+        assert np.diff(starts).min() >= INTERVAL
         lost = 1.0 - 1.0 / budget._gain
-        assert plain.mean() * lost <= 1.5 * LOOK_COST
+        assert plain.mean() * lost <= 1.5 * COST
 
 
 def test_plain_steps_behind_a_draft_say_nothing_of_plain_steps() -> None:
@@ -208,7 +205,7 @@ def test_a_machine_that_is_slow_for_a_while_does_not_shut_the_gate(spell: int, p
         plans += run(budget, 1, 0.6, 160)
     undrafted = sum(plan.shape is None for plan, _ in plans)
     # And a look or two at every change, to see whether it was one of the machine.
-    assert undrafted <= LOOK * (len(plans) / LOOK_INTERVAL + 8 * 2 * 2)
+    assert undrafted <= LOOK * (len(plans) / INTERVAL + 8 * 2 * 2)
 
 
 def test_a_table_that_is_wrong_is_not_taken_for_a_slow_machine() -> None:

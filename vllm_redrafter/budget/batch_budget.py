@@ -13,9 +13,10 @@ import numpy.typing as npt
 
 from vllm_redrafter.budget.choice import Choice, Flags, Floats, best_budget, shares
 from vllm_redrafter.budget.costs import CostTable
-from vllm_redrafter.budget.drift import Drift, cell
+from vllm_redrafter.budget.drift import Drift
 from vllm_redrafter.budget.gate import Gate, worth_drafting
 from vllm_redrafter.budget.pace import Pace
+from vllm_redrafter.budget.plain_looks import PlainLooks
 from vllm_redrafter.budget.prospects import Prospects
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.policy import SearchShape, search_shape
@@ -31,21 +32,6 @@ would; and the share of the time that it may take: where it is dear, it is made 
 PLAIN_STEPS = 3
 """Plain steps, after the first, that have to be seen before drafting can be compared with them, for
 each size of the batch."""
-LOOK, SETTLING = 8, 3
-"""Plain steps in a row that are made, where drafting pays, only to see what they cost; and how many
-of them do not count: behind a draft caches are full of other things, and the first ones are slower
-by as much as some drafters gain."""
-LOOK_COST, LOOK_INTERVAL, DOUBTFUL = 0.005, 128, 8
-"""The share of what drafting yields that such looks may take; the steps from one to the next, at
-least; and how much sooner that is while the last one speaks of another pace than the steps since.
-"""
-NEW_SIZE = 16
-"""Steps in a row with about so many requests after which plain ones are looked at for the first
-time: a batch that is of this size in passing is not worth it."""
-PLAIN_SPELL, PLAIN_SHARE = 16, 8
-"""Plain steps in a row after which one of PLAIN_SHARE is enough to learn from."""
-SAME_PACE = 1.25
-"""Paces whose ratio is below this may be the same."""
 KEPT_STEPS, KEPT_NEW, KEPT_SHUT = 16, 4, 64
 """Steps that a search is kept, once chosen for a number of requests; the same while few steps of
 its kind were seen for so many; and, where none pays, that this is believed, unless a probe is made.
@@ -103,17 +89,11 @@ class BatchBudget:
                 for shape in self._shapes
             ]
         )
-        self._pace, self._plain_pace = Pace(), 1.0
+        self._pace, self._looks = Pace(), PlainLooks()
         # Of requests that take the most probable token, and of those that sample: a drafter is
         # worth less to these, and a server has both, or in turn.
         self._prospects = [Prospects(config.beam_length, config.beam_width) for _ in range(2)]
         self._steps = 0
-        self._since_plain = 0
-        # Plain steps: still to be made only to see what they cost; and made in a row.
-        self._looks = 0
-        self._plain_run = 0
-        # Steps in a row with about as many requests.
-        self._size, self._steps_of_size = -1, 0
         self._surveyed = 0
         self._survey_interval = float(SURVEY_INTERVAL)
         # Of the batch: requests that take the most probable token, and that sample.
@@ -136,8 +116,7 @@ class BatchBudget:
         """
         self._steps += 1
         requests = sampled.shape[0]
-        same, self._size = self._size == cell(requests), cell(requests)
-        self._steps_of_size = self._steps_of_size + 1 if same else 0
+        self._looks.step(requests)
         self._members = _by_kind(sampled)
         if joined is not None:
             for prospects, all_of, new in zip(
@@ -155,7 +134,7 @@ class BatchBudget:
             self._kept = self._keeps(requests)
         self._kept -= 1
         if not self.gate.opens(self._pays):
-            self._since_plain = self._looks = 0
+            self._looks.shut()
             return Plan(None, pays=False)
         if self._pays and self._looks_at_plain(requests):
             return Plan(None, pays=True)
@@ -173,24 +152,8 @@ class BatchBudget:
 
     def _looks_at_plain(self, requests: int) -> bool:
         """Shall this step be plain although drafting pays, to see what it costs?"""
-        self._since_plain += 1
-        if not self._looks and self._plain_is_due(requests):
-            self._looks = LOOK
-        if not self._looks:
-            return False
-        self._looks -= 1
-        self._since_plain = 0
-        return True
-
-    def _plain_is_due(self, requests: int) -> bool:
-        """Is it time for plain steps, only to see what they cost?"""
-        if self._steps_seconds.weight(PLAIN, requests, requests) < PLAIN_STEPS:
-            return self._steps_of_size > NEW_SIZE
-        # Of g times plain decoding's tokens, a plain step loses 1 - 1 / g.
-        interval = max(LOOK_INTERVAL, LOOK * (1.0 - 1.0 / self._gain) / LOOK_COST)
-        # Is it the machine that has become slower or faster, or are trees dearer or cheaper?
-        doubtful = not 1 / SAME_PACE < self._pace.now / self._plain_pace < SAME_PACE
-        return self._since_plain > (interval / DOUBTFUL if doubtful else interval)
+        known = self._steps_seconds.weight(PLAIN, requests, requests) >= PLAIN_STEPS
+        return self._looks.wanted(known, self._gain, self._pace.now)
 
     def share(
         self, survival: Floats, requests: int, plan: Plan
@@ -250,19 +213,14 @@ class BatchBudget:
 
     def stepped(self, kind: int, requests: int, rows: int, seconds: float) -> None:
         """Learn from a step's time, its draft's left out."""
-        self._plain_run = self._plain_run + 1 if kind == PLAIN else 0
-        # A step's time also holds what vLLM did with the tokens of the one before: a plain one
-        # would pay for those that were drafted.
-        if 0 < self._plain_run <= SETTLING or (
-            self._plain_run > PLAIN_SPELL and self._plain_run % PLAIN_SHARE
-        ):
+        if not self._looks.tells(plain=kind == PLAIN):
             return
         usual = self._steps_seconds.usual(kind, requests, rows)
         if usual is not None:
             self._pace.observe(seconds, usual)
         if kind == PLAIN:
             plain = self._steps_seconds.usual(kind, requests, rows, least=PLAIN_STEPS)
-            self._plain_pace = seconds / plain if plain is not None else self._pace.now
+            self._looks.pace = seconds / plain if plain is not None else self._pace.now
         self._steps_seconds.observe(kind, requests, rows, self._pace.without(seconds))
 
     def _best_search(self, requests: int, max_nodes: int) -> tuple[SearchShape, bool]:
