@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from vllm_redrafter.budget.choice import Choice, Flags, Floats, best_budget, shares
 from vllm_redrafter.budget.costs import CostTable
-from vllm_redrafter.budget.drift import Drift
+from vllm_redrafter.budget.drift import Drift, cell
 from vllm_redrafter.budget.gate import Gate, worth_drafting
 from vllm_redrafter.budget.pace import Pace
 from vllm_redrafter.budget.plain_looks import PlainLooks
@@ -98,7 +98,8 @@ class BatchBudget:
         self._survey_interval = float(SURVEY_INTERVAL)
         # Of the batch: requests that take the most probable token, and that sample.
         self._members = (0, 0)
-        self._considered = (0, 0, 0)
+        # Half octave of requests, whether there are greedy ones and sampled ones, and max_nodes.
+        self._considered = (-1, False, False, 0)
         self._best = SearchShape(1, 1)
         self._kept = 0
         self._pays = True
@@ -123,14 +124,18 @@ class BatchBudget:
                 self._prospects, self._members, _by_kind(sampled[joined]), strict=True
             ):
                 prospects.joined(new / max(all_of, 1))
-            self._kept = 0
+            # Where half of the batch is new, nothing of what was found is.
+            self._kept = int(self._kept * max(1.0 - 2.0 * joined.mean(), 0.0))
         present = zip(self._prospects, self._members, strict=True)
         if any(members and prospects.drafts < FIRST_DRAFTS for prospects, members in present):
             return Plan(search_shape(self.config, max_nodes), pays=True)
         self._surveyed += 1
-        if self._considered != (*self._members, max_nodes) or not self._kept:
+        # A batch that is nearly as large is no other one.
+        takers, samplers = self._members
+        batch = (cell(requests), takers > 0, samplers > 0, max_nodes)
+        if self._considered != batch or not self._kept:
             self._best, self._pays = self._best_search(requests, max_nodes)
-            self._considered = (*self._members, max_nodes)
+            self._considered = batch
             self._kept = self._keeps(requests)
         self._kept -= 1
         if not self.gate.opens(self._pays):
