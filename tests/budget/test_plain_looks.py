@@ -52,6 +52,12 @@ def test_a_new_size_is_looked_at_once_the_batch_stays_at_it() -> None:
     assert looked(looks, NEW_SIZE + 2, known=False)
 
 
+def test_a_look_that_told_too_little_is_not_made_again_at_once() -> None:
+    begun = looked(PlainLooks(), 200, known=False)
+    assert len(begun) > 3
+    assert {b - a for a, b in pairwise(begun)} == {NEW_SIZE + 1}
+
+
 def test_looks_are_made_sooner_where_the_pace_has_changed() -> None:
     usual, changed = (looked(PlainLooks(), 1000, pace=pace)[0] for pace in (1.0, 2.0))
     assert changed == pytest.approx(usual / DOUBTFUL, abs=1)

@@ -59,7 +59,8 @@ class PlainLooks:
         """
         self._since += 1
         if not self._left and (self._due(gain, pace) if known else self._of_size > NEW_SIZE):
-            self._left = LOOK
+            # Where it tells too little, another one has to wait.
+            self._left, self._of_size = LOOK, 0
         if not self._left:
             return False
         self._left -= 1
