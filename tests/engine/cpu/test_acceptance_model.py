@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
+from vllm_redrafter.budget.calibration import MAX_LOG_ODDS, AcceptanceEstimator
 from vllm_redrafter.engine.cpu.acceptance_model import REFIT_NODES, REFIT_STEPS, AcceptanceModel
 
 DEPTHS = 3
@@ -66,3 +68,27 @@ def test_the_calibration_is_over_all_nodes() -> None:
     # Even odds are off by 0.3 for the ones and by 0.2 for the others.
     assert found.draft == pytest.approx(0.25, abs=0.03)
     assert found.calibrated < 0.05
+
+
+def test_it_learns_what_the_estimator_of_any_device_learns() -> None:
+    random, model = np.random.default_rng(1), AcceptanceModel(DEPTHS)
+    estimator = AcceptanceEstimator(DEPTHS)
+    for _ in range(40):
+        for _ in range(REFIT_STEPS):
+            odds = random.normal(0.0, 3.0, REFIT_NODES).astype(np.float32)
+            odds[0] = -MAX_LOG_ODDS
+            depths = random.integers(1, DEPTHS, REFIT_NODES).astype(np.int32)
+            accepted = random.random(REFIT_NODES) < 1.0 / (1.0 + np.exp(1.0 - 0.7 * odds))
+            model.judge(np.ones(REFIT_NODES, np.bool_), odds, depths, accepted)
+            step = map(torch.from_numpy, (odds, depths, accepted))
+            nodes = dict(zip(("odds", "depths", "accepted"), step, strict=True))
+            estimator.observe(judged=torch.ones(REFIT_NODES, dtype=torch.bool), **nodes)
+        estimator.refit()
+    slopes, biases = model.parameters(np.array([True]))
+    assert slopes[0] == pytest.approx(estimator.slope.item(), rel=1e-4)
+    assert biases[0] == pytest.approx(estimator.biases.numpy(), rel=1e-4)
+    assert slopes[0] == pytest.approx(0.7, abs=0.1)
+    found, expected = model.calibration(), estimator.calibration()
+    assert found.judged == expected.judged
+    assert found.draft == pytest.approx(expected.draft, rel=1e-4)
+    assert found.calibrated == pytest.approx(expected.calibrated, rel=1e-2)

@@ -2,18 +2,30 @@
 
 A request that samples accepts the drafter's best token less often than one that takes the most
 probable token. One model for both would be wrong for either, by more the more they alternate.
+
+The mathematics is that of `budget/calibration.py`, which says it in torch for any device; about
+numba see `ranking.py`. A test holds the two equal.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from vllm_redrafter.budget.calibration import AcceptanceEstimator, Calibration
+from vllm_redrafter.budget.calibration import (
+    BINS,
+    DAMPING_OBSERVATIONS,
+    RIDGE,
+    AcceptanceEstimator,
+    Calibration,
+)
 from vllm_redrafter.budget.choice import Flags
+from vllm_redrafter.compiled import compiled
+
+Array = npt.NDArray[Any]
 
 REFIT_STEPS, REFIT_NODES = 4, 32
 """Verification steps, and nodes judged in them, from one refit of the acceptance probabilities to
@@ -26,9 +38,14 @@ class AcceptanceModel:
     def __init__(self, max_depth: int) -> None:
         """For nodes of depths 1 to `max_depth`."""
         self._estimators = [AcceptanceEstimator(max_depth) for _ in range(2)]
-        # By estimator, since its last refit: log-odds, depths, whether accepted, of nodes judged.
-        self._judged: list[list[tuple[npt.NDArray[Any], ...]]] = [[], []]
-        self._take_parameters()
+        # Slope, biases and statistics of each, which the passes below change where they are.
+        self._states = [
+            (e.slope.numpy(), e.biases.numpy(), e.statistics.numpy()) for e in self._estimators
+        ]
+        # Of each, steps and nodes judged since its last refit.
+        self._judged = [(0, 0), (0, 0)]
+        self._slopes = np.stack([slope[0] for slope, *_ in self._states])
+        self._biases = np.stack([biases for _, biases, _ in self._states])
 
     def parameters(self, sampled: Flags) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
         """Slopes [R] and biases [R, L] of requests that sample or do not, [R] bool."""
@@ -44,10 +61,14 @@ class AcceptanceModel:
     ) -> None:
         """Learn from a step's judged nodes, [N] each: whether of requests that sample, the draft's
         log-odds, depths, and whether accepted."""
-        for kind, of_kind in enumerate((~sampled, sampled)):
-            if of_kind.any():
-                self._judged[kind].append((odds[of_kind], depths[of_kind], accepted[of_kind]))
-                self._refit_if_due(kind)
+        for kind, state in enumerate(self._states):
+            nodes = _observe(sampled, odds, depths, accepted, kind == 1, *state)
+            if not nodes:
+                continue
+            steps, judged = self._judged[kind]
+            self._judged[kind] = steps + 1, judged + nodes
+            if steps + 1 >= REFIT_STEPS and judged + nodes >= REFIT_NODES:
+                self._refit(kind)
 
     def calibration(self) -> Calibration:
         """The expected calibration errors since the last reset, of all nodes together."""
@@ -65,18 +86,77 @@ class AcceptanceModel:
         for estimator in self._estimators:
             estimator.reset_calibration()
 
-    def _refit_if_due(self, kind: int) -> None:
-        steps = self._judged[kind]
-        if len(steps) < REFIT_STEPS or sum(len(step[0]) for step in steps) < REFIT_NODES:
-            return
-        odds, depths, accepted = (
-            torch.from_numpy(np.concatenate(part)) for part in zip(*steps, strict=True)
-        )
-        steps.clear()
-        self._estimators[kind].observe(odds, depths, torch.ones_like(accepted), accepted)
-        self._estimators[kind].refit()
-        self._take_parameters()
+    def _refit(self, kind: int) -> None:
+        slope, biases, statistics = self._states[kind]
+        _refit(slope, biases, statistics)
+        self._slopes[kind], self._biases[kind] = slope[0], biases
+        self._judged[kind] = 0, 0
 
-    def _take_parameters(self) -> None:
-        self._slopes = np.array([e.slope.item() for e in self._estimators], dtype=np.float32)
-        self._biases = np.stack([e.biases.numpy() for e in self._estimators])
+
+@compiled
+def _observe(
+    sampled: Flags,
+    odds: Array,
+    depths: Array,
+    accepted: Flags,
+    kind: bool,
+    slope: Array,
+    biases: Array,
+    statistics: Array,
+) -> int:
+    """See `AcceptanceEstimator.observe`, of whose tensors the last three are views.
+
+    Args:
+        sampled, odds, depths, accepted: of all judged nodes.
+        kind: those of requests that sample are observed, or the others.
+        slope, biases, statistics: of the kind's estimator.
+
+    Returns:
+        How many nodes were observed.
+    """
+    by_depth = 6 * biases.shape[0]
+    sums = statistics[:by_depth].reshape(biases.shape[0], 6)
+    bins = statistics[by_depth:].reshape(2, BINS, 3)
+    observed = 0
+    for node in range(odds.shape[0]):
+        if sampled[node] != kind:
+            continue
+        observed += 1
+        f, at = odds[node], depths[node] - 1
+        y = 1.0 if accepted[node] else 0.0
+        p = 1.0 / (1.0 + math.exp(-(slope[0] * f + biases[at])))
+        weight, residual = p * (1.0 - p), y - p
+        sums[at, 0] += weight * f * f
+        sums[at, 1] += weight * f
+        sums[at, 2] += weight
+        sums[at, 3] += residual * f
+        sums[at, 4] += residual
+        sums[at, 5] += 1.0
+        for which in range(2):
+            predicted = p if which else 1.0 / (1.0 + math.exp(-f))
+            of_bin = min(int(predicted * BINS), BINS - 1)
+            bins[which, of_bin, 0] += 1.0
+            bins[which, of_bin, 1] += predicted
+            bins[which, of_bin, 2] += y
+    return observed
+
+
+@compiled
+def _refit(slope: Array, biases: Array, statistics: Array) -> None:
+    """See `AcceptanceEstimator.refit`; the nodes were observed, so that the sums are finite."""
+    sums = statistics[: 6 * biases.shape[0]].reshape(biases.shape[0], 6)
+    # The information of the slope and its gradient, the biases eliminated.
+    information, gradient, total = RIDGE, 0.0, 0.0
+    for a, b, c, g0, g1, count in sums:
+        information += a - b * b / (c + RIDGE)
+        gradient += g0 - b * g1 / (c + RIDGE)
+        total += count
+    step = gradient / information * total / (total + DAMPING_OBSERVATIONS)
+    # A draft that is more probable is not less probable to be accepted.
+    if slope[0] + step < 0.0:
+        step = 0.0
+    for depth, (_, b, c, _, g1, count) in enumerate(sums):
+        damped = count / (count + DAMPING_OBSERVATIONS)
+        biases[depth] += (g1 - b * step) / (c + RIDGE) * damped
+    slope[0] += step
+    sums[:] = 0.0

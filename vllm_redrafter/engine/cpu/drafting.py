@@ -9,7 +9,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from vllm_redrafter.acceptance import AcceptedPath
-from vllm_redrafter.budget.batch_budget import BatchBudget, Plan
+from vllm_redrafter.budget.batch_budget import FIRST_DRAFTS, BatchBudget, Plan
 from vllm_redrafter.budget.choice import Flags
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
 from vllm_redrafter.engine.cpu.ranking import cut
@@ -107,7 +107,10 @@ class AdaptiveDrafting(FixedDrafting):
         budget = BatchBudget(config, self.budget.costs, max_requests=1)
         shape = search_shape(config, config.num_speculative_tokens)
         explored = np.zeros((1, shape.beam_length, shape.beam_width), np.float32)
-        budget.drafted(shape, explored, np.zeros(1, dtype=np.bool_), 1.0)
+        sampled = np.zeros(1, dtype=np.bool_)
+        for _ in range(FIRST_DRAFTS):
+            budget.drafted(shape, explored, sampled, 1.0)
+        budget.plan(sampled, None, config.num_speculative_tokens)
         survival = np.zeros((1, config.num_speculative_tokens), dtype=np.float32)
         budget.share(survival, 1, Plan(shape, pays=True))
 

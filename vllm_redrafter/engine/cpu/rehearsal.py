@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from vllm_redrafter.engine.cpu import tree_attention
+from vllm_redrafter.engine.cpu.acceptance_model import REFIT_NODES, REFIT_STEPS, AcceptanceModel
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
 from vllm_redrafter.engine.cpu.verification import verification_step
 from vllm_redrafter.engine.cpu.walk import Walk, judged_nodes, moves
@@ -42,5 +43,8 @@ def rehearse(proposer: TreeProposer) -> None:
     walk.go_on(torch.full((1,), -1, dtype=torch.int32))
     accepted = walk.accepted
     moves(accepted.path, step.root_rows)
-    judged_nodes(step.tree, accepted.path, np.zeros((1, rows), dtype=np.float32))
+    _, *judged = judged_nodes(step.tree, accepted.path, np.zeros((1, rows), dtype=np.float32))
+    acceptance = AcceptanceModel(proposer.config.beam_length)
+    for _ in range(max(REFIT_STEPS, REFIT_NODES)):
+        acceptance.judge(np.zeros(len(judged[0]), dtype=np.bool_), *judged)
     tree_attention.rehearse()
