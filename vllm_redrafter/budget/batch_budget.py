@@ -18,6 +18,7 @@ from vllm_redrafter.budget.gate import Gate, worth_drafting
 from vllm_redrafter.budget.pace import Pace
 from vllm_redrafter.budget.plain_looks import PlainLooks
 from vllm_redrafter.budget.prospects import Prospects
+from vllm_redrafter.compiled import compiled
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.policy import SearchShape, search_shape
 
@@ -261,13 +262,33 @@ class BatchBudget:
         verify_seconds: Floats,
     ) -> Choice:
         """What a search is worth where each request's nodes are so probable to be accepted."""
-        width, length = shape
-        ranked = np.sort(survival[:length, :width], axis=None)[::-1][:max_nodes]
-        tokens = requests * np.concatenate(([1.0], 1.0 + np.cumsum(ranked)))
-        rows = requests * np.arange(1, tokens.shape[0] + 1)
-        seconds = self.draft_seconds(requests, shape) + verify_seconds[rows]
-        best = int(np.argmax(tokens / seconds))
-        return Choice(requests * best, float(tokens[best]), float(seconds[best]))
+        draft_seconds = self.draft_seconds(requests, shape)
+        nodes, tokens, seconds = _best_nodes(
+            survival, *shape, max_nodes, requests, draft_seconds, verify_seconds
+        )
+        return Choice(requests * nodes, tokens, seconds)
+
+
+@compiled
+def _best_nodes(
+    survival: Floats,
+    beam_width: int,
+    beam_length: int,
+    max_nodes: int,
+    requests: int,
+    draft_seconds: float,
+    verify_seconds: Floats,
+) -> tuple[int, float, float]:
+    """How many nodes to verify per request, of requests that are all alike; tokens and seconds."""
+    ranked = np.sort(survival[:beam_length, :beam_width].copy().ravel())
+    tokens = float(requests)
+    best, best_tokens, best_seconds = 0, tokens, draft_seconds + verify_seconds[requests]
+    for nodes in range(1, min(max_nodes, ranked.shape[0]) + 1):
+        tokens += requests * ranked[-nodes]
+        seconds = draft_seconds + verify_seconds[requests * (1 + nodes)]
+        if tokens * best_seconds > best_tokens * seconds:
+            best, best_tokens, best_seconds = nodes, tokens, seconds
+    return best, best_tokens, best_seconds
 
 
 def _kind_of(shape: SearchShape) -> int:

@@ -12,9 +12,12 @@ slow, and would speak against it for long.
 
 Where few steps were seen of a size, it leans on what all sizes of the kind take for so many
 requests: a choice between two sizes shall not turn on one noisy step. And where few were seen of a
-kind, that leans on the kind that takes least for so many requests, or on what it takes itself for
-others: what is believed to be as dear as what is done already is never tried, and is not found to
-be cheaper. For the same reason what was seen long ago counts for less and less.
+kind, that leans on the kind that takes least for so many requests, and on what it takes more than
+that one for other numbers: what is believed to be as dear as what is done already is never tried,
+and is not found to be cheaper; and what was dear for four requests need not be tried for eight, and
+for sixteen, to know that it is dear there. What was seen long ago counts for less and less.
+
+All of it is loops over a few dozen numbers, compiled: they run in every step.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from vllm_redrafter.compiled import compiled
 
 MEMORY = 16
 """Steps that a median looks back at, of its kind, requests and size."""
@@ -41,6 +46,7 @@ CELLS = 32
 LEAST = 0.1
 """No step takes less than this share of what the table says."""
 
+Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.floating[Any]]
 
 
@@ -54,7 +60,7 @@ class Drift:
             tables: by kind of step, as their costs move apart, the seconds that were measured of
                 sizes 0, 1, 2..., the same for all kinds.
         """
-        self._tables = tables
+        self._tables = [np.ascontiguousarray(table, dtype=np.float64) for table in tables]
         self._half_octaves = 2.0 * np.log2(np.maximum(np.arange(tables[0].shape[0]), 1))
         # By kind, half octave of requests, half octave of sizes.
         cells = (len(tables), CELLS, CELLS)
@@ -64,25 +70,29 @@ class Drift:
         self._weights = np.zeros(cells)
         self._observed = 0
         self._seen_at = np.zeros(cells, dtype=np.int64)
+        # Until the next renewal: by kind and half octave of requests, weights and weighted sums;
+        # and what was asked for.
+        self._totals: tuple[Floats, Floats] | None = None
         self._kept: dict[tuple[int, int], Floats] = {}
         self._until_renewal = 0
 
     def observe(self, kind: int, requests: int, size: int, seconds: float) -> None:
         """A step of this kind and size, for so many requests, took `seconds`."""
         at = (kind, cell(requests), cell(size))
-        latest, seen = self._latest[at], self._seen[at]
-        latest[seen % MEMORY] = seconds - self._tables[kind][size]
+        seen = int(self._seen[at])
         self._seen[at] = seen + 1
         # The first step of its kind may have compiled something, or allocated: it does not count.
         self._weights[at] = min(seen, MEMORY)
         self._observed += 1
         self._seen_at[at] = self._observed
-        self._medians[at] = _settling_median(latest[: seen + 1])
+        excess = seconds - float(self._tables[kind][size])
+        self._medians[at] = _settling_median(self._latest[at], seen, excess)
         if seen < MEMORY:
             self._until_renewal = min(self._until_renewal, EARLY_RENEWAL)
         self._until_renewal -= 1
         if self._until_renewal < 0:
             self._kept.clear()
+            self._totals = None
             self._until_renewal = RENEWAL
 
     def weight(self, kind: int, requests: int, size: int) -> float:
@@ -106,40 +116,105 @@ class Drift:
         """Of steps of this kind, for so many requests, at each of the table's sizes."""
         key = (kind, cell(requests))
         if key not in self._kept:
-            excess = np.interp(self._half_octaves, np.arange(CELLS), self._leaning(*key))
-            table = self._tables[kind]
-            self._kept[key] = np.maximum(table + excess, LEAST * table)
+            seen = (self._weights, self._medians, self._seen_at, self._observed)
+            if self._totals is None:
+                self._totals = _totals(*seen)
+            excess = _leaning(*seen, *self._totals, *key)
+            self._kept[key] = _with_excess(self._tables[kind], self._half_octaves, excess)
         return self._kept[key]
 
-    def _leaning(self, kind: int, requests: int) -> Floats:
-        """By half octave of sizes, the excess that is expected."""
-        ages = self._observed - self._seen_at[:, requests]
-        weights = self._weights[:, requests] * np.exp2(-ages / FORGOTTEN)
-        medians = self._medians[:, requests]
-        # By kind. No dot products: BLAS has threads, and waits for them.
-        weight, sums = weights.sum(axis=1), (weights * medians).sum(axis=1)
-        seen = weight > 0
-        least = self._elsewhere(kind)
-        if seen.any():
-            others = (sums[seen] / weight[seen]).min()
-            least = min(least, others) if self._weights[kind].any() else others
-        mean = (sums[kind] + PRIOR * least) / (weight[kind] + PRIOR)
-        own = weights[kind]
-        return np.asarray((own * medians[kind] + PRIOR * mean) / (own + PRIOR))
 
-    def _elsewhere(self, kind: int) -> float:
-        """The excess of this kind for other numbers of requests, leaning on that of all kinds."""
-        mean = 0.0
-        for cells in (np.s_[:], np.s_[kind]):
-            weights = self._weights[cells]
-            mean = ((weights * self._medians[cells]).sum() + PRIOR * mean) / (weights.sum() + PRIOR)
-        return float(mean)
+@compiled
+def _settling_median(latest: Floats, seen: int, value: float) -> float:
+    """Of MEMORY values the median; of fewer, down to the lower quartile.
+
+    Args:
+        latest: [MEMORY], the last ones of those `seen` before; the new one takes its place.
+        seen, value: how many there were, and the new one.
+    """
+    latest[seen % MEMORY] = value
+    known = min(seen + 1, MEMORY)
+    rank = int((known - 1) * (0.25 + 0.25 * known / MEMORY))
+    return float(np.sort(latest[:known])[rank])
 
 
-def _settling_median(values: Floats) -> float:
-    """Of MEMORY values the median; of fewer, down to the lower quartile."""
-    rank = int((len(values) - 1) * (0.25 + 0.25 * min(len(values) / MEMORY, 1.0)))
-    return float(np.partition(values, rank)[rank])
+@compiled
+def _totals(
+    weights: Floats, medians: Floats, seen_at: Array, observed: int
+) -> tuple[Floats, Floats]:
+    """Weights and weighted sums of the medians, over all sizes: [kinds, CELLS] each."""
+    totals, sums = np.zeros(weights.shape[:2]), np.zeros(weights.shape[:2])
+    for kind in range(weights.shape[0]):
+        for requests in range(weights.shape[1]):
+            for size in range(weights.shape[2]):
+                if weights[kind, requests, size] > 0.0:
+                    age = observed - seen_at[kind, requests, size]
+                    weight = weights[kind, requests, size] * 2.0 ** (-age / FORGOTTEN)
+                    totals[kind, requests] += weight
+                    sums[kind, requests] += weight * medians[kind, requests, size]
+    return totals, sums
+
+
+@compiled
+def _leaning(
+    weights: Floats,
+    medians: Floats,
+    seen_at: Array,
+    observed: int,
+    totals: Floats,
+    sums: Floats,
+    kind: int,
+    requests: int,
+) -> Floats:
+    """By half octave of sizes, the excess that is expected.
+
+    Args:
+        weights, medians, seen_at, observed: [kinds, CELLS, CELLS], of what was seen, and when.
+        totals, sums: see `_totals`.
+        kind, requests: which kind, and the half octave of how many requests.
+    """
+    least = _least(totals, sums, kind, requests)
+    mean = (sums[kind, requests] + PRIOR * least) / (totals[kind, requests] + PRIOR)
+    excess = np.empty(weights.shape[2])
+    for size in range(weights.shape[2]):
+        age = observed - seen_at[kind, requests, size]
+        own = weights[kind, requests, size] * 2.0 ** (-age / FORGOTTEN)
+        excess[size] = (own * medians[kind, requests, size] + PRIOR * mean) / (own + PRIOR)
+    return excess
+
+
+@compiled
+def _least(totals: Floats, sums: Floats, kind: int, requests: int) -> float:
+    """The excess of a kind, by what was seen of others and for other numbers of requests."""
+    kinds, cells = totals.shape
+    here, dearer = np.inf, 0.0
+    for at in range(cells):
+        cheapest = np.inf
+        for other in range(kinds):
+            if totals[other, at] > 0.0:
+                cheapest = min(cheapest, sums[other, at] / totals[other, at])
+        if at == requests:
+            here = cheapest
+        if totals[kind, at] > 0.0:
+            # Than the cheapest, which it may be itself.
+            dearer += sums[kind, at] - totals[kind, at] * cheapest
+    own = totals[kind].sum()
+    if here < np.inf:
+        return float(here + dearer / (own + PRIOR))
+    usual = sums.sum() / (totals.sum() + PRIOR)
+    return float((sums[kind].sum() + PRIOR * usual) / (own + PRIOR))
+
+
+@compiled
+def _with_excess(table: Floats, half_octaves: Floats, excess: Floats) -> Floats:
+    """The table's seconds, and the excess [CELLS] interpolated at each size's half octaves."""
+    seconds = np.empty(table.shape[0])
+    for size in range(table.shape[0]):
+        at = min(int(half_octaves[size]), CELLS - 2)
+        above = min(half_octaves[size] - at, 1.0)
+        expected = table[size] + (1.0 - above) * excess[at] + above * excess[at + 1]
+        seconds[size] = max(expected, LEAST * table[size])
+    return seconds
 
 
 @cache

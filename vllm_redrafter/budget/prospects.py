@@ -67,10 +67,10 @@ class Prospects:
         _renew(self.lately, self._seen_at, survival, step, self.drafts)
         age = float(min(step - self._drafted_at, USUAL_LONGEST_AGE))
         forgotten = _rate(USUAL_RATE, age, self.drafts, LEARNING)
-        # With f forgotten: u = EMA(R s) / EMA(R), both of rate f.
         requests = survival.shape[0]
         self._requests += forgotten * (requests - self._requests)
-        self._usual += forgotten * requests / self._requests * (self.lately - self._usual)
+        # With f forgotten: u = EMA(R s) / EMA(R), both of rate f.
+        _move(self._usual, self.lately, forgotten * requests / self._requests)
         self._drafted_at = step
         self.drafts += 1
 
@@ -84,6 +84,14 @@ class Prospects:
 def _rate(per_step: float, age: float, drafts: int, learning: int) -> float:
     """Of a running mean, the share of a draft that comes `age` steps after the one before."""
     return max(1.0 - (1.0 - per_step) ** age, learning / (drafts + learning))
+
+
+@compiled
+def _move(usual: Floats, lately: Floats, rate: float) -> None:
+    """Bring the one [L, W] nearer to the other."""
+    for level in range(usual.shape[0]):
+        for beam in range(usual.shape[1]):
+            usual[level, beam] += rate * (lately[level, beam] - usual[level, beam])
 
 
 @compiled
