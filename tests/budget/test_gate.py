@@ -33,3 +33,20 @@ def test_one_step_that_pays_halves_the_pauses() -> None:
     opened(gate, pays=False, steps=30)
     assert gate.opens(pays=True)
     assert opened(gate, pays=False, steps=16) == [4, 9]
+
+
+def test_each_kind_of_batch_has_pauses_of_its_own() -> None:
+    gate = Gate(first_pause=2, longest_pause=8)
+    for _ in range(30):
+        gate.opens(False, "sampled", 8)
+        gate.opens(True, "greedy", 8)
+    steps = [step for step in range(30) if gate.opens(False, "sampled", 8)]
+    assert steps[1] - steps[0] == 9
+
+
+def test_a_size_that_is_new_begins_with_half_of_its_kinds_pauses() -> None:
+    gate = Gate(first_pause=2, longest_pause=16)
+    opened = [step for step in range(60) if gate.opens(False, "sampled", 8)]
+    assert opened[-1] - opened[-2] == 17
+    assert [step for step in range(30) if gate.opens(False, "sampled", 11)] == [8, 17]
+    assert gate.opens(False, "greedy", 11)

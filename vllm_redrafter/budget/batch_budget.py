@@ -139,7 +139,7 @@ class BatchBudget:
             self._considered = batch
             self._kept = self._keeps(requests)
         self._kept -= 1
-        if not self.gate.opens(self._pays):
+        if not self.gate.opens(self._pays, kind=batch[1:3], size=batch[0]):
             self._looks.shut()
             return Plan(None, pays=False)
         if self._pays and self._looks_at_plain(requests):

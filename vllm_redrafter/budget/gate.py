@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 MARGIN = 0.03
 """To begin to draft takes so much more than plain decoding yields: else choices would flutter."""
 FIRST_PAUSE = 8
@@ -23,30 +25,41 @@ def worth_drafting(drafting: float, plain: float, so_far: bool) -> bool:
 class Gate:
     """Open while drafting pays. While it does not, it opens for one step after ever longer pauses.
 
-    Each step that pays halves the pauses: a batch that is small for one step, while others join
-    it, may pay there, and says little of the steps that follow. A paused request resumes from one
-    hidden state: the drafter keeps no KV cache.
+    Each kind of batch and each size of it has pauses of its own: that drafting pays for one request
+    says little of eight, and for greedy requests little of those that sample; a server has them in
+    turn. A step that pays halves its pauses. A size that is new has half of the pauses that were
+    last made for its kind. A paused request resumes from one hidden state: the drafter keeps no KV
+    cache.
     """
 
     def __init__(self, first_pause: int = FIRST_PAUSE, longest_pause: int = LONGEST_PAUSE) -> None:
         """Pauses in steps: the first, and the one that the others grow up to, by doubling."""
         self.first_pause, self.longest_pause = first_pause, longest_pause
-        self._pause = first_pause
-        self._left = 0
+        # By kind and size, the next pause, and what is left of the one that is made.
+        self._pauses: dict[tuple[Hashable, int], tuple[int, int]] = {}
+        self._last: dict[Hashable, int] = {}
 
-    def opens(self, pays: bool) -> bool:
+    def opens(self, pays: bool, kind: Hashable = None, size: int = 0) -> bool:
         """Shall this step draft? To be asked once in each step that could.
 
         Args:
             pays: drafting is expected to be worth its cost.
+            kind, size: of the batch.
         """
+        pause, left = self._pauses.get((kind, size)) or self._of_new_size(kind)
+        opened = pays or not left
         if pays:
-            self._pause = max(self._pause // 2, self.first_pause)
-            self._left = self._pause
-            return True
-        if self._left:
-            self._left -= 1
-            return False
-        self._left = self._pause
-        self._pause = min(2 * self._pause, self.longest_pause)
-        return True
+            left = pause = max(pause // 2, self.first_pause)
+        elif left:
+            left -= 1
+        else:
+            left, pause = pause, min(2 * pause, self.longest_pause)
+        self._pauses[kind, size], self._last[kind] = (pause, left), pause
+        return opened
+
+    def _of_new_size(self, kind: Hashable) -> tuple[int, int]:
+        """Its next pause; and what is left, at once nothing where all of the kind is new."""
+        if kind not in self._last:
+            return self.first_pause, 0
+        pause = max(self._last[kind] // 2, self.first_pause)
+        return pause, pause
