@@ -17,7 +17,7 @@ from vllm_redrafter.engine.cpu.tree_attention import (
     TreeQueries,
     paged_tree_attention,
 )
-from vllm_redrafter.engine.cpu.tree_parts import Workspace
+from vllm_redrafter.engine.cpu.tree_gather import Workspace
 from vllm_redrafter.token_tree import TokenTree
 
 BLOCK_SIZE = 128  # vLLM's default on a CPU

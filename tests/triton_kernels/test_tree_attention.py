@@ -28,7 +28,7 @@ from vllm_redrafter.engine.cpu.tree_attention import (
     TreeQueries,
     paged_tree_attention,
 )
-from vllm_redrafter.engine.cpu.tree_parts import Workspace
+from vllm_redrafter.engine.cpu.tree_gather import Workspace
 from vllm_redrafter.triton_kernels.tree_attention import tree_attention
 
 pytestmark = pytest.mark.usefixtures("new_tensors_hold_nan")

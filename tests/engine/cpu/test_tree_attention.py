@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vllm_redrafter.engine.cpu import tree_parts
+from vllm_redrafter.engine.cpu import tree_gather, tree_parts
 from vllm_redrafter.engine.cpu.kv_cache import key_value_views
 from vllm_redrafter.engine.cpu.tree_attention import (
     AttentionVariant,
     TreeQueries,
     paged_tree_attention,
 )
-from vllm_redrafter.engine.cpu.tree_parts import Workspace
+from vllm_redrafter.engine.cpu.tree_gather import Workspace
 from vllm_redrafter.engine.cpu.tree_tiles import COMPILED_THREADS
 from vllm_redrafter.token_tree import TokenTree
 
@@ -178,15 +178,21 @@ def test_every_node_attends_to_its_context_and_ancestors_alone(
     variant=st.sampled_from(list(VARIANTS.values())),
     window=st.sampled_from([-1, 1, BLOCK_SIZE - 1, BLOCK_SIZE, 2 * BLOCK_SIZE + 3]),
     split=st.booleans(),
+    piece_bytes=st.sampled_from([1, 3 * BLOCK_SIZE * HEAD_SIZE * 4 * KV_HEADS, 1 << 24]),
 )
 def test_any_contexts_and_trees_together(
-    sizes: list[tuple[int, int]], variant: AttentionVariant, window: int, split: bool
+    sizes: list[tuple[int, int]],
+    variant: AttentionVariant,
+    window: int,
+    split: bool,
+    piece_bytes: int,
 ) -> None:
     case = Case([n for n, _ in sizes], [k for _, k in sizes], poison=1e4)
     variant = replace(variant, sliding_window=window)
     with pytest.MonkeyPatch.context() as patch:
         if split:  # a part per length, rather than one
             patch.setattr(tree_parts, "PADDING_BYTES", 0)
+        patch.setattr(tree_gather, "PIECE_BYTES", piece_bytes)
         out = case.paged(variant)
     for request, (_, nodes) in enumerate(sizes):
         # The last node and the root: the others differ from them in nothing but their ancestors.
@@ -217,8 +223,9 @@ BENT = {name: variant for name, variant in VARIANTS.items() if not variant.is_fu
 def test_a_cache_laid_out_for_amx_gives_the_same_to_the_bit_where_scores_are_bent(
     variant: AttentionVariant, split: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if split:  # a part per length, rather than one
+    if split:  # a part per length, rather than one, and a piece per block
         monkeypatch.setattr(tree_parts, "PADDING_BYTES", 0)
+        monkeypatch.setattr(tree_gather, "PIECE_BYTES", 1)
     case = Case([100, 3, BLOCK_SIZE, 0], [9, 5, 12, 1], poison=1e4)
     plain = case.paged(variant, torch.bfloat16)
     assert torch.equal(case.paged(variant, torch.bfloat16, amx=True), plain)

@@ -10,13 +10,8 @@ from hypothesis import strategies as st
 
 from vllm_redrafter.engine.cpu import tree_parts
 from vllm_redrafter.engine.cpu.tree_attention import TreeQueries
-from vllm_redrafter.engine.cpu.tree_parts import (
-    LayerShape,
-    Matrices,
-    Products,
-    Workspace,
-    split_requests,
-)
+from vllm_redrafter.engine.cpu.tree_gather import LayerShape, Workspace
+from vllm_redrafter.engine.cpu.tree_parts import Products, split_requests
 from vllm_redrafter.token_tree import TokenTree
 
 BLOCK_SIZE = 16
@@ -120,42 +115,23 @@ def test_only_rows_that_follow_one_another_are_a_slice(
     assert part.slice == expected
 
 
-def test_memory_is_used_again() -> None:
+def test_matrices_use_one_memory_again() -> None:
     workspace = Workspace()
     (large,) = queries([100], [4]).parts(SHAPE, -1)
     (small,) = queries([50], [3]).parts(SHAPE, -1)
     first = Products(large, SHAPE, workspace).matrices
     for part in (small, large):
         again = Products(part, SHAPE, workspace).matrices
-        for name in ("query", "keys", "scores", "weights", "attended"):
+        for name in ("query", "scores", "weights", "attended"):
             assert getattr(again, name).data_ptr() == getattr(first, name).data_ptr(), name
     (larger,) = queries([200], [4]).parts(SHAPE, -1)
     assert Products(larger, SHAPE, workspace).matrices.scores.data_ptr() != first.scores.data_ptr()
 
 
-def test_steps_of_one_size_share_their_matrices_until_the_memory_grows(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("threads", [1, 2, 64])
+def test_a_part_of_several_requests_stays_in_the_caches_of_the_threads(
+    threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tree_parts, "KEPT_SIZES", 2)
-    workspace = Workspace()
-
-    def matrices(context: int) -> Matrices:
-        (part,) = queries([context], [4]).parts(SHAPE, -1)
-        return Products(part, SHAPE, workspace).matrices
-
-    first = matrices(100)
-    assert matrices(99) is first
-    assert matrices(50) is not first
-    # A third size: the two before it are forgotten.
-    matrices(20)
-    second = matrices(100)
-    assert second is not first
-    assert second.scores.data_ptr() == first.scores.data_ptr()
-    matrices(200)
-    assert matrices(100).scores.data_ptr() != second.scores.data_ptr()
-
-
-def test_memory_of_several_dtypes_is_apart() -> None:
-    workspace = Workspace()
-    half, single = workspace.take("x", 4, dtype=torch.float16), workspace.take("x", 4)
-    assert (half.dtype, single.dtype) == (torch.float16, torch.float32)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    parts = split_requests(np.full(64, 10), tree_parts.THREAD_BYTES // 40)
+    assert {len(part) for part in parts} == {min(4 * threads, 16)}

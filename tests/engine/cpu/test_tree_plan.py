@@ -14,7 +14,8 @@ import torch
 from redrafter_testing.algorithm.tree_batches import bushy, chain, star, token_trees
 from vllm_redrafter.engine.cpu import tree_attention, tree_parts, tree_plan
 from vllm_redrafter.engine.cpu.tree_attention import TreeQueries
-from vllm_redrafter.engine.cpu.tree_parts import LayerShape, TreePart, Workspace
+from vllm_redrafter.engine.cpu.tree_gather import LayerShape, Workspace
+from vllm_redrafter.engine.cpu.tree_parts import TreePart
 from vllm_redrafter.token_tree import TokenTree
 
 Array = npt.NDArray[Any]

@@ -26,7 +26,7 @@ from vllm_redrafter.engine.cpu.tree_attention import (
     TreeQueries,
     paged_tree_attention,
 )
-from vllm_redrafter.engine.cpu.tree_parts import Workspace
+from vllm_redrafter.engine.cpu.tree_gather import Workspace
 from vllm_redrafter.engine.stats import StepStats
 
 

@@ -14,14 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vllm_redrafter.engine.cpu.tree_parts import (
-    LayerShape,
-    Products,
-    TreePart,
-    Trees,
-    Workspace,
-    split_requests,
-)
+from vllm_redrafter.engine.cpu.tree_gather import LayerShape, Workspace
+from vllm_redrafter.engine.cpu.tree_parts import Products, TreePart, Trees, split_requests
 from vllm_redrafter.engine.cpu.tree_plan import SLOT_MULTIPLE, block_ranges
 from vllm_redrafter.engine.cpu.tree_tiles import TileProducts, rehearse_tiles
 from vllm_redrafter.token_tree import TokenTree
@@ -148,19 +142,19 @@ def paged_tree_attention(
         return
     for products in queries.products(shape, variant.sliding_window, workspace):
         matrices = products.matrices
-        products.read(query, kv_cache)
-        _score(products, variant)
+        products.read(query)
+        _score(products, kv_cache, variant)
         torch.softmax(matrices.scores, dim=-1, out=matrices.weights)
-        torch.bmm(matrices.weights, matrices.values, out=matrices.attended)
+        products.attend(kv_cache)
         if variant.sinks is not None:
             _let_sinks_share(products, variant.sinks)
         products.write(output)
 
 
-def _score(products: Products, variant: AttentionVariant) -> None:
+def _score(products: Products, kv_cache: Tensor, variant: AttentionVariant) -> None:
     shape, matrices = products.shape, products.matrices
     scale = variant.scale / variant.soft_cap if variant.soft_cap > 0 else variant.scale
-    matrices.scores.baddbmm_(matrices.query, matrices.keys, beta=0, alpha=scale)
+    products.score(kv_cache, scale)
     if variant.soft_cap > 0:
         matrices.scores.tanh_().mul_(variant.soft_cap)
     if variant.alibi_slopes is not None:

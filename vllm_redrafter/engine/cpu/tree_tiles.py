@@ -12,7 +12,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from vllm_redrafter.compiled import compiled
 from vllm_redrafter.engine.cpu.kv_cache import AMX_LANES, AMX_PAIR, key_value_views
-from vllm_redrafter.engine.cpu.tree_parts import LayerShape, TreePart, Workspace
+from vllm_redrafter.engine.cpu.tree_gather import LayerShape, Workspace
+from vllm_redrafter.engine.cpu.tree_parts import TreePart
 from vllm_redrafter.engine.cpu.tree_plan import Array
 
 HIDDEN = -1e30
