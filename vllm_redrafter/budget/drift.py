@@ -17,7 +17,7 @@ that one for other numbers: what is believed to be as dear as what is done alrea
 and is not found to be cheaper; and what was dear for four requests need not be tried for eight, and
 for sixteen, to know that it is dear there. What was seen long ago counts for less and less.
 
-All of it is loops over a few dozen numbers, compiled: they run in every step.
+The loops are compiled: the median's runs in every step, the others every few steps.
 """
 
 from __future__ import annotations
@@ -139,6 +139,12 @@ def _settling_median(latest: Floats, seen: int, value: float) -> float:
 
 
 @compiled
+def _faded(weight: float, age: int) -> float:
+    """What a weight counts so many steps after the last that it stands for."""
+    return weight * 2.0 ** (-age / FORGOTTEN)
+
+
+@compiled
 def _totals(
     weights: Floats, medians: Floats, seen_at: Array, observed: int
 ) -> tuple[Floats, Floats]:
@@ -149,7 +155,7 @@ def _totals(
             for size in range(weights.shape[2]):
                 if weights[kind, requests, size] > 0.0:
                     age = observed - seen_at[kind, requests, size]
-                    weight = weights[kind, requests, size] * 2.0 ** (-age / FORGOTTEN)
+                    weight = _faded(weights[kind, requests, size], age)
                     totals[kind, requests] += weight
                     sums[kind, requests] += weight * medians[kind, requests, size]
     return totals, sums
@@ -178,7 +184,7 @@ def _leaning(
     excess = np.empty(weights.shape[2])
     for size in range(weights.shape[2]):
         age = observed - seen_at[kind, requests, size]
-        own = weights[kind, requests, size] * 2.0 ** (-age / FORGOTTEN)
+        own = _faded(weights[kind, requests, size], age)
         excess[size] = (own * medians[kind, requests, size] + PRIOR * mean) / (own + PRIOR)
     return excess
 
