@@ -116,20 +116,6 @@ def test_a_step_that_verifies_is_not_believed_to_take_less_than_a_plain_one() ->
     assert sum(plan.shape is not None for plan, _ in decided[-200:]) < 4
 
 
-def test_a_search_is_not_believed_to_take_more_than_a_wider_or_longer_one() -> None:
-    budget = BatchBudget(CONFIG, machine(row=0.02), 8)
-    narrow, short, full = SearchShape(1, 5), SearchShape(4, 3), SearchShape(4, 5)
-    before = [budget.draft_seconds(4, shape) for shape in (narrow, short)]
-    for _ in range(2 * KEPT_STEPS):
-        for shape in (narrow, short, full):
-            seconds = 0.2 if shape == full else 0.7
-            budget.drafted(shape, survival(shape, 4, 0.5), greedy(4), seconds)
-    assert budget.draft_seconds(4, full) == pytest.approx(0.2, rel=0.1)
-    for shape in (narrow, short):
-        assert budget.draft_seconds(4, shape) == budget.draft_seconds(4, full)
-    assert max(before) < 0.2
-
-
 def test_the_budget_of_a_request_falls_as_the_batch_grows() -> None:
     per_request = []
     for requests in (1, 4, 16, 64):

@@ -84,15 +84,6 @@ class BatchBudget:
         self._steps_seconds = Drift([costs.verify_seconds(rows)] * len(KINDS))
         shapes = {shape for nodes in range(1, most + 1) for shape in search_tiers(config, nodes)}
         self._shapes = {shape: at for at, shape in enumerate(sorted(shapes))}
-        # By shape, the kinds of drafts that search as wide and as long, and more.
-        self._at_least = {
-            shape: [
-                kind
-                for other, kind in self._shapes.items()
-                if other.beam_width >= shape.beam_width and other.beam_length >= shape.beam_length
-            ]
-            for shape in self._shapes
-        }
         self._drafts_seconds = Drift(
             [
                 np.array([costs.draft_seconds(n, *shape) for n in range(max_requests + 1)])
@@ -210,15 +201,8 @@ class BatchBudget:
         return seconds if kind == PLAIN else np.maximum(seconds, plain)
 
     def draft_seconds(self, requests: int, shape: SearchShape) -> float:
-        """D of this search.
-
-        A search does all that a narrower or shorter one does: where that is found to take more, few
-        of it were seen, or a disturbance met them.
-        """
-        return min(
-            float(self._drafts_seconds.seconds(kind, requests)[requests])
-            for kind in self._at_least[shape]
-        )
+        """D of this search."""
+        return float(self._drafts_seconds.seconds(self._shapes[shape], requests)[requests])
 
     def drafted(self, shape: SearchShape, survival: Floats, sampled: Flags, seconds: float) -> None:
         """Learn from a draft: [N, L, W] survival probabilities of what it explored, of requests
