@@ -20,6 +20,7 @@ from vllm_redrafter.budget.batch_budget import (
 )
 from vllm_redrafter.budget.choice import Flags, Floats
 from vllm_redrafter.budget.costs import CostTable, DraftCost, VerifyCost
+from vllm_redrafter.budget.drift import MEMORY
 from vllm_redrafter.budget.plain_looks import COST, INTERVAL, LOOK, SETTLING
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.policy import SearchShape, search_shape
@@ -206,6 +207,19 @@ def test_a_machine_that_is_slow_for_a_while_does_not_shut_the_gate(spell: int, p
     undrafted = sum(plan.shape is None for plan, _ in plans)
     # And a look or two at every change, to see whether it was one of the machine.
     assert undrafted <= LOOK * (len(plans) / INTERVAL + 8 * 2 * 2)
+
+
+def test_what_is_tried_while_the_machine_is_faster_than_it_was_does_not_look_cheap() -> None:
+    """Before enough steps of a kind were seen to tell the pace, its drafts tell it."""
+    budget = BatchBudget(CONFIG, machine(row=0.005), 8)
+    search = SearchShape(4, 5)
+    for kind, pace, steps in ((TREES, 2.0, 400), (CHAINS, 1.0, MEMORY)):
+        for _ in range(steps):
+            draft = pace * budget.costs.draft_seconds(4, *search)
+            budget.drafted(search, survival(search, 4, 0.5), greedy(4), draft)
+            budget.stepped(kind, 4, 20, pace * float(budget.costs.verify_seconds(20)))
+    trees, chains = (budget.step_seconds(4, kind)[20] for kind in (TREES, CHAINS))
+    assert chains == pytest.approx(trees, rel=0.15)
 
 
 def test_a_table_that_is_wrong_is_not_taken_for_a_slow_machine() -> None:

@@ -10,7 +10,7 @@ from vllm_redrafter.budget.pace import WINDOW, Pace
 def after(*seconds: float, usual: float = 2.0) -> float:
     pace = Pace()
     for took in seconds:
-        pace.observe(took, usual)
+        pace.observe(took / usual)
     return pace.now
 
 
@@ -21,7 +21,7 @@ def test_the_pace_is_as_usual_until_steps_say_otherwise() -> None:
 def test_steps_of_any_size_tell_the_same_pace() -> None:
     pace = Pace()
     for usual in (0.5, 3.0, 40.0, 1.0):
-        pace.observe(1.5 * usual, usual)
+        pace.observe(1.5)
     assert pace.now == pytest.approx(1.5)
 
 
@@ -37,7 +37,7 @@ def test_most_of_the_pace_is_taken_out_of_a_step() -> None:
     pace = Pace()
     assert pace.without(3.0) == 3.0
     for _ in range(WINDOW):
-        pace.observe(6.0, 3.0)
+        pace.observe(2.0)
     assert pace.without(6.0) == pytest.approx(3.0, rel=0.05)
 
 

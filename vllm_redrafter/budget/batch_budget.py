@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from vllm_redrafter.budget.choice import Choice, Flags, Floats, best_budget, shares
 from vllm_redrafter.budget.costs import CostTable
+from vllm_redrafter.budget.draft_costs import DraftCosts
 from vllm_redrafter.budget.drift import Drift, cell
 from vllm_redrafter.budget.gate import Gate, worth_drafting
 from vllm_redrafter.budget.pace import Pace
@@ -83,14 +84,10 @@ class BatchBudget:
         rows = np.arange(max_requests * (most + 1) + 1)
         self._steps_seconds = Drift([costs.verify_seconds(rows)] * len(KINDS))
         shapes = {shape for nodes in range(1, most + 1) for shape in search_tiers(config, nodes)}
-        self._shapes = {shape: at for at, shape in enumerate(sorted(shapes))}
-        self._drafts_seconds = Drift(
-            [
-                np.array([costs.draft_seconds(n, *shape) for n in range(max_requests + 1)])
-                for shape in self._shapes
-            ]
-        )
+        self._drafts_seconds = DraftCosts(costs, shapes, max_requests)
         self._pace, self._looks = Pace(), PlainLooks()
+        # By the last draft, until its step is timed.
+        self._draft_pace: float | None = None
         # Of requests that take the most probable token, and of those that sample: a drafter is
         # worth less to these, and a server has both, or in turn.
         self._prospects = [Prospects(config.beam_length, config.beam_width) for _ in range(2)]
@@ -202,7 +199,7 @@ class BatchBudget:
 
     def draft_seconds(self, requests: int, shape: SearchShape) -> float:
         """D of this search."""
-        return float(self._drafts_seconds.seconds(self._shapes[shape], requests)[requests])
+        return self._drafts_seconds.seconds(shape, requests)
 
     def drafted(self, shape: SearchShape, survival: Floats, sampled: Flags, seconds: float) -> None:
         """Learn from a draft: [N, L, W] survival probabilities of what it explored, of requests
@@ -211,8 +208,9 @@ class BatchBudget:
         if not self._pays:
             # What the probe found is to be considered at once.
             self._kept = 0
-        usual = self._pace.without(seconds)
-        self._drafts_seconds.observe(self._shapes[shape], requests, requests, usual)
+        usual = self._drafts_seconds.usual(shape, requests)
+        self._draft_pace = seconds / usual if usual is not None else None
+        self._drafts_seconds.observe(shape, requests, self._pace.without(seconds))
         for prospects, of_kind in zip(self._prospects, (~sampled, sampled), strict=True):
             if of_kind.any():
                 prospects.observe(survival[of_kind], self._steps)
@@ -222,8 +220,13 @@ class BatchBudget:
         if not self._looks.tells(plain=kind == PLAIN):
             return
         usual = self._steps_seconds.usual(kind, requests, rows)
+        # While a kind of step is new, its draft tells the pace: else what is tried in a moment when
+        # the machine is faster than it was would look cheap.
+        pace, self._draft_pace = self._draft_pace, None
         if usual is not None:
-            self._pace.observe(seconds, usual)
+            pace = seconds / usual
+        if pace is not None:
+            self._pace.observe(pace)
         if kind == PLAIN:
             plain = self._steps_seconds.usual(kind, requests, rows, least=PLAIN_STEPS)
             self._looks.pace = seconds / plain if plain is not None else self._pace.now

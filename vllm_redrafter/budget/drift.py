@@ -86,7 +86,7 @@ class Drift:
         self._observed += 1
         self._seen_at[at] = self._observed
         excess = seconds - float(self._tables[kind][size])
-        self._medians[at] = _settling_median(self._latest[at], seen, excess)
+        self._medians[at] = settling_median(self._latest[at], seen, excess)
         if seen < MEMORY:
             self._until_renewal = min(self._until_renewal, EARLY_RENEWAL)
         self._until_renewal -= 1
@@ -125,7 +125,7 @@ class Drift:
 
 
 @compiled
-def _settling_median(latest: Floats, seen: int, value: float) -> float:
+def settling_median(latest: Floats, seen: int, value: float) -> float:
     """Of MEMORY values the median; of fewer, down to the lower quartile.
 
     Args:

@@ -36,9 +36,9 @@ class Pace:
         self.now = 1.0
         self._latest = deque([1.0] * WINDOW, maxlen=WINDOW)
 
-    def observe(self, seconds: float, usual: float) -> None:
-        """A step took `seconds`, where `usual` is usual at pace 1."""
-        self._latest.append(seconds / usual)
+    def observe(self, pace: float) -> None:
+        """A step's seconds over what is usual for its like at pace 1."""
+        self._latest.append(pace)
         self.now = median(self._latest)
 
     def without(self, seconds: float) -> float:
