@@ -18,13 +18,6 @@ def test_the_pace_is_as_usual_until_steps_say_otherwise() -> None:
     assert after() == 1.0
 
 
-def test_steps_of_any_size_tell_the_same_pace() -> None:
-    pace = Pace()
-    for usual in (0.5, 3.0, 40.0, 1.0):
-        pace.observe(1.5)
-    assert pace.now == pytest.approx(1.5)
-
-
 def test_half_the_speed_is_noticed_within_half_of_the_window() -> None:
     assert after(*[4.0] * (WINDOW // 2 + 1)) == pytest.approx(2.0)
 

@@ -1,0 +1,161 @@
+"""`evaluate`: what it prints, writes, records and refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from redrafter_testing.models.small_trainings import SHAPE, VOCAB_SIZE, job, run
+from redrafter_testing.models.tiny_models import make_drafter
+from redrafter_testing.models.training_data import write_data
+from vllm_redrafter.budget.costs import CostTable, DraftCost, VerifyCost
+from vllm_redrafter.checkpoints.files import read_config
+from vllm_redrafter.cli import app
+from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.speculative_config import validated
+
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
+
+
+def test_evaluate_prints_writes_and_draws(target: Path, data: Path, tmp_path: Path) -> None:
+    drafter = tmp_path / "drafter"
+    run(job(target, data, drafter))
+    shutil.rmtree(drafter / "checkpoints")
+    files = [f"--plot={tmp_path / 'map.png'}", f"--json={tmp_path / 'figures.json'}"]
+    grid = ["--beam-widths=1,2", "--beam-lengths=2,3", "--spec-tokens=2,6"]
+    command = ["evaluate", str(target), str(drafter), f"--data={data}", "--held-out=4"]
+    result = CliRunner().invoke(app, [*command, *grid, *files])
+    assert result.exit_code == 0, result.output
+    assert "4 rows" in result.output and "If a draft level costs 0.02" in result.output
+    assert "assumed and not measured" in " ".join(result.output.split())
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    shapes = [
+        (r["beam_width"], r["beam_length"], r["num_speculative_tokens"]) for r in figures["results"]
+    ]
+    # A search of 2 x 2 or 1 x 3 has no 6 nodes.
+    assert shapes == [(1, 2, 2), (1, 3, 2), (2, 2, 2), (2, 3, 2), (2, 3, 6)]
+    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
+    # What train says of its held-out conversations, evaluate says of the same ones.
+    trained = read_config(str(drafter))["training"]["result"]["tokens_per_step"]
+    assert figures["results"][-1]["tokens_per_step"] == pytest.approx(trained)
+    assert figures["costs"] == {"assumed": {"draft": 0.02, "verify": 0.005}}
+
+    measured = ["--costs", str(written_costs(tmp_path)), "--requests=2"]
+    result = CliRunner().invoke(app, [*command, *grid[1:], *files, *measured])
+    assert result.exit_code == 0, result.output
+    printed = " ".join(result.output.split())
+    assert "measured (a machine), with 2 requests at once: --spec-tokens" in printed
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    # Without --beam-widths, those that were measured.
+    assert {r["beam_width"] for r in figures["results"]} == {1, 2}
+    assert figures["costs"]["requests"] == 2
+    row = figures["results"][0]
+    # A chain of two: one more row per node, and a draft of two levels.
+    cost = (0.002 + 0.02 + 6 * 0.001) / (0.02 + 2 * 0.001)
+    assert row["speed_up"] == pytest.approx(row["tokens_per_step"] / cost)
+
+
+def test_evaluate_reads_all_folders_that_train_held_out_of(
+    target: Path, data: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    write_data(other, target, num=12, max_tokens=20, seed=9)
+    asked = replace(job(target, data, tmp_path / "drafter"), data=(data, other))
+    trained, _ = run(asked)
+    figures = tmp_path / "figures.json"
+    command = ["evaluate", str(target), str(asked.output), "--held-out=4", f"--json={figures}"]
+    command += [f"--data={data}", f"--data={other}"]
+    grid = [f"--beam-widths={SHAPE.beam_width}", f"--beam-lengths={SHAPE.beam_length}"]
+    nodes = f"--spec-tokens={SHAPE.num_speculative_tokens}"
+    result = CliRunner().invoke(app, [*command, *grid, nodes])
+    assert result.exit_code == 0, result.output
+    (found,) = json.loads(figures.read_text())["results"]
+    assert found["tokens_per_step"] == pytest.approx(trained.acceptance.tokens_per_step)
+
+
+def test_evaluate_records_the_shape_that_it_recommends(
+    target: Path, data: Path, tmp_path: Path
+) -> None:
+    drafter = make_drafter(tmp_path / "drafter", vocab_size=VOCAB_SIZE)
+    before = read_config(str(drafter))
+    command = ["evaluate", str(target), str(drafter), f"--data={data}", "--beam-widths=2,3"]
+    figures = f"--json={tmp_path / 'figures.json'}"
+    grid = ["--beam-lengths=2,3", "--spec-tokens=3,6", "--verify-cost=1"]
+    plain = CliRunner().invoke(app, [*command, *grid])
+    assert plain.exit_code == 0 and read_config(str(drafter)) == before
+    result = CliRunner().invoke(app, [*command, *grid, figures, "--record"])
+    assert result.exit_code == 0, result.output
+    assert f"recorded in {drafter / 'config.json'}" in "".join(result.output.split("\n"))
+
+    shapes = json.loads((tmp_path / "figures.json").read_text())["results"]
+    best = max(shapes, key=lambda shape: shape["speed_up"])
+    expected = ReDrafterConfig(
+        best["num_speculative_tokens"], best["beam_width"], best["beam_length"]
+    )
+    served, _ = validated({"model": str(drafter)})
+    assert served == expected
+    served, _ = validated({"model": str(drafter), "beam_length": 9, "tree": "beams"})
+    assert served == replace(expected, beam_length=9, tree="beams")
+    after = read_config(str(drafter))
+    for entry in ("proposal_methods", "default_proposal_method"):
+        del after["speculators_config"][entry]
+    assert after == before
+
+
+def test_a_shape_that_cannot_be_recorded_is_said_before_anything_is_evaluated() -> None:
+    command = ["evaluate", "no-target", "org/drafter", "--data=none", "--record"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 1 and "--record: 'org/drafter' is not a folder" in result.stderr
+
+
+def written_costs(folder: Path) -> Path:
+    """A table: 1 ms per level, and 20 ms and 1 ms per row."""
+    draft = [
+        DraftCost(requests, width, length, 0.001 * length)
+        for requests in (1, 2)
+        for width in (1, 2)
+        for length in (1, 3)
+    ]
+    verify = [VerifyCost(rows, 0.02 + 0.001 * rows) for rows in (1, 20)]
+    path = folder / "costs.json"
+    path.write_text(CostTable("t", "d", "a machine", tuple(draft), tuple(verify)).to_json())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        (None, [], "No such file"),
+        ("{", [], "give a file that an engine's costs were written to"),
+        ("{", [], "not a table of costs"),
+        ("[]", [], "not a table of costs"),
+        ('{"format": "something else"}', [], "its format is 'something else'"),
+        ("", ["--requests=3"], "no draft for 3 requests was measured, only for up to 2"),
+        ("", ["--beam-widths=1,4"], "no draft of beam width 4 was measured, only of 1, 2"),
+        ("", ["--draft-cost=0.1"], "--costs measures what --draft-cost and --verify-cost assume"),
+    ],
+)
+def test_costs_that_do_not_serve_are_refused_before_anything_is_read(
+    content: str | None, options: list[str], message: str, tmp_path: Path
+) -> None:
+    path = written_costs(tmp_path)
+    if content is None:
+        path.unlink()
+    elif content:
+        path.write_text(content)
+    command = ["evaluate", "no-target", "no-drafter", "--data=none", f"--costs={path}"]
+    grid = ["--beam-lengths=3", "--spec-tokens=3"]
+    result = CliRunner().invoke(app, [*command, *grid, *options])
+    assert result.exit_code == 1
+    assert message in " ".join(result.stderr.split())
+
+
+def test_requests_are_for_measured_costs() -> None:
+    command = ["evaluate", "no-target", "no-drafter", "--data=none", "--requests=4"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 1 and "--requests is for --costs" in result.stderr
