@@ -1,0 +1,24 @@
+"""A checkpoint to convert, and a place for what it becomes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from redrafter_testing.models.checkpoints import PROJECTED
+from vllm_redrafter.checkpoints.writing import save_drafter
+from vllm_redrafter.heads.recurrent import RecurrentHead
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """Of ours: PROJECTED's form."""
+    torch.manual_seed(0)
+    save_drafter(RecurrentHead(PROJECTED).requires_grad_(False), tmp_path / "source")
+    return tmp_path / "source"
+
+
+@pytest.fixture
+def destination(tmp_path: Path) -> Path:
+    """Nothing is there."""
+    return tmp_path / "destination"
