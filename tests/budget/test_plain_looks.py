@@ -11,6 +11,7 @@ from vllm_redrafter.budget.plain_looks import (
     DOUBTFUL,
     INTERVAL,
     LOOK,
+    NEW_COST,
     NEW_SIZE,
     SETTLING,
     SHARE,
@@ -46,14 +47,21 @@ def test_looks_are_rarer_the_more_they_lose() -> None:
 def test_a_new_size_is_looked_at_once_the_batch_stays_at_it() -> None:
     looks = PlainLooks()
     for _ in range(10):
-        assert not looked(looks, NEW_SIZE, known=False)
+        assert not looked(looks, NEW_SIZE, known=False, gain=1.05)
         looks.step(16)
-        assert not looks.wanted(False, 1.2, 1.0)
-    assert looked(looks, NEW_SIZE + 2, known=False)
+        assert not looks.wanted(False, 1.05, 1.0)
+    assert looked(looks, NEW_SIZE + 2, known=False, gain=1.05)
+
+
+@pytest.mark.parametrize("gain", [1.2, 1.5, 3.0])
+def test_a_new_size_is_looked_at_later_the_more_that_loses(gain: float) -> None:
+    """Answers at one request are a few dozen steps."""
+    (first,) = looked(PlainLooks(), int(LOOK / NEW_COST), known=False, gain=gain)[:1]
+    assert LOOK * (1.0 - 1.0 / gain) / first == pytest.approx(NEW_COST, rel=0.1)
 
 
 def test_a_look_that_told_too_little_is_not_made_again_at_once() -> None:
-    begun = looked(PlainLooks(), 200, known=False)
+    begun = looked(PlainLooks(), 200, known=False, gain=1.05)
     assert len(begun) > 3
     assert {b - a for a, b in pairwise(begun)} == {NEW_SIZE + 1}
 

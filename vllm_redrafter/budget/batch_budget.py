@@ -228,8 +228,8 @@ class BatchBudget:
         if pace is not None:
             self._pace.observe(pace)
         if kind == PLAIN:
-            plain = self._steps_seconds.usual(kind, requests, rows, least=PLAIN_STEPS)
-            self._looks.pace = seconds / plain if plain is not None else self._pace.now
+            usual = self._steps_seconds.usual(kind, requests, rows, least=PLAIN_STEPS)
+            self._looks.learned(seconds / usual if usual is not None else self._pace.now)
         self._steps_seconds.observe(kind, requests, rows, self._pace.without(seconds))
 
     def _best_search(self, requests: int, max_nodes: int) -> tuple[SearchShape, bool]:

@@ -16,9 +16,10 @@ those that follow by as much as some drafters gain."""
 COST, INTERVAL, DOUBTFUL = 0.005, 128, 8
 """The share of what drafting yields that looks may take; the steps from one to the next, at least;
 and how much sooner that is while the last one speaks of another pace than the steps since."""
-NEW_SIZE = 16
+NEW_SIZE, NEW_COST = 16, 0.05
 """Steps in a row with about so many requests after which a first look is made: a batch that is of
-this size in passing is not worth it."""
+this size in passing is not worth it. More where drafting yields much by what is known of other
+sizes, so that a look takes this share of it at most."""
 SPELL, SHARE = 16, 8
 """Plain steps in a row after which one of SHARE is enough to learn from."""
 SAME_PACE = 1.25
@@ -26,14 +27,10 @@ SAME_PACE = 1.25
 
 
 class PlainLooks:
-    """Of one engine.
-
-    Attributes:
-        pace: the machine's (`pace.py`) when a plain step was last learned from.
-    """
+    """Of one engine."""
 
     def __init__(self) -> None:
-        self.pace = 1.0
+        self._pace = 1.0
         self._left = 0
         self._since = 0
         # Plain steps in a row; and steps in a row with about as many requests.
@@ -58,7 +55,7 @@ class PlainLooks:
             pace: the machine's at present.
         """
         self._since += 1
-        if not self._left and (self._due(gain, pace) if known else self._of_size > NEW_SIZE):
+        if not self._left and (self._due(gain, pace) if known else self._settled(gain)):
             # Where it tells too little, another one has to wait.
             self._left, self._of_size = LOOK, 0
         if not self._left:
@@ -67,11 +64,17 @@ class PlainLooks:
         self._since = 0
         return True
 
+    def learned(self, pace: float) -> None:
+        """A plain step was learned from, at this pace of the machine (`pace.py`)."""
+        self._pace = pace
+
+    def _settled(self, gain: float) -> bool:
+        return self._of_size > max(NEW_SIZE, _lost(gain) / NEW_COST)
+
     def _due(self, gain: float, pace: float) -> bool:
-        # Of g times plain decoding's tokens, a plain step loses 1 - 1 / g.
-        interval = max(INTERVAL, LOOK * (1.0 - 1.0 / gain) / COST)
+        interval = max(INTERVAL, _lost(gain) / COST)
         # Is it the machine that has become slower or faster, or are trees dearer or cheaper?
-        doubtful = not 1 / SAME_PACE < pace / self.pace < SAME_PACE
+        doubtful = not 1 / SAME_PACE < pace / self._pace < SAME_PACE
         return self._since > (interval / DOUBTFUL if doubtful else interval)
 
     def tells(self, plain: bool) -> bool:
@@ -80,3 +83,8 @@ class PlainLooks:
         if self._row > SPELL:
             return self._row % SHARE == 0
         return not 0 < self._row <= SETTLING
+
+
+def _lost(gain: float) -> float:
+    """Steps that a look costs: of g times plain decoding's tokens, a plain one loses 1 - 1 / g."""
+    return LOOK * (1.0 - 1.0 / gain)
