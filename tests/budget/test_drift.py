@@ -53,15 +53,19 @@ def test_a_kind_that_was_not_tried_is_believed_to_be_as_cheap_as_the_cheapest() 
     assert drift.seconds(2, 4)[16] == pytest.approx(TABLE[16] + 2.0, rel=0.1)
 
 
-def test_what_was_dear_for_other_batches_is_believed_to_be_as_much_dearer() -> None:
+@pytest.mark.parametrize("requests", [2, 4, 8])
+def test_what_was_dear_for_other_batches_is_believed_to_be_as_much_dearer_by_request(
+    requests: int,
+) -> None:
     """Else trees would be tried for each number of requests, where they do not pay for any."""
     drift = Drift([TABLE, TABLE])
-    for requests, excess in ((1, 0.1), (8, 1.0)):
+    for number, excess in ((1, 0.1), (requests, 1.0)):
         for _ in range(50):
-            drift.observe(0, requests, 16, TABLE[16] + excess)
+            drift.observe(0, number, 16, TABLE[16] + excess)
     for _ in range(50):
         drift.observe(1, 1, 16, TABLE[16] + 0.1 + 0.7)
-    assert drift.seconds(1, 8)[16] == pytest.approx(TABLE[16] + 1.0 + 0.7, rel=0.05)
+    expected = TABLE[16] + 1.0 + requests * 0.7
+    assert drift.seconds(1, requests)[16] == pytest.approx(expected, rel=0.1)
     assert drift.seconds(0, 16)[16] < drift.seconds(1, 16)[16]
 
 

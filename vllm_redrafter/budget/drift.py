@@ -13,9 +13,10 @@ slow, and would speak against it for long.
 Where few steps were seen of a size, it leans on what all sizes of the kind take for so many
 requests: a choice between two sizes shall not turn on one noisy step. And where few were seen of a
 kind, that leans on the kind that takes least for so many requests, and on what it takes more than
-that one for other numbers: what is believed to be as dear as what is done already is never tried,
-and is not found to be cheaper; and what was dear for four requests need not be tried for eight, and
-for sixteen, to know that it is dear there. What was seen long ago counts for less and less.
+that one for other numbers, by request: what is believed to be as dear as what is done already is
+never tried, and is not found to be cheaper; and what was dear for four requests (trees, of which
+each is attended to by itself) need not be tried for eight, and for sixteen, to know that it is
+twice as dear there. What was seen long ago counts for less and less.
 
 The loops are compiled: the median's runs in every step, the others every few steps.
 """
@@ -202,8 +203,9 @@ def _least(totals: Floats, sums: Floats, kind: int, requests: int) -> float:
         if at == requests:
             here = cheapest
         if totals[kind, at] > 0.0:
-            # Than the cheapest, which it may be itself.
-            dearer += sums[kind, at] - totals[kind, at] * cheapest
+            # Than the cheapest, which it may be itself; for as many requests as here.
+            more = sums[kind, at] - totals[kind, at] * cheapest
+            dearer += more * 2.0 ** ((requests - at) / 2)
     own = totals[kind].sum()
     if here < np.inf:
         return float(here + dearer / (own + PRIOR))
