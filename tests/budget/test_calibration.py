@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from vllm_redrafter.beam_search import ExploredNodes
 from vllm_redrafter.budget import calibration
-from vllm_redrafter.budget.calibration import AcceptanceEstimator, log_odds
+from vllm_redrafter.budget.calibration import MAX_LOG_ODDS, AcceptanceEstimator, log_odds
 from vllm_redrafter.token_tree import TokenTree
 
 
@@ -106,6 +107,55 @@ def test_refits_find_the_parameters_that_an_optimizer_finds() -> None:
     best = minimize(loss, [0.5, 0.0, 0.0], method="Nelder-Mead").x
     fitted = [float(estimator.slope), *estimator.biases.tolist()]
     assert fitted == pytest.approx(list(best), abs=0.02)
+
+
+def predictable(
+    random: np.random.Generator, number: int, easy: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(log-odds, depths, accepted, its probability): a share is certain, by the draft and in fact,
+    but for one in 500; the others are guesses."""
+    certain = random.random(number) < easy
+    odds = np.where(certain, random.normal(9, 3, number), random.normal(0, 2, number))
+    probability = np.where(certain, 0.998, 0.4)
+    accepted = random.random(number) < probability
+    depths = random.integers(1, 6, number)
+    made = (odds.clip(-MAX_LOG_ODDS, MAX_LOG_ODDS).astype(np.float32), depths, accepted)
+    return (*map(torch.from_numpy, made), torch.from_numpy(probability).float())  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("easy", [0.5, 0.9, 0.99])
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_learned_holds_on_text_that_is_easily_predicted(easy: float, seed: int) -> None:
+    """As Newton's steps were, they threw the slope to 100,000 there, and nothing was verified."""
+    random, estimator = np.random.default_rng(seed), AcceptanceEstimator(5)
+    lost = []
+    for step in range(2000):
+        odds, depths, accepted, probability = predictable(random, 8, easy)
+        logits = estimator.slope * odds + estimator.biases[depths - 1]
+        entropy = torch.nn.functional.binary_cross_entropy_with_logits
+        best = entropy(torch.logit(probability), probability)
+        lost.append(float(entropy(logits, probability) - best))
+        estimator.observe(odds, depths, torch.ones_like(accepted), accepted)
+        if step % 4 == 3:
+            estimator.refit()
+            assert 0.0 <= float(estimator.slope) < 5.0
+            assert float(estimator.biases.abs().max()) < 5.0
+    # Of constants, what the two kinds of nodes are alike in is most: 0.07 is the best slope's.
+    assert sum(lost[400:]) / len(lost[400:]) < 0.1
+
+
+def test_one_surprise_does_not_undo_what_was_learned() -> None:
+    estimator = AcceptanceEstimator(1)
+    odds, depths = torch.full((32,), 6.0), torch.ones(32, dtype=torch.int64)
+    judged = torch.ones(32, dtype=torch.bool)
+    for _ in range(100):
+        estimator.observe(odds, depths, judged, judged)
+        estimator.refit()
+    accepted = judged.clone()
+    accepted[0] = False
+    estimator.observe(odds, depths, judged, accepted)
+    estimator.refit()
+    assert float(torch.sigmoid(estimator.slope * 6.0 + estimator.biases)) > 0.9
 
 
 def test_what_was_not_judged_teaches_nothing() -> None:

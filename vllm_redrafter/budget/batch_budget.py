@@ -27,7 +27,9 @@ KINDS = PLAIN, CHAINS, TREES = range(3)
 """Kinds of steps, as a batch's costs distinguish them: trees take tree attention."""
 
 FIRST_DRAFTS = 8
-"""Drafts by which a drafter is judged before drafting can be found not to pay."""
+"""Drafts by which a drafter is judged before drafting can be found not to pay: the first half of
+them by the full search, the others by chains, as steps of both kinds have to be seen to be
+compared."""
 SURVEY_INTERVAL, SURVEY_COST = 32, 0.01
 """Drafts from one full search to the next, at least: shorter and narrower ones do not see what it
 would; and the share of the time that it may take: where it is dear, it is made less often."""
@@ -125,8 +127,11 @@ class BatchBudget:
             # Where half of the batch is new, nothing of what was found is.
             self._kept = int(self._kept * max(1.0 - 2.0 * joined.mean(), 0.0))
         present = zip(self._prospects, self._members, strict=True)
-        if any(members and prospects.drafts < FIRST_DRAFTS for prospects, members in present):
-            return Plan(search_shape(self.config, max_nodes), pays=True)
+        judged = min(prospects.drafts for prospects, members in present if members)
+        if judged < FIRST_DRAFTS:
+            full = search_shape(self.config, max_nodes)
+            first = full if judged < FIRST_DRAFTS // 2 else SearchShape(1, full.beam_length)
+            return Plan(first, pays=True)
         self._surveyed += 1
         # A batch that is nearly as large is no other one.
         takers, samplers = self._members

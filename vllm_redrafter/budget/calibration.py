@@ -8,8 +8,11 @@ draft's probability of a node given its parent, d its depth, and f = log(q / (1 
 is the probability that the target draws the node's token, given that it reached the parent. The
 survival probability of a node is the product of a along its path. The slope w and the bias of
 each depth are refitted while serving, by damped Newton steps on the logistic loss over the nodes
-that were judged: those verified whose parent was accepted. The model, and its constants, are those
-of vLLM's `v1/worker/gpu/spec_decode/acceptance_estimator.py`, which knows chains.
+that were judged: those verified whose parent was accepted. The model is that of vLLM's
+`v1/worker/gpu/spec_decode/acceptance_estimator.py`, which knows chains; but no step is longer than
+the loss is near to a parabola. On text that is easily predicted all a are near 0 or 1, where nodes
+have no information (a (1 - a) is 0), and a single surprise, over next to nothing, would throw the
+parameters so far that nothing is expected to be accepted ever after, and nothing is verified.
 
 Nothing here changes what is output, only what is verified: the acceptance walk is lossless
 whatever the tree (`acceptance.py`).
@@ -27,7 +30,10 @@ INITIAL_SLOPE = 0.5
 INITIAL_BIAS = -0.2
 DAMPING_OBSERVATIONS = 50.0
 """A refit on as many observations moves a parameter half of a Newton step."""
-RIDGE = 1e-3
+RIDGE = 1.0
+"""Information that every parameter has beside its nodes': as of four nodes of even odds."""
+MAX_SLOPE_STEP, MAX_BIAS_STEP = 0.1, 1.0
+"""What one refit changes at most: either moves a node of log-odds 10 by 1."""
 BINS = 10
 """Bins of the calibration error."""
 
@@ -136,11 +142,12 @@ class AcceptanceEstimator:
         step = (g0.sum() - (b * g1 / c).sum()) / (a.sum() + RIDGE - (b * b / c).sum())
         total = count.sum()
         step = (step * total / (total + DAMPING_OBSERVATIONS)).nan_to_num(0.0, 0.0, 0.0)
+        step = step.clamp(-MAX_SLOPE_STEP, MAX_SLOPE_STEP)
         # A draft that is more probable is not less probable to be accepted.
         step = torch.where(self.slope + step >= 0, step, torch.zeros_like(step))
         bias_step = (g1 - b * step) / c * count / (count + DAMPING_OBSERVATIONS)
         self.slope += step
-        self.biases += bias_step.nan_to_num(0.0, 0.0, 0.0)
+        self.biases += bias_step.nan_to_num(0.0, 0.0, 0.0).clamp(-MAX_BIAS_STEP, MAX_BIAS_STEP)
         self._sums.zero_()
 
     def calibration(self) -> Calibration:

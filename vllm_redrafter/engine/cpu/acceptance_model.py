@@ -18,6 +18,8 @@ import numpy.typing as npt
 from vllm_redrafter.budget.calibration import (
     BINS,
     DAMPING_OBSERVATIONS,
+    MAX_BIAS_STEP,
+    MAX_SLOPE_STEP,
     RIDGE,
     AcceptanceEstimator,
     Calibration,
@@ -152,11 +154,13 @@ def _refit(slope: Array, biases: Array, statistics: Array) -> None:
         gradient += g0 - b * g1 / (c + RIDGE)
         total += count
     step = gradient / information * total / (total + DAMPING_OBSERVATIONS)
+    step = min(max(step, -MAX_SLOPE_STEP), MAX_SLOPE_STEP)
     # A draft that is more probable is not less probable to be accepted.
     if slope[0] + step < 0.0:
         step = 0.0
     for depth, (_, b, c, _, g1, count) in enumerate(sums):
         damped = count / (count + DAMPING_OBSERVATIONS)
-        biases[depth] += (g1 - b * step) / (c + RIDGE) * damped
+        bias_step = (g1 - b * step) / (c + RIDGE) * damped
+        biases[depth] += min(max(bias_step, -MAX_BIAS_STEP), MAX_BIAS_STEP)
     slope[0] += step
     sums[:] = 0.0
