@@ -36,7 +36,7 @@ def test_on_cpu(target: Path, speculative: dict[str, Any]) -> None:
     with cpu_engine(target, speculative_config=speculative, **ARGUMENTS) as llm:
         assert llm.run(Listening(6, 24)) == expected
         accepted = llm.counter(ACCEPTED)
-    assert accepted > 10, "trees were hardly used"
+    assert accepted > 5, "trees were hardly used"
     assert [a == b for a, b in zip(expected, silent, strict=True)] == [True, False, False] * 2
 
 

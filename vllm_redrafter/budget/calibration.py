@@ -30,10 +30,10 @@ INITIAL_SLOPE = 0.5
 INITIAL_BIAS = -0.2
 DAMPING_OBSERVATIONS = 50.0
 """A refit on as many observations moves a parameter half of a Newton step."""
-RIDGE = 1.0
-"""Information that every parameter has beside its nodes': as of four nodes of even odds."""
-MAX_SLOPE_STEP, MAX_BIAS_STEP = 0.1, 1.0
-"""What one refit changes at most: either moves a node of log-odds 10 by 1."""
+RIDGE = 0.5
+"""Information that every parameter has beside its nodes': as of two nodes of even odds."""
+MAX_SLOPE_STEP, MAX_BIAS_STEP = 0.3, 3.0
+"""What one refit changes at most: either moves a node of log-odds 10 by 3."""
 BINS = 10
 """Bins of the calibration error."""
 
@@ -142,9 +142,8 @@ class AcceptanceEstimator:
         step = (g0.sum() - (b * g1 / c).sum()) / (a.sum() + RIDGE - (b * b / c).sum())
         total = count.sum()
         step = (step * total / (total + DAMPING_OBSERVATIONS)).nan_to_num(0.0, 0.0, 0.0)
-        step = step.clamp(-MAX_SLOPE_STEP, MAX_SLOPE_STEP)
         # A draft that is more probable is not less probable to be accepted.
-        step = torch.where(self.slope + step >= 0, step, torch.zeros_like(step))
+        step = torch.maximum(step.clamp(-MAX_SLOPE_STEP, MAX_SLOPE_STEP), -self.slope)
         bias_step = (g1 - b * step) / c * count / (count + DAMPING_OBSERVATIONS)
         self.slope += step
         self.biases += bias_step.nan_to_num(0.0, 0.0, 0.0).clamp(-MAX_BIAS_STEP, MAX_BIAS_STEP)

@@ -34,6 +34,11 @@ REFIT_STEPS, REFIT_NODES = 4, 32
 the next: a new drafter is judged soon, and so is another kind of text."""
 
 
+LIMITS = RIDGE, DAMPING_OBSERVATIONS, MAX_SLOPE_STEP, MAX_BIAS_STEP
+"""Given to the compiled refit, and not read by it: numba keeps what it compiled until this file
+changes, and these stand in another."""
+
+
 class AcceptanceModel:
     """An `AcceptanceEstimator` of requests that take the most probable token, and one of others."""
 
@@ -90,7 +95,7 @@ class AcceptanceModel:
 
     def _refit(self, kind: int) -> None:
         slope, biases, statistics = self._states[kind]
-        _refit(slope, biases, statistics)
+        _refit(slope, biases, statistics, *LIMITS)
         self._slopes[kind], self._biases[kind] = slope[0], biases
         self._judged[kind] = 0, 0
 
@@ -144,23 +149,29 @@ def _observe(
 
 
 @compiled
-def _refit(slope: Array, biases: Array, statistics: Array) -> None:
+def _refit(
+    slope: Array,
+    biases: Array,
+    statistics: Array,
+    ridge: float,
+    damping: float,
+    max_slope_step: float,
+    max_bias_step: float,
+) -> None:
     """See `AcceptanceEstimator.refit`; the nodes were observed, so that the sums are finite."""
     sums = statistics[: 6 * biases.shape[0]].reshape(biases.shape[0], 6)
     # The information of the slope and its gradient, the biases eliminated.
-    information, gradient, total = RIDGE, 0.0, 0.0
+    information, gradient, total = ridge, 0.0, 0.0
     for a, b, c, g0, g1, count in sums:
-        information += a - b * b / (c + RIDGE)
-        gradient += g0 - b * g1 / (c + RIDGE)
+        information += a - b * b / (c + ridge)
+        gradient += g0 - b * g1 / (c + ridge)
         total += count
-    step = gradient / information * total / (total + DAMPING_OBSERVATIONS)
-    step = min(max(step, -MAX_SLOPE_STEP), MAX_SLOPE_STEP)
+    step = gradient / information * total / (total + damping)
     # A draft that is more probable is not less probable to be accepted.
-    if slope[0] + step < 0.0:
-        step = 0.0
+    step = max(min(max(step, -max_slope_step), max_slope_step), -slope[0])
     for depth, (_, b, c, _, g1, count) in enumerate(sums):
-        damped = count / (count + DAMPING_OBSERVATIONS)
-        bias_step = (g1 - b * step) / (c + RIDGE) * damped
-        biases[depth] += min(max(bias_step, -MAX_BIAS_STEP), MAX_BIAS_STEP)
+        damped = count / (count + damping)
+        bias_step = (g1 - b * step) / (c + ridge) * damped
+        biases[depth] += min(max(bias_step, -max_bias_step), max_bias_step)
     slope[0] += step
     sums[:] = 0.0
