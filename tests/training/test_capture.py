@@ -15,7 +15,6 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from redrafter_testing.models.tiny_models import add_tokenizer, make_target
 from redrafter_testing.models.training_data import write_data
 from redrafter_testing.models.transformers_states import TransformersStates
 from vllm_redrafter.data.capture_settings import CaptureSettings
@@ -28,15 +27,8 @@ from vllm_redrafter.training import capture_folder
 from vllm_redrafter.training.capture import CaptureJob, capture
 from vllm_redrafter.training.target import load_target
 
-V, H = 64, 128
+H = 128
 SHARD_BYTES = 100 * H * 4
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = make_target(tmp_path_factory.mktemp("target"), vocab_size=V)
-    add_tokenizer(folder, vocab_size=V)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -17,20 +17,13 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from redrafter_testing.models.sharded_training import job, trained
-from redrafter_testing.models.tiny_models import add_tokenizer, make_target
+from redrafter_testing.models.small_trainings import VOCAB_SIZE
 from redrafter_testing.models.training_data import write_data
 from redrafter_testing.python_path import SUPPORT, python_path
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.training.sharded_target import load_sharded_target
 
-V = 64
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = make_target(tmp_path_factory.mktemp("target"), vocab_size=V)
-    add_tokenizer(folder, vocab_size=V)
-    return folder
+V = VOCAB_SIZE
 
 
 @pytest.fixture(scope="module")

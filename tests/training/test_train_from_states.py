@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
-from redrafter_testing.models.tiny_models import add_tokenizer, make_target
+from redrafter_testing.models.small_trainings import VOCAB_SIZE
+from redrafter_testing.models.tiny_models import add_tokenizer
 from redrafter_testing.models.training_data import write_data
 from redrafter_testing.models.transformers_states import write_states_of
 from vllm_redrafter.cli import app
@@ -34,7 +35,9 @@ from vllm_redrafter.training.config import EvaluationConfig, TrainingConfig
 from vllm_redrafter.training.evaluation import load_material
 from vllm_redrafter.training.run import TrainingJob, train
 
-V = 64
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
+
+V = VOCAB_SIZE
 PEAK_SECONDS = 0.002
 CONFIG = TrainingConfig(
     max_steps=4,
@@ -47,20 +50,6 @@ CONFIG = TrainingConfig(
     held_out=4,
 )
 SHAPE = ReDrafterConfig(num_speculative_tokens=6, beam_width=2, beam_length=3)
-
-
-@pytest.fixture(autouse=True)
-def fresh_accelerate() -> Iterator[None]:
-    AcceleratorState._reset_state(reset_partial_state=True)
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = make_target(tmp_path_factory.mktemp("target"), vocab_size=V)
-    add_tokenizer(folder, vocab_size=V)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -127,7 +127,7 @@ class BatchBudget:
             # Where half of the batch is new, nothing of what was found is.
             self._kept = int(self._kept * max(1.0 - 2.0 * joined.mean(), 0.0))
         present = zip(self._prospects, self._members, strict=True)
-        judged = min(prospects.drafts for prospects, members in present if members)
+        judged = min((p.drafts for p, members in present if members), default=FIRST_DRAFTS)
         if judged < FIRST_DRAFTS:
             full = search_shape(self.config, max_nodes)
             first = full if judged < FIRST_DRAFTS // 2 else SearchShape(1, full.beam_length)

@@ -40,7 +40,7 @@ class DraftCosts:
         self._latest = np.zeros((CELLS, MEMORY))
         self._seen = [0] * CELLS
         self._medians = [1.0] * CELLS
-        self._everywhere = 1.0
+        self._everywhere, self._drafts = 1.0, 0
 
     def observe(self, shape: SearchShape, requests: int, seconds: float) -> None:
         """A draft by this search, for so many requests, took `seconds`."""
@@ -48,10 +48,11 @@ class DraftCosts:
         seen = self._seen[at]
         self._medians[at] = settling_median(self._latest[at], seen, factor)
         # The first one may have compiled something, or allocated: it does not count.
-        if any(self._seen):
-            rate = max(LATE, 1 / sum(self._seen))
+        if self._drafts:
+            rate = max(LATE, 1 / self._drafts)
             self._everywhere += rate * (self._medians[at] - self._everywhere)
         self._seen[at] = seen + 1
+        self._drafts += 1
 
     def usual(self, shape: SearchShape, requests: int) -> float | None:
         """What such a draft took of late; None where too few were seen to tell."""
