@@ -117,6 +117,30 @@ def test_a_step_that_verifies_is_not_believed_to_take_less_than_a_plain_one() ->
     assert sum(plan.shape is not None for plan, _ in decided[-200:]) < 4
 
 
+def test_chains_that_take_less_than_plain_steps_are_known_to_take_less_than_trees() -> None:
+    """Products of one row are slower than those of four on some processors."""
+    budget = BatchBudget(CONFIG, machine(row=0.0), 8)
+    for kind, rows, seconds in ((PLAIN, 1, 1.2), (CHAINS, 6, 1.0), (TREES, 6, 1.2)):
+        for _ in range(2 * MEMORY):
+            budget.stepped(kind, 1, rows, seconds)
+    trees, chains = (budget.step_seconds(1, kind)[6] for kind in (TREES, CHAINS))
+    assert trees / chains == pytest.approx(1.2, rel=0.05)
+    # And yet it is no gain of drafting.
+    assert budget.plain_seconds(1) == pytest.approx(chains, rel=0.05)
+
+
+def test_nothing_is_not_verified_because_plain_steps_seem_cheap() -> None:
+    """A step behind a draft is no plain step in a row, and what it takes would not be learned."""
+    budget = BatchBudget(CONFIG, machine(row=0.01), 8)
+    for kind, rows, seconds in ((PLAIN, 1, 0.5), (CHAINS, 6, 1.05)):
+        for _ in range(2 * MEMORY):
+            budget.stepped(kind, 1, rows, seconds)
+    assert budget.plain_seconds(1) == pytest.approx(0.5, rel=0.05)
+    probable = np.array([[0.2, 0.05, 0.01]])
+    nodes, _ = budget.share(probable, 1, Plan(SearchShape(1, 3), pays=True))
+    assert nodes.tolist() == [2]
+
+
 def test_the_budget_of_a_request_falls_as_the_batch_grows() -> None:
     per_request = []
     for requests in (1, 4, 16, 64):
@@ -317,6 +341,18 @@ def test_full_searches_are_rarer_where_they_are_dear() -> None:
     cheap, dear = surveys
     assert cheap == pytest.approx(1 / SURVEY_INTERVAL, rel=0.05)
     assert dear < cheap / 2
+
+
+def test_chains_that_were_slow_at_first_are_looked_at_while_trees_are_made() -> None:
+    """Trees do not tell what chains take, and the first steps of an engine are slow."""
+    budget = BatchBudget(CONFIG, machine(row=0.01, level=0.001), 8)
+    for kind, slower in ((CHAINS, 1.5), (TREES, 1.0)):
+        for _ in range(2 * MEMORY):
+            budget.stepped(kind, 1, 6, slower * float(budget.costs.verify_seconds(6)))
+    assert kind_of(run(budget, 1, 0.6, FIRST_DRAFTS + 1)[-1][0]) == TREES
+    run(budget, 1, 0.6, 1200)
+    chains, measured = budget.step_seconds(1, CHAINS)[6], budget.costs.verify_seconds(6)
+    assert chains == pytest.approx(float(measured), rel=0.05)
 
 
 def test_costs_that_turn_out_higher_shut_the_gate() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from vllm_redrafter.budget.costs import CostTable, DraftCost, VerifyCost
@@ -41,7 +40,24 @@ def test_costs_beyond_the_last_measurement_follow_the_last_slope() -> None:
 
 def test_more_work_never_takes_less_time() -> None:
     noisy = table(verify=(VerifyCost(1, 10.0), VerifyCost(2, 9.0), VerifyCost(3, 11.0)))
-    assert (np.diff(noisy.verify_seconds(np.arange(1, 9))) >= 0).all()
+    assert noisy.verify_seconds([1, 2, 3]).tolist() == [9.0, 9.0, 11.0]
+
+
+def test_less_of_a_search_is_never_dearer_than_more_of_it() -> None:
+    """What was added to the chain, to one level, or to one request is a disturbance."""
+    noisy = table(
+        draft=(
+            DraftCost(1, 1, 1, 2.5),
+            DraftCost(1, 1, 5, 9.0),
+            DraftCost(2, 1, 5, 7.0),
+            DraftCost(1, 4, 1, 2.0),
+            DraftCost(1, 4, 5, 6.0),
+            DraftCost(2, 4, 5, 8.0),
+        )
+    )
+    assert [noisy.draft_seconds(1, 1, length) for length in (1, 5)] == [2.0, 6.0]
+    assert noisy.draft_seconds(2, 1, 5) == 7.0
+    assert [noisy.draft_seconds(n, 4, 5) for n in (1, 2)] == [6.0, 8.0]
 
 
 def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -66,9 +66,15 @@ def test_a_look_that_told_too_little_is_not_made_again_at_once() -> None:
     assert {b - a for a, b in pairwise(begun)} == {NEW_SIZE + 1}
 
 
-def test_looks_are_made_sooner_where_the_pace_has_changed() -> None:
+def test_looks_are_made_sooner_where_steps_slowed_down_by_what_drafting_gains() -> None:
     usual, changed = (looked(PlainLooks(), 1000, pace=pace)[0] for pace in (1.0, 2.0))
     assert changed == pytest.approx(usual / DOUBTFUL, abs=1)
+
+
+@pytest.mark.parametrize("pace", [0.5, 1.9])
+def test_no_look_is_made_sooner_where_drafting_pays_all_the_same(pace: float) -> None:
+    """A shared machine's pace changes at all times: looks would follow each other."""
+    assert looked(PlainLooks(), 2000, gain=2.0, pace=pace) == looked(PlainLooks(), 2000, gain=2.0)
 
 
 def test_no_look_is_due_where_steps_were_plain_anyway() -> None:

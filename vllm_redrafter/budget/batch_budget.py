@@ -30,9 +30,10 @@ FIRST_DRAFTS = 8
 """Drafts by which a drafter is judged before drafting can be found not to pay: the first half of
 them by the full search, the others by chains, as steps of both kinds have to be seen to be
 compared."""
-SURVEY_INTERVAL, SURVEY_COST = 32, 0.01
-"""Drafts from one full search to the next, at least: shorter and narrower ones do not see what it
-would; and the share of the time that it may take: where it is dear, it is made less often."""
+SURVEY_INTERVAL, SURVEY_COST = 8, 0.01
+"""Drafts from one look at another search to the next, at least: shorter and narrower ones than the
+full search do not see what it would, and trees do not see what chains take; and the share of the
+time that looks may take: where they are dear, they are made less often."""
 PLAIN_STEPS = 3
 """Plain steps, after the first, that have to be seen before drafting can be compared with them, for
 each size of the batch."""
@@ -94,8 +95,9 @@ class BatchBudget:
         # worth less to these, and a server has both, or in turn.
         self._prospects = [Prospects(config.beam_length, config.beam_width) for _ in range(2)]
         self._steps = 0
-        self._surveyed = 0
-        self._survey_interval = float(SURVEY_INTERVAL)
+        # By search, the step of its last survey; and those to be made, from step to step.
+        self._surveyed: dict[SearchShape, int] = {}
+        self._surveys: dict[SearchShape, float] = {}
         # Of the batch: requests that take the most probable token, and that sample.
         self._members = (0, 0)
         # Half octave of requests, whether there are greedy ones and sampled ones, and max_nodes.
@@ -132,7 +134,6 @@ class BatchBudget:
             full = search_shape(self.config, max_nodes)
             first = full if judged < FIRST_DRAFTS // 2 else SearchShape(1, full.beam_length)
             return Plan(first, pays=True)
-        self._surveyed += 1
         # A batch that is nearly as large is no other one.
         takers, samplers = self._members
         batch = (cell(requests), takers > 0, samplers > 0, max_nodes)
@@ -146,10 +147,16 @@ class BatchBudget:
             return Plan(None, pays=False)
         if self._pays and self._looks_at_plain(requests):
             return Plan(None, pays=True)
-        if self._pays and self._surveyed < self._survey_interval:
-            return Plan(self._best, pays=True)
-        self._surveyed = 0
-        return Plan(search_shape(self.config, max_nodes), self._pays)
+        if not self._pays:
+            return Plan(search_shape(self.config, max_nodes), pays=False)
+        return Plan(self._due_survey() or self._best, pays=True)
+
+    def _due_survey(self) -> SearchShape | None:
+        for shape, interval in self._surveys.items():
+            if self._steps - self._surveyed.get(shape, 0) >= interval:
+                self._surveyed[shape] = self._steps
+                return shape
+        return None
 
     def _keeps(self, requests: int) -> int:
         """For how many steps what was found for so many requests is believed."""
@@ -180,8 +187,8 @@ class BatchBudget:
         assert plan.shape is not None
         draft = self.draft_seconds(requests, plan.shape)
         verify = self.step_seconds(requests, _kind_of(plan.shape)).copy()
-        # To verify nothing is a plain step.
-        verify[requests] = self.step_seconds(requests, PLAIN)[requests]
+        # To verify nothing takes no branches, but longer than a plain step behind another one.
+        verify[requests] = self.step_seconds(requests, CHAINS)[requests]
         choice = best_budget(survival, requests, draft, verify)
         if not plan.pays and choice.budget < requests:
             # A probe that verified nothing would find out nothing.
@@ -193,14 +200,19 @@ class BatchBudget:
         """V of steps of this kind, for 0, 1, 2... rows, up to the most that the batch can have.
 
         As at the machine's usual pace, and so is D: only what they are to each other counts.
-
-        A step that verifies does all that a plain one does: where it is found to take less, few
-        steps were seen, or a disturbance met the plain ones.
         """
         rows = requests * (self.config.num_speculative_tokens + 1)
-        seconds = self._steps_seconds.seconds(kind, requests)[: rows + 1]
-        plain = self._steps_seconds.seconds(PLAIN, requests)[requests]
-        return seconds if kind == PLAIN else np.maximum(seconds, plain)
+        return self._steps_seconds.seconds(kind, requests)[: rows + 1]
+
+    def plain_seconds(self, requests: int) -> float:
+        """V of a plain step.
+
+        A step that verifies does all that a plain one does. Where it is found to take less, few
+        steps were seen, or a product of so few rows is slow; either way it is no gain of drafting,
+        and drafts that bring nothing shall not seem to pay by it.
+        """
+        plain, chains = (self.step_seconds(requests, kind)[requests] for kind in (PLAIN, CHAINS))
+        return float(min(plain, chains))
 
     def draft_seconds(self, requests: int, shape: SearchShape) -> float:
         """D of this search."""
@@ -239,19 +251,31 @@ class BatchBudget:
 
     def _best_search(self, requests: int, max_nodes: int) -> tuple[SearchShape, bool]:
         verify = [self.step_seconds(requests, kind) for kind in KINDS]
-        plain = requests / verify[PLAIN][requests]
+        plain = requests / self.plain_seconds(requests)
         survival = self._survival(requests)
         found = {}
         for shape in search_tiers(self.config, max_nodes):
             seconds = verify[_kind_of(shape)]
             found[shape] = self._expected(shape, survival, requests, max_nodes, seconds)
         best = max(found, key=lambda shape: found[shape].tokens_per_second)
-        rate, full = found[best].tokens_per_second, found[search_shape(self.config, max_nodes)]
-        # What a full search takes beyond what its tokens take with the best one.
-        lost = full.seconds - full.tokens / rate
-        self._survey_interval = max(SURVEY_INTERVAL, lost / (SURVEY_COST * found[best].seconds))
+        rate = found[best].tokens_per_second
         self._gain = float(rate / plain)
+        self._surveys = self._surveys_beside(best, found, search_shape(self.config, max_nodes))
         return best, worth_drafting(rate, plain, self._pays)
+
+    def _surveys_beside(
+        self, best: SearchShape, found: dict[SearchShape, Choice], full: SearchShape
+    ) -> dict[SearchShape, float]:
+        """What to look at while the best search is made, and how many steps lie between."""
+        surveys = {}
+        for shape in (full, SearchShape(1, full.beam_length)):
+            if shape == best or (shape != full and best.beam_width == 1):
+                continue
+            # What it takes beyond what its tokens take with the best one.
+            lost = found[shape].seconds - found[shape].tokens / found[best].tokens_per_second
+            interval = lost / (SURVEY_COST * found[best].seconds)
+            surveys[shape] = max(float(SURVEY_INTERVAL), interval)
+        return surveys
 
     def _survival(self, requests: int) -> Floats:
         """[L, W], of requests that are all like the mean of the past ones of their kind."""

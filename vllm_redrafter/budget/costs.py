@@ -86,12 +86,14 @@ class CostTable:
     @cached_property
     def _draft_curves(self) -> dict[int, dict[int, tuple[Floats, Floats]]]:
         curves: dict[int, dict[int, tuple[Floats, Floats]]] = {}
-        for width in {entry.beam_width for entry in self.draft}:
-            of_width = [entry for entry in self.draft if entry.beam_width == width]
-            curves[width] = {
-                length: _curve((e.requests, e.seconds) for e in of_width if e.beam_length == length)
-                for length in {entry.beam_length for entry in of_width}
-            }
+        for width, length in {entry[1:3] for entry in self.draft}:
+            # Whatever searches as much or more.
+            no_less = [e for e in self.draft if e.beam_width >= width and e.beam_length >= length]
+            curves.setdefault(width, {})[length] = _curve(
+                (size, min(e.seconds for e in no_less if e.requests >= size))
+                for size, *shape, _ in self.draft
+                if shape == [width, length]
+            )
         return curves
 
     @cached_property
@@ -131,9 +133,13 @@ class CostTable:
 
 
 def _curve(points: Iterable[tuple[int, float]]) -> tuple[Floats, Floats]:
-    """Ascending sizes, and seconds that never fall: more work does not take less time."""
+    """Ascending sizes, and seconds that never fall: less work does not take more time.
+
+    Disturbances only add to what is measured, so of two times that are out of order the shorter
+    one, of the larger size, is believed.
+    """
     sizes, seconds = np.array(sorted(points), dtype=np.float64).T
-    return sizes, np.maximum.accumulate(seconds)
+    return sizes, np.minimum.accumulate(seconds[::-1])[::-1]
 
 
 def curve_at(curve: tuple[Floats, Floats], size: npt.ArrayLike) -> Floats:

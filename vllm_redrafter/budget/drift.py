@@ -35,9 +35,9 @@ from vllm_redrafter.compiled import compiled
 
 MEMORY = 16
 """Steps that a median looks back at, of its kind, requests and size."""
-PRIOR = 2.0
-"""Steps of its own, after the first, that a median needs to count as much as the wider one that
-it leans on."""
+PRIOR, SIZE_PRIOR = 2.0, 6.0
+"""Steps of its own, after the first, that a median of a kind needs to count as much as the wider
+one that it leans on; and that of a size, of which steps come in a row and share a disturbance."""
 FORGOTTEN = 1024
 """Steps after which what was seen of a size counts half."""
 RENEWAL, EARLY_RENEWAL = 16, 4
@@ -186,7 +186,9 @@ def _leaning(
     for size in range(weights.shape[2]):
         age = observed - seen_at[kind, requests, size]
         own = _faded(weights[kind, requests, size], age)
-        excess[size] = (own * medians[kind, requests, size] + PRIOR * mean) / (own + PRIOR)
+        excess[size] = (own * medians[kind, requests, size] + SIZE_PRIOR * mean) / (
+            own + SIZE_PRIOR
+        )
     return excess
 
 

@@ -15,7 +15,7 @@ LOOK, SETTLING = 8, 3
 those that follow by as much as some drafters gain."""
 COST, INTERVAL, DOUBTFUL = 0.005, 128, 8
 """The share of what drafting yields that looks may take; the steps from one to the next, at least;
-and how much sooner that is while the last one speaks of another pace than the steps since."""
+and how much sooner that is while drafting may have ceased to pay since the last one."""
 NEW_SIZE, NEW_COST = 16, 0.05
 """Steps in a row with about so many requests after which a first look is made: a batch that is of
 this size in passing is not worth it. More where drafting yields much by what is known of other
@@ -23,7 +23,7 @@ sizes, so that a look takes this share of it at most."""
 SPELL, SHARE = 16, 8
 """Plain steps in a row after which one of SHARE is enough to learn from."""
 SAME_PACE = 1.25
-"""Paces whose ratio is below this may be the same."""
+"""A pace slower by less than this may be the same."""
 
 
 class PlainLooks:
@@ -73,8 +73,8 @@ class PlainLooks:
 
     def _due(self, gain: float, pace: float) -> bool:
         interval = max(INTERVAL, _lost(gain) / COST)
-        # Is it the machine that has become slower or faster, or are trees dearer or cheaper?
-        doubtful = not 1 / SAME_PACE < pace / self._pace < SAME_PACE
+        # Is it the machine that is slower, or are drafts dearer, by all that they gained?
+        doubtful = pace / self._pace > max(SAME_PACE, gain)
         return self._since > (interval / DOUBTFUL if doubtful else interval)
 
     def tells(self, plain: bool) -> bool:
