@@ -116,7 +116,8 @@ def lengths(worker: Any) -> dict[int, int]:
     return dict(worker.model_runner.adaptive_verification.lengths.chosen)
 
 
-def estimator(worker: Any) -> tuple[float, int]:
-    """The slope of the acceptance estimator, and how many nodes it has seen judged."""
+def estimator(worker: Any) -> tuple[list[float], int]:
+    """The acceptance estimator's slope and biases, and how many nodes it has seen judged."""
     estimator = worker.model_runner.speculator.confidence.estimator
-    return float(estimator.slope), estimator.calibration().judged
+    learned = [*estimator.slope.tolist(), *estimator.biases.tolist()]
+    return learned, estimator.calibration().judged
