@@ -167,8 +167,7 @@ def test_in_a_terminal_ctrl_c_stops_an_answer_and_ctrl_d_the_chat(folder: Path) 
         terminal.type("\x03")
         terminal.wait_for("per step")
         terminal.wait_for("> ")
-        terminal.type("\x03")
-        terminal.wait_for("Ctrl-D ends the chat")
+        terminal.type_until("\x03", "Ctrl-D ends the chat")
         terminal.type("again\n")
         terminal.wait_for("2 tokens")
         terminal.type("\x04")
@@ -190,13 +189,30 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self.descriptor, text.encode())
 
+    def type_until(self, typed: str, text: str, every: float = 2.0, times: int = 30) -> None:
+        """Type it again where nothing came of it.
+
+        Python sees a signal between two bytecodes, or where it interrupts a system call: one that
+        comes after the prompt, just before `input` begins to read, waits for the next key.
+        """
+        for _ in range(times):
+            self.type(typed)
+            if self._comes(text, every):
+                return
+        raise AssertionError(f"typed {typed!r} {times} times for {text!r}, read {self.read!r}")
+
     def wait_for(self, text: str, seconds: float = 60.0) -> None:
+        assert self._comes(text, seconds), f"waited for {text!r}, read {self.read[-2000:]!r}"
+
+    def _comes(self, text: str, seconds: float) -> bool:
         ends = time.monotonic() + seconds
         while text not in self.read:
             ready, _, _ = select.select([self.descriptor], [], [], max(ends - time.monotonic(), 0))
-            assert ready, f"waited for {text!r}, read {self.read[-2000:]!r}"
+            if not ready:
+                return False
             self.read += os.read(self.descriptor, 4096).decode(errors="replace")
         self.read = self.read.split(text, 1)[1]
+        return True
 
 
 def _take_terminal() -> None:
