@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from vllm_redrafter.budget.gate import Gate
+from vllm_redrafter.budget.gate import BEGIN, GO_ON, Gate, worth_drafting
 
 
 def opened(gate: Gate, pays: bool, steps: int) -> list[int]:
@@ -50,3 +50,14 @@ def test_a_size_that_is_new_begins_with_half_of_its_kinds_pauses() -> None:
     assert opened[-1] - opened[-2] == 17
     assert [step for step in range(30) if gate.opens(False, "sampled", 11)] == [8, 17]
     assert gate.opens(False, "greedy", 11)
+
+
+def test_drafts_that_are_as_fast_as_plain_steps_are_not_worth_it() -> None:
+    assert not worth_drafting(drafting=1.0, plain=1.0, so_far=True)
+    assert not worth_drafting(drafting=1.0, plain=1.0, so_far=False)
+
+
+def test_to_begin_takes_more_than_to_go_on() -> None:
+    between = 1.0 + (BEGIN + GO_ON) / 2
+    assert worth_drafting(between, 1.0, so_far=True)
+    assert not worth_drafting(between, 1.0, so_far=False)

@@ -20,7 +20,7 @@ from step_cost_parts.floor import H200, Arithmetic, Weights
 from step_cost_parts.jobs import SHAPES
 
 from vllm_redrafter.budget.choice import Flags
-from vllm_redrafter.budget.gate import MARGIN
+from vllm_redrafter.budget.gate import BEGIN
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.policy import SearchShape
 
@@ -71,7 +71,7 @@ def test_a_large_batch_makes_a_fixed_shape_slower_than_plain_decoding_and_not_th
     traces = chains(0.5, -0.7)
     assert ratio(decoded(Fixed, traces, 1), 1) > 1.5
     assert ratio(decoded(Fixed, traces, 512), 512) < 0.6
-    assert ratio(decoded(Adaptive, traces, 512), 512) > 1 / (1 + MARGIN)
+    assert ratio(decoded(Adaptive, traces, 512), 512) > 1 / (1 + BEGIN)
 
 
 @pytest.mark.parametrize("requests", [1, 16, 512])
