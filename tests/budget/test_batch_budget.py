@@ -10,7 +10,11 @@ import pytest
 from vllm_redrafter.budget.batch_budget import (
     CHAINS,
     FIRST_DRAFTS,
+    FIRST_STEPS,
+    FULL_PROBES,
     KEPT_STEPS,
+    LEARNED,
+    LEARNING_INTERVAL,
     PLAIN,
     SURVEY_INTERVAL,
     TREES,
@@ -100,6 +104,16 @@ def test_a_good_drafter_is_used_at_every_step_where_rows_are_cheap() -> None:
     assert all(plan.pays for plan, _ in decided)
     assert sum(plan.shape is None for plan, _ in decided) <= LOOK
     assert decided[-1][1] > 6
+
+
+def test_an_engine_sees_plain_steps_before_it_judges_drafts() -> None:
+    """What plain steps take would be guessed from steps that verify, which take longer."""
+    budget = BatchBudget(CONFIG, machine(row=0.1, level=0.05), 8)
+    plans = [plan for plan, _ in run(budget, 8, 0.5, 60, slower=1.5)]
+    first = FIRST_STEPS + FIRST_DRAFTS
+    assert [plan.shape is None for plan in plans[:first]] == [True] * 8 + [False] * 8
+    assert budget.plain_seconds(8) == pytest.approx(1.7, rel=0.02)
+    assert not any(plan.pays for plan in plans[first:])
 
 
 def test_a_useless_drafter_is_hardly_used() -> None:
@@ -277,6 +291,61 @@ def test_a_probe_verifies_something() -> None:
     assert min(probes) >= 4
 
 
+def test_most_probes_are_the_search_that_is_nearest_to_paying() -> None:
+    budget = BatchBudget(CONFIG, machine(row=0.3, level=0.2), 8)
+    probes = [plan.shape for plan, _ in run(budget, 8, 0.4, 2500) if plan.shape and not plan.pays]
+    full = search_shape(CONFIG, 12)
+    assert len(probes) > 3 * FULL_PROBES
+    assert sum(shape == full for shape in probes) == -(-len(probes) // FULL_PROBES)
+    assert set(probes) == {full, SearchShape(1, 1)}
+
+
+@pytest.mark.parametrize("accept", [0.1, 0.8], ids=["shut", "open"])
+def test_a_plan_that_holds_for_several_steps_is_what_would_be_planned_for_each(
+    accept: float,
+) -> None:
+    """But for surveys and looks, which are made a few steps later."""
+    kinds = []
+    for asks in (True, False):
+        budget = BatchBudget(CONFIG, machine(row=0.05), 8)
+        plan, holds, planned = Plan(None, pays=False), 0, []
+        for _ in range(1500):
+            if holds and not asks:
+                holds -= 1
+                budget.again()
+            else:
+                plan = budget.plan(greedy(2), None, 12)
+                holds = plan.steps - 1
+            if plan.shape is not None and budget.learns:
+                explored = survival(plan.shape, 2, accept)
+                seconds = budget.costs.draft_seconds(2, *plan.shape)
+                budget.drafted(plan.shape, explored, greedy(2), seconds)
+            rows = 2 if plan.shape is None else 8
+            budget.stepped(kind_of(plan), 2, rows, float(budget.costs.verify_seconds(rows)))
+            planned.append(kind_of(plan))
+        kinds.append(np.bincount(planned, minlength=3) / len(planned))
+    assert np.abs(kinds[0] - kinds[1]).max() < 0.05
+
+
+def test_what_is_known_well_is_learned_from_now_and_then() -> None:
+    budget = BatchBudget(CONFIG, machine(row=0.005), 8)
+    learned, holds = [], 0
+    for _ in range(LEARNED + 400):
+        if holds:
+            holds -= 1
+            budget.again()
+        else:
+            plan = budget.plan(greedy(1), None, 12)
+            holds = plan.steps - 1
+        learned.append(budget.learns)
+        if plan.shape is not None and budget.learns:
+            draft = budget.costs.draft_seconds(1, *plan.shape)
+            budget.drafted(plan.shape, survival(plan.shape, 1, 0.8), greedy(1), draft)
+        budget.stepped(kind_of(plan), 1, 8, float(budget.costs.verify_seconds(8)))
+    assert all(learned[:LEARNED])
+    assert np.mean(learned[-100:]) < 2 / LEARNING_INTERVAL
+
+
 def test_short_searches_are_chosen_where_levels_are_dear() -> None:
     cheap = run(BatchBudget(CONFIG, machine(row=0.01, level=0.001), 8), 1, 0.7, 60)[-1][0]
     dear = run(BatchBudget(CONFIG, machine(row=0.01, level=0.3), 8), 1, 0.7, 60)[-1][0]
@@ -364,7 +433,7 @@ def test_costs_that_turn_out_higher_shut_the_gate() -> None:
             budget.stepped(PLAIN, 4, 4, float(budget.costs.verify_seconds(4)))
         for rows in (8, 12, 16, 24, 32):
             for kind in (CHAINS, TREES):
-                budget.stepped(kind, 4, rows, 2.9 * float(budget.costs.verify_seconds(rows)))
+                budget.stepped(kind, 4, rows, 4.0 * float(budget.costs.verify_seconds(rows)))
     # The search is kept for so many steps.
     assert not run(budget, 4, 0.5, KEPT_STEPS + 1)[-1][0].pays
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from vllm_redrafter.budget.choice import Floats, best_budget, shares
+from vllm_redrafter.budget.choice import Floats, best_budget, best_shares, shares
 
 PROBABILITIES = arrays.arrays(
     np.float64, st.tuples(st.integers(1, 3), st.integers(1, 4)), elements=st.floats(0.0, 1.0)
@@ -74,3 +74,19 @@ def test_a_dearer_draft_asks_for_more_nodes() -> None:
     budgets = [best_budget(survival, 1, draft, verify).budget for draft in (0.0, 1.0, 5.0)]
     assert budgets == sorted(budgets)
     assert budgets[0] < budgets[-1]
+
+
+@settings(deadline=None)
+@given(PROBABILITIES, COSTS, st.floats(0.0, 5.0), st.integers(0, 15))
+def test_the_choice_and_its_shares_in_one_pass_are_those_of_two(
+    survival: Floats, costs: Floats, draft: float, least: int
+) -> None:
+    survival, verify = descending(survival), np.maximum.accumulate(costs)
+    requests = survival.shape[0]
+    cuts, choice = best_shares(survival, requests, draft, verify, least)
+    alone = best_budget(survival, requests, draft, verify)
+    assert choice.budget == max(alone.budget, min(least, (survival > 0).sum()))
+    assert cuts.tolist() == shares(survival, choice.budget).tolist()
+    best = np.sort(survival, axis=None)[::-1][: choice.budget]
+    assert choice.tokens == pytest.approx(requests + best.sum())
+    assert choice.seconds == draft + verify[requests + choice.budget]

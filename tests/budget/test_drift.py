@@ -69,6 +69,25 @@ def test_what_was_dear_for_other_batches_is_believed_to_be_as_much_dearer_by_req
     assert drift.seconds(0, 16)[16] < drift.seconds(1, 16)[16]
 
 
+@pytest.mark.parametrize("requests", [1, 8])
+def test_what_a_kind_took_less_for_other_numbers_of_requests_it_takes_less_here(
+    requests: int,
+) -> None:
+    """Else plain steps would be believed to be as dear as those that verify, until one is seen."""
+    drift = Drift([TABLE, TABLE])
+    for _ in range(50):
+        drift.observe(0, 4, 4, TABLE[4] + 0.5)
+        drift.observe(1, 4, 16, TABLE[16] + 2.0)
+        drift.observe(1, requests, 16, TABLE[16] + 3.0)
+    # Of what it took less, no more than that, and for fewer requests by request.
+    less = 1.5 * min(requests / 4, 1.0)
+    assert drift.seconds(0, requests)[4] == pytest.approx(TABLE[4] + 3.0 - less, rel=0.1)
+    # Once steps were seen, they alone tell.
+    for _ in range(50):
+        drift.observe(0, requests, 4, TABLE[4] + 2.9)
+    assert drift.seconds(0, requests)[4] == pytest.approx(TABLE[4] + 2.9, rel=0.05)
+
+
 def test_what_was_seen_long_ago_may_have_become_cheaper() -> None:
     drift = Drift([TABLE, TABLE])
     for _ in range(8):

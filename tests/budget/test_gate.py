@@ -61,3 +61,17 @@ def test_to_begin_takes_more_than_to_go_on() -> None:
     between = 1.0 + (BEGIN + GO_ON) / 2
     assert worth_drafting(between, 1.0, so_far=True)
     assert not worth_drafting(between, 1.0, so_far=False)
+
+
+def test_steps_that_pass_without_a_question_count_as_if_it_had_been_asked() -> None:
+    asked, told = (Gate(first_pause=8, longest_pause=32) for _ in range(2))
+    opened_at, step = [], 0
+    while step < 200:
+        if told.opens(False):
+            opened_at.append(step)
+            step += 1
+            continue
+        passing = told.shut_for()
+        told.passed(passing)
+        step += 1 + passing
+    assert opened_at == opened(asked, pays=False, steps=200)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from vllm_redrafter.budget.choice import Choice, Flags, Floats, best_budget, shares
+from vllm_redrafter.budget.choice import Choice, Flags, Floats, best_shares
 from vllm_redrafter.budget.costs import CostTable
 from vllm_redrafter.budget.draft_costs import DraftCosts
 from vllm_redrafter.budget.drift import Drift, cell
@@ -26,6 +26,9 @@ from vllm_redrafter.policy import SearchShape, search_shape
 KINDS = PLAIN, CHAINS, TREES = range(3)
 """Kinds of steps, as a batch's costs distinguish them: trees take tree attention."""
 
+FIRST_STEPS = 8
+"""Plain steps that an engine begins with: whether drafts pay is a comparison with them, and where
+none was seen their time would be guessed from that of steps that verify."""
 FIRST_DRAFTS = 8
 """Drafts by which a drafter is judged before drafting can be found not to pay: the first half of
 them by the full search, the others by chains, as steps of both kinds have to be seen to be
@@ -37,6 +40,12 @@ time that looks may take: where they are dear, they are made less often."""
 PLAIN_STEPS = 3
 """Plain steps, after the first, that have to be seen before drafting can be compared with them, for
 each size of the batch."""
+FULL_PROBES = 4
+"""Of so many probes one is the full search; the others are the search that is nearest to paying,
+which costs little more than a plain step, and tells whether the text has become easier."""
+LEARNED, LEARNING_INTERVAL = 64, 4
+"""Steps of a kind, for about so many requests, and drafts for a kind of request, that are all
+planned and learned from; and of further ones, one of so many: a small target waits for that."""
 KEPT_STEPS, KEPT_NEW, KEPT_SHUT = 16, 4, 64
 """Steps that a search is kept, once chosen for a number of requests; the same while few steps of
 its kind were seen for so many; and, where none pays, that this is believed, unless a probe is made.
@@ -63,14 +72,23 @@ class Plan(NamedTuple):
     Attributes:
         shape: the search; None to draft nothing.
         pays: it is expected to be faster than plain decoding; else it is a probe.
+        steps: for how many steps it holds, this one included, while the requests stay the same.
     """
 
     shape: SearchShape | None
     pays: bool
+    steps: int = 1
 
 
 class BatchBudget:
-    """Decides for one engine, and learns from its steps."""
+    """Decides for one engine, and learns from its steps.
+
+    Attributes:
+        config: the maxima.
+        costs: what was measured at start-up.
+        learns: whether the last draft is learned from: what it took and found, and what is accepted
+            of it. Others need not be told of.
+    """
 
     def __init__(self, config: ReDrafterConfig, costs: CostTable, max_requests: int) -> None:
         """Start from measured costs.
@@ -82,6 +100,7 @@ class BatchBudget:
         """
         self.config = config
         self.costs = costs
+        self.learns = True
         self.gate = Gate()
         most = config.num_speculative_tokens
         rows = np.arange(max_requests * (most + 1) + 1)
@@ -94,7 +113,7 @@ class BatchBudget:
         # Of requests that take the most probable token, and of those that sample: a drafter is
         # worth less to these, and a server has both, or in turn.
         self._prospects = [Prospects(config.beam_length, config.beam_width) for _ in range(2)]
-        self._steps = 0
+        self._steps = self._probes = self._again = 0
         # By search, the step of its last survey; and those to be made, from step to step.
         self._surveyed: dict[SearchShape, int] = {}
         self._surveys: dict[SearchShape, float] = {}
@@ -117,7 +136,9 @@ class BatchBudget:
             joined: [N] bool, those that were not in the last batch; None where all were.
             max_nodes: what the next step can verify per request; at least 1.
         """
+        self._pass_steps()
         self._steps += 1
+        self.learns = True
         requests = sampled.shape[0]
         self._looks.step(requests)
         self._members = _by_kind(sampled)
@@ -128,6 +149,8 @@ class BatchBudget:
                 prospects.joined(new / max(all_of, 1))
             # Where half of the batch is new, nothing of what was found is.
             self._kept = int(self._kept * max(1.0 - 2.0 * joined.mean(), 0.0))
+        if self._steps <= FIRST_STEPS:
+            return Plan(None, pays=True)
         present = zip(self._prospects, self._members, strict=True)
         judged = min((p.drafts for p, members in present if members), default=FIRST_DRAFTS)
         if judged < FIRST_DRAFTS:
@@ -144,12 +167,39 @@ class BatchBudget:
         self._kept -= 1
         if not self.gate.opens(self._pays, kind=batch[1:3], size=batch[0]):
             self._looks.shut()
-            return Plan(None, pays=False)
+            shut_for = self.gate.shut_for(kind=batch[1:3], size=batch[0])
+            return Plan(None, pays=False, steps=1 + min(self._kept, shut_for))
         if self._pays and self._looks_at_plain(requests):
             return Plan(None, pays=True)
         if not self._pays:
-            return Plan(search_shape(self.config, max_nodes), pays=False)
-        return Plan(self._due_survey() or self._best, pays=True)
+            self._probes += 1
+            due = self._probes % FULL_PROBES == 1
+            return Plan(search_shape(self.config, max_nodes) if due else self._best, pays=False)
+        survey = self._due_survey()
+        if survey is not None:
+            return Plan(survey, pays=True)
+        return Plan(self._best, True, 1 if self._is_new(requests, judged) else LEARNING_INTERVAL)
+
+    def again(self) -> None:
+        """A step begins for which the last plan still holds."""
+        self.learns = False
+        self._again += 1
+
+    def _pass_steps(self) -> None:
+        """Take note of the steps for which the last plan held, after its first."""
+        steps, self._again = self._again, 0
+        if not steps:
+            return
+        size, *kind, _ = self._considered
+        self._steps += steps
+        self._kept = max(self._kept - steps, 0)
+        self._looks.step(sum(self._members), steps)
+        self.gate.passed(steps, kind=tuple(kind), size=size)
+
+    def _is_new(self, requests: int, drafts: int) -> bool:
+        """Is there much to be learned yet of the best search?"""
+        seen = self._steps_seconds.times(_kind_of(self._best), requests)
+        return min(seen, drafts) < LEARNED
 
     def _due_survey(self) -> SearchShape | None:
         for shape, interval in self._surveys.items():
@@ -186,15 +236,14 @@ class BatchBudget:
         """
         assert plan.shape is not None
         draft = self.draft_seconds(requests, plan.shape)
-        verify = self.step_seconds(requests, _kind_of(plan.shape)).copy()
-        # To verify nothing takes no branches, but longer than a plain step behind another one.
-        verify[requests] = self.step_seconds(requests, CHAINS)[requests]
-        choice = best_budget(survival, requests, draft, verify)
-        if not plan.pays and choice.budget < requests:
-            # A probe that verified nothing would find out nothing.
-            best = np.sort(survival[survival > 0])[::-1][:requests]
-            choice = Choice(best.shape[0], requests + float(best.sum()), choice.seconds)
-        return shares(survival, choice.budget), choice
+        verify = self.step_seconds(requests, _kind_of(plan.shape))
+        if plan.shape.beam_width > 1:
+            # To verify nothing takes no branches, but longer than a plain step behind another one.
+            verify = verify.copy()
+            verify[requests] = self.step_seconds(requests, CHAINS)[requests]
+        # A probe that verified nothing would find out nothing.
+        least = 0 if plan.pays else requests
+        return best_shares(survival, requests, draft, verify, least)
 
     def step_seconds(self, requests: int, kind: int) -> Floats:
         """V of steps of this kind, for 0, 1, 2... rows, up to the most that the batch can have.
@@ -229,12 +278,14 @@ class BatchBudget:
         self._draft_pace = seconds / usual if usual is not None else None
         self._drafts_seconds.observe(shape, requests, self._pace.without(seconds))
         for prospects, of_kind in zip(self._prospects, (~sampled, sampled), strict=True):
-            if of_kind.any():
+            if of_kind.all():
+                prospects.observe(survival, self._steps)
+            elif of_kind.any():
                 prospects.observe(survival[of_kind], self._steps)
 
     def stepped(self, kind: int, requests: int, rows: int, seconds: float) -> None:
         """Learn from a step's time, its draft's left out."""
-        if not self._looks.tells(plain=kind == PLAIN):
+        if not self._looks.tells(plain=kind == PLAIN) or not (self.learns or kind == PLAIN):
             return
         usual = self._steps_seconds.usual(kind, requests, rows)
         # While a kind of step is new, its draft tells the pace: else what is tried in a moment when

@@ -53,6 +53,27 @@ def best_budget(
     return Choice(budget, tokens, float(draft_seconds + verify_seconds[requests + budget]))
 
 
+def best_shares(
+    survival: Floats, requests: int, draft_seconds: float, verify_seconds: Floats, least: int = 0
+) -> tuple[npt.NDArray[np.int64], Choice]:
+    """`best_budget` and its `shares` in one pass, as a step that drafts has to wait for them.
+
+    Args:
+        survival: [R, K], descending along each request; 0 where there is no node.
+        requests, draft_seconds, verify_seconds: see `best_budget`.
+        least: the smallest budget, as far as there are nodes.
+    """
+    admitted, budget, tokens = _best_shares(
+        np.ascontiguousarray(survival, dtype=np.float64),
+        requests,
+        float(draft_seconds),
+        np.ascontiguousarray(verify_seconds, dtype=np.float64),
+        least,
+    )
+    seconds = float(draft_seconds + verify_seconds[requests + budget])
+    return admitted, Choice(budget, tokens, seconds)
+
+
 @compiled
 def _best(
     ranked: Floats, requests: int, draft_seconds: float, verify_seconds: Floats
@@ -96,3 +117,15 @@ def _shares(survival: Floats, budget: int) -> npt.NDArray[np.int64]:
             break
         admitted[node // width] += 1
     return admitted
+
+
+@compiled
+def _best_shares(
+    survival: Floats, requests: int, draft_seconds: float, verify_seconds: Floats, least: int
+) -> tuple[npt.NDArray[np.int64], int, float]:
+    ranked = np.sort(survival.ravel())
+    budget, tokens = _best(ranked, requests, draft_seconds, verify_seconds)
+    while budget < min(least, ranked.shape[0]) and ranked[-budget - 1] > 0:
+        budget += 1
+        tokens += ranked[-budget]
+    return _shares(survival, budget), budget, tokens

@@ -12,11 +12,14 @@ slow, and would speak against it for long.
 
 Where few steps were seen of a size, it leans on what all sizes of the kind take for so many
 requests: a choice between two sizes shall not turn on one noisy step. And where few were seen of a
-kind, that leans on the kind that takes least for so many requests, and on what it takes more than
-that one for other numbers, by request: what is believed to be as dear as what is done already is
-never tried, and is not found to be cheaper; and what was dear for four requests (trees, of which
-each is attended to by itself) need not be tried for eight, and for sixteen, to know that it is
-twice as dear there. What was seen long ago counts for less and less.
+kind, that leans on the kind that takes least for so many requests: what is believed to be as dear
+as what is done already is never tried, and is not found to be cheaper. And on how the kind differed
+from the others for other numbers of requests. What it took more, it takes by request: what was dear
+for four requests (trees, of which each is attended to by itself) need not be tried for eight, and
+for sixteen, to know that it is twice as dear there. What it took less (plain steps, behind which
+nothing is walked or moved) it takes less here, too, as long as nothing was seen of it here: else
+drafting would seem to pay for every new number of requests. What was seen long ago counts for less
+and less.
 
 The loops are compiled: the median's runs in every step, the others every few steps.
 """
@@ -39,7 +42,7 @@ PRIOR, SIZE_PRIOR = 2.0, 6.0
 """Steps of its own, after the first, that a median of a kind needs to count as much as the wider
 one that it leans on; and that of a size, of which steps come in a row and share a disturbance."""
 FORGOTTEN = 1024
-"""Steps after which what was seen of a size counts half."""
+"""Steps learned from after which what was seen of a size counts half."""
 RENEWAL, EARLY_RENEWAL = 16, 4
 """Steps for which what was asked for once is kept; and while a size is new."""
 CELLS = 32
@@ -104,6 +107,10 @@ class Drift:
         """How many steps of this kind count at present for about so many requests; of each size,
         the last ones."""
         return float(self._weights[kind, cell(requests)].sum())
+
+    def times(self, kind: int, requests: int) -> int:
+        """How many steps of this kind were ever seen, of any size, for about so many requests."""
+        return int(self._seen[kind, cell(requests)].sum())
 
     def usual(self, kind: int, requests: int, size: int, least: int = MEMORY) -> float | None:
         """What steps of this kind and about this size took of late; None below `least` of them."""
@@ -196,21 +203,26 @@ def _leaning(
 def _least(totals: Floats, sums: Floats, kind: int, requests: int) -> float:
     """The excess of a kind, by what was seen of others and for other numbers of requests."""
     kinds, cells = totals.shape
-    here, dearer = np.inf, 0.0
+    here, dearer, cheaper = np.inf, 0.0, 0.0
     for at in range(cells):
-        cheapest = np.inf
+        others = np.inf
         for other in range(kinds):
-            if totals[other, at] > 0.0:
-                cheapest = min(cheapest, sums[other, at] / totals[other, at])
+            if other != kind and totals[other, at] > 0.0:
+                others = min(others, sums[other, at] / totals[other, at])
         if at == requests:
-            here = cheapest
-        if totals[kind, at] > 0.0:
-            # Than the cheapest, which it may be itself; for as many requests as here.
-            more = sums[kind, at] - totals[kind, at] * cheapest
-            dearer += more * 2.0 ** ((requests - at) / 2)
+            here = others
+        if others < np.inf and totals[kind, at] > 0.0:
+            more = sums[kind, at] - totals[kind, at] * others
+            # What a kind takes more it takes by request; what it takes less may be by step.
+            ratio = 2.0 ** ((requests - at) / 2)
+            dearer += max(more, 0.0) * ratio
+            cheaper += min(more, 0.0) * min(ratio, 1.0)
     own = totals[kind].sum()
+    if totals[kind, requests] > 0.0:
+        here = min(here, sums[kind, requests] / totals[kind, requests])
+        cheaper = 0.0
     if here < np.inf:
-        return float(here + dearer / (own + PRIOR))
+        return float(here + (dearer + cheaper) / (own + PRIOR))
     usual = sums.sum() / (totals.sum() + PRIOR)
     return float((sums[kind].sum() + PRIOR * usual) / (own + PRIOR))
 

@@ -65,3 +65,12 @@ class Gate:
             return self.first_pause, 0
         pause = max(self._last[kind] // 2, self.first_pause)
         return pause, pause
+
+    def shut_for(self, kind: Hashable = None, size: int = 0) -> int:
+        """For how many further steps it stays shut, if drafting goes on not to pay."""
+        return self._pauses[kind, size][1]
+
+    def passed(self, steps: int, kind: Hashable = None, size: int = 0) -> None:
+        """So many steps passed of a pause, without being asked."""
+        pause, left = self._pauses[kind, size]
+        self._pauses[kind, size] = pause, max(left - steps, 0)

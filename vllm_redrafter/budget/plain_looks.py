@@ -37,10 +37,11 @@ class PlainLooks:
         self._row = 0
         self._size, self._of_size = -1, 0
 
-    def step(self, requests: int) -> None:
-        """A step begins, of so many requests."""
+    def step(self, requests: int, steps: int = 1) -> None:
+        """A step begins, of so many requests; or some begin in a row."""
         same, self._size = self._size == cell(requests), cell(requests)
-        self._of_size = self._of_size + 1 if same else 0
+        self._of_size = self._of_size + steps if same else 0
+        self._since += steps
 
     def shut(self) -> None:
         """Drafting does not pay: all steps are plain anyway."""
@@ -54,7 +55,6 @@ class PlainLooks:
             gain: tokens per second expected of drafting, over plain decoding's.
             pace: the machine's at present.
         """
-        self._since += 1
         if not self._left and (self._due(gain, pace) if known else self._settled(gain)):
             # Where it tells too little, another one has to wait.
             self._left, self._of_size = LOOK, 0

@@ -26,7 +26,7 @@ from vllm_redrafter.policy import SearchShape
 
 LEAST = Arithmetic(SHAPES["llama-3-8b"], Weights(7_500_000_000, 200_000_000, 16_000_000), H200)
 CHAIN = ReDrafterConfig(4, 1, 4)
-WARM_UP = 250
+WARM_UP = 300
 """Steps until the calibration of one request has learned that a drafter is useless."""
 STEPS = 150
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from vllm_redrafter.acceptance import AcceptedPath
-from vllm_redrafter.budget.batch_budget import FIRST_DRAFTS, BatchBudget, Plan
+from vllm_redrafter.budget.batch_budget import FIRST_DRAFTS, FIRST_STEPS, BatchBudget, Plan
 from vllm_redrafter.budget.choice import Flags
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
 from vllm_redrafter.engine.cpu.ranking import cut
@@ -96,8 +96,11 @@ class AdaptiveDrafting(FixedDrafting):
         self._odds: dict[str, npt.NDArray[np.float32]] = {}
         self._explored = np.zeros((1, 1, 1), dtype=np.float32)
         self._plan = Plan(None, pays=False)
-        # Of the step: its requests, and which of them sample.
-        self._requests: frozenset[str] = frozenset()
+        # Steps for which it still holds, if all is as it was.
+        self._holds = 0
+        # Of the step: its requests, which of them sample, and how much may be verified.
+        self._requests: list[str] = []
+        self._max_nodes = 0
         self._sampled = np.zeros(0, dtype=np.bool_)
         self._rehearse()
 
@@ -110,18 +113,28 @@ class AdaptiveDrafting(FixedDrafting):
         sampled = np.zeros(1, dtype=np.bool_)
         for _ in range(FIRST_DRAFTS):
             budget.drafted(shape, explored, sampled, 1.0)
-        budget.plan(sampled, None, config.num_speculative_tokens)
+        for _ in range(FIRST_STEPS + 1):
+            budget.plan(sampled, None, config.num_speculative_tokens)
         survival = np.zeros((1, config.num_speculative_tokens), dtype=np.float32)
         budget.share(survival, 1, Plan(shape, pays=True))
 
     def pays(self, request_ids: Sequence[str], sampled: Flags, max_nodes: int) -> bool:
         """See `FixedDrafting.pays`; a probe counts as if it did."""
-        before, self._requests = self._requests, frozenset(request_ids)
+        before, self._requests = self._requests, list(request_ids)
         joined = None
-        if not self._requests <= before:
-            joined = np.array([request not in before for request in request_ids])
+        # Mostly they are the same, in the same order, which is found sooner.
+        if before != self._requests:
+            known = frozenset(before)
+            new = [request not in known for request in request_ids]
+            joined = np.array(new) if any(new) else None
+        elif self._holds and max_nodes == self._max_nodes:
+            self._holds -= 1
+            self.budget.again()
+            return self._plan.shape is not None
+        self._max_nodes = max_nodes
         self._sampled = sampled
         self._plan = self.budget.plan(sampled, joined, max_nodes)
+        self._holds = self._plan.steps - 1
         return self._plan.shape is not None
 
     def draft(
@@ -148,6 +161,8 @@ class AdaptiveDrafting(FixedDrafting):
     def took(self, requests: int, seconds: float) -> None:
         """Learn what such a draft costs, and what the search found."""
         assert self._plan.shape is not None
+        if not self.budget.learns:
+            return
         self.budget.drafted(self._plan.shape, self._explored, self._sampled, seconds)
 
     def judge(
@@ -158,6 +173,8 @@ class AdaptiveDrafting(FixedDrafting):
         accepted: AcceptedPath,
     ) -> None:
         """Learn how probable a node is to be accepted."""
+        if not self.budget.learns:
+            return
         slots = tree.tokens.shape[1]
         none = np.zeros(slots, dtype=np.float32)
         odds = np.stack([self._odds.get(request, none)[:slots] for request in request_ids])

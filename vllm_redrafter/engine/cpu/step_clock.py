@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from time import perf_counter
 
 
@@ -15,9 +15,9 @@ class StepClock:
 
     def __init__(self) -> None:
         self._ended = 0.0
-        self._requests: frozenset[str] = frozenset()
+        self._requests: list[str] = []
 
-    def lap(self, request_ids: Iterable[str]) -> float | None:
+    def lap(self, request_ids: Sequence[str]) -> float | None:
         """End a step.
 
         Args:
@@ -27,6 +27,8 @@ class StepClock:
             Seconds since the last step's end; None where this step's requests are not among that
             one's.
         """
-        before, self._requests = self._requests, frozenset(request_ids)
+        before, self._requests = self._requests, list(request_ids)
         started, self._ended = self._ended, perf_counter()
-        return self._ended - started if self._requests <= before else None
+        # Mostly they are the same, in the same order, which is found sooner.
+        same = before == self._requests or set(before).issuperset(self._requests)
+        return self._ended - started if same else None
