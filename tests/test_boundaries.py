@@ -23,7 +23,7 @@ KERNELS = Path(vllm_redrafter.triton_kernels.__file__).parent
 FLOORS = (
     ("__main__",),
     ("cli",),
-    ("cli_capture", "cli_data"),
+    ("cli_capture", "cli_data", "cli_training"),
     ("cli_options",),
     ("chat", "demo", "plugin"),
     ("engine.selection", "speculative_config"),
