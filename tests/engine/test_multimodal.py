@@ -33,10 +33,12 @@ def test_on_cpu(target: Path, speculative: dict[str, Any]) -> None:
     with cpu_engine(target, **ARGUMENTS) as llm:
         expected = llm.run(Listening(6, 24))
         silent = llm.run(Listening(6, 24, silent=True))
-    with cpu_engine(target, speculative_config=speculative, **ARGUMENTS) as llm:
+    # Answers are too short for the budget, which begins with plain steps.
+    fixed = {**speculative, "adaptive": False}
+    with cpu_engine(target, speculative_config=fixed, **ARGUMENTS) as llm:
         assert llm.run(Listening(6, 24)) == expected
         accepted = llm.counter(ACCEPTED)
-    assert accepted > 5, "trees were hardly used"
+    assert accepted > 11, "trees were hardly used"
     assert [a == b for a, b in zip(expected, silent, strict=True)] == [True, False, False] * 2
 
 

@@ -194,7 +194,8 @@ class BatchBudget:
         self._steps += steps
         self._kept = max(self._kept - steps, 0)
         self._looks.step(sum(self._members), steps)
-        self.gate.passed(steps, kind=tuple(kind), size=size)
+        if not self._pays:
+            self.gate.passed(steps, kind=tuple(kind), size=size)
 
     def _is_new(self, requests: int, drafts: int) -> bool:
         """Is there much to be learned yet of the best search?"""
