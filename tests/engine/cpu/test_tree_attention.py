@@ -19,8 +19,8 @@ from vllm_redrafter.engine.cpu.tree_attention import (
     TreeQueries,
     paged_tree_attention,
 )
-from vllm_redrafter.engine.cpu.tree_copies import COMPILED_THREADS
 from vllm_redrafter.engine.cpu.tree_gather import Workspace
+from vllm_redrafter.engine.cpu.tree_tiles import COMPILED_THREADS
 from vllm_redrafter.token_tree import TokenTree
 
 BLOCK_SIZE, NUM_BLOCKS = 32, 40

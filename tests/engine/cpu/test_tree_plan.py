@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from redrafter_testing.algorithm.tree_batches import bushy, chain, star, token_trees
-from vllm_redrafter.engine.cpu import tree_attention, tree_copies, tree_parts, tree_plan
+from vllm_redrafter.engine.cpu import tree_attention, tree_parts, tree_plan
 from vllm_redrafter.engine.cpu.tree_attention import TreeQueries
-from vllm_redrafter.engine.cpu.tree_gather import LayerShape, Workspace, pieces
+from vllm_redrafter.engine.cpu.tree_gather import LayerShape, Workspace
 from vllm_redrafter.engine.cpu.tree_parts import TreePart
 from vllm_redrafter.token_tree import TokenTree
 
@@ -178,20 +178,13 @@ def test_requests_fit_together_within_both_limits(
     assert tree_plan.fit_together(np.array(num_blocks), most, most_padding) == fit
 
 
-@pytest.mark.parametrize("threads", [1, tree_copies.COMPILED_THREADS + 1])
-def test_the_rehearsal_compiles_all_that_steps_call(
-    threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+def test_the_rehearsal_compiles_all_that_steps_call() -> None:
     functions: list[Any] = [
         tree_plan.block_ranges,
         tree_plan.fit_together,
         tree_plan.plan_part,
-        tree_copies._copy_keys,
-        tree_copies._copy_values,
+        tree_plan.gather_rows,
     ]
-    if threads > tree_copies.COMPILED_THREADS:
-        functions.append(tree_plan.gather_rows)
     tree_attention.rehearse()
     rehearsed = [function.signatures for function in functions]
     assert all(rehearsed)
@@ -199,12 +192,6 @@ def test_the_rehearsal_compiles_all_that_steps_call(
         step = random_step(seed, block_size=16)
         for window in (-1, 7):
             step.products(SHAPE, window, Workspace())
-    for dtype in (torch.float32, torch.bfloat16):
-        cache = torch.zeros(8, SHAPE.kv_heads, 16, 2 * SHAPE.head_size, dtype=dtype)
-        of_dtype = SHAPE._replace(dtype=dtype)
-        for piece in pieces(np.array([[7, 3]]), 16, 20, of_dtype, Workspace()):
-            piece.keys(cache)
-            piece.values(cache)
     # Of another type and layout.
     step.block_table = step.block_table.long().T.contiguous().T
     step.parts(SHAPE, -1)

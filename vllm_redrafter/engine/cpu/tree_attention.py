@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vllm_redrafter.engine.cpu.tree_copies import rehearse_copies
 from vllm_redrafter.engine.cpu.tree_gather import LayerShape, Workspace
 from vllm_redrafter.engine.cpu.tree_parts import Products, TreePart, Trees, split_requests
 from vllm_redrafter.engine.cpu.tree_plan import SLOT_MULTIPLE, block_ranges
@@ -185,5 +184,4 @@ def rehearse() -> None:
     )
     shape = LayerShape(kv_heads=1, group=1, head_size=1, dtype=torch.float32)
     queries.products(shape, sliding_window=-1, workspace=Workspace())
-    rehearse_copies()
     rehearse_tiles()

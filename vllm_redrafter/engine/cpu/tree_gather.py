@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from vllm_redrafter.engine.cpu.kv_cache import AMX_LANES
-from vllm_redrafter.engine.cpu.tree_copies import are_compiled, copy_keys, copy_values
 from vllm_redrafter.engine.cpu.tree_plan import Array, gather_rows
 
 Key = TypeVar("Key", bound=tuple[object, ...])
@@ -103,8 +101,6 @@ class GatheredMatrices:
         gathered_keys: [R * KV heads * head size * blocks, block size], of the cache's dtype; as
             `gathered_values` where it is laid out for AMX.
         gathered_values: [R * KV heads * blocks, block size * head size], of the cache's dtype.
-        key_bits, value_bits: [R * KV heads, head size, blocks * block size] and [R * KV heads,
-            blocks * block size, head size] int32, the memory of `keys` and `values`.
     """
 
     def __init__(self, sizes: PieceSizes, memory: Workspace) -> None:
@@ -123,9 +119,6 @@ class GatheredMatrices:
         self.gathered_keys = gathered.as_strided((total // row, row), (row, 1))
         self.gathered_values = gathered.as_strided((total // block, block), (block, 1))
         matrix = padded * size
-        bits = floats[:total].view(torch.int32).numpy()
-        self.key_bits = bits.reshape(batch, size, padded)
-        self.value_bits = bits.reshape(batch, padded, size)
         self.keys = floats.as_strided((batch, size, slots), (matrix, padded, 1))
         self.values = floats.as_strided((batch, slots, size), (matrix, size, 1))
 
@@ -199,10 +192,6 @@ class Piece:
         requests, blocks = block_ids.shape
         sizes = PieceSizes(shape, requests, blocks, block_size, slots.stop - slots.start)
         self.matrices = memory.matrices(GatheredMatrices, sizes)
-        self._compiled = not shape.amx and are_compiled(shape.dtype)
-        if self._compiled:
-            self._copied = np.ascontiguousarray(block_ids), sizes.slots
-            return
         key_rows, value_halves = gather_rows(block_ids, shape.kv_heads, shape.head_size)
         self._value_halves = torch.from_numpy(value_halves)
         # The cache, as it is gathered from.
@@ -215,20 +204,13 @@ class Piece:
         """[R * KV heads, head size, slots] float32, of [blocks, KV heads, block size, 2 * head
         size]; overwritten by what is gathered next."""
         made = self.matrices
-        if self._compiled:
-            copy_keys(kv_cache, *self._copied, made.key_bits)
-            return made.keys
         torch.index_select(kv_cache.view(self._rows), 0, self._key_rows, out=made.gathered_keys)
         made.widen(values=False)
         return made.keys
 
     def values(self, kv_cache: Tensor) -> Tensor:
         """[R * KV heads, slots, head size] float32, else as `keys`."""
-        made = self.matrices
-        if self._compiled:
-            copy_values(kv_cache, *self._copied, made.value_bits)
-            return made.values
-        halves = kv_cache.view(self._halves)
+        made, halves = self.matrices, kv_cache.view(self._halves)
         torch.index_select(halves, 0, self._value_halves, out=made.gathered_values)
         made.widen(values=True)
         return made.values

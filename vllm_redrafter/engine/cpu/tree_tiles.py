@@ -12,13 +12,16 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from vllm_redrafter.compiled import compiled
 from vllm_redrafter.engine.cpu.kv_cache import AMX_LANES, AMX_PAIR, key_value_views
-from vllm_redrafter.engine.cpu.tree_copies import COMPILED_THREADS
 from vllm_redrafter.engine.cpu.tree_gather import LayerShape, Workspace
 from vllm_redrafter.engine.cpu.tree_parts import TreePart
 from vllm_redrafter.engine.cpu.tree_plan import Array
 
 HIDDEN = -1e30
 """A score whose weight is zero. It is finite for rows of which a whole tile is hidden."""
+
+COMPILED_THREADS = 3
+"""Up to as many, one thread of our loop is taken for faster than all of torch's copies, of which
+one thread is less than half as fast."""
 
 
 class TileProducts:
