@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vllm_redrafter.budget.drift import FORGOTTEN, LEAST, MEMORY, RENEWAL, Drift
+from vllm_redrafter.budget.drift import (
+    FORGOTTEN,
+    LEAST,
+    MEMORY,
+    RENEWAL,
+    Drift,
+    median_error,
+)
 
 TABLE = np.linspace(1.0, 2.0, 101)
 
@@ -165,3 +172,27 @@ def test_sizes_beyond_the_last_cell_count_as_the_last() -> None:
     drift = Drift([np.ones(2**17)])
     observe(drift, 2, 5.0, requests=2**17, size=2**17 - 1)
     assert drift.seconds(0, 2**17)[-1] > 1.0
+
+
+def test_the_error_of_a_median_is_how_far_medians_of_like_steps_lie_apart() -> None:
+    steps = np.random.default_rng(0).normal(5.0, 0.4, size=(4000, MEMORY))
+    apart = np.median(steps, axis=1).std()
+    assert np.mean([median_error(of_one) for of_one in steps]) == pytest.approx(apart, rel=0.15)
+
+
+def test_an_interrupted_step_does_not_make_the_others_doubtful() -> None:
+    steps = np.random.default_rng(0).normal(5.0, 0.4, size=MEMORY)
+    interrupted = np.where(np.arange(MEMORY) == MEMORY // 2, 50.0, steps)
+    assert median_error(interrupted) < 1.5 * median_error(steps)
+
+
+def test_doubt_is_a_share_of_the_steps_time_and_none_of_what_was_hardly_seen() -> None:
+    drift, steps = Drift([TABLE]), np.random.default_rng(0).normal(3.0, 0.3, size=MEMORY)
+    for seconds in steps[:-1]:
+        drift.observe(0, 4, 4, seconds)
+    assert drift.doubt(0, 4, 4) == 0.0
+    # The first step of its kind does not count.
+    for seconds in steps[-2:]:
+        drift.observe(0, 4, 4, seconds)
+    assert drift.doubt(0, 4, 4) == pytest.approx(0.3 * 1.25 / 4 / 3.0, rel=0.4)
+    assert drift.doubt(0, 64, 64) == 0.0

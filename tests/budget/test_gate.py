@@ -75,3 +75,9 @@ def test_steps_that_pass_without_a_question_count_as_if_it_had_been_asked() -> N
         told.passed(passing)
         step += 1 + passing
     assert opened_at == opened(asked, pays=False, steps=200)
+
+
+def test_what_pays_by_less_than_the_comparison_may_be_off_is_not_taken_to_pay() -> None:
+    for so_far, least in ((True, GO_ON), (False, BEGIN)):
+        assert worth_drafting(1.01 + least + 0.05, 1.0, so_far, doubt=0.05)
+        assert not worth_drafting(0.99 + least + 0.05, 1.0, so_far, doubt=0.05)

@@ -5,6 +5,7 @@ All of it runs on the host, once per step, on numpy arrays of a few hundred numb
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import NamedTuple
 
@@ -313,7 +314,13 @@ class BatchBudget:
         rate = found[best].tokens_per_second
         self._gain = float(rate / plain)
         self._surveys = self._surveys_beside(best, found, search_shape(self.config, max_nodes))
-        return best, worth_drafting(rate, plain, self._pays)
+        doubt = self._doubt(requests, _kind_of(best), requests + found[best].budget)
+        return best, worth_drafting(rate, plain, self._pays, doubt)
+
+    def _doubt(self, requests: int, kind: int, rows: int) -> float:
+        """How far such steps' time over that of plain ones may be off."""
+        seen = self._steps_seconds
+        return math.hypot(seen.doubt(PLAIN, requests, requests), seen.doubt(kind, requests, rows))
 
     def _surveys_beside(
         self, best: SearchShape, found: dict[SearchShape, Choice], full: SearchShape

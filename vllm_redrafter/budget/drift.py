@@ -120,6 +120,15 @@ class Drift:
         table = float(self._tables[kind][size])
         return max(table + float(self._medians[at]), LEAST * table)
 
+    def doubt(self, kind: int, requests: int, size: int) -> float:
+        """How far what such steps took of late may be off, as a share of it: see `median_error`.
+
+        0 where few were seen: what may as well be cheap is tried.
+        """
+        error = median_error(self._latest[kind, cell(requests), cell(size)])
+        usual = self.usual(kind, requests, size)
+        return error / usual if usual is not None else 0.0
+
     def seconds(self, kind: int, requests: int) -> Floats:
         """Of steps of this kind, for so many requests, at each of the table's sizes."""
         key = (kind, cell(requests))
@@ -144,6 +153,19 @@ def settling_median(latest: Floats, seen: int, value: float) -> float:
     known = min(seen + 1, MEMORY)
     rank = int((known - 1) * (0.25 + 0.25 * known / MEMORY))
     return float(np.sort(latest[:known])[rank])
+
+
+@compiled
+def median_error(values: Floats) -> float:
+    """The standard error of the median of n values that lie as those of a normal distribution do.
+
+    It is sqrt(pi / 2) sigma / sqrt(n), with sigma from what lies between the quartiles, which a few
+    steps that were interrupted do not move.
+    """
+    n = values.shape[0]
+    ordered = np.sort(values)
+    sigma = (ordered[(3 * n) // 4] - ordered[n // 4]) / 1.349
+    return float(math.sqrt(math.pi / 2.0 / n) * sigma)
 
 
 @compiled

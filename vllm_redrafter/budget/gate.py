@@ -13,15 +13,18 @@ LONGEST_PAUSE = 128
 """A probe costs about a step more: below 1 % of this pause. Text changes within some 100 tokens."""
 
 
-def worth_drafting(drafting: float, plain: float, so_far: bool) -> bool:
+def worth_drafting(drafting: float, plain: float, so_far: bool, doubt: float = 0.0) -> bool:
     """Is drafting expected to pay?
 
     Args:
         drafting: tokens per second with the best draft.
         plain: without.
         so_far: what was found last.
+        doubt: how far the one over the other may be off. On a noisy machine what pays by less than
+            that may as well cost as much; and of many searches the one that seems best is the one
+            that noise flatters most.
     """
-    return bool(drafting > plain * (1.0 + (GO_ON if so_far else BEGIN)))
+    return bool(drafting > plain * (1.0 + (GO_ON if so_far else BEGIN) + doubt))
 
 
 class Gate:

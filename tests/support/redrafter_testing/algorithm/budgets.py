@@ -57,12 +57,14 @@ def run(
     slower: float = 1.0,
     pace: float = 1.0,
     samples: bool = False,
+    noise: float = 0.0,
 ) -> list[tuple[Plan, int]]:
     """Let a drafter of known worth draft: by step, the plan and the nodes verified.
 
-    Steps that verify take `slower` times what the table says, and all, drafts too, `pace` times.
+    Steps that verify take `slower` times what the table says, and all, drafts too, `pace` times;
+    each step differs from that by some share of it, whose standard deviation is `noise`.
     """
-    decided = []
+    decided, rng = [], np.random.default_rng(0)
     sampled = np.full(requests, samples)
     for _ in range(steps):
         plan = budget.plan(sampled, None, CONFIG.num_speculative_tokens)
@@ -75,6 +77,7 @@ def run(
             nodes = int(budget.share(np.array(ranked), requests, plan)[0].sum())
         rows = requests + nodes
         seconds = float(budget.costs.verify_seconds(rows)) * (slower if nodes else 1.0) * pace
+        seconds *= max(rng.normal(1.0, noise), 0.1)
         budget.stepped(kind_of(plan) if nodes else PLAIN, requests, rows, seconds)
         decided.append((plan, nodes))
     return decided
