@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.platforms import current_platform
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from vllm_redrafter.data.settings import EngineSettings, GenerationSettings, PromptSettings
@@ -91,6 +92,23 @@ def test_further_arguments_go_to_vllm_and_may_not_contradict_options() -> None:
         twice = replace(GREEDY, engine=EngineSettings(engine_args=json.dumps({name: 1})))
         with pytest.raises(ConfigError, match=f"--engine-args: {name}: the command has an arg"):
             engine_arguments("target", twice)
+
+
+@pytest.mark.parametrize(
+    ("free", "ranks", "expected"), [(0.5, 1, 0.4), (0.5, 2, 0.2), (1.0, 1, 0.8), (3.0, 1, 0.92)]
+)
+def test_an_engine_on_a_cpu_asks_for_no_more_memory_than_is_free(
+    free: float, ranks: int, expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Above all of it: a container, whose limit is less than the machine has free."""
+    total = current_platform.get_device_total_memory()
+    memory = SimpleNamespace(available=int(free * total))
+    monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
+    engine = EngineSettings(data_parallel_size=ranks)
+    found = engine_arguments("target", replace(GREEDY, engine=engine))
+    assert found["gpu_memory_utilization"] == pytest.approx(expected)
+    told = EngineSettings(engine_args=json.dumps({"gpu_memory_utilization": 0.1}))
+    assert engine_arguments("target", replace(GREEDY, engine=told))["gpu_memory_utilization"] == 0.1
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from vllm_redrafter.data.capture_settings import CaptureSettings
-from vllm_redrafter.engine.offline import core_in_this_process, start_llm
+from vllm_redrafter.engine.offline import core_in_this_process, memory_arguments, start_llm
 from vllm_redrafter.engine.request_loop import EngineRequest, run_requests
 from vllm_redrafter.errors import ConfigError
 
@@ -94,6 +94,7 @@ class HiddenStatesEngine:
             "max_num_batched_tokens": max(longest + 1, BATCHED_TOKENS),
             # Not in this process: a worker binds threads and memory of the one it is in.
             "distributed_executor_backend": "mp",
+            **memory_arguments(settings.tensor_parallel_size),
             **extra,
         }
         with core_in_this_process():

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import psutil
 import torch
 from vllm import LLM, EngineArgs, RequestOutput, SamplingParams
 from vllm.platforms import current_platform
@@ -26,6 +27,8 @@ MAX_LOGPROBS = 20
 
 CPU_BATCHED_TOKENS = 4096
 """Tokens of a step that vLLM takes on a CPU where it is not told another number."""
+CPU_MEMORY_SHARE, CPU_MOST_MEMORY = 0.8, 0.92
+"""Of a CPU's memory: what engines take of what is free, and vLLM's own share of all, at most."""
 
 
 @contextmanager
@@ -113,6 +116,22 @@ def core_in_this_process() -> Iterator[None]:
         del os.environ[name]
 
 
+def memory_arguments(workers: int) -> dict[str, Any]:
+    """Arguments of vLLM with which an engine on a CPU takes of the memory what is free.
+
+    Else it asks for 0.92 of all, and does not start beside programs that have more than the rest.
+    VLLM_CPU_KVCACHE_SPACE and `--engine-args` go before.
+
+    Args:
+        workers: how many share the memory.
+    """
+    if not current_platform.is_cpu():
+        return {}
+    free = psutil.virtual_memory().available / current_platform.get_device_total_memory()
+    share = min(CPU_MEMORY_SHARE * free, CPU_MOST_MEMORY) / workers
+    return {"gpu_memory_utilization": share}
+
+
 def _prefill_arguments(target: str, settings: GenerationSettings) -> dict[str, Any]:
     """Arguments of vLLM without which a CPU engine may die of a seeded request.
 
@@ -164,6 +183,9 @@ def engine_arguments(target: str, settings: GenerationSettings) -> dict[str, Any
         # Not in this process: a worker binds threads and memory of the one it is in.
         "distributed_executor_backend": "mp",
         "disable_log_stats": drafter is None,
+        **memory_arguments(
+            settings.engine.tensor_parallel_size * settings.engine.data_parallel_size
+        ),
         **_prefill_arguments(target, settings),
         **further,
     }
