@@ -37,7 +37,8 @@ def test_an_engine_sees_plain_steps_before_it_judges_drafts() -> None:
     budget = BatchBudget(CONFIG, machine(row=0.1, level=0.05), 8)
     plans = [plan for plan, _ in run(budget, 8, 0.5, 60, slower=1.5)]
     first = FIRST_STEPS + FIRST_DRAFTS
-    assert [plan.shape is None for plan in plans[:first]] == [True] * 8 + [False] * 8
+    drafted = [plan.shape is not None for plan in plans[:first]]
+    assert drafted == [False] * FIRST_STEPS + [True] * FIRST_DRAFTS
     assert budget.plain_seconds(8) == pytest.approx(1.7, rel=0.02)
     assert not any(plan.pays for plan in plans[first:])
 

@@ -9,6 +9,7 @@ from redrafter_testing.algorithm.budgets import CONFIG, greedy, kind_of, machine
 from vllm_redrafter.budget.batch_budget import (
     CHAINS,
     FIRST_DRAFTS,
+    FIRST_STEPS,
     KEPT_STEPS,
     PLAIN,
     TREES,
@@ -139,7 +140,7 @@ def test_chains_that_were_slow_at_first_are_looked_at_while_trees_are_made() -> 
     for kind, slower in ((CHAINS, 1.5), (TREES, 1.0)):
         for _ in range(2 * MEMORY):
             budget.stepped(kind, 1, 6, slower * float(budget.costs.verify_seconds(6)))
-    assert kind_of(run(budget, 1, 0.6, FIRST_DRAFTS + 1)[-1][0]) == TREES
+    assert kind_of(run(budget, 1, 0.6, FIRST_STEPS + FIRST_DRAFTS + 1)[-1][0]) == TREES
     run(budget, 1, 0.6, 1200)
     chains, measured = budget.step_seconds(1, CHAINS)[6], budget.costs.verify_seconds(6)
     assert chains == pytest.approx(float(measured), rel=0.05)
@@ -148,7 +149,7 @@ def test_chains_that_were_slow_at_first_are_looked_at_while_trees_are_made() -> 
 def test_costs_that_turn_out_higher_shut_the_gate() -> None:
     budget = BatchBudget(CONFIG, machine(row=0.01), 8)
     # Long enough to have looked at plain steps.
-    assert run(budget, 4, 0.5, 120)[-1][0].pays
+    assert run(budget, 4, 0.5, 180)[-1][0].pays
     for _ in range(200):
         for _ in range(2):
             budget.stepped(PLAIN, 4, 4, float(budget.costs.verify_seconds(4)))

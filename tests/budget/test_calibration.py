@@ -158,6 +158,35 @@ def test_one_surprise_does_not_undo_what_was_learned() -> None:
     assert float(torch.sigmoid(estimator.slope * 6.0 + estimator.biases)) > 0.9
 
 
+@pytest.mark.parametrize("accepted", [0.1, 0.5, 0.95])
+def test_the_first_refit_takes_a_drafter_for_what_it_is(accepted: float) -> None:
+    """Else a good one is left unused for hundreds of steps, for what it was thought to be."""
+    estimator = AcceptanceEstimator(2)
+    odds, depths = torch.zeros(40), torch.arange(40) % 2 + 1
+    right = torch.arange(40) < round(40 * accepted)
+    estimator.observe(odds, depths, torch.ones(40, dtype=torch.bool), right)
+    estimator.refit()
+    found = torch.sigmoid(estimator.biases)
+    # What the constants say is off by up to half.
+    assert (found - accepted).abs().max() < 0.2
+    assert estimator.learned.tolist() == [20.0, 20.0]
+
+
+def test_later_refits_weigh_new_nodes_against_those_before() -> None:
+    estimator = AcceptanceEstimator(1)
+    every, depths = torch.ones(50, dtype=torch.bool), torch.ones(50, dtype=torch.int64)
+    half = torch.arange(50) % 2 == 0
+    for _ in range(20):
+        estimator.observe(torch.zeros(50), depths, every, half)
+        estimator.refit()
+    assert float(estimator.learned) == calibration.DAMPING_OBSERVATIONS
+    before = float(estimator.biases)
+    estimator.observe(torch.zeros(50), depths, every, every)
+    estimator.refit()
+    # All of Newton's step is the gradient, 25, over the information, 12.5 and the ridge.
+    assert float(estimator.biases) - before == pytest.approx(0.5 * 25 / 13, abs=0.02)
+
+
 def test_what_was_not_judged_teaches_nothing() -> None:
     odds, depths, accepted = observations(0.8, [0.4, -0.6], 500, seed=1)
     taught, untaught = AcceptanceEstimator(2), AcceptanceEstimator(2)

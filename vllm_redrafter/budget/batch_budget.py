@@ -30,7 +30,7 @@ KINDS = PLAIN, CHAINS, TREES = range(3)
 FIRST_STEPS = 8
 """Plain steps that an engine begins with: whether drafts pay is a comparison with them, and where
 none was seen their time would be guessed from that of steps that verify."""
-FIRST_DRAFTS = 8
+FIRST_DRAFTS = 16
 """Drafts by which a drafter is judged before drafting can be found not to pay: the first half of
 them by the full search, the others by chains, as steps of both kinds have to be seen to be
 compared."""

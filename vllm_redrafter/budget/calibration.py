@@ -28,8 +28,10 @@ from torch import Tensor
 MAX_LOG_ODDS = 40.0
 INITIAL_SLOPE = 0.5
 INITIAL_BIAS = -0.2
-DAMPING_OBSERVATIONS = 50.0
-"""A refit on as many observations moves a parameter half of a Newton step."""
+INITIAL_OBSERVATIONS, DAMPING_OBSERVATIONS = 5.0, 50.0
+"""What a parameter was learned from counts as so many observations, at first and at most, when it
+is refitted on new ones: on as many it moves half of a Newton step. The constants above count for
+little: drafters differ, and a good one would be left unused for what it was thought to be."""
 RIDGE = 0.5
 """Information that every parameter has beside its nodes': as of two nodes of even odds."""
 MAX_SLOPE_STEP, MAX_BIAS_STEP = 0.3, 3.0
@@ -66,6 +68,8 @@ class AcceptanceEstimator:
         biases: [L] float32, b of depths 1 to L.
         statistics: [6 L + 60] float32, what `observe` adds to and `refit` reads: by depth, then
             by bins. `triton_kernels/observe_nodes.py` adds to it, too.
+        learned: [L] float32, by depth, how many observations the bias was learned from; at most
+            DAMPING_OBSERVATIONS.
     """
 
     def __init__(self, max_depth: int, device: torch.device | str = "cpu") -> None:
@@ -80,6 +84,7 @@ class AcceptanceEstimator:
         self._sums = self.statistics[:by_depth].view(max_depth, 6)
         # [draft's probability or calibrated, bin, (count, predicted, accepted)]
         self._bins = self.statistics[by_depth:].view(2, BINS, 3)
+        self.learned = torch.zeros(max_depth, **make)  # type: ignore[call-overload]
 
     def log_survival(self, odds: Tensor, log_probs: Tensor, back_pointers: Tensor) -> Tensor:
         """The log of the survival probability of every explored node.
@@ -141,12 +146,15 @@ class AcceptanceEstimator:
         c = c + RIDGE
         step = (g0.sum() - (b * g1 / c).sum()) / (a.sum() + RIDGE - (b * b / c).sum())
         total = count.sum()
-        step = (step * total / (total + DAMPING_OBSERVATIONS)).nan_to_num(0.0, 0.0, 0.0)
+        damping = (self.learned.sum() + INITIAL_OBSERVATIONS).clamp(max=DAMPING_OBSERVATIONS)
+        step = (step * total / (total + damping)).nan_to_num(0.0, 0.0, 0.0)
         # A draft that is more probable is not less probable to be accepted.
         step = torch.maximum(step.clamp(-MAX_SLOPE_STEP, MAX_SLOPE_STEP), -self.slope)
-        bias_step = (g1 - b * step) / c * count / (count + DAMPING_OBSERVATIONS)
+        damping = (self.learned + INITIAL_OBSERVATIONS).clamp(max=DAMPING_OBSERVATIONS)
+        bias_step = (g1 - b * step) / c * count / (count + damping)
         self.slope += step
         self.biases += bias_step.nan_to_num(0.0, 0.0, 0.0).clamp(-MAX_BIAS_STEP, MAX_BIAS_STEP)
+        self.learned.add_(count.nan_to_num(0.0)).clamp_(max=DAMPING_OBSERVATIONS)
         self._sums.zero_()
 
     def calibration(self) -> Calibration:

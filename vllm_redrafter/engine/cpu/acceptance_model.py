@@ -18,6 +18,7 @@ import numpy.typing as npt
 from vllm_redrafter.budget.calibration import (
     BINS,
     DAMPING_OBSERVATIONS,
+    INITIAL_OBSERVATIONS,
     MAX_BIAS_STEP,
     MAX_SLOPE_STEP,
     RIDGE,
@@ -34,7 +35,7 @@ REFIT_STEPS, REFIT_NODES = 4, 32
 the next: a new drafter is judged soon, and so is another kind of text."""
 
 
-LIMITS = RIDGE, DAMPING_OBSERVATIONS, MAX_SLOPE_STEP, MAX_BIAS_STEP
+LIMITS = RIDGE, INITIAL_OBSERVATIONS, DAMPING_OBSERVATIONS, MAX_SLOPE_STEP, MAX_BIAS_STEP
 """Given to the compiled refit, and not read by it: numba keeps what it compiled until this file
 changes, and these stand in another."""
 
@@ -45,10 +46,12 @@ class AcceptanceModel:
     def __init__(self, max_depth: int) -> None:
         """For nodes of depths 1 to `max_depth`."""
         self._estimators = [AcceptanceEstimator(max_depth) for _ in range(2)]
-        # Slope, biases and statistics of each, which the passes below change where they are.
+        # Slope, biases and statistics of each, and what they were learned from, which the passes
+        # below change where they are.
         self._states = [
             (e.slope.numpy(), e.biases.numpy(), e.statistics.numpy()) for e in self._estimators
         ]
+        self._learned = [e.learned.numpy() for e in self._estimators]
         # Of each, steps and nodes judged since its last refit.
         self._judged = [(0, 0), (0, 0)]
         self._slopes = np.stack([slope[0] for slope, *_ in self._states])
@@ -95,7 +98,7 @@ class AcceptanceModel:
 
     def _refit(self, kind: int) -> None:
         slope, biases, statistics = self._states[kind]
-        _refit(slope, biases, statistics, *LIMITS)
+        _refit(slope, biases, statistics, self._learned[kind], *LIMITS)
         self._slopes[kind], self._biases[kind] = slope[0], biases
         self._judged[kind] = 0, 0
 
@@ -153,8 +156,10 @@ def _refit(
     slope: Array,
     biases: Array,
     statistics: Array,
+    learned: Array,
     ridge: float,
-    damping: float,
+    least: float,
+    most: float,
     max_slope_step: float,
     max_bias_step: float,
 ) -> None:
@@ -166,12 +171,13 @@ def _refit(
         information += a - b * b / (c + ridge)
         gradient += g0 - b * g1 / (c + ridge)
         total += count
-    step = gradient / information * total / (total + damping)
+    step = gradient / information * total / (total + min(learned.sum() + least, most))
     # A draft that is more probable is not less probable to be accepted.
     step = max(min(max(step, -max_slope_step), max_slope_step), -slope[0])
     for depth, (_, b, c, _, g1, count) in enumerate(sums):
-        damped = count / (count + damping)
+        damped = count / (count + min(learned[depth] + least, most))
         bias_step = (g1 - b * step) / (c + ridge) * damped
         biases[depth] += min(max(bias_step, -max_bias_step), max_bias_step)
+        learned[depth] = min(learned[depth] + count, most)
     slope[0] += step
     sums[:] = 0.0
