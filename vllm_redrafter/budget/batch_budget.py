@@ -34,7 +34,7 @@ FIRST_DRAFTS = 16
 """Drafts by which a drafter is judged before drafting can be found not to pay: the first half of
 them by the full search, the others by chains, as steps of both kinds have to be seen to be
 compared."""
-SURVEY_INTERVAL, SURVEY_COST = 8, 0.01
+SURVEY_INTERVAL, SURVEY_COST = 16, 0.01
 """Drafts from one look at another search to the next, at least: shorter and narrower ones than the
 full search do not see what it would, and trees do not see what chains take; and the share of the
 time that looks may take: where they are dear, they are made less often."""
@@ -44,7 +44,7 @@ each size of the batch."""
 FULL_PROBES = 4
 """Of so many probes one is the full search; the others are the search that is nearest to paying,
 which costs little more than a plain step, and tells whether the text has become easier."""
-LEARNED, LEARNING_INTERVAL = 64, 4
+LEARNED, LEARNING_INTERVAL = 64, 8
 """Steps of a kind, for about so many requests, and drafts for a kind of request, that are all
 planned and learned from; and of further ones, one of so many: a small target waits for that."""
 KEPT_STEPS, KEPT_NEW, KEPT_SHUT = 16, 4, 64
