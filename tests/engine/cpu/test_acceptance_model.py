@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from vllm_redrafter.budget.batch_budget import FIRST_DRAFTS
 from vllm_redrafter.budget.calibration import MAX_LOG_ODDS, AcceptanceEstimator
 from vllm_redrafter.engine.cpu.acceptance_model import REFIT_NODES, REFIT_STEPS, AcceptanceModel
 
@@ -44,6 +45,28 @@ def test_requests_of_one_kind_say_nothing_of_the_other() -> None:
         model.judge(np.zeros(40, np.bool_), *nodes)
     assert accepts(model, True) == before
     assert accepts(model, False) > 0.9
+
+
+def expected_tokens(model: AcceptanceModel) -> float:
+    """Of a greedy request's chain whose nodes all have log-odds 1."""
+    slopes, biases = model.parameters(np.array([False]))
+    return float(np.cumprod(1.0 / (1.0 + np.exp(-(slopes[0] + biases[0])))).sum())
+
+
+@pytest.mark.parametrize("accepted", [0.3, 0.92])
+def test_a_drafter_is_known_after_its_first_drafts(accepted: float) -> None:
+    """The budget judges by them: a good one, taken for what the constants say, is left unused."""
+    odds, depths = np.ones(5, np.float32), np.arange(1, 6, dtype=np.int32)
+    greedy, found = np.zeros(5, np.bool_), []
+    for seed in range(20):
+        random, model = np.random.default_rng(seed), AcceptanceModel(5)
+        for _ in range(FIRST_DRAFTS):
+            right = np.cumprod(random.random(5) < accepted).astype(np.bool_)
+            judged = slice(0, int(right.sum()) + 1)
+            model.judge(*(nodes[judged] for nodes in (greedy, odds, depths, right)))
+        found.append(expected_tokens(model))
+    truth = np.cumprod([accepted] * 5).sum()
+    assert abs(np.mean(found) - truth) < 0.4 * abs(expected_tokens(AcceptanceModel(5)) - truth)
 
 
 @pytest.mark.parametrize(("nodes", "steps"), [(REFIT_NODES, REFIT_STEPS), (1, REFIT_NODES)])

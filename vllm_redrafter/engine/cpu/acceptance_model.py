@@ -30,7 +30,7 @@ from vllm_redrafter.compiled import compiled
 
 Array = npt.NDArray[Any]
 
-REFIT_STEPS, REFIT_NODES = 4, 32
+REFIT_STEPS, REFIT_NODES = 4, 16
 """Verification steps, and nodes judged in them, from one refit of the acceptance probabilities to
 the next: a new drafter is judged soon, and so is another kind of text."""
 
