@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -16,7 +18,11 @@ if not ON_GPU:
     )
 
 from vllm_redrafter.beam_search import ExploredNodes  # noqa: E402
-from vllm_redrafter.engine.v2.node_confidence import REFIT_AFTER, NodeConfidence  # noqa: E402
+from vllm_redrafter.engine.v2.node_confidence import (  # noqa: E402
+    FIRST_REFIT_AFTER,
+    REFIT_AFTER,
+    NodeConfidence,
+)
 from vllm_redrafter.engine.v2.verification import Verification  # noqa: E402
 from vllm_redrafter.triton_kernels.build_tree import ScoredTrees  # noqa: E402
 
@@ -73,13 +79,20 @@ def test_kernels_learn_the_same_in_two_launches(confidence: NodeConfidence) -> N
     assert len(graph._recording.nodes) == 2
 
 
-def test_a_refit_every_so_many_steps_follows_what_was_accepted(confidence: NodeConfidence) -> None:
+def test_refits_follow_what_was_accepted_soon_and_then_as_seldom_as_vllms(
+    confidence: NodeConfidence,
+) -> None:
     walk(confidence)  # each time
-    before = confidence.estimator.biases.clone()
-    for step in range(REFIT_AFTER):
-        assert torch.equal(confidence.estimator.biases, before), step
+    before, refits = confidence.estimator.biases.clone(), []
+    for step in range(1, 4 * REFIT_AFTER):
         confidence.learn(torch.tensor([2]))
         confidence.count_step()
-    after = confidence.estimator.biases
-    assert after[1] > before[1], "all nodes of depth 2 were accepted"
-    assert confidence.estimator.calibration().judged == 3 * REFIT_AFTER
+        if not torch.equal(confidence.estimator.biases, before):
+            refits.append(step)
+            after = confidence.estimator.biases
+            assert after[1] > before[1], "all nodes of depth 2 were accepted"
+            before = after.clone()
+    assert refits[0] == FIRST_REFIT_AFTER
+    waits = [later - sooner for sooner, later in pairwise(refits)]
+    assert waits == [16, 32, 64, REFIT_AFTER, REFIT_AFTER]
+    assert confidence.estimator.calibration().judged == 3 * (4 * REFIT_AFTER - 1)

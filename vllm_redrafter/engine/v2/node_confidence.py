@@ -17,8 +17,9 @@ from vllm_redrafter.engine.v2.verification import Verification
 from vllm_redrafter.triton_kernels.build_tree import ScoredTrees
 from vllm_redrafter.triton_kernels.observe_nodes import VerifiedTrees, num_sums, observe_nodes
 
-REFIT_AFTER = 100
-"""Verifying steps between two refits, as in vLLM."""
+FIRST_REFIT_AFTER, REFIT_AFTER = 8, 100
+"""Verifying steps before the first refit; and between two refits, as in vLLM, once each has waited
+twice as long as the one before."""
 
 
 class NodeConfidence:
@@ -46,7 +47,7 @@ class NodeConfidence:
         self.estimator = AcceptanceEstimator(max_depth, device)
         self.probs = torch.zeros(requests, slots - 1, device=device)
         self._sums = torch.zeros(requests, num_sums(max_depth), device=device)
-        self._steps_since_refit = 0
+        self._steps_since_refit, self._refit_after = 0, FIRST_REFIT_AFTER
 
     def learn(self, slots: Tensor) -> None:
         """Add what became of the trees that the step has verified; before others replace them.
@@ -82,8 +83,9 @@ class NodeConfidence:
     def count_step(self) -> None:
         """Refit after every so many steps that verified; to be called by the host in each."""
         self._steps_since_refit += 1
-        if self._steps_since_refit == REFIT_AFTER:
+        if self._steps_since_refit >= self._refit_after:
             self._steps_since_refit = 0
+            self._refit_after = min(2 * self._refit_after, REFIT_AFTER)
             self.estimator.refit()
 
     def rank(self, explored: ExploredNodes) -> tuple[ExploredNodes, Tensor]:
