@@ -46,12 +46,10 @@ class AcceptanceModel:
     def __init__(self, max_depth: int) -> None:
         """For nodes of depths 1 to `max_depth`."""
         self._estimators = [AcceptanceEstimator(max_depth) for _ in range(2)]
-        # Slope, biases and statistics of each, and what they were learned from, which the passes
-        # below change where they are.
+        # Slope, biases and statistics of each, which the passes below change where they are.
         self._states = [
             (e.slope.numpy(), e.biases.numpy(), e.statistics.numpy()) for e in self._estimators
         ]
-        self._learned = [e.learned.numpy() for e in self._estimators]
         # Of each, steps and nodes judged since its last refit.
         self._judged = [(0, 0), (0, 0)]
         self._slopes = np.stack([slope[0] for slope, *_ in self._states])
@@ -98,7 +96,7 @@ class AcceptanceModel:
 
     def _refit(self, kind: int) -> None:
         slope, biases, statistics = self._states[kind]
-        _refit(slope, biases, statistics, self._learned[kind], *LIMITS)
+        _refit(slope, biases, statistics, self._estimators[kind].learned.numpy(), *LIMITS)
         self._slopes[kind], self._biases[kind] = slope[0], biases
         self._judged[kind] = 0, 0
 
@@ -163,7 +161,12 @@ def _refit(
     max_slope_step: float,
     max_bias_step: float,
 ) -> None:
-    """See `AcceptanceEstimator.refit`; the nodes were observed, so that the sums are finite."""
+    """See `AcceptanceEstimator.refit`; the nodes were observed, so that the sums are finite.
+
+    Args:
+        slope, biases, statistics, learned: of one estimator, changed.
+        ridge, least, most, max_slope_step, max_bias_step: see `LIMITS`.
+    """
     sums = statistics[: 6 * biases.shape[0]].reshape(biases.shape[0], 6)
     # The information of the slope and its gradient, the biases eliminated.
     information, gradient, total = ridge, 0.0, 0.0
