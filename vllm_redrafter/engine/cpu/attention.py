@@ -6,13 +6,13 @@ positions and a causal mask are exact for them. Tree rows go through `paged_tree
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
-from vllm.v1.attention.backend import AttentionLayer, CommonAttentionMetadata
+from vllm.v1.attention.backend import AttentionLayer
 from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionBackend,
     CPUAttentionBackendImpl,
@@ -27,47 +27,56 @@ from vllm_redrafter.engine.cpu.tree_attention import (
     paged_tree_attention,
 )
 from vllm_redrafter.engine.cpu.tree_gather import Workspace
+from vllm_redrafter.engine.cpu.verification import VerificationStep
 from vllm_redrafter.engine.stats import StepStats
 
 
-@dataclass
+@dataclass(kw_only=True)
 class TreeAttentionMetadata(CPUAttentionMetadata):
-    """vLLM's metadata of one step and KV cache group, with the step's trees.
+    """vLLM's metadata of a step and KV cache group, where a request has a tree that is no chain.
 
     Attributes:
-        trees: the requests whose tree is not a chain; None where there is none.
-        block_size: tokens per cache block.
-        amx: the cache is laid out for AMX, see `kv_cache.key_value_views`.
+        trees: of these requests.
         workspace: memory that tree attention uses again in each layer and step.
         only_trees: no other request is in the batch, so vLLM's kernel has nothing to do.
         stats: where the time spent is added.
     """
 
-    trees: TreeQueries | None = None
-    block_size: int = 0
-    amx: bool = False
-    workspace: Workspace = field(default_factory=Workspace)
-    only_trees: bool = False
-    stats: StepStats | None = None
+    trees: TreeQueries
+    workspace: Workspace
+    only_trees: bool
+    stats: StepStats
 
 
 class TreeAttentionMetadataBuilder(CPUAttentionMetadataBuilder):
+    """Makes vLLM's metadata, to which the runner adds trees where a step has some.
+
+    Attributes:
+        workspace: see `TreeAttentionMetadata`.
+    """
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._workspace = Workspace()
+        self.workspace = Workspace()
 
-    def build(
-        self,
-        common_prefix_len: int,
-        common_attn_metadata: CommonAttentionMetadata,
-        fast_build: bool = False,
+    def with_trees(
+        self, plain: CPUAttentionMetadata, step: VerificationStep, stats: StepStats
     ) -> TreeAttentionMetadata:
-        plain = super().build(common_prefix_len, common_attn_metadata, fast_build)
-        return TreeAttentionMetadata(
-            **vars(plain),
+        """The metadata of a step that has trees; plain steps are spared even a copy of theirs."""
+        # vLLM's kernel reads all rows or none: without prompts in the step it is not needed.
+        only_trees = step.only_nodes
+        requests = torch.arange(len(step.drafted)) if only_trees else step.branching
+        tree = step.tree if only_trees else step.tree.select(requests)
+        trees = TreeQueries(
+            tree=tree,
+            rows=step.node_rows[requests],
+            context_lens=(plain.seq_lens[requests] - tree.num_nodes).long(),
+            block_table=plain.block_table[requests],
             block_size=self.block_size,
             amx=self.isa == "amx",
-            workspace=self._workspace,
+        )
+        return TreeAttentionMetadata(
+            **vars(plain), trees=trees, workspace=self.workspace, only_trees=only_trees, stats=stats
         )
 
 
@@ -85,8 +94,8 @@ class TreeAttentionImpl(CPUAttentionBackendImpl):
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
         """As vLLM's; tree rows of `output` are then written by tree attention."""
-        assert attn_metadata is None or isinstance(attn_metadata, TreeAttentionMetadata)
-        if attn_metadata is None or not attn_metadata.only_trees:
+        with_trees = attn_metadata if isinstance(attn_metadata, TreeAttentionMetadata) else None
+        if with_trees is None or not with_trees.only_trees:
             super().forward(
                 layer,
                 query,
@@ -98,12 +107,11 @@ class TreeAttentionImpl(CPUAttentionBackendImpl):
                 output_scale,
                 output_block_scale,
             )
-        if attn_metadata is not None and attn_metadata.trees is not None:
+        if with_trees is not None:
             started = perf_counter()
-            trees, workspace = attn_metadata.trees, attn_metadata.workspace
+            trees, workspace = with_trees.trees, with_trees.workspace
             paged_tree_attention(query, kv_cache, trees, self._variant(), output, workspace)
-            if attn_metadata.stats is not None:
-                attn_metadata.stats.attention += perf_counter() - started
+            with_trees.stats.attention += perf_counter() - started
         return output
 
     def _variant(self) -> AttentionVariant:

@@ -25,7 +25,7 @@ from torch import Tensor
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.outputs import SamplerOutput
+from vllm.v1.outputs import DraftTokenIds, SamplerOutput
 from vllm.v1.sample.logits_processor import (
     BUILTIN_LOGITS_PROCESSORS,
     STR_SPEC_DEC_REJECTS_LOGITSPROCS,
@@ -37,14 +37,13 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from vllm_redrafter.budget.batch_budget import CHAINS, PLAIN, TREES, BatchBudget
 from vllm_redrafter.budget.costs import CostTable
-from vllm_redrafter.engine.cpu.attention import TreeAttentionMetadata, check_cache_layout
+from vllm_redrafter.engine.cpu.attention import check_cache_layout
 from vllm_redrafter.engine.cpu.costs import measure_costs
 from vllm_redrafter.engine.cpu.drafting import AdaptiveDrafting, FixedDrafting
 from vllm_redrafter.engine.cpu.kv_cache import compact, stack_layers
 from vllm_redrafter.engine.cpu.path_sampler import sample_paths, sample_roots
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
 from vllm_redrafter.engine.cpu.step_clock import StepClock
-from vllm_redrafter.engine.cpu.tree_attention import TreeQueries
 from vllm_redrafter.engine.cpu.verification import VerificationStep, verification_step
 from vllm_redrafter.engine.cpu.walk import moves
 from vllm_redrafter.engine.stats import StepStats
@@ -155,8 +154,6 @@ class TreeModelRunner(CPUModelRunner):
             self.positions.numpy(),
             rows,
         )
-        # The target embeds the padding too.
-        self.input_ids.gpu[:rows].clamp_(min=0)
         self.stats.count_drafts(step.drafted)
         kind = TREES if step.branching.numel() else CHAINS
         self._step = step
@@ -168,24 +165,13 @@ class TreeModelRunner(CPUModelRunner):
     def _build_attention_metadata(self, *args: Any, **kwargs: Any) -> Any:
         built = super()._build_attention_metadata(*args, **kwargs)
         if self._step is not None and self._step.branching.numel():
-            for metadata in {id(m): m for m in built[0].values()}.values():
-                self._attach_trees(metadata, self._step)
+            of_layers = built[0]
+            for group in (group for groups in self.attn_groups for group in groups):
+                plain = of_layers[group.layer_names[0]]
+                builder = group.get_metadata_builder()
+                with_trees = builder.with_trees(plain, self._step, self.stats)
+                of_layers.update(dict.fromkeys(group.layer_names, with_trees))
         return built
-
-    def _attach_trees(self, metadata: TreeAttentionMetadata, step: VerificationStep) -> None:
-        # vLLM's kernel reads all rows or none: without prompts in the step it is not needed.
-        metadata.only_trees = step.only_nodes
-        requests = torch.arange(len(step.drafted)) if step.only_nodes else step.branching
-        tree = step.tree if step.only_nodes else step.tree.select(requests)
-        metadata.trees = TreeQueries(
-            tree=tree,
-            rows=step.node_rows[requests],
-            context_lens=(metadata.seq_lens[requests] - tree.num_nodes).long(),
-            block_table=metadata.block_table[requests],
-            block_size=metadata.block_size,
-            amx=metadata.amx,
-        )
-        metadata.stats = self.stats
 
     # 3 -- forward
 
@@ -284,6 +270,11 @@ class TreeModelRunner(CPUModelRunner):
                 self.stats.undrafted_steps += 1
         self._time_step(self.stats.draft - before)
         return drafts
+
+    def take_draft_token_ids(self) -> DraftTokenIds | None:
+        """The last step's drafts; None where it made none, as the scheduler has dropped those of
+        the step before."""
+        return super().take_draft_token_ids() if self.drafted else None
 
     def _draft(
         self,
