@@ -25,11 +25,10 @@ from vllm_redrafter.budget.choice import Flags, best_budget, shares
 from vllm_redrafter.budget.costs import CostTable, DraftCost, VerifyCost
 from vllm_redrafter.budget.draft_lengths import LengthChoice, draft_lengths
 from vllm_redrafter.budget.gate import Gate, worth_drafting
+from vllm_redrafter.budget.refits import RefitsByNodes, RefitsBySteps
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.policy import SearchShape, search_shape
 
-REFIT_INTERVAL = 32
-"""Verifications between refits of the acceptance probabilities, as in the engines."""
 ROW_STEPS = 256
 """Sizes that a table of verification costs has at most."""
 
@@ -127,7 +126,7 @@ class Adaptive:
         self.max_nodes = config.num_speculative_tokens
         self.budget = BatchBudget(config, batch.cost_table(config), batch.requests)
         self.estimator = AcceptanceEstimator(config.beam_length)
-        self._verifications = 0
+        self._refits = RefitsByNodes()
         # The recorded answers are greedy ones.
         self._sampled = np.zeros(batch.requests, dtype=np.bool_)
 
@@ -172,12 +171,16 @@ class Adaptive:
         above = searches.accepted[:, :-1].gather(2, searches.back_pointers[:, 1:])
         reached = torch.cat([torch.ones_like(searches.accepted[:, :1]), above], dim=1)
         depths = torch.arange(1, odds.shape[1] + 1)[:, None].expand_as(odds)
-        self.estimator.observe(odds, depths, is_verified & reached, searches.accepted)
-        self._verifications += 1
-        if self._verifications % REFIT_INTERVAL == 0:
+        judged = is_verified & reached
+        self.estimator.observe(odds, depths, judged, searches.accepted)
+        if self.is_refit_due(int(judged.sum())):
             self.estimator.refit()
         accepted: Counts = (is_verified & searches.accepted).flatten(1).sum(dim=1).numpy()
         return accepted
+
+    def is_refit_due(self, judged: int) -> bool:
+        """As the CPU engine decides, after a step in which so many nodes were judged."""
+        return self._refits.due(judged)
 
     def settled(self) -> None:
         self.estimator.reset_calibration()
@@ -202,6 +205,7 @@ class Graphs(Adaptive):
         self._verify = np.array([batch.step_seconds(size) for size in rows])
         shapes = [SearchShape(self.width, length) for length in self.choice.lengths]
         self._draft = np.array([batch.draft_seconds(shape) for shape in shapes])
+        self._refits_by_steps = RefitsBySteps()
 
     def step(self, places: Tensor, joined: Flags) -> Step:
         requests, choice = self.batch.requests, self.choice
@@ -224,6 +228,10 @@ class Graphs(Adaptive):
         accepted = self.judge(searches, odds, order, verified)
         rows = requests + int(verified.sum())
         return Step(seconds + self._verify[rows], verified, accepted, drafted=True)
+
+    def is_refit_due(self, judged: int) -> bool:
+        """As the CUDA engine decides, which does not wait to know how many were judged."""
+        return self._refits_by_steps.due()
 
 
 class Longest(Graphs):

@@ -8,7 +8,8 @@ import torch
 
 from vllm_redrafter.budget.batch_budget import FIRST_DRAFTS
 from vllm_redrafter.budget.calibration import MAX_LOG_ODDS, AcceptanceEstimator
-from vllm_redrafter.engine.cpu.acceptance_model import REFIT_NODES, REFIT_STEPS, AcceptanceModel
+from vllm_redrafter.budget.refits import NODES, STEPS
+from vllm_redrafter.engine.cpu.acceptance_model import AcceptanceModel
 
 DEPTHS = 3
 
@@ -69,7 +70,7 @@ def test_a_drafter_is_known_after_its_first_drafts(accepted: float) -> None:
     assert abs(np.mean(found) - truth) < 0.4 * abs(expected_tokens(AcceptanceModel(5)) - truth)
 
 
-@pytest.mark.parametrize(("nodes", "steps"), [(REFIT_NODES, REFIT_STEPS), (1, REFIT_NODES)])
+@pytest.mark.parametrize(("nodes", "steps"), [(NODES, STEPS), (1, NODES)])
 def test_a_refit_waits_for_steps_and_for_nodes(nodes: int, steps: int) -> None:
     model = AcceptanceModel(DEPTHS)
     before = accepts(model, False)
@@ -97,15 +98,15 @@ def test_it_learns_what_the_estimator_of_any_device_learns() -> None:
     random, model = np.random.default_rng(1), AcceptanceModel(DEPTHS)
     estimator = AcceptanceEstimator(DEPTHS)
     for _ in range(40):
-        for _ in range(REFIT_STEPS):
-            odds = random.normal(0.0, 3.0, REFIT_NODES).astype(np.float32)
+        for _ in range(STEPS):
+            odds = random.normal(0.0, 3.0, NODES).astype(np.float32)
             odds[0] = -MAX_LOG_ODDS
-            depths = random.integers(1, DEPTHS, REFIT_NODES).astype(np.int32)
-            accepted = random.random(REFIT_NODES) < 1.0 / (1.0 + np.exp(1.0 - 0.7 * odds))
-            model.judge(np.ones(REFIT_NODES, np.bool_), odds, depths, accepted)
+            depths = random.integers(1, DEPTHS, NODES).astype(np.int32)
+            accepted = random.random(NODES) < 1.0 / (1.0 + np.exp(1.0 - 0.7 * odds))
+            model.judge(np.ones(NODES, np.bool_), odds, depths, accepted)
             step = map(torch.from_numpy, (odds, depths, accepted))
             nodes = dict(zip(("odds", "depths", "accepted"), step, strict=True))
-            estimator.observe(judged=torch.ones(REFIT_NODES, dtype=torch.bool), **nodes)
+            estimator.observe(judged=torch.ones(NODES, dtype=torch.bool), **nodes)
         estimator.refit()
     slopes, biases = model.parameters(np.array([True]))
     assert slopes[0] == pytest.approx(estimator.slope.item(), rel=1e-4)

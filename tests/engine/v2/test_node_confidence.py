@@ -18,11 +18,8 @@ if not ON_GPU:
     )
 
 from vllm_redrafter.beam_search import ExploredNodes  # noqa: E402
-from vllm_redrafter.engine.v2.node_confidence import (  # noqa: E402
-    FIRST_REFIT_AFTER,
-    REFIT_AFTER,
-    NodeConfidence,
-)
+from vllm_redrafter.budget.refits import AFTER, FIRST_AFTER  # noqa: E402
+from vllm_redrafter.engine.v2.node_confidence import NodeConfidence  # noqa: E402
 from vllm_redrafter.engine.v2.verification import Verification  # noqa: E402
 from vllm_redrafter.triton_kernels.build_tree import ScoredTrees  # noqa: E402
 
@@ -84,7 +81,7 @@ def test_refits_follow_what_was_accepted_soon_and_then_as_seldom_as_vllms(
 ) -> None:
     walk(confidence)  # each time
     before, refits = confidence.estimator.biases.clone(), []
-    for step in range(1, 4 * REFIT_AFTER):
+    for step in range(1, 4 * AFTER):
         confidence.learn(torch.tensor([2]))
         confidence.count_step()
         if not torch.equal(confidence.estimator.biases, before):
@@ -92,7 +89,7 @@ def test_refits_follow_what_was_accepted_soon_and_then_as_seldom_as_vllms(
             after = confidence.estimator.biases
             assert after[1] > before[1], "all nodes of depth 2 were accepted"
             before = after.clone()
-    assert refits[0] == FIRST_REFIT_AFTER
+    assert refits[0] == FIRST_AFTER
     waits = [later - sooner for sooner, later in pairwise(refits)]
-    assert waits == [16, 32, 64, REFIT_AFTER, REFIT_AFTER]
-    assert confidence.estimator.calibration().judged == 3 * (4 * REFIT_AFTER - 1)
+    assert waits == [16, 32, 64, AFTER, AFTER]
+    assert confidence.estimator.calibration().judged == 3 * (4 * AFTER - 1)

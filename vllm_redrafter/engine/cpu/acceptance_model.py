@@ -26,14 +26,10 @@ from vllm_redrafter.budget.calibration import (
     Calibration,
 )
 from vllm_redrafter.budget.choice import Flags
+from vllm_redrafter.budget.refits import RefitsByNodes
 from vllm_redrafter.compiled import compiled
 
 Array = npt.NDArray[Any]
-
-REFIT_STEPS, REFIT_NODES = 4, 16
-"""Verification steps, and nodes judged in them, from one refit of the acceptance probabilities to
-the next: a new drafter is judged soon, and so is another kind of text."""
-
 
 LIMITS = RIDGE, INITIAL_OBSERVATIONS, DAMPING_OBSERVATIONS, MAX_SLOPE_STEP, MAX_BIAS_STEP
 """Given to the compiled refit, and not read by it: numba keeps what it compiled until this file
@@ -50,8 +46,7 @@ class AcceptanceModel:
         self._states = [
             (e.slope.numpy(), e.biases.numpy(), e.statistics.numpy()) for e in self._estimators
         ]
-        # Of each, steps and nodes judged since its last refit.
-        self._judged = [(0, 0), (0, 0)]
+        self._refits = [RefitsByNodes() for _ in self._estimators]
         self._slopes = np.stack([slope[0] for slope, *_ in self._states])
         self._biases = np.stack([biases for _, biases, _ in self._states])
 
@@ -71,11 +66,7 @@ class AcceptanceModel:
         log-odds, depths, and whether accepted."""
         for kind, state in enumerate(self._states):
             nodes = _observe(sampled, odds, depths, accepted, kind == 1, *state)
-            if not nodes:
-                continue
-            steps, judged = self._judged[kind]
-            self._judged[kind] = steps + 1, judged + nodes
-            if steps + 1 >= REFIT_STEPS and judged + nodes >= REFIT_NODES:
+            if nodes and self._refits[kind].due(nodes):
                 self._refit(kind)
 
     def calibration(self) -> Calibration:
@@ -98,7 +89,6 @@ class AcceptanceModel:
         slope, biases, statistics = self._states[kind]
         _refit(slope, biases, statistics, self._estimators[kind].learned.numpy(), *LIMITS)
         self._slopes[kind], self._biases[kind] = slope[0], biases
-        self._judged[kind] = 0, 0
 
 
 @compiled

@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from vllm_redrafter.budget.refits import NODES, STEPS
 from vllm_redrafter.engine.cpu import tree_attention
-from vllm_redrafter.engine.cpu.acceptance_model import REFIT_NODES, REFIT_STEPS, AcceptanceModel
+from vllm_redrafter.engine.cpu.acceptance_model import AcceptanceModel
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
 from vllm_redrafter.engine.cpu.verification import verification_step
 from vllm_redrafter.engine.cpu.walk import Walk, judged_nodes, moves
@@ -45,6 +46,6 @@ def rehearse(proposer: TreeProposer) -> None:
     moves(accepted.path, step.root_rows)
     _, *judged = judged_nodes(step.tree, accepted.path, np.zeros((1, rows), dtype=np.float32))
     acceptance = AcceptanceModel(proposer.config.beam_length)
-    for _ in range(max(REFIT_STEPS, REFIT_NODES)):
+    for _ in range(max(STEPS, NODES)):
         acceptance.judge(np.zeros(len(judged[0]), dtype=np.bool_), *judged)
     tree_attention.rehearse()

@@ -13,13 +13,10 @@ from torch import Tensor
 
 from vllm_redrafter.beam_search import ExploredNodes
 from vllm_redrafter.budget.calibration import AcceptanceEstimator, log_odds
+from vllm_redrafter.budget.refits import RefitsBySteps
 from vllm_redrafter.engine.v2.verification import Verification
 from vllm_redrafter.triton_kernels.build_tree import ScoredTrees
 from vllm_redrafter.triton_kernels.observe_nodes import VerifiedTrees, num_sums, observe_nodes
-
-FIRST_REFIT_AFTER, REFIT_AFTER = 8, 100
-"""Verifying steps before the first refit; and between two refits, as in vLLM, once each has waited
-twice as long as the one before."""
 
 
 class NodeConfidence:
@@ -47,7 +44,7 @@ class NodeConfidence:
         self.estimator = AcceptanceEstimator(max_depth, device)
         self.probs = torch.zeros(requests, slots - 1, device=device)
         self._sums = torch.zeros(requests, num_sums(max_depth), device=device)
-        self._steps_since_refit, self._refit_after = 0, FIRST_REFIT_AFTER
+        self._refits = RefitsBySteps()
 
     def learn(self, slots: Tensor) -> None:
         """Add what became of the trees that the step has verified; before others replace them.
@@ -81,11 +78,8 @@ class NodeConfidence:
         self.estimator.observe(odds, self.verification.staged.depths[:requests], judged, accepted)
 
     def count_step(self) -> None:
-        """Refit after every so many steps that verified; to be called by the host in each."""
-        self._steps_since_refit += 1
-        if self._steps_since_refit >= self._refit_after:
-            self._steps_since_refit = 0
-            self._refit_after = min(2 * self._refit_after, REFIT_AFTER)
+        """Refit where that is due; to be called by the host in every step that verifies."""
+        if self._refits.due():
             self.estimator.refit()
 
     def rank(self, explored: ExploredNodes) -> tuple[ExploredNodes, Tensor]:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from vllm_redrafter.budget import refits
 from vllm_redrafter.budget.draft_lengths import LengthChoice
 from vllm_redrafter.budget.gate import Gate
 
@@ -18,11 +19,10 @@ def use() -> None:
     """Engines started in this process draft with the oracle and replay graphs, as on a GPU."""
     from redrafter_testing.gpu import recorded_graphs
     from redrafter_testing.oracles import oracle_v2
-    from vllm_redrafter.engine.v2 import node_confidence
 
     recorded_graphs.use(GRAPHS)
     oracle_v2.use()
-    node_confidence.REFIT_AFTER = 10
+    refits.AFTER = 10
 
 
 class RandomGate:
