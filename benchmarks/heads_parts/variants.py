@@ -31,6 +31,7 @@ VARIANTS = (
     Variant("gated", "gated"),
     Variant("gated, fused", "gated", fused=True),
     Variant("gated, a block", "gated", num_draft_layers=1),
+    Variant("gated, fused, a block", "gated", fused=True, num_draft_layers=1),
     Variant("Medusa", "medusa"),
     Variant("EAGLE", None),
 )
