@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -14,6 +12,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from redrafter_testing.algorithm.tree_batches import GARBAGE
+from redrafter_testing.gpu.built_trees import (
+    FIELDS,
+    SENTINEL,
+    buffers,
+    on,
+    random_search,
+    roots,
+)
 from vllm_redrafter.beam_search import ExploredNodes
 from vllm_redrafter.token_tree import TokenTree
 from vllm_redrafter.triton_kernels.build_tree import (
@@ -29,17 +35,7 @@ from vllm_redrafter.triton_kernels.tree_from_beams import (
     naive_share_prefixes,
 )
 
-SENTINEL = -77
-FIELDS = ("tokens", "parents", "depths", "num_nodes", "ancestors")
 INTEGERS = st.sampled_from([torch.int32, torch.int64])
-
-
-def buffers(device: torch.device, max_requests: int, max_nodes: int) -> TreeBuffers:
-    """Full of what no tree holds: all that a tree has must be written."""
-    out = TreeBuffers(max_requests, max_nodes, device)
-    for name in FIELDS:
-        getattr(out, name).fill_(SENTINEL)
-    return out
 
 
 def assert_built(out: TreeBuffers, expected: TokenTree, naive: list[dict[str, list[int]]]) -> None:
@@ -58,15 +54,6 @@ def assert_built(out: TreeBuffers, expected: TokenTree, naive: list[dict[str, li
             out.ancestors[request, :nodes].tolist(), tree["ancestors"], strict=True
         ):
             assert sum((word % 2**32) << (32 * i) for i, word in enumerate(words)) == bits
-
-
-def roots(requests: int, dtype: torch.dtype = torch.int64) -> Tensor:
-    return torch.arange(requests, dtype=dtype) + 100
-
-
-def on(device: torch.device, explored: ExploredNodes) -> list[Tensor]:
-    tensors = (explored.tokens, explored.back_pointers, explored.log_probs)
-    return [tensor.to(device) for tensor in tensors]
 
 
 def check(
@@ -163,23 +150,6 @@ def test_scored_trees_keep_each_node_s_score_and_odds(
         assert (out.log_probs[entry] == SENTINEL).all() and (out.odds[entry] == SENTINEL).all()
 
 
-def test_odds_that_do_not_fit_are_named(device: torch.device) -> None:
-    explored = ExploredNodes(*(torch.zeros(1, 2, 3) for _ in range(3)))
-    arguments = (roots(1), explored.tokens.long(), explored.back_pointers.long())
-    for odds, out, named in (
-        (torch.zeros(1, 2, 2), ScoredTrees(1, 4, device), "odds"),
-        (torch.zeros(1, 2, 3, dtype=torch.float64), ScoredTrees(1, 4, device), "odds"),
-        (torch.zeros(1, 2, 3), TreeBuffers(1, 4, device), "out: must be ScoredTrees"),
-    ):
-        with pytest.raises(ValueError, match=named):
-            build_tree(
-                *(a.to(device) for a in arguments),
-                explored.log_probs.to(device),
-                out=out,
-                odds=odds.to(device),
-            )
-
-
 @settings(deadline=None, max_examples=20)
 @given(searches(), sizes, st.data())
 def test_chains_limits_and_rows_are_those_of_the_references(
@@ -215,26 +185,6 @@ def test_chains_limits_and_rows_are_those_of_the_references(
     torch.testing.assert_close(own, scores[:, 1:].exp().masked_fill(~within, 0.0))
 
 
-def test_wishes_and_rows_that_do_not_fit_are_named(device: torch.device) -> None:
-    explored = ExploredNodes(*(torch.zeros(2, 2, 3) for _ in range(3)))
-    arguments = (roots(2), explored.tokens.long(), explored.back_pointers.long())
-    numbers = torch.zeros(2, dtype=torch.int32)
-    tokens, probs = torch.zeros(2, 4, dtype=torch.int64), torch.zeros(2, 4)
-    wishes = Wishes(numbers, numbers)
-    for changed, named in (
-        ({"wishes": Wishes(numbers.bool(), numbers)}, "wishes.chains"),
-        ({"wishes": Wishes(numbers, numbers[:1])}, "wishes.limits"),
-        ({"rows": DraftRows(tokens[:, :3], None)}, "rows.tokens"),
-        ({"rows": DraftRows(tokens, probs), "wishes": wishes}, "rows.probs: need"),
-        (
-            {"rows": DraftRows(tokens, probs[:1]), "wishes": wishes, "odds": explored.log_probs},
-            "rows.probs: must",
-        ),
-    ):
-        with pytest.raises(ValueError, match=named):
-            build_tree(*arguments, explored.log_probs, ScoredTrees(2, 4, "cpu"), **changed)
-
-
 @settings(deadline=None, max_examples=60)
 @given(searches(), sizes, INTEGERS, INTEGERS, INTEGERS, st.integers(0, 2))
 def test_the_tree_of_a_search_is_that_of_both_references(
@@ -255,21 +205,6 @@ def test_the_tree_of_a_search_is_that_of_both_references(
         root=root,
         more_requests=more_requests,
     )
-
-
-def random_search(requests: int, length: int, width: int, seed: int = 0) -> ExploredNodes:
-    """Scores fall by a random multiple of 1/4 per level, which is exact and often ties."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def randint(high: int, *size: int) -> Tensor:
-        return torch.randint(high, size, generator=generator)
-
-    scores, pointers = [-randint(8, requests, width) / 4], [torch.zeros(requests, width).long()]
-    for _ in range(length - 1):
-        pointers.append(randint(width, requests, width))
-        scores.append(scores[-1].gather(1, pointers[-1]) - randint(8, requests, width) / 4)
-    tokens = randint(50_000, requests, length, width)
-    return ExploredNodes(tokens, torch.stack(pointers, 1), torch.stack(scores, 1))
 
 
 @pytest.mark.parametrize(
@@ -406,110 +341,6 @@ def test_beams_without_a_common_prefix_share_nothing(device: torch.device) -> No
     check_beams(device, beams, 12, None)
 
 
-@pytest.mark.parametrize("max_nodes", [0, 128, -1])
-def test_buffers_hold_1_to_127_nodes(device: torch.device, max_nodes: int) -> None:
-    with pytest.raises(ValueError, match=r"^max_nodes must be 1 to 127"):
-        TreeBuffers(2, max_nodes, device)
-
-
-def strided(tensor: Tensor) -> Tensor:
-    return torch.stack([tensor, tensor], dim=-1)[..., 0]
-
-
-def meta(tensor: Tensor) -> Tensor:
-    return tensor.to("meta")
-
-
-def transposed(tensor: Tensor) -> Tensor:
-    """The same shape, but not contiguous."""
-    return tensor.transpose(1, 2).contiguous().transpose(1, 2)
-
-
-REFUSED: list[tuple[str, Callable[[Tensor], Tensor]]] = [
-    ("root_tokens", Tensor.float),
-    ("root_tokens", strided),
-    ("root_tokens", meta),
-    ("root_tokens", lambda root: root[:1]),
-    ("root_tokens", lambda root: root.unsqueeze(1)),
-    ("tokens", Tensor.float),
-    ("tokens", Tensor.short),
-    ("tokens", transposed),
-    ("tokens", lambda tokens: tokens[0]),
-    ("tokens", lambda tokens: tokens.repeat(1, 1, 200)),
-    ("back_pointers", Tensor.float),
-    ("back_pointers", transposed),
-    ("back_pointers", meta),
-    ("back_pointers", lambda pointers: pointers[:1]),
-    ("log_probs", Tensor.double),
-    ("log_probs", Tensor.half),
-    ("log_probs", transposed),
-    ("log_probs", meta),
-    ("log_probs", lambda log_probs: log_probs[:, :2]),
-]
-BEAMS_REFUSED: list[tuple[str, Callable[[Tensor], Tensor]]] = [
-    ("root_tokens", Tensor.float),
-    ("root_tokens", strided),
-    ("root_tokens", meta),
-    ("root_tokens", lambda root: root[:1]),
-    ("beams", Tensor.float),
-    ("beams", transposed),
-    ("beams", lambda beams: beams[0]),
-    ("beams", lambda beams: beams.repeat(1, 1, 200)),
-    ("log_probs", Tensor.double),
-    ("log_probs", transposed),
-    ("log_probs", meta),
-    ("log_probs", lambda log_probs: log_probs[:, :2]),
-]
-
-
-@pytest.mark.parametrize(("name", "spoil"), REFUSED, ids=[name for name, _ in REFUSED])
-def test_candidates_that_do_not_fit_are_refused_by_name(
-    device: torch.device, name: str, spoil: Callable[[Tensor], Tensor]
-) -> None:
-    tokens, back_pointers, log_probs = on(device, random_search(2, 3, 4))
-    good: dict[str, Any] = {
-        "root_tokens": roots(2).to(device),
-        "tokens": tokens,
-        "back_pointers": back_pointers,
-        "log_probs": log_probs,
-        "out": buffers(device, 2, 5),
-    }
-    bad = good | {name: spoil(good[name])}
-    if name == "tokens" and bad["tokens"].shape[-1] > 4:
-        bad |= {x: bad[x].repeat(1, 1, 200) for x in ("back_pointers", "log_probs")}
-    with pytest.raises(ValueError, match=rf"^{name}: "):
-        build_tree(**bad)
-    assert (good["out"].tokens == SENTINEL).all()
-
-
-@pytest.mark.parametrize(("name", "spoil"), BEAMS_REFUSED, ids=[name for name, _ in BEAMS_REFUSED])
-def test_beams_that_do_not_fit_are_refused_by_name(
-    device: torch.device, name: str, spoil: Callable[[Tensor], Tensor]
-) -> None:
-    beams = torch.zeros(2, 4, 3, dtype=torch.int64, device=device)
-    good: dict[str, Any] = {
-        "root_tokens": roots(2).to(device),
-        "beams": beams,
-        "out": buffers(device, 2, 5),
-        "log_probs": beams.float(),
-    }
-    with pytest.raises(ValueError, match=rf"^{name}: "):
-        build_tree_from_beams(**good | {name: spoil(good[name])})
-    assert (good["out"].tokens == SENTINEL).all()
-
-
-@pytest.mark.parametrize("max_requests", [1, 2])
-def test_buffers_too_small_or_elsewhere_are_refused(
-    device: torch.device, max_requests: int
-) -> None:
-    out = TreeBuffers(max_requests, 5, "meta" if max_requests == 2 else device)
-    inputs = on(device, random_search(2, 3, 4))
-    with pytest.raises(ValueError, match=r"\bout\b"):
-        build_tree(roots(2).to(device), *inputs, out)
-    with pytest.raises(ValueError, match=r"\bout\b"):
-        build_tree_from_beams(roots(2).to(device), inputs[0], out)
-
-
 @pytest.mark.parametrize("integers", [torch.int32, torch.int64])
 def test_trees_go_to_the_entries_named(device: torch.device, integers: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -524,14 +355,3 @@ def test_trees_go_to_the_entries_named(device: torch.device, integers: torch.dty
         found = getattr(out, name).cpu()
         assert torch.equal(found[entries], getattr(in_order, name).cpu()), name
         assert (found[[1, 3, 5]] == SENTINEL).all(), f"{name}: another entry is written"
-
-
-def test_entries_that_do_not_fit_are_named(device: torch.device) -> None:
-    tokens = torch.zeros(2, 1, 1, dtype=torch.int64, device=device)
-    arguments = (roots(2).to(device), tokens, tokens, tokens.float())
-    for entries, message in (
-        (torch.zeros(2, device=device), "entries: expected int32 or int64"),
-        (torch.zeros(1, dtype=torch.int64, device=device), r"entries: expected \[2\], got \[1\]"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            build_tree(*arguments, out=TreeBuffers(2, 1, device), entries=entries)
