@@ -245,10 +245,11 @@ class TreeModelRunner(CPUModelRunner):
         **kwargs: Any,
     ) -> list[list[int]]:
         """Draft for every request that has sampled a token; called with the tokens as lists."""
-        drafts: list[list[int]] = [[] for _ in sampled_token_ids]
-        active = [i for i, tokens in enumerate(sampled_token_ids) if len(tokens)]
         max_nodes, before = scheduler_output.num_spec_tokens_to_schedule, self.stats.draft
-        self.drafted = False
+        drafts: list[list[int]] = []
+        active: Sequence[int] = range(len(sampled_token_ids))
+        if not all(map(len, sampled_token_ids)):
+            active = [i for i in active if len(sampled_token_ids[i])]
         if max_nodes and active:
             batch = self.input_batch
             request_ids = batch.req_ids
@@ -261,13 +262,12 @@ class TreeModelRunner(CPUModelRunner):
                 with self.stats.measure("draft"):
                     roots = torch.tensor([sampled_token_ids[i][-1] for i in active])
                     states = [hidden_states, *(aux_hidden_states or ())]
-                    self.drafted = self._draft(
-                        active, request_ids, roots, states, max_nodes, drafts
-                    )
-                if self.drafted:
+                    drafts = self._draft(active, request_ids, roots, states, max_nodes)
+                if drafts:
                     self.drafting.took(len(active), self.stats.draft - before)
             else:
                 self.stats.undrafted_steps += 1
+        self.drafted = bool(drafts)
         self._time_step(self.stats.draft - before)
         return drafts
 
@@ -278,32 +278,32 @@ class TreeModelRunner(CPUModelRunner):
 
     def _draft(
         self,
-        active: list[int],
+        active: Sequence[int],
         request_ids: list[str],
         roots: Tensor,
         states: Sequence[Tensor],
         max_nodes: int,
-        drafts: list[list[int]],
-    ) -> bool:
-        """Fill in the drafts of the `active` requests, of these ids, whose last tokens are `roots`.
+    ) -> list[list[int]]:
+        """Draft for the `active` requests, of these ids, whose last tokens are `roots`.
 
         Returns:
-            Whether there are any: False where no request wants one.
+            The drafts of all requests; none at all where no request wants one.
         """
         assert self._logits_rows is not None
         most = self._most_nodes(request_ids, max_nodes)
         if not most.any():
-            return False
+            return []
         last_rows = self._last_rows
         rows = self._logits_rows if last_rows is None else self._logits_rows[last_rows]
-        hidden = gathered(states, rows[active])
+        hidden = gathered(states, rows[list(active)])
         tree = self.drafting.draft(request_ids, hidden, roots, self._needs_chain(request_ids), most)
         links = np.stack([tree.parents.numpy(), tree.depths.numpy()], axis=1)
         self._links.update(zip(request_ids, links, strict=True))
+        drafts: list[list[int]] = [[] for _ in self.input_batch.req_ids]
         tokens, num_nodes = tree.tokens.tolist(), tree.num_nodes.tolist()
         for i, row, nodes in zip(active, tokens, num_nodes, strict=True):
             drafts[i] = row[1:nodes]
-        return True
+        return drafts
 
     def _time_step(self, draft_seconds: float) -> None:
         """Tell the drafting what the step took, where it was one of those that it reckons with."""
