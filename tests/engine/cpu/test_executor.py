@@ -60,7 +60,6 @@ def test_the_worker_samples_at_once_unless_a_grammar_is_worked_out(
     monkeypatch.setattr(ReDrafterCPUWorker, "take_draft_token_ids", lambda self: DRAFTS)
     worker = object.__new__(ReDrafterCPUWorker)
     worker.publisher = None
-    worker.model_runner = SimpleNamespace(drafted=True)  # type: ignore[assignment]
     output = worker.execute_model(SimpleNamespace(has_structured_output_requests=grammars))
     assert output == (None if grammars else DRAFTED)
     assert worker.sample_tokens(None) == DRAFTED
@@ -72,5 +71,5 @@ def test_the_worker_sends_no_drafts_where_nothing_was_drafted(
     monkeypatch.setattr(cpu_worker.CPUWorker, "sample_tokens", lambda self, grammar: PLAIN)
     worker = object.__new__(ReDrafterCPUWorker)
     worker.publisher = None
-    worker.model_runner = SimpleNamespace(drafted=False)  # type: ignore[assignment]
+    monkeypatch.setattr(ReDrafterCPUWorker, "take_draft_token_ids", lambda self: None)
     assert worker.sample_tokens(None) is PLAIN

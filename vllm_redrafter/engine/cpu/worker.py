@@ -64,8 +64,10 @@ class ReDrafterCPUWorker(cpu_worker.CPUWorker):
         output = super().sample_tokens(*args, **kwargs)
         if self.publisher is not None:
             self.publisher.publish(self.model_runner.stats)
-        if isinstance(output, ModelRunnerOutput) and self.model_runner.drafted:
-            return DraftedOutput(**vars(output), drafts=self.take_draft_token_ids())
+        if isinstance(output, ModelRunnerOutput):
+            drafts = self.take_draft_token_ids()
+            if drafts is not None:
+                return DraftedOutput(**vars(output), drafts=drafts)
         return output
 
     def redrafter_stats(self) -> dict[str, float]:
