@@ -129,8 +129,9 @@ MEMBERS = {
     # The CPU engine's
     "vllm.v1.worker.cpu_model_runner:CPUModelRunner": "load_model",
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner": """_prepare_inputs _build_attention_metadata
-        _model_forward _sample _bookkeeping_sync _input_fits_in_drafter propose_draft_token_ids
-        initialize_kv_cache _on_request_state_removed use_aux_hidden_state_outputs get_model""",
+        _preprocess _model_forward sample_tokens execute_model_state _sample _bookkeeping_sync
+        _input_fits_in_drafter propose_draft_token_ids take_draft_token_ids initialize_kv_cache
+        _on_request_state_removed use_aux_hidden_state_outputs get_model""",
     "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackendImpl": """forward scale
         sliding_window logits_soft_cap alibi_slopes sinks""",
     "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackend": "get_impl_cls get_builder_cls",

@@ -35,6 +35,15 @@ class FixedDrafting:
         """
         return True
 
+    def rests(self, request_ids: Sequence[str], max_nodes: int) -> bool:
+        """Is it settled that this step drafts nothing? Then `pays` need not be asked.
+
+        Args:
+            request_ids: the step's.
+            max_nodes: see `pays`, or 0.
+        """
+        return False
+
     def draft(
         self,
         request_ids: Sequence[str],
@@ -127,15 +136,26 @@ class AdaptiveDrafting(FixedDrafting):
             known = frozenset(before)
             new = [request not in known for request in request_ids]
             joined = np.array(new) if any(new) else None
-        elif self._holds and max_nodes == self._max_nodes:
-            self._holds -= 1
-            self.budget.again()
+        elif self._goes_on(max_nodes):
             return self._plan.shape is not None
         self._max_nodes = max_nodes
         self._sampled = sampled
         self._plan = self.budget.plan(sampled, joined, max_nodes)
         self._holds = self._plan.steps - 1
         return self._plan.shape is not None
+
+    def rests(self, request_ids: Sequence[str], max_nodes: int) -> bool:
+        """See `FixedDrafting.rests`: these requests were not drafted for, and the plan holds."""
+        at_rest = self._plan.shape is None and self._requests == request_ids
+        return at_rest and self._goes_on(max_nodes)
+
+    def _goes_on(self, max_nodes: int) -> bool:
+        """Does the last plan hold for another step of its requests? Then this is one of them."""
+        if not self._holds or max_nodes != self._max_nodes:
+            return False
+        self._holds -= 1
+        self.budget.again()
+        return True
 
     def draft(
         self,

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from vllm.config import VllmConfig
 from vllm.logger import init_logger
-from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.output import GrammarOutput, SchedulerOutput
 from vllm.v1.outputs import DraftTokenIds, SamplerOutput
 from vllm.v1.sample.logits_processor import (
     BUILTIN_LOGITS_PROCESSORS,
@@ -175,11 +175,34 @@ class TreeModelRunner(CPUModelRunner):
 
     # 3 -- forward
 
+    def _preprocess(self, *args: Any, **kwargs: Any) -> Any:
+        if self._step is not None:
+            return super()._preprocess(*args, **kwargs)
+        # Without drafts there are no tokens -1, which vLLM would look for.
+        with substituted(self, "speculative_config", None):
+            return super()._preprocess(*args, **kwargs)
+
     def _model_forward(self, *args: Any, **kwargs: Any) -> Any:
         with self.stats.measure("forward"):
             return super()._model_forward(*args, **kwargs)
 
     # 4 -- sample, accept, compact
+
+    def sample_tokens(self, grammar_output: GrammarOutput | None) -> Any:
+        """As vLLM does, and draft; as plain decoding does where it is settled that nothing is
+        drafted: a step of a small target waits for each question that is asked."""
+        state = self.execute_model_state
+        if self._step is not None or state is None or not self._rests(state.scheduler_output):
+            return super().sample_tokens(grammar_output)
+        with substituted(self, "speculative_config", None):
+            output = super().sample_tokens(grammar_output)
+        self.stats.undrafted_steps += 1
+        self.drafted = False
+        self._time_step(draft_seconds=0.0)
+        return output
+
+    def _rests(self, scheduled: SchedulerOutput) -> bool:
+        return self.drafting.rests(self.input_batch.req_ids, scheduled.num_spec_tokens_to_schedule)
 
     def _sample(
         self, logits: Tensor | None, spec_decode_metadata: SpecDecodeMetadata | None
