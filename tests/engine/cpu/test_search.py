@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from vllm_redrafter.beam_search import ExploredNodes, beam_search
 from vllm_redrafter.engine.cpu import packed_weights
-from vllm_redrafter.engine.cpu.search import search
+from vllm_redrafter.engine.cpu.search import FOLDS, _top_of_many, search
 from vllm_redrafter.heads.head import SearchHead
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.policy import SearchShape
@@ -96,3 +97,47 @@ def test_what_is_not_a_number_is_no_candidate() -> None:
     _, found = both(head, 1, SearchShape(4, 3))
     assert (found.tokens < 7).all()
     assert found.log_probs.isfinite().all()
+
+
+def top_of_many(values: Tensor, most: int) -> tuple[list[float], list[int]]:
+    best, index = np.empty(most, dtype=np.float32), np.empty(most, dtype=np.int64)
+    found = _top_of_many(values.numpy(), best, index)
+    return best[:found].tolist(), index[:found].tolist()
+
+
+@pytest.mark.parametrize("size", [49, 50, 2 * 50 * FOLDS - 1, 2 * 50 * FOLDS, 8191, 8192, 32003])
+@pytest.mark.parametrize("kinds_of_values", [5, 10**6])
+def test_of_many_values_the_largest_are_found_the_first_of_equal_ones_first(
+    size: int, kinds_of_values: int
+) -> None:
+    torch.manual_seed(size)
+    values = torch.randint(kinds_of_values, (size,)).float()
+    ordered = values.sort(descending=True, stable=True)
+    best, index = top_of_many(values, 50)
+    assert best == ordered.values[:50].tolist()
+    assert index == ordered.indices[:50].tolist()
+
+
+@pytest.mark.parametrize("numbers", [0, 3, 60])
+def test_of_many_values_those_that_are_none_are_left_out(numbers: int) -> None:
+    torch.manual_seed(numbers)
+    values = torch.full((8192,), torch.nan)
+    values[::2] = -torch.inf
+    at = torch.randperm(8192)[:numbers]
+    values[at] = torch.randn(numbers)
+    best, index = top_of_many(values, 50)
+    assert len(best) == min(numbers, 50)
+    assert best == values[at].sort(descending=True).values[:50].tolist()
+    assert best == values[index].tolist()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_large_vocabulary_gives_the_same_nodes(packed: bool) -> None:
+    torch.manual_seed(0)
+    tokens = 2 * 50 * FOLDS + 7
+    plain = RecurrentHead(RecurrentConfig(tokens, H, exit_dim=48)).eval().requires_grad_(False)
+    plain.vocabulary_layers[0].weight.mul_(20)
+    embedding, hidden = torch.randn(tokens, H), torch.randn(3, H)
+    head = plain.packed(packed_weights.packed) if packed else plain
+    arguments = (head, lambda found: embedding[found], hidden, torch.arange(3))
+    assert_same(search(*arguments, SearchShape(4, 3)), beam_search(*arguments, 4, 3))

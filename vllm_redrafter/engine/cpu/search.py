@@ -24,6 +24,9 @@ from vllm_redrafter.policy import SearchShape
 
 Array = npt.NDArray[Any]
 
+FOLDS = 32
+"""Values of a column that `_top_of_many` looks at together."""
+
 
 @torch.inference_mode()
 def search(
@@ -35,44 +38,41 @@ def search(
 ) -> ExploredNodes:
     """See `beam_search.beam_search`."""
     requests, (width, length) = len(root_tokens), shape
-    tokens = torch.zeros(length, requests, width, dtype=torch.int64)
-    back_pointers = torch.zeros(length, requests, width, dtype=torch.int64)
-    log_probs = torch.zeros(length, requests, width)
+    tokens = np.zeros((length, requests, width), dtype=np.int64)
+    back_pointers = np.zeros((length, requests, width), dtype=np.int64)
+    log_probs = np.zeros((length, requests, width), dtype=np.float32)
+    # Of each beam, the row of its parent among all beams of the level above.
+    parents = np.zeros(requests * width, dtype=np.int64)
     condition = drafter.condition(hidden).unsqueeze(1)
     # The first level has one beam, the root itself; only from the second on are there W.
     state = drafter.start(condition, embed(root_tokens.unsqueeze(1)))
     above = np.zeros((requests, 1), dtype=np.float32)
     for level in range(length):
         if level:
-            beams = torch.from_numpy(_rows(back_pointers[level - 1].numpy(), state.shape[1]))
-            state = state.flatten(0, 1).index_select(0, beams).view(requests, width, -1)
-            state = drafter.advance(state, embed(tokens[level - 1]))
-            above = log_probs[level - 1].numpy()
+            of_beams = state.flatten(0, 1).index_select(0, torch.from_numpy(parents))
+            drafted = torch.from_numpy(tokens[level - 1])
+            state = drafter.advance(of_beams.view(requests, width, -1), embed(drafted))
         logits = drafter.logits(condition, state, level).float().numpy()
-        found = (tokens[level], back_pointers[level], log_probs[level])
-        _extend(logits, above, *(part.numpy() for part in found))
-        # Where there is no draft vocabulary, it copies onto itself.
-        tokens[level] = drafter.target_tokens(tokens[level])
-    levels_second = (
-        part.transpose(0, 1).contiguous() for part in (tokens, back_pointers, log_probs)
+        _extend(logits, above, tokens[level], back_pointers[level], log_probs[level], parents)
+        found = torch.from_numpy(tokens[level])
+        if (of_target := drafter.target_tokens(found)) is not found:
+            found.copy_(of_target)
+        above = log_probs[level]
+    requests_first = (
+        torch.from_numpy(np.ascontiguousarray(part.transpose(1, 0, 2)))
+        for part in (tokens, back_pointers, log_probs)
     )
-    return ExploredNodes(*levels_second)
-
-
-@compiled
-def _rows(back_pointers: Array, beams_above: int) -> Array:
-    """[R * W] int64, the flat row of each beam's parent among those of the level above."""
-    requests, width = back_pointers.shape
-    rows = np.empty(requests * width, dtype=np.int64)
-    for r in range(requests):
-        for beam in range(width):
-            rows[r * width + beam] = r * beams_above + back_pointers[r, beam]
-    return rows
+    return ExploredNodes(*requests_first)
 
 
 @compiled
 def _extend(
-    logits: Array, above: Array, tokens: Array, back_pointers: Array, log_probs: Array
+    logits: Array,
+    above: Array,
+    tokens: Array,
+    back_pointers: Array,
+    log_probs: Array,
+    parent_rows: Array,
 ) -> None:
     """Grow every request's beams by a level.
 
@@ -84,6 +84,7 @@ def _extend(
             draft's ids, and beams.
         log_probs: [R, W] float32, written: cumulative, each step's normalised over its 50 best
             tokens; -inf where there are fewer continuations.
+        parent_rows: [R * W] int64, written: each beam's parent among all R P of them.
     """
     requests, ranked, vocabulary = logits.shape
     parents, width = above.shape[1], tokens.shape[1]
@@ -97,7 +98,7 @@ def _extend(
     for r in range(requests):
         for parent in range(parents):
             if parent < ranked:
-                found = _top(logits[r, parent], values, best)
+                found = _top_of_many(logits[r, parent], values, best)
                 total = 0.0
                 for rank in range(found):
                     total += math.exp(values[rank] - values[0])
@@ -114,6 +115,47 @@ def _extend(
                 back_pointers[r, beam] = chosen[beam] // width
             else:
                 tokens[r, beam], back_pointers[r, beam], log_probs[r, beam] = 0, 0, -np.inf
+            parent_rows[r * width + beam] = r * parents + back_pointers[r, beam]
+
+
+@compiled
+def _top_of_many(values: Array, best: Array, index: Array) -> int:
+    """`_top`, of so many values that comparing them one by one takes longer than what is found.
+
+    They stand in columns, FOLDS to each. Of N columns with the largest maxima each has a value at
+    least as large as the least of these maxima: what is below that is not among the N largest. The
+    maxima are found by vector instructions, and few columns are left to look through.
+    """
+    most, size = best.shape[0], values.shape[0]
+    columns = size // FOLDS
+    if columns < 2 * most:
+        return _top(values, best, index)
+    maxima = np.full(columns, -np.inf, dtype=values.dtype)
+    for start in range(0, size, columns):
+        fold = values[start : start + columns]
+        for column in range(fold.shape[0]):
+            maxima[column] = _larger(maxima[column], fold[column])
+    if _top(maxima, best, index) < most:
+        return _top(values, best, index)
+    least = best[most - 1]
+    kept = np.flatnonzero(maxima >= least)
+    candidates = np.empty(kept.shape[0] * (FOLDS + 1), dtype=np.int64)
+    count = 0
+    for start in range(0, size, columns):
+        for column in kept:
+            # The last fold may be shorter.
+            if start + column < size and values[start + column] >= least:
+                candidates[count] = start + column
+                count += 1
+    found = _top(values[candidates[:count]], best, index)
+    index[:found] = candidates[index[:found]]
+    return found
+
+
+@compiled
+def _larger(a: float, b: float) -> float:
+    """Not `max`, which numba does value by value, as it asks for NaN: here that is not larger."""
+    return b if b > a else a
 
 
 @compiled
