@@ -129,7 +129,7 @@ MEMBERS = {
     # The CPU engine's
     "vllm.v1.worker.cpu_model_runner:CPUModelRunner": "load_model",
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner": """_prepare_inputs _build_attention_metadata
-        _preprocess _model_forward sample_tokens execute_model_state _sample _bookkeeping_sync
+        _model_forward execute_model sample_tokens speculative_config _sample _bookkeeping_sync
         _input_fits_in_drafter propose_draft_token_ids take_draft_token_ids initialize_kv_cache
         _on_request_state_removed use_aux_hidden_state_outputs get_model""",
     "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackendImpl": """forward scale
@@ -142,6 +142,7 @@ MEMBERS = {
         prompt_token_ids output_token_ids allowed_token_ids_mask bad_words_token_ids
         logprob_token_ids logitsprocs spec_token_ids no_penalties""",
     "vllm.v1.core.sched.output:NewRequestData": "sampling_params",
+    "vllm.v1.core.sched.output:CachedRequestData": "resumed_req_ids",
     # For capture
     f"{HIDDEN_STATES}:ExampleHiddenStatesConnector": """_submit_async_write _write_tensors
         _is_tp_rank_zero _kv_cache _block_size _lock_fds _req_copy_events""",

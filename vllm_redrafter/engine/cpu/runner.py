@@ -1,6 +1,7 @@
 """vLLM's CPU model runner with token trees in place of draft chains.
 
-The decoding step, in the order in which vLLM calls the overridden methods:
+The decoding step, in the order in which vLLM calls the overridden methods (a step that neither
+verifies nor drafts is plain decoding's, see `execute_model`):
 
 1. `_prepare_inputs`: look up the trees of the scheduled draft tokens; give their rows the
    positions n + depth (the slots stay linear).
@@ -128,6 +129,35 @@ class TreeModelRunner(CPUModelRunner):
         self._links.pop(req_id, None)
         self.drafting.forget(req_id)
 
+    # 0 -- a step at rest
+
+    def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
+        """As vLLM does; as without a drafter in a step that neither verifies nor drafts.
+
+        vLLM's runner asks its `speculative_config` what to prepare for drafts. A step of a small
+        target takes a millisecond or two, and waits for it.
+        """
+        if self._rests(scheduler_output):
+            self.speculative_config = None
+        return super().execute_model(scheduler_output, *args, **kwargs)
+
+    def _rests(self, scheduled: SchedulerOutput) -> bool:
+        """Is it settled that this step drafts nothing, and has it nothing to verify or prefill?"""
+        batch = self.input_batch
+        is_as_before = (
+            not scheduled.scheduled_new_reqs
+            and not scheduled.finished_req_ids
+            and not scheduled.scheduled_cached_reqs.resumed_req_ids
+            and len(scheduled.num_scheduled_tokens) == batch.num_reqs
+        )
+        is_plain = scheduled.total_num_scheduled_tokens == batch.num_reqs
+        return (
+            is_as_before
+            and is_plain
+            and not scheduled.scheduled_spec_decode_tokens
+            and self.drafting.rests(batch.req_ids, scheduled.num_spec_tokens_to_schedule)
+        )
+
     # 1 -- inputs
 
     def _prepare_inputs(
@@ -175,13 +205,6 @@ class TreeModelRunner(CPUModelRunner):
 
     # 3 -- forward
 
-    def _preprocess(self, *args: Any, **kwargs: Any) -> Any:
-        if self._step is not None:
-            return super()._preprocess(*args, **kwargs)
-        # Without drafts there are no tokens -1, which vLLM would look for.
-        with substituted(self, "speculative_config", None):
-            return super()._preprocess(*args, **kwargs)
-
     def _model_forward(self, *args: Any, **kwargs: Any) -> Any:
         with self.stats.measure("forward"):
             return super()._model_forward(*args, **kwargs)
@@ -189,20 +212,17 @@ class TreeModelRunner(CPUModelRunner):
     # 4 -- sample, accept, compact
 
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> Any:
-        """As vLLM does, and draft; as plain decoding does where it is settled that nothing is
-        drafted: a step of a small target waits for each question that is asked."""
-        state = self.execute_model_state
-        if self._step is not None or state is None or not self._rests(state.scheduler_output):
+        """As vLLM does; and draft, unless the step is at rest."""
+        if self.speculative_config is not None:
             return super().sample_tokens(grammar_output)
-        with substituted(self, "speculative_config", None):
+        try:
             output = super().sample_tokens(grammar_output)
+        finally:
+            self.speculative_config = self.vllm_config.speculative_config
         self.stats.undrafted_steps += 1
         self.drafted = False
         self._time_step(draft_seconds=0.0)
         return output
-
-    def _rests(self, scheduled: SchedulerOutput) -> bool:
-        return self.drafting.rests(self.input_batch.req_ids, scheduled.num_spec_tokens_to_schedule)
 
     def _sample(
         self, logits: Tensor | None, spec_decode_metadata: SpecDecodeMetadata | None
