@@ -12,13 +12,13 @@ from vllm_redrafter.budget.choice import Choice, Flags
 
 
 class RandomBudget(BatchBudget):
-    """Another search, or none, at every step, and of its nodes any number for each request."""
+    """Another search, or none, every few steps, and of its nodes any number for each request."""
 
     random = random.Random(0)
 
     def plan(self, sampled: Flags, joined: Flags | None, max_nodes: int) -> Plan:
         shapes = (None, *search_tiers(self.config, max_nodes))
-        return Plan(self.random.choice(shapes), pays=True)
+        return Plan(self.random.choice(shapes), pays=True, steps=self.random.randint(1, 3))
 
     def share(self, survival: Any, requests: int, plan: Plan) -> tuple[Any, Choice]:
         found = (survival > 0).sum(axis=1)
@@ -38,10 +38,10 @@ class OpenGate(BatchBudget):
 
 
 class ShutGate(BatchBudget):
-    """Never drafts."""
+    """Never drafts; mostly without being asked."""
 
     def plan(self, sampled: Flags, joined: Flags | None, max_nodes: int) -> Plan:
-        return Plan(None, pays=False)
+        return Plan(None, pays=False, steps=8)
 
 
 def force(worker: Any, budget: type[BatchBudget] | None) -> None:
