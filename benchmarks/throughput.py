@@ -23,6 +23,10 @@ concurrency and temperature one measurement follows the other within seconds, wi
 engines paused, so that whatever slows the machine down meets all methods alike. A GPU has no
 memory for two: there each engine does all of a repeat alone, in a fresh process.
 
+Requests that all end after --max-tokens, as --ignore-eos alone has them, begin and end together in
+plain decoding, whose prompts are then read several in a pass, and not in speculation, which gives
+one more tokens than another. With --min-tokens their lengths differ, as those of answers do.
+
 The adaptive method keeps what it has learned for as long as its engine lives, as in a server: from
 task to task and level to level, and on a CPU from repeat to repeat.
 
@@ -109,7 +113,13 @@ def parser() -> argparse.ArgumentParser:
         "does not take longest (default: all prompts at every concurrency)",
     )
     add("--max-tokens", type=positive, default=128, help="per request (default 128)")
-    add("--ignore-eos", action="store_true", help="output --max-tokens in any case")
+    add(
+        "--min-tokens",
+        type=positive,
+        help="draw the most tokens of each request from here to --max-tokens (default: "
+        "--max-tokens of all)",
+    )
+    add("--ignore-eos", action="store_true", help="output as many in any case")
     add("--concurrency", **several, type=positive, help="requests in flight (default 1 4 8)")
     add(
         "--shape",
@@ -174,6 +184,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.adaptive and args.no_adaptive:
         command.error("--adaptive and --no-adaptive exclude each other: give one of them")
     args.adaptive = [] if args.no_adaptive else args.adaptive or ["4x5:12"]
+    if (args.min_tokens or 0) > args.max_tokens:
+        command.error(
+            f"--min-tokens {args.min_tokens} is more than --max-tokens {args.max_tokens}: "
+            "give at most as many"
+        )
     if args.suite and args.chat is None:
         args.chat = True
     args.temperature = sorted(set(args.temperature or [0.0, 0.7]))
@@ -350,6 +365,7 @@ def _job(args: argparse.Namespace, method: Method, prompts: TokensByTask) -> Job
         timed_parts=method.drafts_with_redrafter,
         tasks=[task for task, found in prompts.items() if task is not None for _ in found],
         top_p=args.top_p,
+        min_tokens=args.min_tokens,
     )
 
 

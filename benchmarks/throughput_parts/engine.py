@@ -10,6 +10,7 @@ imports.
 from __future__ import annotations
 
 import json
+import random
 import signal
 import sys
 from collections.abc import Sequence
@@ -55,10 +56,12 @@ class Job:
         prompts_per_request: how many of them (of a task) a case answers, per request in flight;
             None for all at every level.
         max_tokens: the most tokens that a request outputs.
-        ignore_eos: output `max_tokens` in any case.
+        ignore_eos: output that many in any case.
         timed_parts: the worker is ReDrafter's, which says where its time went.
         tasks: one per prompt; empty where prompts have none.
         top_p: of requests that sample.
+        min_tokens: the most tokens of a request are drawn from here to `max_tokens`; None for
+            `max_tokens` of all.
     """
 
     engine: dict[str, Any]
@@ -70,6 +73,7 @@ class Job:
     timed_parts: bool
     tasks: list[str] = field(default_factory=list)
     top_p: float = 1.0
+    min_tokens: int | None = None
 
     def prompts_of(self, task: str | None) -> list[list[int]]:
         """The prompts of a task; all of them for None."""
@@ -84,6 +88,12 @@ class Job:
         if self.prompts_per_request is None:
             return prompts
         return prompts[: case.concurrency * self.prompts_per_request]
+
+    def lengths(self, requests: int) -> list[int]:
+        """The most tokens of each request, the same for every method."""
+        least = self.max_tokens if self.min_tokens is None else self.min_tokens
+        drawn = random.Random(0)
+        return [drawn.randint(least, self.max_tokens) for _ in range(requests)]
 
 
 @dataclass(frozen=True)
@@ -128,12 +138,15 @@ class Run:
         return cls(**{**values, "generation": Generation(**values["generation"])})
 
 
-def generate(llm: Any, prompts: Sequence[list[int]], params: Any, concurrency: int) -> Generation:
+def generate(
+    llm: Any, prompts: Sequence[list[int]], params: Sequence[Any], concurrency: int
+) -> Generation:
     """Answer all prompts, `concurrency` of them in flight as long as there are enough left.
 
     `LLM.generate` would hand all prompts to the scheduler at once, whose limit is the engine's.
     """
-    requests = (EngineRequest(str(i), prompt, params) for i, prompt in enumerate(prompts))
+    asked = zip(prompts, params, strict=True)
+    requests = (EngineRequest(str(i), *request) for i, request in enumerate(asked))
     outputs: list[list[int]] = [[] for _ in prompts]
     steps = request_steps = 0
     started = perf_counter()
@@ -153,20 +166,25 @@ def measure(llm: Any, job: Job, case: Case) -> Run:
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    params = SamplingParams(
-        temperature=case.temperature,
-        top_p=job.top_p if case.temperature else 1.0,
-        max_tokens=job.max_tokens,
-        ignore_eos=job.ignore_eos,
-        output_kind=RequestOutputKind.DELTA,
-    )
+    def answer(prompts: Sequence[list[int]]) -> Generation:
+        params = [
+            SamplingParams(
+                temperature=case.temperature,
+                top_p=job.top_p if case.temperature else 1.0,
+                max_tokens=length,
+                ignore_eos=job.ignore_eos,
+                output_kind=RequestOutputKind.DELTA,
+            )
+            for length in job.lengths(len(prompts))
+        ]
+        return generate(llm, prompts, params, case.concurrency)
+
     # An answer per request in flight, to the last prompts, which a level asks last if at all.
-    warm_up = job.prompts_of(case.task)[-case.concurrency :]
-    generate(llm, warm_up, params, case.concurrency)
+    answer(job.prompts_of(case.task)[-case.concurrency :])
     if job.timed_parts:
         llm.collective_rpc("reset_redrafter_stats")
     before = counters(llm)
-    generation = generate(llm, job.prompts_at(case), params, case.concurrency)
+    generation = answer(job.prompts_at(case))
     counted = {name: value - before[name] for name, value in counters(llm).items()}
     parts = llm.collective_rpc("redrafter_stats")[0] if job.timed_parts else None
     return Run(case.concurrency, case.temperature, generation, counted, parts, case.task)

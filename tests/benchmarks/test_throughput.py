@@ -62,6 +62,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         ("--prompt a --drafter /nowhere", "no such folder"),
         ("--prompt a --model /nowhere", "--model /nowhere"),
         ("--prompt a --max-tokens 600", "no prompt fits"),
+        ("--prompt a --max-tokens 8 --min-tokens 9", "--min-tokens 9 is more than"),
     ],
 )
 def test_bad_input_ends_before_any_engine_starts(

@@ -46,7 +46,7 @@ def test_requests_are_kept_in_flight_and_steps_are_counted() -> None:
     fake = FakeEngine()
     llm = SimpleNamespace(llm_engine=fake)
 
-    made = generate(llm, [[i] for i in range(5)], params=None, concurrency=2)
+    made = generate(llm, [[i] for i in range(5)], params=[None] * 5, concurrency=2)
 
     assert made.outputs == [[i] * 7 for i in range(5)]
     assert fake.most_in_flight == 2
@@ -63,6 +63,28 @@ def test_low_concurrency_answers_the_first_of_the_prompts() -> None:
     assert [len(job(2).prompts_at(Case(level, 0.0))) for level in (1, 2, 8)] == [2, 4, 12]
     assert job(2).prompts_at(Case(2, 0.7)) == prompts[:4]
     assert job(None).prompts_at(Case(1, 0.0)) == prompts
+
+
+def test_lengths_of_requests_are_drawn_and_the_same_for_every_method() -> None:
+    job = Job({}, 0, [[1]], None, 96, True, False)
+    assert job.lengths(3) == [96, 96, 96]
+    drawn = replace(job, min_tokens=48).lengths(200)
+    assert drawn == replace(job, min_tokens=48, timed_parts=True).lengths(200)
+    assert (min(drawn), max(drawn)) == (48, 96)
+
+
+def test_each_request_has_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[int]] = []
+
+    def generate(_: Any, prompts: list[list[int]], params: Any, concurrency: int) -> Generation:
+        asked.append([p.max_tokens for p in params])
+        return Generation([], 1.0, 0, 0)
+
+    monkeypatch.setattr(engine, "generate", generate)
+    llm = SimpleNamespace(get_metrics=lambda: [])
+    job = Job({}, 0, [[1]] * 4, None, 96, True, False, min_tokens=48)
+    engine.measure(llm, job, Case(2, 0.0))
+    assert asked == [job.lengths(2), job.lengths(4)]
 
 
 def test_a_case_with_a_task_answers_that_tasks_prompts() -> None:
