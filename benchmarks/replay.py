@@ -30,7 +30,7 @@ from step_cost_parts.floor import Arithmetic, Device, Weights
 from step_cost_parts.jobs import SHAPES
 
 from vllm_redrafter import ConfigError, ReDrafterConfig
-from vllm_redrafter.budget.batch_budget import search_tiers
+from vllm_redrafter.policy import search_tiers
 from vllm_redrafter.training.config import EvaluationConfig
 from vllm_redrafter.training.evaluation import load_material
 

@@ -19,7 +19,7 @@ from step_cost_parts.floor import Arithmetic, draft_launches
 from torch import Tensor
 
 from replay_parts.traces import Searches, Traces
-from vllm_redrafter.budget.batch_budget import CHAINS, PLAIN, TREES, BatchBudget, search_tiers
+from vllm_redrafter.budget.batch_budget import CHAINS, PLAIN, TREES, BatchBudget
 from vllm_redrafter.budget.calibration import AcceptanceEstimator, Calibration, log_odds
 from vllm_redrafter.budget.choice import Flags, best_budget, shares
 from vllm_redrafter.budget.costs import CostTable, DraftCost, VerifyCost
@@ -27,7 +27,7 @@ from vllm_redrafter.budget.draft_lengths import LengthChoice, draft_lengths
 from vllm_redrafter.budget.gate import Gate, worth_drafting
 from vllm_redrafter.budget.refits import RefitsByNodes, RefitsBySteps
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.policy import SearchShape, search_shape
+from vllm_redrafter.policy import SearchShape, search_shape, search_tiers
 
 ROW_STEPS = 256
 """Sizes that a table of verification costs has at most."""

@@ -6,7 +6,6 @@ All of it runs on the host, once per step, on numpy arrays of a few hundred numb
 from __future__ import annotations
 
 import math
-from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +21,7 @@ from vllm_redrafter.budget.plain_looks import PlainLooks
 from vllm_redrafter.budget.prospects import Prospects
 from vllm_redrafter.compiled import compiled
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.policy import SearchShape, search_shape
+from vllm_redrafter.policy import SearchShape, search_shape, search_tiers
 
 KINDS = PLAIN, CHAINS, TREES = range(3)
 """Kinds of steps, as a batch's costs distinguish them: trees take tree attention."""
@@ -51,20 +50,6 @@ KEPT_STEPS, KEPT_NEW, KEPT_SHUT = 16, 4, 64
 """Steps that a search is kept, once chosen for a number of requests; the same while few steps of
 its kind were seen for so many; and, where none pays, that this is believed, unless a probe is made.
 """
-
-
-@cache
-def search_tiers(config: ReDrafterConfig, max_nodes: int) -> tuple[SearchShape, ...]:
-    """The searches to choose among: a chain, half the width, all of it, by length.
-
-    Args:
-        config: the most that is searched.
-        max_nodes: what a step can verify per request; at least 1.
-    """
-    width, length = search_shape(config, max_nodes)
-    widths = sorted({1, -(-width // 2), width})
-    lengths = sorted({1, -(-length // 2), length})
-    return tuple(SearchShape(w, n) for w in widths for n in lengths)
 
 
 class Plan(NamedTuple):

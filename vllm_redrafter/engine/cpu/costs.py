@@ -10,11 +10,10 @@ import numpy as np
 import torch
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
-from vllm_redrafter.budget.batch_budget import search_tiers
 from vllm_redrafter.budget.costs import CostTable, DraftCost, VerifyCost
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
-from vllm_redrafter.policy import SearchShape, search_shape
+from vllm_redrafter.policy import SearchShape, search_shape, search_tiers
 
 Search = Callable[[SearchShape, int], None]
 """Draft by this search, for so many requests."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from vllm_redrafter.budget.batch_budget import CHAINS, PLAIN, TREES, BatchBudget, Plan, search_tiers
+from vllm_redrafter.budget.batch_budget import CHAINS, PLAIN, TREES, BatchBudget, Plan
 from vllm_redrafter.budget.choice import Flags, Floats
 from vllm_redrafter.budget.costs import CostTable, DraftCost, VerifyCost
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.policy import SearchShape
+from vllm_redrafter.policy import SearchShape, search_tiers
 
 CONFIG = ReDrafterConfig(12, beam_width=4, beam_length=5)
 
