@@ -200,7 +200,7 @@ class Graphs(Adaptive):
         super().__init__(traces, batch, config)
         self.width, longest = search_shape(config, self.max_nodes)
         self.choice = LengthChoice(self.lengths_of(longest), self.max_nodes)
-        self.gate, self._pays = Gate(), True
+        self.gate, self._pays, self._gain = Gate(), True, 1.0
         rows = range(batch.requests * (self.max_nodes + 1) + 1)
         self._verify = np.array([batch.step_seconds(size) for size in rows])
         shapes = [SearchShape(self.width, length) for length in self.choice.lengths]
@@ -209,7 +209,7 @@ class Graphs(Adaptive):
 
     def step(self, places: Tensor, joined: Flags) -> Step:
         requests, choice = self.batch.requests, self.choice
-        if not self.gate.opens(self._pays):
+        if not self.gate.opens(self._pays, gain=self._gain):
             return self.plain_step()
         length = choice.next()
         seconds = self._draft[choice.lengths.index(length)]
@@ -224,6 +224,7 @@ class Graphs(Adaptive):
             choice.learn(survival, (order // self.width + 1).numpy())
         choice.consider(requests, requests, self._draft, self._verify)
         plain_rate = requests / self._verify[requests]
+        self._gain = best.tokens_per_second / plain_rate
         self._pays = worth_drafting(best.tokens_per_second, plain_rate, self._pays)
         accepted = self.judge(searches, odds, order, verified)
         rows = requests + int(verified.sum())

@@ -11,7 +11,6 @@ from redrafter_testing.algorithm.budgets import CONFIG, greedy, kind_of, machine
 from vllm_redrafter.budget.batch_budget import (
     FIRST_DRAFTS,
     FIRST_STEPS,
-    FULL_PROBES,
     LEARNED,
     LEARNING_INTERVAL,
     PLAIN,
@@ -19,7 +18,10 @@ from vllm_redrafter.budget.batch_budget import (
     BatchBudget,
     Plan,
 )
+from vllm_redrafter.budget.dips import DIP
+from vllm_redrafter.budget.gate import FAR
 from vllm_redrafter.budget.plain_looks import LOOK
+from vllm_redrafter.budget.probes import FULL_PROBES, PROBE
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.policy import SearchShape, search_shape, search_tiers
 
@@ -45,7 +47,7 @@ def test_an_engine_sees_plain_steps_before_it_judges_drafts() -> None:
 def test_a_useless_drafter_is_hardly_used() -> None:
     decided = run(BatchBudget(CONFIG, machine(row=0.005), 8), 1, 0.01, 1000)
     drafted = [plan for plan, _ in decided if plan.shape is not None]
-    assert len(drafted) < FIRST_DRAFTS + 12
+    assert len(drafted) < 0.05 * len(decided)
     # And yet it is asked now and then.
     assert any(plan.shape is not None for plan, _ in decided[500:])
 
@@ -59,13 +61,30 @@ def test_the_budget_of_a_request_falls_as_the_batch_grows() -> None:
     assert per_request[0] > 2 * per_request[-1]
 
 
-def test_a_smaller_batch_makes_drafting_pay_at_once() -> None:
+def test_a_smaller_batch_makes_drafting_pay_as_soon_as_it_is_no_dip() -> None:
     # A row in a large batch costs what it would alone, and a draft comes on top.
     budget = BatchBudget(CONFIG, machine(row=0.5, level=0.2), 64)
     assert run(budget, 64, 0.5, 100)[-1][0].shape is None
     cheap = BatchBudget(CONFIG, machine(row=0.05, level=0.01), 64)
-    run(cheap, 64, 0.5, 100)
-    assert run(cheap, 1, 0.5, 1)[0][0].pays
+    assert not run(cheap, 64, 0.5, 100)[-1][0].pays
+    plans = [plan for plan, _ in run(cheap, 1, 0.5, DIP + 1)]
+    assert [plan.pays for plan in plans] == [False] * DIP + [True]
+    assert all(plan.shape is None for plan in plans[:DIP])
+
+
+def test_nothing_is_drafted_in_dips_of_a_batch_for_which_drafts_do_not_pay() -> None:
+    budget = BatchBudget(CONFIG, machine(row=0.05, level=0.01), 64)
+    run(budget, 1, 0.5, 100)
+    run(budget, 64, 0.5, 300)
+    for _ in range(20):
+        assert all(plan.shape is None for plan, _ in run(budget, 1, 0.5, DIP - 1))
+        run(budget, 64, 0.5, 20)
+
+
+def test_dips_of_a_batch_for_which_drafts_pay_are_drafted_for() -> None:
+    budget = BatchBudget(CONFIG, machine(row=0.005), 8)
+    assert run(budget, 8, 0.8, 100)[-1][0].pays
+    assert run(budget, 1, 0.8, 1)[0][0].pays
 
 
 def test_a_drafter_that_has_become_good_is_found_out() -> None:
@@ -73,6 +92,15 @@ def test_a_drafter_that_has_become_good_is_found_out() -> None:
     run(budget, 1, 0.01, 300)
     later = run(budget, 1, 0.9, 1500)
     assert all(plan.pays for plan, _ in later[-50:])
+
+
+def test_what_drafts_cost_behind_plain_steps_is_not_taken_for_what_they_cost() -> None:
+    """A probe's first draft is slow, and drafting would never be found to pay by it."""
+    budget = BatchBudget(CONFIG, machine(row=0.05), 8)
+    assert run(budget, 4, 0.01, 300, cold=1.5)[-1][0].shape is None
+    later = run(budget, 4, 0.5, 1500, cold=1.5)
+    assert all(plan.pays for plan, _ in later[-50:])
+    assert 1.0 < budget._gain < 1.5
 
 
 def test_deeper_levels_are_looked_at_again_after_they_were_found_useless() -> None:
@@ -106,11 +134,29 @@ def test_a_probe_verifies_something() -> None:
 
 def test_most_probes_are_the_search_that_is_nearest_to_paying() -> None:
     budget = BatchBudget(CONFIG, machine(row=0.3, level=0.2), 8)
-    probes = [plan.shape for plan, _ in run(budget, 8, 0.4, 2500) if plan.shape and not plan.pays]
+    probes = [plan.shape for plan, _ in run(budget, 8, 0.4, 8000) if plan.shape and not plan.pays]
     full = search_shape(CONFIG, 12)
-    assert len(probes) > 3 * FULL_PROBES
-    assert sum(shape == full for shape in probes) == -(-len(probes) // FULL_PROBES)
+    begun = probes[::PROBE]
+    assert len(begun) > 3 * FULL_PROBES
+    assert sum(shape == full for shape in begun) == -(-len(begun) // FULL_PROBES)
+    assert all(probes[i::PROBE] == begun for i in range(1, PROBE))
     assert set(probes) == {full, SearchShape(1, 1)}
+
+
+@pytest.mark.parametrize(("level", "reconsidered"), [(0.2, False), (0.05, True)])
+def test_requests_that_join_are_no_reason_to_reconsider_what_is_far_from_paying(
+    level: float, reconsidered: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget = BatchBudget(CONFIG, machine(row=0.3, level=level), 8)
+    while run(budget, 4, 0.5, 300)[-1][0].shape is not None:
+        pass  # behind a probe all is reconsidered in any case
+    assert (budget._gain >= FAR) == reconsidered and not budget._pays
+    asked: list[int] = []
+    monkeypatch.setattr(
+        budget, "_best_search", lambda *_: (asked.append(1), (budget._best, False))[1]
+    )
+    budget.plan(greedy(4), np.array([True, True, False, False]), 12)
+    assert bool(asked) == reconsidered
 
 
 @pytest.mark.parametrize("accept", [0.1, 0.8], ids=["shut", "open"])

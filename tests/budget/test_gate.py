@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from vllm_redrafter.budget.gate import BEGIN, GO_ON, Gate, worth_drafting
+from vllm_redrafter.budget.gate import BEGIN, FAR, GO_ON, Gate, worth_drafting
 
 
 def opened(gate: Gate, pays: bool, steps: int) -> list[int]:
@@ -19,6 +19,15 @@ def test_probes_become_rarer_up_to_the_longest_pause() -> None:
     steps = opened(Gate(first_pause=2, longest_pause=8), pays=False, steps=42)
     pauses = [later - earlier - 1 for earlier, later in pairwise(steps)]
     assert pauses == [2, 4, 8, 8, 8]
+
+
+def test_where_drafting_is_far_from_paying_pauses_are_longer() -> None:
+    gate = Gate(first_pause=2, longest_pause=8, far_pause=32)
+    far = [step for step in range(120) if gate.opens(False, gain=FAR - 0.1)]
+    assert far[-1] - far[-2] == 33
+    near = [step for step in range(40) if gate.opens(False, gain=1.0)]
+    assert near[0] <= 8
+    assert [later - earlier for earlier, later in pairwise(near)] == [9] * (len(near) - 1)
 
 
 def test_pauses_begin_anew_after_drafting_has_paid_for_some_steps() -> None:

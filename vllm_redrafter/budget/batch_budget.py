@@ -13,11 +13,13 @@ import numpy.typing as npt
 
 from vllm_redrafter.budget.choice import Choice, Flags, Floats, best_shares
 from vllm_redrafter.budget.costs import CostTable
+from vllm_redrafter.budget.dips import Dips
 from vllm_redrafter.budget.draft_costs import DraftCosts
 from vllm_redrafter.budget.drift import Drift, cell
-from vllm_redrafter.budget.gate import Gate, worth_drafting
+from vllm_redrafter.budget.gate import FAR, Gate, worth_drafting
 from vllm_redrafter.budget.pace import Pace
 from vllm_redrafter.budget.plain_looks import PlainLooks
+from vllm_redrafter.budget.probes import ColdDrafts, Probes
 from vllm_redrafter.budget.prospects import Prospects
 from vllm_redrafter.compiled import compiled
 from vllm_redrafter.config import ReDrafterConfig
@@ -40,9 +42,6 @@ time that looks may take: where they are dear, they are made less often."""
 PLAIN_STEPS = 3
 """Plain steps, after the first, that have to be seen before drafting can be compared with them, for
 each size of the batch."""
-FULL_PROBES = 4
-"""Of so many probes one is the full search; the others are the search that is nearest to paying,
-which costs little more than a plain step, and tells whether the text has become easier."""
 LEARNED, LEARNING_INTERVAL = 64, 8
 """Steps of a kind, for about so many requests, and drafts for a kind of request, that are all
 planned and learned from; and of further ones, one of so many: a small target waits for that."""
@@ -93,13 +92,14 @@ class BatchBudget:
         self._steps_seconds = Drift([costs.verify_seconds(rows)] * len(KINDS))
         shapes = {shape for nodes in range(1, most + 1) for shape in search_tiers(config, nodes)}
         self._drafts_seconds = DraftCosts(costs, shapes, max_requests)
-        self._pace, self._looks = Pace(), PlainLooks()
+        self._pace, self._looks, self._dips = Pace(), PlainLooks(), Dips()
+        self._probes, self._cold = Probes(), ColdDrafts()
         # By the last draft, until its step is timed.
         self._draft_pace: float | None = None
         # Of requests that take the most probable token, and of those that sample: a drafter is
         # worth less to these, and a server has both, or in turn.
         self._prospects = [Prospects(config.beam_length, config.beam_width) for _ in range(2)]
-        self._steps = self._probes = self._again = 0
+        self._steps = self._again = 0
         # By search, the step of its last survey; and those to be made, from step to step.
         self._surveyed: dict[SearchShape, int] = {}
         self._surveys: dict[SearchShape, float] = {}
@@ -122,6 +122,11 @@ class BatchBudget:
             joined: [N] bool, those that were not in the last batch; None where all were.
             max_nodes: what the next step can verify per request; at least 1.
         """
+        plan = self._planned(sampled, joined, max_nodes)
+        self._cold.planned(drafts=plan.shape is not None)
+        return plan
+
+    def _planned(self, sampled: Flags, joined: Flags | None, max_nodes: int) -> Plan:
         self._pass_steps()
         self._steps += 1
         self.learns = True
@@ -133,8 +138,10 @@ class BatchBudget:
                 self._prospects, self._members, _by_kind(sampled[joined]), strict=True
             ):
                 prospects.joined(new / max(all_of, 1))
-            # Where half of the batch is new, nothing of what was found is.
-            self._kept = int(self._kept * max(1.0 - 2.0 * joined.mean(), 0.0))
+            # Where half of the batch is new, nothing of what was found is; but where drafts are far
+            # from paying, they are that for most requests.
+            if self._pays or self._gain >= FAR:
+                self._kept = int(self._kept * max(1.0 - 2.0 * joined.mean(), 0.0))
         if self._steps <= FIRST_STEPS:
             return Plan(None, pays=True)
         present = zip(self._prospects, self._members, strict=True)
@@ -146,21 +153,26 @@ class BatchBudget:
         # A batch that is nearly as large is no other one.
         takers, samplers = self._members
         batch = (cell(requests), takers > 0, samplers > 0, max_nodes)
+        if self._dips.in_dip(not self._pays and batch[0] < self._considered[0]):
+            return Plan(None, pays=False)
         if self._considered != batch or not self._kept:
+            if self._considered != batch:
+                self._probes.end()
             self._best, self._pays = self._best_search(requests, max_nodes)
             self._considered = batch
             self._kept = self._keeps(requests)
         self._kept -= 1
-        if not self.gate.opens(self._pays, kind=batch[1:3], size=batch[0]):
+        if not self._pays and self._probes.left:
+            return Plan(self._probes.go_on(), pays=False)
+        if not self.gate.opens(self._pays, kind=batch[1:3], size=batch[0], gain=self._gain):
             self._looks.shut()
             shut_for = self.gate.shut_for(kind=batch[1:3], size=batch[0])
             return Plan(None, pays=False, steps=1 + min(self._kept, shut_for))
         if self._pays and self._looks_at_plain(requests):
             return Plan(None, pays=True)
         if not self._pays:
-            self._probes += 1
-            due = self._probes % FULL_PROBES == 1
-            return Plan(search_shape(self.config, max_nodes) if due else self._best, pays=False)
+            full = search_shape(self.config, max_nodes)
+            return Plan(self._probes.begin(self._best, full), pays=False)
         survey = self._due_survey()
         if survey is not None:
             return Plan(survey, pays=True)
@@ -258,12 +270,14 @@ class BatchBudget:
         """Learn from a draft: [N, L, W] survival probabilities of what it explored, of requests
         that sample or do not, [N] bool."""
         requests = survival.shape[0]
-        if not self._pays:
+        if not self._pays and not self._probes.left:
             # What the probe found is to be considered at once.
             self._kept = 0
-        usual = self._drafts_seconds.usual(shape, requests)
-        self._draft_pace = seconds / usual if usual is not None else None
-        self._drafts_seconds.observe(shape, requests, self._pace.without(seconds))
+        self._draft_pace = None
+        if not self._cold.is_cold_draft():
+            usual = self._drafts_seconds.usual(shape, requests)
+            self._draft_pace = seconds / usual if usual is not None else None
+            self._drafts_seconds.observe(shape, requests, self._pace.without(seconds))
         for prospects, of_kind in zip(self._prospects, (~sampled, sampled), strict=True):
             if of_kind.all():
                 prospects.observe(survival, self._steps)
@@ -272,7 +286,10 @@ class BatchBudget:
 
     def stepped(self, kind: int, requests: int, rows: int, seconds: float) -> None:
         """Learn from a step's time, its draft's left out."""
-        if not self._looks.tells(plain=kind == PLAIN) or not (self.learns or kind == PLAIN):
+        tells = self._looks.tells(plain=kind == PLAIN)
+        if kind != PLAIN:
+            tells = not self._cold.is_cold_step() and self.learns
+        if not tells:
             return
         usual = self._steps_seconds.usual(kind, requests, rows)
         # While a kind of step is new, its draft tells the pace: else what is tried in a moment when

@@ -8,9 +8,16 @@ BEGIN, GO_ON = 0.04, 0.02
 """To begin to draft takes so much more than plain decoding yields, and to go on: else choices would
 flutter, and drafts be made for nothing where they are as fast. What the costs do not know is then
 lost: requests that draft end one by one, and prompts come so, which is dearer than all at once."""
-FIRST_PAUSE = 8
-LONGEST_PAUSE = 128
-"""A probe costs about a step more: below 1 % of this pause. Text changes within some 100 tokens."""
+FIRST_PAUSE = 16
+LONGEST_PAUSE, FAR_PAUSE = 128, 512
+"""Steps until the next probe (`probes.py`), which costs a step near to paying, 1 % of the first of
+the longest pauses; and some steps far from it, 1 % of the other. Text changes within some 100
+tokens, and what nearly pays may pay with other text."""
+GROWTH, FAR_GROWTH = 2, 4
+"""How much longer each pause is than the one before."""
+FAR = 0.9
+"""Of plain decoding's tokens per second, what drafting yields at most where it is far from paying:
+that other text makes up for it is rare."""
 
 
 def worth_drafting(drafting: float, plain: float, so_far: bool, doubt: float = 0.0) -> bool:
@@ -28,7 +35,7 @@ def worth_drafting(drafting: float, plain: float, so_far: bool, doubt: float = 0
 
 
 class Gate:
-    """Open while drafting pays. While it does not, it opens for one step after ever longer pauses.
+    """Open while drafting pays. While it does not, it opens for a probe after ever longer pauses.
 
     Each kind of batch and each size of it has pauses of its own: that drafting pays for one request
     says little of eight, and for greedy requests little of those that sample; a server has them in
@@ -37,28 +44,38 @@ class Gate:
     cache.
     """
 
-    def __init__(self, first_pause: int = FIRST_PAUSE, longest_pause: int = LONGEST_PAUSE) -> None:
-        """Pauses in steps: the first, and the one that the others grow up to, by doubling."""
-        self.first_pause, self.longest_pause = first_pause, longest_pause
+    def __init__(
+        self,
+        first_pause: int = FIRST_PAUSE,
+        longest_pause: int = LONGEST_PAUSE,
+        far_pause: int = FAR_PAUSE,
+    ) -> None:
+        """Pauses in steps: the first, and the one that the others grow up to while drafting nearly
+        pays; and while it is far from that."""
+        self.first_pause, self.longest_pause, self.far_pause = first_pause, longest_pause, far_pause
         # By kind and size, the next pause, and what is left of the one that is made.
         self._pauses: dict[tuple[Hashable, int], tuple[int, int]] = {}
         self._last: dict[Hashable, int] = {}
 
-    def opens(self, pays: bool, kind: Hashable = None, size: int = 0) -> bool:
+    def opens(self, pays: bool, kind: Hashable = None, size: int = 0, gain: float = 1.0) -> bool:
         """Shall this step draft? To be asked once in each step that could.
 
         Args:
             pays: drafting is expected to be worth its cost.
             kind, size: of the batch.
+            gain: tokens per second expected of drafting, over plain decoding's.
         """
         pause, left = self._pauses.get((kind, size)) or self._of_new_size(kind)
+        far = gain < FAR
+        longest = self.far_pause if far else self.longest_pause
+        left = min(left, longest)
         opened = pays or not left
         if pays:
             left = pause = max(pause // 2, self.first_pause)
         elif left:
             left -= 1
         else:
-            left, pause = pause, min(2 * pause, self.longest_pause)
+            left, pause = pause, min((FAR_GROWTH if far else GROWTH) * pause, longest)
         self._pauses[kind, size], self._last[kind] = (pause, left), pause
         return opened
 

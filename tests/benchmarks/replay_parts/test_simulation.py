@@ -79,7 +79,7 @@ def test_a_large_batch_makes_a_fixed_shape_slower_than_plain_decoding_and_not_th
 def test_a_useless_drafter_costs_next_to_nothing(requests: int, log_prob: float) -> None:
     """However sure it is of itself: its calibration finds out, and the gate closes."""
     found = decoded(Adaptive, chains(0.0, log_prob), requests)
-    assert ratio(found, requests) > 0.99
+    assert ratio(found, requests) > 0.98
     assert found.undrafted > 0.9
 
 

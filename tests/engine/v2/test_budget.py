@@ -13,7 +13,7 @@ from vllm.v1.worker.gpu.async_utils import StepTimingSample
 from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 
 from vllm_redrafter.budget.draft_lengths import SURVEY_INTERVAL
-from vllm_redrafter.budget.gate import FIRST_PAUSE, LONGEST_PAUSE
+from vllm_redrafter.budget.gate import FAR_PAUSE, FIRST_PAUSE
 from vllm_redrafter.engine.v2.budget import TreeBudget
 from vllm_redrafter.engine.v2.stats import StepMeter
 
@@ -91,7 +91,7 @@ def test_drafting_goes_on_while_it_pays(budget: TreeBudget) -> None:
 
 
 def test_drafting_that_does_not_pay_stops_and_nothing_is_verified_then(budget: TreeBudget) -> None:
-    taken = steps(budget, 12, BAD)
+    taken = steps(budget, FIRST_PAUSE + 8, BAD)
     # Of new requests nothing is known, and what is read of them is a step old.
     assert taken[:2] == [(2 * K, True)] * 2
     drafted = [drafts for _, drafts in taken]
@@ -137,7 +137,7 @@ def test_a_request_that_comes_while_the_gate_is_shut_does_not_open_it(budget: Tr
         pass
     budget.add_request(2)
     paid = []
-    for _ in range(2 * LONGEST_PAUSE):
+    for _ in range(2 * FAR_PAUSE):
         step(budget, BAD, requests=3)
         paid.append(budget._pays)
     assert not any(paid)

@@ -72,6 +72,8 @@ class TreeBudget(AdaptiveVerificationManager):
         # Compiled now, and not while the first requests wait.
         best_budget(np.ones((1, 1)), 1, draft_seconds=1.0, verify_seconds=np.ones(3))
         self._pays, self._probing = True, False
+        # Tokens per second expected of drafting, over plain decoding's.
+        self._gain = 1.0
         # Are there drafts of the last step; and has the host read the confidences of the last ones?
         self._drafted, self._up_to_date = True, False
         self._usual = np.ones(self.num_speculative_steps, dtype=np.float32)
@@ -82,7 +84,7 @@ class TreeBudget(AdaptiveVerificationManager):
         Args:
             possible: vLLM has room for draft tokens in the next one.
         """
-        self._drafted = possible and self.gate.opens(self._pays)
+        self._drafted = possible and self.gate.opens(self._pays, gain=self._gain)
         self._probing = self._drafted and not self._pays
         if possible and not self._drafted:
             self.meter.count_undrafted()
@@ -193,6 +195,7 @@ class TreeBudget(AdaptiveVerificationManager):
             survival, sampling, draft_costs[len(drafts)], verify_costs[plain - sampling :]
         )
         plain_rate = sampling / verify_costs[plain]
+        self._gain = float(best.tokens_per_second / plain_rate)
         self._pays = worth_drafting(best.tokens_per_second, plain_rate, self._pays)
         return best
 

@@ -58,25 +58,31 @@ def run(
     pace: float = 1.0,
     samples: bool = False,
     noise: float = 0.0,
+    cold: float = 1.0,
 ) -> list[tuple[Plan, int]]:
     """Let a drafter of known worth draft: by step, the plan and the nodes verified.
 
     Steps that verify take `slower` times what the table says, and all, drafts too, `pace` times;
-    each step differs from that by some share of it, whose standard deviation is `noise`.
+    each step differs from that by some share of it, whose standard deviation is `noise`. The first
+    draft behind a plain step, and the step that verifies it, take `cold` times as long.
     """
     decided, rng = [], np.random.default_rng(0)
     sampled = np.full(requests, samples)
+    behind_plain = True
     for _ in range(steps):
         plan = budget.plan(sampled, None, CONFIG.num_speculative_tokens)
-        nodes = 0
+        nodes, drafts = 0, plan.shape is not None
+        colder = cold if drafts and behind_plain else 1.0
+        behind_plain = not drafts
         if plan.shape is not None:
             explored = survival(plan.shape, requests, accept)
             draft = budget.costs.draft_seconds(requests, *plan.shape)
-            budget.drafted(plan.shape, explored, sampled, pace * draft)
+            budget.drafted(plan.shape, explored, sampled, pace * colder * draft)
             ranked = np.sort(explored.reshape(requests, -1), axis=1)[:, ::-1][:, :12]
             nodes = int(budget.share(np.array(ranked), requests, plan)[0].sum())
         rows = requests + nodes
         seconds = float(budget.costs.verify_seconds(rows)) * (slower if nodes else 1.0) * pace
+        seconds *= colder
         seconds *= max(rng.normal(1.0, noise), 0.1)
         budget.stepped(kind_of(plan) if nodes else PLAIN, requests, rows, seconds)
         decided.append((plan, nodes))

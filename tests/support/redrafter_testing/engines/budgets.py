@@ -31,7 +31,7 @@ class RandomGate:
     def __init__(self, probability: float) -> None:
         self._probability, self._random = probability, random.Random(0)
 
-    def opens(self, pays: bool) -> bool:
+    def opens(self, pays: bool, gain: float) -> bool:
         return self._random.random() < self._probability
 
 
