@@ -151,7 +151,7 @@ def generate_data(
         console.print(f"{output} is complete: {info.num_shards} shards", markup=False)
         return summary
     with closing(start_engine(target, settings)) as engine, ShardLeases(output) as leases:
-        job = _Generation(engine, info, prompts, renderer, output, leases, summary)
+        job = _Generation(engine, info, prompts, renderer, output, found, leases, summary)
         try:
             job.run(console)
             leases.sweep()
@@ -229,6 +229,7 @@ class _Generation:
         prompts: Sequence[Conversation],
         renderer: PromptRenderer,
         output: Path,
+        found: Sequence[int],
         leases: ShardLeases,
         summary: GenerationSummary,
     ) -> None:
@@ -241,7 +242,8 @@ class _Generation:
         self._shards: dict[int, dict[int, list[Row]]] = {}
         self._new: Iterator[Dialogue] = iter(())
         self._written: set[int] = set()
-        self._finished = set(finished_shards(output))
+        # What others finished while the engine started is theirs, and noted as such.
+        self._finished = set(found)
         self._looks_at = 0.0
 
     def run(self, console: Console) -> None:

@@ -1,0 +1,19 @@
+"""Targets, of which only the tokenizer is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from redrafter_testing.engines.fake_engine import APPENDING, REWRITING
+from redrafter_testing.engines.generation_runs import make_folder
+
+
+@pytest.fixture(scope="package")
+def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    templates = {"appending": APPENDING, "rewriting": REWRITING, "plain": None}
+    return {
+        name: make_folder(tmp_path_factory.mktemp(name), template)
+        for name, template in templates.items()
+    }

@@ -1,0 +1,63 @@
+"""Generation with an engine that is made up, into a folder: what tests of it share."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from transformers import AutoTokenizer
+
+from redrafter_testing.engines.fake_engine import FakeEngine, Killed
+from redrafter_testing.models.tiny_models import add_tokenizer, make_target
+from vllm_redrafter.data.generation import GenerationSummary, generate_data
+from vllm_redrafter.data.prompts import Conversation
+from vllm_redrafter.data.settings import GenerationSettings, SamplingSettings
+
+SETTINGS = GenerationSettings(
+    sampling=SamplingSettings(max_tokens=40), shard_size=3, in_flight=4, top_logprobs=2
+)
+PROMPTS = [
+    Conversation(tuple(f"value {i} list {turn}" for turn in range(1 + i % 3)), source=f"line {i}")
+    for i in range(11)
+]
+
+
+def make_folder(folder: Path, template: str | None) -> Path:
+    make_target(folder)
+    add_tokenizer(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def run(
+    target: Path,
+    output: Path,
+    prompts: list[Conversation] = PROMPTS,
+    settings: GenerationSettings = SETTINGS,
+    console: Console | None = None,
+    **engine: Any,
+) -> tuple[GenerationSummary | None, FakeEngine]:
+    """The summary (None where it died) and the engine."""
+    engines = []
+
+    def start(name: str, settings: GenerationSettings) -> FakeEngine:
+        engines.append(FakeEngine(AutoTokenizer.from_pretrained(name), settings, **engine))
+        return engines[0]
+
+    console = console or Console(file=io.StringIO())
+    try:
+        summary = generate_data(str(target), prompts, output, start, settings, console)
+    except Killed:
+        summary = None
+    if not engines:
+        return summary, FakeEngine(None, settings)
+    assert engines[0].closed
+    return summary, engines[0]
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.glob("*.parquet")}
