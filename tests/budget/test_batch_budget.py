@@ -143,6 +143,20 @@ def test_most_probes_are_the_search_that_is_nearest_to_paying() -> None:
     assert set(probes) == {full, SearchShape(1, 1)}
 
 
+def test_a_probe_that_found_drafting_to_pay_is_not_continued_when_it_has_ceased_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    budget = BatchBudget(CONFIG, machine(row=0.3, level=0.2), 8)
+    while run(budget, 4, 0.4, 1)[-1][0].shape is None or budget._pays:
+        pass
+    assert budget._probes.left == PROBE - 1
+    for pays in (True, False):
+        budget._kept = 0
+        monkeypatch.setattr(budget, "_best_search", lambda *_, p=pays: (budget._best, p))
+        plan = budget.plan(greedy(4), None, 12)
+    assert plan.shape is None
+
+
 @pytest.mark.parametrize(("level", "reconsidered"), [(0.2, False), (0.05, True)])
 def test_requests_that_join_are_no_reason_to_reconsider_what_is_far_from_paying(
     level: float, reconsidered: bool, monkeypatch: pytest.MonkeyPatch

@@ -156,9 +156,9 @@ class BatchBudget:
         if self._dips.in_dip(not self._pays and batch[0] < self._considered[0]):
             return Plan(None, pays=False)
         if self._considered != batch or not self._kept:
-            if self._considered != batch:
-                self._probes.end()
             self._best, self._pays = self._best_search(requests, max_nodes)
+            if self._pays or self._considered != batch:
+                self._probes.end()
             self._considered = batch
             self._kept = self._keeps(requests)
         self._kept -= 1

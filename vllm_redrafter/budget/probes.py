@@ -41,7 +41,7 @@ class Probes:
         return self._shape
 
     def end(self) -> None:
-        """The batch is another one."""
+        """The batch is another one, or drafting pays."""
         self.left = 0
 
 
