@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from redrafter_testing.engines.fake_engine import APPENDING, FakeEngine, Killed
+from redrafter_testing.engines.generation_runs import make_folder, with_template
 from redrafter_testing.models.tiny_models import add_tokenizer, make_target
 from vllm_redrafter.cli import app
 from vllm_redrafter.data import own_prompts
@@ -34,17 +35,7 @@ SETTINGS = PromptSettings(num=30, max_tokens=40, min_characters=6, in_flight=4)
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("target")
-    make_target(folder)
-    add_tokenizer(folder)
-    return with_template(folder, APPENDING)
-
-
-def with_template(folder: Path, template: str | None) -> Path:
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.chat_template = template
-    tokenizer.save_pretrained(folder)
-    return folder
+    return make_folder(tmp_path_factory.mktemp("target"), APPENDING)
 
 
 def run(

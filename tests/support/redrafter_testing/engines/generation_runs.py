@@ -27,6 +27,10 @@ PROMPTS = [
 def make_folder(folder: Path, template: str | None) -> Path:
     make_target(folder)
     add_tokenizer(folder)
+    return with_template(folder, template)
+
+
+def with_template(folder: Path, template: str | None) -> Path:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)
