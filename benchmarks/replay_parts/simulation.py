@@ -224,8 +224,8 @@ class Graphs(Adaptive):
             choice.learn(survival, (order // self.width + 1).numpy())
         choice.consider(requests, requests, self._draft, self._verify)
         plain_rate = requests / self._verify[requests]
-        self._gain = best.tokens_per_second / plain_rate
-        self._pays = worth_drafting(best.tokens_per_second, plain_rate, self._pays)
+        self._gain = float(best.tokens_per_second / plain_rate)
+        self._pays = worth_drafting(self._gain, self._pays)
         accepted = self.judge(searches, odds, order, verified)
         rows = requests + int(verified.sum())
         return Step(seconds + self._verify[rows], verified, accepted, drafted=True)

@@ -62,14 +62,14 @@ def test_a_size_that_is_new_begins_with_half_of_its_kinds_pauses() -> None:
 
 
 def test_drafts_that_are_as_fast_as_plain_steps_are_not_worth_it() -> None:
-    assert not worth_drafting(drafting=1.0, plain=1.0, so_far=True)
-    assert not worth_drafting(drafting=1.0, plain=1.0, so_far=False)
+    assert not worth_drafting(gain=1.0, so_far=True)
+    assert not worth_drafting(gain=1.0, so_far=False)
 
 
 def test_to_begin_takes_more_than_to_go_on() -> None:
     between = 1.0 + (BEGIN + GO_ON) / 2
-    assert worth_drafting(between, 1.0, so_far=True)
-    assert not worth_drafting(between, 1.0, so_far=False)
+    assert worth_drafting(between, so_far=True)
+    assert not worth_drafting(between, so_far=False)
 
 
 def test_steps_that_pass_without_a_question_count_as_if_it_had_been_asked() -> None:
@@ -88,5 +88,5 @@ def test_steps_that_pass_without_a_question_count_as_if_it_had_been_asked() -> N
 
 def test_what_pays_by_less_than_the_comparison_may_be_off_is_not_taken_to_pay() -> None:
     for so_far, least in ((True, GO_ON), (False, BEGIN)):
-        assert worth_drafting(1.01 + least + 0.05, 1.0, so_far, doubt=0.05)
-        assert not worth_drafting(0.99 + least + 0.05, 1.0, so_far, doubt=0.05)
+        assert worth_drafting(1.01 + least + 0.05, so_far, doubt=0.05)
+        assert not worth_drafting(0.99 + least + 0.05, so_far, doubt=0.05)

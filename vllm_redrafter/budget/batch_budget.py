@@ -313,11 +313,10 @@ class BatchBudget:
             seconds = verify[_kind_of(shape)]
             found[shape] = self._expected(shape, survival, requests, max_nodes, seconds)
         best = max(found, key=lambda shape: found[shape].tokens_per_second)
-        rate = found[best].tokens_per_second
-        self._gain = float(rate / plain)
+        self._gain = float(found[best].tokens_per_second / plain)
         self._surveys = self._surveys_beside(best, found, search_shape(self.config, max_nodes))
         doubt = self._doubt(requests, _kind_of(best), requests + found[best].budget)
-        return best, worth_drafting(rate, plain, self._pays, doubt)
+        return best, worth_drafting(self._gain, self._pays, doubt)
 
     def _doubt(self, requests: int, kind: int, rows: int) -> float:
         """How far such steps' time over that of plain ones may be off."""

@@ -20,18 +20,17 @@ FAR = 0.9
 that other text makes up for it is rare."""
 
 
-def worth_drafting(drafting: float, plain: float, so_far: bool, doubt: float = 0.0) -> bool:
+def worth_drafting(gain: float, so_far: bool, doubt: float = 0.0) -> bool:
     """Is drafting expected to pay?
 
     Args:
-        drafting: tokens per second with the best draft.
-        plain: without.
+        gain: tokens per second expected of the best draft, over plain decoding's.
         so_far: what was found last.
         doubt: how far the one over the other may be off. On a noisy machine what pays by less than
             that may as well cost as much; and of many searches the one that seems best is the one
             that noise flatters most.
     """
-    return bool(drafting > plain * (1.0 + (GO_ON if so_far else BEGIN) + doubt))
+    return gain > 1.0 + (GO_ON if so_far else BEGIN) + doubt
 
 
 class Gate:

@@ -196,7 +196,7 @@ class TreeBudget(AdaptiveVerificationManager):
         )
         plain_rate = sampling / verify_costs[plain]
         self._gain = float(best.tokens_per_second / plain_rate)
-        self._pays = worth_drafting(best.tokens_per_second, plain_rate, self._pays)
+        self._pays = worth_drafting(self._gain, self._pays)
         return best
 
     def _consider_lengths(
