@@ -18,10 +18,12 @@ Every method and shape gets an engine of its own. At a concurrency (that many re
 and temperature all engines answer the same prompts, after a warm-up of one answer per request in
 flight, without prefix caching; `--repeats` does all of it again, in another order.
 
-On a CPU all engines are started once, have memory at the same time, and take turns: at each
+On a CPU all engines are started together, have memory at the same time, and take turns: at each
 concurrency and temperature one measurement follows the other within seconds, with the other
-engines paused, so that whatever slows the machine down meets all methods alike. A GPU has no
-memory for two: there each engine does all of a repeat alone, in a fresh process.
+engines paused, so that whatever slows the machine down meets all methods alike. Engines of one
+kind differ all the same, by the places that their memory gets, for all of their lives: with
+--starts they are started anew, and a figure is the median of several engines of a kind. A GPU has
+no memory for two: there each engine does all of a repeat alone, in a fresh process.
 
 Requests that all end after --max-tokens, as --ignore-eos alone has them, begin and end together in
 plain decoding, whose prompts are then read several in a pass, and not in speculation, which gives
@@ -40,7 +42,7 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
@@ -67,7 +69,7 @@ from throughput_parts.report import Measurement, measurements, summarise
 from throughput_parts.suites import ALL, SUITES, read_suites
 from throughput_parts.table import print_table
 from throughput_parts.totals import with_totals
-from throughput_parts.turns import Entry, in_turns, one_by_one, start_all
+from throughput_parts.turns import Entry, alone, side_by_side
 
 from vllm_redrafter import ConfigError
 from vllm_redrafter.checkpoints.reading import check_checkpoint
@@ -158,6 +160,12 @@ def parser() -> argparse.ArgumentParser:
     add("--temperature", **several, type=not_negative, help="(default 0 0.7)")
     add("--top-p", type=fraction, default=1.0, help="of what is sampled (default 1: everything)")
     add("--repeats", type=positive, default=3, help="of everything (default 3)")
+    add(
+        "--starts",
+        type=positive,
+        default=1,
+        help="start the engines anew so many times, for --repeats each (default 1)",
+    )
     add("--seed", type=int, default=0, help="of the choice of prompts and of sampling (default 0)")
     add("--dtype", default="auto", help="vLLM's (default auto)")
     add("--max-model-len", type=positive, help="vLLM's")
@@ -286,15 +294,14 @@ def _compare(
     entries = _entries(args, methods, prompts, is_cpu)
     report: dict[str, Any] = {**machine.describe(gpu), "settings": settings}
     measured: list[Measurement] = []
-    with _bar(args.repeats, entries, console) as update, ExitStack() as stack:
-        measure_all = (
-            partial(in_turns, entries, start_all(entries, variables, stack, update), update)
+    with _bar(args.starts * args.repeats, entries, console) as update:
+        all_runs = (
+            side_by_side(entries, variables, update, args.starts, args.repeats)
             if is_cpu
-            else partial(one_by_one, entries, variables, update)
+            else alone(entries, variables, update, args.starts * args.repeats)
         )
-        for repeat in range(args.repeats):
-            update(repeat=repeat + 1)
-            runs = {label: with_totals(found) for label, found in measure_all(repeat).items()}
+        for repeat, found in enumerate(all_runs):
+            runs = {label: with_totals(of_method) for label, of_method in found.items()}
             for entry in entries:
                 measured += measurements(entry.method, repeat, runs[entry.label], runs["plain"])
             rows = summarise(measured)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -31,6 +31,50 @@ class Entry:
     @property
     def label(self) -> str:
         return self.method.label
+
+
+def side_by_side(
+    entries: Sequence[Entry],
+    variables: dict[str, str],
+    update: Callable[..., None],
+    starts: int,
+    repeats: int,
+) -> Iterator[dict[str, list[Run]]]:
+    """By label, each entry's runs in one repeat after the other; engines live at the same time.
+
+    Args:
+        entries: what is measured.
+        variables: environment variables of the engines.
+        update: of the progress bar.
+        starts: how often the engines are started, in another order, with another seed.
+        repeats: with the engines of a start.
+
+    Raises:
+        EngineError: one failed.
+    """
+    for start in range(starts):
+        seeded = [
+            replace(entry, job=replace(entry.job, seed=entry.job.seed + start))
+            for entry in rotated(entries, start)
+        ]
+        with ExitStack() as stack:
+            engines = start_all(seeded, variables, stack, update)
+            for repeat in range(start * repeats, (start + 1) * repeats):
+                update(repeat=repeat + 1)
+                yield in_turns(entries, engines, update, repeat)
+
+
+def alone(
+    entries: Sequence[Entry],
+    variables: dict[str, str],
+    update: Callable[..., None],
+    repeats: int,
+) -> Iterator[dict[str, list[Run]]]:
+    """As `side_by_side`, with engines that have the machine for themselves, and are started for
+    every repeat."""
+    for repeat in range(repeats):
+        update(repeat=repeat + 1)
+        yield one_by_one(entries, variables, update, repeat)
 
 
 def start_all(

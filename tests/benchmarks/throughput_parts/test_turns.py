@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
+from throughput_parts import turns
 from throughput_parts.engine import Case
 from throughput_parts.methods import Method, plan
-from throughput_parts.process import EngineError
-from throughput_parts.turns import Entry, in_turns, rotated, start_all
+from throughput_parts.process import EngineError, EngineProcess
+from throughput_parts.turns import Entry, in_turns, rotated, side_by_side, start_all
 
 from redrafter_testing.benchmarks import fake_engine
 from redrafter_testing.benchmarks.throughput_runs import fake_job
@@ -54,6 +56,25 @@ def test_engines_take_turns_while_the_others_are_paused(folder: Path) -> None:
         assert [run.concurrency for run in runs["ReDrafter c"]] == [2]
         seen = [measured.spec_decode for method in runs.values() for measured in method]
         assert seen == [{"others": 4, "all_stopped": True}] * 5  # two processes each
+    assert fake_engine.all_gone(folder)
+
+
+def test_engines_are_started_anew_in_another_order_with_another_seed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = [entry(folder, label, [Case(1, 0.0)]) for label in ("a", "b")]
+    started: list[tuple[str, int]] = []
+
+    def start(entries: list[Entry], *args: Any) -> dict[str, EngineProcess]:
+        started.extend((entry.method.shape, entry.job.seed) for entry in entries)
+        return start_all(entries, *args)
+
+    monkeypatch.setattr(turns, "start_all", start)
+    runs = list(side_by_side(entries, {}, lambda **_: None, starts=2, repeats=3))
+    assert len(runs) == 6
+    assert all(len(found) == 2 for found in runs)
+    assert started == [("a", 0), ("b", 0), ("b", 1), ("a", 1)]
+    assert len(list(folder.iterdir())) == 8, "two processes each"
     assert fake_engine.all_gone(folder)
 
 
