@@ -12,12 +12,8 @@ from vllm import _custom_ops as ops
 from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
 from cpu_parts import timing
-from vllm_redrafter.engine.cpu.tree_attention import (
-    AttentionVariant,
-    TreeQueries,
-    paged_tree_attention,
-)
-from vllm_redrafter.engine.cpu.tree_gather import Workspace
+from vllm_redrafter.engine.cpu.path_copies import CopiedUnits
+from vllm_redrafter.engine.cpu.tree_sequences import tree_parts
 from vllm_redrafter.token_tree import TokenTree
 
 BLOCK_SIZE = 128  # vLLM's default on a CPU
@@ -85,10 +81,9 @@ class Attention:
         query = torch.randn(requests * nodes, layers.heads, layers.head_size)
         self.query = query.to(layers.dtype)
         self.output = torch.empty_like(self.query)
-        self.scale = layers.head_size**-0.5
-        self.workspace = Workspace()
         # The numbers are random: they are K and V in any layout.
         self.isa = _get_attn_isa(layers.dtype, BLOCK_SIZE, layers.head_size)
+        self.copied = CopiedUnits(amx=self.isa == "amx")
 
     def trees(self) -> TokenTree:
         """Binary trees, in node order."""
@@ -100,27 +95,38 @@ class Attention:
 
     def tree(self) -> Tensor:
         """A step of tree attention, its plan included."""
-        queries = TreeQueries(
-            tree=self.trees(),
-            rows=torch.arange(len(self.query)).view(self.requests, -1),
-            context_lens=torch.full((self.requests,), self.context),
-            block_table=self.block_table,
-            block_size=BLOCK_SIZE,
-            amx=self.isa == "amx",
-        )
-        variant = AttentionVariant(self.scale)
+        layers = self.layers
+        parts = [
+            (self._plan(part.query_start_loc, part.seq_lens), part)
+            for part in tree_parts(
+                self.trees(),
+                torch.arange(self.requests) * self.nodes,
+                torch.full((self.requests,), self.context),
+                self.block_table,
+                BLOCK_SIZE,
+                window=-1,
+                bytes_of_token=2 * layers.kv_heads * layers.head_size * layers.dtype.itemsize,
+            )
+        ]
         for cache in self.caches:
-            args = self.query, cache, queries, variant, self.output, self.workspace
-            paged_tree_attention(*args)
+            for plan, part in parts:
+                copied = self.copied.write(part.copies, cache)
+                self._attend(copied, part.query_start_loc, part.seq_lens, part.block_table, plan)
         return self.output
 
     def chain(self) -> Tensor:
-        """The same rows as chains in vLLM's kernel, its plan included."""
-        layers = self.layers
+        """The same rows as chains, where their K and V lie, the plan included."""
         starts = torch.arange(self.requests + 1, dtype=torch.int32) * self.nodes
         ends = torch.full((self.requests,), self.context + self.nodes, dtype=torch.int32)
-        plan = ops.cpu_attn_get_scheduler_metadata(
-            num_reqs=self.requests,
+        plan = self._plan(starts, ends)
+        for cache in self.caches:
+            self._attend(cache, starts, ends, self.block_table, plan)
+        return self.output
+
+    def _plan(self, starts: Tensor, ends: Tensor) -> Tensor:
+        layers = self.layers
+        plan: Tensor = ops.cpu_attn_get_scheduler_metadata(
+            num_reqs=len(ends),
             num_heads=layers.heads,
             num_kv_heads=layers.kv_heads,
             head_dim=layers.head_size,
@@ -132,25 +138,28 @@ class Attention:
             isa=self.isa,
             enable_kv_split=True,
         )
-        for cache in self.caches:
-            halves = cache.view(*cache.shape[:2], 2 * BLOCK_SIZE, -1).chunk(2, dim=2)
-            ops.cpu_attention_with_kv_cache(
-                query=self.query,
-                key_cache=halves[0],
-                value_cache=halves[1],
-                output=self.output,
-                query_start_loc=starts,
-                seq_lens=ends,
-                scale=self.scale,
-                causal=True,
-                alibi_slopes=None,
-                sliding_window=-1,
-                block_table=self.block_table,
-                softcap=0.0,
-                scheduler_metadata=plan,
-                s_aux=None,
-            )
-        return self.output
+        return plan
+
+    def _attend(
+        self, cache: Tensor, starts: Tensor, ends: Tensor, block_table: Tensor, plan: Tensor
+    ) -> None:
+        halves = cache.view(*cache.shape[:2], 2 * cache.shape[2], -1).chunk(2, dim=2)
+        ops.cpu_attention_with_kv_cache(
+            query=self.query,
+            key_cache=halves[0],
+            value_cache=halves[1],
+            output=self.output,
+            query_start_loc=starts,
+            seq_lens=ends,
+            scale=self.layers.head_size**-0.5,
+            causal=True,
+            alibi_slopes=None,
+            sliding_window=-1,
+            block_table=block_table,
+            softcap=0.0,
+            scheduler_metadata=plan,
+            s_aux=None,
+        )
 
     def num_bytes(self) -> int:
         """K and V of all contexts and nodes, in all layers."""

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from redrafter_testing.algorithm.tree_batches import bushy, chain, star
+from redrafter_testing.engines.cpu_attention import AttentionVariant, attend_to_trees
 from redrafter_testing.gpu.tree_attention_launch import (
     DTYPES,
     FP8,
@@ -23,12 +24,6 @@ from redrafter_testing.gpu.tree_attention_launch import (
     assert_close,
     names,
 )
-from vllm_redrafter.engine.cpu.tree_attention import (
-    AttentionVariant,
-    TreeQueries,
-    paged_tree_attention,
-)
-from vllm_redrafter.engine.cpu.tree_gather import Workspace
 from vllm_redrafter.triton_kernels.tree_attention import tree_attention
 
 pytestmark = pytest.mark.usefixtures("new_tensors_hold_nan")
@@ -36,20 +31,8 @@ pytestmark = pytest.mark.usefixtures("new_tensors_hold_nan")
 
 def test_the_reference_is_attention_along_each_nodes_path(device: torch.device) -> None:
     """It reads bit sets; the CPU engine's attention has been tested to go by parents."""
-    launch = Launch(torch.device("cpu"), [request for request in MIXED if request[1]])
-    launch.block_table = launch.block_table[:-1]
-    requests, slots = launch.trees.tokens.shape
-    is_node = launch.trees.is_node
-    rows = torch.zeros(requests, slots, dtype=torch.int64)
-    rows[is_node] = torch.arange(len(launch.query))[launch.rows]
-    rows = torch.where(is_node, rows, rows[:, :1])
-    queries = TreeQueries(
-        launch.trees,
-        rows,
-        launch.context_lens.long(),
-        launch.block_table,
-        launch.shape.block_size,
-    )
+    requests = [request for request in MIXED if request[1]]
+    launch = Launch(torch.device("cpu"), requests, Shape(block_size=32))
     # As vLLM's CPU backend keeps it; poison would meet weights of zero there.
     keys = launch.key_cache.nan_to_num(0).permute(0, 2, 3, 1)
     values = launch.value_cache.nan_to_num(0).transpose(1, 2)
@@ -58,8 +41,18 @@ def test_the_reference_is_attention_along_each_nodes_path(device: torch.device) 
         scale=0.2, sliding_window=11, soft_cap=1.5, sinks=launch.sinks.float()
     )
     options = {"scale": 0.2, "sliding_window": 11, "soft_cap": 1.5, "sinks": launch.sinks}
-    out = torch.empty_like(launch.query)
-    paged_tree_attention(launch.query, cache, queries, variant, out, Workspace())
+    query = launch.query.contiguous()
+    out = torch.empty_like(query)
+    attend_to_trees(
+        query,
+        cache,
+        launch.trees,
+        launch.query_start_loc[: len(requests)].long(),
+        launch.context_lens,
+        launch.block_table[: len(requests)],
+        variant,
+        out,
+    )
     assert_close(out[launch.rows].double(), launch.reference(**options)[0], 1e-5)
 
 

@@ -132,10 +132,12 @@ MEMBERS = {
         _model_forward execute_model sample_tokens speculative_config _sample _bookkeeping_sync
         _input_fits_in_drafter propose_draft_token_ids take_draft_token_ids initialize_kv_cache
         _on_request_state_removed use_aux_hidden_state_outputs get_model""",
-    "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackendImpl": """forward scale
-        sliding_window logits_soft_cap alibi_slopes sinks""",
+    "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackendImpl": "forward",
     "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackend": "get_impl_cls get_builder_cls",
-    "vllm.v1.attention.backends.cpu_attn:CPUAttentionMetadataBuilder": "build isa",
+    "vllm.v1.attention.backends.cpu_attn:CPUAttentionMetadataBuilder": """build isa window_size
+        num_heads num_kv_heads head_dim dtype block_size kv_cache_dtype""",
+    "vllm.v1.attention.backends.cpu_attn:CPUAttentionMetadata": """query_start_loc seq_lens
+        block_table scheduler_metadata""",
     "vllm.v1.sample.sampler:Sampler": "__init__ forward",
     "vllm.v1.spec_decode.metadata:SpecDecodeMetadata": "num_draft_tokens",
     "vllm.v1.sample.metadata:SamplingMetadata": """temperature top_p top_k generators

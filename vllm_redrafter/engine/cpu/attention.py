@@ -1,17 +1,20 @@
-"""vLLM's CPU attention backend, extended by tree attention.
+"""vLLM's CPU attention backend, which reads token trees as sequences of its own kernel.
 
-Rows that are no tree (prefill chunks, plain decodes, chains) stay with vLLM's C++ kernel: linear
-positions and a causal mask are exact for them. Tree rows go through `paged_tree_attention`.
+Rows that are no tree (prefill chunks, plain decodes, chains) are read where they lie: linear
+positions and a causal mask are exact for them. Trees are sequences over copied K and V, see
+`tree_sequences.py`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
+from vllm import envs
+from vllm._custom_ops import cpu_attn_get_scheduler_metadata, cpu_attn_reshape_and_cache
 from vllm.v1.attention.backend import AttentionLayer
 from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionBackend,
@@ -21,12 +24,8 @@ from vllm.v1.attention.backends.cpu_attn import (
 )
 
 from vllm_redrafter.engine.cpu.kv_cache import key_value_rows
-from vllm_redrafter.engine.cpu.tree_attention import (
-    AttentionVariant,
-    TreeQueries,
-    paged_tree_attention,
-)
-from vllm_redrafter.engine.cpu.tree_gather import Workspace
+from vllm_redrafter.engine.cpu.path_copies import CopiedUnits, PathCopies
+from vllm_redrafter.engine.cpu.tree_sequences import tree_parts
 from vllm_redrafter.engine.cpu.verification import VerificationStep
 from vllm_redrafter.engine.stats import StepStats
 
@@ -36,47 +35,83 @@ class TreeAttentionMetadata(CPUAttentionMetadata):
     """vLLM's metadata of a step and KV cache group, where a request has a tree that is no chain.
 
     Attributes:
-        trees: of these requests.
-        workspace: memory that tree attention uses again in each layer and step.
-        only_trees: no other request is in the batch, so vLLM's kernel has nothing to do.
+        in_place: of what is read where it lies; None where all requests have such trees.
+        parts: of the trees, over what is copied for them.
+        copied: the memory for that.
         stats: where the time spent is added.
     """
 
-    trees: TreeQueries
-    workspace: Workspace
-    only_trees: bool
+    in_place: CPUAttentionMetadata | None
+    parts: list[tuple[CPUAttentionMetadata, PathCopies]]
+    copied: CopiedUnits
     stats: StepStats
 
 
 class TreeAttentionMetadataBuilder(CPUAttentionMetadataBuilder):
-    """Makes vLLM's metadata, to which the runner adds trees where a step has some.
-
-    Attributes:
-        workspace: see `TreeAttentionMetadata`.
-    """
+    """Makes vLLM's metadata, to which the runner adds trees where a step has some."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.workspace = Workspace()
+        self._copied = CopiedUnits(amx=self.isa == "amx")
 
     def with_trees(
         self, plain: CPUAttentionMetadata, step: VerificationStep, stats: StepStats
     ) -> TreeAttentionMetadata:
         """The metadata of a step that has trees; plain steps are spared even a copy of theirs."""
-        # vLLM's kernel reads all rows or none: without prompts in the step it is not needed.
-        only_trees = step.only_nodes
-        requests = torch.arange(len(step.drafted)) if only_trees else step.branching
-        tree = step.tree if only_trees else step.tree.select(requests)
-        trees = TreeQueries(
-            tree=tree,
-            rows=step.node_rows[requests],
-            context_lens=(plain.seq_lens[requests] - tree.num_nodes).long(),
-            block_table=plain.block_table[requests],
-            block_size=self.block_size,
-            amx=self.isa == "amx",
+        branching = step.branching
+        tree = step.tree.select(branching)
+        in_place = None
+        if len(branching) < len(plain.seq_lens):
+            # The kernel reads all rows. Those of the trees, which are written after it, shall see
+            # no more than as many tokens as they are.
+            seq_lens = plain.seq_lens.index_copy(0, branching, tree.num_nodes)
+            in_place = self._of(plain, plain.query_start_loc, seq_lens, plain.block_table)
+        parts = tree_parts(
+            tree,
+            step.root_rows[branching],
+            plain.seq_lens[branching] - tree.num_nodes,
+            plain.block_table[branching],
+            self.block_size,
+            self.window_size,
+            2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize,
         )
         return TreeAttentionMetadata(
-            **vars(plain), trees=trees, workspace=self.workspace, only_trees=only_trees, stats=stats
+            **vars(plain),
+            in_place=in_place,
+            parts=[(self._of(plain, *part.sequences), part.copies) for part in parts],
+            copied=self._copied,
+            stats=stats,
+        )
+
+    def _of(
+        self,
+        plain: CPUAttentionMetadata,
+        query_start_loc: Tensor,
+        seq_lens: Tensor,
+        block_table: Tensor,
+    ) -> CPUAttentionMetadata:
+        """A step's metadata, of other sequences: see `CPUAttentionMetadataBuilder.build`."""
+        schedule = cpu_attn_get_scheduler_metadata(
+            num_reqs=len(seq_lens),
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            seq_lens=seq_lens,
+            dtype=self.dtype,
+            query_start_loc=query_start_loc,
+            causal=True,
+            sliding_window_size=self.window_size,
+            isa=self.isa,
+            enable_kv_split=envs.VLLM_CPU_ATTN_SPLIT_KV,
+            dynamic_causal=None,
+            kv_cache_dtype=self.kv_cache_dtype,
+        )
+        return replace(
+            plain,
+            query_start_loc=query_start_loc,
+            seq_lens=seq_lens,
+            block_table=block_table,
+            scheduler_metadata=schedule,
         )
 
 
@@ -93,35 +128,32 @@ class TreeAttentionImpl(CPUAttentionBackendImpl):
         output_scale: Tensor | None = None,
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
-        """As vLLM's; tree rows of `output` are then written by tree attention."""
-        with_trees = attn_metadata if isinstance(attn_metadata, TreeAttentionMetadata) else None
-        if with_trees is None or not with_trees.only_trees:
-            super().forward(
+        """As vLLM's; for trees, of several batches of sequences, one after another."""
+
+        def attend(cache: Tensor, metadata: CPUAttentionMetadata | None) -> None:
+            attend_plain(
                 layer,
                 query,
                 key,
                 value,
-                kv_cache,
-                attn_metadata,
+                cache,
+                metadata,
                 output,
                 output_scale,
                 output_block_scale,
             )
-        if with_trees is not None:
-            started = perf_counter()
-            trees, workspace = with_trees.trees, with_trees.workspace
-            paged_tree_attention(query, kv_cache, trees, self._variant(), output, workspace)
-            with_trees.stats.attention += perf_counter() - started
-        return output
 
-    def _variant(self) -> AttentionVariant:
-        return AttentionVariant(
-            scale=self.scale,
-            sliding_window=self.sliding_window,
-            soft_cap=self.logits_soft_cap,
-            alibi_slopes=self.alibi_slopes,
-            sinks=self.sinks,
-        )
+        attend_plain = super().forward
+        if not isinstance(attn_metadata, TreeAttentionMetadata):
+            attend(kv_cache, attn_metadata)
+            return output
+        if attn_metadata.in_place is not None:
+            attend(kv_cache, attn_metadata.in_place)
+        started = perf_counter()
+        for metadata, copies in attn_metadata.parts:
+            attend(attn_metadata.copied.write(copies, kv_cache), metadata)
+        attn_metadata.stats.attention += perf_counter() - started
+        return output
 
 
 class TreeAttentionBackend(CPUAttentionBackend):
@@ -142,13 +174,11 @@ def check_cache_layout(isa: str, head_size: int, block_size: int, dtype: torch.d
     Raises:
         RuntimeError: it does not; decoding would be wrong.
     """
-    from vllm import _custom_ops as ops
-
     cache = torch.zeros(1, 1, block_size, 2 * head_size, dtype=dtype)
     keys, values = cache.view(1, 1, 2 * block_size, head_size).chunk(2, dim=2)
     rows = torch.randn(2, block_size, 1, head_size).to(dtype)
     slots = torch.arange(block_size)
-    ops.cpu_attn_reshape_and_cache(
+    cpu_attn_reshape_and_cache(
         rows[0], rows[1], keys, values, slots, isa, k_scale=1.0, v_scale=1.0, kv_cache_dtype="auto"
     )
     written = key_value_rows(cache, amx=isa == "amx")

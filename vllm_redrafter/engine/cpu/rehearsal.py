@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from vllm_redrafter.budget.refits import NODES, STEPS
-from vllm_redrafter.engine.cpu import tree_attention
+from vllm_redrafter.engine.cpu import tree_sequences
 from vllm_redrafter.engine.cpu.acceptance_model import AcceptanceModel
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
 from vllm_redrafter.engine.cpu.verification import verification_step
@@ -48,4 +48,4 @@ def rehearse(proposer: TreeProposer) -> None:
     acceptance = AcceptanceModel(proposer.config.beam_length)
     for _ in range(max(STEPS, NODES)):
         acceptance.judge(np.zeros(len(judged[0]), dtype=np.bool_), *judged)
-    tree_attention.rehearse()
+    tree_sequences.rehearse(proposer.dtype)

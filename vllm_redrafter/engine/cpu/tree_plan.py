@@ -1,9 +1,8 @@
-"""What tree attention reads and hides, from the trees: loops over a few dozen numbers.
+"""Which sequences give tree attention, and what is copied for them: loops over a few dozen numbers.
 
 The first layer of every decoding step waits for it; about numba see `ranking.py`.
 
-Throughout, R requests have up to T nodes each, and a part has S slots per request, the first of
-which holds the key at `first_blocks` * block size of the request.
+Throughout, R requests have up to T nodes each, and K and V are copied in units of `unit` tokens.
 """
 
 from __future__ import annotations
@@ -17,188 +16,187 @@ from vllm_redrafter.compiled import compiled
 
 Array = npt.NDArray[Any]
 
-SLOT_MULTIPLE = 16
-"""Slots are multiplied in such steps, whole vectors; block sizes are multiples of it."""
-
-UNLIMITED = 1 << 62
-"""How far layers without a sliding window see."""
+SEQUENCES, COPIES, MOVES = 0, 1, 2
+"""What is counted, by its place among the counts."""
 
 
 @compiled
-def block_ranges(
-    num_nodes: Array, context_lens: Array, block_size: int, window: int
-) -> tuple[Array, Array]:
-    """The blocks of each request that its nodes attend to.
-
-    Args:
-        num_nodes: [R] int32, roots counted.
-        context_lens: [R] int64, n.
-        block_size: tokens per block.
-        window: keys at least this many positions back are hidden; -1 for none.
-
-    Returns:
-        first_blocks: [R] int64, places in the block table.
-        num_blocks: [R] int64, how many from there.
-    """
-    first = np.zeros(len(num_nodes), dtype=np.int64)
-    count = np.empty(len(num_nodes), dtype=np.int64)
-    for r in range(len(num_nodes)):
-        if window > 0:
-            # The root is the first node by position: no other sees as far back.
-            first[r] = max(context_lens[r] - window + 1, 0) // block_size
-        end = -(-(context_lens[r] + num_nodes[r]) // block_size)
-        count[r] = end - first[r]
-    return first, count
-
-
-@compiled
-def fit_together(num_blocks: Array, most: int, most_padding: int) -> bool:
-    """May all requests be one part?
-
-    Args:
-        num_blocks: [R] int64.
-        most: blocks of a part of several requests.
-        most_padding: blocks among these that only fill up shorter requests.
-    """
-    longest, used = 0, 0
-    for blocks in num_blocks:
-        longest = max(longest, blocks)
-        used += blocks
-    padded = longest * len(num_blocks)
-    return padded <= most and padded - used <= most_padding
-
-
-@compiled
-def plan_part(
+def plan_sequences(
     num_nodes: Array,
     parents: Array,
     depths: Array,
-    rows: Array,
+    root_rows: Array,
     context_lens: Array,
     block_table: Array,
-    first_blocks: Array,
-    num_blocks: Array,
     block_size: int,
+    unit: int,
     window: int,
-) -> tuple[int, int, int, Array, Array, Array]:
-    """What the requests of a part share, and what each of their nodes may see.
+    most_copies: int,
+) -> tuple[Array, Array, Array, Array, Array, Array, Array]:
+    """Lay every tree out as sequences that a causal kernel can read; see `tree_sequences.py`.
 
     Args:
         num_nodes: [R] int32, roots counted.
         parents, depths: [R, T] int32 (see `TokenTree`); T may be larger than any tree.
-        rows: [R, T] int64, the flat query row of each node.
+        root_rows: [R] int64, ascending; a request's other nodes follow its root.
         context_lens: [R] int64, n.
         block_table: [R, >= blocks in use] int32.
-        first_blocks, num_blocks: [R] int64, see `block_ranges`.
-        block_size: tokens per block.
+        block_size: tokens per block, a multiple of `unit`.
+        unit: see above.
         window: keys at least this many positions back are hidden; -1 for none.
+        most_copies: units that a part of several requests may copy.
 
     Returns:
-        num_slots: S, how many of the gathered slots are multiplied per request.
-        hidden_from: the first of them that may be hidden from a node.
-        first_row: the row from which on all rows follow one another; -1 where they do not.
-        first_slots: [R] int64, the first gathered slot of each request.
-        block_ids: [R, blocks] int64; block 0 beyond a request's own.
-        bias: [R, 1, 1, nodes, S - hidden_from] float32, nodes as in the largest tree: 0 where
-            visible, else -inf.
+        ends: [parts, 3] int64, where each part's sequences, copies and moves end.
+        bounds: [S + parts] int32, of each part the first row of each sequence, and behind them
+            where the last one ends.
+        lengths: [S] int32, of each sequence.
+        table: [S, columns] int32, the copied units that each sequence reads, by their place in
+            its part; anything where they are hidden.
+        copies: [C, 2] int64, the block of each unit that is copied, and its place there.
+        sources: [M, 2] int64, the block of each row that is moved behind that, and its place.
+        targets: [M, 2] int64, the copied unit that it is moved into, and its place there.
     """
-    nodes = num_nodes.max()
-    first_slots = first_blocks * block_size
-    contexts = context_lens - first_slots
-    used = (contexts + num_nodes).max()
-    num_slots = -(-used // SLOT_MULTIPLE) * SLOT_MULTIPLE
-    reach = window if window > 0 else UNLIMITED
-    hidden_from = _hidden_from(contexts, depths, nodes, reach)
-    bias = np.empty((len(num_nodes), 1, 1, nodes, num_slots - hidden_from), dtype=np.float32)
+    most_sequences, most_copied, most_moved, columns = _sizes(num_nodes, depths, context_lens, unit)
+    ends = np.empty((len(num_nodes), 3), dtype=np.int64)
+    bounds = np.empty(most_sequences + len(num_nodes), dtype=np.int32)
+    lengths = np.empty(most_sequences, dtype=np.int32)
+    table = np.zeros((most_sequences, columns), dtype=np.int32)
+    copies = np.empty((most_copied, 2), dtype=np.int64)
+    sources = np.empty((most_moved, 2), dtype=np.int64)
+    targets = np.empty((most_moved, 2), dtype=np.int64)
+    paths = np.empty(parents.shape[1], dtype=np.int64)
+    counts = np.zeros(3, dtype=np.int64)
+    parts = first_copy = end_row = 0
     for r in range(len(num_nodes)):
-        _hide(bias[r, 0, 0], contexts[r] - hidden_from, parents[r], depths[r], reach)
-    first_row = _first_row(rows, nodes)
-    block_ids = _block_ids(block_table, first_blocks, num_blocks)
-    return num_slots, hidden_from, first_row, first_slots, block_ids, bias
+        n, nodes = context_lens[r], num_nodes[r]
+        shared = n // unit
+        hidden = max(n - window + 1, 0) // unit if window > 0 else 0
+        most = counts[COPIES] - first_copy + shared - hidden + 2 * nodes
+        if r > 0 and (root_rows[r] != end_row or most > most_copies):
+            bounds[counts[SEQUENCES] + parts] = end_row
+            ends[parts] = counts
+            parts, first_copy = parts + 1, counts[COPIES]
+        end_row = root_rows[r] + nodes
+        context = counts[COPIES] - first_copy
+        _copy(counts, copies, block_table[r], hidden, shared, block_size // unit)
+        tree = (parents[r, :nodes], depths[r, :nodes])
+        to = (copies, sources, targets)
+        _copy_paths(counts, first_copy, n, tree, block_table[r], block_size, unit, paths, to)
+        line = _line(parents[r], nodes)
+        for node in range(nodes):
+            if 0 < node < line:
+                continue
+            # The root's sequence has the whole line for its last rows.
+            last, at = max(node, line - 1), counts[SEQUENCES]
+            bounds[at + parts] = root_rows[r] + node
+            lengths[at] = n + depths[r, last] + 1
+            for column in range(hidden, shared):
+                table[at, column] = context + column - hidden
+            for column in range(shared, (n + depths[r, last]) // unit + 1):
+                table[at, column] = paths[last] + column - shared
+            counts[SEQUENCES] += 1
+    bounds[counts[SEQUENCES] + parts] = end_row
+    ends[parts] = counts
+    sequences, copied, moved = counts
+    return (
+        ends[: parts + 1],
+        bounds[: sequences + parts + 1],
+        lengths[:sequences],
+        table[:sequences],
+        copies[:copied],
+        sources[:moved],
+        targets[:moved],
+    )
 
 
 @compiled
-def _hidden_from(contexts: Array, depths: Array, nodes: int, reach: int) -> int:
-    """See `plan_part`; `contexts` [R] int64 are the gathered slots before each tree."""
-    for r in range(len(contexts)):
-        # How far the deepest node is from the first slot.
-        if contexts[r] + depths[r, :nodes].max() >= reach:
-            return 0
-    shortest: int = contexts.min()
-    return shortest
+def _sizes(
+    num_nodes: Array, depths: Array, context_lens: Array, unit: int
+) -> tuple[int, int, int, int]:
+    """At most so many sequences, copies and moves; and the columns of the table."""
+    sequences = copies = moves = columns = 0
+    for r in range(len(num_nodes)):
+        sequences += num_nodes[r]
+        copies += context_lens[r] // unit
+        for node in range(num_nodes[r]):
+            # As if every node were a leaf.
+            end = (context_lens[r] + depths[r, node]) // unit + 1
+            copies += end - context_lens[r] // unit
+            moves += depths[r, node]
+            columns = max(columns, end)
+    return sequences, copies, moves, columns
 
 
 @compiled
-def _hide(bias: Array, start: int, parents: Array, depths: Array, reach: int) -> None:
-    """Write one request's biases.
+def _copy(
+    counts: Array, copies: Array, blocks: Array, first: int, end: int, units_of_block: int
+) -> None:
+    """Copy a request's units from `first` on, those before `end`."""
+    for at in range(first, end):
+        copied = counts[COPIES]
+        copies[copied, 0], copies[copied, 1] = blocks[at // units_of_block], at % units_of_block
+        counts[COPIES] += 1
+
+
+@compiled
+def _copy_paths(
+    counts: Array,
+    first_copy: int,
+    n: int,
+    tree: tuple[Array, Array],
+    blocks: Array,
+    block_size: int,
+    unit: int,
+    paths: Array,
+    to: tuple[Array, Array, Array],
+) -> None:
+    """Copy the last tokens of a request's context for every leaf, and move its ancestors there.
 
     Args:
-        bias: [nodes, columns] float32, written.
-        start: the root's column; those before it are the context's.
-        parents, depths: [T] int32.
-        reach: keys at least this many positions back are hidden.
+        counts: of all that is copied and moved.
+        first_copy: of the part.
+        n: tokens of context.
+        tree: parents and depths, [nodes] int32.
+        blocks: the request's, [blocks] int32.
+        block_size, unit: see `plan_sequences`.
+        paths: [T] int64, written: the copied unit of the part in which the context of each node
+            ends; those of its path follow it.
+        to: `copies`, `sources` and `targets` of `plan_sequences`.
     """
-    nodes, columns = bias.shape
-    for i in range(nodes):
-        bias[i] = -np.inf
-        bias[i, max(start + depths[i] - reach + 1, 0) : start] = 0.0
-        node = i
-        while depths[i] - depths[node] < reach:
-            # Unused slots, which see themselves and the root, may be beyond the columns.
-            if start + node < columns:
-                bias[i, start + node] = 0.0
-            # Parents stand before their children; the root is its own.
-            if parents[node] >= node:
-                break
+    parents, depths = tree
+    copies, sources, targets = to
+    shared, tail = n // unit, n % unit
+    paths[:] = -1
+    # Children stand behind their parents: the first of a path is a leaf.
+    for leaf in range(len(parents) - 1, -1, -1):
+        if paths[leaf] >= 0:
+            continue
+        path = counts[COPIES] - first_copy
+        _copy(counts, copies, blocks, shared, shared + 1, block_size // unit)
+        # What lies in these is moved there.
+        for _ in range((tail + depths[leaf]) // unit):
+            _copy(counts, copies, blocks, shared, shared + 1, block_size // unit)
+        node = leaf
+        while node > 0:
+            if paths[node] < 0:
+                paths[node] = path
+            slot, place = n + node, tail + depths[node]
+            # In line with the root, and in its unit, it was copied to its place.
+            if depths[node] != node or place >= unit:
+                moved = counts[MOVES]
+                sources[moved, 0], sources[moved, 1] = blocks[slot // block_size], slot % block_size
+                targets[moved, 0], targets[moved, 1] = path + place // unit, place % unit
+                counts[MOVES] += 1
             node = parents[node]
+        if paths[0] < 0:
+            paths[0] = path
 
 
 @compiled
-def _first_row(rows: Array, nodes: int) -> int:
-    """See `plan_part`."""
-    first: int = rows[0, 0]
-    for r in range(len(rows)):
-        for i in range(nodes):
-            if rows[r, i] != first + r * nodes + i:
-                return -1
-    return first
-
-
-@compiled
-def _block_ids(block_table: Array, first_blocks: Array, num_blocks: Array) -> Array:
-    """See `plan_part`."""
-    # Beyond a request's own blocks the table holds stale numbers: read block 0 there.
-    block_ids = np.zeros((len(num_blocks), num_blocks.max()), dtype=np.int64)
-    for r in range(len(num_blocks)):
-        for block in range(num_blocks[r]):
-            block_ids[r, block] = block_table[r, first_blocks[r] + block]
-    return block_ids
-
-
-@compiled
-def gather_rows(block_ids: Array, kv_heads: int, head_size: int) -> tuple[Array, Array]:
-    """Where K and V lie in a cache [blocks, KV heads, block size, 2 * head size].
-
-    Each block's K half [head size, block size] and V half [block size, head size] lie one after
-    the other (`kv_cache.key_value_views`).
-
-    Args:
-        block_ids: [R, B] int64.
-        kv_heads, head_size: of the cache.
-
-    Returns:
-        key_rows: [R * KV heads * head size * B] int64, of the cache in rows of block size: K is
-            transposed, so a row is one of head size, in a block's tokens.
-        value_halves: [R * KV heads * B] int64, of the cache in halves of blocks.
-    """
-    requests, blocks = block_ids.shape
-    key_rows = np.empty((requests, kv_heads, head_size, blocks), dtype=np.int64)
-    value_halves = np.empty((requests, kv_heads, blocks), dtype=np.int64)
-    for r in range(requests):
-        for head in range(kv_heads):
-            for block in range(blocks):
-                half = (block_ids[r, block] * kv_heads + head) * 2
-                value_halves[r, head, block] = half + 1
-                for row in range(head_size):
-                    key_rows[r, head, row, block] = half * head_size + row
-    return key_rows.ravel(), value_halves.ravel()
+def _line(parents: Array, nodes: int) -> int:
+    """How many nodes, from the root on, are a chain in the order of their rows."""
+    line = 1
+    while line < nodes and parents[line] == line - 1:
+        line += 1
+    return line

@@ -1,0 +1,89 @@
+"""What is copied for a step's trees, in both of vLLM's layouts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from vllm_redrafter.engine.cpu.kv_cache import key_value_rows
+from vllm_redrafter.engine.cpu.path_copies import (
+    COMPILED_THREADS,
+    UNIT,
+    CopiedUnits,
+    PathCopies,
+)
+
+NUM_BLOCKS, KV_HEADS = 7, 2
+LAYOUTS = st.tuples(
+    st.sampled_from([32, 64, 128]),  # block size
+    st.sampled_from([32, 48, 80]),  # head size
+    st.sampled_from([(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)]),
+)
+
+
+def random_cache(block_size: int, head_size: int, dtype: torch.dtype) -> Tensor:
+    generator = torch.Generator().manual_seed(3)
+    shape = NUM_BLOCKS, KV_HEADS, block_size, 2 * head_size
+    return torch.randn(shape, generator=generator).to(dtype)
+
+
+def by_token(kv: Tensor, amx: bool) -> Tensor:
+    """[K or V, blocks, tokens, KV heads, head size]"""
+    return torch.stack(key_value_rows(kv, amx)).transpose(2, 3)
+
+
+@settings(deadline=None)  # the first call compiles
+@given(
+    layout=LAYOUTS,
+    units=st.lists(st.tuples(st.integers(0, NUM_BLOCKS - 1), st.integers(0, 3)), min_size=1),
+    moves=st.lists(
+        st.tuples(
+            st.integers(0, NUM_BLOCKS - 1),
+            st.integers(0, 127),
+            st.integers(0, 1000),
+            st.integers(0, UNIT - 1),
+        )
+    ),
+    threads=st.sampled_from([1, COMPILED_THREADS + 1]),
+)
+def test_units_are_copied_and_rows_moved_behind_that(
+    layout: tuple[int, int, tuple[torch.dtype, bool]],
+    units: list[tuple[int, int]],
+    moves: list[tuple[int, int, int, int]],
+    threads: int,
+) -> None:
+    block_size, head_size, (dtype, amx) = layout
+    cache = random_cache(block_size, head_size, dtype)
+    units = [(block, place % (block_size // UNIT)) for block, place in units]
+    # By where they go, as no two go to one place.
+    kept = {(unit % len(units), place): (b, p % block_size) for b, p, unit, place in moves}
+    as_array = lambda pairs: np.array(list(pairs), dtype=np.int64).reshape(-1, 2)  # noqa: E731
+    copies = PathCopies(as_array(units), as_array(kept.values()), as_array(kept.keys()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "get_num_threads", lambda: threads)
+        found = by_token(CopiedUnits(amx).write(copies, cache), amx)
+    rows = by_token(cache, amx)
+    expected = torch.stack(
+        [rows[:, block, place * UNIT : (place + 1) * UNIT] for block, place in units], dim=1
+    )
+    for (unit, to), (block, place) in kept.items():
+        expected[:, unit, to] = rows[:, block, place]
+    assert torch.equal(found, expected)
+
+
+def test_layers_and_steps_use_the_same_memory() -> None:
+    """As it stays in the caches then."""
+    first = random_cache(64, 32, torch.bfloat16)
+    second = first + 1
+    three = np.array([[1, 0], [2, 1], [3, 1]], dtype=np.int64)
+    none, copied = three[:0], CopiedUnits(amx=False)
+    of_first = copied.write(PathCopies(three[:2], none, none), first)
+    of_second = copied.write(PathCopies(three, none, none), second)
+    assert of_second.data_ptr() == of_first.data_ptr()
+    assert torch.equal(of_first, of_second[:2])  # the same memory
+    many = copied.write(PathCopies(np.repeat(three, 9, axis=0), none, none), second)
+    assert torch.equal(many[[0, 9, 18]], of_second)

@@ -1,0 +1,104 @@
+"""vLLM's attention kernel for CPUs, and trees in it, without an engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from vllm import _custom_ops as ops
+
+from vllm_redrafter.engine.cpu.path_copies import CopiedUnits
+from vllm_redrafter.engine.cpu.tree_sequences import tree_parts
+from vllm_redrafter.token_tree import TokenTree
+
+
+@dataclass(frozen=True)
+class AttentionVariant:
+    """How a model bends its attention scores.
+
+    Attributes:
+        scale: multiplies q.k.
+        sliding_window: keys at least this many positions back are hidden; -1 for none.
+        soft_cap: scores become cap * tanh(score / cap); 0 for none.
+        alibi_slopes: [query heads] or None; slope * (key position - query position) is added.
+        sinks: [query heads] or None; a further score per head whose value is zero.
+    """
+
+    scale: float
+    sliding_window: int = -1
+    soft_cap: float = 0.0
+    alibi_slopes: Tensor | None = None
+    sinks: Tensor | None = None
+
+
+def attend(
+    query: Tensor,
+    kv_cache: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    variant: AttentionVariant,
+    output: Tensor,
+) -> None:
+    """Causal attention of sequences, as `CPUAttentionBackendImpl.forward` asks for it.
+
+    Args:
+        query: [tokens, query heads, head size].
+        kv_cache: [blocks, KV heads, block size, 2 * head size], laid out as without AMX.
+        query_start_loc: [S + 1] int32.
+        seq_lens: [S] int32.
+        block_table: [S, columns] int32.
+        variant: of the scores.
+        output: as `query`, written.
+    """
+    blocks, kv_heads, block_size, both = kv_cache.shape
+    keys, values = kv_cache.view(blocks, kv_heads, 2 * block_size, both // 2).chunk(2, dim=2)
+    schedule = ops.cpu_attn_get_scheduler_metadata(
+        num_reqs=len(seq_lens),
+        num_heads=query.shape[1],
+        num_kv_heads=kv_heads,
+        head_dim=both // 2,
+        seq_lens=seq_lens,
+        dtype=query.dtype,
+        query_start_loc=query_start_loc,
+        causal=True,
+        sliding_window_size=variant.sliding_window,
+        isa="vec",
+        enable_kv_split=True,
+    )
+    ops.cpu_attention_with_kv_cache(
+        query=query,
+        key_cache=keys,
+        value_cache=values,
+        output=output,
+        query_start_loc=query_start_loc,
+        seq_lens=seq_lens,
+        scale=variant.scale,
+        causal=True,
+        alibi_slopes=variant.alibi_slopes,
+        sliding_window=variant.sliding_window,
+        block_table=block_table,
+        softcap=variant.soft_cap,
+        scheduler_metadata=schedule,
+        s_aux=variant.sinks,
+    )
+
+
+def attend_to_trees(
+    query: Tensor,
+    kv_cache: Tensor,
+    tree: TokenTree,
+    root_rows: Tensor,
+    context_lens: Tensor,
+    block_table: Tensor,
+    variant: AttentionVariant,
+    output: Tensor,
+) -> None:
+    """Attention of all trees' nodes, whose rows of `output` are written: see `tree_parts`."""
+    block_size, window = kv_cache.shape[2], variant.sliding_window
+    bytes_of_token = kv_cache[0, :, 0].nbytes
+    copied = CopiedUnits(amx=False)
+    for part in tree_parts(
+        tree, root_rows, context_lens, block_table, block_size, window, bytes_of_token
+    ):
+        attend(query, copied.write(part.copies, kv_cache), *part.sequences, variant, output)

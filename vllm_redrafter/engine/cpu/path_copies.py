@@ -1,0 +1,195 @@
+"""K and V of a layer, copied for the sequences of a step's trees: `tree_sequences.py`.
+
+What is copied is read at once, and the next layer copies into the same memory: it stays in the
+caches, and the kernel reads from there what it would else have read from the KV cache. In units of
+32 tokens, which is what vLLM's kernels multiply at once, little is copied twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from vllm_redrafter.compiled import compiled
+from vllm_redrafter.engine.cpu.kv_cache import AMX_LANES, key_value_rows
+from vllm_redrafter.engine.cpu.tree_plan import Array
+
+UNIT = 32
+"""Tokens of a copied block; vLLM's block sizes on a CPU are multiples of it."""
+
+COMPILED_THREADS = 3
+"""Up to as many, one thread of our loop is taken for faster than all of torch's copies, of which
+one thread is less than half as fast."""
+
+
+@dataclass(frozen=True)
+class PathCopies:
+    """What the sequences of a part read; see `tree_plan.plan_sequences`.
+
+    Attributes:
+        units: [C, 2] int64, block and place of each unit that is copied.
+        sources, targets: [M, 2] int64, the rows that are moved then, and where to.
+    """
+
+    units: Array
+    sources: Array
+    targets: Array
+
+
+class CopiedUnits:
+    """Memory for copies, which layers, parts and steps use one after another.
+
+    The layers have K and V of one shape and dtype.
+    """
+
+    def __init__(self, amx: bool) -> None:
+        """Args: amx: caches are laid out for AMX, see `kv_cache.key_value_views`."""
+        self._amx = amx
+        self._memory = torch.empty(0)
+        # Of the memory, and of caches by where they lie: to make them takes longer than to copy.
+        self._target: KeyValueWords | None = None
+        self._sources: dict[int, KeyValueWords] = {}
+
+    def write(self, copies: PathCopies, kv_cache: Tensor) -> Tensor:
+        """Copy of a layer's K and V what is asked for.
+
+        Args:
+            kv_cache: [blocks, KV heads, block size, 2 * head size], contiguous.
+
+        Returns:
+            [C, KV heads, UNIT, 2 * head size], laid out alike; overwritten by the next call.
+        """
+        source = self._sources.get(kv_cache.data_ptr())
+        if source is None:
+            source = KeyValueWords.of(kv_cache, self._amx)
+            self._sources[kv_cache.data_ptr()] = source
+        units = len(copies.units)
+        if self._target is None or len(self._memory) < units:
+            # By far more than now, as contexts grow from step to step.
+            _, heads, _, both = kv_cache.shape
+            self._memory = kv_cache.new_empty(1 << units.bit_length(), heads, UNIT, both)
+            self._target = KeyValueWords.of(self._memory, self._amx)
+        if torch.get_num_threads() > COMPILED_THREADS:
+            write_reference(copies, source, self._target)
+        else:
+            write_units(copies.units, copies.sources, copies.targets, *source, *self._target)
+        return self._memory[:units]
+
+
+class KeyValueWords(NamedTuple):
+    """Memory of K and V [blocks, KV heads, B, 2 * head size], as it is copied.
+
+    Attributes:
+        keys, values: [blocks, KV heads, 2 (K or V), rows, B / UNIT, words] int64, twice the same
+            memory: of K, and of V, a unit is so many words in so many rows.
+        numbers: [blocks, KV heads, B * 2 * head size], integers as wide as its numbers.
+        places: [B, 2 * head size] int64: where a token's K and V are among a block's numbers.
+    """
+
+    keys: Array
+    values: Array
+    numbers: Array
+    places: Array
+
+    @classmethod
+    def of(cls, kv: Tensor, amx: bool) -> KeyValueWords:
+        """Views of `kv`, which is contiguous."""
+        blocks, heads, block_size, both = kv.shape
+        key_rows, value_rows = (1, both // 2 // AMX_LANES) if amx else (both // 2, 1)
+        words, units = kv.view(torch.int64), block_size // UNIT
+        numbers = kv.view(torch.int32 if kv.dtype == torch.float32 else torch.int16)
+        return cls(
+            words.view(blocks, heads, 2, key_rows, units, -1).numpy(),
+            words.view(blocks, heads, 2, value_rows, units, -1).numpy(),
+            numbers.view(blocks, heads, -1).numpy(),
+            _places(block_size, both, amx),
+        )
+
+
+@cache
+def _places(block_size: int, both: int, amx: bool) -> Array:
+    numbers = torch.arange(block_size * both).view(1, block_size, both)
+    rows = [half[0] for half in key_value_rows(numbers, amx)]
+    return torch.cat(rows, dim=1).numpy()
+
+
+def write_reference(copies: PathCopies, source: KeyValueWords, target: KeyValueWords) -> None:
+    """As `write_units`."""
+    blocks, places = torch.from_numpy(copies.units).unbind(1)
+    for half, views in enumerate(("keys", "values")):
+        words, to = (torch.from_numpy(getattr(of, views)) for of in (source, target))
+        # [C, KV heads, rows, words]
+        to[: len(blocks), :, half, :, 0] = words[:, :, half][blocks, :, :, places]
+    numbers, to = torch.from_numpy(source.numbers), torch.from_numpy(target.numbers)
+    from_block, from_place = torch.from_numpy(copies.sources).unbind(1)
+    to_unit, to_place = torch.from_numpy(copies.targets).unbind(1)
+    heads = torch.arange(numbers.shape[1]).view(-1, 1)
+    read = torch.from_numpy(source.places)[from_place].unsqueeze(1)
+    written = torch.from_numpy(target.places)[to_place].unsqueeze(1)
+    # [M, KV heads, 2 * head size]
+    moved = numbers[from_block.view(-1, 1, 1), heads, read]
+    to[to_unit.view(-1, 1, 1), heads, written] = moved
+
+
+@compiled
+def write_units(
+    units: Array,
+    sources: Array,
+    targets: Array,
+    keys: Array,
+    values: Array,
+    numbers: Array,
+    places: Array,
+    to_keys: Array,
+    to_values: Array,
+    to_numbers: Array,
+    to_places: Array,
+) -> None:
+    """Copy units of K and V, and then rows of single tokens.
+
+    Args:
+        units, sources, targets: see `PathCopies`.
+        keys, values, numbers, places: the cache's, see `KeyValueWords`.
+        to_keys, to_values, to_numbers, to_places: of what is written, a unit to a block.
+    """
+    for at in range(len(units)):
+        block, place = units[at]
+        for head in range(keys.shape[1]):
+            _copy_half(keys[block, head, 0], place, to_keys[at, head, 0])
+            _copy_half(values[block, head, 1], place, to_values[at, head, 1])
+    for move in range(len(sources)):
+        read, written = places[sources[move, 1]], to_places[targets[move, 1]]
+        for head in range(numbers.shape[1]):
+            row, to = numbers[sources[move, 0], head], to_numbers[targets[move, 0], head]
+            for number in range(len(read)):
+                to[written[number]] = row[read[number]]
+
+
+@compiled
+def _copy_half(half: Array, place: int, to: Array) -> None:
+    """[rows, units, words] to [rows, 1, words].
+
+    Loops whose lengths the compiler knows become a few vector instructions.
+    """
+    words = half.shape[2]
+    for row in range(len(half)):
+        if words == 8:
+            for word in range(8):
+                to[row, 0, word] = half[row, place, word]
+        elif words == 16:
+            for word in range(16):
+                to[row, 0, word] = half[row, place, word]
+        else:
+            for word in range(words):
+                to[row, 0, word] = half[row, place, word]
+
+
+def rehearse(dtype: torch.dtype) -> None:
+    """Let numba compile now, and not in the first step, for a cache of this dtype."""
+    one = torch.zeros(1, 2, dtype=torch.int64).numpy()
+    cache_of_one = torch.zeros(1, 1, UNIT, 2 * AMX_LANES, dtype=dtype)
+    CopiedUnits(amx=False).write(PathCopies(one, one, one), cache_of_one)
