@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import pytest
 import torch
@@ -16,6 +18,7 @@ from vllm_redrafter.engine.cpu.path_copies import (
     CopiedUnits,
     PathCopies,
 )
+from vllm_redrafter.engine.cpu.tree_plan import Array
 
 NUM_BLOCKS, KV_HEADS = 7, 2
 LAYOUTS = st.tuples(
@@ -34,6 +37,11 @@ def random_cache(block_size: int, head_size: int, dtype: torch.dtype) -> Tensor:
 def by_token(kv: Tensor, amx: bool) -> Tensor:
     """[K or V, blocks, tokens, KV heads, head size]"""
     return torch.stack(key_value_rows(kv, amx)).transpose(2, 3)
+
+
+def pairs(of: Iterable[tuple[int, int]]) -> Array:
+    """[N, 2] int64, of none as well."""
+    return np.array(list(of), dtype=np.int64).reshape(-1, 2)
 
 
 @settings(deadline=None)  # the first call compiles
@@ -61,8 +69,7 @@ def test_units_are_copied_and_rows_moved_behind_that(
     units = [(block, place % (block_size // UNIT)) for block, place in units]
     # By where they go, as no two go to one place.
     kept = {(unit % len(units), place): (b, p % block_size) for b, p, unit, place in moves}
-    as_array = lambda pairs: np.array(list(pairs), dtype=np.int64).reshape(-1, 2)  # noqa: E731
-    copies = PathCopies(as_array(units), as_array(kept.values()), as_array(kept.keys()))
+    copies = PathCopies(pairs(units), pairs(kept.values()), pairs(kept.keys()))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "get_num_threads", lambda: threads)
         found = by_token(CopiedUnits(amx).write(copies, cache), amx)

@@ -8,6 +8,7 @@ positions and a causal mask are exact for them. Trees are sequences over copied 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -129,29 +130,15 @@ class TreeAttentionImpl(CPUAttentionBackendImpl):
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
         """As vLLM's; for trees, of several batches of sequences, one after another."""
-
-        def attend(cache: Tensor, metadata: CPUAttentionMetadata | None) -> None:
-            attend_plain(
-                layer,
-                query,
-                key,
-                value,
-                cache,
-                metadata,
-                output,
-                output_scale,
-                output_block_scale,
-            )
-
-        attend_plain = super().forward
+        attend = partial(super().forward, layer, query, key, value)
+        behind = output, output_scale, output_block_scale
         if not isinstance(attn_metadata, TreeAttentionMetadata):
-            attend(kv_cache, attn_metadata)
-            return output
+            return attend(kv_cache, attn_metadata, *behind)
         if attn_metadata.in_place is not None:
-            attend(kv_cache, attn_metadata.in_place)
+            attend(kv_cache, attn_metadata.in_place, *behind)
         started = perf_counter()
         for metadata, copies in attn_metadata.parts:
-            attend(attn_metadata.copied.write(copies, kv_cache), metadata)
+            attend(attn_metadata.copied.write(copies, kv_cache), metadata, *behind)
         attn_metadata.stats.attention += perf_counter() - started
         return output
 

@@ -23,7 +23,7 @@ UNIT = 32
 
 COMPILED_THREADS = 8
 """Up to as many, one thread of our loop is taken for faster than all of torch's copies, of which
-one thread takes 7 to 10 times as long, and two take 4 to 8 times."""
+one thread takes several times as long."""
 
 
 @dataclass(frozen=True)

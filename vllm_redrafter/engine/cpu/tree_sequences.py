@@ -29,7 +29,7 @@ from vllm_redrafter.engine.cpu.tree_plan import plan_sequences
 from vllm_redrafter.token_tree import TokenTree
 
 PART_BYTES = 1 << 24
-"""The most K and V that are copied at once, of several requests."""
+"""The most K and V that are copied at once, of several requests; of one it is all of a layer's."""
 
 
 @dataclass(frozen=True)
