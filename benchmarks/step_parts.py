@@ -12,7 +12,7 @@ A draft:
 
 - plain: beam search with torch's own products (training and `evaluate` run these);
 - packed: the same search as the CPU engine runs it, on weights that vLLM packed;
-- products: the packed products alone, of as many rows, in as many calls;
+- products: its packed products alone, one after another;
 - bytes: a draft's weights, each level's anew, over the bandwidth of reading memory.
 
 The floor is the larger of the last two. The embedding is the target's and counts for nothing
@@ -49,6 +49,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=positive, help="default: as many as torch takes")
     parser.add_argument("--output", type=Path, help="write all figures to this JSON file")
     of_draft = parser.add_argument_group("draft")
+    of_draft.add_argument(
+        "--head",
+        choices=["recurrent", "gated"],
+        default="gated",
+        help="Apple's, or this project's (default gated)",
+    )
     of_draft.add_argument("--vocab-size", type=positive, default=8192)
     of_draft.add_argument("--hidden-size", type=positive, default=512)
     of_draft.add_argument(
@@ -71,7 +77,7 @@ def arguments() -> argparse.Namespace:
 
 
 def draft_costs(args: argparse.Namespace) -> list[draft.Cost]:
-    measured = draft.Draft(args.vocab_size, args.hidden_size, getattr(torch, args.dtype))
+    measured = draft.Draft(args.head, args.vocab_size, args.hidden_size, getattr(torch, args.dtype))
     return [
         draft.measure(measured, requests, width, length, args.repeats)
         for requests, (width, length) in product(args.requests, args.shapes)
@@ -90,7 +96,7 @@ def attention_costs(args: argparse.Namespace) -> list[attention.AttentionCost]:
 def settings(args: argparse.Namespace) -> dict[str, object]:
     """What was measured, of the parts that were."""
     shared = ("dtype", "repeats")
-    of_draft = ("vocab_size", "hidden_size") if "draft" in args.parts else ()
+    of_draft = ("head", "vocab_size", "hidden_size") if "draft" in args.parts else ()
     of_attention = ("layers", "heads", "kv_heads", "head_size") if "attention" in args.parts else ()
     chosen = {name: getattr(args, name) for name in (*of_draft, *of_attention, *shared)}
     return {**chosen, "threads": torch.get_num_threads()}

@@ -19,8 +19,17 @@ getattr(ffi.lib, "_fntab", {}).setdefault("__dict__", {})
 
 def compiled(function: Function) -> Function:
     """Compile at the first call; kept on disk, unless there is no folder that can be written."""
+    return _compiled(function)
+
+
+def compiled_in_any_order(function: Function) -> Function:
+    """As `compiled`; sums are added up in any order, so that vector instructions can do it."""
+    return _compiled(function, fastmath={"reassoc"})
+
+
+def _compiled(function: Function, **options: Any) -> Function:
     try:
-        made: Function = njit(cache=True)(function)
+        made: Function = njit(cache=True, **options)(function)
     except RuntimeError:
-        made = njit(function)
+        made = njit(**options)(function)
     return made

@@ -7,11 +7,13 @@ from dataclasses import asdict, dataclass
 
 import torch
 from rich.table import Table
+from torch import Tensor
 
 from cpu_parts import timing
 from vllm_redrafter.beam_search import beam_search
 from vllm_redrafter.engine.cpu.packed_weights import packed
 from vllm_redrafter.engine.cpu.search import search
+from vllm_redrafter.heads.head import Product
 from vllm_redrafter.heads.registry import new_head
 from vllm_redrafter.policy import SearchShape
 
@@ -42,14 +44,16 @@ class Cost:
 
 
 class Draft:
-    """A random drafter, plain and packed, and inputs for it."""
+    """A drafter of random weights, plain and packed, and inputs for it; `head` is its name."""
 
-    def __init__(self, vocab_size: int, hidden_size: int, dtype: torch.dtype) -> None:
+    def __init__(self, head: str, vocab_size: int, hidden_size: int, dtype: torch.dtype) -> None:
         torch.manual_seed(0)
         self.dtype = dtype
-        drafter = new_head("recurrent", vocab_size, hidden_size)
+        drafter = new_head(head, vocab_size, hidden_size)
         self.plain, self.config = drafter.to(dtype).eval().requires_grad_(False), drafter.config
-        self.packed = self.plain.packed(packed)
+        self.packed = self.plain.packed(self._packed)
+        # Of each product, what it is of, while a search is recorded.
+        self._recorded: list[tuple[Product, Tensor]] | None = None
         self.embed = torch.nn.Embedding(vocab_size, hidden_size, dtype=dtype)
 
     def search(self, packed: bool, requests: int, width: int, length: int) -> None:
@@ -62,18 +66,22 @@ class Draft:
         else:
             beam_search(self.plain, self.embed, hidden, roots, *shape)
 
-    @torch.inference_mode()
-    def products(self, requests: int, width: int, length: int) -> None:
-        """The packed products of such a draft: one row per request on the first level, then W."""
-        hidden, read = self.config.hidden_size, self.config.hidden_width
-        condition = self.packed.condition(torch.zeros(requests, 1, read, dtype=self.dtype))
-        for depth, rows in enumerate((1, *[width] * (length - 1))):
-            embedded = torch.zeros(requests, rows, hidden, dtype=self.dtype)
-            if depth == 0:
-                state = self.packed.start(condition, embedded)
-            else:
-                state = self.packed.advance(state[:, :1].expand(-1, rows, -1), embedded)
-            self.packed.logits(condition, state, depth)
+    def products(self, requests: int, width: int, length: int) -> list[tuple[Product, Tensor]]:
+        """The packed products of such a draft, and what each is of."""
+        self._recorded = recorded = []
+        self.search(True, requests, width, length)
+        self._recorded = None
+        return recorded
+
+    def _packed(self, weight: Tensor, bias: Tensor | None) -> Product:
+        product = packed(weight, bias)
+
+        def recording(x: Tensor) -> Tensor:
+            if self._recorded is not None:
+                self._recorded.append((product, x))
+            return product(x)
+
+        return recording
 
     def num_bytes(self, length: int) -> int:
         """Read by a draft: everything once per level, but what depends on h alone once."""
@@ -84,10 +92,17 @@ class Draft:
 
 def measure(draft: Draft, requests: int, width: int, length: int, repeats: int) -> Cost:
     """Time one size."""
+    products = draft.products(requests, width, length)
+
+    @torch.inference_mode()
+    def alone() -> None:
+        for product, x in products:
+            product(x)
+
     parts: dict[str, Callable[[], None]] = {
         "plain": lambda: draft.search(False, requests, width, length),
         "packed": lambda: draft.search(True, requests, width, length),
-        "products": lambda: draft.products(requests, width, length),
+        "products": alone,
     }
     bandwidth = timing.read_bandwidth()
     found = timing.medians(parts, repeats)

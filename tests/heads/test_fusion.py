@@ -57,7 +57,6 @@ def test_it_is_the_plain_head_on_the_fused_state(name: str) -> None:
     given = torch.cat([last, *layers], dim=-1)
     close = partial(torch.testing.assert_close, rtol=1e-5, atol=1e-5)
     close(head.condition(given), plain.condition(together))
-    close(head.packed(made).condition(given), plain.condition(together))
 
     embed, roots = torch.nn.Embedding(V, H).double(), torch.arange(R)
     length = min(3, plain.config.max_beam_length or 3)

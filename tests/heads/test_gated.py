@@ -1,4 +1,4 @@
-"""The gated head computes its formula, and is its own packed form."""
+"""The gated head computes its formula."""
 
 from __future__ import annotations
 
@@ -6,20 +6,17 @@ from typing import get_args
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import Tensor
 
-from vllm_redrafter.beam_search import beam_search
-from vllm_redrafter.engine.cpu.packed_weights import packed
 from vllm_redrafter.errors import ConfigError
-from vllm_redrafter.heads.gated import EPSILON, GatedConfig, GatedHead
-from vllm_redrafter.heads.head import Product
+from vllm_redrafter.heads.gated import GatedConfig, GatedHead
+from vllm_redrafter.heads.gated_layers import EPSILON
 from vllm_redrafter.heads.recurrent import RecurrentHead
 from vllm_redrafter.heads.recurrent_layers import RecurrentConfig
 from vllm_redrafter.heads.registry import NAMES, build_head, head_config, new_head
 from vllm_redrafter.training.choices import HeadName
 
-V, H, R, W, L = 300, 32, 3, 4, 5
+V, H, R, W = 300, 32, 3, 4
 
 CONFIGS = [
     pytest.param(GatedConfig(V, H, num_draft_layers=0), id="no residual block"),
@@ -74,30 +71,6 @@ def test_logits_are_the_formulas(config: GatedConfig) -> None:
     head, state = random_head(config), torch.randn(R, W, H, dtype=torch.float64)
     expected = plain_logits(dict(head.state_dict()), state, config.num_draft_layers)
     torch.testing.assert_close(head.logits(state, state, 2), expected)
-
-
-@every_config
-def test_the_packed_form_finds_the_same_nodes(config: GatedConfig) -> None:
-    head = random_head(config, torch.float32)
-    embed, hidden, roots = torch.nn.Embedding(V, H), torch.randn(R, H), torch.arange(R)
-    expected = beam_search(head, embed, hidden, roots, W, L)
-    found = beam_search(head.packed(packed), embed, hidden, roots, W, L)
-    assert torch.equal(found.tokens, expected.tokens)
-    assert torch.equal(found.back_pointers, expected.back_pointers)
-    torch.testing.assert_close(found.log_probs, expected.log_probs)
-
-
-def test_what_is_packed_are_the_heads_own_weights_not_copies() -> None:
-    head = random_head(GatedConfig(V, H, num_draft_layers=2))
-    given: list[int] = []
-
-    def pack(weight: Tensor, bias: Tensor | None) -> Product:
-        given.append(weight.data_ptr())
-        return lambda x: F.linear(x, weight, bias)
-
-    head.packed(pack)
-    own = {m.weight.data_ptr() for m in head.modules() if isinstance(m, nn.Linear)}
-    assert len(given) == 4 and set(given) == own
 
 
 def test_a_closed_gate_keeps_the_hidden_state_and_an_open_one_forgets_it() -> None:

@@ -28,13 +28,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vllm_redrafter.heads.head import DraftHead, HeadConfig, require_draft_layers
+from vllm_redrafter.heads.gated_layers import GatedLayers, normed
+from vllm_redrafter.heads.head import (
+    DraftHead,
+    HeadConfig,
+    Pack,
+    SearchHead,
+    require_draft_layers,
+)
 
 if TYPE_CHECKING:
     from vllm_redrafter.heads.launches import HeadLaunches
-
-EPSILON = 1e-6
-"""Of norms."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class GatedConfig(HeadConfig):
 
 
 class GatedHead(DraftHead):
-    """The gated head; each of its layers is one product already, so it is its own packed form."""
+    """The gated head."""
 
     config_class = GatedConfig
     layouts: ClassVar[Mapping[str, str]] = {"own": "GatedDrafter"}
@@ -84,7 +88,7 @@ class GatedHead(DraftHead):
     def advance(self, state: Tensor, embedded: Tensor) -> Tensor:
         """s_t [..., H] of s_{t-1} and e(x_t); see `DraftHead.advance`."""
         # One norm of both: calls of torch are what small layers cost.
-        joined = _normed(torch.stack([embedded, state], dim=-2)).flatten(-2)
+        joined = normed(torch.stack([embedded, state], dim=-2)).flatten(-2)
         # Training under autocast has narrower products than states.
         gate, candidate = self.cell(joined).to(state.dtype).chunk(2, dim=-1)
         return torch.lerp(F.silu(candidate), state, gate.sigmoid())
@@ -92,23 +96,27 @@ class GatedHead(DraftHead):
     def features(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
         """[..., H], of the state alone; see `DraftHead.features`."""
         for block in self.blocks:
-            state = state + F.silu(block(_normed(state)))
-        return _normed(state) * self.scale
+            state = state + F.silu(block(normed(state)))
+        return normed(state) * self.scale
 
     @property
     def vocabulary_layers(self) -> Sequence[nn.Linear]:
         return (self.lm_head,)
 
+    @property
+    def _layers(self) -> GatedLayers:
+        blocks: list[Any] = list(self.blocks)
+        return GatedLayers(self.cell, blocks, self.scale, self.lm_head, self.fuse)
+
+    def packed(self, pack: Pack) -> SearchHead:
+        """In as few calls as the mathematics allows: see `gated_packed.py`."""
+        from vllm_redrafter.heads.gated_packed import PackedGatedHead
+
+        d2t = self.d2t if self.config.draft_vocab_size is not None else None
+        return PackedGatedHead(self.config, self._layers, pack, d2t)
+
     def launches(self, table: nn.Module | None, max_rows: int) -> HeadLaunches | None:
         """See `gated_launches.py`."""
-        from vllm_redrafter.heads.gated_launches import GatedLaunches, GatedLayers
+        from vllm_redrafter.heads.gated_launches import GatedLaunches
 
-        blocks: list[Any] = list(self.blocks)
-        layers = GatedLayers(self.cell, blocks, self.scale, EPSILON)
-        return GatedLaunches(layers, table, max_rows)
-
-
-def _normed(x: Tensor) -> Tensor:
-    """n(x): in fewer calls than `rms_norm`, which is many on a CPU."""
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return x / ((norm + EPSILON) * x.shape[-1] ** -0.5)
+        return GatedLaunches(self._layers, table, max_rows)

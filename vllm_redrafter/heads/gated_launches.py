@@ -6,29 +6,11 @@ The cell and the last norm are one launch each (`gated_layer.py`), and so is eac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
-
 from torch import Tensor, nn
 
+from vllm_redrafter.heads.gated_layers import EPSILON, GatedLayers
 from vllm_redrafter.triton_kernels.draft_layers import Product, draft_layer
 from vllm_redrafter.triton_kernels.gated_layer import Rows, gated_cell, scale_normed
-
-
-class GatedLayers(NamedTuple):
-    """The head's layers but for the vocabulary-wide one.
-
-    Attributes:
-        cell: W and b.
-        blocks: the residual blocks' B and b'.
-        scale: [H], a.
-        epsilon: of norms.
-    """
-
-    cell: nn.Linear
-    blocks: Sequence[nn.Linear]
-    scale: Tensor
-    epsilon: float
 
 
 class GatedLaunches:
@@ -57,23 +39,22 @@ class GatedLaunches:
             assert self._table is not None
             read = Rows(self._table.weight, tokens)
         self._next = 0 if state is None else 1 - self._next
-        cell, epsilon = self._layers.cell, self._layers.epsilon
+        cell = self._layers.cell
         return gated_cell(
             read,
             Rows(condition) if state is None else Rows(state, parents),
             cell.weight,
             cell.bias,
             self._states[self._next, : tokens.shape[0]],
-            epsilon,
+            EPSILON,
         )
 
     def features(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
         """Residual blocks and the last norm: see `HeadLaunches.features`."""
-        _, blocks, scale, epsilon = self._layers
         first, second = self._features[:, : state.shape[0]]
         x = state
-        for block in blocks:
+        for block in self._layers.blocks:
             product, bias = Product(x, block.weight), block.bias
-            x = draft_layer(product, first, bias=bias, silu=True, residual=x, epsilon=epsilon)
+            x = draft_layer(product, first, bias=bias, silu=True, residual=x, epsilon=EPSILON)
             first, second = second, first
-        return scale_normed(x, scale, first, epsilon)
+        return scale_normed(x, self._layers.scale, first, EPSILON)

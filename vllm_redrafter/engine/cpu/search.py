@@ -49,9 +49,10 @@ def search(
     above = np.zeros((requests, 1), dtype=np.float32)
     for level in range(length):
         if level:
-            of_beams = state.flatten(0, 1).index_select(0, torch.from_numpy(parents))
-            drafted = torch.from_numpy(tokens[level - 1])
-            state = drafter.advance(of_beams.view(requests, width, -1), embed(drafted))
+            if width > 1:
+                of_beams = state.flatten(0, 1).index_select(0, torch.from_numpy(parents))
+                state = of_beams.view(requests, width, -1)
+            state = drafter.advance(state, embed(torch.from_numpy(tokens[level - 1])))
         logits = drafter.logits(condition, state, level).float().numpy()
         _extend(logits, above, tokens[level], back_pointers[level], log_probs[level], parents)
         found = torch.from_numpy(tokens[level])
