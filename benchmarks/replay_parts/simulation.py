@@ -146,10 +146,13 @@ class Adaptive:
         searches = self.traces.by_width[width].at(places, length)
         odds, survival, order = self.ranked(searches)
         ranked = survival.flatten(1).gather(1, order)
-        verified, _ = self.budget.share(ranked.numpy(), requests, plan)
+        probable = ranked.numpy()
+        verified, _ = self.budget.share(probable, self._sampled, plan)
         draft_seconds = self.batch.draft_seconds(plan.shape)
         self.budget.drafted(plan.shape, survival.numpy(), self._sampled, draft_seconds)
         accepted = self.judge(searches, odds, order, verified)
+        chosen = np.arange(probable.shape[1]) < verified[:, None]
+        self.budget.verified((float(probable[chosen].sum()), 0.0), (float(accepted.sum()), 0.0))
         rows = requests + int(verified.sum())
         seconds = self.batch.step_seconds(rows)
         kind = PLAIN if rows == requests else CHAINS if width == 1 else TREES

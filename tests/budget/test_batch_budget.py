@@ -289,7 +289,7 @@ def test_nodes_that_a_request_does_not_want_are_not_given_to_it() -> None:
     budget = BatchBudget(CONFIG, machine(row=0.001), 8)
     wanted = np.full((2, 12), 0.5)
     wanted[0] = 0.0
-    nodes, _ = budget.share(wanted, 2, Plan(SearchShape(4, 5), pays=True))
+    nodes, _ = budget.share(wanted, greedy(2), Plan(SearchShape(4, 5), pays=True))
     assert nodes.tolist() == [0, 12]
 
 
@@ -300,3 +300,15 @@ def test_tiers_stay_below_the_maxima_and_fit_the_step(max_nodes: int) -> None:
     assert all(w <= 4 and n <= 5 for w, n in tiers)
     if max_nodes < 5:
         assert all(tier.beam_width == 1 and tier.beam_length <= max_nodes for tier in tiers)
+
+
+def test_drafts_that_bring_less_than_their_calibration_says_are_given_up() -> None:
+    """Requests that sample, apart: of greedy ones nothing was promised in vain."""
+    for kind in (greedy(4), ~greedy(4)):
+        budget = BatchBudget(CONFIG, machine(row=0.1), max_requests=4)
+        run(budget, requests=4, accept=0.5, steps=200, samples=bool(kind[0]))
+        assert budget.plan(kind, None, CONFIG.num_speculative_tokens).pays
+        for _ in range(1000):
+            budget.verified((0.0, 2.0), (0.0, 0.5))
+        plans = [plan for plan, _ in run(budget, 4, 0.5, steps=64, samples=bool(kind[0]))]
+        assert plans[-1].pays != bool(kind[0])

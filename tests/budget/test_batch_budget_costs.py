@@ -48,7 +48,7 @@ def test_nothing_is_not_verified_because_plain_steps_seem_cheap() -> None:
             budget.stepped(kind, 1, rows, seconds)
     assert budget.plain_seconds(1) == pytest.approx(0.5, rel=0.05)
     probable = np.array([[0.2, 0.05, 0.01]])
-    nodes, _ = budget.share(probable, 1, Plan(SearchShape(1, 3), pays=True))
+    nodes, _ = budget.share(probable, greedy(1), Plan(SearchShape(1, 3), pays=True))
     assert nodes.tolist() == [2]
 
 

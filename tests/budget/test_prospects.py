@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from vllm_redrafter.budget.prospects import (
+    BELIEVED,
     LONGEST_AGE,
+    REMEMBERED,
     TEXT_STEPS,
     TRUST,
     USUAL_LONGEST_AGE,
@@ -114,3 +116,29 @@ def test_what_is_usual_counts_requests_and_not_drafts() -> None:
                 step += 1
                 prospects.observe(survival(accept, requests=requests), step)
     assert 0.5 < prospects.expected(step + 50 * TEXT_STEPS)[0, 0] < 0.6
+
+
+def test_a_calibration_that_promises_too_much_is_believed_less() -> None:
+    prospects, step = after((survival(0.5), 100))
+    before = prospects.expected(step)
+    assert prospects.truth == 1.0
+    for _ in range(1000):
+        prospects.verified(expected=2.0, accepted=1.5)
+    # What it says counts as `BELIEVED` nodes beside the `REMEMBERED`.
+    truth = (0.75 * REMEMBERED + BELIEVED) / (REMEMBERED + BELIEVED)
+    assert prospects.truth == pytest.approx(truth, rel=0.01)
+    assert prospects.expected(step) == pytest.approx(prospects.truth * before)
+
+
+def test_a_few_nodes_that_were_not_accepted_say_little() -> None:
+    prospects, _ = after((survival(0.5), 1))
+    prospects.verified(expected=3.0, accepted=0.0)
+    assert 0.9 < prospects.truth < 1.0
+
+
+def test_what_came_of_old_nodes_is_forgotten() -> None:
+    prospects, _ = after((survival(0.5), 1))
+    for accepted, times in ((0.0, 500), (2.0, 2000)):
+        for _ in range(times):
+            prospects.verified(expected=2.0, accepted=accepted)
+    assert prospects.truth == pytest.approx(1.0, abs=0.01)

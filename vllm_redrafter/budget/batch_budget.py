@@ -220,20 +220,21 @@ class BatchBudget:
         return self._looks.wanted(known, self._gain, self._pace.now)
 
     def share(
-        self, survival: Floats, requests: int, plan: Plan
+        self, survival: Floats, sampled: Flags, plan: Plan
     ) -> tuple[npt.NDArray[np.int64], Choice]:
         """Choose what to verify of the nodes that were drafted.
 
         Args:
-            survival: [R, K] survival probabilities, descending along each request; 0 where there
+            survival: [N, K] survival probabilities, descending along each request; 0 where there
                 is no node, or one that its request does not want.
-            requests: N.
+            sampled: [N] bool, of the requests; see `plan`.
             plan: what was drafted.
 
         Returns:
-            ([R] nodes of each request, the expectation that they were chosen by).
+            ([N] nodes of each request, the expectation that they were chosen by).
         """
         assert plan.shape is not None
+        requests = sampled.shape[0]
         draft = self.draft_seconds(requests, plan.shape)
         verify = self.step_seconds(requests, _kind_of(plan.shape))
         if plan.shape.beam_width > 1:
@@ -242,7 +243,15 @@ class BatchBudget:
             verify[requests] = self.step_seconds(requests, CHAINS)[requests]
         # A probe that verified nothing would find out nothing.
         least = 0 if plan.pays else requests
-        return best_shares(survival, requests, draft, verify, least)
+        truth = np.array([prospects.truth for prospects in self._prospects])
+        probable = survival * truth[sampled.astype(np.int64), None]
+        return best_shares(probable, requests, draft, verify, least)
+
+    def verified(self, expected: tuple[float, float], accepted: tuple[float, float]) -> None:
+        """Learn from a step how many nodes were accepted, and how many were to be, by their
+        survival probabilities: of requests that take the most probable token, and that sample."""
+        for prospects, *of_kind in zip(self._prospects, expected, accepted, strict=True):
+            prospects.verified(*of_kind)
 
     def step_seconds(self, requests: int, kind: int) -> Floats:
         """V of steps of this kind, for 0, 1, 2... rows, up to the most that the batch can have.

@@ -11,6 +11,10 @@ and for long: what is not drafted does not show that the text has become easy ag
 Of requests that were not among the last drafts, these say nothing: where a share f of a batch is
 new, s moves to u by f. And u is a mean over requests, not over drafts: the last requests of a queue
 are often the hard ones, alone for many steps.
+
+What is expected is a calibration's word, and the nodes that are verified are those of which it
+thinks most: by some percent too much, where it has a few parameters for any text. So all of it is
+multiplied by how many nodes were accepted over how many were expected to be, of those verified.
 """
 
 from __future__ import annotations
@@ -37,6 +41,9 @@ said, (m / n)^LEARNING is left: a calibration that had learned nothing yet may h
 TRUST = 0.6
 """How far the next draft is expected to be as the last ones: some ten drafts are few, so that of
 what they were better or worse than usual a part is chance."""
+REMEMBERED, BELIEVED = 512.0, 32.0
+"""Expected nodes after which the oldest count for 1/e in the accepted ones' share; and as how many
+the calibration's word counts, before and beside what is found."""
 TEXT_STEPS = 64
 """Steps after which the last drafts say 1/e of what they said of the text."""
 
@@ -56,6 +63,8 @@ class Prospects:
         self._seen_at = np.zeros_like(self.lately)
         self._drafted_at = 0
         self._requests = 0.0
+        # Nodes, of those verified.
+        self._expected = self._accepted = 0.0
         self.drafts = 0
 
     def joined(self, share: float) -> None:
@@ -74,10 +83,21 @@ class Prospects:
         self._drafted_at = step
         self.drafts += 1
 
+    def verified(self, expected: float, accepted: float) -> None:
+        """Learn how many nodes were accepted where so many were expected to be."""
+        kept = math.exp(-expected / REMEMBERED)
+        self._expected = kept * self._expected + expected
+        self._accepted = kept * self._accepted + accepted
+
+    @property
+    def truth(self) -> float:
+        """What survival probabilities are to be multiplied by."""
+        return (self._accepted + BELIEVED) / (self._expected + BELIEVED)
+
     def expected(self, step: int) -> Floats:
         """[L, W] survival probabilities of a search at this step."""
         still = TRUST * math.exp((self._drafted_at - step) / TEXT_STEPS)
-        return np.asarray(still * self.lately + (1.0 - still) * self._usual)
+        return np.asarray(self.truth * (still * self.lately + (1.0 - still) * self._usual))
 
 
 @compiled

@@ -8,7 +8,7 @@ import torch
 
 from redrafter_testing.algorithm.tree_batches import bushy, token_trees
 from vllm_redrafter.acceptance import AcceptedPath, accept_path
-from vllm_redrafter.engine.cpu.walk import Walk, judged_nodes
+from vllm_redrafter.engine.cpu.walk import Walk, accepted_nodes, judged_nodes
 from vllm_redrafter.token_tree import TokenTree
 
 
@@ -70,3 +70,20 @@ def test_the_judged_nodes_are_those_whose_parent_was_accepted() -> None:
     assert judged.tolist() == [1, 2, 5]
     assert judged_depths.tolist() == [1, 1, 2]
     assert was_accepted.tolist() == [False, True, True]
+
+
+def test_expected_and_accepted_nodes_are_counted_by_kind_of_request() -> None:
+    chain, cut_short = [0, 0, 1, 2], [0, 0]
+    tree = token_trees([chain, chain, cut_short, chain, [0]], 4)
+    accepted = AcceptedPath(
+        output_tokens=torch.empty(5, 4, dtype=torch.int32),
+        num_sampled=torch.tensor([4, 2, 2, 1, 1], dtype=torch.int32),
+        path=torch.empty(5, 4, dtype=torch.int64),
+        last_node=torch.empty(5, dtype=torch.int64),
+    )
+    survival = np.array([[0.5, 0.25, 0.125, 0.0625]] * 5, dtype=np.float32)
+    # Of the third, vLLM has verified fewer than were to be; of the last, none were.
+    nodes = np.array([3, 3, 3, 3, 0])
+    sampled = np.array([False, True, False, True, False])
+    found = accepted_nodes(sampled, survival[:, :4], nodes, tree, accepted)
+    assert found == ((0.875, 2 * 0.875), (3.0, 1.0))

@@ -13,7 +13,7 @@ from vllm_redrafter.budget.batch_budget import FIRST_DRAFTS, FIRST_STEPS, BatchB
 from vllm_redrafter.budget.choice import Flags
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
 from vllm_redrafter.engine.cpu.ranking import cut
-from vllm_redrafter.engine.cpu.walk import judged_nodes
+from vllm_redrafter.engine.cpu.walk import accepted_nodes, judged_nodes
 from vllm_redrafter.engine.stats import StepStats
 from vllm_redrafter.policy import search_shape
 from vllm_redrafter.token_tree import TokenTree
@@ -104,6 +104,10 @@ class AdaptiveDrafting(FixedDrafting):
         # By request: [K+1], the draft's log-odds of the tree drafted last.
         self._odds: dict[str, npt.NDArray[np.float32]] = {}
         self._explored = np.zeros((1, 1, 1), dtype=np.float32)
+        # Of the last draft: its requests, [R, K] survival probabilities, and [R] nodes to verify.
+        self._drafted: list[str] = []
+        self._survival = np.zeros((0, 0), dtype=np.float32)
+        self._nodes = np.zeros(0, dtype=np.int64)
         self._plan = Plan(None, pays=False)
         # Steps for which it still holds, if all is as it was.
         self._holds = 0
@@ -125,7 +129,7 @@ class AdaptiveDrafting(FixedDrafting):
         for _ in range(FIRST_STEPS + 1):
             budget.plan(sampled, None, config.num_speculative_tokens)
         survival = np.zeros((1, config.num_speculative_tokens), dtype=np.float32)
-        budget.share(survival, 1, Plan(shape, pays=True))
+        budget.share(survival, sampled, Plan(shape, pays=True))
 
     def pays(self, request_ids: Sequence[str], sampled: Flags, max_nodes: int) -> bool:
         """See `FixedDrafting.pays`; a probe counts as if it did."""
@@ -166,14 +170,15 @@ class AdaptiveDrafting(FixedDrafting):
         most: npt.NDArray[np.int64],
     ) -> TokenTree:
         """See `FixedDrafting.draft`."""
-        requests, plan = len(request_ids), self._plan
+        plan = self._plan
         assert plan.shape is not None
         draft = self.proposer.propose_ranked(hidden, roots, chain, self._sampled, plan.shape)
         self._explored = draft.explored
         survival = draft.survival[:, 1:]
         survival[np.arange(survival.shape[1]) >= most[:, None]] = 0.0
-        nodes, expected = self.budget.share(survival, requests, plan)
+        nodes, expected = self.budget.share(survival, self._sampled, plan)
         self.stats.expected_tokens += expected.tokens - int((nodes == 0).sum())
+        self._drafted, self._survival, self._nodes = list(request_ids), survival, nodes
         self._odds.update(zip(request_ids, draft.odds, strict=True))
         cut(draft.tree, nodes + 1)
         return draft.tree
@@ -193,6 +198,10 @@ class AdaptiveDrafting(FixedDrafting):
         accepted: AcceptedPath,
     ) -> None:
         """Learn how probable a node is to be accepted."""
+        # Mostly they are the same.
+        if request_ids == self._drafted:
+            drafted = self._survival, self._nodes
+            self.budget.verified(*accepted_nodes(sampled, *drafted, tree, accepted))
         if not self.budget.learns:
             return
         slots = tree.tokens.shape[1]

@@ -14,7 +14,7 @@ from vllm_redrafter.engine.cpu import tree_sequences
 from vllm_redrafter.engine.cpu.acceptance_model import AcceptanceModel
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
 from vllm_redrafter.engine.cpu.verification import verification_step
-from vllm_redrafter.engine.cpu.walk import Walk, judged_nodes, moves
+from vllm_redrafter.engine.cpu.walk import Walk, accepted_nodes, judged_nodes, moves
 from vllm_redrafter.policy import search_shape
 
 
@@ -44,6 +44,8 @@ def rehearse(proposer: TreeProposer) -> None:
     walk.go_on(torch.full((1,), -1, dtype=torch.int32))
     accepted = walk.accepted
     moves(accepted.path, step.root_rows)
+    survival, nodes = np.zeros((1, most), dtype=np.float32), np.zeros(1, dtype=np.int64)
+    accepted_nodes(greedy, survival, nodes, step.tree, accepted)
     _, *judged = judged_nodes(step.tree, accepted.path, np.zeros((1, rows), dtype=np.float32))
     acceptance = AcceptanceModel(proposer.config.beam_length)
     for _ in range(max(STEPS, NODES)):

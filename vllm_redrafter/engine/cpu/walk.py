@@ -97,6 +97,26 @@ def judged_nodes(
     return judged
 
 
+def accepted_nodes(
+    sampled: Array, survival: Array, nodes: Array, tree: TokenTree, accepted: AcceptedPath
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    """How many nodes were expected to be accepted, and how many were.
+
+    Args:
+        sampled: [R] bool, requests that sample.
+        survival: [R, K] float32, survival probabilities of the nodes drafted, without roots.
+        nodes: [R] int64, how many of them were to be verified.
+        tree: what was verified; a request with fewer nodes, as a grammar ruled some out or the
+            model's length did, is left out.
+        accepted: what came of it.
+
+    Returns:
+        (expected, accepted), each of requests that do not sample, and of those that do.
+    """
+    counts = np.ascontiguousarray(tree.num_nodes.numpy()), accepted.num_sampled.numpy()
+    return _accepted_nodes(sampled, np.ascontiguousarray(survival), nodes, *counts)
+
+
 def _arrays(tree: TokenTree) -> tuple[Array, Array, Array, Array]:
     """Tokens, parents, depths and numbers of nodes, in the one layout that is compiled for."""
     return (
@@ -158,3 +178,16 @@ def _judged(
                 accepted[count] = path[r, depths[r, node]] == node
                 count += 1
     return of_request[:count], of_odds[:count], of_depth[:count], accepted[:count]
+
+
+@compiled
+def _accepted_nodes(
+    sampled: Array, survival: Array, nodes: Array, tree_nodes: Array, num_sampled: Array
+) -> tuple[tuple[float, float], tuple[float, float]]:
+    expected, accepted = np.zeros(2), np.zeros(2)
+    for r in range(nodes.shape[0]):
+        if nodes[r] and tree_nodes[r] == nodes[r] + 1:
+            kind = 1 if sampled[r] else 0
+            expected[kind] += survival[r, : nodes[r]].sum()
+            accepted[kind] += num_sampled[r] - 1
+    return (expected[0], expected[1]), (accepted[0], accepted[1])

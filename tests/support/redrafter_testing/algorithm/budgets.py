@@ -79,7 +79,7 @@ def run(
             draft = budget.costs.draft_seconds(requests, *plan.shape)
             budget.drafted(plan.shape, explored, sampled, pace * colder * draft)
             ranked = np.sort(explored.reshape(requests, -1), axis=1)[:, ::-1][:, :12]
-            nodes = int(budget.share(np.array(ranked), requests, plan)[0].sum())
+            nodes = int(budget.share(np.array(ranked), sampled, plan)[0].sum())
         rows = requests + nodes
         seconds = float(budget.costs.verify_seconds(rows)) * (slower if nodes else 1.0) * pace
         seconds *= colder

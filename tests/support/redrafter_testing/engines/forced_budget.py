@@ -21,10 +21,10 @@ class RandomBudget(BatchBudget):
         shapes = (None, *search_tiers(self.config, max_nodes))
         return Plan(self.random.choice(shapes), pays=True, steps=self.random.randint(1, 3))
 
-    def share(self, survival: Any, requests: int, plan: Plan) -> tuple[Any, Choice]:
+    def share(self, survival: Any, sampled: Flags, plan: Plan) -> tuple[Any, Choice]:
         found = (survival > 0).sum(axis=1)
         nodes = np.array([self.random.randint(0, most) for most in found], dtype=np.int64)
-        return nodes, Choice(int(nodes.sum()), float(requests), 1.0)
+        return nodes, Choice(int(nodes.sum()), float(len(sampled)), 1.0)
 
 
 class OpenGate(BatchBudget):
@@ -33,9 +33,9 @@ class OpenGate(BatchBudget):
     def plan(self, sampled: Flags, joined: Flags | None, max_nodes: int) -> Plan:
         return Plan(search_tiers(self.config, max_nodes)[-1], pays=True)
 
-    def share(self, survival: Any, requests: int, plan: Plan) -> tuple[Any, Choice]:
+    def share(self, survival: Any, sampled: Flags, plan: Plan) -> tuple[Any, Choice]:
         nodes = (survival > 0).sum(axis=1)
-        return nodes, Choice(int(nodes.sum()), float(requests), 1.0)
+        return nodes, Choice(int(nodes.sum()), float(len(sampled)), 1.0)
 
 
 class ShutGate(BatchBudget):
