@@ -130,10 +130,10 @@ class TreeAttentionImpl(CPUAttentionBackendImpl):
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
         """As vLLM's; for trees, of several batches of sequences, one after another."""
-        attend = partial(super().forward, layer, query, key, value)
         behind = output, output_scale, output_block_scale
         if not isinstance(attn_metadata, TreeAttentionMetadata):
-            return attend(kv_cache, attn_metadata, *behind)
+            return super().forward(layer, query, key, value, kv_cache, attn_metadata, *behind)
+        attend = partial(super().forward, layer, query, key, value)
         if attn_metadata.in_place is not None:
             attend(kv_cache, attn_metadata.in_place, *behind)
         started = perf_counter()
