@@ -20,6 +20,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
+import torch
 from heads_parts import depths
 from heads_parts.plot import plot
 from heads_parts.report import rows_of, table
@@ -63,6 +64,12 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument(
         "--repeats", type=integer(0), default=0, help="of each head's draft, for its time"
+    )
+    made.add_argument(
+        "--dtype",
+        choices=["float32", "bfloat16"],
+        default="float32",
+        help="of those drafts; heads are trained in float32 (default float32)",
     )
     made.add_argument(
         "--against",
@@ -171,7 +178,8 @@ def report(
     if options.repeats:
         from heads_parts.timing import milliseconds
 
-        times = milliseconds(variants, config, material, options.repeats)
+        dtype = getattr(torch, options.dtype)
+        times = milliseconds(variants, config, material, options.repeats, dtype)
     rows = rows_of(runs, times)
     console = results.wide_console()
     console.print(table(rows))
@@ -182,6 +190,7 @@ def report(
         "shapes": [str_of(shape) for shape in material.shapes],
         "target_layers": list(material.layers),
         "milliseconds_per_draft": times,
+        "drafts": {"dtype": options.dtype, "draft_vocab_size": options.draft_vocab_size},
         "runs": runs,
     }
     results.write(options.output, record)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 
 import torch
 from cpu_parts import timing
@@ -21,26 +22,33 @@ CONTEXT = 256
 
 
 def milliseconds(
-    variants: Sequence[Variant], config: TrainingConfig, material: Material, repeats: int
+    variants: Sequence[Variant],
+    config: TrainingConfig,
+    material: Material,
+    repeats: int,
+    dtype: torch.dtype,
 ) -> dict[str, float]:
     """Medians of a draft for one request in the first shape, the variants in turn.
 
-    The EAGLE head is in plain torch: no engine of ours drafts with one.
+    The EAGLE head is in plain torch and float32: no engine of ours drafts with one.
     """
-    calls = {v.name: _draft(v, config, material) for v in variants}
+    calls = {v.name: _draft(v, config, material, dtype) for v in variants}
     return timing.medians(calls, repeats)
 
 
-def _draft(variant: Variant, config: TrainingConfig, material: Material) -> Callable[[], object]:
+def _draft(
+    variant: Variant, config: TrainingConfig, material: Material, dtype: torch.dtype
+) -> Callable[[], object]:
     shape = search_shape(material.shapes[0], material.shapes[0].num_speculative_tokens)
     embed = material.target.get_input_embeddings()
     kept = kept_tokens(config, material)
     if variant.head is not None:
         head = new_drafter(material.target, settings_of(variant, config, material), kept)
         width = head.config.hidden_width
-        fast = head.eval().requires_grad_(False).packed(packed)
-        hidden, root = torch.randn(1, width), torch.ones(1, dtype=torch.int64)
-        return lambda: search(fast, embed, hidden, root, shape)
+        fast = head.to(dtype).eval().requires_grad_(False).packed(packed)
+        hidden, root = torch.randn(1, width, dtype=dtype), torch.ones(1, dtype=torch.int64)
+        of_dtype = deepcopy(embed).to(dtype)
+        return lambda: search(fast, of_dtype, hidden, root, shape)
     eagle = new_eagle(material, 0).requires_grad_(False)
     weight = material.target.get_output_embeddings().weight
     output = packed(weight if kept is None else weight[kept], None)

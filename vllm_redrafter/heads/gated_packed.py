@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vllm_redrafter.compiled import compiled, compiled_in_any_order
-from vllm_redrafter.heads.fusion import fused
+from vllm_redrafter.heads.fusion import EPSILON as LAYER_EPSILON
 from vllm_redrafter.heads.gated_layers import EPSILON, GatedLayers, normed
 from vllm_redrafter.heads.head import HeadConfig, Pack
 
@@ -50,8 +50,13 @@ class PackedGatedHead:
 
     def condition(self, hidden: Tensor) -> Tensor:
         """[..., 2 H] float32: the state before the root's; see `GatedHead.condition`."""
-        before = fused(hidden, self.config.hidden_size, self._fuse).float()
-        return torch.cat([before, normed(before)], dim=-1)
+        size, rows = self.config.hidden_size, hidden.flatten(0, -2).float()
+        before = rows[:, :size]
+        if self._fuse is not None:
+            layers = torch.from_numpy(_normed_layers(rows.numpy(), size))
+            before = before + self._fuse(layers.to(self._dtype)).float()
+        condition = torch.from_numpy(_with_norm(before.numpy()))
+        return condition.view(*hidden.shape[:-1], 2 * size)
 
     def start(self, condition: Tensor, embedded: Tensor) -> Tensor:
         """See `advance`."""
@@ -76,6 +81,32 @@ class PackedGatedHead:
     def target_tokens(self, draft_tokens: Tensor) -> Tensor:
         """See `DraftHead.target_tokens`."""
         return draft_tokens if self._d2t is None else draft_tokens + self._d2t[draft_tokens]
+
+
+@compiled
+def _normed_layers(hidden: Floats, size: int) -> Floats:
+    """[N, m H], of h and m layers' outputs [N, (1 + m) H]: the norm of `fusion.py`."""
+    layers = np.empty_like(hidden[:, size:])
+    for row in range(hidden.shape[0]):
+        for start in range(size, hidden.shape[1], size):
+            layer = hidden[row, start : start + size]
+            factor = 1.0 / math.sqrt(_square(layer) / size + LAYER_EPSILON)
+            for i in range(size):
+                layers[row, start - size + i] = layer[i] * factor
+    return layers
+
+
+@compiled
+def _with_norm(state: Floats) -> Floats:
+    """[s ; n(s)] [N, 2 H], of s [N, H]."""
+    rows, hidden = state.shape
+    both = np.empty((rows, 2 * hidden), dtype=state.dtype)
+    for row in range(rows):
+        factor = _factor(state[row])
+        for i in range(hidden):
+            both[row, i] = state[row, i]
+            both[row, hidden + i] = state[row, i] * factor
+    return both
 
 
 @compiled
@@ -107,10 +138,16 @@ def _after(before: Floats, mixed: Floats, sigmoids: Floats) -> Floats:
     return after
 
 
-@compiled_in_any_order
+@compiled
 def _factor(x: Floats) -> Any:
     """n(x) / x: sqrt(H) / (|x| + EPSILON)."""
+    return x.dtype.type(math.sqrt(x.shape[0]) / (math.sqrt(_square(x)) + EPSILON))
+
+
+@compiled_in_any_order
+def _square(x: Floats) -> Any:
+    """|x|^2."""
     square = x.dtype.type(0.0)
     for value in x:
         square += value * value
-    return x.dtype.type(math.sqrt(x.shape[0]) / (math.sqrt(square) + EPSILON))
+    return square
