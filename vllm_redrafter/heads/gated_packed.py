@@ -1,8 +1,8 @@
 """The gated head for few rows on a host: its products, and compiled loops between them.
 
 The mathematics is that of `gated.py`. In calls of torch a cell is a dozen on a few thousand
-numbers, which take longer than its product where the target is small. Here it is three, and two
-loops. They compute in float32, whatever the products' dtype is, and so states are float32.
+numbers; here it is its product, a call and two loops. They compute in float32, whatever the
+products' dtype is, and so states are float32.
 
 A state is [s ; n(s)]: what the vocabulary-wide layer reads of it, the next cell reads as well.
 """

@@ -167,13 +167,9 @@ class TreeModelRunner(CPUModelRunner):
         if not scheduler_output.scheduled_spec_decode_tokens:
             self._step = None
             self._timed = (PLAIN, requests, rows) if rows == requests else None
-            # Plain decoding, which shall cost no more than where there is no drafter. None already
-            # where the step is at rest.
-            config, self.speculative_config = self.speculative_config, None
-            try:
+            # Plain decoding, which shall cost no more than where there is no drafter.
+            with substituted(self, "speculative_config", None):
                 prepared = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
-            finally:
-                self.speculative_config = config
             self._logits_rows = prepared[0]
             return prepared
         prepared = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
