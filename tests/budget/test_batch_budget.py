@@ -21,7 +21,7 @@ from vllm_redrafter.budget.batch_budget import (
 from vllm_redrafter.budget.dips import DIP
 from vllm_redrafter.budget.gate import FAR
 from vllm_redrafter.budget.plain_looks import LOOK
-from vllm_redrafter.budget.probes import FULL_PROBES, PROBE
+from vllm_redrafter.budget.probes import FULL_PROBES, SHORTEST
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.policy import SearchShape, search_shape, search_tiers
 
@@ -45,9 +45,10 @@ def test_an_engine_sees_plain_steps_before_it_judges_drafts() -> None:
 
 
 def test_a_useless_drafter_is_hardly_used() -> None:
-    decided = run(BatchBudget(CONFIG, machine(row=0.005), 8), 1, 0.01, 1000)
-    drafted = [plan for plan, _ in decided if plan.shape is not None]
-    assert len(drafted) < 0.05 * len(decided)
+    budget = BatchBudget(CONFIG, machine(row=0.005), 8)
+    decided = run(budget, 1, 0.01, 1000)
+    drafts = [budget.costs.draft_seconds(1, *plan.shape) for plan, _ in decided if plan.shape]
+    assert sum(drafts) < 0.01 * sum(budget.costs.verify_seconds([1] * len(decided)))
     # And yet it is asked now and then.
     assert any(plan.shape is not None for plan, _ in decided[500:])
 
@@ -97,7 +98,7 @@ def test_a_drafter_that_has_become_good_is_found_out() -> None:
 def test_what_drafts_cost_behind_plain_steps_is_not_taken_for_what_they_cost() -> None:
     """A probe's first draft is slow, and drafting would never be found to pay by it."""
     budget = BatchBudget(CONFIG, machine(row=0.05), 8)
-    assert run(budget, 4, 0.01, 300, cold=1.5)[-1][0].shape is None
+    assert not run(budget, 4, 0.01, 300, cold=1.5)[-1][0].pays
     later = run(budget, 4, 0.5, 1500, cold=1.5)
     assert all(plan.pays for plan, _ in later[-50:])
     assert 1.0 < budget._gain < 1.5
@@ -134,13 +135,12 @@ def test_a_probe_verifies_something() -> None:
 
 def test_most_probes_are_the_search_that_is_nearest_to_paying() -> None:
     budget = BatchBudget(CONFIG, machine(row=0.3, level=0.2), 8)
-    probes = [plan.shape for plan, _ in run(budget, 8, 0.4, 8000) if plan.shape and not plan.pays]
+    shapes = [None if plan.pays else plan.shape for plan, _ in run(budget, 8, 0.4, 8000)]
+    probes = [list(drafts) for shape, drafts in itertools.groupby(shapes) if shape]
     full = search_shape(CONFIG, 12)
-    begun = probes[::PROBE]
-    assert len(begun) > 3 * FULL_PROBES
-    assert sum(shape == full for shape in begun) == -(-len(begun) // FULL_PROBES)
-    assert all(probes[i::PROBE] == begun for i in range(1, PROBE))
-    assert set(probes) == {full, SearchShape(1, 1)}
+    assert len(probes) > 3 * FULL_PROBES
+    assert sum(full in drafts for drafts in probes) == -(-len(probes) // FULL_PROBES)
+    assert {shape for drafts in probes for shape in drafts} == {full, SearchShape(1, 1)}
 
 
 def test_a_probe_that_found_drafting_to_pay_is_not_continued_when_it_has_ceased_to(
@@ -149,7 +149,7 @@ def test_a_probe_that_found_drafting_to_pay_is_not_continued_when_it_has_ceased_
     budget = BatchBudget(CONFIG, machine(row=0.3, level=0.2), 8)
     while run(budget, 4, 0.4, 1)[-1][0].shape is None or budget._pays:
         pass
-    assert budget._probes.left == PROBE - 1
+    assert budget._probes.left == SHORTEST - 1
     for pays in (True, False):
         budget._kept = 0
         monkeypatch.setattr(budget, "_best_search", lambda *_, p=pays: (budget._best, p))

@@ -172,7 +172,7 @@ class BatchBudget:
             return Plan(None, pays=True)
         if not self._pays:
             full = search_shape(self.config, max_nodes)
-            return Plan(self._probes.begin(self._best, full), pays=False)
+            return Plan(self._probes.begin(self._best, full, self._gain), pays=False)
         survey = self._due_survey()
         if survey is not None:
             return Plan(survey, pays=True)

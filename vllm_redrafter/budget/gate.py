@@ -8,11 +8,11 @@ BEGIN, GO_ON = 0.04, 0.02
 """To begin to draft takes so much more than plain decoding yields, and to go on: else choices would
 flutter, and drafts be made for nothing where they are as fast. What the costs do not know is then
 lost: requests that draft end one by one, and prompts come so, which is dearer than all at once."""
-FIRST_PAUSE = 16
+FIRST_PAUSE = 32
 LONGEST_PAUSE, FAR_PAUSE = 256, 512
-"""Steps until the next probe (`probes.py`), which costs two steps near to paying, as its drafts
-come behind plain steps, 1 % of the first of the longest pauses; and some more far from it, 1 % of
-the other. Text changes within some 100 tokens, and what nearly pays may pay with other text."""
+"""Steps until the next probe (`probes.py`), which loses what one or two steps take, 1 % of the
+longest pauses at most; three or four far from paying, 1 % of the other. Text changes within some
+100 tokens, and what nearly pays may pay with other text."""
 GROWTH, FAR_GROWTH = 2, 4
 """How much longer each pause is than the one before."""
 FAR = 0.9
