@@ -77,16 +77,33 @@ def test_a_dearer_draft_asks_for_more_nodes() -> None:
 
 
 @settings(deadline=None)
-@given(PROBABILITIES, COSTS, st.floats(0.0, 5.0), st.integers(0, 15))
+@given(
+    PROBABILITIES,
+    COSTS,
+    st.floats(0.0, 5.0),
+    st.floats(0.1, 10.0),
+    st.integers(0, 15),
+    st.floats(0.2, 1.0),
+    st.integers(0, 7),
+)
 def test_the_choice_and_its_shares_in_one_pass_are_those_of_two(
-    survival: Floats, costs: Floats, draft: float, least: int
+    survival: Floats,
+    costs: Floats,
+    draft: float,
+    nothing: float,
+    least: int,
+    truth: float,
+    kinds: int,
 ) -> None:
     survival, verify = descending(survival), np.maximum.accumulate(costs)
     requests = survival.shape[0]
-    cuts, choice = best_shares(survival, requests, draft, verify, least)
-    alone = best_budget(survival, requests, draft, verify)
-    assert choice.budget == max(alone.budget, min(least, (survival > 0).sum()))
-    assert cuts.tolist() == shares(survival, choice.budget).tolist()
-    best = np.sort(survival, axis=None)[::-1][: choice.budget]
+    others = np.array([bool(kinds & 1 << r) for r in range(requests)])
+    cuts, choice = best_shares(survival, others, (1.0, truth), draft, verify, nothing, least)
+    probable, seconds = survival * np.where(others, truth, 1.0)[:, None], verify.copy()
+    seconds[requests] = nothing
+    alone = best_budget(probable, requests, draft, seconds)
+    assert choice.budget == max(alone.budget, min(least, (probable > 0).sum()))
+    assert cuts.tolist() == shares(probable, choice.budget).tolist()
+    best = np.sort(probable, axis=None)[::-1][: choice.budget]
     assert choice.tokens == pytest.approx(requests + best.sum())
-    assert choice.seconds == draft + verify[requests + choice.budget]
+    assert choice.seconds == draft + seconds[requests + choice.budget]

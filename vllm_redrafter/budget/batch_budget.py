@@ -234,18 +234,21 @@ class BatchBudget:
             ([N] nodes of each request, the expectation that they were chosen by).
         """
         assert plan.shape is not None
-        requests = sampled.shape[0]
-        draft = self.draft_seconds(requests, plan.shape)
-        verify = self.step_seconds(requests, _kind_of(plan.shape))
-        if plan.shape.beam_width > 1:
-            # To verify nothing takes no branches, but longer than a plain step behind another one.
-            verify = verify.copy()
-            verify[requests] = self.step_seconds(requests, CHAINS)[requests]
-        # A probe that verified nothing would find out nothing.
-        least = 0 if plan.pays else requests
-        truth = np.array([prospects.truth for prospects in self._prospects])
-        probable = survival * truth[sampled.astype(np.int64), None]
-        return best_shares(probable, requests, draft, verify, least)
+        requests, kind = sampled.shape[0], _kind_of(plan.shape)
+        verify = self.step_seconds(requests, kind)
+        # To verify nothing takes no branches, but longer than a plain step behind another one.
+        chains = verify if kind == CHAINS else self.step_seconds(requests, CHAINS)
+        greedy, others = self._prospects
+        return best_shares(
+            survival,
+            sampled,
+            (greedy.truth, others.truth),
+            self.draft_seconds(requests, plan.shape),
+            verify,
+            float(chains[requests]),
+            # A probe that verified nothing would find out nothing.
+            0 if plan.pays else requests,
+        )
 
     def verified(self, expected: tuple[float, float], accepted: tuple[float, float]) -> None:
         """Learn from a step how many nodes were accepted, and how many were to be, by their

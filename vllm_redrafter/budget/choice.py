@@ -49,45 +49,55 @@ def best_budget(
     """
     ranked = np.sort(np.asarray(survival, dtype=np.float64), axis=None)
     verify = np.ascontiguousarray(verify_seconds, dtype=np.float64)
-    budget, tokens = _best(ranked, requests, float(draft_seconds), verify)
+    nothing_seconds = float(verify_seconds[requests])
+    budget, tokens = _best(ranked, requests, float(draft_seconds), verify, nothing_seconds)
     return Choice(budget, tokens, float(draft_seconds + verify_seconds[requests + budget]))
 
 
 def best_shares(
-    survival: Floats, requests: int, draft_seconds: float, verify_seconds: Floats, least: int = 0
+    survival: Floats,
+    kinds: Flags,
+    truth: tuple[float, float],
+    draft_seconds: float,
+    verify_seconds: Floats,
+    nothing_seconds: float,
+    least: int,
 ) -> tuple[npt.NDArray[np.int64], Choice]:
-    """`best_budget` and its `shares` in one pass, as a step that drafts has to wait for them.
+    """`best_budget` and its `shares` in one compiled pass, which a step that drafts waits for.
 
     Args:
         survival: [R, K], descending along each request; 0 where there is no node.
-        requests, draft_seconds, verify_seconds: see `best_budget`.
+        kinds: [R] bool, of two kinds of requests.
+        truth: what survival probabilities of either kind are multiplied by.
+        draft_seconds: see `best_budget`.
+        verify_seconds: [rows] float64, see there.
+        nothing_seconds: V where nothing is verified.
         least: the smallest budget, as far as there are nodes.
     """
-    admitted, budget, tokens = _best_shares(
-        np.ascontiguousarray(survival, dtype=np.float64),
-        requests,
-        float(draft_seconds),
-        np.ascontiguousarray(verify_seconds, dtype=np.float64),
-        least,
+    admitted, budget, tokens, seconds = _best_shares(
+        survival, kinds, *truth, draft_seconds, verify_seconds, nothing_seconds, least
     )
-    seconds = float(draft_seconds + verify_seconds[requests + budget])
     return admitted, Choice(budget, tokens, seconds)
 
 
 @compiled
 def _best(
-    ranked: Floats, requests: int, draft_seconds: float, verify_seconds: Floats
+    ranked: Floats,
+    requests: int,
+    draft_seconds: float,
+    verify_seconds: Floats,
+    nothing_seconds: float,
 ) -> tuple[int, float]:
     tokens = float(requests)
-    best, best_tokens = 0, tokens
+    best, best_tokens, best_seconds = 0, tokens, draft_seconds + nothing_seconds
     for nodes in range(1, ranked.shape[0] + 1):
         # Ascending: the best is the last.
         if ranked[-nodes] <= 0:
             break
         tokens += ranked[-nodes]
         seconds = draft_seconds + verify_seconds[requests + nodes]
-        if tokens * (draft_seconds + verify_seconds[requests + best]) > best_tokens * seconds:
-            best, best_tokens = nodes, tokens
+        if tokens * best_seconds > best_tokens * seconds:
+            best, best_tokens, best_seconds = nodes, tokens, seconds
     return best, best_tokens
 
 
@@ -121,11 +131,24 @@ def _shares(survival: Floats, budget: int) -> npt.NDArray[np.int64]:
 
 @compiled
 def _best_shares(
-    survival: Floats, requests: int, draft_seconds: float, verify_seconds: Floats, least: int
-) -> tuple[npt.NDArray[np.int64], int, float]:
-    ranked = np.sort(survival.ravel())
-    budget, tokens = _best(ranked, requests, draft_seconds, verify_seconds)
+    survival: Floats,
+    kinds: Flags,
+    truth: float,
+    truth_of_others: float,
+    draft_seconds: float,
+    verify_seconds: Floats,
+    nothing_seconds: float,
+    least: int,
+) -> tuple[npt.NDArray[np.int64], int, float, float]:
+    requests, width = survival.shape
+    probable = np.empty((requests, width))
+    for r in range(requests):
+        for node in range(width):
+            probable[r, node] = survival[r, node] * (truth_of_others if kinds[r] else truth)
+    ranked = np.sort(probable.ravel())
+    budget, tokens = _best(ranked, requests, draft_seconds, verify_seconds, nothing_seconds)
     while budget < min(least, ranked.shape[0]) and ranked[-budget - 1] > 0:
         budget += 1
         tokens += ranked[-budget]
-    return _shares(survival, budget), budget, tokens
+    seconds = verify_seconds[requests + budget] if budget else nothing_seconds
+    return _shares(probable, budget), budget, tokens, draft_seconds + seconds

@@ -73,13 +73,13 @@ class Prospects:
 
     def observe(self, survival: Floats, step: int) -> None:
         """Learn from a draft: [R, L', W'] survival probabilities of what it explored."""
-        _renew(self.lately, self._seen_at, survival, step, self.drafts)
-        age = float(min(step - self._drafted_at, USUAL_LONGEST_AGE))
-        forgotten = _rate(USUAL_RATE, age, self.drafts, LEARNING)
+        age = min(step - self._drafted_at, USUAL_LONGEST_AGE)
+        forgotten = max(1.0 - (1.0 - USUAL_RATE) ** age, LEARNING / (self.drafts + LEARNING))
         requests = survival.shape[0]
         self._requests += forgotten * (requests - self._requests)
         # With f forgotten: u = EMA(R s) / EMA(R), both of rate f.
-        _move(self._usual, self.lately, forgotten * requests / self._requests)
+        moved = forgotten * requests / self._requests
+        _observe(self.lately, self._usual, self._seen_at, survival, step, self.drafts, moved)
         self._drafted_at = step
         self.drafts += 1
 
@@ -101,22 +101,25 @@ class Prospects:
 
 
 @compiled
-def _rate(per_step: float, age: float, drafts: int, learning: int) -> float:
-    """Of a running mean, the share of a draft that comes `age` steps after the one before."""
-    return max(1.0 - (1.0 - per_step) ** age, learning / (drafts + learning))
-
-
-@compiled
-def _move(usual: Floats, lately: Floats, rate: float) -> None:
-    """Bring the one [L, W] nearer to the other."""
+def _observe(
+    lately: Floats,
+    usual: Floats,
+    seen_at: Floats,
+    survival: Floats,
+    step: int,
+    drafts: int,
+    moved: float,
+) -> None:
+    """Take a draft into the running means [L, W]: see `Prospects`; `usual` moves by that share."""
+    _renew(lately, seen_at, survival, step, drafts)
     for level in range(usual.shape[0]):
         for beam in range(usual.shape[1]):
-            usual[level, beam] += rate * (lately[level, beam] - usual[level, beam])
+            usual[level, beam] += moved * (lately[level, beam] - usual[level, beam])
 
 
 @compiled
 def _renew(profile: Floats, seen_at: Floats, survival: Floats, step: int, drafts: int) -> None:
-    """Take a draft into the running means [L, W]: survival [R, L', W'] of what it explored.
+    """Survival [R, L', W'] of what a draft explored, taken into the profile [L, W].
 
     What it did not explore moves along: deeper levels with the last level explored, lower ranks
     with the best of their level. How probable a node is given its parent changes less from text
@@ -129,7 +132,8 @@ def _renew(profile: Floats, seen_at: Floats, survival: Floats, step: int, drafts
             before = profile[level, 0]
             for beam in range(width):
                 # What was not looked at for a while counts for less when it is.
-                rate = _rate(RATE, min(step - seen_at[level, beam], LONGEST_AGE), drafts, 1)
+                age = min(step - seen_at[level, beam], LONGEST_AGE)
+                rate = max(1.0 - (1.0 - RATE) ** age, 1.0 / (drafts + 1))
                 mean = survival[:, level, beam].sum() / requests
                 profile[level, beam] += rate * (mean - profile[level, beam])
                 seen_at[level, beam] = step

@@ -80,7 +80,7 @@ def test_a_useless_drafter_costs_next_to_nothing(requests: int, log_prob: float)
     """However sure it is of itself: its calibration finds out, and the gate closes."""
     found = decoded(Adaptive, chains(0.0, log_prob), requests)
     assert ratio(found, requests) > 0.98
-    assert found.undrafted > 0.9
+    assert found.undrafted > 0.85
 
 
 @pytest.mark.parametrize("requests", [1, 16])

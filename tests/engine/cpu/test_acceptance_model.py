@@ -16,10 +16,9 @@ DEPTHS = 3
 
 def accepts(model: AcceptanceModel, sampled: bool) -> float:
     """The probability of a node of depth 1 that the draft gives even odds."""
-    slopes, biases = model.parameters(np.array([sampled]))
-    assert slopes.shape == (1,)
-    assert biases.shape == (1, DEPTHS)
-    return float(1.0 / (1.0 + np.exp(-biases[0, 0])))
+    assert model.slopes.shape == (2,)
+    assert model.biases.shape == (2, DEPTHS)
+    return float(1.0 / (1.0 + np.exp(-model.biases[int(sampled), 0])))
 
 
 def judge(model: AcceptanceModel, steps: int, greedy: float, sampling: float) -> None:
@@ -50,8 +49,8 @@ def test_requests_of_one_kind_say_nothing_of_the_other() -> None:
 
 def expected_tokens(model: AcceptanceModel) -> float:
     """Of a greedy request's chain whose nodes all have log-odds 1."""
-    slopes, biases = model.parameters(np.array([False]))
-    return float(np.cumprod(1.0 / (1.0 + np.exp(-(slopes[0] + biases[0])))).sum())
+    logits = model.slopes[0] + model.biases[0]
+    return float(np.cumprod(1.0 / (1.0 + np.exp(-logits))).sum())
 
 
 @pytest.mark.parametrize("accepted", [0.3, 0.92])
@@ -108,10 +107,9 @@ def test_it_learns_what_the_estimator_of_any_device_learns() -> None:
             nodes = dict(zip(("odds", "depths", "accepted"), step, strict=True))
             estimator.observe(judged=torch.ones(NODES, dtype=torch.bool), **nodes)
         estimator.refit()
-    slopes, biases = model.parameters(np.array([True]))
-    assert slopes[0] == pytest.approx(estimator.slope.item(), rel=1e-4)
-    assert biases[0] == pytest.approx(estimator.biases.numpy(), rel=1e-4)
-    assert slopes[0] == pytest.approx(0.7, abs=0.1)
+    assert model.slopes[1] == pytest.approx(estimator.slope.item(), rel=1e-4)
+    assert model.biases[1] == pytest.approx(estimator.biases.numpy(), rel=1e-4)
+    assert model.slopes[1] == pytest.approx(0.7, abs=0.1)
     found, expected = model.calibration(), estimator.calibration()
     assert found.judged == expected.judged
     assert found.draft == pytest.approx(expected.draft, rel=1e-4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -28,7 +29,7 @@ def propose(folder: Path, max_nodes: int) -> torch.Tensor:
         )
     )
     proposer.load_model(nn.ModuleDict({"embed_input_ids": nn.Embedding(V, H)}))
-    tree = proposer.propose(torch.randn(R, H), torch.arange(R), None, max_nodes)
+    tree = proposer.propose(torch.randn(R, H), torch.arange(R), None, np.full(R, max_nodes))
     assert (tree.num_nodes == max_nodes + 1).all()
     return tree.parents.masked_fill(~tree.is_node, -1)
 

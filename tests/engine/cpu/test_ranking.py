@@ -47,30 +47,36 @@ def estimator_of(slope: Tensor, biases: Tensor) -> AcceptanceEstimator:
 
 @pytest.mark.parametrize("tree", ["explored", "beams"])
 @pytest.mark.parametrize("chains", [False, True])
+@pytest.mark.parametrize("less", [False, True], ids=["all", "less"])
 @pytest.mark.parametrize(("requests", "length", "width"), [(1, 1, 1), (3, 5, 3), (8, 4, 6)])
 def test_trees_and_probabilities_are_those_of_the_torch_functions(
-    tree: TreeKind, chains: bool, requests: int, length: int, width: int
+    tree: TreeKind, chains: bool, less: bool, requests: int, length: int, width: int
 ) -> None:
     explored = search(requests, requests, length, width)
     roots = torch.arange(requests)
     chain = torch.arange(requests) % 2 == 0 if chains else None
-    # Each request with an acceptance model of its own.
-    slopes = torch.linspace(0.4, 0.8, requests)
-    biases = torch.linspace(-0.5, 0.5, requests * length).view(requests, length)
+    # Those that sample have an acceptance model of their own, and a model knows more levels.
+    sampled = torch.arange(requests) % 3 == 1
+    slopes = torch.tensor([0.4, 0.8])
+    biases = torch.linspace(-0.5, 0.5, 2 * (length + 1)).view(2, length + 1)
+    most = (
+        torch.arange(requests) * 3 % (MAX_NODES + 1) if less else torch.full((requests,), MAX_NODES)
+    )
 
     odds = log_odds(explored.log_probs, explored.back_pointers)
     log_survival = torch.cat(
         [
-            estimator_of(slopes[r], biases[r]).log_survival(
+            estimator_of(slopes[kind], biases[kind, :length]).log_survival(
                 odds[r : r + 1],
                 explored.log_probs[r : r + 1],
                 explored.back_pointers[r : r + 1],
             )
-            for r in range(requests)
+            for r, kind in enumerate(sampled.long())
         ]
     )
     ranked = replace(explored, log_probs=log_survival)
     expected, index = select_nodes(roots, ranked, MAX_NODES, tree, chain)
+    expected = expected.prefix(most.int() + 1)
 
     allowed = candidate_log_probs(explored, tree, chain)
     arrays = ranked_nodes(
@@ -79,8 +85,10 @@ def test_trees_and_probabilities_are_those_of_the_torch_functions(
         explored.back_pointers.numpy(),
         explored.log_probs.numpy(),
         allowed.numpy(),
+        sampled.numpy(),
         slopes.numpy(),
         biases.numpy(),
+        most.numpy(),
         MAX_NODES,
     )
     tokens, parents, depths, num_nodes, node_odds, survival, all_survival = map(
@@ -113,9 +121,11 @@ def test_a_parent_comes_before_a_child_that_is_as_probable() -> None:
         certain.tokens.numpy(),
         certain.back_pointers.numpy(),
         certain.log_probs.numpy(),
-        torch.ones(1, 4, 1, dtype=torch.bool).numpy(),
-        torch.tensor([100.0]).numpy(),
-        torch.zeros(1, 4).numpy(),
+        torch.ones(1, 4, 1).numpy(),
+        torch.zeros(1, dtype=torch.bool).numpy(),
+        torch.tensor([100.0, 1.0]).numpy(),
+        torch.zeros(2, 4).numpy(),
+        torch.tensor([4]).numpy(),
         4,
     )
     assert parents.tolist() == [[0, 0, 1, 2, 3]]

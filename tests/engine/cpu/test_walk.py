@@ -81,9 +81,9 @@ def test_expected_and_accepted_nodes_are_counted_by_kind_of_request() -> None:
         path=torch.empty(5, 4, dtype=torch.int64),
         last_node=torch.empty(5, dtype=torch.int64),
     )
-    survival = np.array([[0.5, 0.25, 0.125, 0.0625]] * 5, dtype=np.float32)
+    survival = np.array([[1.0, 0.5, 0.25, 0.125, 0.0625]] * 5, dtype=np.float32)
     # Of the third, vLLM has verified fewer than were to be; of the last, none were.
     nodes = np.array([3, 3, 3, 3, 0])
     sampled = np.array([False, True, False, True, False])
-    found = accepted_nodes(sampled, survival[:, :4], nodes, tree, accepted)
+    found = accepted_nodes(sampled, survival, nodes, tree, accepted)
     assert found == ((0.875, 2 * 0.875), (3.0, 1.0))

@@ -37,7 +37,11 @@ changes, and these stand in another."""
 
 
 class AcceptanceModel:
-    """An `AcceptanceEstimator` of requests that take the most probable token, and one of others."""
+    """An `AcceptanceEstimator` of requests that take the most probable token, and one of others.
+
+    Attributes:
+        slopes, biases: [2] and [2, L] float32, of either.
+    """
 
     def __init__(self, max_depth: int) -> None:
         """For nodes of depths 1 to `max_depth`."""
@@ -47,13 +51,8 @@ class AcceptanceModel:
             (e.slope.numpy(), e.biases.numpy(), e.statistics.numpy()) for e in self._estimators
         ]
         self._refits = [RefitsByNodes() for _ in self._estimators]
-        self._slopes = np.stack([slope[0] for slope, *_ in self._states])
-        self._biases = np.stack([biases for _, biases, _ in self._states])
-
-    def parameters(self, sampled: Flags) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        """Slopes [R] and biases [R, L] of requests that sample or do not, [R] bool."""
-        kinds = sampled.astype(np.int64)
-        return self._slopes[kinds], self._biases[kinds]
+        self.slopes = np.stack([slope[0] for slope, *_ in self._states])
+        self.biases = np.stack([biases for _, biases, _ in self._states])
 
     def judge(
         self,
@@ -88,7 +87,7 @@ class AcceptanceModel:
     def _refit(self, kind: int) -> None:
         slope, biases, statistics = self._states[kind]
         _refit(slope, biases, statistics, self._estimators[kind].learned.numpy(), *LIMITS)
-        self._slopes[kind], self._biases[kind] = slope[0], biases
+        self.slopes[kind], self.biases[kind] = slope[0], biases
 
 
 @compiled

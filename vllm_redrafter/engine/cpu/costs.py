@@ -21,6 +21,7 @@ Search = Callable[[SearchShape, int], None]
 MOST_REPEATS = 10
 MOST_SECONDS = 4.0
 """Of verification, and as much of drafts: beyond the sizes reached by then, costs are drawn out."""
+MEETING_SECONDS = 1.0
 
 
 def measure_costs(runner: CPUModelRunner, proposer: TreeProposer) -> CostTable:
@@ -54,13 +55,29 @@ def measure_costs(runner: CPUModelRunner, proposer: TreeProposer) -> CostTable:
     )
 
 
+def meet_sizes(runner: CPUModelRunner, most: int) -> None:
+    """Run passes of 1, 2, 3... rows, up to the most that a request's step has, for a second.
+
+    oneDNN makes code for each number of rows when it first meets it. In a small target that takes
+    as long as a step: the first answers would wait for it, and their steps seem to be so dear.
+    """
+    ends = perf_counter() + MEETING_SECONDS
+    for rows in range(1, most + 1):
+        if perf_counter() > ends:
+            break
+        _target_pass(runner, rows)
+
+
 def _search(proposer: TreeProposer, requests: int) -> Search:
     hidden = torch.zeros(requests, proposer.drafter.config.hidden_width, dtype=proposer.dtype)
     roots = torch.zeros(requests, dtype=torch.int64)
 
+    most = np.full(requests, proposer.config.num_speculative_tokens)
+    greedy = np.zeros(requests, dtype=np.bool_)
+
     def search(shape: SearchShape, size: int) -> None:
-        greedy = np.zeros(size, dtype=np.bool_)
-        proposer.propose_ranked(hidden[:size], roots[:size], None, greedy, shape)
+        of_requests = most[:size], greedy[:size]
+        proposer.propose_ranked(hidden[:size], roots[:size], None, *of_requests, shape)
 
     return search
 

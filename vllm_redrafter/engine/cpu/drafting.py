@@ -64,9 +64,7 @@ class FixedDrafting:
         Returns:
             Trees with K + 1 slots.
         """
-        tree = self.proposer.propose(hidden, roots, chain, int(most.max()))
-        cut(tree, most + 1)
-        return tree
+        return self.proposer.propose(hidden, roots, chain, most)
 
     def took(self, requests: int, seconds: float) -> None:
         """Learn from the time of the last draft, for R requests: nothing, here."""
@@ -104,7 +102,8 @@ class AdaptiveDrafting(FixedDrafting):
         # By request: [K+1], the draft's log-odds of the tree drafted last.
         self._odds: dict[str, npt.NDArray[np.float32]] = {}
         self._explored = np.zeros((1, 1, 1), dtype=np.float32)
-        # Of the last draft: its requests, [R, K] survival probabilities, and [R] nodes to verify.
+        # Of the last draft: its requests, [R, K+1] survival probabilities of their roots and nodes,
+        # and [R] nodes to verify.
         self._drafted: list[str] = []
         self._survival = np.zeros((0, 0), dtype=np.float32)
         self._nodes = np.zeros(0, dtype=np.int64)
@@ -128,8 +127,8 @@ class AdaptiveDrafting(FixedDrafting):
             budget.drafted(shape, explored, sampled, 1.0)
         for _ in range(FIRST_STEPS + 1):
             budget.plan(sampled, None, config.num_speculative_tokens)
-        survival = np.zeros((1, config.num_speculative_tokens), dtype=np.float32)
-        budget.share(survival, sampled, Plan(shape, pays=True))
+        survival = np.zeros((1, config.num_speculative_tokens + 1), dtype=np.float32)
+        budget.share(survival[:, 1:], sampled, Plan(shape, pays=True))
 
     def pays(self, request_ids: Sequence[str], sampled: Flags, max_nodes: int) -> bool:
         """See `FixedDrafting.pays`; a probe counts as if it did."""
@@ -172,15 +171,15 @@ class AdaptiveDrafting(FixedDrafting):
         """See `FixedDrafting.draft`."""
         plan = self._plan
         assert plan.shape is not None
-        draft = self.proposer.propose_ranked(hidden, roots, chain, self._sampled, plan.shape)
+        sampled = self._sampled
+        draft = self.proposer.propose_ranked(hidden, roots, chain, most, sampled, plan.shape)
         self._explored = draft.explored
-        survival = draft.survival[:, 1:]
-        survival[np.arange(survival.shape[1]) >= most[:, None]] = 0.0
-        nodes, expected = self.budget.share(survival, self._sampled, plan)
-        self.stats.expected_tokens += expected.tokens - int((nodes == 0).sum())
-        self._drafted, self._survival, self._nodes = list(request_ids), survival, nodes
+        nodes, expected = self.budget.share(draft.survival[:, 1:], sampled, plan)
+        # One that verifies nothing outputs its token without a verification.
+        self.stats.expected_tokens += expected.tokens - len(nodes) + np.count_nonzero(nodes)
+        self._drafted, self._survival, self._nodes = list(request_ids), draft.survival, nodes
         self._odds.update(zip(request_ids, draft.odds, strict=True))
-        cut(draft.tree, nodes + 1)
+        cut(draft.tree, nodes)
         return draft.tree
 
     def took(self, requests: int, seconds: float) -> None:

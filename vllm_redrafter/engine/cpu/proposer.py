@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from vllm_redrafter.budget.choice import Flags
 from vllm_redrafter.checkpoints.reading import load_drafter
 from vllm_redrafter.engine.cpu.acceptance_model import AcceptanceModel
 from vllm_redrafter.engine.cpu.packed_weights import packed
-from vllm_redrafter.engine.cpu.ranking import cut, ranked_nodes, selected_nodes
+from vllm_redrafter.engine.cpu.ranking import ranked_nodes, selected_nodes
 from vllm_redrafter.engine.cpu.search import search
 from vllm_redrafter.engine.embedding import shared_embedding
 from vllm_redrafter.engine.settings import Settings
@@ -25,8 +25,7 @@ from vllm_redrafter.token_tree import TokenTree
 Floats = npt.NDArray[np.float32]
 
 
-@dataclass(frozen=True)
-class Draft:
+class Draft(NamedTuple):
     """Trees for R requests, and what their nodes are expected to be worth.
 
     Attributes:
@@ -67,7 +66,11 @@ class TreeProposer:
         self.embed = shared_embedding(target)
 
     def propose(
-        self, hidden: Tensor, root_tokens: Tensor, chain: Tensor | None, max_nodes: int
+        self,
+        hidden: Tensor,
+        root_tokens: Tensor,
+        chain: Tensor | None,
+        most: npt.NDArray[np.int64],
     ) -> TokenTree:
         """Draft trees for R requests, their nodes ranked by the draft's own probabilities.
 
@@ -76,37 +79,37 @@ class TreeProposer:
                 those of its n `target_layers`.
             root_tokens: [R] int64.
             chain: [R] bool, requests that need a chain; None where none does.
-            max_nodes: how many nodes the scheduler wants in this step, at most K.
+            most: [R], the most nodes of each request, at most K; somewhere above 0.
 
         Returns:
             Trees with K + 1 slots whatever the step's wish, so that trees of different steps
             can be verified together.
         """
-        found = self.explore(hidden, root_tokens, search_shape(self.config, max_nodes))
+        found = self.explore(hidden, root_tokens, search_shape(self.config, int(most.max())))
         scores = candidate_log_probs(found, self.config.tree, chain)
         *arrays, _ = selected_nodes(
             root_tokens.numpy(),
             found.tokens.numpy(),
             found.back_pointers.numpy(),
             scores.numpy(),
+            most,
             self.config.num_speculative_tokens,
         )
-        tree = TokenTree(*map(torch.from_numpy, arrays))
-        cut(tree, np.full(len(root_tokens), max_nodes + 1))
-        return tree
+        return TokenTree(*map(torch.from_numpy, arrays))
 
     def propose_ranked(
         self,
         hidden: Tensor,
         root_tokens: Tensor,
         chain: Tensor | None,
+        most: npt.NDArray[np.int64],
         sampled: Flags,
         shape: SearchShape,
     ) -> Draft:
         """Draft by a given search, the nodes ranked by how probable they are to be accepted.
 
         Args:
-            hidden, root_tokens, chain: see `propose`.
+            hidden, root_tokens, chain, most: see `propose`.
             sampled: [R] bool, requests that sample; the others take the most probable token.
             shape: the search.
         """
@@ -118,7 +121,10 @@ class TreeProposer:
             found.back_pointers.numpy(),
             found.log_probs.numpy(),
             allowed.numpy(),
-            *self.acceptance.parameters(sampled),
+            sampled,
+            self.acceptance.slopes,
+            self.acceptance.biases,
+            most,
             self.config.num_speculative_tokens,
         )
         return Draft(TokenTree(*map(torch.from_numpy, tree)), odds, survival, explored)

@@ -27,8 +27,10 @@ def ranked_nodes(
     back_pointers: Array,
     log_probs: Array,
     allowed: Array,
+    sampled: Array,
     slopes: Array,
     biases: Array,
+    most: Array,
     max_nodes: int,
 ) -> tuple[Array, Array, Array, Array, Array, Array, Array]:
     """Select each request's most probable nodes.
@@ -39,7 +41,10 @@ def ranked_nodes(
         log_probs: [R, L, W] float32, cumulative; -inf where there is no node.
         allowed: [R, L, W] float32: -inf for nodes that may not be in the tree; a node's parent may
             be, if it may.
-        slopes, biases: [R] and [R, L] float32, of each request's acceptance model.
+        sampled: [R] bool, requests that sample.
+        slopes, biases: [2] and [2, L or more] float32, of the acceptance models of requests that do
+            not sample, and of those that do.
+        most: [R] int64, the most nodes of each request, roots not counted; at most K.
         max_nodes: K.
 
     Returns:
@@ -49,9 +54,9 @@ def ranked_nodes(
         survival: [R, K+1] float32; 1 for the root, 0 in unused slots.
         explored: [R, L, W] float32, the survival probabilities of all that was visited.
     """
-    odds, log_survival = _scored(back_pointers, log_probs, slopes, biases)
+    odds, log_survival = _scored(back_pointers, log_probs, sampled, slopes, biases)
     scores = np.where(allowed == -np.inf, allowed, log_survival)
-    trees = selected_nodes(roots, tokens, back_pointers, scores, max_nodes)
+    trees = selected_nodes(roots, tokens, back_pointers, scores, most, max_nodes)
     tree_tokens, parents, depths, num_nodes, order = trees
     node_odds = np.zeros(tree_tokens.shape, dtype=np.float32)
     survival = np.zeros(tree_tokens.shape, dtype=np.float32)
@@ -67,13 +72,14 @@ def ranked_nodes(
 
 @compiled
 def _scored(
-    back_pointers: Array, log_probs: Array, slopes: Array, biases: Array
+    back_pointers: Array, log_probs: Array, sampled: Array, slopes: Array, biases: Array
 ) -> tuple[Array, Array]:
     """[R, L, W] float32 each: the draft's log-odds given the parent, the logs of survival."""
     odds = np.full(log_probs.shape, -MAX_LOG_ODDS, dtype=np.float32)
     log_survival = np.full(log_probs.shape, -np.inf, dtype=np.float32)
     requests, length, width = log_probs.shape
     for r in range(requests):
+        kind = 1 if sampled[r] else 0
         for level in range(length):
             for beam in range(width):
                 if log_probs[r, level, beam] == -np.inf:
@@ -91,19 +97,19 @@ def _scored(
                 f = max(-MAX_LOG_ODDS, min(f, MAX_LOG_ODDS))
                 odds[r, level, beam] = f
                 # The log of the sigmoid; its argument is bounded as the log-odds are.
-                accepted = -math.log1p(math.exp(-(slopes[r] * f + biases[r, level])))
+                accepted = -math.log1p(math.exp(-(slopes[kind] * f + biases[kind, level])))
                 log_survival[r, level, beam] = log_survival_above + accepted
     return odds, log_survival
 
 
 @compiled
 def selected_nodes(
-    roots: Array, tokens: Array, back_pointers: Array, scores: Array, max_nodes: int
+    roots: Array, tokens: Array, back_pointers: Array, scores: Array, most: Array, max_nodes: int
 ) -> tuple[Array, Array, Array, Array, Array]:
     """See `token_tree.select_nodes`.
 
     Args:
-        roots, tokens, back_pointers, max_nodes: see `ranked_nodes`.
+        roots, tokens, back_pointers, most, max_nodes: see `ranked_nodes`.
         scores: [R, L, W] float32, none above its parent's; -inf for what may not be in the tree.
 
     Returns:
@@ -121,7 +127,7 @@ def selected_nodes(
         tree_tokens[r, 0] = roots[r]
         # Stable: of equally probable nodes the parent comes first.
         best_first = np.argsort(-scores[r].copy().reshape(-1), kind="mergesort")
-        for at in range(min(max_nodes, length * width)):
+        for at in range(min(most[r], length * width)):
             level, beam = best_first[at] // width, best_first[at] % width
             if scores[r, level, beam] == -np.inf:
                 break
@@ -137,7 +143,7 @@ def selected_nodes(
 
 
 def cut(tree: TokenTree, most: Array) -> None:
-    """Cut trees to their first `most` [R] nodes, roots counted: `TokenTree.prefix`, in place."""
+    """Cut trees to their roots and first `most` [R] nodes: `TokenTree.prefix`, in place."""
     num_nodes = tree.num_nodes.numpy()
     _cut(tree.tokens.numpy(), tree.parents.numpy(), tree.depths.numpy(), num_nodes, most)
 
@@ -145,7 +151,7 @@ def cut(tree: TokenTree, most: Array) -> None:
 @compiled
 def _cut(tokens: Array, parents: Array, depths: Array, num_nodes: Array, most: Array) -> None:
     for r in range(len(num_nodes)):
-        kept = min(num_nodes[r], most[r])
+        kept = min(num_nodes[r], most[r] + 1)
         for node in range(kept, num_nodes[r]):
             tokens[r, node], parents[r, node], depths[r, node] = -1, 0, 0
         num_nodes[r] = kept

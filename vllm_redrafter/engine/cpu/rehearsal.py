@@ -28,8 +28,10 @@ def rehearse(proposer: TreeProposer) -> None:
     hidden = torch.zeros(1, proposer.drafter.config.hidden_width, dtype=proposer.dtype)
     root = torch.zeros(1, dtype=torch.int64)
     greedy = np.zeros(1, dtype=np.bool_)
-    proposer.propose_ranked(hidden, root, None, greedy, search_shape(proposer.config, most))
-    tree = proposer.propose(hidden, root, None, most)
+    all_nodes = np.full(1, most)
+    shape = search_shape(proposer.config, most)
+    proposer.propose_ranked(hidden, root, None, all_nodes, greedy, shape)
+    tree = proposer.propose(hidden, root, None, all_nodes)
     links = np.stack([tree.parents[0].numpy(), tree.depths[0].numpy()])
     rows = int(tree.num_nodes)
     step = verification_step(
@@ -44,7 +46,7 @@ def rehearse(proposer: TreeProposer) -> None:
     walk.go_on(torch.full((1,), -1, dtype=torch.int32))
     accepted = walk.accepted
     moves(accepted.path, step.root_rows)
-    survival, nodes = np.zeros((1, most), dtype=np.float32), np.zeros(1, dtype=np.int64)
+    survival, nodes = np.zeros((1, most + 1), dtype=np.float32), np.zeros(1, dtype=np.int64)
     accepted_nodes(greedy, survival, nodes, step.tree, accepted)
     _, *judged = judged_nodes(step.tree, accepted.path, np.zeros((1, rows), dtype=np.float32))
     acceptance = AcceptanceModel(proposer.config.beam_length)

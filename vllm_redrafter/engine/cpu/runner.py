@@ -39,7 +39,7 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm_redrafter.budget.batch_budget import CHAINS, PLAIN, TREES, BatchBudget
 from vllm_redrafter.budget.costs import CostTable
 from vllm_redrafter.engine.cpu.attention import check_cache_layout
-from vllm_redrafter.engine.cpu.costs import measure_costs
+from vllm_redrafter.engine.cpu.costs import measure_costs, meet_sizes
 from vllm_redrafter.engine.cpu.drafting import AdaptiveDrafting, FixedDrafting
 from vllm_redrafter.engine.cpu.kv_cache import compact, stack_layers
 from vllm_redrafter.engine.cpu.path_sampler import sample_paths, sample_roots
@@ -120,6 +120,7 @@ class TreeModelRunner(CPUModelRunner):
             return
         started = perf_counter()
         self.costs = measure_costs(self, self.proposer)
+        meet_sizes(self, min(config.num_speculative_tokens + 1, self.max_num_tokens))
         logger.info("ReDrafter measured its costs in %.1f s", perf_counter() - started)
         budget = BatchBudget(config, self.costs, self.max_num_reqs)
         self.drafting = AdaptiveDrafting(self.proposer, budget, self.stats)

@@ -104,7 +104,7 @@ def accepted_nodes(
 
     Args:
         sampled: [R] bool, requests that sample.
-        survival: [R, K] float32, survival probabilities of the nodes drafted, without roots.
+        survival: [R, K+1] float32, survival probabilities of roots and nodes drafted.
         nodes: [R] int64, how many of them were to be verified.
         tree: what was verified; a request with fewer nodes, as a grammar ruled some out or the
             model's length did, is left out.
@@ -114,7 +114,7 @@ def accepted_nodes(
         (expected, accepted), each of requests that do not sample, and of those that do.
     """
     counts = np.ascontiguousarray(tree.num_nodes.numpy()), accepted.num_sampled.numpy()
-    return _accepted_nodes(sampled, np.ascontiguousarray(survival), nodes, *counts)
+    return _accepted_nodes(sampled, survival, nodes, *counts)
 
 
 def _arrays(tree: TokenTree) -> tuple[Array, Array, Array, Array]:
@@ -188,6 +188,6 @@ def _accepted_nodes(
     for r in range(nodes.shape[0]):
         if nodes[r] and tree_nodes[r] == nodes[r] + 1:
             kind = 1 if sampled[r] else 0
-            expected[kind] += survival[r, : nodes[r]].sum()
+            expected[kind] += survival[r, 1 : nodes[r] + 1].sum()
             accepted[kind] += num_sampled[r] - 1
     return (expected[0], expected[1]), (accepted[0], accepted[1])
