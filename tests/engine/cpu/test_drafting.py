@@ -6,14 +6,16 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 
 from redrafter_testing.algorithm.budgets import CONFIG, machine
 from vllm_redrafter.budget.batch_budget import BatchBudget, Plan
 from vllm_redrafter.budget.choice import Flags
 from vllm_redrafter.engine.cpu.drafting import AdaptiveDrafting, FixedDrafting
-from vllm_redrafter.engine.cpu.proposer import TreeProposer
+from vllm_redrafter.engine.cpu.proposer import Draft, TreeProposer
 from vllm_redrafter.engine.stats import StepStats
 from vllm_redrafter.policy import SearchShape
+from vllm_redrafter.token_tree import TokenTree
 
 K = CONFIG.num_speculative_tokens
 NOTHING, CHAIN = Plan(None, pays=False, steps=4), Plan(SearchShape(1, 2), pays=True, steps=4)
@@ -75,3 +77,25 @@ def test_nothing_is_settled_while_drafts_are_made() -> None:
     assert not made.rests(["a"], K)
     assert asked(made, ["a"]) and budget.held == 1
     assert not FixedDrafting(made.proposer).rests(["a"], K)
+
+
+def test_what_is_expected_is_counted_of_requests_that_verify_something() -> None:
+    made, _ = drafting(CHAIN)
+    survival = np.zeros((2, K + 1), dtype=np.float32)
+    survival[0, :3] = 1.0, 0.9, 0.8
+    survival[1, 0] = 1.0
+    slots = torch.zeros(2, K + 1, dtype=torch.int32)
+    tree = TokenTree(slots.clone(), slots.clone(), slots.clone(), torch.tensor([3, 1]).int())
+
+    class Found:
+        def propose_ranked(self, *args: Any) -> Draft:
+            return Draft(tree, survival, survival, survival[:, None])
+
+    made.proposer = cast(TreeProposer, cast(Any, Found()))
+    assert asked(made, ["a", "b"])
+    none = torch.zeros(2)
+    made.draft(["a", "b"], none, none, None, np.full(2, K))
+    assert tree.num_nodes.tolist() == [3, 1]
+    assert made.stats.expected_tokens == pytest.approx(1 + 0.9 + 0.8)
+    # A number of numpy's could not be sent to other processes.
+    assert type(made.stats.expected_tokens) is float

@@ -175,8 +175,9 @@ class AdaptiveDrafting(FixedDrafting):
         draft = self.proposer.propose_ranked(hidden, roots, chain, most, sampled, plan.shape)
         self._explored = draft.explored
         nodes, expected = self.budget.share(draft.survival[:, 1:], sampled, plan)
-        # One that verifies nothing outputs its token without a verification.
-        self.stats.expected_tokens += expected.tokens - len(nodes) + np.count_nonzero(nodes)
+        # One that verifies nothing outputs its token without a verification. No number of numpy's:
+        # the counters are sent to other processes, and vLLM waits for ever for one that cannot be.
+        self.stats.expected_tokens += expected.tokens - len(nodes) + int(np.count_nonzero(nodes))
         self._drafted, self._survival, self._nodes = list(request_ids), draft.survival, nodes
         self._odds.update(zip(request_ids, draft.odds, strict=True))
         cut(draft.tree, nodes)
