@@ -35,7 +35,7 @@ FIRST_DRAFTS = 16
 """Drafts by which a drafter is judged before drafting can be found not to pay: the first half of
 them by the full search, the others by chains, as steps of both kinds have to be seen to be
 compared."""
-SURVEY_INTERVAL, SURVEY_COST = 16, 0.01
+SURVEY_INTERVAL, SURVEY_COST = 16, 0.005
 """Drafts from one look at another search to the next, at least: shorter and narrower ones than the
 full search do not see what it would, and trees do not see what chains take; and the share of the
 time that looks may take: where they are dear, they are made less often."""
