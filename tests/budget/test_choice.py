@@ -10,7 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from vllm_redrafter.budget.choice import Floats, best_budget, best_shares, shares
+from vllm_redrafter.budget.choice import (
+    Floats,
+    best_budget,
+    best_common_share,
+    best_shares,
+    shares,
+)
 
 PROBABILITIES = arrays.arrays(
     np.float64, st.tuples(st.integers(1, 3), st.integers(1, 4)), elements=st.floats(0.0, 1.0)
@@ -107,3 +113,19 @@ def test_the_choice_and_its_shares_in_one_pass_are_those_of_two(
     best = np.sort(probable, axis=None)[::-1][: choice.budget]
     assert choice.tokens == pytest.approx(requests + best.sum())
     assert choice.seconds == draft + seconds[requests + choice.budget]
+
+
+@settings(deadline=None)
+@given(PROBABILITIES, COSTS, st.floats(0.0, 5.0), st.integers(1, 3), st.integers(1, 5))
+def test_a_common_share_is_the_best_that_requests_which_are_alike_can_all_have(
+    survival: Floats, costs: Floats, draft: float, requests: int, most: int
+) -> None:
+    verify = np.maximum.accumulate(costs)
+    choice = best_common_share(survival, most, requests, draft, verify)
+    best = np.sort(survival, axis=None)[::-1]
+    rates = [
+        requests * (1.0 + best[:nodes].sum()) / (draft + verify[requests * (1 + nodes)])
+        for nodes in range(min(most, survival.size) + 1)
+    ]
+    assert choice.tokens_per_second == pytest.approx(max(rates))
+    assert choice.budget % requests == 0

@@ -11,6 +11,7 @@ from vllm_redrafter.budget.prospects import (
     REMEMBERED,
     TEXT_STEPS,
     TRUST,
+    UNCALIBRATED,
     USUAL_LONGEST_AGE,
     Floats,
     Prospects,
@@ -131,14 +132,21 @@ def test_a_calibration_that_promises_too_much_is_believed_less() -> None:
 
 
 def test_a_few_nodes_that_were_not_accepted_say_little() -> None:
-    prospects, _ = after((survival(0.5), 1))
+    prospects, _ = after((survival(0.5), UNCALIBRATED + 1))
     prospects.verified(expected=3.0, accepted=0.0)
     assert 0.9 < prospects.truth < 1.0
 
 
 def test_what_came_of_old_nodes_is_forgotten() -> None:
-    prospects, _ = after((survival(0.5), 1))
+    prospects, _ = after((survival(0.5), UNCALIBRATED + 1))
     for accepted, times in ((0.0, 500), (2.0, 2000)):
         for _ in range(times):
             prospects.verified(expected=2.0, accepted=accepted)
     assert prospects.truth == pytest.approx(1.0, abs=0.01)
+
+
+def test_what_the_first_drafts_promised_is_not_held_against_later_ones() -> None:
+    """Their calibration had not learned the drafter yet, and has since."""
+    prospects, _ = after((survival(0.5), UNCALIBRATED))
+    prospects.verified(expected=100.0, accepted=0.0)
+    assert prospects.truth == 1.0

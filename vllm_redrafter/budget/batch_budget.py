@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from vllm_redrafter.budget.choice import Choice, Flags, Floats, best_shares
+from vllm_redrafter.budget.choice import Choice, Flags, Floats, best_common_share, best_shares
 from vllm_redrafter.budget.costs import CostTable
 from vllm_redrafter.budget.dips import Dips
 from vllm_redrafter.budget.draft_costs import DraftCosts
@@ -21,7 +21,6 @@ from vllm_redrafter.budget.pace import Pace
 from vllm_redrafter.budget.plain_looks import PlainLooks
 from vllm_redrafter.budget.probes import ColdDrafts, Probes
 from vllm_redrafter.budget.prospects import Prospects
-from vllm_redrafter.compiled import compiled
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.policy import SearchShape, search_shape, search_tiers
 
@@ -322,8 +321,9 @@ class BatchBudget:
         survival = self._survival(requests)
         found = {}
         for shape in search_tiers(self.config, max_nodes):
-            seconds = verify[_kind_of(shape)]
-            found[shape] = self._expected(shape, survival, requests, max_nodes, seconds)
+            nodes = survival[: shape.beam_length, : shape.beam_width]
+            costs = self.draft_seconds(requests, shape), verify[_kind_of(shape)]
+            found[shape] = best_common_share(nodes, max_nodes, requests, *costs)
         best = max(found, key=lambda shape: found[shape].tokens_per_second)
         self._gain = float(found[best].tokens_per_second / plain)
         self._surveys = self._surveys_beside(best, found, search_shape(self.config, max_nodes))
@@ -356,43 +356,6 @@ class BatchBudget:
             if members:
                 survival += members / requests * prospects.expected(self._steps)
         return survival
-
-    def _expected(
-        self,
-        shape: SearchShape,
-        survival: Floats,
-        requests: int,
-        max_nodes: int,
-        verify_seconds: Floats,
-    ) -> Choice:
-        """What a search is worth where each request's nodes are so probable to be accepted."""
-        draft_seconds = self.draft_seconds(requests, shape)
-        nodes, tokens, seconds = _best_nodes(
-            survival, *shape, max_nodes, requests, draft_seconds, verify_seconds
-        )
-        return Choice(requests * nodes, tokens, seconds)
-
-
-@compiled
-def _best_nodes(
-    survival: Floats,
-    beam_width: int,
-    beam_length: int,
-    max_nodes: int,
-    requests: int,
-    draft_seconds: float,
-    verify_seconds: Floats,
-) -> tuple[int, float, float]:
-    """How many nodes to verify per request, of requests that are all alike; tokens and seconds."""
-    ranked = np.sort(survival[:beam_length, :beam_width].copy().ravel())
-    tokens = float(requests)
-    best, best_tokens, best_seconds = 0, tokens, draft_seconds + verify_seconds[requests]
-    for nodes in range(1, min(max_nodes, ranked.shape[0]) + 1):
-        tokens += requests * ranked[-nodes]
-        seconds = draft_seconds + verify_seconds[requests * (1 + nodes)]
-        if tokens * best_seconds > best_tokens * seconds:
-            best, best_tokens, best_seconds = nodes, tokens, seconds
-    return best, best_tokens, best_seconds
 
 
 def _kind_of(shape: SearchShape) -> int:

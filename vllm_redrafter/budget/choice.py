@@ -80,6 +80,24 @@ def best_shares(
     return admitted, Choice(budget, tokens, seconds)
 
 
+def best_common_share(
+    survival: Floats,
+    most: int,
+    requests: int,
+    draft_seconds: float,
+    verify_seconds: Floats,
+) -> Choice:
+    """The best budget of requests that are all alike, and verify as many nodes each.
+
+    Args:
+        survival: [L, W], of the nodes of any of them.
+        most: nodes that a request may verify.
+        requests, draft_seconds, verify_seconds: see `best_budget`.
+    """
+    ranked = np.sort(survival, axis=None)
+    return Choice(*_best_common_share(ranked, most, requests, draft_seconds, verify_seconds))
+
+
 @compiled
 def _best(
     ranked: Floats,
@@ -152,3 +170,17 @@ def _best_shares(
         tokens += ranked[-budget]
     seconds = verify_seconds[requests + budget] if budget else nothing_seconds
     return _shares(probable, budget), budget, tokens, draft_seconds + seconds
+
+
+@compiled
+def _best_common_share(
+    ranked: Floats, most: int, requests: int, draft_seconds: float, verify_seconds: Floats
+) -> tuple[int, float, float]:
+    tokens = float(requests)
+    best, best_tokens, best_seconds = 0, tokens, draft_seconds + verify_seconds[requests]
+    for nodes in range(1, min(most, ranked.shape[0]) + 1):
+        tokens += requests * ranked[-nodes]
+        seconds = draft_seconds + verify_seconds[requests * (1 + nodes)]
+        if tokens * best_seconds > best_tokens * seconds:
+            best, best_tokens, best_seconds = nodes, tokens, seconds
+    return requests * best, best_tokens, best_seconds

@@ -44,6 +44,9 @@ what they were better or worse than usual a part is chance."""
 REMEMBERED, BELIEVED = 512.0, 32.0
 """Expected nodes after which the oldest count for 1/e in the accepted ones' share; and as how many
 the calibration's word counts, before and beside what is found."""
+UNCALIBRATED = 32
+"""Drafts, the first ones, whose promises tell nothing of later ones: what their calibration has
+learned of them since is in it, and would be taken off twice."""
 TEXT_STEPS = 64
 """Steps after which the last drafts say 1/e of what they said of the text."""
 
@@ -85,6 +88,8 @@ class Prospects:
 
     def verified(self, expected: float, accepted: float) -> None:
         """Learn how many nodes were accepted where so many were expected to be."""
+        if self.drafts <= UNCALIBRATED:
+            return
         kept = math.exp(-expected / REMEMBERED)
         self._expected = kept * self._expected + expected
         self._accepted = kept * self._accepted + accepted
