@@ -16,10 +16,9 @@ from vllm_redrafter.policy import SearchShape
 SHORTEST, LONGEST = 4, 16
 """Drafts in a row."""
 COLD_LOSS = 0.7
-"""Plain steps' time that a probe loses by being cold: the others of its drafts may lose as much."""
+"""Plain steps' time that a probe is reckoned to lose by being cold: its drafts may lose as much."""
 SETTLING = 3
-"""Of a row, behind a plain step, drafts that are cold: the steps that verify them take 8, 6 and 3 %
-longer than later ones of a target of 2 ms a step, and the first draft half as long again."""
+"""Of a row, behind a plain step, drafts that are cold, and so many steps that verify them."""
 FULL_PROBES = 4
 """Of so many probes one is the full search, and short; the others are the search that is nearest to
 paying, which costs little more than a plain step, and tells whether the text has become easier."""

@@ -58,8 +58,8 @@ def measure_costs(runner: CPUModelRunner, proposer: TreeProposer) -> CostTable:
 def meet_sizes(runner: CPUModelRunner, most: int) -> None:
     """Run passes of 1, 2, 3... rows, up to the most that a request's step has, for a second.
 
-    oneDNN makes code for each number of rows when it first meets it. In a small target that takes
-    as long as a step: the first answers would wait for it, and their steps seem to be so dear.
+    oneDNN makes code for each number of rows when it first meets it: the first answers would wait
+    for it, and their steps seem to be so dear.
     """
     ends = perf_counter() + MEETING_SECONDS
     for rows in range(1, most + 1):
