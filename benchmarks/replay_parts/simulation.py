@@ -21,7 +21,7 @@ from torch import Tensor
 from replay_parts.traces import Searches, Traces
 from vllm_redrafter.budget.batch_budget import CHAINS, PLAIN, TREES, BatchBudget
 from vllm_redrafter.budget.calibration import AcceptanceEstimator, Calibration, log_odds
-from vllm_redrafter.budget.choice import Flags, best_budget, shares
+from vllm_redrafter.budget.choice import Flags, best_budget, best_shares, shares
 from vllm_redrafter.budget.costs import CostTable, DraftCost, VerifyCost
 from vllm_redrafter.budget.draft_lengths import LengthChoice, draft_lengths
 from vllm_redrafter.budget.gate import Gate, worth_drafting
@@ -147,7 +147,7 @@ class Adaptive:
         odds, survival, order = self.ranked(searches)
         ranked = survival.flatten(1).gather(1, order)
         probable = ranked.numpy()
-        verified, _ = self.budget.share(probable, self._sampled, plan)
+        verified, _ = best_shares(probable, self._sampled, self.budget.terms(requests, plan))
         draft_seconds = self.batch.draft_seconds(plan.shape)
         self.budget.drafted(plan.shape, survival.numpy(), self._sampled, draft_seconds)
         accepted = self.judge(searches, odds, order, verified)

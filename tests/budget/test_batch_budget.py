@@ -18,6 +18,7 @@ from vllm_redrafter.budget.batch_budget import (
     BatchBudget,
     Plan,
 )
+from vllm_redrafter.budget.choice import best_shares
 from vllm_redrafter.budget.dips import DIP
 from vllm_redrafter.budget.gate import FAR
 from vllm_redrafter.budget.plain_looks import LOOK
@@ -291,7 +292,8 @@ def test_nodes_that_a_request_does_not_want_are_not_given_to_it() -> None:
     budget = BatchBudget(CONFIG, machine(row=0.001), 8)
     wanted = np.full((2, 12), 0.5)
     wanted[0] = 0.0
-    nodes, _ = budget.share(wanted, greedy(2), Plan(SearchShape(4, 5), pays=True))
+    terms = budget.terms(2, Plan(SearchShape(4, 5), pays=True))
+    nodes, _ = best_shares(wanted, greedy(2), terms)
     assert nodes.tolist() == [0, 12]
 
 

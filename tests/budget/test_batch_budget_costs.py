@@ -16,6 +16,7 @@ from vllm_redrafter.budget.batch_budget import (
     BatchBudget,
     Plan,
 )
+from vllm_redrafter.budget.choice import best_shares
 from vllm_redrafter.budget.drift import MEMORY
 from vllm_redrafter.budget.plain_looks import COST, INTERVAL, LOOK, NEW_COST, SETTLING
 from vllm_redrafter.policy import SearchShape
@@ -48,7 +49,8 @@ def test_nothing_is_not_verified_because_plain_steps_seem_cheap() -> None:
             budget.stepped(kind, 1, rows, seconds)
     assert budget.plain_seconds(1) == pytest.approx(0.5, rel=0.05)
     probable = np.array([[0.2, 0.05, 0.01]])
-    nodes, _ = budget.share(probable, greedy(1), Plan(SearchShape(1, 3), pays=True))
+    terms = budget.terms(1, Plan(SearchShape(1, 3), pays=True))
+    nodes, _ = best_shares(probable, greedy(1), terms)
     assert nodes.tolist() == [2]
 
 

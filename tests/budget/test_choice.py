@@ -12,9 +12,11 @@ from hypothesis.extra import numpy as arrays
 
 from vllm_redrafter.budget.choice import (
     Floats,
+    Terms,
     best_budget,
     best_common_share,
     best_shares,
+    everything,
     shares,
 )
 
@@ -92,7 +94,7 @@ def test_a_dearer_draft_asks_for_more_nodes() -> None:
     st.floats(0.2, 1.0),
     st.integers(0, 7),
 )
-def test_the_choice_and_its_shares_in_one_pass_are_those_of_two(
+def test_shares_on_given_terms_are_those_of_the_best_budget_on_them(
     survival: Floats,
     costs: Floats,
     draft: float,
@@ -104,7 +106,8 @@ def test_the_choice_and_its_shares_in_one_pass_are_those_of_two(
     survival, verify = descending(survival), np.maximum.accumulate(costs)
     requests = survival.shape[0]
     others = np.array([bool(kinds & 1 << r) for r in range(requests)])
-    cuts, choice = best_shares(survival, others, (1.0, truth), draft, verify, nothing, least)
+    terms = Terms(1.0, truth, draft, verify, nothing, least)
+    cuts, choice = best_shares(survival, others, terms)
     probable, seconds = survival * np.where(others, truth, 1.0)[:, None], verify.copy()
     seconds[requests] = nothing
     alone = best_budget(probable, requests, draft, seconds)
@@ -113,6 +116,13 @@ def test_the_choice_and_its_shares_in_one_pass_are_those_of_two(
     best = np.sort(probable, axis=None)[::-1][: choice.budget]
     assert choice.tokens == pytest.approx(requests + best.sum())
     assert choice.seconds == draft + seconds[requests + choice.budget]
+
+
+def test_there_are_terms_on_which_everything_is_verified() -> None:
+    survival = np.array([[0.5, 1e-6], [0.2, 0.0]])
+    cuts, choice = best_shares(survival, np.zeros(2, dtype=np.bool_), everything(6))
+    assert cuts.tolist() == [2, 1]
+    assert choice.tokens == pytest.approx(2.700001)
 
 
 @settings(deadline=None)

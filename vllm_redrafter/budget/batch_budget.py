@@ -9,9 +9,8 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from vllm_redrafter.budget.choice import Choice, Flags, Floats, best_common_share, best_shares
+from vllm_redrafter.budget.choice import Choice, Flags, Floats, Terms, best_common_share
 from vllm_redrafter.budget.costs import CostTable
 from vllm_redrafter.budget.dips import Dips
 from vllm_redrafter.budget.draft_costs import DraftCosts
@@ -218,30 +217,22 @@ class BatchBudget:
         known = self._steps_seconds.weight(PLAIN, requests, requests) >= PLAIN_STEPS
         return self._looks.wanted(known, self._gain, self._pace.now)
 
-    def share(
-        self, survival: Floats, sampled: Flags, plan: Plan
-    ) -> tuple[npt.NDArray[np.int64], Choice]:
-        """Choose what to verify of the nodes that were drafted.
+    def terms(self, requests: int, plan: Plan) -> Terms:
+        """By what to choose which nodes are verified of what is drafted.
 
         Args:
-            survival: [N, K] survival probabilities, descending along each request; 0 where there
-                is no node, or one that its request does not want.
-            sampled: [N] bool, of the requests; see `plan`.
-            plan: what was drafted.
-
-        Returns:
-            ([N] nodes of each request, the expectation that they were chosen by).
+            requests: N.
+            plan: what is drafted for them.
         """
         assert plan.shape is not None
-        requests, kind = sampled.shape[0], _kind_of(plan.shape)
+        kind = _kind_of(plan.shape)
         verify = self.step_seconds(requests, kind)
         # To verify nothing takes no branches, but longer than a plain step behind another one.
         chains = verify if kind == CHAINS else self.step_seconds(requests, CHAINS)
         greedy, others = self._prospects
-        return best_shares(
-            survival,
-            sampled,
-            (greedy.truth, others.truth),
+        return Terms(
+            greedy.truth,
+            others.truth,
             self.draft_seconds(requests, plan.shape),
             verify,
             float(chains[requests]),

@@ -35,6 +35,31 @@ class Choice(NamedTuple):
         return self.tokens / self.seconds
 
 
+class Terms(NamedTuple):
+    """What a choice is made by, besides the nodes.
+
+    Attributes:
+        truth, truth_of_others: what survival probabilities of either kind of requests are
+            multiplied by.
+        draft_seconds: D.
+        verify_seconds: [rows] float64: V of 0, 1, 2... rows, as many as there may be.
+        nothing_seconds: V where nothing is verified.
+        least: the smallest budget, as far as there are nodes.
+    """
+
+    truth: float
+    truth_of_others: float
+    draft_seconds: float
+    verify_seconds: Floats
+    nothing_seconds: float
+    least: int
+
+
+def everything(rows: int) -> Terms:
+    """Terms by which all nodes are verified, of up to so many rows."""
+    return Terms(1.0, 1.0, 0.0, np.ones(rows + 1), 1.0, rows)
+
+
 def best_budget(
     survival: Floats, requests: int, draft_seconds: float, verify_seconds: Floats
 ) -> Choice:
@@ -49,35 +74,30 @@ def best_budget(
     """
     ranked = np.sort(np.asarray(survival, dtype=np.float64), axis=None)
     verify = np.ascontiguousarray(verify_seconds, dtype=np.float64)
-    nothing_seconds = float(verify_seconds[requests])
-    budget, tokens = _best(ranked, requests, float(draft_seconds), verify, nothing_seconds)
+    budget, tokens = _best(ranked, requests, float(draft_seconds), verify)
     return Choice(budget, tokens, float(draft_seconds + verify_seconds[requests + budget]))
 
 
 def best_shares(
-    survival: Floats,
-    kinds: Flags,
-    truth: tuple[float, float],
-    draft_seconds: float,
-    verify_seconds: Floats,
-    nothing_seconds: float,
-    least: int,
+    survival: Floats, kinds: Flags, terms: Terms
 ) -> tuple[npt.NDArray[np.int64], Choice]:
-    """`best_budget` and its `shares` in one compiled pass, which a step that drafts waits for.
+    """`best_budget` on these terms, and its `shares`.
 
     Args:
         survival: [R, K], descending along each request; 0 where there is no node.
         kinds: [R] bool, of two kinds of requests.
-        truth: what survival probabilities of either kind are multiplied by.
-        draft_seconds: see `best_budget`.
-        verify_seconds: [rows] float64, see there.
-        nothing_seconds: V where nothing is verified.
-        least: the smallest budget, as far as there are nodes.
+        terms: see there.
     """
-    admitted, budget, tokens, seconds = _best_shares(
-        survival, kinds, *truth, draft_seconds, verify_seconds, nothing_seconds, least
-    )
-    return admitted, Choice(budget, tokens, seconds)
+    requests = survival.shape[0]
+    probable = survival * np.where(kinds, terms.truth_of_others, terms.truth)[:, None]
+    verify = terms.verify_seconds[: requests + survival.size + 1].copy()
+    verify[requests] = terms.nothing_seconds
+    choice = best_budget(probable, requests, terms.draft_seconds, verify)
+    least = min(terms.least, int(np.count_nonzero(probable > 0)))
+    if choice.budget < least:
+        tokens = requests + float(np.sort(probable, axis=None)[-least:].sum())
+        choice = Choice(least, tokens, terms.draft_seconds + float(verify[requests + least]))
+    return shares(probable, choice.budget), choice
 
 
 def best_common_share(
@@ -100,14 +120,10 @@ def best_common_share(
 
 @compiled
 def _best(
-    ranked: Floats,
-    requests: int,
-    draft_seconds: float,
-    verify_seconds: Floats,
-    nothing_seconds: float,
+    ranked: Floats, requests: int, draft_seconds: float, verify_seconds: Floats
 ) -> tuple[int, float]:
     tokens = float(requests)
-    best, best_tokens, best_seconds = 0, tokens, draft_seconds + nothing_seconds
+    best, best_tokens, best_seconds = 0, tokens, draft_seconds + verify_seconds[requests]
     for nodes in range(1, ranked.shape[0] + 1):
         # Ascending: the best is the last.
         if ranked[-nodes] <= 0:
@@ -145,31 +161,6 @@ def _shares(survival: Floats, budget: int) -> npt.NDArray[np.int64]:
             break
         admitted[node // width] += 1
     return admitted
-
-
-@compiled
-def _best_shares(
-    survival: Floats,
-    kinds: Flags,
-    truth: float,
-    truth_of_others: float,
-    draft_seconds: float,
-    verify_seconds: Floats,
-    nothing_seconds: float,
-    least: int,
-) -> tuple[npt.NDArray[np.int64], int, float, float]:
-    requests, width = survival.shape
-    probable = np.empty((requests, width))
-    for r in range(requests):
-        for node in range(width):
-            probable[r, node] = survival[r, node] * (truth_of_others if kinds[r] else truth)
-    ranked = np.sort(probable.ravel())
-    budget, tokens = _best(ranked, requests, draft_seconds, verify_seconds, nothing_seconds)
-    while budget < min(least, ranked.shape[0]) and ranked[-budget - 1] > 0:
-        budget += 1
-        tokens += ranked[-budget]
-    seconds = verify_seconds[requests + budget] if budget else nothing_seconds
-    return _shares(probable, budget), budget, tokens, draft_seconds + seconds
 
 
 @compiled

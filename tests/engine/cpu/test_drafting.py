@@ -79,23 +79,23 @@ def test_nothing_is_settled_while_drafts_are_made() -> None:
     assert not FixedDrafting(made.proposer).rests(["a"], K)
 
 
-def test_what_is_expected_is_counted_of_requests_that_verify_something() -> None:
-    made, _ = drafting(CHAIN)
+def test_what_is_expected_is_counted_and_the_trees_are_the_draft_s() -> None:
+    made, budget = drafting(CHAIN)
     survival = np.zeros((2, K + 1), dtype=np.float32)
-    survival[0, :3] = 1.0, 0.9, 0.8
-    survival[1, 0] = 1.0
     slots = torch.zeros(2, K + 1, dtype=torch.int32)
     tree = TokenTree(slots.clone(), slots.clone(), slots.clone(), torch.tensor([3, 1]).int())
+    given: list[Any] = []
 
     class Found:
-        def propose_ranked(self, *args: Any) -> Draft:
-            return Draft(tree, survival, survival, survival[:, None])
+        def propose_best(self, *args: Any) -> Draft:
+            given.extend(args)
+            return Draft(tree, survival, survival, survival[:, None], 2.7)
 
     made.proposer = cast(TreeProposer, cast(Any, Found()))
     assert asked(made, ["a", "b"])
     none = torch.zeros(2)
-    made.draft(["a", "b"], none, none, None, np.full(2, K))
-    assert tree.num_nodes.tolist() == [3, 1]
-    assert made.stats.expected_tokens == pytest.approx(1 + 0.9 + 0.8)
-    # A number of numpy's could not be sent to other processes.
-    assert type(made.stats.expected_tokens) is float
+    assert made.draft(["a", "b"], none, none, None, np.full(2, K)) is tree
+    *_, shape, terms = given
+    assert (shape, terms.least) == (CHAIN.shape, 0)
+    assert terms.draft_seconds == budget.draft_seconds(2, shape)
+    assert made.stats.expected_tokens == 2.7

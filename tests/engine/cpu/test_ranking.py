@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from vllm_redrafter.beam_search import ExploredNodes
 from vllm_redrafter.budget.calibration import AcceptanceEstimator, log_odds
+from vllm_redrafter.budget.choice import Terms, best_shares, everything
 from vllm_redrafter.config import TreeKind
-from vllm_redrafter.engine.cpu.ranking import ranked_nodes
+from vllm_redrafter.engine.cpu.ranking import best_trees
 from vllm_redrafter.policy import candidate_log_probs
-from vllm_redrafter.token_tree import select_nodes
+from vllm_redrafter.token_tree import TokenTree, select_nodes
 
 MAX_NODES = 12
 
@@ -79,7 +82,7 @@ def test_trees_and_probabilities_are_those_of_the_torch_functions(
     expected = expected.prefix(most.int() + 1)
 
     allowed = candidate_log_probs(explored, tree, chain)
-    arrays = ranked_nodes(
+    *arrays, expected_tokens = best_trees(
         roots.numpy(),
         explored.tokens.numpy(),
         explored.back_pointers.numpy(),
@@ -90,10 +93,12 @@ def test_trees_and_probabilities_are_those_of_the_torch_functions(
         biases.numpy(),
         most.numpy(),
         MAX_NODES,
+        *everything(requests * (MAX_NODES + 1)),
     )
     tokens, parents, depths, num_nodes, node_odds, survival, all_survival = map(
         torch.from_numpy, arrays
     )
+    assert expected_tokens == pytest.approx(float(survival[:, 1:].sum() + (num_nodes > 1).sum()))
     assert torch.equal(num_nodes, expected.num_nodes)
     assert torch.equal(tokens, expected.tokens)
     assert torch.equal(parents, expected.parents)
@@ -116,7 +121,7 @@ def test_a_parent_comes_before_a_child_that_is_as_probable() -> None:
         torch.zeros(1, 4, 1, dtype=torch.int64),
         torch.zeros(1, 4, 1),
     )
-    _, parents, depths, *_ = ranked_nodes(
+    _, parents, depths, *_ = best_trees(
         torch.zeros(1, dtype=torch.int64).numpy(),
         certain.tokens.numpy(),
         certain.back_pointers.numpy(),
@@ -127,6 +132,48 @@ def test_a_parent_comes_before_a_child_that_is_as_probable() -> None:
         torch.zeros(2, 4).numpy(),
         torch.tensor([4]).numpy(),
         4,
+        *everything(5),
     )
     assert parents.tolist() == [[0, 0, 1, 2, 3]]
     assert depths.tolist() == [[0, 1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize("least", [0, 1, 5])
+@pytest.mark.parametrize("row", [0.001, 0.03, 0.1, 10.0])
+@pytest.mark.parametrize(("requests", "length", "width"), [(1, 1, 1), (3, 5, 3), (8, 4, 6)])
+def test_trees_have_the_first_nodes_of_each_request_that_are_worth_verifying(
+    requests: int, length: int, width: int, row: float, least: int
+) -> None:
+    explored = search(requests, requests, length, width)
+    sampled = np.arange(requests) % 3 == 1
+    rows = requests * (MAX_NODES + 1)
+    terms = Terms(0.9, 0.6, 0.2, 1.0 + row * np.arange(rows + 1), 0.9, least)
+
+    def trees(terms: Terms) -> tuple[Any, ...]:
+        return best_trees(
+            np.arange(requests),
+            explored.tokens.numpy(),
+            explored.back_pointers.numpy(),
+            explored.log_probs.numpy(),
+            explored.log_probs.numpy(),
+            sampled,
+            np.array([0.4, 0.8], dtype=np.float32),
+            np.zeros((2, length), dtype=np.float32),
+            np.full(requests, MAX_NODES),
+            MAX_NODES,
+            *terms,
+        )
+
+    *whole, all_odds, all_survival, visited, _ = trees(everything(rows))
+    *found, odds, survival, explored_too, expected = trees(terms)
+    nodes, choice = best_shares(all_survival[:, 1:], sampled, terms)
+    prefix = TokenTree(*map(torch.from_numpy, whole)).prefix(torch.from_numpy(nodes + 1).int())
+    for field, array in zip(fields(TokenTree), found, strict=True):
+        assert np.array_equal(array, getattr(prefix, field.name).numpy())
+    is_kept = np.arange(MAX_NODES + 1) <= nodes[:, None]
+    assert np.array_equal(odds, np.where(is_kept, all_odds, 0.0))
+    assert np.array_equal(survival, np.where(is_kept, all_survival, 0.0))
+    assert np.array_equal(explored_too, visited)
+    assert expected == pytest.approx(choice.tokens - requests + np.count_nonzero(nodes))
+    # The counters that it is added to are sent to other processes, which no number of numpy's can.
+    assert type(expected) is float

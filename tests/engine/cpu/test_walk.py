@@ -83,7 +83,7 @@ def test_expected_and_accepted_nodes_are_counted_by_kind_of_request() -> None:
     )
     survival = np.array([[1.0, 0.5, 0.25, 0.125, 0.0625]] * 5, dtype=np.float32)
     # Of the third, vLLM has verified fewer than were to be; of the last, none were.
-    nodes = np.array([3, 3, 3, 3, 0])
+    drafted = token_trees([chain, chain, chain, chain, [0]], 4)
     sampled = np.array([False, True, False, True, False])
-    found = accepted_nodes(sampled, survival, nodes, tree, accepted)
+    found = accepted_nodes(sampled, survival, drafted, tree, accepted)
     assert found == ((0.875, 2 * 0.875), (3.0, 1.0))

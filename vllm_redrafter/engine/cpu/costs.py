@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
+from vllm_redrafter.budget.choice import everything
 from vllm_redrafter.budget.costs import CostTable, DraftCost, VerifyCost
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
@@ -74,10 +75,11 @@ def _search(proposer: TreeProposer, requests: int) -> Search:
 
     most = np.full(requests, proposer.config.num_speculative_tokens)
     greedy = np.zeros(requests, dtype=np.bool_)
+    terms = everything(requests * (proposer.config.num_speculative_tokens + 1))
 
     def search(shape: SearchShape, size: int) -> None:
         of_requests = most[:size], greedy[:size]
-        proposer.propose_ranked(hidden[:size], roots[:size], None, *of_requests, shape)
+        proposer.propose_best(hidden[:size], roots[:size], None, *of_requests, shape, terms)
 
     return search
 

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from vllm_redrafter.acceptance import AcceptedPath
 from vllm_redrafter.budget.batch_budget import FIRST_DRAFTS, FIRST_STEPS, BatchBudget, Plan
-from vllm_redrafter.budget.choice import Flags
-from vllm_redrafter.engine.cpu.proposer import TreeProposer
-from vllm_redrafter.engine.cpu.ranking import cut
+from vllm_redrafter.budget.choice import Flags, Terms
+from vllm_redrafter.engine.cpu.proposer import Draft, TreeProposer
 from vllm_redrafter.engine.cpu.walk import accepted_nodes, judged_nodes
 from vllm_redrafter.engine.stats import StepStats
 from vllm_redrafter.policy import search_shape
@@ -101,14 +100,12 @@ class AdaptiveDrafting(FixedDrafting):
         self.budget, self.stats = budget, stats
         # By request: [K+1], the draft's log-odds of the tree drafted last.
         self._odds: dict[str, npt.NDArray[np.float32]] = {}
-        self._explored = np.zeros((1, 1, 1), dtype=np.float32)
-        # Of the last draft: its requests, [R, K+1] survival probabilities of their roots and nodes,
-        # and [R] nodes to verify.
+        # The last draft, and its requests.
         self._drafted: list[str] = []
-        self._survival = np.zeros((0, 0), dtype=np.float32)
-        self._nodes = np.zeros(0, dtype=np.int64)
+        self._draft: Draft | None = None
         self._plan = Plan(None, pays=False)
-        # Steps for which it still holds, if all is as it was.
+        self._terms: Terms | None = None
+        # Steps for which both still hold, if all is as it was.
         self._holds = 0
         # Of the step: its requests, which of them sample, and how much may be verified.
         self._requests: list[str] = []
@@ -127,8 +124,7 @@ class AdaptiveDrafting(FixedDrafting):
             budget.drafted(shape, explored, sampled, 1.0)
         for _ in range(FIRST_STEPS + 1):
             budget.plan(sampled, None, config.num_speculative_tokens)
-        survival = np.zeros((1, config.num_speculative_tokens + 1), dtype=np.float32)
-        budget.share(survival[:, 1:], sampled, Plan(shape, pays=True))
+        budget.terms(1, Plan(shape, pays=True))
 
     def pays(self, request_ids: Sequence[str], sampled: Flags, max_nodes: int) -> bool:
         """See `FixedDrafting.pays`; a probe counts as if it did."""
@@ -143,9 +139,11 @@ class AdaptiveDrafting(FixedDrafting):
             return self._plan.shape is not None
         self._max_nodes = max_nodes
         self._sampled = sampled
-        self._plan = self.budget.plan(sampled, joined, max_nodes)
-        self._holds = self._plan.steps - 1
-        return self._plan.shape is not None
+        self._plan = plan = self.budget.plan(sampled, joined, max_nodes)
+        self._holds = plan.steps - 1
+        drafts = plan.shape is not None
+        self._terms = self.budget.terms(len(request_ids), plan) if drafts else None
+        return drafts
 
     def rests(self, request_ids: Sequence[str], max_nodes: int) -> bool:
         """See `FixedDrafting.rests`: these requests were not drafted for, and the plan holds."""
@@ -169,26 +167,20 @@ class AdaptiveDrafting(FixedDrafting):
         most: npt.NDArray[np.int64],
     ) -> TokenTree:
         """See `FixedDrafting.draft`."""
-        plan = self._plan
-        assert plan.shape is not None
-        sampled = self._sampled
-        draft = self.proposer.propose_ranked(hidden, roots, chain, most, sampled, plan.shape)
-        self._explored = draft.explored
-        nodes, expected = self.budget.share(draft.survival[:, 1:], sampled, plan)
-        # One that verifies nothing outputs its token without a verification. No number of numpy's:
-        # the counters are sent to other processes, and vLLM waits for ever for one that cannot be.
-        self.stats.expected_tokens += expected.tokens - len(nodes) + int(np.count_nonzero(nodes))
-        self._drafted, self._survival, self._nodes = list(request_ids), draft.survival, nodes
+        shape, terms = self._plan.shape, self._terms
+        assert shape is not None and terms is not None
+        draft = self.proposer.propose_best(hidden, roots, chain, most, self._sampled, shape, terms)
+        self.stats.expected_tokens += draft.expected
+        self._drafted, self._draft = list(request_ids), draft
         self._odds.update(zip(request_ids, draft.odds, strict=True))
-        cut(draft.tree, nodes)
         return draft.tree
 
     def took(self, requests: int, seconds: float) -> None:
         """Learn what such a draft costs, and what the search found."""
-        assert self._plan.shape is not None
+        assert self._plan.shape is not None and self._draft is not None
         if not self.budget.learns:
             return
-        self.budget.drafted(self._plan.shape, self._explored, self._sampled, seconds)
+        self.budget.drafted(self._plan.shape, self._draft.explored, self._sampled, seconds)
 
     def judge(
         self,
@@ -200,7 +192,8 @@ class AdaptiveDrafting(FixedDrafting):
         """Learn how probable a node is to be accepted."""
         # Mostly they are the same.
         if request_ids == self._drafted:
-            drafted = self._survival, self._nodes
+            assert self._draft is not None
+            drafted = self._draft.survival, self._draft.tree
             self.budget.verified(*accepted_nodes(sampled, *drafted, tree, accepted))
         if not self.budget.learns:
             return

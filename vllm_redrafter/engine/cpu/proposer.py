@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from vllm.config import VllmConfig
 
 from vllm_redrafter.beam_search import ExploredNodes
-from vllm_redrafter.budget.choice import Flags
+from vllm_redrafter.budget.choice import Flags, Terms
 from vllm_redrafter.checkpoints.reading import load_drafter
 from vllm_redrafter.engine.cpu.acceptance_model import AcceptanceModel
 from vllm_redrafter.engine.cpu.packed_weights import packed
-from vllm_redrafter.engine.cpu.ranking import ranked_nodes, selected_nodes
+from vllm_redrafter.engine.cpu.ranking import best_trees, selected_nodes
 from vllm_redrafter.engine.cpu.search import search
 from vllm_redrafter.engine.embedding import shared_embedding
 from vllm_redrafter.engine.settings import Settings
@@ -26,7 +26,7 @@ Floats = npt.NDArray[np.float32]
 
 
 class Draft(NamedTuple):
-    """Trees for R requests, and what their nodes are expected to be worth.
+    """Trees of what R requests are to verify, and what their nodes are expected to be worth.
 
     Attributes:
         tree: with K + 1 slots whatever the search, so that trees of different steps can be
@@ -35,12 +35,14 @@ class Draft(NamedTuple):
         survival: [R, K+1] float32, the probability that each node is accepted; 1 for the root, 0
             in unused slots.
         explored: [R, L, W] float32, the same of all that the search visited.
+        expected: the tokens of those requests that verify something.
     """
 
     tree: TokenTree
     odds: Floats
     survival: Floats
     explored: Floats
+    expected: float
 
 
 class TreeProposer:
@@ -97,7 +99,7 @@ class TreeProposer:
         )
         return TokenTree(*map(torch.from_numpy, arrays))
 
-    def propose_ranked(
+    def propose_best(
         self,
         hidden: Tensor,
         root_tokens: Tensor,
@@ -105,17 +107,19 @@ class TreeProposer:
         most: npt.NDArray[np.int64],
         sampled: Flags,
         shape: SearchShape,
+        terms: Terms,
     ) -> Draft:
-        """Draft by a given search, the nodes ranked by how probable they are to be accepted.
+        """Draft by a given search those nodes that are worth verifying.
 
         Args:
             hidden, root_tokens, chain, most: see `propose`.
             sampled: [R] bool, requests that sample; the others take the most probable token.
             shape: the search.
+            terms: what verifying is worth, `truth_of_others` being of those that sample.
         """
         found = self.explore(hidden, root_tokens, shape)
         allowed = candidate_log_probs(found, self.config.tree, chain)
-        *tree, odds, survival, explored = ranked_nodes(
+        *tree, odds, survival, explored, expected = best_trees(
             root_tokens.numpy(),
             found.tokens.numpy(),
             found.back_pointers.numpy(),
@@ -126,8 +130,9 @@ class TreeProposer:
             self.acceptance.biases,
             most,
             self.config.num_speculative_tokens,
+            *terms,
         )
-        return Draft(TokenTree(*map(torch.from_numpy, tree)), odds, survival, explored)
+        return Draft(TokenTree(*map(torch.from_numpy, tree)), odds, survival, explored, expected)
 
     def explore(self, hidden: Tensor, root_tokens: Tensor, shape: SearchShape) -> ExploredNodes:
         """The candidates for trees that continue the roots."""

@@ -1,8 +1,10 @@
-"""The trees of a search, ranked by how probable their nodes are to be accepted, in one pass.
+"""The trees of a search: nodes ranked by how probable they are to be accepted, as many as pay.
 
 The mathematics is that of `budget/calibration.py` and `token_tree.py`, which say it in torch for
-any device. A step of a small target takes a few milliseconds, of which some hundred calls of torch
-on a few dozen numbers are a large part; numba compiles the loops. A test holds the two equal.
+any device, and of `budget/choice.py`. A step of a small target takes a few milliseconds, of which
+some hundred calls of torch on a few dozen numbers are a large part; numba compiles the loops, and
+all of them are one call: behind the target's weights nothing of a second one is left in the caches.
+A test holds them equal.
 """
 
 from __future__ import annotations
@@ -15,13 +17,12 @@ import numpy.typing as npt
 
 from vllm_redrafter.budget.calibration import MAX_LOG_ODDS
 from vllm_redrafter.compiled import compiled
-from vllm_redrafter.token_tree import TokenTree
 
 Array = npt.NDArray[Any]
 
 
 @compiled
-def ranked_nodes(
+def best_trees(
     roots: Array,
     tokens: Array,
     back_pointers: Array,
@@ -32,8 +33,14 @@ def ranked_nodes(
     biases: Array,
     most: Array,
     max_nodes: int,
-) -> tuple[Array, Array, Array, Array, Array, Array, Array]:
-    """Select each request's most probable nodes.
+    truth: float,
+    truth_of_others: float,
+    draft_seconds: float,
+    verify_seconds: Array,
+    nothing_seconds: float,
+    least: int,
+) -> tuple[Array, Array, Array, Array, Array, Array, Array, float]:
+    """Select each request's most probable nodes, as many as the batch's best budget has.
 
     Args:
         roots: [R] int64, the last sampled tokens.
@@ -46,6 +53,8 @@ def ranked_nodes(
             not sample, and of those that do.
         most: [R] int64, the most nodes of each request, roots not counted; at most K.
         max_nodes: K.
+        truth, truth_of_others, draft_seconds, verify_seconds, nothing_seconds, least: see
+            `budget.choice.Terms`; the others are those that sample.
 
     Returns:
         tokens, parents, depths: [R, K+1] int32, of the trees (see `TokenTree`).
@@ -53,6 +62,7 @@ def ranked_nodes(
         odds: [R, K+1] float32, the draft's log-odds of each node given its parent; 0 for the root.
         survival: [R, K+1] float32; 1 for the root, 0 in unused slots.
         explored: [R, L, W] float32, the survival probabilities of all that was visited.
+        expected: the tokens of those requests that verify something.
     """
     odds, log_survival = _scored(back_pointers, log_probs, sampled, slopes, biases)
     scores = np.where(allowed == -np.inf, allowed, log_survival)
@@ -60,6 +70,7 @@ def ranked_nodes(
     tree_tokens, parents, depths, num_nodes, order = trees
     node_odds = np.zeros(tree_tokens.shape, dtype=np.float32)
     survival = np.zeros(tree_tokens.shape, dtype=np.float32)
+    probable = np.zeros(order.shape)
     width = tokens.shape[2]
     for r in range(len(roots)):
         survival[r, 0] = 1.0
@@ -67,7 +78,55 @@ def ranked_nodes(
             level, beam = order[r, node - 1] // width, order[r, node - 1] % width
             node_odds[r, node] = odds[r, level, beam]
             survival[r, node] = math.exp(log_survival[r, level, beam])
-    return tree_tokens, parents, depths, num_nodes, node_odds, survival, np.exp(log_survival)
+            probable[r, node - 1] = survival[r, node] * (truth_of_others if sampled[r] else truth)
+    costs = (draft_seconds, verify_seconds, nothing_seconds)
+    kept, expected = _worth_verifying(probable, costs, least)
+    for r in range(len(roots)):
+        for node in range(kept[r] + 1, num_nodes[r]):
+            tree_tokens[r, node], parents[r, node], depths[r, node] = -1, 0, 0
+            node_odds[r, node], survival[r, node] = 0.0, 0.0
+        num_nodes[r] = kept[r] + 1
+    explored = np.exp(log_survival)
+    return tree_tokens, parents, depths, num_nodes, node_odds, survival, explored, expected
+
+
+@compiled
+def _worth_verifying(
+    probable: Array, costs: tuple[float, Array, float], least: int
+) -> tuple[Array, float]:
+    """See `budget.choice.best_shares`.
+
+    Args:
+        probable: [R, K] float64, descending along each request; 0 where there is no node.
+        costs: D, V by rows, and V where nothing is verified.
+        least: the smallest budget, as far as there are nodes.
+
+    Returns:
+        The first nodes of each request to verify [R] int64; and the tokens that are expected of
+        those requests that have some.
+    """
+    requests, width = probable.shape
+    draft_seconds, verify_seconds, nothing_seconds = costs
+    # Stable: of equal nodes of one request, the first comes first.
+    best_first = np.argsort(-probable.ravel(), kind="mergesort")
+    tokens = float(requests)
+    budget, best_tokens, best_seconds = 0, tokens, draft_seconds + nothing_seconds
+    nodes = 0
+    for node in best_first:
+        worth = probable[node // width, node % width]
+        if worth <= 0.0:
+            break
+        nodes += 1
+        tokens += worth
+        seconds = draft_seconds + verify_seconds[requests + nodes]
+        if tokens * best_seconds > best_tokens * seconds:
+            budget, best_tokens, best_seconds = nodes, tokens, seconds
+    kept = np.zeros(requests, dtype=np.int64)
+    expected = 0.0
+    for node in best_first[: max(budget, min(least, nodes))]:
+        kept[node // width] += 1
+        expected += probable[node // width, node % width]
+    return kept, expected + float(np.count_nonzero(kept))
 
 
 @compiled
@@ -109,7 +168,7 @@ def selected_nodes(
     """See `token_tree.select_nodes`.
 
     Args:
-        roots, tokens, back_pointers, most, max_nodes: see `ranked_nodes`.
+        roots, tokens, back_pointers, most, max_nodes: see `best_trees`.
         scores: [R, L, W] float32, none above its parent's; -inf for what may not be in the tree.
 
     Returns:
@@ -140,18 +199,3 @@ def selected_nodes(
             depths[r, node] = level + 1
             num_nodes[r] = node + 1
     return tree_tokens, parents, depths, num_nodes, order
-
-
-def cut(tree: TokenTree, most: Array) -> None:
-    """Cut trees to their roots and first `most` [R] nodes: `TokenTree.prefix`, in place."""
-    num_nodes = tree.num_nodes.numpy()
-    _cut(tree.tokens.numpy(), tree.parents.numpy(), tree.depths.numpy(), num_nodes, most)
-
-
-@compiled
-def _cut(tokens: Array, parents: Array, depths: Array, num_nodes: Array, most: Array) -> None:
-    for r in range(len(num_nodes)):
-        kept = min(num_nodes[r], most[r] + 1)
-        for node in range(kept, num_nodes[r]):
-            tokens[r, node], parents[r, node], depths[r, node] = -1, 0, 0
-        num_nodes[r] = kept

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from vllm_redrafter.budget.choice import everything
 from vllm_redrafter.budget.refits import NODES, STEPS
 from vllm_redrafter.engine.cpu import tree_sequences
 from vllm_redrafter.engine.cpu.acceptance_model import AcceptanceModel
@@ -30,7 +31,7 @@ def rehearse(proposer: TreeProposer) -> None:
     greedy = np.zeros(1, dtype=np.bool_)
     all_nodes = np.full(1, most)
     shape = search_shape(proposer.config, most)
-    proposer.propose_ranked(hidden, root, None, all_nodes, greedy, shape)
+    proposer.propose_best(hidden, root, None, all_nodes, greedy, shape, everything(most + 1))
     tree = proposer.propose(hidden, root, None, all_nodes)
     links = np.stack([tree.parents[0].numpy(), tree.depths[0].numpy()])
     rows = int(tree.num_nodes)
@@ -46,8 +47,8 @@ def rehearse(proposer: TreeProposer) -> None:
     walk.go_on(torch.full((1,), -1, dtype=torch.int32))
     accepted = walk.accepted
     moves(accepted.path, step.root_rows)
-    survival, nodes = np.zeros((1, most + 1), dtype=np.float32), np.zeros(1, dtype=np.int64)
-    accepted_nodes(greedy, survival, nodes, step.tree, accepted)
+    survival = np.zeros((1, most + 1), dtype=np.float32)
+    accepted_nodes(greedy, survival, tree, step.tree, accepted)
     _, *judged = judged_nodes(step.tree, accepted.path, np.zeros((1, rows), dtype=np.float32))
     acceptance = AcceptanceModel(proposer.config.beam_length)
     for _ in range(max(STEPS, NODES)):

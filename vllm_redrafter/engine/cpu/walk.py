@@ -98,14 +98,18 @@ def judged_nodes(
 
 
 def accepted_nodes(
-    sampled: Array, survival: Array, nodes: Array, tree: TokenTree, accepted: AcceptedPath
+    sampled: Array,
+    survival: Array,
+    drafted: TokenTree,
+    tree: TokenTree,
+    accepted: AcceptedPath,
 ) -> tuple[tuple[float, float], tuple[float, float]]:
     """How many nodes were expected to be accepted, and how many were.
 
     Args:
         sampled: [R] bool, requests that sample.
-        survival: [R, K+1] float32, survival probabilities of roots and nodes drafted.
-        nodes: [R] int64, how many of them were to be verified.
+        survival: [R, K+1] float32, survival probabilities of roots and nodes to be verified.
+        drafted: their trees.
         tree: what was verified; a request with fewer nodes, as a grammar ruled some out or the
             model's length did, is left out.
         accepted: what came of it.
@@ -113,8 +117,8 @@ def accepted_nodes(
     Returns:
         (expected, accepted), each of requests that do not sample, and of those that do.
     """
-    counts = np.ascontiguousarray(tree.num_nodes.numpy()), accepted.num_sampled.numpy()
-    return _accepted_nodes(sampled, survival, nodes, *counts)
+    counts = drafted.num_nodes.numpy(), tree.num_nodes.numpy(), accepted.num_sampled.numpy()
+    return _accepted_nodes(sampled, survival, *map(np.ascontiguousarray, counts))
 
 
 def _arrays(tree: TokenTree) -> tuple[Array, Array, Array, Array]:
@@ -182,12 +186,12 @@ def _judged(
 
 @compiled
 def _accepted_nodes(
-    sampled: Array, survival: Array, nodes: Array, tree_nodes: Array, num_sampled: Array
+    sampled: Array, survival: Array, drafted: Array, verified: Array, num_sampled: Array
 ) -> tuple[tuple[float, float], tuple[float, float]]:
     expected, accepted = np.zeros(2), np.zeros(2)
-    for r in range(nodes.shape[0]):
-        if nodes[r] and tree_nodes[r] == nodes[r] + 1:
+    for r in range(drafted.shape[0]):
+        if drafted[r] > 1 and verified[r] == drafted[r]:
             kind = 1 if sampled[r] else 0
-            expected[kind] += survival[r, 1 : nodes[r] + 1].sum()
+            expected[kind] += survival[r, 1 : drafted[r]].sum()
             accepted[kind] += num_sampled[r] - 1
     return (expected[0], expected[1]), (accepted[0], accepted[1])

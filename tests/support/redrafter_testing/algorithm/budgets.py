@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from vllm_redrafter.budget.batch_budget import CHAINS, PLAIN, TREES, BatchBudget, Plan
-from vllm_redrafter.budget.choice import Flags, Floats
+from vllm_redrafter.budget.choice import Flags, Floats, best_shares
 from vllm_redrafter.budget.costs import CostTable, DraftCost, VerifyCost
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.policy import SearchShape, search_tiers
@@ -79,7 +79,8 @@ def run(
             draft = budget.costs.draft_seconds(requests, *plan.shape)
             budget.drafted(plan.shape, explored, sampled, pace * colder * draft)
             ranked = np.sort(explored.reshape(requests, -1), axis=1)[:, ::-1][:, :12]
-            nodes = int(budget.share(np.array(ranked), sampled, plan)[0].sum())
+            terms = budget.terms(requests, plan)
+            nodes = int(best_shares(ranked, sampled, terms)[0].sum())
         rows = requests + nodes
         seconds = float(budget.costs.verify_seconds(rows)) * (slower if nodes else 1.0) * pace
         seconds *= colder
