@@ -136,6 +136,17 @@ def test_a_probe_verifies_something() -> None:
     assert min(probes) >= 4
 
 
+def test_what_a_probe_verifies_is_reckoned_in_what_it_loses() -> None:
+    """A draft alone loses little, the steps that verify it as much as their rows take."""
+    budget, steps = BatchBudget(CONFIG, machine(row=0.02), 64), 1000
+    seconds = 0.0
+    for plan, nodes in run(budget, 32, 0.02, steps):
+        seconds += float(budget.costs.verify_seconds(32 + nodes))
+        if plan.shape is not None:
+            seconds += budget.costs.draft_seconds(32, *plan.shape)
+    assert seconds < 1.015 * steps * float(budget.costs.verify_seconds(32))
+
+
 def test_most_probes_are_the_search_that_is_nearest_to_paying() -> None:
     budget = BatchBudget(CONFIG, machine(row=0.3, level=0.2), 8)
     shapes = [None if plan.pays else plan.shape for plan, _ in run(budget, 8, 0.4, 8000)]

@@ -135,7 +135,7 @@ def test_a_common_share_is_the_best_that_requests_which_are_alike_can_all_have(
     best = np.sort(survival, axis=None)[::-1]
     rates = [
         requests * (1.0 + best[:nodes].sum()) / (draft + verify[requests * (1 + nodes)])
-        for nodes in range(min(most, survival.size) + 1)
+        for nodes in range(1, min(most, survival.size) + 1)
     ]
     assert choice.tokens_per_second == pytest.approx(max(rates))
-    assert choice.budget % requests == 0
+    assert choice.budget % requests == 0 < choice.budget

@@ -107,11 +107,13 @@ def best_common_share(
     draft_seconds: float,
     verify_seconds: Floats,
 ) -> Choice:
-    """The best budget of requests that are all alike, and verify as many nodes each.
+    """The best budget of requests that are all alike, and verify as many nodes each: some.
+
+    A draft of which nothing is verified takes little more than a plain step, and brings nothing.
 
     Args:
         survival: [L, W], of the nodes of any of them.
-        most: nodes that a request may verify.
+        most: nodes that a request may verify; at least 1.
         requests, draft_seconds, verify_seconds: see `best_budget`.
     """
     ranked = np.sort(survival, axis=None)
@@ -168,7 +170,7 @@ def _best_common_share(
     ranked: Floats, most: int, requests: int, draft_seconds: float, verify_seconds: Floats
 ) -> tuple[int, float, float]:
     tokens = float(requests)
-    best, best_tokens, best_seconds = 0, tokens, draft_seconds + verify_seconds[requests]
+    best, best_tokens, best_seconds = 0, 0.0, 1.0
     for nodes in range(1, min(most, ranked.shape[0]) + 1):
         tokens += requests * ranked[-nodes]
         seconds = draft_seconds + verify_seconds[requests * (1 + nodes)]
