@@ -81,7 +81,7 @@ def best_budget(
 def best_shares(
     survival: Floats, kinds: Flags, terms: Terms
 ) -> tuple[npt.NDArray[np.int64], Choice]:
-    """`best_budget` on these terms, and its `shares`.
+    """`best_budget` on these terms, and its `shares`; `engine/cpu/ranking.py` says both at once.
 
     Args:
         survival: [R, K], descending along each request; 0 where there is no node.
