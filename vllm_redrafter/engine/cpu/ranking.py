@@ -2,9 +2,8 @@
 
 The mathematics is that of `budget/calibration.py` and `token_tree.py`, which say it in torch for
 any device, and of `budget/choice.py`. A step of a small target takes a few milliseconds, of which
-some hundred calls of torch on a few dozen numbers are a large part; numba compiles the loops, and
-all of them are one call: behind the target's weights nothing of a second one is left in the caches.
-A test holds them equal.
+some hundred calls of torch on a few dozen numbers are a large part; numba compiles the loops. Tests
+hold them equal.
 """
 
 from __future__ import annotations
