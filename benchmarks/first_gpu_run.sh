@@ -21,6 +21,7 @@ it was: what has ended, well or not, is left alone, and a step that was interrup
     --seconds N   start no step whose limit is not over N seconds from now (default 1500). Later
                   steps that fit in still run; call it again for those that did not
     --retry       repeat what failed and what ran out of time, too
+    --only NAMES  of the steps only these, separated by commas; the others stay as they are
     -- ARGUMENTS  of throughput.py, which needs a target and its drafter and is left out without
 
 PYTHON is the interpreter (default: .venv/bin/python beside benchmarks/, if there is one, else
@@ -41,7 +42,7 @@ benchmarks=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 repo=$(dirname "$benchmarks")
 grace=15 # seconds that a step gets to end by itself when its time is over
 
-out='' seconds=1500 retry='' throughput=()
+out='' seconds=1500 retry='' only='' throughput=()
 while (($#)); do
     case $1 in
         -h | --help)
@@ -54,6 +55,12 @@ while (($#)); do
             shift
             ;;
         --retry) retry=yes ;;
+        --only)
+            [[ ${2:-} =~ ^[a-z0-9_]+(,[a-z0-9_]+)*$ ]] ||
+                refuse "--only '${2:-}': expected names of steps, separated by commas"
+            only=$2
+            shift
+            ;;
         --)
             throughput=("${@:2}")
             break
@@ -132,6 +139,10 @@ benchmark tiles 300 tree_attention.py --tune --rounds 1 \
     --batches 1 8 64 --contexts 4096 32768 --repeats 10
 part profiler_trace 180 --traces "$out/profiler_trace"
 
+for name in ${only//,/ }; do
+    [[ " ${names[*]} " == *" $name "* ]] || refuse "--only $name: the steps are ${names[*]}"
+done
+
 child=''
 trap '[[ ! $child ]] || kill "$child" 2>/dev/null || true; exit 130' INT TERM
 
@@ -159,6 +170,7 @@ run() {
     printf '%s, %d s\n' "$status" "$taken"
 }
 
+is_meant() { [[ ! $only || ,$only, == *,"$1",* ]]; }
 has_ended() { [[ -e $out/$1.state ]]; }
 is_done() { grep -qx 'status: done' "$out/$1.state" 2>/dev/null; }
 
@@ -168,6 +180,7 @@ summarise() {
 
 for index in "${!names[@]}"; do
     name=${names[index]}
+    is_meant "$name" || continue
     if is_done "$name" || { has_ended "$name" && [[ ! $retry ]]; }; then
         continue
     elif ((SECONDS + limits[index] + grace > seconds)); then

@@ -281,6 +281,14 @@ def test_a_call_with_little_time_does_what_fits_in_and_the_next_one_the_rest(run
     assert runs.names() == [name for name in ALWAYS if name not in first]
 
 
+def test_steps_that_are_not_named_stay_as_they_are(runs: Runs) -> None:
+    assert runs.run("--only", "fp8_layer,environment")[0] == 1
+    assert runs.names() == ["environment", "fp8_layer"]
+    assert runs.summary()["parity"] == "not run"
+    assert runs.run()[0] == 0
+    assert runs.names() == [name for name in ALWAYS if name not in ("environment", "fp8_layer")]
+
+
 def test_an_interrupted_step_is_repeated(runs: Runs) -> None:
     started = runs.start(environment="hangs")
     child = runs.folder / "calls.child"
@@ -302,6 +310,8 @@ def test_an_interrupted_step_is_repeated(runs: Runs) -> None:
         (["OUT", "--steps", "3"], "unknown option --steps"),
         (["OUT", "--seconds", "soon"], "--seconds 'soon': expected a number"),
         (["OUT", "--seconds"], "--seconds '': expected a number"),
+        (["OUT", "--only", "parity;tiles"], "--only 'parity;tiles': expected names"),
+        (["OUT", "--only", "parity,throughput"], "--only throughput: the steps are environment"),
         (["OUT", "more"], "found OUT and more"),
         ([], "OUT is missing"),
         (["file"], "OUT: file cannot be made"),
@@ -331,4 +341,4 @@ def test_without_a_gpu_nothing_is_run(runs: Runs) -> None:
 
 def test_help_names_every_option(runs: Runs) -> None:
     done = subprocess.run([SCRIPT, "--help"], capture_output=True, text=True, check=True)
-    assert all(option in done.stdout for option in ("--seconds N", "--retry", "-- ARGUMENTS"))
+    assert all(option in done.stdout for option in ("--seconds N", "--retry", "--only NAMES", "-- ARGUMENTS"))

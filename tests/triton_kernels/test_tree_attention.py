@@ -29,6 +29,7 @@ from vllm_redrafter.triton_kernels.tree_attention import tree_attention
 pytestmark = pytest.mark.usefixtures("new_tensors_hold_nan")
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="vLLM's CPU build computes the other side")
 def test_the_reference_is_attention_along_each_nodes_path(device: torch.device) -> None:
     """It reads bit sets; the CPU engine's attention has been tested to go by parents."""
     requests = [request for request in MIXED if request[1]]
