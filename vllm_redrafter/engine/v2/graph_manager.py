@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from torch import Tensor
 from vllm.config.compilation import CUDAGraphMode
 from vllm.logger import init_logger
 from vllm.v1.worker.gpu.cudagraph_utils import (
@@ -123,3 +124,29 @@ class TreeGraphManager(BatchGraphManager, ModelCudaGraphManager):
 
     def _tiers(self) -> list[Tier]:
         return tiers(nodes_by_batch_size(self.vllm_config))
+
+    # All graphs leave their output in the same buffers. vLLM makes them as large as the first
+    # output that it sees, which is that of the largest piecewise graph; our full ones are larger.
+
+    @property
+    def hidden_states(self) -> Tensor | None:
+        """[rows of the largest graph, H], the last layer's; None before the first output."""
+        return self._hidden_states
+
+    @hidden_states.setter
+    def hidden_states(self, first: Tensor | None) -> None:
+        self._hidden_states = None if first is None else self._of_largest(first)
+
+    @property
+    def aux_hidden_states(self) -> list[Tensor]:
+        """Likewise, of each of the layers that are handed out; empty before the first output."""
+        return self._aux_hidden_states
+
+    @aux_hidden_states.setter
+    def aux_hidden_states(self, first: list[Tensor]) -> None:
+        self._aux_hidden_states = [self._of_largest(states) for states in first]
+
+    def _of_largest(self, states: Tensor) -> Tensor:
+        """A buffer like this one, for the rows of any graph."""
+        most = max(desc.num_tokens for descs in self._capture_descs.values() for desc in descs)
+        return states.new_empty(most, *states.shape[1:])

@@ -11,8 +11,9 @@ from vllm_redrafter.budget import refits
 from vllm_redrafter.budget.draft_lengths import LengthChoice
 from vllm_redrafter.budget.gate import Gate
 
-GRAPHS = (2, 8, 32, 104)
-"""Rows of each. There is one for steps of any lengths."""
+GRAPHS = (2, 8, 32, 96)
+"""Rows of each. There is one for steps of any lengths. The largest batch has 104: its full graph is
+beyond vLLM's own sizes, and its output larger than that of any piecewise one."""
 
 
 def use() -> None:
