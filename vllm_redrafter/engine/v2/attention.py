@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from torch import Tensor
+from torch import Tensor, cat
 from vllm.config import VllmConfig
 from vllm.v1.attention.backend import (
     AttentionCGSupport,
@@ -69,11 +69,12 @@ class TreeAttentionMetadata(TritonAttentionMetadata):
     rest: TreeAttentionMetadata | None = None
     _tree_attention: TreeAttention | None = field(default=None, init=False)
     _for_flash_attention: FlashAttentionMetadata | None = field(default=None, init=False)
+    _rest_for_triton: TreeAttentionMetadata | None = field(default=None, init=False)
 
     def set_trees(self, trees: TreeRows | None) -> None:
         """Split the batch into trees and the rest."""
         self.trees, self.rest = trees, None
-        self._tree_attention = self._for_flash_attention = None
+        self._tree_attention = self._for_flash_attention = self._rest_for_triton = None
         if trees is not None and trees.rest is not None:
             whole: Any = self  # mypy does not see the fields that are vLLM's
             # Neither more nor fewer: FlashAttention compares the numbers of requests.
@@ -106,6 +107,28 @@ class TreeAttentionMetadata(TritonAttentionMetadata):
                 min_requests=trees.fewest,
             )
         return self._tree_attention
+
+    def rest_for_triton(self) -> TreeAttentionMetadata:
+        """`rest` for vLLM's Triton kernel, made by the first layer that asks.
+
+        Triton compiles a kernel anew, for seconds in which all requests wait, where a tensor begins
+        at an address that is no multiple of 16 bytes, and where a number is 1. vLLM has it compiled
+        for whole batches only, so lengths and block table are copies of their own, and a request
+        without rows stands behind the others.
+        """
+        if self._rest_for_triton is None:
+            rest: Any = self.rest
+            starts, lengths, table = rest.query_start_loc, rest.seq_lens, rest.block_table
+            requests, columns = table.shape
+            copied = table.new_zeros(requests + 1, table.stride(0))[:, :columns]
+            copied[:requests] = table
+            self._rest_for_triton = replace(
+                rest,
+                query_start_loc=cat([starts, starts[-1:]]),
+                seq_lens=cat([lengths, lengths.new_zeros(1)]),
+                block_table=copied,
+            )
+        return self._rest_for_triton
 
     def for_flash_attention(self) -> FlashAttentionMetadata:
         """Of the whole batch, made by the first layer that asks."""
@@ -179,6 +202,8 @@ class TreeAttentionImpl(TritonAttentionImpl):
         if rest is not None:
             others = slice(trees.rows, None)
             rows = query[others], key[others], value[others]
+            if self._flash_attention is None:
+                rest = attn_metadata.rest_for_triton()
             self._attend_others(layer, *rows, kv_cache, rest, output[others])
         return output
 

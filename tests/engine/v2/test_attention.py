@@ -1,0 +1,72 @@
+"""A batch split into trees and other rows: what the other rows' kernel is told of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from vllm_redrafter.engine.v2.attention import TreeAttentionMetadata, TreeRows
+from vllm_redrafter.triton_kernels.stage_trees import StagedTrees
+
+COLUMNS = 6
+"""Blocks of a request; of a row of vLLM's table only these are this step's."""
+
+
+def split_batch(trees: list[int], others: list[int]) -> Any:
+    """Metadata of requests of so many rows, the first of which are trees."""
+    rows = [*trees, *others]
+    starts = torch.tensor([0, *rows]).cumsum(0).to(torch.int32)
+    table = torch.arange(8 * len(rows), dtype=torch.int32).view(len(rows), 8)
+    buffers: Any = dict.fromkeys(
+        (
+            "seq_threshold_3D",
+            "num_par_softmax_segments",
+            "softmax_segm_output",
+            "softmax_segm_max",
+            "softmax_segm_expsum",
+        )
+    )
+    metadata = TreeAttentionMetadata(
+        num_actual_tokens=sum(rows),
+        max_query_len=max(rows),
+        query_start_loc=starts,
+        max_seq_len=40,
+        seq_lens=torch.arange(20, 20 + len(rows), dtype=torch.int32),
+        block_table=table[:, :COLUMNS],
+        slot_mapping=torch.zeros(sum(rows), dtype=torch.int64),
+        causal=True,
+        **buffers,
+    )
+    rest = starts[len(trees) :] - sum(trees)
+    staged = StagedTrees(len(trees), max(trees), torch.device("cpu"))
+    metadata.set_trees(TreeRows(staged, len(trees), sum(trees), max(trees), len(trees), rest))
+    return metadata
+
+
+@pytest.mark.parametrize("trees", [[9], [9, 4], [5, 5, 5]])
+@pytest.mark.parametrize("others", [[30], [1, 17], [6, 1, 40, 2]])
+def test_triton_is_told_of_other_rows_as_of_a_whole_batch(
+    trees: list[int], others: list[int]
+) -> None:
+    """At addresses of the same kind, and never of one request: it would be compiled anew."""
+    metadata = split_batch(trees, others)
+    plain, told = metadata.rest, metadata.rest_for_triton()
+    assert metadata.rest_for_triton() is told, "the layers of a group share it"
+    for tensor in (told.query_start_loc, told.seq_lens, told.block_table):
+        assert tensor.data_ptr() % 16 == 0
+    assert told.block_table.stride() == metadata.block_table.stride()
+    requests = len(others)
+    assert len(told.seq_lens) == len(told.block_table) == requests + 1 > 1
+    assert told.query_start_loc.tolist() == [*plain.query_start_loc.tolist(), sum(others)]
+    assert told.seq_lens.tolist()[:-1] == plain.seq_lens.tolist()
+    assert told.block_table.tolist()[:-1] == plain.block_table.tolist()
+    assert told.num_actual_tokens == sum(others)
+
+
+def test_another_step_s_trees_bring_other_rows() -> None:
+    metadata = split_batch([9, 4], [30])
+    before = metadata.rest_for_triton()
+    metadata.set_trees(metadata.trees)
+    assert metadata.rest_for_triton() is not before
