@@ -341,4 +341,7 @@ def test_without_a_gpu_nothing_is_run(runs: Runs) -> None:
 
 def test_help_names_every_option(runs: Runs) -> None:
     done = subprocess.run([SCRIPT, "--help"], capture_output=True, text=True, check=True)
-    assert all(option in done.stdout for option in ("--seconds N", "--retry", "--only NAMES", "-- ARGUMENTS"))
+    assert all(
+        option in done.stdout
+        for option in ("--seconds N", "--retry", "--only NAMES", "-- ARGUMENTS")
+    )

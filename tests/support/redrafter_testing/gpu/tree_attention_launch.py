@@ -109,12 +109,13 @@ class Launch:
             table[request, :blocks], free = free[:blocks], free[blocks:]
             positions = torch.arange(n + len(tree) if tree else 0)
             block = table[request, positions // block_size].long()
+            slots_of = block.to(key_cache.device), (positions % block_size).to(key_cache.device)
             for cache in (key_cache, value_cache):
                 row = randn(len(positions), shape.kv_heads, shape.head_dim).to(cache.dtype)
                 # As bytes: fp8 has no indexed assignment.
                 bytes_of = cache.view(torch.uint8) if cache.dtype == FP8 else cache
                 rows = row.view(torch.uint8) if cache.dtype == FP8 else row
-                bytes_of[block, positions % block_size] = rows
+                bytes_of[slots_of] = rows.to(cache.device)
         self.block_table = table.to(device)
         self.key_cache, self.value_cache = key_cache.to(device), value_cache.to(device)
 
