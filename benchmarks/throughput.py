@@ -22,8 +22,9 @@ On a CPU all engines are started together, have memory at the same time, and tak
 concurrency and temperature one measurement follows the other within seconds, with the other
 engines paused, so that whatever slows the machine down meets all methods alike. Engines of one
 kind differ all the same, by the places that their memory gets, for all of their lives: with
---starts they are started anew, and a figure is the median of several engines of a kind. A GPU has
-no memory for two: there each engine does all of a repeat alone, in a fresh process.
+--starts they are started anew, and a figure is the median of several engines of a kind. A GPU
+has no memory for two, mostly: there each engine does all of a repeat alone, in a fresh process,
+unless --side-by-side says that there is.
 
 Requests that all end after --max-tokens, as --ignore-eos alone has them, begin and end together in
 plain decoding, whose prompts are then read several in a pass, and not in speculation, which gives
@@ -157,6 +158,13 @@ def parser() -> argparse.ArgumentParser:
         metavar="[C=]K",
         help="tokens that n-gram speculation proposes; C= for concurrency C only (default 5)",
     )
+    add("--no-ngram", action="store_true", help="leave n-gram speculation out")
+    add(
+        "--side-by-side",
+        action="store_true",
+        help="on a GPU all engines at once as well, as far as its memory goes: give each its part "
+        "by --engine-args, in gpu_memory_utilization and kv_cache_memory_bytes",
+    )
     add("--temperature", **several, type=not_negative, help="(default 0 0.7)")
     add("--top-p", type=fraction, default=1.0, help="of what is sampled (default 1: everything)")
     add("--repeats", type=positive, default=3, help="of everything (default 3)")
@@ -188,7 +196,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     # Not argparse defaults: `extend` would add to them.
     args.concurrency = args.concurrency or [1, 4, 8]
     args.shape = args.shape or ["2x4:6"]
-    args.ngram_tokens = args.ngram_tokens or ["5"]
+    if args.ngram_tokens and args.no_ngram:
+        command.error("--ngram-tokens and --no-ngram exclude each other: give one of them")
+    args.ngram_tokens = [] if args.no_ngram else args.ngram_tokens or ["5"]
     if args.adaptive and args.no_adaptive:
         command.error("--adaptive and --no-adaptive exclude each other: give one of them")
     args.adaptive = [] if args.no_adaptive else args.adaptive or ["4x5:12"]
@@ -288,7 +298,7 @@ def _compare(
     gpu = None if is_cpu else current_platform.get_device_name()
     variables = environment(is_cpu)
     settings = _settings(args, prompts, variables)
-    if is_cpu and any(args.temperature):
+    if is_cpu and any(args.temperature) and not args.no_ngram:
         console.print(NGRAM_NOTE)
         settings["note"] = NGRAM_NOTE
     entries = _entries(args, methods, prompts, is_cpu)
@@ -296,8 +306,8 @@ def _compare(
     measured: list[Measurement] = []
     with _bar(args.starts * args.repeats, entries, console) as update:
         all_runs = (
-            side_by_side(entries, variables, update, args.starts, args.repeats)
-            if is_cpu
+            side_by_side(entries, variables, update, args.starts, args.repeats, at_once=not is_cpu)
+            if is_cpu or args.side_by_side
             else alone(entries, variables, update, args.starts * args.repeats)
         )
         for repeat, found in enumerate(all_runs):
@@ -380,7 +390,8 @@ def _settings(
     args: argparse.Namespace, prompts: TokensByTask, variables: dict[str, str]
 ) -> dict[str, Any]:
     """What was asked for, without this machine's paths."""
-    settings = {k: v for k, v in vars(args).items() if k not in ("output", "plot", "no_adaptive")}
+    left_out = ("output", "plot", "no_adaptive", "no_ngram")
+    settings = {k: v for k, v in vars(args).items() if k not in left_out}
     for name in ("model", "drafter", "other_drafter"):
         if settings[name] is not None and (given := Path(settings[name])).is_dir():
             settings[name] = given.resolve().name

@@ -61,6 +61,11 @@ class Method:
     def drafts_with_redrafter(self) -> bool:
         return self.name not in ("plain", "plain again", "n-gram")
 
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether it decides by what steps cost, which it measures when it starts as well."""
+        return self.name in ("adaptive", "other drafter", "random drafter")
+
     def temperatures(self, asked: Sequence[float], is_cpu: bool) -> list[float]:
         """Those at which the method can be measured, of those asked for; see NGRAM_NOTE."""
         greedy_only = self.name == "n-gram" and is_cpu
@@ -80,7 +85,7 @@ def plan(
         drafter: the ReDrafter checkpoint.
         levels: numbers of requests in flight.
         shapes: each `[C=]WxL:K`, all K nodes verified in every step.
-        ngram_tokens: each `[C=]K`.
+        ngram_tokens: each `[C=]K`; none leaves n-gram speculation out.
         adaptive: each `WxL:K`, the maxima of an adaptive method.
 
     Raises:
@@ -92,7 +97,8 @@ def plan(
         raise InputError(f"--concurrency {levels[0]}: at least one request must be in flight")
     methods = [Method("plain", "", tuple(levels), None)]
     bound_tokens = [_parse_ngram(text) for text in ngram_tokens]
-    for tokens, at in _levels_of("--ngram-tokens", bound_tokens, levels).items():
+    found = _levels_of("--ngram-tokens", bound_tokens, levels) if bound_tokens else {}
+    for tokens, at in found.items():
         config = {"method": "ngram", "num_speculative_tokens": tokens, **NGRAM_LOOKUP}
         methods.append(Method("n-gram", str(tokens), at, config))
     bound_shapes = [_parse_shape("--shape", text) for text in shapes]

@@ -39,6 +39,7 @@ def side_by_side(
     update: Callable[..., None],
     starts: int,
     repeats: int,
+    at_once: bool = False,
 ) -> Iterator[dict[str, list[Run]]]:
     """By label, each entry's runs in one repeat after the other; engines live at the same time.
 
@@ -48,6 +49,7 @@ def side_by_side(
         update: of the progress bar.
         starts: how often the engines are started, in another order, with another seed.
         repeats: with the engines of a start.
+        at_once: see `start_all`.
 
     Raises:
         EngineError: one failed.
@@ -58,7 +60,7 @@ def side_by_side(
             for entry in rotated(entries, start)
         ]
         with ExitStack() as stack:
-            engines = start_all(seeded, variables, stack, update)
+            engines = start_all(seeded, variables, stack, update, at_once)
             for repeat in range(start * repeats, (start + 1) * repeats):
                 update(repeat=repeat + 1)
                 yield in_turns(entries, engines, update, repeat)
@@ -82,19 +84,35 @@ def start_all(
     variables: dict[str, str],
     stack: ExitStack,
     update: Callable[..., None],
+    at_once: bool = False,
 ) -> dict[str, EngineProcess]:
     """By label, each entry's engine, started and paused; they end with the stack.
+
+    Args:
+        entries: whose engines.
+        variables: environment variables of the engines.
+        stack: takes them.
+        update: of the progress bar.
+        at_once: start those together that measure nothing while they start, which takes as long as
+            one of them where there are cores for all; on a CPU they would share caches and memory.
+            An adaptive one measures what steps cost, and has the machine to itself.
 
     Raises:
         EngineError: one failed.
     """
-    engines = {}
-    for entry in entries:
-        update(description=f"start of {entry.label}")
-        engine = stack.enter_context(EngineProcess(entry.job, variables))
-        engine.wait_until_started()
-        engine.pause()
-        engines[entry.label] = engine
+    together = [entry for entry in entries if at_once and not entry.method.is_adaptive]
+    groups = [together, *([entry] for entry in entries if entry not in together)]
+    engines: dict[str, EngineProcess] = {}
+    for group in filter(None, groups):
+        update(description=f"start of {', '.join(entry.label for entry in group)}")
+        started = {
+            entry.label: stack.enter_context(EngineProcess(entry.job, variables)) for entry in group
+        }
+        for engine in started.values():
+            engine.wait_until_started()
+        for engine in started.values():
+            engine.pause()
+        engines |= started
     return engines
 
 

@@ -49,6 +49,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         ("--prompt a --shape 2x4", "expected WxL:K"),
         ("--prompt a --adaptive 4x5", "--adaptive '4x5': expected WxL:K"),
         ("--prompt a --adaptive 4x5:12 --no-adaptive", "exclude each other"),
+        ("--prompt a --ngram-tokens 3 --no-ngram", "exclude each other"),
         ("--prompt a --random-drafter --no-adaptive", "leave out --no-adaptive"),
         ("--prompt a --other-drafter /nowhere", "no such folder"),
         ("--prompt a --prompts-per-request 0", "expected an integer of at least 1"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,21 @@ def test_engines_take_turns_while_the_others_are_paused(folder: Path) -> None:
         assert [run.concurrency for run in runs["ReDrafter c"]] == [2]
         seen = [measured.spec_decode for method in runs.values() for measured in method]
         assert seen == [{"others": 4, "all_stopped": True}] * 5  # two processes each
+    assert fake_engine.all_gone(folder)
+
+
+def test_only_engines_that_measure_nothing_yet_are_started_at_once(folder: Path) -> None:
+    adaptive = entry(folder, "c", [Case(1, 0.0)])
+    adaptive = replace(adaptive, method=replace(adaptive.method, name="adaptive"))
+    entries = [entry(folder, "a", [Case(1, 0.0)]), adaptive, entry(folder, "b", [Case(1, 0.0)])]
+    shown: list[str] = []
+    with ExitStack() as stack:
+        engines = start_all(
+            entries, {}, stack, lambda description: shown.append(description), at_once=True
+        )
+        assert shown == ["start of ReDrafter a, ReDrafter b", "start of adaptive c"]
+        runs = in_turns(entries, engines, lambda **_: None, repeat=0)
+    assert all(run.spec_decode["all_stopped"] for (run,) in runs.values())
     assert fake_engine.all_gone(folder)
 
 
