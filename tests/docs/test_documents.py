@@ -116,6 +116,8 @@ def other_flags() -> set[str]:
     for folder in ("benchmarks", "recipes", "scripts", "tests/support"):
         sources += (REPO / folder).rglob("*.py")
     found = {flag for source in sources for flag in re.findall(r'"(--[\w-]+)"', source.read_text())}
+    for script in (REPO / "benchmarks").glob("*.sh"):
+        found |= set(re.findall(r"^ +(--[\w-]+)\)", script.read_text(), re.MULTILINE))
     return found | OTHERS_FLAGS
 
 
@@ -177,8 +179,8 @@ def test_every_supported_vllm_has_a_row() -> None:
 def test_the_words_of_the_table_are_defined_before_it() -> None:
     text = (REPO / "docs" / "compatibility.md").read_text()
     words, tables = text.split("## vLLM, and machines")
-    defined = set(re.findall(r"^\| \*\*([a-z ]+)\*\* \|", words, re.MULTILINE))
-    assert defined == {"run", "interpreter", "recorded", "compiled", "not run"}
+    defined = set(re.findall(r"^\| \*\*([A-Za-z0-9 ]+)\*\* \|", words, re.MULTILINE))
+    assert defined == {"run", "H200", "interpreter", "recorded", "compiled", "not run"}
     table = tables.split("## Notes")[0]
     for row in re.findall(r"^\| (?!---).+\|$", table, re.MULTILINE):
         for cell in row.strip("|").split("|")[1:]:
