@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import threading
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -116,6 +117,36 @@ def test_an_engine_that_fails_the_checks_is_started_again_with_warnings(
     found, checks = parity.answers_of("fixed", {"dtype": "float16"}, tmp_path)
     assert (started, checks) == (modes, passed)
     assert (found is None) == (passed is None)
+
+
+def test_all_engines_are_at_work_at_once_and_each_is_reported_when_it_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last to be done is plain decoding, without which nothing can be compared."""
+    at_once = threading.Barrier(2, timeout=30)
+    drafted = threading.Event()
+    answer = {"tokens": [3, 4], "logprobs": []}
+
+    def run(command: list[str], **_: Any) -> SimpleNamespace:
+        job = json.loads(Path(command[-1]).read_text())
+        at_once.wait()
+        if "speculative_config" not in job["arguments"]:
+            assert drafted.wait(timeout=30)
+        found = {"answers": {"greedy": [answer]}, "accepted": 12}
+        Path(job["answers"]).write_text(json.dumps(found))
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    reports = []
+    names = [parity.PLAIN, "fixed"]
+    for answered in parity.answers_of_all(names, tmp_path, half=True):
+        reports.append(parity.outcomes(names, answered))
+        drafted.set()
+    first, last = reports
+    assert first == {"fixed": {"checks": "error", "accepted": 12, "agreement": {}}}
+    assert list(last) == names
+    assert last["fixed"]["agreement"]["greedy"] == {"equal": 1, "of": 1, "differences": []}
+    assert is_sound(last)
 
 
 def test_the_engines_are_given_shapes_that_the_package_takes() -> None:
