@@ -78,11 +78,15 @@ def enlarge_target(
         dtype: of the weights.
 
     Raises:
-        EnlargeError: the source is no plain Llama, or not the smaller one.
+        EnlargeError: the source holds no plain Llama with its weights in one file, or not the
+            smaller one.
     """
     from transformers import AutoConfig, LlamaConfig
 
-    config = AutoConfig.from_pretrained(source)
+    try:
+        config, read = AutoConfig.from_pretrained(source), load_file(source / WEIGHTS)
+    except (OSError, ValueError) as error:
+        raise EnlargeError(f"no target in {source}: {error}") from error
     sizes = {k: v for k, v in shape.items() if k not in ("rope_theta", "tie_word_embeddings")}
     large = LlamaConfig(
         **sizes,
@@ -101,7 +105,7 @@ def enlarge_target(
         if file.is_file() and file.suffix not in (".safetensors", ".bin"):
             shutil.copy(file, output)
     large.save_pretrained(output)
-    weights = {name: t.to(dtype) for name, t in load_file(source / WEIGHTS).items()}
+    weights = {name: tensor.to(dtype) for name, tensor in read.items()}
     found: dict[str, str] = {}
     for number, tensors in enumerate(enlarged_weights(weights, config, large, Filler(dtype))):
         file_name = f"model-{number:05d}.safetensors"

@@ -143,3 +143,12 @@ def test_a_folder_that_exists_is_left_alone(
     with pytest.raises(SystemExit):
         main([str(small / "target"), str(small / "drafter"), str(tmp_path)])
     assert "exists: name a new folder" in capsys.readouterr().err
+
+
+def test_a_folder_without_a_model_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SystemExit):
+        main([str(tmp_path / "empty"), str(tmp_path / "d"), str(tmp_path / "new")])
+    assert str(tmp_path / "empty") in capsys.readouterr().err
