@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from vllm_redrafter.engine.v2.attention import TreeAttentionMetadata, TreeRows
+from redrafter_testing.gpu.step_metadata import step_metadata
+from vllm_redrafter.engine.v2.attention import TreeRows
 from vllm_redrafter.triton_kernels.stage_trees import StagedTrees
 
 COLUMNS = 6
@@ -17,29 +18,9 @@ COLUMNS = 6
 def split_batch(trees: list[int], others: list[int]) -> Any:
     """Metadata of requests of so many rows, the first of which are trees."""
     rows = [*trees, *others]
-    starts = torch.tensor([0, *rows]).cumsum(0).to(torch.int32)
     table = torch.arange(8 * len(rows), dtype=torch.int32).view(len(rows), 8)
-    buffers: Any = dict.fromkeys(
-        (
-            "seq_threshold_3D",
-            "num_par_softmax_segments",
-            "softmax_segm_output",
-            "softmax_segm_max",
-            "softmax_segm_expsum",
-        )
-    )
-    metadata = TreeAttentionMetadata(
-        num_actual_tokens=sum(rows),
-        max_query_len=max(rows),
-        query_start_loc=starts,
-        max_seq_len=40,
-        seq_lens=torch.arange(20, 20 + len(rows), dtype=torch.int32),
-        block_table=table[:, :COLUMNS],
-        slot_mapping=torch.zeros(sum(rows), dtype=torch.int64),
-        causal=True,
-        **buffers,
-    )
-    rest = starts[len(trees) :] - sum(trees)
+    metadata = step_metadata(rows, [20 + count for count in rows], table[:, :COLUMNS])
+    rest = metadata.query_start_loc[len(trees) :] - sum(trees)
     staged = StagedTrees(len(trees), max(trees), torch.device("cpu"))
     metadata.set_trees(TreeRows(staged, len(trees), sum(trees), max(trees), len(trees), rest))
     return metadata

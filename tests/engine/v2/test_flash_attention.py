@@ -14,6 +14,7 @@ from vllm.v1.attention.backend import AttentionType
 from vllm.v1.attention.backends import flash_attn
 
 from redrafter_testing.gpu import torch_flash_attention
+from redrafter_testing.gpu.step_metadata import step_metadata
 from vllm_redrafter.engine.v2 import flash_attention
 from vllm_redrafter.engine.v2.attention import (
     TreeAttentionImpl,
@@ -56,9 +57,6 @@ def batch(requests: list[tuple[int, int]]) -> tuple[dict[str, Any], TreeAttentio
     def randn(*size: int) -> torch.Tensor:
         return torch.randn(size, generator=generator, dtype=torch.float32).bfloat16().to(DEVICE)
 
-    def integers(values: Any) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int32, device=DEVICE)
-
     rows = [count for _, count in requests]
     lengths = [n + count for n, count in requests]
     width = -(-max(lengths) // BLOCK_SIZE)
@@ -69,26 +67,8 @@ def batch(requests: list[tuple[int, int]]) -> tuple[dict[str, Any], TreeAttentio
         "value": randn(sum(rows), KV_HEADS, HEAD_SIZE),
         "kv_cache": randn(len(blocks), KV_HEADS, BLOCK_SIZE, 2 * HEAD_SIZE),
     }
-    step: Any = dict.fromkeys(
-        (
-            "seq_threshold_3D",
-            "num_par_softmax_segments",
-            "softmax_segm_output",
-            "softmax_segm_max",
-            "softmax_segm_expsum",
-        )
-    )
-    metadata = TreeAttentionMetadata(
-        num_actual_tokens=sum(rows),
-        max_query_len=max(rows),
-        query_start_loc=integers([0, *torch.tensor(rows).cumsum(0).tolist()]),
-        max_seq_len=max(lengths),
-        seq_lens=integers(lengths),
-        block_table=blocks.view(len(requests), width).to(torch.int32).to(DEVICE),
-        slot_mapping=integers([]),
-        causal=True,
-        **step,
-    )
+    table = blocks.view(len(requests), width).to(torch.int32).to(DEVICE)
+    metadata = step_metadata(rows, lengths, table)
     return layer, metadata
 
 
