@@ -42,7 +42,25 @@ class OneRank:
 
 
 @pytest.fixture
-def budget(monkeypatch: pytest.MonkeyPatch) -> TreeBudget:
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What torch's compiler was given of vLLM's choice of nodes; what it makes is left out."""
+    graphs: list[Any] = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    choice: Any = adaptive_verification._assign_draft_token_budget
+    name = "_assign_draft_token_budget_compiled"
+    torch._dynamo.reset()
+    monkeypatch.setattr(
+        adaptive_verification, name, torch.compile(choice, dynamic=True, backend=keep)
+    )
+    return graphs
+
+
+@pytest.fixture
+def budget(monkeypatch: pytest.MonkeyPatch, compiled: list[Any]) -> TreeBudget:
     """Of 8 requests of one row each; a draft costs 0.2 of a plain step, a row nearly nothing."""
     for name in ("Stream", "Event"):
         monkeypatch.setattr(torch.cuda, name, NoStream)
@@ -204,6 +222,24 @@ def test_drafts_get_shorter_where_their_last_levels_bring_nothing(
     assert 3 in shallow[-2 * SURVEY_INTERVAL :], "without a survey it would stay so"
     assert budget.cost_tables is not None
     assert budget.cost_tables[0][2] == pytest.approx(0.1)
+
+
+@torch.inference_mode()
+def test_all_that_trims_batches_is_compiled_at_start_up(
+    budget: TreeBudget, compiled: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adaptive_verification, "get_tp_group", lambda: OneRank())
+    budget.req_states.max_num_batched_tokens = ROWS
+    timed(budget, lambda length: 0.1 * length, [1, 4, 8, ROWS])
+    at_start = len(compiled)
+    assert at_start == 4
+    for requests in range(1, SLOTS + 1):
+        for nodes in range(1, requests * K):
+            ids = [str(slot) for slot in range(requests)]
+            budget._batch_budget = dict.fromkeys(ids, K), dict.fromkeys(ids, 1), nodes
+            rows, *_ = budget.reallocate_drafts(ids, torch.arange(requests, dtype=torch.int32))
+            assert rows[-1] == requests + nodes
+    assert len(compiled) == at_start
 
 
 def test_no_level_is_searched_that_is_not_verified(budget: TreeBudget) -> None:

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.worker.gpu.async_utils import StepTimingSample
@@ -129,6 +131,21 @@ class TreeBudget(AdaptiveVerificationManager):
             )
             assert self.cost_tables is not None
             self._draft_costs.append(self.cost_tables[0])
+        self._rehearse_trims()
+
+    def _rehearse_trims(self) -> None:
+        """Trim batches as steps do. torch compiles vLLM's choice of nodes where it is first needed,
+        for a second and more in which all requests wait, and anew for a single request and for a
+        single node."""
+        most, nodes = self.req_states.max_num_reqs, self.num_speculative_steps
+        # Of no other size of these tensors: torch would take the two for the same from then on.
+        several = next((size for size in range(2, most) if size != nodes), most)
+        for requests, budget in product({1, several}, (1, 2)):
+            if budget < requests * nodes:
+                ids = [str(request) for request in range(requests)]
+                self._batch_budget = dict.fromkeys(ids, nodes), dict.fromkeys(ids, 1), budget
+                rows = torch.arange(requests, dtype=torch.int32, device=self.req_states.device)
+                self.reallocate_drafts(ids, rows)
 
     def add_request(self, req_idx: int) -> None:
         super().add_request(req_idx)
