@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from time import sleep
 from typing import TypeVar
 
 from throughput_parts.engine import Case, Job, Run
@@ -12,6 +13,9 @@ from throughput_parts.methods import Method
 from throughput_parts.process import EngineProcess
 
 T = TypeVar("T")
+
+HEAD_START = 15.0
+"""Seconds that engines which measure nothing while they start begin before one that does."""
 
 
 @dataclass(frozen=True)
@@ -93,21 +97,26 @@ def start_all(
         variables: environment variables of the engines.
         stack: takes them.
         update: of the progress bar.
-        at_once: start those together that measure nothing while they start, which takes as long as
-            one of them where there are cores for all; on a CPU they would share caches and memory.
-            An adaptive one measures what steps cost, and has the machine to itself.
+        at_once: start them together, which takes about as long as one of them where there are
+            cores for all; on a CPU they would share caches and memory. An adaptive one measures
+            what steps cost at the end of its start, which is the longest. So the first of them
+            begins HEAD_START seconds after the others, for whom that is over by then, and any
+            more have the machine to themselves.
 
     Raises:
         EngineError: one failed.
     """
-    together = [entry for entry in entries if at_once and not entry.method.is_adaptive]
-    groups = [together, *([entry] for entry in entries if entry not in together)]
+    measuring = [entry for entry in entries if entry.method.is_adaptive]
+    others = [entry for entry in entries if entry not in measuring]
+    together, singly = ([*others, *measuring[:1]], measuring[1:]) if at_once else ([], entries)
     engines: dict[str, EngineProcess] = {}
-    for group in filter(None, groups):
+    for group in filter(None, [together, *([entry] for entry in singly)]):
         update(description=f"start of {', '.join(entry.label for entry in group)}")
-        started = {
-            entry.label: stack.enter_context(EngineProcess(entry.job, variables)) for entry in group
-        }
+        started: dict[str, EngineProcess] = {}
+        for entry in group:
+            if entry in measuring and started:
+                sleep(HEAD_START)
+            started[entry.label] = stack.enter_context(EngineProcess(entry.job, variables))
         for engine in started.values():
             engine.wait_until_started()
         for engine in started.values():

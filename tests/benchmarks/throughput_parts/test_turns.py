@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from throughput_parts import turns
-from throughput_parts.engine import Case
+from throughput_parts.engine import Case, Job
 from throughput_parts.methods import Method, plan
 from throughput_parts.process import EngineError, EngineProcess
 from throughput_parts.turns import Entry, in_turns, rotated, side_by_side, start_all
@@ -60,16 +60,33 @@ def test_engines_take_turns_while_the_others_are_paused(folder: Path) -> None:
     assert fake_engine.all_gone(folder)
 
 
-def test_only_engines_that_measure_nothing_yet_are_started_at_once(folder: Path) -> None:
-    adaptive = entry(folder, "c", [Case(1, 0.0)])
-    adaptive = replace(adaptive, method=replace(adaptive.method, name="adaptive"))
-    entries = [entry(folder, "a", [Case(1, 0.0)]), adaptive, entry(folder, "b", [Case(1, 0.0)])]
-    shown: list[str] = []
+def test_engines_that_measure_while_they_start_do_not_meet_the_others_starts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = [entry(folder, label, [Case(1, 0.0)]) for label in ("a", "c", "b", "d")]
+    for at in (1, 3):
+        method = replace(entries[at].method, name="adaptive")
+        entries[at] = replace(entries[at], method=method)
+    happened: list[str] = []
+
+    class Recorded(EngineProcess):
+        def __init__(self, job: Job, variables: dict[str, str]) -> None:
+            happened.append(next(each.method.shape for each in entries if each.job is job))
+            super().__init__(job, variables)
+
+    monkeypatch.setattr(turns, "EngineProcess", Recorded)
+    monkeypatch.setattr(turns, "sleep", lambda seconds: happened.append(f"{seconds:.0f} s"))
+
+    def update(description: str) -> None:
+        happened.append(description)
+
     with ExitStack() as stack:
-        engines = start_all(
-            entries, {}, stack, lambda description: shown.append(description), at_once=True
-        )
-        assert shown == ["start of ReDrafter a, ReDrafter b", "start of adaptive c"]
+        engines = start_all(entries, {}, stack, update, at_once=True)
+        assert happened == [
+            *("start of ReDrafter a, ReDrafter b, adaptive c", "a", "b"),
+            *(f"{turns.HEAD_START:.0f} s", "c"),
+            *("start of adaptive d", "d"),
+        ]
         runs = in_turns(entries, engines, lambda **_: None, repeat=0)
     assert all(run.spec_decode["all_stopped"] for (run,) in runs.values())
     assert fake_engine.all_gone(folder)
