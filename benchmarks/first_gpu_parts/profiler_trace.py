@@ -8,16 +8,14 @@ CUDA graphs: as step_cost.py has them. Chrome (chrome://tracing) and Perfetto sh
 
 from __future__ import annotations
 
-import gzip
-import json
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from shared_parts import machine, results
 from shared_parts.arguments import script_parser
+from shared_parts.traces import busiest, read_events
 from step_cost_parts.jobs import SHAPES, Job, engine_arguments, write_drafter, write_target
 
 TARGET, NODES, BEAMS = "llama-3-8b", 32, (16, 5)
@@ -36,7 +34,7 @@ def main() -> int:
     import torch  # only now: vLLM forks its processes while this one has not used the GPU
 
     traces = sorted(options.traces.rglob("*.json.gz"))
-    kernels = busiest(traces)
+    kernels = busiest([read_events(trace) for trace in traces])
     results.write(
         options.output,
         {
@@ -95,24 +93,6 @@ def prompts() -> Any:
         {"prompt_token_ids": [(7919 * (i + 1) * (t + 1)) % vocabulary for t in range(CONTEXT)]}
         for i in range(REQUESTS)
     ]
-
-
-def busiest(traces: list[Path]) -> list[dict[str, Any]]:
-    """Kernels by the time that all of their calls took, most first."""
-    found: dict[str, dict[str, Any]] = {}
-    for event in (event for trace in traces for event in kernel_events(trace)):
-        kernel = found.setdefault(event["name"], {"name": event["name"], "calls": 0, "ms": 0.0})
-        kernel["calls"] += 1
-        kernel["ms"] += event["dur"] / 1000
-    return sorted(found.values(), key=lambda kernel: -kernel["ms"])
-
-
-def kernel_events(trace: Path) -> Iterator[dict[str, Any]]:
-    """What ran on the GPU; `dur` is in microseconds."""
-    with gzip.open(trace, "rt") as file:
-        for event in json.load(file)["traceEvents"]:
-            if event.get("cat") == "kernel":
-                yield event
 
 
 if __name__ == "__main__":
