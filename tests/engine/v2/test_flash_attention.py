@@ -11,7 +11,7 @@ import torch
 from vllm.platforms import current_platform
 from vllm.platforms.interface import DeviceCapability
 from vllm.v1.attention.backend import AttentionType
-from vllm.v1.attention.backends import flash_attn
+from vllm.v1.attention.backends import flash_attn, triton_attn
 
 from redrafter_testing.gpu import torch_flash_attention
 from redrafter_testing.gpu.step_metadata import step_metadata
@@ -38,6 +38,7 @@ def in_torch_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     if not ON_GPU:
         for name in (
             "flash_attn_varlen_func",
+            "reshape_and_cache_flash",
             "get_flash_attn_version",
             "flash_attn_supports_sinks",
         ):
@@ -72,11 +73,8 @@ def batch(requests: list[tuple[int, int]]) -> tuple[dict[str, Any], TreeAttentio
     return layer, metadata
 
 
-def attention(
-    layer: dict[str, Any], metadata: TreeAttentionMetadata, **variant: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """What ours makes of the batch, trees left out, and all rows' attention in float64."""
-    impl = TreeAttentionImpl(
+def attention_layer(**variant: Any) -> TreeAttentionImpl:
+    made = TreeAttentionImpl(
         HEADS,
         HEAD_SIZE,
         0.2,
@@ -87,7 +85,15 @@ def attention(
         variant.get("soft_cap"),
         sinks=variant.get("sinks"),
     )
-    assert impl._flash_attention is not None
+    assert made._flash_attention is not None
+    return made
+
+
+def attention(
+    layer: dict[str, Any], metadata: TreeAttentionMetadata, **variant: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What ours makes of the batch, trees left out, and all rows' attention in float64."""
+    impl = attention_layer(**variant)
     impl._attend_trees = lambda layer, query, *_: query.fill_(0)  # type: ignore[method-assign]
     one = torch.ones(1, device=DEVICE)
     scales = SimpleNamespace(_q_scale=one, _k_scale=one, _v_scale=one)
@@ -134,6 +140,21 @@ def test_prompts_and_plain_decodes_are_attention(
     assert (out[:rows] == 0).all(), "the trees' rows"
     error = (out[rows:] - expected[rows:]).norm(dim=-1) / expected[rows:].norm(dim=-1)
     assert error.max() < 2e-2
+
+
+def test_it_writes_the_cache_that_trees_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, _ = batch([*TREES, *OTHERS])
+    key, value, cache = layer["key"], layer["value"], layer["kv_cache"]
+    monkeypatch.setattr(triton_attn, "triton_reshape_and_cache_flash", None)  # not asked
+    slots = torch.randperm(len(cache) * BLOCK_SIZE)[: len(key)]
+    slots[3] = -1  # A row of padding.
+    expected = cache.clone().transpose(1, 2).flatten(0, 1)  # [slots, KV heads, K and V]
+    written = slots >= 0
+    expected[slots[written].to(DEVICE)] = torch.cat([key, value], dim=-1)[written.to(DEVICE)]
+    one = torch.ones(1, device=DEVICE)
+    scales = SimpleNamespace(_k_scale=one, _v_scale=one)
+    attention_layer().do_kv_cache_update(scales, key, value, cache, slots.to(DEVICE))
+    assert cache.transpose(1, 2).flatten(0, 1).equal(expected)
 
 
 class Hopper:

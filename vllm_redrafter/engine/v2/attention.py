@@ -175,6 +175,16 @@ class TreeAttentionImpl(TritonAttentionImpl):
         """Tree attention's output is never quantised, so `output_scale` must not be given."""
         return False
 
+    def do_kv_cache_update(
+        self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
+    ) -> None:
+        """By FlashAttention's kernel where it reads the cache. C++ launches it; a launch of vLLM's
+        Triton one takes the host so much longer that the GPU waits, in steps that read prompts."""
+        if self._flash_attention is None:
+            super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
+        else:
+            self._flash_attention.do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
+
     def forward(
         self,
         layer: Any,

@@ -3,7 +3,7 @@
 vLLM chooses one attention backend for a layer, and a tree needs ours, which extends vLLM's Triton
 backend. On most GPUs vLLM itself would choose FlashAttention, and prompts are bound by arithmetic.
 Its cache has the same layout, [blocks, KV heads, block size, K and V of a head], so that it can
-read what ours writes.
+read what trees read, and write it.
 """
 
 from __future__ import annotations

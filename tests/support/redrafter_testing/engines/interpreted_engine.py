@@ -63,26 +63,10 @@ def settle_worker(worker: Any) -> None:
     from vllm.v1.attention.backends import triton_attn
     from vllm.v1.sample.ops import topk_topp_sampler
 
+    from redrafter_testing.gpu import torch_kv_cache
+
     topk_topp_sampler.HAS_TRITON = False
-    triton_attn.triton_reshape_and_cache_flash = _write_kv
-
-
-def _write_kv(
-    key: Any,
-    value: Any,
-    key_cache: Any,
-    value_cache: Any,
-    slot_mapping: Any,
-    kv_cache_dtype: str,
-    k_scale: Any,
-    v_scale: Any,
-) -> None:
-    slots = slot_mapping[slot_mapping >= 0]
-    rows = (slot_mapping >= 0).nonzero().squeeze(1)
-    at = (slots // key_cache.shape[1], slots % key_cache.shape[1])
-    for cache, new, scale in ((key_cache, key, k_scale), (value_cache, value, v_scale)):
-        quantised = kv_cache_dtype.startswith("fp8")
-        cache[at] = (new[rows] / scale if quantised else new[rows]).to(cache.dtype)
+    triton_attn.triton_reshape_and_cache_flash = torch_kv_cache.reshape_and_cache_flash
 
 
 def use_triton_attention() -> None:

@@ -74,10 +74,12 @@ def use() -> None:
     and the platform."""
     from vllm.v1.attention.backends import flash_attn
 
+    from redrafter_testing.gpu import torch_kv_cache
     from vllm_redrafter.engine.v2 import flash_attention
 
     module: Any = flash_attn  # vLLM imports these on GPUs only
     module.flash_attn_varlen_func = flash_attn_varlen_func
+    module.reshape_and_cache_flash = torch_kv_cache.reshape_and_cache_flash
     module.get_flash_attn_version = lambda **_: 3
     module.flash_attn_supports_sinks = lambda: True
     flash_attention.obstacles = lambda layer, dtype: iter(())
