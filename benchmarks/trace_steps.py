@@ -9,7 +9,8 @@ requests to /start_profile and /stop_profile), given a `profiler_config` of {"pr
 Steps of as many requests and rows are one line; times are medians. `busy` is how long kernels and
 copies ran, `forward` what of it was the target's pass: draft, sampling and the rest are the
 difference. `period` is how long a step took, and most of what the GPU waits in it, it waits for the
-host, which the profiler makes slower: without it, steps are between `busy` and `period`.
+host, which the profiler makes slower: without it, steps are between `busy` and `period`. `host` is
+what a call of vLLM's own operations takes it, where layers are called from Python.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 from shared_parts import results
 from shared_parts.arguments import positive, script_parser
-from shared_parts.traces import Step, busiest, read_events, steps
+from shared_parts.traces import Step, busiest, host_calls, read_events, steps
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -44,8 +45,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         lines, kernels = by_kind(steps(events)), busiest([events])[: options.kernels]
         if not lines:
             command.error(f"{path}: no step of a target on a GPU is in it")
-        found.append({"trace": path.name, "steps": lines, "kernels": kernels})
-        print_trace(path.name, lines, kernels, console)
+        calls = host_calls(events)
+        found.append({"trace": path.name, "steps": lines, "kernels": kernels, "host": calls})
+        print_trace(path.name, lines, kernels, calls, console)
     results.write(options.output, {"traces": found})
 
 
@@ -73,9 +75,13 @@ def by_kind(made: Sequence[Step]) -> list[dict[str, Any]]:
 
 
 def print_trace(
-    name: str, lines: list[dict[str, Any]], kernels: list[dict[str, Any]], console: Console
+    name: str,
+    lines: list[dict[str, Any]],
+    kernels: list[dict[str, Any]],
+    calls: list[dict[str, Any]],
+    console: Console,
 ) -> None:
-    """Both as tables."""
+    """A table of steps; then what took the GPU longest, and what vLLM's layers took the host."""
     table = Table("steps", "prompts (rows)", "decoding (rows)", "period", "busy", "forward")
     table.title = f"{name}: milliseconds"
     for line in lines:
@@ -93,6 +99,12 @@ def print_trace(
         each = 1000 * kernel["ms"] / kernel["calls"]
         console.print(
             f"{kernel['ms']:9.2f} ms {kernel['calls']:6d} × {each:7.1f} µs  {kernel['name'][:90]}",
+            markup=False,
+            highlight=False,
+        )
+    for call in calls:
+        console.print(
+            f"host: {call['calls']:6d} × {call['median_us']:7.1f} µs  {call['name']}",
             markup=False,
             highlight=False,
         )

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 STEP = re.compile(r"execute_context_(\d+)\((\d+)\)_generation_(\d+)\((\d+)\)")
@@ -54,6 +55,21 @@ def busiest(traces: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
             kernel["calls"] += 1
             kernel["ms"] += event["dur"] / 1000
     return sorted(found.values(), key=lambda kernel: -kernel["ms"])
+
+
+def host_calls(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """vLLM's own operations that the host called, and how long such a call usually took it.
+
+    In a full graph there are none: these are of steps whose layers are called from Python.
+    """
+    took: dict[str, list[float]] = {}
+    for event in events:
+        if event.get("cat") == "cpu_op" and event["name"].startswith("vllm::"):
+            took.setdefault(event["name"], []).append(event["dur"])
+    return [
+        {"name": name, "calls": len(times), "median_us": round(median(times), 1)}
+        for name, times in sorted(took.items())
+    ]
 
 
 def steps(events: Sequence[dict[str, Any]]) -> list[Step]:

@@ -35,7 +35,8 @@ def test_steps_of_a_kind_are_a_line_of_medians(
         step(0, 7000, "execute_context_1(63)_generation_0(0)")
         + step(20000, 6000, decoding)
         + step(28000, 6200, decoding)
-        + step(38000, 9000, decoding),
+        + step(38000, 9000, decoding)
+        + [{"cat": "cpu_op", "name": "vllm::attend", "ts": 0, "dur": 90}],
     )
     output = tmp_path / "steps.json"
     trace_steps.main([str(trace), "--kernels", "1", "--output", str(output)])
@@ -49,10 +50,12 @@ def test_steps_of_a_kind_are_a_line_of_medians(
             | {"period_ms": 9.0, "busy_ms": 6.3, "forward_ms": 6.2},
         ],
         "kernels": [{"name": "[gemm]", "calls": 4, "ms": 28.2}],
+        "host": [{"name": "vllm::attend", "calls": 1, "median_us": 90.0}],
     }
     printed = capsys.readouterr().out
     assert "1 (13)" in printed
     assert "7050.0 µs  [gemm]" in printed
+    assert "90.0 µs  vllm::attend" in printed
 
 
 @pytest.mark.parametrize("content", [None, b"no trace", gzip.compress(b'{"traceEvents": []}')])

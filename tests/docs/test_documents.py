@@ -180,7 +180,7 @@ def test_the_words_of_the_table_are_defined_before_it() -> None:
     text = (REPO / "docs" / "compatibility.md").read_text()
     words, tables = text.split("## vLLM, and machines")
     defined = set(re.findall(r"^\| \*\*([A-Za-z0-9 ]+)\*\* \|", words, re.MULTILINE))
-    assert defined == {"run", "H200", "interpreter", "recorded", "compiled", "not run"}
+    assert defined == {"run", "Hopper", "interpreter", "recorded", "compiled", "not run"}
     table = tables.split("## Notes")[0]
     for row in re.findall(r"^\| (?!---).+\|$", table, re.MULTILINE):
         for cell in row.strip("|").split("|")[1:]:

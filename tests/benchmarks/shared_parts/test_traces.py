@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shared_parts.traces import Step, busiest, covered, steps
+from shared_parts.traces import Step, busiest, covered, host_calls, steps
 
 
 def work(begin: float, duration: float, name: str = "gemm", cat: str = "kernel") -> dict[str, Any]:
@@ -23,6 +23,14 @@ def test_kernels_come_by_the_time_of_all_their_calls() -> None:
         {"name": "mm", "calls": 1, "ms": 2.0},
     ]
     assert busiest([]) == busiest([others]) == []
+
+
+def test_what_vllm_s_operations_take_the_host_is_the_usual_call() -> None:
+    calls = [work(0, dur, "vllm::attend", "cpu_op") for dur in (300, 320, 9000)]
+    others = [work(0, 50, "aten::mm", "cpu_op"), work(0, 80, "vllm::attend"), {"name": "vllm::x"}]
+    assert host_calls([*others, *calls]) == [
+        {"name": "vllm::attend", "calls": 3, "median_us": 320.0}
+    ]
 
 
 def test_a_step_lasts_to_the_next_pass_and_is_busy_while_anything_runs() -> None:
