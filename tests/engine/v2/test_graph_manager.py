@@ -137,14 +137,28 @@ def test_drafts_of_each_length_have_a_graph_up_to_the_largest_batch(own_graph_si
             assert requests <= desc.num_reqs <= max(requests * 9 / 8, requests + 16)
 
 
-def test_steps_that_read_prompts_get_vllm_s_piecewise_graphs() -> None:
-    made = manager()
-    for rows in (1, 100, 512):
+@pytest.mark.parametrize("varying", [False, True])
+def test_steps_that_read_prompts_get_piecewise_graphs(varying: bool) -> None:
+    """vLLM's own, and further ones that pad by an eighth at most."""
+    made = manager(varying=varying)
+    for rows in (1, 100, 512, 513, 700, 1500, 2048):
         desc = made.dispatch(3, rows, None, 0)
         assert desc.cg_mode == CUDAGraphMode.PIECEWISE
-        assert desc.num_tokens == min(size for size in VLLM_S_OWN if size >= rows)
-    assert made.dispatch(3, 513, None, 0).cg_mode == CUDAGraphMode.NONE
-    assert len(made._capture_descs[CUDAGraphMode.PIECEWISE]) == len(VLLM_S_OWN)
+        assert desc.num_reqs is None, "of any number of requests"
+        if rows <= 512:
+            assert desc.num_tokens == min(size for size in VLLM_S_OWN if size >= rows)
+        else:
+            assert rows <= desc.num_tokens <= rows * 9 / 8
+    assert made.dispatch(3, 2049, None, 0).cg_mode == CUDAGraphMode.NONE
+    captured = [desc.num_tokens for desc in made._capture_descs[CUDAGraphMode.PIECEWISE]]
+    assert captured == sorted(captured, reverse=True), "the largest first, whose memory others use"
+    assert len(captured) == len(VLLM_S_OWN) + 12
+
+
+def test_no_piecewise_graph_is_larger_than_a_step_may_be() -> None:
+    made = manager(budget=600)
+    assert made.dispatch(3, 600, None, 0).num_tokens == 600
+    assert made.dispatch(3, 601, None, 0).cg_mode == CUDAGraphMode.NONE
 
 
 def test_the_user_s_own_sizes_are_kept() -> None:
@@ -155,7 +169,9 @@ def test_the_user_s_own_sizes_are_kept() -> None:
     }
     assert dispatched(made, 40, K + 1).cg_mode == CUDAGraphMode.NONE
     varying = manager(own_graph_sizes=True, varying=True)
-    assert {desc.num_tokens for desc in varying._capture_descs[CUDAGraphMode.FULL]} == {*VLLM_S_OWN}
+    for descs in varying._capture_descs.values():
+        assert {desc.num_tokens for desc in descs} == {*VLLM_S_OWN}
+    assert made.dispatch(3, 513, None, 0).cg_mode == CUDAGraphMode.NONE
 
 
 def test_without_graphs_there_are_none() -> None:

@@ -4,9 +4,10 @@ vLLM's own sizes end at 512 rows (1024 on some GPUs), which are 39 requests of 1
 every kernel is launched from Python. And with K by batch size a step finds a graph only if the next
 larger one happens to be of its own K. So here, unless the user has set the sizes:
 
-- there are sizes up to the largest batch (`graph_sizes.py`), of full graphs alone: a step that
-  reads prompts as well has more rows, and computes for longer than its launches take;
+- there are sizes up to the largest batch (`graph_sizes.py`);
 - each K is captured for the batches that get it;
+- steps that read prompts as well, whose attention no full graph holds, get vLLM's piecewise graphs
+  up to as many rows as launches may take longer than computing;
 
 and a step gets the smallest graph of its own K that it fits in. What the graphs take is vLLM's to
 estimate, as ever: it extrapolates from the largest, and keeps that much from the KV cache.
@@ -17,6 +18,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -34,6 +36,10 @@ from vllm_redrafter.engine.v2.schedule import most_at_once, nodes_by_batch_size
 
 logger = init_logger("vllm.redrafter")
 
+MOST_WITH_PROMPTS = 2048
+"""Rows of the largest piecewise graph. An 8B target computes 857 rows for 19 ms on an H100, whose
+host launches a layer's kernels in as long; smaller targets compute for less."""
+
 
 class BatchGraphManager(CudaGraphManager):
     """Graphs of uniform or varying rows per request, up to the largest batch."""
@@ -46,9 +52,22 @@ class BatchGraphManager(CudaGraphManager):
         if not Settings.of(self.vllm_config).own_graph_sizes:
             full = [*self._kept(full), *self._added(full)]
             full.sort(key=lambda desc: desc.num_tokens, reverse=True)
+            self._add_piecewise()
         full = [variant for desc in full for variant in self._variants(desc)]
         self._capture_descs[CUDAGraphMode.FULL] = full
         self._sort_candidates(full)
+
+    def _add_piecewise(self) -> None:
+        """For steps that read prompts as well; there are none where vLLM has none."""
+        piecewise = self._capture_descs.get(CUDAGraphMode.PIECEWISE, [])
+        if piecewise:
+            largest = piecewise[0]
+            most = min(MOST_WITH_PROMPTS, self._most_scheduled())
+            added = [
+                replace(largest, num_tokens=rows)
+                for rows in sizes_beyond(largest.num_tokens, most, 1)
+            ]
+            self._capture_descs[CUDAGraphMode.PIECEWISE] = [*reversed(added), *piecewise]
 
     def _variants(self, desc: BatchExecutionDescriptor) -> Sequence[BatchExecutionDescriptor]:
         """The graphs that there are of a size."""
@@ -93,20 +112,20 @@ class BatchGraphManager(CudaGraphManager):
         return min(most, self._most_scheduled(), most_at_once(self.vllm_config))
 
     def _sort_candidates(self, full: list[BatchExecutionDescriptor]) -> None:
-        """Offer a step the smallest full graph of each K, then vLLM's piecewise one."""
-        by_length: defaultdict[int | None, list[BatchExecutionDescriptor]] = defaultdict(list)
-        for desc in reversed(full):
-            by_length[desc.uniform_token_count].append(desc)
-        rows_of = {length: [d.num_tokens for d in descs] for length, descs in by_length.items()}
-        for rows in range(full[0].num_tokens + 1):
-            found = [
-                descs[bisect_left(rows_of[length], rows)]
-                for length, descs in by_length.items()
-                if rows <= rows_of[length][-1]
+        """Offer a step the smallest full graph of each K, then the smallest piecewise one."""
+        by_kind: defaultdict[object, list[BatchExecutionDescriptor]] = defaultdict(list)
+        for desc in (
+            *reversed(full),
+            *reversed(self._capture_descs.get(CUDAGraphMode.PIECEWISE, [])),
+        ):
+            by_kind[desc.cg_mode, desc.uniform_token_count].append(desc)
+        rows_of = {kind: [d.num_tokens for d in descs] for kind, descs in by_kind.items()}
+        for rows in range(max(sizes[-1] for sizes in rows_of.values()) + 1):
+            self._candidates[rows, 0] = [
+                descs[bisect_left(rows_of[kind], rows)]
+                for kind, descs in by_kind.items()
+                if rows <= rows_of[kind][-1]
             ]
-            others = self._candidates.get((rows, 0), [])
-            found += [desc for desc in others if desc.cg_mode != CUDAGraphMode.FULL]
-            self._candidates[rows, 0] = found
 
 
 class TreeGraphManager(BatchGraphManager, ModelCudaGraphManager):

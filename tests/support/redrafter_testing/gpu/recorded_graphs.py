@@ -228,11 +228,15 @@ def use_as_a_gpu_with_long_contexts() -> None:
 
     In all steps they would take minutes: merging is a program per row and query head.
     """
+    from vllm.v1.attention.backends import flash_attn
+
     from redrafter_testing.gpu import torch_flash_attention
     from vllm_redrafter.triton_kernels import tree_attention, tree_attention_plan
 
     use()
     torch_flash_attention.use()
+    module: Any = flash_attn  # vLLM imports this on GPUs only
+    module.reshape_and_cache_flash = as_one_node(module.reshape_and_cache_flash)
     aims = tree_attention_plan.PartAims(min_keys=16)
     tree_attention_plan.multiprocessors = lambda device: 2
     plan = tree_attention.plan_split
