@@ -53,9 +53,11 @@ class _Launch:
     """What follows from the shapes of a layer's tensors, and is found once for all such layers."""
 
     group: int
+    block_dim: int
     tile: Tile
     row_tiles: int
     split: KeySplit
+    block_parts: int
 
 
 class TreeAttention:
@@ -194,7 +196,7 @@ class TreeAttention:
             part_lse.stride(1) if part_lse is not None else 0,
             GROUP=launch.group,
             HEAD_DIM=head_dim,
-            BLOCK_DIM=triton.next_power_of_2(head_dim),
+            BLOCK_DIM=launch.block_dim,
             BLOCK_SIZE=block_size,
             BLOCK_ROWS=tile.rows,
             BLOCK_KEYS=tile.keys,
@@ -244,9 +246,9 @@ class TreeAttention:
             requests,
             requests.bit_length(),
             HEAD_DIM=head_dim,
-            BLOCK_DIM=triton.next_power_of_2(head_dim),
+            BLOCK_DIM=launch.block_dim,
             BLOCK_KEYS=launch.tile.keys,
-            BLOCK_PARTS=triton.next_power_of_2(split.parts),
+            BLOCK_PARTS=launch.block_parts,
             HAS_WINDOW=sliding_window > 0,
             HAS_SINKS=sinks is not None,
             HAS_LSE=lse is not None,
@@ -281,16 +283,18 @@ class TreeAttention:
         tile = choose_tile(self.max_nodes * group, head_dim, query.dtype, capability, tuning.tiles)
         row_tiles = padded(self.max_nodes * group, tile.rows) // tile.rows
         if num_parts is not None:
-            return _Launch(group, tile, row_tiles, KeySplit.into(num_parts))
-        seen = min(self.max_context_len, sliding_window or self.max_context_len)
-        split = plan_split(
-            programs=self.min_requests * kv_heads * row_tiles,
-            max_keys=seen + self.max_nodes,
-            bytes_per_part=4 * rows * heads * head_dim,
-            device=query.device,
-            aims=tuning.aims,
-        )
-        return _Launch(group, tile, row_tiles, split)
+            split = KeySplit.into(num_parts)
+        else:
+            seen = min(self.max_context_len, sliding_window or self.max_context_len)
+            split = plan_split(
+                programs=self.min_requests * kv_heads * row_tiles,
+                max_keys=seen + self.max_nodes,
+                bytes_per_part=4 * rows * heads * head_dim,
+                device=query.device,
+                aims=tuning.aims,
+            )
+        block_dim, block_parts = map(triton.next_power_of_2, (head_dim, split.parts))
+        return _Launch(group, block_dim, tile, row_tiles, split, block_parts)
 
 
 def _layout(tensor: Tensor | None) -> tuple[object, ...] | None:
