@@ -125,6 +125,7 @@ part parity 300
 step prefill_parity 200 "$python" -m first_gpu_parts.parity --half --output "$out/prefill_parity.json"
 benchmark tree_attention 240 tree_attention.py \
     --batches 8 --contexts 4096 32768 --nodes 32 8x5 --repeats 20
+benchmark draft_layers 200 draft_layers.py --rows 4 64 --repeats 20 --tiles
 benchmark kernel_resources 60 kernel_resources.py --quick --architectures "$architecture"
 step_cost step_cost_llama_3_8b llama-3-8b
 step_cost step_cost_llama_7b llama-7b

@@ -59,7 +59,7 @@ from shared_parts.results import wide_console
 from tree_attention_parts.cases import HEADS, Case, TreeShape
 
 if TYPE_CHECKING:
-    from tree_attention_parts.gpu import Gpu
+    from shared_parts.gpu import Gpu
     from tree_attention_parts.measure import Settings
 
 FULL: dict[str, Any] = {
@@ -158,7 +158,7 @@ def read_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def on_gpu(args: argparse.Namespace) -> bool:
     """Check and time; whether all kernels agreed and ran."""
-    from tree_attention_parts.gpu import Gpu
+    from shared_parts.gpu import Gpu
     from tree_attention_parts.measure import Settings
     from tree_attention_parts.run import Report, run
 

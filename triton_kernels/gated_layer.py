@@ -32,9 +32,6 @@ from vllm_redrafter.triton_kernels.draft_layers import (
     normed_product,
 )
 
-COLUMNS = 16
-"""Of the output, per thread block; there are two rows of W for each."""
-
 NORM_KEYS = 2048
 """Of a row, per step of the norm's loops."""
 
@@ -145,6 +142,26 @@ def _scale_normed(
         tl.store(out + row * out_stride + key, scaled.to(out.dtype.element_ty), mask=key < H)
 
 
+class CellTile(NamedTuple):
+    """How the cell is cut into thread blocks.
+
+    Attributes:
+        columns: of the output, per thread block; there are two rows of W for each.
+        key_bytes: of each row and each row of W, per step of the loops.
+        num_warps, num_stages: Triton's.
+    """
+
+    columns: int = 16
+    key_bytes: int = KEY_BYTES
+    num_warps: int = 4
+    num_stages: int = 4
+
+
+def usual_tile(rows: int) -> CellTile:
+    """Sums of 64 rows are more than the registers of 4 warps hold, on sm_80 and sm_100."""
+    return CellTile(num_warps=4 if rows <= 32 else 8)
+
+
 class Rows(NamedTuple):
     """What a cell reads.
 
@@ -159,7 +176,13 @@ class Rows(NamedTuple):
 
 
 def gated_cell(
-    embedded: Rows, state: Rows, weight: Tensor, bias: Tensor, out: Tensor, epsilon: float
+    embedded: Rows,
+    state: Rows,
+    weight: Tensor,
+    bias: Tensor,
+    out: Tensor,
+    epsilon: float,
+    tile: CellTile | None = None,
 ) -> Tensor:
     """The states of at most 64 rows: see this module.
 
@@ -171,6 +194,7 @@ def gated_cell(
         out: [M, H], written; bf16, fp16 or fp32, as all that is read. Not among the inputs: other
             thread blocks still read them.
         epsilon: of the norms.
+        tile: None for the usual one; benchmarks/draft_layers.py tries others.
 
     Returns:
         out.
@@ -189,7 +213,8 @@ def gated_cell(
     _check(out, shapes)
     check_rows("embedded", *embedded, torch.int64, rows)
     check_rows("state", *state, torch.int32, rows)
-    _gated_cell[(triton.cdiv(hidden, COLUMNS),)](
+    tile = usual_tile(rows) if tile is None else tile
+    _gated_cell[(triton.cdiv(hidden, tile.columns),)](
         embedded.x,
         embedded.x.stride(0),
         embedded.rows if embedded.rows is not None else out,
@@ -206,13 +231,12 @@ def gated_cell(
         hidden**0.5,
         epsilon,
         ROWS=max(16, triton.next_power_of_2(rows)),
-        COLUMNS=COLUMNS,
-        KEYS=KEY_BYTES // out.element_size(),
+        COLUMNS=tile.columns,
+        KEYS=tile.key_bytes // out.element_size(),
         HAS_E_ROWS=embedded.rows is not None,
         HAS_S_ROWS=state.rows is not None,
-        # Sums of 64 rows are more than the registers of 4 warps hold, on sm_80 and sm_100.
-        num_warps=4 if rows <= 32 else 8,
-        num_stages=4,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
     )
     return out
 

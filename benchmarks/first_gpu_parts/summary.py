@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -176,6 +177,24 @@ def of_kernel_resources(found: dict[str, Any]) -> Iterator[str]:
             yield f"{kernel['name']}, {kernel['case']}: does not fit on a multiprocessor"
 
 
+def of_draft_layers(found: dict[str, Any]) -> Iterator[str]:
+    """Ours beside products of as many bytes; and the fastest tile of the cell, if it is another."""
+    yield f"copy bandwidth {found['copy_tb_per_s']:.2f} TB/s"
+    for (hidden, rows), group in groupby(
+        found["layers"], lambda each: (each["hidden"], each["rows"])
+    ):
+        measured = list(group)
+        shown_first = ", ".join(
+            f"{each['name']} {each['microseconds']:.1f} µs" for each in measured[:4]
+        )
+        yield f"H {hidden}, {rows} rows: {shown_first}"
+        if tried := measured[4:]:
+            best = min(tried, key=lambda each: float(each["microseconds"]))
+            numbers = ", ".join(f"{name} {number}" for name, number in best["tile"].items())
+            mark = " (usual)" if best["usual"] else ""
+            yield f"fastest of {len(tried)} tiles: {best['microseconds']:.1f} µs, {numbers}{mark}"
+
+
 def of_step_cost(found: dict[str, Any]) -> Iterator[str]:
     for cost in found["steps"]:
         of = f"{cost['target']}, {cost['requests']} × {cost['context']}"
@@ -219,6 +238,7 @@ FIGURES: dict[str, Callable[[dict[str, Any]], Iterable[str]]] = {
     "parity": of_parity,
     "prefill_parity": of_parity,
     "tree_attention": of_tree_attention,
+    "draft_layers": of_draft_layers,
     "kernel_resources": of_kernel_resources,
     "step_cost_llama_3_8b": of_step_cost,
     "step_cost_llama_7b": of_step_cost,

@@ -4,19 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Generic, TypeVar
 
-
-@dataclass(frozen=True)
-class Timing:
-    """Every repeat's microseconds."""
-
-    microseconds: list[float]
-
-    @property
-    def median(self) -> float:
-        return median(self.microseconds)
+from shared_parts.timing import Timing
 
 
 @dataclass(frozen=True)

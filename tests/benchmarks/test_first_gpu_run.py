@@ -32,6 +32,7 @@ ALWAYS = [
     "parity",
     "prefill_parity",
     "tree_attention",
+    "draft_layers",
     "kernel_resources",
     "step_cost_llama_3_8b",
     "step_cost_llama_7b",
@@ -161,7 +162,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 
 def test_steps_run_in_the_order_of_their_importance(whole: Runs) -> None:
-    expected = [*ALWAYS[:11], "throughput", *ALWAYS[11:]]
+    expected = [*ALWAYS[:12], "throughput", *ALWAYS[12:]]
     assert whole.names() == expected
     assert whole.summary() == dict.fromkeys(expected, "done")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from draft_layers import Layer
 from first_gpu_parts import summary
 from shared_parts import machine
 from step_cost_parts.report import PARTS, Cost, as_json
@@ -91,6 +92,20 @@ MEASURED: dict[str, dict[str, Any]] = {
         },
         "skipped": ["batch 64: the KV cache would take 40 GB"],
     },
+    "draft_layers": {
+        "copy_tb_per_s": 3.0,
+        "layers": [
+            asdict(Layer(name, 4096, 4, 2**20, took, tile, took != 50.0))
+            for name, took, tile in (
+                ("cell", 99.0, {"columns": 16}),
+                ("its product", 49.0, None),
+                ("block", 30.0, None),
+                ("its product", 20.0, None),
+                ("cell", 50.0, {"columns": 8, "num_warps": 8}),
+                ("cell", 98.0, {"columns": 16, "num_warps": 4}),
+            )
+        ],
+    },
     "kernel_resources": {
         "kernels": [
             {"name": "_attend_part", "case": "bf16", "stack": 0, "blocks": 2},
@@ -152,6 +167,11 @@ EXPECTED: dict[str, list[str]] = {
         "parts: 45.0 µs, 1.00 × usual, 9 tried, 0 failed: min_keys 512",
         "batch 64: the KV cache",
         "see `triton_kernels/tiles/README.md`",
+    ],
+    "draft_layers": [
+        "copy bandwidth 3.00 TB/s",
+        "H 4096, 4 rows: cell 99.0 µs, its product 49.0 µs, block 30.0 µs, its product 20.0 µs",
+        "fastest of 2 tiles: 50.0 µs, columns 8, num_warps 8",
     ],
     "kernel_resources": [
         "2 kernels compiled",

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tree_attention_parts.report import Timing
+from shared_parts.timing import Timing
 
 WARM_UPS = 5
 cuda: Any = torch.cuda  # its classes are untyped where torch is built without CUDA

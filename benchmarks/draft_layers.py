@@ -1,0 +1,225 @@
+r"""The layers of a draft's level on a GPU: how near they are to reading their weights once.
+
+    python benchmarks/draft_layers.py --output layers.json
+    python benchmarks/draft_layers.py --hidden 4096 --rows 4 16 --tiles
+
+A level of a draft reads weights for a few rows, so that a layer's time is their bytes over the
+bandwidth, at best. Timed are, for bf16 weights of random numbers:
+
+    cell        the gated head's cell, two norms and its gate included: one launch of ours
+    its product one of as many bytes, x W^T with W [2 H, 2 H], by torch: what a library reaches
+    block       a residual block of the gated head, with its norm: one launch of ours
+    its product likewise, W [H, H]
+
+--tiles times the cell in other blocks: more or fewer columns, longer steps, more warps, deeper
+pipelines. The fastest is first; the usual one is marked.
+
+Every launch is replayed from a CUDA graph with the L2 cache flushed before, medians over --repeats;
+TB/s are the weights' bytes alone. Ours are compared with references in float64 first. The copy
+bandwidth is that of a large copy in the same run, bytes read and written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from shared_parts import machine, results
+from shared_parts.arguments import positive, script_parser
+from shared_parts.timing import Timing
+from torch import Tensor
+
+from vllm_redrafter.heads.gated_layers import EPSILON
+from vllm_redrafter.triton_kernels.draft_layers import Product, draft_layer, naive_draft_layer
+from vllm_redrafter.triton_kernels.gated_layer import (
+    CellTile,
+    Rows,
+    gated_cell,
+    naive_gated_cell,
+    usual_tile,
+)
+
+TOLERANCE = 2e-2
+"""Of a bf16 result, relative to the largest number of the reference's."""
+
+
+class Stopwatch(Protocol):
+    device: torch.device
+
+    def in_graph(self, launch: Callable[[], object]) -> Timing: ...
+
+    def copy_bandwidth(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What was timed.
+
+    Attributes:
+        name: see this script.
+        hidden, rows: sizes.
+        weight_bytes: that have to be read.
+        microseconds: the median.
+        tile: of a cell; None of others.
+        usual: the tile is the one that the package takes.
+    """
+
+    name: str
+    hidden: int
+    rows: int
+    weight_bytes: int
+    microseconds: float
+    tile: dict[str, int] | None = None
+    usual: bool = True
+
+    @property
+    def terabytes_per_second(self) -> float:
+        return self.weight_bytes / self.microseconds / 1e6
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    command = script_parser(__doc__)
+    add = command.add_argument
+    add("--hidden", nargs="+", type=positive, default=[2048, 4096], help="(default 2048 4096)")
+    add(
+        "--rows", nargs="+", type=positive, default=[4, 16, 64], help="at most 64 (default 4 16 64)"
+    )
+    add("--tiles", action="store_true", help="the cell in other blocks")
+    add("--repeats", type=positive, default=30, help="of each launch (default 30)")
+    add("--output", type=Path, help="write all figures to this JSON file")
+    options = command.parse_args(argv)
+    if not torch.cuda.is_available():
+        command.error("torch finds no GPU, and nothing is timed without one")
+    from shared_parts.gpu import Gpu
+
+    gpu = Gpu(options.repeats)
+    report = {**machine.describe(gpu.name), **gpu.describe()}
+    run(gpu, options, report, results.wide_console())
+
+
+def run(
+    stopwatch: Stopwatch, options: argparse.Namespace, report: dict[str, Any], console: Console
+) -> None:
+    """Time everything that is asked for; the file has what was timed so far."""
+    report["copy_tb_per_s"] = stopwatch.copy_bandwidth() / 1000
+    report["layers"] = []
+    for hidden, rows in product(options.hidden, options.rows):
+        made = [*layers(stopwatch, hidden, rows)]
+        if options.tiles:
+            made += sorted(cells(stopwatch, hidden, rows), key=lambda layer: layer.microseconds)
+        report["layers"] += [asdict(layer) for layer in made]
+        results.write(options.output, report)
+        print_layers(made, report["copy_tb_per_s"], console)
+
+
+def layers(stopwatch: Stopwatch, hidden: int, rows: int) -> Iterator[Layer]:
+    """The cell, the block, and products of as many bytes."""
+    x, weight, bias, out = tensors(stopwatch.device, hidden, rows)
+    cell = cell_launch(x, weight, bias, out, usual_tile(rows))
+    cell()
+    check(out, expected_cell(x, weight, bias), "the cell")
+    took = stopwatch.in_graph(cell).median
+    yield Layer("cell", hidden, rows, weight.nbytes, took, usual_tile(rows)._asdict())
+    joined = torch.cat([x, x], dim=1)
+    yield library_product(stopwatch, joined, weight)
+    small = weight[:hidden, :hidden].contiguous()
+
+    def block() -> None:
+        given = {"bias": bias[:hidden], "silu": True, "residual": x, "epsilon": EPSILON}
+        draft_layer(Product(x, small), out, **given)
+
+    block()
+    given = {"bias": bias[:hidden], "silu": True, "residual": x, "epsilon": EPSILON}
+    check(out, naive_draft_layer(Product(x, small), rows, **given), "the block")
+    yield Layer("block", hidden, rows, small.nbytes, stopwatch.in_graph(block).median)
+    yield library_product(stopwatch, x, small)
+
+
+def library_product(stopwatch: Stopwatch, x: Tensor, weight: Tensor) -> Layer:
+    """x W^T by torch."""
+    out = x.new_empty(len(x), len(weight))
+    took = stopwatch.in_graph(lambda: torch.mm(x, weight.t(), out=out)).median
+    return Layer("its product", weight.shape[1], len(x), weight.nbytes, took)
+
+
+def cells(stopwatch: Stopwatch, hidden: int, rows: int) -> Iterator[Layer]:
+    """The cell in all blocks that this GPU can launch."""
+    x, weight, bias, out = tensors(stopwatch.device, hidden, rows)
+    expected = expected_cell(x, weight, bias)
+    for tile in tiles():
+        launch = cell_launch(x, weight, bias, out.zero_(), tile)
+        try:
+            launch()
+        except Exception as error:  # Triton's own, of what is out of resources
+            if type(error).__name__ != "OutOfResources":
+                raise
+            continue
+        check(out, expected, str(tile))
+        took = stopwatch.in_graph(launch).median
+        is_usual = tile == usual_tile(rows)
+        yield Layer("cell", hidden, rows, weight.nbytes, took, tile._asdict(), is_usual)
+
+
+def tiles() -> Iterator[CellTile]:
+    for columns, key_bytes, warps, stages in product((8, 16, 32), (256, 512), (4, 8), (3, 4, 5)):
+        yield CellTile(columns, key_bytes, warps, stages)
+
+
+def tensors(device: torch.device, hidden: int, rows: int) -> tuple[Tensor, ...]:
+    """x [rows, H], W [2 H, 2 H], b [2 H] and an output [rows, H], bf16."""
+    generator = torch.Generator(device).manual_seed(0)
+
+    def randn(*size: int) -> Tensor:
+        made = torch.randn(size, generator=generator, device=device)
+        return made.to(torch.bfloat16)
+
+    weight = randn(2 * hidden, 2 * hidden) * hidden**-0.5
+    return randn(rows, hidden), weight, randn(2 * hidden), randn(rows, hidden)
+
+
+def cell_launch(
+    x: Tensor, weight: Tensor, bias: Tensor, out: Tensor, tile: CellTile
+) -> Callable[[], object]:
+    """Tokens and states are the same rows."""
+    return lambda: gated_cell(Rows(x), Rows(x), weight, bias, out, EPSILON, tile)
+
+
+def expected_cell(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return naive_gated_cell(Rows(x), Rows(x), len(x), weight, bias, EPSILON)
+
+
+def check(found: Tensor, expected: Tensor, what: str) -> None:
+    """What is wrong is not timed."""
+    error = (found.double() - expected).abs().max() / expected.abs().max()
+    if not error <= TOLERANCE:
+        sys.exit(f"{what} of {list(found.shape)} is off by {error:.1e} of the largest number")
+
+
+def print_layers(made: Sequence[Layer], copy: float, console: Console) -> None:
+    first = made[0]
+    table = Table("layer", "µs", "TB/s", "of a copy's", "columns", "key bytes", "warps", "stages")
+    table.title = f"H {first.hidden}, {first.rows} rows; a copy: {copy:.2f} TB/s"
+    for layer in made:
+        tile = [str(number) for number in layer.tile.values()] if layer.tile else ["–"] * 4
+        mark = " (usual)" if layer.tile and layer.usual else ""
+        rate = layer.terabytes_per_second
+        table.add_row(
+            layer.name + mark,
+            f"{layer.microseconds:.1f}",
+            f"{rate:.2f}",
+            f"{rate / copy:.0%}",
+            *tile,
+        )
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()
