@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import torch
+from shared_parts.timing import Timing
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -23,7 +24,6 @@ from tree_attention_parts.report import (
     Cell,
     Missing,
     StepResult,
-    Timing,
 )
 from tree_attention_parts.steps import make_build, make_walk
 from vllm_redrafter.triton_kernels.tree_attention import tree_attention

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from shared_parts import results
+from shared_parts.timing import Timing
 
 from tree_attention_parts.cases import Case, Heads, TreeShape
 from tree_attention_parts.check import check_kernels
@@ -28,7 +29,6 @@ from tree_attention_parts.report import (
     Check,
     Missing,
     StepResult,
-    Timing,
     floor_us,
     judge,
 )

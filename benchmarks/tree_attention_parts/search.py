@@ -7,7 +7,9 @@ from dataclasses import asdict, dataclass, field
 from statistics import geometric_mean
 from typing import Any, Generic, TypeVar
 
-from tree_attention_parts.report import Cell, Missing, Timing
+from shared_parts.timing import Timing
+
+from tree_attention_parts.report import Cell, Missing
 
 GAIN = 0.98
 """Only what takes less than this share of the usual choice's time is better: the rest is noise."""

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
+from shared_parts.timing import Timing
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -19,7 +20,7 @@ from tree_attention_parts.cases import Case
 from tree_attention_parts.check import TOLERANCE, relative_error
 from tree_attention_parts.measure import Settings, Stopwatch, allocate_problem, attempt
 from tree_attention_parts.problem import Inputs
-from tree_attention_parts.report import Cell, Missing, Timing
+from tree_attention_parts.report import Cell, Missing
 from tree_attention_parts.search import Times
 from vllm_redrafter.triton_kernels import tree_attention as kernels
 from vllm_redrafter.triton_kernels.tree_attention_tuning import Tuning

@@ -12,8 +12,9 @@ import pytest
 from draft_layers import Layer
 from first_gpu_parts import summary
 from shared_parts import machine
+from shared_parts.timing import Timing
 from step_cost_parts.report import PARTS, Cost, as_json
-from tree_attention_parts.report import AttentionResult, Check, Missing, Timing, judge
+from tree_attention_parts.report import AttentionResult, Check, Missing, judge
 
 CASE = AttentionResult(
     heads="llama-3-8b",

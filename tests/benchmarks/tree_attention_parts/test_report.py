@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from shared_parts.timing import Timing
 from tree_attention_parts.report import (
     AttentionResult,
     Missing,
     StepResult,
-    Timing,
     Verdict,
     judge,
 )

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
-from tree_attention_parts.report import Cell, Missing, Timing
+from shared_parts.timing import Timing
+from tree_attention_parts.report import Cell, Missing
 from tree_attention_parts.search import Search, Times
 
 

@@ -15,11 +15,12 @@ from unittest.mock import Mock, patch
 import torch
 import tree_attention
 from rich.console import Console
-from tree_attention_parts import gpu
+from shared_parts import gpu
+from shared_parts.timing import Timing
 from tree_attention_parts import run as run_module
 from tree_attention_parts.cases import HEADS
 from tree_attention_parts.measure import Settings
-from tree_attention_parts.report import Check, Timing
+from tree_attention_parts.report import Check
 from tree_attention_parts.run import Report, run
 
 from redrafter_testing.benchmarks.tree_attention_results import CPU, TINY, tiny

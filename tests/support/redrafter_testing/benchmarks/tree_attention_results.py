@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
+from shared_parts.timing import Timing
 from tree_attention_parts.cases import Case, Heads, TreeShape
-from tree_attention_parts.report import STEP, AttentionResult, StepResult, Timing
+from tree_attention_parts.report import STEP, AttentionResult, StepResult
 
 TINY = Heads("tiny", query=4, kv=2, dim=64)
 

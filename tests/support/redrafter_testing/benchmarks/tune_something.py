@@ -16,13 +16,14 @@ from unittest.mock import patch
 import torch
 import tree_attention
 from rich.console import Console
+from shared_parts import gpu
+from shared_parts.timing import Timing
 from torch import Tensor
-from tree_attention_parts import candidates, gpu, trials
+from tree_attention_parts import candidates, trials
 from tree_attention_parts import tune as tune_module
 from tree_attention_parts.candidates import TunedShape, tile_neighbours
 from tree_attention_parts.cases import Heads
 from tree_attention_parts.measure import Settings
-from tree_attention_parts.report import Timing
 from tree_attention_parts.tune import Sweep, Table, tune
 
 from redrafter_testing.benchmarks.tree_attention_results import CPU
