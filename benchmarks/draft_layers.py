@@ -33,12 +33,18 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from shared_parts import machine, results
-from shared_parts.arguments import positive, script_parser
+from shared_parts.arguments import integer, positive, script_parser
 from shared_parts.timing import Timing
 from torch import Tensor
+from triton.runtime.errors import OutOfResources
 
 from vllm_redrafter.heads.gated_layers import EPSILON
-from vllm_redrafter.triton_kernels.draft_layers import Product, draft_layer, naive_draft_layer
+from vllm_redrafter.triton_kernels.draft_layers import (
+    MAX_ROWS,
+    Product,
+    draft_layer,
+    naive_draft_layer,
+)
 from vllm_redrafter.triton_kernels.gated_layer import (
     CellTile,
     Rows,
@@ -69,7 +75,7 @@ class Layer:
         weight_bytes: that have to be read.
         microseconds: the median.
         tile: of a cell; None of others.
-        usual: the tile is the one that the package takes.
+        usual: that tile is the one that the package takes.
     """
 
     name: str
@@ -78,7 +84,7 @@ class Layer:
     weight_bytes: int
     microseconds: float
     tile: dict[str, int] | None = None
-    usual: bool = True
+    usual: bool = False
 
     @property
     def terabytes_per_second(self) -> float:
@@ -90,7 +96,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     add = command.add_argument
     add("--hidden", nargs="+", type=positive, default=[2048, 4096], help="(default 2048 4096)")
     add(
-        "--rows", nargs="+", type=positive, default=[4, 16, 64], help="at most 64 (default 4 16 64)"
+        "--rows",
+        nargs="+",
+        type=integer(1, MAX_ROWS),
+        default=[4, 16, 64],
+        help="at most 64 (default 4 16 64)",
     )
     add("--tiles", action="store_true", help="the cell in other blocks")
     add("--repeats", type=positive, default=30, help="of each launch (default 30)")
@@ -127,17 +137,16 @@ def layers(stopwatch: Stopwatch, hidden: int, rows: int) -> Iterator[Layer]:
     cell()
     check(out, expected_cell(x, weight, bias), "the cell")
     took = stopwatch.in_graph(cell).median
-    yield Layer("cell", hidden, rows, weight.nbytes, took, usual_tile(rows)._asdict())
+    yield Layer("cell", hidden, rows, weight.nbytes, took, usual_tile(rows)._asdict(), usual=True)
     joined = torch.cat([x, x], dim=1)
     yield library_product(stopwatch, joined, weight)
     small = weight[:hidden, :hidden].contiguous()
+    given = {"bias": bias[:hidden], "silu": True, "residual": x, "epsilon": EPSILON}
 
     def block() -> None:
-        given = {"bias": bias[:hidden], "silu": True, "residual": x, "epsilon": EPSILON}
         draft_layer(Product(x, small), out, **given)
 
     block()
-    given = {"bias": bias[:hidden], "silu": True, "residual": x, "epsilon": EPSILON}
     check(out, naive_draft_layer(Product(x, small), rows, **given), "the block")
     yield Layer("block", hidden, rows, small.nbytes, stopwatch.in_graph(block).median)
     yield library_product(stopwatch, x, small)
@@ -158,9 +167,7 @@ def cells(stopwatch: Stopwatch, hidden: int, rows: int) -> Iterator[Layer]:
         launch = cell_launch(x, weight, bias, out.zero_(), tile)
         try:
             launch()
-        except Exception as error:  # Triton's own, of what is out of resources
-            if type(error).__name__ != "OutOfResources":
-                raise
+        except OutOfResources:
             continue
         check(out, expected, str(tile))
         took = stopwatch.in_graph(launch).median
@@ -209,7 +216,7 @@ def print_layers(made: Sequence[Layer], copy: float, console: Console) -> None:
     table.title = f"H {first.hidden}, {first.rows} rows; a copy: {copy:.2f} TB/s"
     for layer in made:
         tile = [str(number) for number in layer.tile.values()] if layer.tile else ["–"] * 4
-        mark = " (usual)" if layer.tile and layer.usual else ""
+        mark = " (usual)" if layer.usual else ""
         rate = layer.terabytes_per_second
         table.add_row(
             layer.name + mark,

@@ -40,8 +40,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     for path in options.traces:
         try:
             events = read_events(path)
-        except OSError as error:
-            command.error(f"{path}: {error.strerror or error}; give traces of the torch profiler")
+        except (OSError, ValueError) as error:
+            command.error(f"{path}: {error}; give traces of the torch profiler, as it writes them")
         lines, kernels = by_kind(steps(events)), busiest([events])[: options.kernels]
         if not lines:
             command.error(f"{path}: no step of a target on a GPU is in it")

@@ -80,6 +80,30 @@ def test_other_tiles_come_by_their_time(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.usefixtures("in_torch")
+def test_a_tile_that_does_not_fit_the_gpu_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = draft_layers.usual_tile(2)
+    too_large = usual._replace(key_bytes=4096)
+    cell = draft_layers.gated_cell
+
+    def launch(*args: Any) -> None:
+        if args[-1] == too_large:
+            raise draft_layers.OutOfResources(300_000, 232_448, "shared memory")
+        cell(*args)
+
+    monkeypatch.setattr(draft_layers, "gated_cell", launch)
+    monkeypatch.setattr(draft_layers, "tiles", lambda: iter([too_large, usual]))
+    output = tmp_path / "layers.json"
+    draft_layers.run(Counted(), options(output, tiles=True), {}, wide_console())
+    cells = [layer for layer in json.loads(output.read_text())["layers"] if layer["tile"]]
+    assert [(cell["rows"], cell["tile"]) for cell in cells] == [
+        *[(2, usual._asdict())] * 2,
+        *[(3, usual._asdict())] * 2,
+    ]
+
+
+@pytest.mark.usefixtures("in_torch")
 def test_what_is_wrong_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draft_layers, "gated_cell", lambda *_: None)
     with pytest.raises(SystemExit, match=r"the cell of \[2, 32\] is off by"):

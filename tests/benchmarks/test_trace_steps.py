@@ -58,7 +58,9 @@ def test_steps_of_a_kind_are_a_line_of_medians(
     assert "90.0 µs  vllm::attend" in printed
 
 
-@pytest.mark.parametrize("content", [None, b"no trace", gzip.compress(b'{"traceEvents": []}')])
+@pytest.mark.parametrize(
+    "content", [None, b"no trace", gzip.compress(b"no JSON"), gzip.compress(b'{"traceEvents": []}')]
+)
 def test_what_is_no_trace_of_steps_is_refused(
     content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

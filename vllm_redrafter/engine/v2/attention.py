@@ -178,8 +178,8 @@ class TreeAttentionImpl(TritonAttentionImpl):
     def do_kv_cache_update(
         self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
     ) -> None:
-        """By FlashAttention's kernel where it reads the cache. C++ launches it; a launch of vLLM's
-        Triton one takes the host so much longer that the GPU waits, in steps that read prompts."""
+        """By FlashAttention's kernel where it reads the cache. C++ launches it; vLLM's Triton one
+        takes the host longer, and in steps that read prompts the GPU waits for the host."""
         if self._flash_attention is None:
             super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
         else:

@@ -135,10 +135,9 @@ class TreeBudget(AdaptiveVerificationManager):
 
     def _rehearse_trims(self) -> None:
         """Trim batches as steps do. torch compiles vLLM's choice of nodes where it is first needed,
-        for a second and more in which all requests wait, and anew for a single request and for a
-        single node."""
+        while all requests wait, and anew for a single request and for a single node."""
         most, nodes = self.req_states.max_num_reqs, int(self.num_speculative_steps)
-        # Of no other size of these tensors: torch would take the two for the same from then on.
+        # No other size of these tensors: torch takes sizes that are equal once to be always equal.
         several = next((size for size in range(2, most) if size != nodes), most)
         for requests, budget in product({1, several}, (1, 2)):
             if budget < requests * nodes:

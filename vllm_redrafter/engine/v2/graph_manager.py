@@ -37,8 +37,8 @@ from vllm_redrafter.engine.v2.schedule import most_at_once, nodes_by_batch_size
 logger = init_logger("vllm.redrafter")
 
 MOST_WITH_PROMPTS = 2048
-"""Rows of the largest piecewise graph. An 8B target computes 857 rows for 19 ms on an H100, whose
-host launches a layer's kernels in as long; smaller targets compute for less."""
+"""Rows of the largest piecewise graph. Without one, an H100 computed 857 rows of an 8B target for
+19 of 76 ms under the profiler (docs/numbers.md); that it waits at 2,000 rows as well is assumed."""
 
 
 class BatchGraphManager(CudaGraphManager):
