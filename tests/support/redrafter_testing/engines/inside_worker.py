@@ -67,10 +67,6 @@ def pretend_no_graphs(worker: Any) -> None:
     del worker.model_runner._cache_scales
 
 
-def kv_cache_groups(worker: Any) -> int:
-    return len(worker.model_runner.kv_cache_config.kv_cache_groups)
-
-
 def kv_caches(worker: Any) -> list[tuple[str, float, float]]:
     """Per attention layer: the dtype of its cache, and what K and V are divided by."""
     layers = worker.vllm_config.compilation_config.static_forward_context.values()

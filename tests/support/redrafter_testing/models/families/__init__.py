@@ -1,0 +1,13 @@
+"""The families of targets that are shown to be served: docs/compatibility.md, "Targets"."""
+
+from __future__ import annotations
+
+from redrafter_testing.models.families.dense import DENSE
+from redrafter_testing.models.families.family import Family
+
+FAMILIES: tuple[Family, ...] = (*DENSE,)
+
+
+def families_on(engine: str) -> list[Family]:
+    """Those that this engine serves."""
+    return [family for family in FAMILIES if engine in family.engines]

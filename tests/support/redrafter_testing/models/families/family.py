@@ -1,0 +1,93 @@
+"""A family of targets: a small random one of it, and what is asked of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vllm import SamplingParams
+
+from redrafter_testing.requests.answers import single_tokens_of
+from redrafter_testing.requests.workloads import Workload
+
+VOCAB, HIDDEN = 24, 64
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": HIDDEN,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 64,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.3,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
+"""In transformers' names; few tokens, so that a random drafter is often right."""
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Requests of tokens, every other one sampled with a seed.
+
+    Attributes:
+        count: how many.
+        tokens: the most that one is answered with.
+    """
+
+    count: int
+    tokens: int
+
+    def run(self, llm: Any) -> list[list[int]]:
+        """The answers' tokens."""
+        rng = random.Random(0)
+        prompts = [[rng.randrange(2, VOCAB) for _ in range(4 + 9 * i)] for i in range(self.count)]
+        return single_tokens_of(Workload(prompts, self.params()).run(llm))
+
+    def params(self) -> list[SamplingParams]:
+        """Of each request."""
+        return [
+            SamplingParams(
+                temperature=0.8 * (i % 2),
+                seed=i,
+                max_tokens=self.tokens - 2 * i,
+                ignore_eos=True,
+                detokenize=False,
+            )
+            for i in range(self.count)
+        ]
+
+
+@dataclass(frozen=True)
+class Family:
+    """Targets of one class.
+
+    Attributes:
+        architecture: the class's name in vLLM; docs/compatibility.md has a row with it.
+        make: writes a random target into a folder.
+        feature: what else is special about this target; "" where nothing is.
+        vocab_size, hidden_size: the drafter's.
+        engines: that serve it, "cpu" or "v2" or both.
+        questions: what is asked, of so many requests of so many tokens at most; its `run(llm)`
+            gives the answers' tokens.
+        arguments: of vllm.LLM.
+    """
+
+    architecture: str
+    make: Callable[[Path], Path]
+    feature: str = ""
+    vocab_size: int = VOCAB
+    hidden_size: int = HIDDEN
+    engines: tuple[str, ...] = ("cpu", "v2")
+    questions: Callable[[int, int], Any] = Questions
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Of its tests."""
+        return f"{self.architecture}: {self.feature}" if self.feature else self.architecture
