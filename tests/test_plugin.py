@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 from vllm import SamplingParams
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
@@ -380,6 +379,7 @@ def test_an_unsupported_vllm_version(
         ({"distributed_executor_backend": "ray"}, "Ray's workers are not supported: on a CPU"),
         ({"data_parallel_backend": "ray"}, "leave .*--data-parallel-backend out"),
         ({"use_fp64_gumbel": True}, "use_fp64_gumbel"),
+        ({"kv_sharing_fast_prefill": True}, "leave --kv-sharing-fast-prefill out"),
         ({"logits_processors": ["some.Processor"]}, "custom logits processors"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -399,54 +399,11 @@ def test_a_kv_connector(target: Path, drafter: Path) -> None:
         speculate(target, drafter, kv_transfer_config=transfer)
 
 
-SMALL = {
-    "vocab_size": 512,
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-}
-
-
-@pytest.mark.parametrize(
-    ("config", "architecture", "message"),
-    [
-        (
-            transformers.DeepseekV2Config(
-                **SMALL, kv_lora_rank=32, q_lora_rank=32, qk_rope_head_dim=16, v_head_dim=32
-            ),
-            "DeepseekV2ForCausalLM",
-            r"\(MLA\) is not supported",
-        ),
-        (
-            transformers.MambaConfig(vocab_size=512, hidden_size=128, num_hidden_layers=2),
-            "MambaForCausalLM",
-            "Mamba",
-        ),
-        (
-            transformers.WhisperConfig(
-                vocab_size=512,
-                d_model=128,
-                encoder_layers=1,
-                decoder_layers=1,
-                encoder_attention_heads=4,
-                decoder_attention_heads=4,
-                pad_token_id=0,
-            ),
-            "WhisperForConditionalGeneration",
-            "encoder-decoder",
-        ),
-    ],
-    ids=["MLA", "Mamba", "encoder-decoder"],
-)
-def test_targets_that_no_tree_can_be_verified_on(
-    drafter: Path, tmp_path: Path, config: Any, architecture: str, message: str
+def test_offloading_is_refused_by_the_argument_that_the_user_gave(
+    target: Path, drafter: Path
 ) -> None:
-    config.architectures = [architecture]
-    config.save_pretrained(tmp_path)
-    add_tokenizer(tmp_path)
-    with pytest.raises(ConfigError, match=message):
-        speculate(tmp_path, drafter, skip_tokenizer_init=True)
+    with pytest.raises(ConfigError, match=r"KV connector.*leave --kv-offloading-size out"):
+        speculate(target, drafter, kv_offloading_size=1.0)
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,19 @@
-"""What neither engine can run; each has a list of its own besides."""
+"""What neither engine can run; each has a list of its own besides.
+
+Most of it shows in the configuration (`common_refusals`), the rest in the layers of the
+loaded target (`check_attention`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from vllm_redrafter.errors import ConfigError
+
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.v1.attention.backend import AttentionBackend
 
 RAY = (
     "Ray's workers are not supported: on a CPU vLLM has none, and nobody has run this engine in "
@@ -28,11 +35,20 @@ def common_refusals(vllm_config: VllmConfig) -> Iterator[str]:
         yield "models with Mamba or linear-attention layers keep a state that no tree can share"
     if model.uses_mrope:
         yield "multi-dimensional RoPE positions (M-RoPE) are not supported"
+    if model.attention_chunk_size is not None:
+        yield (
+            f"its attention is local to chunks of {model.attention_chunk_size} tokens, which vLLM "
+            "reads as requests of their own"
+        )
     if vllm_config.kv_transfer_config is not None:
+        # vLLM makes the one of the other.
+        offloads = vllm_config.cache_config.kv_offloading_size is not None
         yield (
             "a KV connector would ship the cache before accepted rows are compacted; leave "
-            "--kv-transfer-config out"
+            f"{'--kv-offloading-size' if offloads else '--kv-transfer-config'} out"
         )
+    if vllm_config.cache_config.kv_sharing_fast_prefill:
+        yield "KV-sharing fast prefill is not supported; leave --kv-sharing-fast-prefill out"
     if parallel.use_ray or parallel.data_parallel_backend == "ray":
         yield RAY
     for name in (
@@ -42,3 +58,40 @@ def common_refusals(vllm_config: VllmConfig) -> Iterator[str]:
     ):
         if (size := getattr(parallel, name, 1)) > 1:
             yield f"{name} is {size}, it must be 1"
+
+
+def check_attention(vllm_config: VllmConfig, backend: type[AttentionBackend]) -> None:
+    """Refuse a target that has a layer in which trees cannot be verified.
+
+    A tree needs layers whose state is a plain paged KV cache that our attention reads. A layer of
+    another backend keeps or reads its state in another way, and so may a layer whose backend is
+    derived from ours.
+
+    Args:
+        vllm_config: the target's layers have been made.
+        backend: ours.
+
+    Raises:
+        ConfigError: there are such layers.
+    """
+    from vllm.config import get_layers_from_vllm_config
+    from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
+
+    others: dict[str, list[str]] = {}
+    layers = get_layers_from_vllm_config(vllm_config, AttentionLayerBase)  # type: ignore[type-abstract]
+    for name, layer in layers.items():
+        spec, its_backend = layer.get_kv_cache_spec(vllm_config), layer.get_attn_backend()
+        is_paged = type(spec) in (FullAttentionSpec, SlidingWindowSpec)
+        if spec is not None and not (is_paged and its_backend is backend):
+            kind = f"{type(layer).__name__} on {its_backend.__name__}"
+            others.setdefault(kind, []).append(name)
+    if others:
+        found = ", ".join(
+            f"{len(names)} {kind} ({names[0]!r} the first)" for kind, names in others.items()
+        )
+        raise ConfigError(
+            f"ReDrafter cannot speculate for {vllm_config.model_config.model!r}: trees need vLLM's "
+            f"plain attention in every layer, and this target has {found}; leave the speculative "
+            "config out to run it"
+        )

@@ -78,6 +78,7 @@ def engine_here() -> Engine:
             arguments={"attention_backend": AttentionBackendEnum.CUSTOM},
         )
     raise ConfigError(
-        f"ReDrafter runs on CUDA and on vLLM's CPU backend, not on {current_platform.device_type}: "
+        "ReDrafter runs on vLLM's own platforms for CUDA and for CPUs, not on "
+        f"{type(current_platform).__name__} (devices of type {current_platform.device_type!r}): "
         "leave the speculative config out"
     )

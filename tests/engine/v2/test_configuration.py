@@ -11,7 +11,7 @@ from vllm.config.aux_output import AuxOutputConfig
 from vllm.config.compilation import CUDAGraphMode
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
-from vllm.platforms.interface import DeviceCapability
+from vllm.platforms.interface import DeviceCapability, PlatformEnum
 
 from redrafter_testing.models.tiny_models import make_target
 from vllm_redrafter import ConfigError, names, plugin
@@ -102,9 +102,14 @@ def test_cuda_gets_its_worker_and_attention_backend(monkeypatch: pytest.MonkeyPa
     assert AttentionBackendEnum.CUSTOM.get_path() == names.V2_TREE_ATTENTION
 
 
-def test_other_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
-    with pytest.raises(ConfigError, match=r"runs on CUDA and on vLLM's CPU backend, not on cpu"):
+def test_other_platforms_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of another package may call its devices "cpu" as well."""
+
+    class OtherPlatform(type(current_platform)):  # type: ignore[misc]
+        _enum = PlatformEnum.OOT
+
+    monkeypatch.setattr("vllm.platforms._current_platform", OtherPlatform())
+    with pytest.raises(ConfigError, match=r"not on OtherPlatform \(devices of type 'cpu'\)"):
         engine_here()
 
 

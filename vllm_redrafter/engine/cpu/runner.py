@@ -38,7 +38,7 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from vllm_redrafter.budget.batch_budget import CHAINS, PLAIN, TREES, BatchBudget
 from vllm_redrafter.budget.costs import CostTable
-from vllm_redrafter.engine.cpu.attention import check_cache_layout
+from vllm_redrafter.engine.cpu.attention import TreeAttentionBackend, check_cache_layout
 from vllm_redrafter.engine.cpu.costs import measure_costs, meet_sizes
 from vllm_redrafter.engine.cpu.drafting import AdaptiveDrafting, FixedDrafting
 from vllm_redrafter.engine.cpu.kv_cache import compact, stack_layers
@@ -47,6 +47,7 @@ from vllm_redrafter.engine.cpu.proposer import TreeProposer
 from vllm_redrafter.engine.cpu.step_clock import StepClock
 from vllm_redrafter.engine.cpu.verification import VerificationStep, verification_step
 from vllm_redrafter.engine.cpu.walk import moves
+from vllm_redrafter.engine.refusals import check_attention
 from vllm_redrafter.engine.stats import StepStats
 from vllm_redrafter.engine.target_layers import gathered, hand_out
 from vllm_redrafter.request_options import spec_tokens
@@ -84,6 +85,10 @@ class TreeModelRunner(CPUModelRunner):
         self._clock = StepClock()
         self.costs: CostTable | None = None
         self.drafting = FixedDrafting(self.proposer)
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        super().load_model(*args, **kwargs)
+        check_attention(self.vllm_config, TreeAttentionBackend)
 
     def _setup_eagle3_aux_hidden_state_outputs(self) -> None:
         if self.use_aux_hidden_state_outputs:

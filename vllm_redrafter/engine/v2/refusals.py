@@ -50,9 +50,6 @@ def refusals(vllm_config: VllmConfig) -> Iterator[str]:
         "sampling masks are not returned; leave --return-sampling-mask out": (
             model.return_sampling_mask
         ),
-        "KV-sharing fast prefill is not supported; leave --kv-sharing-fast-prefill out": (
-            vllm_config.cache_config.kv_sharing_fast_prefill
-        ),
         "routed experts are returned by row, and accepted rows are moved; leave "
         "--enable-return-routed-experts out": vllm_config.aux_output_config.enabled,
         "reference sliding-window attention is not supported": model.rswa_window is not None,

@@ -29,7 +29,9 @@ from vllm.v1.worker.gpu.mm.encoder_cache import EncoderCache
 from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 from vllm.v1.worker.gpu.states import RequestState
 
+from vllm_redrafter.engine.refusals import check_attention
 from vllm_redrafter.engine.target_layers import hand_out
+from vllm_redrafter.engine.v2.attention import TreeAttentionBackend
 from vllm_redrafter.engine.v2.budget import TreeBudget
 from vllm_redrafter.engine.v2.graph_manager import TreeGraphManager
 from vllm_redrafter.engine.v2.model_state import TreeModelState
@@ -134,6 +136,7 @@ class TreeModelRunner(model_runner.GPUModelRunner):
         encoder_cache: EncoderCache | None,
         device: torch.device,
     ) -> TreeModelState:
+        check_attention(vllm_config, TreeAttentionBackend)
         for reason in state_refusals(vllm_config, model):
             raise ConfigError(
                 f"ReDrafter cannot speculate for this target: {reason}; leave the speculative "

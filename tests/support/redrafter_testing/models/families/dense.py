@@ -7,7 +7,7 @@ from typing import Any
 
 import transformers
 
-from redrafter_testing.models.families.family import SIZES, Family
+from redrafter_testing.models.families.family import HIDDEN, SIZES, VOCAB, Family
 from redrafter_testing.models.tiny_models import make_random_target
 
 
@@ -17,6 +17,7 @@ def _family(architecture: str, config: Any, feature: str = "", **rest: Any) -> F
 
 DENSE = (
     _family("LlamaForCausalLM", transformers.LlamaConfig(**SIZES)),
+    _family("Qwen2ForCausalLM", transformers.Qwen2Config(**SIZES)),
     _family(
         "Qwen3ForCausalLM",
         transformers.Qwen3Config(**SIZES, attention_bias=True),
@@ -46,5 +47,31 @@ DENSE = (
             attention_multiplier=0.125,
         ),
         "attention sinks, a sliding window in every other layer",
+    ),
+    _family("Phi3ForCausalLM", transformers.Phi3Config(**SIZES, partial_rotary_factor=0.5)),
+    _family("Glm4ForCausalLM", transformers.Glm4Config(**SIZES)),
+    _family(
+        "GPT2LMHeadModel",
+        transformers.GPT2Config(
+            vocab_size=VOCAB,
+            n_embd=2 * HIDDEN,
+            n_layer=2,
+            n_head=2,
+            n_positions=512,
+            initializer_range=0.3,
+            bos_token_id=0,
+            eos_token_id=1,
+        ),
+        "learned positions",
+        hidden_size=2 * HIDDEN,
+    ),
+    _family(
+        "BloomForCausalLM",
+        transformers.BloomConfig(
+            vocab_size=VOCAB, hidden_size=2 * HIDDEN, n_layer=2, n_head=2, initializer_range=0.3
+        ),
+        "ALiBi",
+        hidden_size=2 * HIDDEN,
+        engines=("cpu",),
     ),
 )

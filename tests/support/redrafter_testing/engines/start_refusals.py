@@ -1,0 +1,59 @@
+"""Why configurations are refused before any process starts."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from redrafter_testing.engines.forked_engine import ForkServer, environment_variables
+from redrafter_testing.engines.without_torchvision import let_vision_targets_load
+
+
+def start_refusals(
+    server: ForkServer, environment: Mapping[str, str], targets: Sequence[Path], drafter: Path
+) -> list[str]:
+    """What is said of each target, in a process that has vLLM imported; "" where nothing is."""
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    variables = {**os.environ, **environment}
+    names = [str(target) for target in targets]
+    with environment_variables(environment):
+        process = server.start(_refuse, (theirs, variables, names, str(drafter)))
+    theirs.close()
+    try:
+        messages: list[str] = ours.recv()
+    finally:
+        process.join(timeout=60)
+        process.kill()
+    return messages
+
+
+# In the process
+
+
+def _refuse(
+    connection: Connection, variables: dict[str, str], targets: list[str], drafter: str
+) -> None:
+    os.environ.update(variables)
+    from vllm.engine.arg_utils import EngineArgs
+
+    from vllm_redrafter import ConfigError, plugin
+
+    plugin.register()
+    let_vision_targets_load()
+    messages = []
+    for target in targets:
+        arguments = EngineArgs(
+            target,
+            skip_tokenizer_init=True,
+            enforce_eager=True,
+            speculative_config={"model": drafter, "num_speculative_tokens": 8},
+        )
+        try:
+            arguments.create_engine_config()
+            messages.append("")
+        except ConfigError as error:
+            messages.append(str(error))
+    connection.send(messages)
