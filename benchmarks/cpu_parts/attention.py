@@ -12,6 +12,7 @@ from vllm import _custom_ops as ops
 from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
 from cpu_parts import timing
+from vllm_redrafter.engine.cpu.cache_layout import cache_layout
 from vllm_redrafter.engine.cpu.path_copies import CopiedUnits
 from vllm_redrafter.engine.cpu.tree_sequences import tree_parts
 from vllm_redrafter.token_tree import TokenTree
@@ -83,7 +84,8 @@ class Attention:
         self.output = torch.empty_like(self.query)
         # The numbers are random: they are K and V in any layout.
         self.isa = _get_attn_isa(layers.dtype, BLOCK_SIZE, layers.head_size)
-        self.copied = CopiedUnits(amx=self.isa == "amx")
+        layout = cache_layout(self.isa, layers.head_size, BLOCK_SIZE, layers.dtype)
+        self.copied = CopiedUnits(layout)
 
     def trees(self) -> TokenTree:
         """Binary trees, in node order."""

@@ -4,51 +4,46 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 from vllm.v1.utils import CpuGpuBuffer
 
-from vllm_redrafter.engine.cpu.attention import check_cache_layout
-from vllm_redrafter.engine.cpu.kv_cache import compact, key_value_rows, stack_layers
+from redrafter_testing.engines.cpu_layouts import ORDERS, lay_out, layout_of
+from vllm_redrafter.engine.cpu import kv_cache
+from vllm_redrafter.engine.cpu.cache_layout import as_integers
+from vllm_redrafter.engine.cpu.kv_cache import LayerStack, compact, stack_layers
 from vllm_redrafter.engine.cpu.runner import TreeModelRunner
 from vllm_redrafter.engine.cpu.walk import moves
 
 BLOCK_SIZE, KV_HEADS, HEAD_SIZE, BLOCKS = 32, 2, 32, 3
 
 
-def layers_in_one_allocation(count: int) -> list[torch.Tensor]:
+def layers_in_one_allocation(count: int) -> list[Tensor]:
     """As vLLM allocates them: evenly spaced in one buffer."""
     shape = (count, BLOCKS, KV_HEADS, BLOCK_SIZE, 2 * HEAD_SIZE)
     return list(torch.randn(shape).unbind(0))
 
 
-def rows(cache: torch.Tensor, amx: bool = False) -> list[torch.Tensor]:
-    """K and V of a layer by slot: [slots, KV heads, head size] each."""
-    return [
-        half.transpose(1, 2).reshape(-1, KV_HEADS, HEAD_SIZE) for half in key_value_rows(cache, amx)
-    ]
+def random_rows(layers: int) -> Tensor:
+    """K and V, [2, layers, blocks, KV heads, B, head size]."""
+    return torch.randn(2, layers, BLOCKS, KV_HEADS, BLOCK_SIZE, HEAD_SIZE)
 
 
-@pytest.mark.parametrize("isa", ["vec", "amx"])
-@pytest.mark.parametrize(("head_size", "block_size"), [(64, 128), (32, 32), (128, 64)])
-def test_rows_are_what_vllm_wrote(isa: str, head_size: int, block_size: int) -> None:
-    if isa == "amx" and not torch.cpu._is_amx_tile_supported():
-        pytest.skip("this processor has no AMX")
-    check_cache_layout(isa, head_size, block_size, torch.bfloat16)
+def move_slots(rows: Tensor, source: list[int], destination: list[int]) -> Tensor:
+    """A copy of rows like `random_rows`, with some of its slots' copied to others."""
+    by_slot = rows.transpose(3, 4).flatten(2, 3).clone()
+    by_slot[:, :, destination] = by_slot[:, :, source]
+    return by_slot.view(2, -1, BLOCKS, BLOCK_SIZE, KV_HEADS, HEAD_SIZE).transpose(3, 4)
 
 
-def test_the_layouts_are_as_they_are_described() -> None:
-    numbers = torch.arange(BLOCK_SIZE * HEAD_SIZE).view(1, 1, BLOCK_SIZE, HEAD_SIZE)
-    cache = torch.cat([numbers, numbers], dim=2).view(1, 1, BLOCK_SIZE, 2 * HEAD_SIZE)
-    keys, values = (half[0, 0] for half in key_value_rows(cache, amx=True))
-    for token, entry in ((0, 0), (1, 0), (0, 1), (17, 5), (31, 31), (16, 18)):
-        at = (token // 16, entry // 2, token % 16, entry % 2)
-        assert keys[token, entry] == np.ravel_multi_index(at, (2, HEAD_SIZE // 2, 16, 2))
-        at = (entry // 16, token // 2, entry % 16, token % 2)
-        assert values[token, entry] == np.ravel_multi_index(at, (2, BLOCK_SIZE // 2, 16, 2))
+def stack_of(layers: Tensor, order: str) -> LayerStack:
+    """Of caches [layers, blocks, KV heads, B, 2 * head size]."""
+    layout = layout_of(order, HEAD_SIZE, BLOCK_SIZE, layers.dtype)
+    (stack,) = stack_layers(layers.unbind(0))
+    return LayerStack(as_integers(stack).numpy(), layout.places)
 
 
 def test_layers_of_one_allocation_are_one_stack() -> None:
@@ -81,29 +76,42 @@ def accepted_paths(draw: st.DrawFn) -> tuple[list[list[int]], list[int]]:
     ]
 
 
-@settings(max_examples=60, deadline=None)
-@given(accepted_paths(), st.randoms(use_true_random=False), st.booleans())
+@settings(max_examples=60, deadline=None)  # the first call compiles
+@given(
+    accepted_paths(),
+    st.randoms(use_true_random=False),
+    st.sampled_from(list(ORDERS)),
+    st.sampled_from([torch.float32, torch.bfloat16]),
+    st.booleans(),
+)
 def test_compaction_equals_a_naive_copy(
-    case: tuple[list[list[int]], list[int]], rng: object, amx: bool
+    case: tuple[list[list[int]], list[int]],
+    rng: object,
+    order: str,
+    dtype: torch.dtype,
+    shared_out: bool,
 ) -> None:
     paths, first_rows = case
     slot_of = list(range(BLOCKS * BLOCK_SIZE))
     rng.shuffle(slot_of)  # type: ignore[attr-defined]
     slot_mapping = torch.tensor(slot_of)
-    layers = layers_in_one_allocation(3)
-    before = [[part.clone() for part in rows(layer, amx)] for layer in layers]
+    rows = random_rows(layers=3).to(dtype)
+    caches = lay_out(order, rows)
 
     source, destination = moves(torch.tensor(paths), torch.tensor(first_rows))
-    compact(stack_layers(layers), slot_mapping[source], slot_mapping[destination], amx)
+    with pytest.MonkeyPatch.context() as patch:
+        if shared_out:  # among torch's threads
+            patch.setattr(kv_cache, "COMPILED_THREADS", 0)
+        stack = stack_of(caches, order)
+        compact([stack], slot_mapping[source], slot_mapping[destination])
 
-    for layer, old in zip(layers, before, strict=True):
-        for now, was in zip(rows(layer, amx), old, strict=True):
-            expected = was.clone()
-            for path, first in zip(paths, first_rows, strict=True):
-                for depth, node in enumerate(path):
-                    if node >= 0:
-                        expected[slot_of[first + depth]] = was[slot_of[first + node]]
-            assert torch.equal(now, expected)
+    read, written = [], []
+    for path, first in zip(paths, first_rows, strict=True):
+        for depth, node in enumerate(path):
+            if node >= 0:
+                read.append(slot_of[first + node])
+                written.append(slot_of[first + depth])
+    assert torch.equal(caches, lay_out(order, move_slots(rows, read, written)))
 
 
 def test_a_path_in_place_moves_nothing() -> None:
@@ -119,14 +127,12 @@ def test_slots_are_read_where_vllm_computes_them() -> None:
         BLOCKS * BLOCK_SIZE, dtype=torch.int64, device=torch.device("cpu"), pin_memory=False
     )
     slots.gpu.copy_(torch.randperm(BLOCKS * BLOCK_SIZE))
-    layers = layers_in_one_allocation(2)
-    before = [rows(layer)[1].clone() for layer in layers]
+    rows = random_rows(layers=2)
+    caches = lay_out("vector", rows)
     runner = SimpleNamespace(
-        _kv_stacks=[(stack_layers(layers), False)],
+        _kv_stacks=[[stack_of(caches, "vector")]],
         input_batch=SimpleNamespace(block_table=[SimpleNamespace(slot_mapping=slots)]),
     )
     TreeModelRunner._move_kv_rows(runner, torch.tensor([3, 7]), torch.tensor([1, 2]))
-    for layer, was in zip(layers, before, strict=True):
-        expected = was.clone()
-        expected[slots.gpu[[1, 2]]] = was[slots.gpu[[3, 7]]]
-        assert torch.equal(rows(layer)[1], expected)
+    read, written = slots.gpu[[3, 7]].tolist(), slots.gpu[[1, 2]].tolist()
+    assert torch.equal(caches, lay_out("vector", move_slots(rows, read, written)))

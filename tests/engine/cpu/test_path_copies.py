@@ -1,4 +1,4 @@
-"""What is copied for a step's trees, in both of vLLM's layouts."""
+"""What is copied for a step's trees, in any order in which vLLM keeps K and V."""
 
 from __future__ import annotations
 
@@ -11,32 +11,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from vllm_redrafter.engine.cpu.kv_cache import key_value_rows
-from vllm_redrafter.engine.cpu.path_copies import (
-    COMPILED_THREADS,
-    UNIT,
-    CopiedUnits,
-    PathCopies,
-)
+from redrafter_testing.engines.cpu_layouts import ORDERS, lay_out, layout_of
+from vllm_redrafter.engine.cpu.cache_layout import UNIT
+from vllm_redrafter.engine.cpu.path_copies import COMPILED_THREADS, CopiedUnits, PathCopies
 from vllm_redrafter.engine.cpu.tree_plan import Array
 
 NUM_BLOCKS, KV_HEADS = 7, 2
 LAYOUTS = st.tuples(
     st.sampled_from([32, 64, 128]),  # block size
     st.sampled_from([32, 48, 80]),  # head size
-    st.sampled_from([(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)]),
+    st.sampled_from([torch.float32, torch.bfloat16]),
+    st.sampled_from(list(ORDERS)),
 )
 
 
-def random_cache(block_size: int, head_size: int, dtype: torch.dtype) -> Tensor:
+def random_rows(block_size: int, head_size: int, dtype: torch.dtype) -> Tensor:
+    """K and V, [2, blocks, KV heads, B, head size]."""
     generator = torch.Generator().manual_seed(3)
-    shape = NUM_BLOCKS, KV_HEADS, block_size, 2 * head_size
+    shape = 2, NUM_BLOCKS, KV_HEADS, block_size, head_size
     return torch.randn(shape, generator=generator).to(dtype)
-
-
-def by_token(kv: Tensor, amx: bool) -> Tensor:
-    """[K or V, blocks, tokens, KV heads, head size]"""
-    return torch.stack(key_value_rows(kv, amx)).transpose(2, 3)
 
 
 def pairs(of: Iterable[tuple[int, int]]) -> Array:
@@ -59,35 +52,35 @@ def pairs(of: Iterable[tuple[int, int]]) -> Array:
     threads=st.sampled_from([1, COMPILED_THREADS + 1]),
 )
 def test_units_are_copied_and_rows_moved_behind_that(
-    layout: tuple[int, int, tuple[torch.dtype, bool]],
+    layout: tuple[int, int, torch.dtype, str],
     units: list[tuple[int, int]],
     moves: list[tuple[int, int, int, int]],
     threads: int,
 ) -> None:
-    block_size, head_size, (dtype, amx) = layout
-    cache = random_cache(block_size, head_size, dtype)
+    block_size, head_size, dtype, order = layout
+    rows = random_rows(block_size, head_size, dtype)
     units = [(block, place % (block_size // UNIT)) for block, place in units]
     # By where they go, as no two go to one place.
     kept = {(unit % len(units), place): (b, p % block_size) for b, p, unit, place in moves}
     copies = PathCopies(pairs(units), pairs(kept.values()), pairs(kept.keys()))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "get_num_threads", lambda: threads)
-        found = by_token(CopiedUnits(amx).write(copies, cache), amx)
-    rows = by_token(cache, amx)
+        copied = CopiedUnits(layout_of(order, head_size, block_size, dtype))
+        found = copied.write(copies, lay_out(order, rows))
     expected = torch.stack(
-        [rows[:, block, place * UNIT : (place + 1) * UNIT] for block, place in units], dim=1
+        [rows[:, block, :, place * UNIT : (place + 1) * UNIT] for block, place in units], dim=1
     )
     for (unit, to), (block, place) in kept.items():
-        expected[:, unit, to] = rows[:, block, place]
-    assert torch.equal(found, expected)
+        expected[:, unit, :, to] = rows[:, block, :, place]
+    assert torch.equal(found, lay_out(order, expected))
 
 
 def test_layers_and_steps_use_the_same_memory() -> None:
     """As it stays in the caches then."""
-    first = random_cache(64, 32, torch.bfloat16)
+    first = lay_out("vector", random_rows(64, 32, torch.bfloat16))
     second = first + 1
     three = np.array([[1, 0], [2, 1], [3, 1]], dtype=np.int64)
-    none, copied = three[:0], CopiedUnits(amx=False)
+    none, copied = three[:0], CopiedUnits(layout_of("vector", 32, 64, torch.bfloat16))
     of_first = copied.write(PathCopies(three[:2], none, none), first)
     of_second = copied.write(PathCopies(three, none, none), second)
     assert of_second.data_ptr() == of_first.data_ptr()

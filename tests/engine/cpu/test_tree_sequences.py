@@ -14,7 +14,6 @@ from vllm import _custom_ops as ops
 
 from redrafter_testing.engines.cpu_attention import AttentionVariant, attend, attend_to_trees
 from vllm_redrafter.engine.cpu import tree_sequences
-from vllm_redrafter.engine.cpu.kv_cache import key_value_views
 from vllm_redrafter.engine.cpu.path_copies import COMPILED_THREADS
 from vllm_redrafter.token_tree import TokenTree
 
@@ -51,18 +50,17 @@ class Case:
         heads = KV_HEADS * GROUP
         self.query = torch.randn(len(lengths), slots, heads, HEAD_SIZE, generator=generator)
         self.cache = torch.full((NUM_BLOCKS, KV_HEADS, BLOCK_SIZE, 2 * HEAD_SIZE), poison)
-        key_cache, value_cache = key_value_views(self.cache)
+        halves = self.cache.view(NUM_BLOCKS, KV_HEADS, 2 * BLOCK_SIZE, HEAD_SIZE).chunk(2, dim=2)
         free = torch.randperm(NUM_BLOCKS, generator=generator).tolist()
         width = max(-(-n // BLOCK_SIZE) for n in lengths)
         self.block_table = torch.full((len(lengths), width + 2), NUM_BLOCKS + 7)
         for r, length in enumerate(lengths):
-            for position in range(length):
-                index, offset = divmod(position, BLOCK_SIZE)
-                if offset == 0:
-                    self.block_table[r, index] = free.pop()
-                block = int(self.block_table[r, index])
-                key_cache[block, :, :, offset] = self.keys[r][position]
-                value_cache[block, :, offset] = self.values[r][position]
+            position = torch.arange(length)
+            blocks = -(-length // BLOCK_SIZE)
+            self.block_table[r, :blocks] = torch.tensor([free.pop() for _ in range(blocks)])
+            first = self.block_table[r, position // BLOCK_SIZE] * BLOCK_SIZE
+            slots = first + position % BLOCK_SIZE
+            ops.cpu_attn_reshape_and_cache(self.keys[r], self.values[r], *halves, slots, "vec")
 
     def paged(self, variant: AttentionVariant, dtype: torch.dtype = torch.float32) -> Tensor:
         """[R, T, heads, head size]; unused node slots hold what the output held before, 5."""

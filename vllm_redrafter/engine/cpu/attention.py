@@ -12,10 +12,9 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
-import torch
 from torch import Tensor
 from vllm import envs
-from vllm._custom_ops import cpu_attn_get_scheduler_metadata, cpu_attn_reshape_and_cache
+from vllm._custom_ops import cpu_attn_get_scheduler_metadata
 from vllm.v1.attention.backend import AttentionLayer
 from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionBackend,
@@ -24,7 +23,7 @@ from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionMetadataBuilder,
 )
 
-from vllm_redrafter.engine.cpu.kv_cache import key_value_rows
+from vllm_redrafter.engine.cpu.cache_layout import cache_layout
 from vllm_redrafter.engine.cpu.path_copies import CopiedUnits, PathCopies
 from vllm_redrafter.engine.cpu.tree_sequences import tree_parts
 from vllm_redrafter.engine.cpu.verification import VerificationStep
@@ -53,7 +52,8 @@ class TreeAttentionMetadataBuilder(CPUAttentionMetadataBuilder):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._copied = CopiedUnits(amx=self.isa == "amx")
+        layout = cache_layout(self.isa, self.head_dim, self.block_size, self.dtype)
+        self._copied = CopiedUnits(layout)
 
     def with_trees(
         self, plain: CPUAttentionMetadata, step: VerificationStep, stats: StepStats
@@ -153,25 +153,3 @@ class TreeAttentionBackend(CPUAttentionBackend):
     @staticmethod
     def get_builder_cls() -> type[CPUAttentionMetadataBuilder]:
         return TreeAttentionMetadataBuilder
-
-
-def check_cache_layout(isa: str, head_size: int, block_size: int, dtype: torch.dtype) -> None:
-    """Prove on a scratch block that vLLM writes the cache in the layout that we read.
-
-    Raises:
-        RuntimeError: it does not; decoding would be wrong.
-    """
-    cache = torch.zeros(1, 1, block_size, 2 * head_size, dtype=dtype)
-    keys, values = cache.view(1, 1, 2 * block_size, head_size).chunk(2, dim=2)
-    rows = torch.randn(2, block_size, 1, head_size).to(dtype)
-    slots = torch.arange(block_size)
-    cpu_attn_reshape_and_cache(
-        rows[0], rows[1], keys, values, slots, isa, k_scale=1.0, v_scale=1.0, kv_cache_dtype="auto"
-    )
-    written = key_value_rows(cache, amx=isa == "amx")
-    if not all(torch.equal(w[0, 0], row[:, 0]) for w, row in zip(written, rows, strict=True)):
-        raise RuntimeError(
-            f"vLLM's CPU attention stores its KV cache in a layout that ReDrafter does not know "
-            f"(instruction set {isa!r}, head size {head_size}, block size {block_size}, {dtype}); "
-            "on this processor, run without --spec-model, or report it with this message"
-        )

@@ -4,55 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import groupby, pairwise
-from typing import Any
+from typing import NamedTuple
 
+import numpy as np
+import torch
 from torch import Tensor
 
-AMX_LANES, AMX_PAIR = 16, 2
-"""AMX multiplies tiles of rows of 16 pairs of bfloat16 numbers, a pair along what is summed over:
-entries of a head for Q K, tokens for the weights times V."""
+from vllm_redrafter.compiled import compiled
+from vllm_redrafter.engine.cpu.cache_layout import as_integers, cache_layout
+from vllm_redrafter.engine.cpu.path_copies import COMPILED_THREADS
+from vllm_redrafter.engine.cpu.tree_plan import Array
 
 
-def key_value_views(cache: Tensor, amx: bool = False) -> tuple[Tensor, Tensor]:
-    """K and V of a cache in one of vLLM's CPU layouts (`v1/attention/backends/cpu_attn.py`).
+class LayerStack(NamedTuple):
+    """Caches of layers that compaction serves at once.
 
-    Per block and KV head, the first half of the memory is K, the second half V. With B the block
-    size and D the head size:
-
-    | | K | V |
-    | --- | --- | --- |
-    | AVX and others | [D, B] | [B, D] |
-    | AMX | [B / 16, D / 2, 16 tokens, 2] | [D / 16, B / 2, 16 entries, 2] |
-
-    Args:
-        cache: [..., KV heads, block size, 2 * head size], the last two dimensions contiguous.
-        amx: it is laid out for AMX.
-
-    Returns:
-        Both views, [..., KV heads, and what the table says].
+    Attributes:
+        numbers: [layers, blocks, KV heads, B * 2 * head size], integers as wide as its numbers.
+        places: [B, 2 * head size], see `CacheLayout`.
     """
-    block_size, head_size = cache.shape[-2], cache.shape[-1] // 2
-    flat = cache.flatten(-2)
-    before, half = flat.shape[:-1], block_size * head_size
-    keys, values = flat[..., :half], flat[..., half:]
-    if amx:
-        tile = AMX_LANES, AMX_PAIR
-        return (
-            keys.view(*before, block_size // AMX_LANES, head_size // AMX_PAIR, *tile),
-            values.view(*before, head_size // AMX_LANES, block_size // AMX_PAIR, *tile),
-        )
-    return keys.view(*before, head_size, block_size), values.view(*before, block_size, head_size)
 
+    numbers: Array
+    places: Array
 
-def key_value_rows(cache: Tensor, amx: bool = False) -> tuple[Tensor, Tensor]:
-    """K and V by token, both [..., KV heads, block size, head size]; copies where AMX's."""
-    keys, values = key_value_views(cache, amx)
-    if not amx:
-        return keys.transpose(-1, -2), values
-    shape = *cache.shape[:-1], cache.shape[-1] // 2
-    # [B/16, D/2, 16, 2] -> [B/16, 16, D/2, 2]; [D/16, B/2, 16, 2] -> [B/2, 2, D/16, 16].
-    by_token = values.movedim(-4, -2).transpose(-1, -3)
-    return keys.transpose(-2, -3).reshape(shape), by_token.reshape(shape)
+    @classmethod
+    def of(cls, stack: Tensor, isa: str) -> LayerStack:
+        """Args: stack: see `stack_layers`; isa: see `cache_layout`."""
+        block_size, both = stack.shape[-2:]
+        layout = cache_layout(isa, both // 2, block_size, stack.dtype)
+        return cls(as_integers(stack).numpy(), layout.places)
 
 
 def stack_layers(caches: Iterable[Tensor]) -> list[Tensor]:
@@ -85,32 +65,50 @@ def stack_layers(caches: Iterable[Tensor]) -> list[Tensor]:
     return stacks
 
 
-def compact(
-    stacks: Iterable[Tensor], source: Tensor, destination: Tensor, amx: bool = False
-) -> None:
-    """Copy KV rows between slots, in all layers; every source is read before anything is written.
+def compact(stacks: Iterable[LayerStack], source: Tensor, destination: Tensor) -> None:
+    """Copy KV rows between slots, in all layers.
 
     Args:
-        stacks: see `stack_layers`.
-        source: [N] int64 slots (block * block size + offset).
-        destination: [N] int64 slots, distinct; may overlap `source`.
-        amx: the caches are laid out for AMX.
+        stacks: of the layers.
+        source: [N] int64 slots (block * block size + offset); none is an earlier destination.
+        destination: [N] int64 slots, distinct.
     """
-    for stack in stacks:
-        block_size = stack.shape[3]
-        read, write = _at(source, block_size, amx), _at(destination, block_size, amx)
-        for view, from_here, to_here in zip(key_value_views(stack, amx), read, write, strict=True):
-            view[to_here] = view[from_here]
+    # Torch shares many rows out among many threads; one thread of our loop moves few sooner.
+    many = min(len(source), torch.get_num_threads()) > COMPILED_THREADS
+    move = move_reference if many else move_rows
+    for numbers, places in stacks:
+        move(numbers, places, source.numpy(), destination.numpy())
 
 
-def _at(slots: Tensor, block_size: int, amx: bool) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Where these slots' K and V are in the views of a stack."""
-    block, token, every = slots // block_size, slots % block_size, slice(None)
-    if not amx:
-        return (every, block, every, every, token), (every, block, every, token)
-    group, lane = token // AMX_LANES, token % AMX_LANES
-    pair, half = token // AMX_PAIR, token % AMX_PAIR
-    return (
-        (every, block, every, group, every, lane),
-        (every, block, every, every, pair, every, half),
-    )
+def move_reference(numbers: Array, places: Array, source: Array, destination: Array) -> None:
+    """As `move_rows`."""
+    layers, _, heads, _ = (torch.arange(size) for size in numbers.shape)
+
+    def at(slots: Array) -> tuple[Tensor, ...]:
+        block, place = map(torch.from_numpy, np.divmod(slots, len(places)))
+        # [layers, N, KV heads, 2 * head size]
+        of_token = torch.from_numpy(places)[place].unsqueeze(1)
+        return layers.view(-1, 1, 1, 1), block.view(-1, 1, 1), heads.view(-1, 1), of_token
+
+    memory = torch.from_numpy(numbers)
+    memory[at(destination)] = memory[at(source)]
+
+
+@compiled
+def move_rows(numbers: Array, places: Array, source: Array, destination: Array) -> None:
+    """Copy rows of a stack, one after another.
+
+    Args:
+        numbers, places: see `LayerStack`.
+        source, destination: see `compact`.
+    """
+    block_size = len(places)
+    for layer in range(numbers.shape[0]):
+        for head in range(numbers.shape[2]):
+            for move in range(len(source)):
+                read, write = source[move], destination[move]
+                row = numbers[layer, read // block_size, head]
+                to = numbers[layer, write // block_size, head]
+                from_places, to_places = places[read % block_size], places[write % block_size]
+                for number in range(len(from_places)):
+                    to[to_places[number]] = row[from_places[number]]

@@ -8,18 +8,14 @@ caches, and the kernel reads from there what it would else have read from the KV
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from vllm_redrafter.compiled import compiled
-from vllm_redrafter.engine.cpu.kv_cache import AMX_LANES, key_value_rows
+from vllm_redrafter.engine.cpu.cache_layout import UNIT, CacheLayout, as_integers
 from vllm_redrafter.engine.cpu.tree_plan import Array
-
-UNIT = 32
-"""Tokens of a copied block; vLLM's block sizes on a CPU are multiples of it."""
 
 COMPILED_THREADS = 8
 """Up to as many, one thread of our loop is taken for faster than all of torch's copies, of which
@@ -46,9 +42,9 @@ class CopiedUnits:
     The layers have K and V of one shape and dtype.
     """
 
-    def __init__(self, amx: bool) -> None:
-        """Args: amx: caches are laid out for AMX, see `kv_cache.key_value_views`."""
-        self._amx = amx
+    def __init__(self, layout: CacheLayout) -> None:
+        """Args: layout: of the layers' caches; the copies are laid out alike."""
+        self._layout = layout
         self._memory = torch.empty(0)
         # Of the memory, and of caches by where they lie: to make them takes longer than to copy.
         self._target: KeyValueWords | None = None
@@ -63,16 +59,17 @@ class CopiedUnits:
         Returns:
             [C, KV heads, UNIT, 2 * head size], laid out alike; overwritten by the next call.
         """
+        layout = self._layout
         source = self._sources.get(kv_cache.data_ptr())
         if source is None:
-            source = KeyValueWords.of(kv_cache, self._amx)
+            source = KeyValueWords.of(kv_cache, layout.places, layout.rows)
             self._sources[kv_cache.data_ptr()] = source
         units = len(copies.units)
         if self._target is None or len(self._memory) < units:
             # By far more than now, as contexts grow from step to step.
             _, heads, _, both = kv_cache.shape
             self._memory = kv_cache.new_empty(1 << units.bit_length(), heads, UNIT, both)
-            self._target = KeyValueWords.of(self._memory, self._amx)
+            self._target = KeyValueWords.of(self._memory, layout.places_in_unit, layout.rows)
         if torch.get_num_threads() > COMPILED_THREADS:
             write_reference(copies, source, self._target)
         else:
@@ -96,25 +93,12 @@ class KeyValueWords(NamedTuple):
     places: Array
 
     @classmethod
-    def of(cls, kv: Tensor, amx: bool) -> KeyValueWords:
-        """Views of `kv`, which is contiguous."""
-        blocks, heads, block_size, both = kv.shape
-        key_rows, value_rows = (1, both // 2 // AMX_LANES) if amx else (both // 2, 1)
+    def of(cls, kv: Tensor, places: Array, rows: tuple[int, int]) -> KeyValueWords:
+        """Views of `kv`, which is contiguous; about `places` and `rows` see `CacheLayout`."""
+        blocks, heads, block_size, _ = kv.shape
         words, units = kv.view(torch.int64), block_size // UNIT
-        numbers = kv.view(torch.int32 if kv.dtype == torch.float32 else torch.int16)
-        return cls(
-            words.view(blocks, heads, 2, key_rows, units, -1).numpy(),
-            words.view(blocks, heads, 2, value_rows, units, -1).numpy(),
-            numbers.view(blocks, heads, -1).numpy(),
-            _places(block_size, both, amx),
-        )
-
-
-@cache
-def _places(block_size: int, both: int, amx: bool) -> Array:
-    numbers = torch.arange(block_size * both).view(1, block_size, both)
-    rows = [half[0] for half in key_value_rows(numbers, amx)]
-    return torch.cat(rows, dim=1).numpy()
+        keys, values = (words.view(blocks, heads, 2, count, units, -1).numpy() for count in rows)
+        return cls(keys, values, as_integers(kv).numpy(), places)
 
 
 def write_reference(copies: PathCopies, source: KeyValueWords, target: KeyValueWords) -> None:
@@ -191,5 +175,6 @@ def _copy_half(half: Array, place: int, to: Array) -> None:
 def rehearse(dtype: torch.dtype) -> None:
     """Let numba compile now, and not in the first step, for a cache of this dtype."""
     one = torch.zeros(1, 2, dtype=torch.int64).numpy()
-    cache_of_one = torch.zeros(1, 1, UNIT, 2 * AMX_LANES, dtype=dtype)
-    CopiedUnits(amx=False).write(PathCopies(one, one, one), cache_of_one)
+    unit = torch.zeros(1, 1, UNIT, 2 * UNIT, dtype=dtype)
+    places = torch.arange(unit.numel()).view(UNIT, -1).numpy()
+    CopiedUnits(CacheLayout(places, places, (1, 1))).write(PathCopies(one, one, one), unit)

@@ -38,10 +38,10 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from vllm_redrafter.budget.batch_budget import CHAINS, PLAIN, TREES, BatchBudget
 from vllm_redrafter.budget.costs import CostTable
-from vllm_redrafter.engine.cpu.attention import TreeAttentionBackend, check_cache_layout
+from vllm_redrafter.engine.cpu.attention import TreeAttentionBackend
 from vllm_redrafter.engine.cpu.costs import measure_costs, meet_sizes
 from vllm_redrafter.engine.cpu.drafting import AdaptiveDrafting, FixedDrafting
-from vllm_redrafter.engine.cpu.kv_cache import compact, stack_layers
+from vllm_redrafter.engine.cpu.kv_cache import LayerStack, compact, stack_layers
 from vllm_redrafter.engine.cpu.path_sampler import sample_paths, sample_roots
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
 from vllm_redrafter.engine.cpu.step_clock import StepClock
@@ -97,14 +97,16 @@ class TreeModelRunner(CPUModelRunner):
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
         super().initialize_kv_cache(*args, **kwargs)
         layers = self.compilation_config.static_forward_context
-        # By cache group: the layers' caches, and whether they are laid out for AMX.
-        self._kv_stacks: list[tuple[list[Tensor], bool]] = []
+        self._kv_stacks: list[list[LayerStack]] = []  # by cache group
         for group in self.kv_cache_config.kv_cache_groups:
             caches = {name: layers[name].kv_cache for name in group.layer_names}
-            by_isa = {layers[name].isa: cache for name, cache in caches.items()}
-            for isa, cache in by_isa.items():
-                check_cache_layout(isa, cache.shape[3] // 2, cache.shape[2], cache.dtype)
-            self._kv_stacks.append((stack_layers(caches.values()), "amx" in by_isa))
+            # Heads of one size are stored alike.
+            isas = {cache.shape[-1]: layers[name].isa for name, cache in caches.items()}
+            stacks = stack_layers(caches.values())
+            self._kv_stacks.append([LayerStack.of(s, isas[s.shape[-1]]) for s in stacks])
+        none = torch.empty(0, dtype=torch.int64)
+        for stacks_of_group in self._kv_stacks:
+            compact(stacks_of_group, none, none)  # Let numba compile now: see `rehearsal.py`.
 
     def prepare_budget(self) -> None:
         """Measure what drafts and steps cost here, and let the batch's budget decide from now on.
@@ -256,11 +258,11 @@ class TreeModelRunner(CPUModelRunner):
         return output
 
     def _move_kv_rows(self, source: Tensor, destination: Tensor) -> None:
-        for group, (stacks, amx) in enumerate(self._kv_stacks):
+        for group, stacks in enumerate(self._kv_stacks):
             # `gpu` is where vLLM writes: its `cpu` twin is the same tensor only until the batch is
             # made anew, for several cache groups, and by 0.33 unless --block-size is given.
             slots = self.input_batch.block_table[group].slot_mapping.gpu
-            compact(stacks, slots[source].long(), slots[destination].long(), amx)
+            compact(stacks, slots[source].long(), slots[destination].long())
 
     def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
         # vLLM winds back the generators of requests whose sample is discarded (a prompt not yet

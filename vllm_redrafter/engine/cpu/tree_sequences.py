@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from vllm_redrafter.engine.cpu import path_copies
-from vllm_redrafter.engine.cpu.path_copies import UNIT, PathCopies
+from vllm_redrafter.engine.cpu.cache_layout import UNIT
+from vllm_redrafter.engine.cpu.path_copies import PathCopies
 from vllm_redrafter.engine.cpu.tree_plan import plan_sequences
 from vllm_redrafter.token_tree import TokenTree
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from vllm import _custom_ops as ops
 
+from vllm_redrafter.engine.cpu.cache_layout import cache_layout
 from vllm_redrafter.engine.cpu.path_copies import CopiedUnits
 from vllm_redrafter.engine.cpu.tree_sequences import tree_parts
 from vllm_redrafter.token_tree import TokenTree
@@ -95,9 +96,10 @@ def attend_to_trees(
     output: Tensor,
 ) -> None:
     """Attention of all trees' nodes, whose rows of `output` are written: see `tree_parts`."""
-    block_size, window = kv_cache.shape[2], variant.sliding_window
+    block_size, both = kv_cache.shape[2:]
+    window = variant.sliding_window
     bytes_of_token = kv_cache[0, :, 0].nbytes
-    copied = CopiedUnits(amx=False)
+    copied = CopiedUnits(cache_layout("vec", both // 2, block_size, kv_cache.dtype))
     for part in tree_parts(
         tree, root_rows, context_lens, block_table, block_size, window, bytes_of_token
     ):

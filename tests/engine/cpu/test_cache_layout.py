@@ -1,0 +1,97 @@
+"""The order in which K and V lie in a block is found out, on any processor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from vllm._custom_ops import cpu_attn_reshape_and_cache
+
+from redrafter_testing.engines.cpu_layouts import ORDERS, lay_out, layout_of, write_with
+from vllm_redrafter.engine.cpu.cache_layout import UNIT, as_integers, cache_layout
+from vllm_redrafter.errors import ConfigError
+
+BLOCKS, KV_HEADS = 3, 2
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+SIZES = [(32, 32), (64, 128), (80, 64), (512, 128)]  # head size, block size
+
+
+def random_rows(block_size: int, head_size: int, dtype: torch.dtype) -> Tensor:
+    """K and V, any bits, NaN among them: [2, blocks, KV heads, B, head size]."""
+    width = torch.int32 if dtype == torch.float32 else torch.int16
+    info, shape = torch.iinfo(width), (2, BLOCKS, KV_HEADS, block_size, head_size)
+    return torch.randint(info.min, info.max, shape, dtype=width).view(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("head_size", "block_size"), SIZES)
+@pytest.mark.parametrize("isa", ["vec", "vec16", "amx"])
+def test_rows_are_found_where_vllm_writes_them(
+    isa: str, head_size: int, block_size: int, dtype: torch.dtype
+) -> None:
+    if isa == "amx" and (dtype != torch.bfloat16 or not torch.cpu._is_amx_tile_supported()):
+        pytest.skip("AMX is for bfloat16, on processors that have it")
+    layout = cache_layout(isa, head_size, block_size, dtype)
+    rows = random_rows(block_size, head_size, dtype)
+    cache = torch.zeros(BLOCKS, KV_HEADS, block_size, 2 * head_size, dtype=dtype)
+    halves = cache.view(BLOCKS, KV_HEADS, 2 * block_size, head_size).chunk(2, dim=2)
+    by_slot = rows.transpose(2, 3).flatten(1, 2)
+    # As the tokens of a sequence come: some, one, the others.
+    for some in torch.randperm(BLOCKS * block_size).tensor_split([7, 8]):
+        cpu_attn_reshape_and_cache(*by_slot[:, some], *halves, some, isa)
+    numbers = as_integers(cache)[..., torch.from_numpy(layout.places)]
+    assert torch.equal(numbers, as_integers(torch.cat([*rows], dim=-1)).view_as(numbers))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("head_size", "block_size"), SIZES)
+@pytest.mark.parametrize("order", ORDERS)
+def test_any_order_is_found_whose_units_lie_apart(
+    order: str, head_size: int, block_size: int, dtype: torch.dtype
+) -> None:
+    layout = layout_of(order, head_size, block_size, dtype)
+    rows = random_rows(block_size, head_size, dtype)
+    cache = as_integers(lay_out(order, rows))
+    expected = as_integers(torch.cat([*rows], dim=-1))
+    found = cache[..., torch.from_numpy(layout.places)]
+    assert torch.equal(found, expected.view_as(found))
+    for half, count in enumerate(layout.rows):
+        of_half = cache.view(BLOCKS, KV_HEADS, 2, count, block_size // UNIT, -1)[:, :, half]
+        for unit in range(block_size // UNIT):
+            tokens = slice(unit * UNIT, (unit + 1) * UNIT)
+            alone = as_integers(lay_out(order, rows[..., tokens, :]))
+            expected = alone.view(BLOCKS, KV_HEADS, 2, count, -1)[:, :, half]
+            assert torch.equal(of_half[..., unit, :], expected)
+
+
+def as_they_are(rows: Tensor) -> Tensor:
+    return rows
+
+
+def from_the_end(rows: Tensor) -> Tensor:
+    """The last unit of a block lies first."""
+    return rows.flip(0)
+
+
+def scattered(rows: Tensor) -> Tensor:
+    return rows.flatten()[torch.randperm(rows.numel(), generator=torch.Generator().manual_seed(1))]
+
+
+def narrower(rows: Tensor) -> Tensor:
+    """Two numbers in the place of one."""
+    return (rows.flatten() / 2).floor()
+
+
+@pytest.mark.parametrize("order", [from_the_end, scattered, narrower])
+@pytest.mark.parametrize("half", ["K", "V"])
+def test_an_order_is_refused_out_of_which_no_unit_can_be_copied(
+    order: Callable[[Tensor], Tensor], half: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_with(monkeypatch, *((order, as_they_are) if half == "K" else (as_they_are, order)))
+    with pytest.raises(ConfigError) as refusal:
+        cache_layout("new", 64, 128, torch.bfloat16)
+    for named in ("instruction set 'new'", "head size 64", "block size 128", "torch.bfloat16"):
+        assert named in str(refusal.value)
+    assert "choose another --dtype, or run without --spec-model" in str(refusal.value)
