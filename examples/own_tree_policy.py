@@ -4,13 +4,15 @@
 
 The target writes a greedy answer to each prompt. Then every decoding step is replayed: search,
 build the tree, accept the path that the answer took. Prints tokens per step of the target for the
-default policy, which keeps the most probable nodes, and for `shallow` below.
+default policy, which allows all nodes, and for `shallow` below. Of the nodes that a policy allows,
+the most probable are kept.
 """
 
 import argparse
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from vllm_redrafter import ExploredNodes, TokenTree, accept_path, load_drafter
@@ -20,14 +22,15 @@ from vllm_redrafter.training.target import hidden_states
 K, BEAM_WIDTH, BEAM_LENGTH = 8, 4, 5
 
 
-def default(explored: ExploredNodes) -> ExploredNodes:
-    return explored
+def default(explored: ExploredNodes) -> Tensor:
+    """Which nodes may be in the tree, [requests, levels, beams]; if one may, so must its parent."""
+    return torch.ones_like(explored.log_probs, dtype=torch.bool)
 
 
-def shallow(explored: ExploredNodes) -> ExploredNodes:
-    """Other scores, [requests, levels, beams]; a child must not score above its parent."""
-    level = torch.arange(BEAM_LENGTH)[:, None]
-    return replace(explored, log_probs=explored.log_probs - 0.5 * level)
+def shallow(explored: ExploredNodes) -> Tensor:
+    """The first three levels: more of their nodes are verified then."""
+    level = torch.arange(explored.log_probs.shape[1])[:, None]
+    return (level < 3).expand_as(explored.log_probs)
 
 
 @torch.inference_mode()
@@ -38,7 +41,8 @@ def count_steps(policy, drafter, target, tokens, root) -> int:
     while root < last:
         state, token = hidden[:, root - 1], tokens[:, root]
         explored = beam_search(drafter, embed, state, token, BEAM_WIDTH, BEAM_LENGTH)
-        tree = TokenTree.from_explored(token, policy(explored), max_nodes=K)
+        log_probs = explored.log_probs.masked_fill(~policy(explored), -torch.inf)
+        tree = TokenTree.from_explored(token, replace(explored, log_probs=log_probs), max_nodes=K)
         # The target's token after each node: right for nodes on the answer's path, as in the walk.
         following = root + 1 + tree.depths.long()
         said = tokens.gather(1, following.clamp(max=last)).masked_fill(following > last, -1)

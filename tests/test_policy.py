@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_redrafter.beam_search import ExploredNodes
-from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.policy import candidate_log_probs, search_shape
+from vllm_redrafter.beam_search import ExploredNodes, beam_search
+from vllm_redrafter.config import ReDrafterConfig, TreeKind
+from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
+from vllm_redrafter.policy import allowed_nodes, candidate_log_probs, search_shape
 
 SIZES = st.integers(1, 8)
 
@@ -64,3 +67,20 @@ def test_a_chain_is_the_best_finished_beam(explored: ExploredNodes) -> None:
     assert kept.tolist() == [[[False, True, False], [True, False, False]]]
     free = candidate_log_probs(explored, chain=torch.tensor([False]))
     assert torch.equal(free, explored.log_probs)
+
+
+@pytest.mark.parametrize("tree", get_args(TreeKind))
+def test_where_a_policy_allows_a_node_it_allows_its_parent(tree: TreeKind) -> None:
+    torch.manual_seed(0)
+    # Fewer tokens than beams: some beams are missing, and some have no children.
+    drafter = RecurrentHead(RecurrentConfig(vocab_size=3, hidden_size=6, exit_dim=12))
+    embedding = torch.randn(3, 6).__getitem__
+    hidden, roots = torch.randn(9, 6), torch.zeros(9, dtype=torch.int64)
+    explored = beam_search(drafter, embedding, hidden, roots, beam_width=5, beam_length=4)
+    allowed = allowed_nodes(explored, tree)
+    if allowed is None:
+        return
+    assert allowed.dtype == torch.bool
+    for level in range(1, 4):
+        of_parents = allowed[:, level - 1].gather(1, explored.back_pointers[:, level])
+        assert of_parents[allowed[:, level]].all()

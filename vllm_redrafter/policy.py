@@ -49,10 +49,22 @@ def search_tiers(config: ReDrafterConfig, max_nodes: int) -> tuple[SearchShape, 
     return tuple(SearchShape(w, n) for w in widths for n in lengths)
 
 
+def allowed_nodes(explored: ExploredNodes, tree: TreeKind) -> Tensor | None:
+    """The tree policies: which explored nodes may be in a tree.
+
+    A policy masks; it does not rank. The best of the nodes that it allows are kept, by the draft's
+    log-probability, or by what engines have learned of the acceptance of such nodes.
+
+    Returns:
+        [R, L, W] bool: where a node may be, so may its parent; None where all may.
+    """
+    return _on_finished_beams(explored, explored.log_probs.shape[2]) if tree == "beams" else None
+
+
 def candidate_log_probs(
     explored: ExploredNodes, tree: TreeKind = "explored", chain: Tensor | None = None
 ) -> Tensor:
-    """The scores that a tree is selected by: -inf for nodes that may not be in it.
+    """The explored log-probabilities; -inf for nodes that may not be in the tree.
 
     Args:
         explored, tree, chain: see `TokenTree.from_explored`.
@@ -60,10 +72,9 @@ def candidate_log_probs(
     Returns:
         [R, L, W] float32.
     """
-    log_probs = explored.log_probs
-    if tree == "beams":
-        on_beam = _on_finished_beams(explored, num_beams=log_probs.shape[2])
-        log_probs = log_probs.masked_fill(~on_beam, -torch.inf)
+    log_probs, allowed = explored.log_probs, allowed_nodes(explored, tree)
+    if allowed is not None:
+        log_probs = log_probs.masked_fill(~allowed, -torch.inf)
     if chain is not None:
         off_chain = ~_on_finished_beams(explored, num_beams=1) & chain[:, None, None]
         log_probs = log_probs.masked_fill(off_chain, -torch.inf)

@@ -6,41 +6,80 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from vllm_redrafter import save_drafter
+from vllm_redrafter import policy, save_drafter
+from vllm_redrafter.beam_search import ExploredNodes
+from vllm_redrafter.budget.choice import everything
+from vllm_redrafter.config import TreeKind
+from vllm_redrafter.engine.cpu.proposer import TreeProposer
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
+from vllm_redrafter.policy import search_shape
+from vllm_redrafter.token_tree import TokenTree
 
 R, V, H = 5, 40, 8
 
 
-def propose(folder: Path, max_nodes: int) -> torch.Tensor:
-    """[R, K+1] parents of the trees that a step of so many nodes gets; -1 beyond their nodes."""
-    from vllm_redrafter.engine.cpu.proposer import TreeProposer
-
+@pytest.fixture
+def proposer(tmp_path: Path) -> TreeProposer:
     torch.manual_seed(0)
-    save_drafter(RecurrentHead(RecurrentConfig(V, H, exit_dim=H)), folder)
-    settings = {"model": str(folder), "num_speculative_tokens": 12, "beam_width": 4}
-    proposer = TreeProposer(
+    save_drafter(RecurrentHead(RecurrentConfig(V, H, exit_dim=H)), tmp_path)
+    settings = {"model": str(tmp_path), "num_speculative_tokens": 12, "beam_width": 4}
+    made = TreeProposer(
         SimpleNamespace(  # type: ignore[arg-type]
             additional_config={"redrafter": {**settings, "beam_length": 5, "tree": "explored"}},
             model_config=SimpleNamespace(dtype=torch.float32),
         )
     )
-    proposer.load_model(nn.ModuleDict({"embed_input_ids": nn.Embedding(V, H)}))
+    made.load_model(nn.ModuleDict({"embed_input_ids": nn.Embedding(V, H)}))
+    return made
+
+
+def propose(proposer: TreeProposer, max_nodes: int) -> torch.Tensor:
+    """[R, K+1] parents of the trees that a step of so many nodes gets; -1 beyond their nodes."""
     tree = proposer.propose(torch.randn(R, H), torch.arange(R), None, np.full(R, max_nodes))
     assert (tree.num_nodes == max_nodes + 1).all()
     return tree.parents.masked_fill(~tree.is_node, -1)
 
 
-def test_a_step_of_many_nodes_gets_trees(tmp_path: Path) -> None:
+def test_a_step_of_many_nodes_gets_trees(proposer: TreeProposer) -> None:
     line = torch.arange(-1, 12).clamp(min=0)
-    assert (propose(tmp_path, max_nodes=12) != line).any(dim=1).all()
-    assert (propose(tmp_path, max_nodes=5)[:, :6] != line[:6]).any()
+    assert (propose(proposer, max_nodes=12) != line).any(dim=1).all()
+    assert (propose(proposer, max_nodes=5)[:, :6] != line[:6]).any()
 
 
-def test_a_step_of_fewer_nodes_than_a_beam_gets_chains(tmp_path: Path) -> None:
+def test_a_step_of_fewer_nodes_than_a_beam_gets_chains(proposer: TreeProposer) -> None:
     for nodes in (1, 2, 4):
-        parents = propose(tmp_path, nodes)[:, : nodes + 1]
+        parents = propose(proposer, nodes)[:, : nodes + 1]
         assert torch.equal(parents, torch.arange(-1, nodes).clamp(min=0).expand(R, -1))
+
+
+def test_a_policy_decides_alike_with_a_budget_without_one_and_in_evaluate(
+    proposer: TreeProposer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that CONTRIBUTING's recipe adds: here, the first two levels."""
+
+    def shallow(explored: ExploredNodes, tree: TreeKind) -> Tensor:
+        level = torch.arange(explored.log_probs.shape[1])[:, None]
+        return (level < 2).expand_as(explored.log_probs)
+
+    hidden, roots, most = torch.randn(R, H), torch.arange(R), np.full(R, 12)
+    greedy, terms = np.zeros(R, dtype=np.bool_), everything(R * 13)
+    shape = search_shape(proposer.config, 12)
+
+    def trees() -> list[TokenTree]:
+        explored = proposer.explore(hidden, roots, shape)
+        return [
+            proposer.propose(hidden, roots, None, most),
+            proposer.propose_best(hidden, roots, None, most, greedy, shape, terms).tree,
+            TokenTree.from_explored(roots, explored, max_nodes=12),
+        ]
+
+    assert all(tree.depths.max() > 2 for tree in trees())
+    monkeypatch.setattr(policy, "allowed_nodes", shallow)
+    for tree in trees():
+        # All that the policy allows: two levels of four beams.
+        assert tree.depths.max() == 2
+        assert (tree.num_nodes == 9).all()

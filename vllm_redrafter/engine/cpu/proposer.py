@@ -88,12 +88,12 @@ class TreeProposer:
             can be verified together.
         """
         found = self.explore(hidden, root_tokens, search_shape(self.config, int(most.max())))
-        scores = candidate_log_probs(found, self.config.tree, chain)
+        candidates = candidate_log_probs(found, self.config.tree, chain)
         *arrays, _ = selected_nodes(
             root_tokens.numpy(),
             found.tokens.numpy(),
             found.back_pointers.numpy(),
-            scores.numpy(),
+            candidates.numpy(),
             most,
             self.config.num_speculative_tokens,
         )
@@ -118,13 +118,13 @@ class TreeProposer:
             terms: what verifying is worth, `truth_of_others` being of those that sample.
         """
         found = self.explore(hidden, root_tokens, shape)
-        allowed = candidate_log_probs(found, self.config.tree, chain)
+        candidates = candidate_log_probs(found, self.config.tree, chain)
         *tree, odds, survival, explored, expected = best_trees(
             root_tokens.numpy(),
             found.tokens.numpy(),
             found.back_pointers.numpy(),
             found.log_probs.numpy(),
-            allowed.numpy(),
+            candidates.numpy(),
             sampled,
             self.acceptance.slopes,
             self.acceptance.biases,

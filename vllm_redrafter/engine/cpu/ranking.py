@@ -26,7 +26,7 @@ def best_trees(
     tokens: Array,
     back_pointers: Array,
     log_probs: Array,
-    allowed: Array,
+    candidates: Array,
     sampled: Array,
     slopes: Array,
     biases: Array,
@@ -45,8 +45,8 @@ def best_trees(
         roots: [R] int64, the last sampled tokens.
         tokens, back_pointers: [R, L, W] int64, of the search.
         log_probs: [R, L, W] float32, cumulative; -inf where there is no node.
-        allowed: [R, L, W] float32: -inf for nodes that may not be in the tree; a node's parent may
-            be, if it may.
+        candidates: [R, L, W] float32, see `policy.candidate_log_probs`: -inf for nodes that may not
+            be in the tree.
         sampled: [R] bool, requests that sample.
         slopes, biases: [2] and [2, L or more] float32, of the acceptance models of requests that do
             not sample, and of those that do.
@@ -64,7 +64,7 @@ def best_trees(
         expected: the tokens of those requests that verify something.
     """
     odds, log_survival = _scored(back_pointers, log_probs, sampled, slopes, biases)
-    scores = np.where(allowed == -np.inf, allowed, log_survival)
+    scores = np.where(candidates == -np.inf, candidates, log_survival)
     trees = selected_nodes(roots, tokens, back_pointers, scores, most, max_nodes)
     tree_tokens, parents, depths, num_nodes, order = trees
     node_odds = np.zeros(tree_tokens.shape, dtype=np.float32)
