@@ -32,6 +32,8 @@ def test_output_equals_plain(family: Family, tmp_path: Path) -> None:
     asked = family.questions(COUNT, TOKENS)
     with cpu_engine(target, **arguments) as plain:
         expected = plain.run(asked)
+        if family.blank is not None:
+            assert plain.run(family.blank(COUNT, TOKENS)) != expected
     # Chunks of prompts beside trees: plain vLLM ends at a seeded request that is read in chunks.
     arguments["max_num_batched_tokens"] = 96
     fixed = {**speculative, "adaptive": False}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from redrafter_testing.models.families.audio import AUDIO
 from redrafter_testing.models.families.dense import DENSE
 from redrafter_testing.models.families.family import Family
 
-FAMILIES: tuple[Family, ...] = (*DENSE,)
+FAMILIES: tuple[Family, ...] = (*DENSE, *AUDIO)
 
 
 def families_on(engine: str) -> list[Family]:

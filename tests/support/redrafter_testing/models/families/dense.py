@@ -17,7 +17,11 @@ def _family(architecture: str, config: Any, feature: str = "", **rest: Any) -> F
 
 DENSE = (
     _family("LlamaForCausalLM", transformers.LlamaConfig(**SIZES)),
-    _family("Qwen2ForCausalLM", transformers.Qwen2Config(**SIZES)),
+    _family(
+        "Qwen2ForCausalLM",
+        transformers.Qwen2Config(**{**SIZES, "hidden_size": 2 * HIDDEN}),
+        hidden_size=2 * HIDDEN,
+    ),
     _family(
         "Qwen3ForCausalLM",
         transformers.Qwen3Config(**SIZES, attention_bias=True),

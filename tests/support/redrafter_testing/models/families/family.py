@@ -75,6 +75,7 @@ class Family:
         engines: that serve it, "cpu" or "v2" or both.
         questions: what is asked, of so many requests of so many tokens at most; its `run(llm)`
             gives the answers' tokens.
+        blank: the same questions with nothing to see or hear; None for those of text alone.
         arguments: of vllm.LLM.
     """
 
@@ -85,6 +86,7 @@ class Family:
     hidden_size: int = HIDDEN
     engines: tuple[str, ...] = ("cpu", "v2")
     questions: Callable[[int, int], Any] = Questions
+    blank: Callable[[int, int], Any] | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -6,6 +6,7 @@ It has so few tokens that a random drafter is often right.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from transformers import (
     Qwen2AudioProcessor,
     WhisperFeatureExtractor,
 )
-from vllm import SamplingParams
+
+from redrafter_testing.models.families.family import Family, Questions
 
 HIDDEN = 128
 WORDS = 18
@@ -84,20 +86,21 @@ def make_audio_target(folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Listening:
-    """Requests about sounds, and some without one; `silent` has no sounds at all.
+    """Questions about sounds, and some without one; every other one is sampled with a seed.
 
     Attributes:
-        count: how many requests.
-        tokens: how many tokens each is answered with.
+        count: how many.
+        tokens: the most that one is answered with.
+        blank: the sounds are silence.
     """
 
     count: int
     tokens: int
-    silent: bool = False
+    blank: bool = False
 
     def run(self, llm: Any) -> list[list[int]]:
         """The answers' tokens."""
-        params = SamplingParams(temperature=0, max_tokens=self.tokens, ignore_eos=True)
+        params = Questions(self.count, self.tokens).params()
         answers = llm.generate([self._prompt(i) for i in range(self.count)], params, use_tqdm=False)
         return [list(answer.outputs[0].token_ids) for answer in answers]
 
@@ -106,8 +109,21 @@ class Listening:
         if i % 3 == 0:
             return {"prompt": text}
         wave = np.sin(np.arange(4000 + 1500 * i) * (0.01 + 0.02 * i)).astype(np.float32)
-        sound = np.zeros_like(wave) if self.silent else wave
+        sound = np.zeros_like(wave) if self.blank else wave
         return {
             "prompt": f"w3 <|audio_bos|><|AUDIO|><|audio_eos|> {text}",
             "multi_modal_data": {"audio": (sound, 16000)},
         }
+
+
+AUDIO = (
+    Family(
+        "Qwen2AudioForConditionalGeneration",
+        make_audio_target,
+        vocab_size=VOCAB,
+        hidden_size=HIDDEN,
+        questions=Listening,
+        blank=partial(Listening, blank=True),
+        arguments={"limit_mm_per_prompt": {"audio": 1}, "skip_tokenizer_init": False},
+    ),
+)
