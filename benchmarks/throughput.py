@@ -74,6 +74,7 @@ from throughput_parts.turns import Entry, alone, side_by_side
 
 from vllm_redrafter import ConfigError
 from vllm_redrafter.checkpoints.reading import check_checkpoint
+from vllm_redrafter.data.text_checks import half_character
 
 
 def parser() -> argparse.ArgumentParser:
@@ -279,13 +280,15 @@ def _asked(args: argparse.Namespace, console: Console) -> ByTask:
         raise InputError("give prompts with one of --prompt, --dataset and --suite")
     if any(not prompt.strip() for prompt in args.prompt):
         raise InputError("--prompt is empty")
+    if any(half_character(prompt) for prompt in args.prompt):
+        raise InputError("--prompt has a byte that is not UTF-8")
     if args.suite:
         return read_suites(args.suite)
     if args.prompt:
         return {None: args.prompt}
     asked, left_out = read_dataset(args.dataset)
-    if left_out:
-        console.print(f"{args.dataset.name}: {left_out} conversations without a user's turn")
+    if left_out.count:
+        console.print(str(left_out), markup=False, highlight=False, soft_wrap=True)
     return asked
 
 

@@ -348,6 +348,9 @@ CASES = {
     "prompts of 200,000 opening brackets": Case(
         prompts("prompts.jsonl", "[" * 200_000), "line 1: not JSON .*nested too deeply"
     ),
+    "a prompt that ends within a character": Case(
+        prompts("prompts.jsonl", r'{"prompt": "\ud83d"}'), "line 1: .*half of a character"
+    ),
     "a table of costs of 200,000 opening brackets": Case(
         costs("[" * 200_000), "not a table of costs"
     ),

@@ -83,8 +83,8 @@ def generate_data(
         str,
         typer.Option(
             help="What the target answers: a file (.txt: a line is a prompt; .jsonl, .json, "
-            ".parquet: rows with prompt, messages, or ShareGPT's conversations), or the hub id of "
-            "a dataset."
+            ".parquet: rows with prompt, or with messages as ShareGPT, UltraChat, OpenAI and "
+            "SpecForge have them), or the hub id of a dataset."
         ),
     ],
     output: Annotated[
@@ -133,9 +133,9 @@ def generate_data(
         console.print(f"starting the engine with {target}", markup=False)
         return _start_vllm(target, settings)
 
-    conversations, left_out = read_prompts(prompts, split)
-    if left_out:
-        console.print(f"{left_out} conversations without a word from the user are left out")
+    conversations, left_out = read_prompts(prompts, split, settings.strict)
+    if left_out.count:
+        console.print(str(left_out), markup=False, highlight=False, soft_wrap=True)
     summary = generation.generate_data(target, conversations, output, start, settings, console)
     if summary.conversations:
         console.print(str(summary))

@@ -8,52 +8,31 @@ from typing import Any
 
 from throughput_parts.methods import InputError
 from throughput_parts.prompts import ByTask, Prompt
+from vllm_redrafter.data.left_out import LeftOut
 from vllm_redrafter.data.prompts import READERS, Conversation, read_openings
+from vllm_redrafter.data.text_checks import half_character
 from vllm_redrafter.errors import ConfigError
 
-OPENING_KEYS = ("messages", "conversations", "turns", "prompt", "text")
-"""Where `read_openings` finds prompts; beside one of them a `question` is not read."""
 
+def read_dataset(path: Path) -> tuple[ByTask, LeftOut]:
+    """The prompts of a dataset file, and what was left out.
 
-def read_dataset(path: Path) -> tuple[ByTask, int]:
-    """The prompts of a dataset file, and how many conversations were left out.
-
-    If the first row has a `category` that is text, as in MT-Bench, a row's category is its task.
-    Beside the rows that `read_openings` takes, those with a `question`, as in GSM8K, are read as a
-    user's turn; answers are not read.
+    If the first row of use has a `category` that is text, as in MT-Bench, that is a row's task.
 
     Raises:
-        InputError: see `read_openings`; or a row lacks what the first one has.
+        InputError: see `read_openings`; or a row lacks a category that the first one has.
     """
     try:
-        first = _first_row(path)
-        has_questions = "question" in first and first.keys().isdisjoint(OPENING_KEYS)
-        openings, left_out = (_questions(path), 0) if has_questions else read_openings(path)
-        if _category(first) is None:
+        openings, left_out = read_openings(path)
+        if _category(_row_at(path, openings[0].source)) is None:
             return {None: [_prompt(opening) for opening in openings]}, left_out
         return _by_category(path, openings), left_out
     except ConfigError as error:
         raise InputError(f"--dataset {error}") from error
 
 
-def _first_row(path: Path) -> dict[str, Any]:
-    """Empty where there is none: `read_openings` says what is wrong with such a file."""
-    if not path.is_file() or path.suffix not in READERS:
-        return {}
-    _, row = next(READERS[path.suffix](path), ("", None))
-    return row if isinstance(row, dict) else {}
-
-
-def _questions(path: Path) -> list[Conversation]:
-    found = []
-    for at, row in READERS[path.suffix](path):
-        question = row.get("question") if isinstance(row, dict) else None
-        if not isinstance(question, str):
-            raise ConfigError(
-                f'{at}: found {row!r:.80}; expected {{"question": "..."}}, as in the first row'
-            )
-        found.append(Conversation((question,), source=at))
-    return found
+def _row_at(path: Path, place: str) -> Any:
+    return next(row for at, row in READERS[path.suffix](path) if at == place)
 
 
 def _by_category(path: Path, openings: Sequence[Conversation]) -> ByTask:
@@ -72,7 +51,8 @@ def _by_category(path: Path, openings: Sequence[Conversation]) -> ByTask:
 
 def _category(row: Any) -> str | None:
     category = row.get("category") if isinstance(row, dict) else None
-    return category if isinstance(category, str) and category.strip() else None
+    is_text = isinstance(category, str) and category.strip() and not half_character(category)
+    return category if is_text else None
 
 
 def _prompt(opening: Conversation) -> Prompt:

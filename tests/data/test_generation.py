@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from redrafter_testing.engines.fake_engine import APPENDING
@@ -103,13 +107,17 @@ def test_without_a_template_prompts_are_plain_text(
     assert {tuple(request.prompt) for request, _ in engine.asked} == expected
 
 
-def test_what_only_a_template_could_express_is_refused(
+def test_what_only_a_template_could_express_is_left_out_or_refused(
     targets: dict[str, Path], tmp_path: Path
 ) -> None:
-    with pytest.raises(
-        ConfigError, match=r"line 1: a conversation of 2 user turns, but .* templat"
-    ):
-        run(targets["plain"], tmp_path, PROMPTS)
+    refusal = r"line 1: a conversation of 2 user turns, but .* templat"
+    with pytest.raises(ConfigError, match=refusal):
+        run(targets["plain"], tmp_path, PROMPTS, replace(SETTINGS, strict=True))
+    shown = io.StringIO()
+    run(targets["plain"], tmp_path / "rest", PROMPTS, console=Console(file=shown))
+    assert re.search(rf"left out: rows that only a .*: 7, the first: {refusal}", shown.getvalue())
+    assert read_dataset(tmp_path / "rest")[0].num_conversations == 4
+    shutil.rmtree(tmp_path / "rest")
     with pytest.raises(ConfigError, match="1 user turns and a system message, but"):
         run(targets["plain"], tmp_path, [replace(SINGLE[0], system="Be brief.")])
     with pytest.raises(ConfigError, match="--system-prompt: the target's tokenizer has no chat"):
@@ -123,11 +131,13 @@ def test_a_conversation_that_the_template_refuses_is_named_before_anything_start
     refusal = "{% if messages | length > 2 %}{{ raise_exception('one turn only') }}{% endif %}"
     target = make_folder(tmp_path / "target", refusal + APPENDING)
     with pytest.raises(ConfigError, match="line 1: the target's chat template refuses it: one tu"):
-        run(target, tmp_path / "data", PROMPTS)
+        run(target, tmp_path / "data", PROMPTS, replace(SETTINGS, strict=True))
+    with pytest.raises(ConfigError, match="there are no prompts to answer: rows that the target's"):
+        run(target, tmp_path / "data", PROMPTS[1:3])
     assert not (tmp_path / "data").exists()
 
 
-def test_a_prompt_without_tokens_is_refused(tmp_path: Path) -> None:
+def test_prompts_without_tokens_are_refused(tmp_path: Path) -> None:
     target = make_folder(tmp_path / "target", "{{ '' }}")
     with pytest.raises(ConfigError, match="line 0: the prompt 'value 0 list 0' has no tokens"):
         run(target, tmp_path / "data", SINGLE)
@@ -217,9 +227,9 @@ def test_the_command_reports_errors_in_one_line(targets: dict[str, Path], tmp_pa
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "x"}\n{"prompt": 1}\n')
     output = ("--output", tmp_path / "data")
-    bad = invoke(targets["plain"], "--prompts", prompts, *output)
+    bad = invoke(targets["plain"], "--prompts", prompts, *output, "--strict")
     assert bad.exit_code == 1
-    assert bad.stderr.startswith(f"error: {prompts}, line 2: 'prompt' must be text, found 1")
+    assert bad.stderr.startswith(f"error: {prompts}, line 2: 'prompt' must be text or messages,")
     spec = invoke(targets["plain"], "--prompts", prompts, *output, "--spec-tokens", 4)
     assert spec.exit_code == 1 and "--spec-tokens is for --drafter" in spec.stderr
     prompts.write_text('{"prompt": "x"}\n')

@@ -59,7 +59,7 @@ def test_all_kinds_of_rows_are_read_from_all_kinds_of_files(tmp_path: Path, suff
     rows = columns(ROWS) if suffix == ".parquet" else ROWS
     conversations, left_out = read_prompts(str(write(tmp_path / f"prompts{suffix}", rows)))
     assert conversations == EXPECTED
-    assert left_out == 0
+    assert not left_out.count
 
 
 def test_a_line_of_a_text_file_is_a_prompt(tmp_path: Path) -> None:
@@ -84,51 +84,73 @@ def test_datasets_are_read_by_split(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         read_prompts(str(folder), "nothing")
 
 
-def test_conversations_without_a_word_from_the_user_are_left_out_and_counted(
-    tmp_path: Path,
+BAD_LINES = {
+    "of an unknown form": b'{"text": "x", "id": 1}',
+    "that are not JSON": b'{"prompt": "half',
+    "that are not UTF-8 text": b'{"prompt": "\xff"}',
+    "without a word from the user": b'{"conversations": []}',
+    "with a role of somebody else": b'{"conversations": [{"from": "narrator", "value": "x"}]}',
+    "with half of a character": rb'{"messages": [{"role": "user", "content": "\ud83d"}]}',
+    "with something else than text": b'{"messages": [{"role": "user", "content": 7}]}',
+}
+
+
+@pytest.mark.parametrize(("kind", "line"), BAD_LINES.items())
+def test_a_row_that_cannot_be_used_is_left_out_and_counted_or_refused(
+    tmp_path: Path, kind: str, line: bytes
 ) -> None:
-    silent = [
-        {"conversations": []},
-        {"conversations": [{"from": "gpt", "value": "Hello?"}]},
-        {"messages": [{"role": "user", "content": "  "}]},
-    ]
-    conversations, left_out = read_prompts(str(write(tmp_path / "p.jsonl", [*silent, ROWS[0]])))
-    assert (len(conversations), left_out) == (1, 3)
-    with pytest.raises(ConfigError, match="no usable prompt among its 3 rows; expected"):
-        read_prompts(str(write(tmp_path / "silent.jsonl", silent)))
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(b'{"prompt": "One?"}\n\n' + line + b"\n" + line + b'\n{"prompt": "Two?"}\n')
+    conversations, left_out = read_prompts(str(path))
+    assert [c.turns for c in conversations] == [("One?",), ("Two?",)]
+    assert left_out.count == 2
+    assert str(left_out).startswith(f"left out: rows {kind}: 2, the first: {path}, line 3: ")
+    with pytest.raises(ConfigError, match=r"^[^ ]*p.jsonl, line 3: "):
+        read_prompts(str(path), strict=True)
+
+
+def test_every_reason_is_shown_once_the_most_frequent_one_first(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    lines = [*BAD_LINES.values(), BAD_LINES["that are not JSON"], b'{"prompt": "One?"}']
+    path.write_bytes(b"\n".join(lines))
+    _, left_out = read_prompts(str(path))
+    shown = str(left_out).splitlines()
+    assert left_out.count == len(lines) - 1
+    assert len(shown) == len(BAD_LINES)
+    assert shown[0].startswith("left out: rows that are not JSON: 2, the first: ")
+    path.write_bytes(b"\n".join(lines[:-1]))
+    with pytest.raises(ConfigError, match=r"no usable prompt among its 8 rows; rows that are not"):
+        read_prompts(str(path))
 
 
 @pytest.mark.parametrize(
-    ("row", "message"),
+    "row",
     [
-        pytest.param("[1]", r"found \[1\]; expected \{\"prompt\"", id="no object"),
-        pytest.param('{"prompt": "half', r"not JSON \(.*\), found '\{\"prompt", id="cut"),
-        pytest.param('{"text": "x", "id": 1}', "found 'text', 'id'; expected", id="other keys"),
-        pytest.param('{"prompt": ""}', "'prompt' must be text, found ''", id="empty"),
-        pytest.param('{"prompt": 7}', "'prompt' must be text, found 7", id="number"),
-        pytest.param('{"messages": "hi"}', "'messages' must be a list, found 'hi'", id="no list"),
-        pytest.param(
-            '{"messages": [{"from": "human", "value": "x"}]}',
-            r"'messages'\[0\] must have 'role' and 'content', both text; found \{'from'",
-            id="mixed up",
-        ),
-        pytest.param(
-            '{"conversations": [{"from": "human", "value": "x"}, {"from": "tool", "value": "y"}]}',
-            r"'conversations'\[1\]: unknown role 'tool'; expected one of system, user",
-            id="role",
-        ),
-        pytest.param(
-            '{"messages": [{"role": "user", "content": "x"}, {"role": "system", "content": "y"}]}',
-            r"'messages'\[1\]: a system message must be the first one",
-            id="late system message",
-        ),
+        {"prompt": "a \ud83d"},
+        {"messages": [{"role": "system", "content": "\ud83d"}, {"role": "user", "content": "a"}]},
+        {"conversations": [{"from": "human", "value": t} for t in ("a", "\udc00")]},
+        {"data": ["a", "b", "\ud83d"]},
     ],
 )
-def test_malformed_rows_are_named(tmp_path: Path, row: str, message: str) -> None:
-    path = tmp_path / "prompts.jsonl"
-    path.write_text(f'{{"prompt": "good"}}\n\n{row}\n')
-    with pytest.raises(ConfigError, match=rf"prompts.jsonl, line 3: {message}"):
-        read_prompts(str(path))
+def test_half_of_a_character_in_any_text_leaves_its_row_out(
+    tmp_path: Path, row: dict[str, Any]
+) -> None:
+    for suffix in (".jsonl", ".json"):
+        path = tmp_path / f"p{suffix}"
+        first, second = json.dumps(row), json.dumps(ROWS[0])  # in ASCII
+        path.write_text(f"{first}\n{second}" if suffix == ".jsonl" else f"[{first}, {second}]")
+        conversations, left_out = read_prompts(str(path))
+        assert conversations == EXPECTED[:1]
+        assert left_out.reasons()[0].startswith("rows with half of a character: 1, the first: ")
+
+
+def test_a_row_of_parquet_that_is_not_utf_8_is_left_out(tmp_path: Path) -> None:
+    texts = pa.array([b"One?", b"\xed\xa0\xbd", b"Two?"], pa.binary())
+    unchecked = pa.Array.from_buffers(pa.string(), 3, texts.buffers())
+    parquet.write_table(pa.table({"prompt": unchecked}), tmp_path / "p.parquet")
+    conversations, left_out = read_prompts(str(tmp_path / "p.parquet"))
+    assert [c.turns for c in conversations] == [("One?",), ("Two?",)]
+    assert "p.parquet, row 2: expected UTF-8 text" in str(left_out)
 
 
 def test_files_that_are_none_of_these_are_refused(tmp_path: Path) -> None:
@@ -137,7 +159,7 @@ def test_files_that_are_none_of_these_are_refused(tmp_path: Path) -> None:
         ("p.json", b'{"prompt": "x"}', "expected a list of rows, found {'prompt': 'x'}"),
         ("q.json", b'[{"prompt":\n"x"', "line 2"),
         ("p.parquet", b"PAR1", "not readable as Parquet"),
-        ("p.txt", b"good\n\xff\xfe\n", "p.txt, line 2: expected UTF-8"),
+        ("p.txt", "first\nsecond".encode("utf-16"), "p.txt, line 1: expected UTF-8"),
         ("empty.txt", b"", "no usable prompt among its 0 rows"),
         ("empty.jsonl", b"\n", "no usable prompt among its 0 rows"),
     ):
@@ -175,6 +197,7 @@ def test_a_split_of_a_file_is_refused(tmp_path: Path) -> None:
         ({"turns": ["", "One?", "Two?"]}, Conversation(("One?",))),
         (ROWS[1], Conversation(("One?",), system="Be brief.")),
         (ROWS[2], EXPECTED[2]),
+        ({"question": "One?"}, Conversation(("One?",))),
         # Keys that are mixed up, a role that is not known, two system messages.
         (
             {
@@ -195,12 +218,14 @@ def test_of_an_opening_more_is_accepted(
     tmp_path: Path, row: dict[str, Any], opening: Conversation
 ) -> None:
     path = write(tmp_path / "p.jsonl", [row, {"turns": [" "]}])
-    assert read_openings(path) == ([opening], 1)
+    openings, left_out = read_openings(path)
+    assert openings == [opening] and left_out.count == 1
 
 
 def test_only_a_mere_text_is_bare(tmp_path: Path) -> None:
-    path = write(tmp_path / "p.jsonl", [*ROWS, {"text": "a"}, {"turns": ["a"]}])
-    assert [opening.bare for opening in read_openings(path)[0]] == [True, False, False, True, False]
+    rows = [*ROWS, {"text": "a"}, {"turns": ["a"]}, {"question": "a"}]
+    bare = [opening.bare for opening in read_openings(write(tmp_path / "p.jsonl", rows))[0]]
+    assert bare == [True, False, False, True, False, False]
     conversations, _ = read_prompts(str(write(tmp_path / "q.jsonl", ROWS)))
     assert [conversation.bare for conversation in conversations] == [True, False, False]
 
@@ -208,5 +233,5 @@ def test_only_a_mere_text_is_bare(tmp_path: Path) -> None:
 def test_openings_are_read_from_files_alone(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="someone/nothing: no such file"):
         read_openings(Path("someone/nothing"))
-    with pytest.raises(ConfigError, match=r'no usable prompt among its 1 rows; .* {"turns"'):
+    with pytest.raises(ConfigError, match=r'no usable prompt among its 1 rows; .* {"text"'):
         read_openings(write(tmp_path / "p.jsonl", [{"turns": []}]))

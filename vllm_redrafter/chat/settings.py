@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vllm_redrafter.data.text_checks import check_system_prompt
 from vllm_redrafter.settings import check, setting
 
 
@@ -29,3 +30,4 @@ class ChatSettings:
 
     def __post_init__(self) -> None:
         check(self, "chat:")
+        check_system_prompt(self.system_prompt)

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from vllm_redrafter.data.dataset import (
 )
 from vllm_redrafter.data.fingerprint import digest, target_fingerprint, tokenizer_fingerprint
 from vllm_redrafter.data.leases import ShardLeases
+from vllm_redrafter.data.left_out import LeftOut, UnusableRow
 from vllm_redrafter.data.prompts import Conversation
 from vllm_redrafter.data.settings import GenerationSettings
 from vllm_redrafter.data.target_files import load_from
@@ -58,6 +59,7 @@ class GenerationSummary:
         cut_answers: those that reached `max_tokens`.
         truncated: conversations that lost turns or tokens, because `max_model_len` was reached.
         skipped: conversations whose first prompt is too long already: they have no row.
+        ended: conversations with a turn that could not be asked after the answers before it.
         kept_shards: found finished.
         others_shards: finished by other clients meanwhile.
         seconds: from the first prompt to the last shard; the start of the engine is not counted.
@@ -71,6 +73,7 @@ class GenerationSummary:
     cut_answers: int = 0
     truncated: int = 0
     skipped: int = 0
+    ended: LeftOut = field(default_factory=LeftOut)
     kept_shards: int = 0
     others_shards: int = 0
     seconds: float = 0.0
@@ -90,7 +93,9 @@ class GenerationSummary:
         self.conversations += 1
         self.rows += len(rows)
         self.cut_answers += dialogue.cut_answers
-        self.skipped += not rows
+        if dialogue.trouble is not None:
+            self.ended.add(dialogue.trouble)
+        self.skipped += not rows and dialogue.trouble is None
         self.truncated += dialogue.truncated and bool(rows)
 
     def __str__(self) -> str:
@@ -102,6 +107,7 @@ class GenerationSummary:
             "longer than the model allows",
             f"{self.seconds:.0f} s, {self.tokens_per_second:.0f} tokens per second",
         ]
+        lines += [f"ended early: {reason}" for reason in self.ended.reasons()]
         if self.kept_shards:
             lines.insert(0, f"{self.kept_shards} shards were there already; this run's part:")
         if self.others_shards:
@@ -128,7 +134,7 @@ def generate_data(
 
     Args:
         target: a folder, or a hub id.
-        prompts: what to answer.
+        prompts: what to answer; what the target cannot be asked is left out.
         output: a folder of the format of `dataset.py`.
         start_engine: starts what lets the target answer, such as `OfflineEngine` with vLLM.
         settings: how; None for the defaults.
@@ -141,8 +147,9 @@ def generate_data(
     settings, console = settings or GenerationSettings(), console or Console()
     tokenizer = load_from(AutoTokenizer, target)
     renderer = PromptRenderer(tokenizer, settings.system_prompt)
-    for conversation in prompts:
-        renderer.check(conversation)
+    prompts, left_out = _askable(prompts, renderer, settings.strict)
+    if left_out.count:
+        console.print(str(left_out), markup=False, highlight=False, soft_wrap=True)
     info = _describe(target, tokenizer, prompts, settings)
     summary = GenerationSummary()
     found = _finished_before(output, info)
@@ -165,12 +172,27 @@ def generate_data(
     return summary
 
 
+def _askable(
+    prompts: Sequence[Conversation], renderer: PromptRenderer, strict: bool
+) -> tuple[list[Conversation], LeftOut]:
+    """What the target can be asked, the same for every client and run; and what is left out."""
+    askable, left_out = [], LeftOut(strict)
+    for conversation in prompts:
+        try:
+            renderer.check(conversation)
+            askable.append(conversation)
+        except UnusableRow as error:
+            left_out.add(error)
+    if not askable:
+        reasons = "; ".join(left_out.reasons())
+        raise ConfigError(f"there are no prompts to answer{reasons and ': '}{reasons}")
+    return askable, left_out
+
+
 def _describe(
     target: str, tokenizer: Any, prompts: Sequence[Conversation], settings: GenerationSettings
 ) -> DatasetInfo:
     """What is to be written into dataset.json."""
-    if not prompts:
-        raise ConfigError("there are no prompts to answer")
     vocab_size = load_from(AutoConfig, target).get_text_config().vocab_size
     if settings.top_logprobs > vocab_size:
         raise ConfigError(

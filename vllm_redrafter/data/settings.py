@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from vllm_redrafter.data.text_checks import check_system_prompt
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.json_files import parse_json
 from vllm_redrafter.settings import check, setting
@@ -118,6 +119,11 @@ class GenerationSettings:
         "Training then needs no second pass of the target (train --teacher data).",
         at_least=0,
     )
+    strict: bool = setting(
+        False,
+        "End with an error at the first row of the prompts that cannot be used, instead of leaving "
+        "such rows out.",
+    )
     drafter: str | None = setting(
         None, "A ReDrafter checkpoint to generate with. The data is the same, but sooner there."
     )
@@ -140,6 +146,7 @@ class GenerationSettings:
 
     def __post_init__(self) -> None:
         check(self, "generation:")
+        check_system_prompt(self.system_prompt)
 
 
 @dataclass(frozen=True)
@@ -219,6 +226,7 @@ class PromptSettings:
 
     def __post_init__(self) -> None:
         check(self, "prompts:")
+        check_system_prompt(self.system_prompt)
 
     def recipe(self) -> dict[str, Any]:
         """What the prompts depend on: not how many there shall be, nor how they are computed."""

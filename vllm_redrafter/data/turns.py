@@ -14,7 +14,9 @@ from typing import Any, Protocol
 
 from jinja2 import TemplateError
 
+from vllm_redrafter.data.conversation_rows import shortened
 from vllm_redrafter.data.dataset import Row
+from vllm_redrafter.data.left_out import UnusableRow
 from vllm_redrafter.data.prompts import Conversation
 from vllm_redrafter.data.settings import SamplingSettings
 from vllm_redrafter.errors import ConfigError
@@ -116,19 +118,22 @@ class PromptRenderer:
         """Refuse a conversation now that could not be written later.
 
         Raises:
-            ConfigError: the chat template refuses the conversation; or there is none, and only
-                one could express several turns or a system message.
+            UnusableRow: the chat template refuses the conversation, or makes nothing of it; or
+                there is none, and only one could express several turns or a system message.
         """
-        if self.has_template:
-            some_answers = ["answer"] * (len(conversation.turns) - 1)
-            self._apply_template(conversation, some_answers, tokenize=False)
-        elif len(conversation.turns) > 1 or conversation.system is not None:
-            raise ConfigError(
-                f"{conversation.source}: a conversation of {len(conversation.turns)} user turns"
+        some_answers = ["answer"] * (len(conversation.turns) - 1)
+        if not self.has_template and (some_answers or conversation.system is not None):
+            raise UnusableRow(
+                conversation.source,
+                "that only a chat template could express",
+                f"a conversation of {len(conversation.turns)} user turns"
                 f"{' and a system message' if conversation.system else ''}, but the target's "
                 "tokenizer has no chat template: give prompts of one turn, or a tokenizer with "
-                "a chat template"
+                "a chat template",
             )
+        if self.has_template and not self._apply_template(conversation, some_answers, False):
+            # Other texts are not tokenized now: it takes long, and hardly any has no tokens.
+            raise _without_tokens(conversation)
 
     def prompt(self, conversation: Conversation, answers: Sequence[str]) -> list[int]:
         """Token ids up to where the next answer begins.
@@ -138,15 +143,11 @@ class PromptRenderer:
             answers: to the turns before the next one.
 
         Raises:
-            ConfigError: the chat template refuses the conversation, or nothing comes of it.
+            UnusableRow: the chat template refuses the conversation, or nothing comes of it.
         """
         tokens = self._tokens(conversation, answers)
         if not tokens:
-            # The first token of a sequence is never predicted, so an answer cannot begin there.
-            raise ConfigError(
-                f"{conversation.source}: the prompt {conversation.turns[0]!r} has no tokens, and "
-                "the tokenizer adds none (such as BOS); leave it out"
-            )
+            raise _without_tokens(conversation)
         return tokens
 
     def _tokens(self, conversation: Conversation, answers: Sequence[str]) -> list[int]:
@@ -166,8 +167,10 @@ class PromptRenderer:
                 return_dict=False,
             )
         except TemplateError as error:
-            raise ConfigError(
-                f"{conversation.source}: the target's chat template refuses it: {error}"
+            raise UnusableRow(
+                conversation.source,
+                "that the target's chat template refuses",
+                f"the target's chat template refuses it: {error}",
             ) from error
 
     def messages(self, conversation: Conversation, answers: Sequence[str]) -> list[dict[str, str]]:
@@ -196,6 +199,7 @@ class Dialogue:
 
     Attributes:
         truncated: turns or tokens are missing, because `max_model_len` was reached.
+        trouble: why the next turn cannot be asked, which ends the conversation; or None.
         cut_answers: answers that reached `max_tokens`.
     """
 
@@ -209,6 +213,7 @@ class Dialogue:
     ) -> None:
         self.index = index
         self.truncated = False
+        self.trouble: UnusableRow | None = None
         self.cut_answers = 0
         self._conversation = conversation
         self._renderer = renderer
@@ -219,15 +224,15 @@ class Dialogue:
         self._row: Row | None = None
 
     def next_turn(self) -> OpenTurn | None:
-        """The turn that the target has to answer next; None when the conversation is over.
-
-        Raises:
-            ConfigError: the prompt cannot be written.
-        """
+        """The turn that the target has to answer next; None when the conversation is over."""
         turn = len(self._answers)
         if self.truncated or turn == len(self._conversation.turns):
             return None
-        prompt = self._renderer.prompt(self._conversation, self._answers)
+        try:
+            prompt = self._renderer.prompt(self._conversation, self._answers)
+        except UnusableRow as error:
+            self.trouble = error
+            return None
         room = self._max_model_len - len(prompt)
         if room < 1:
             self.truncated = True
@@ -279,6 +284,16 @@ class Dialogue:
         row.assistant_mask.extend([generated] * len(tokens))
         row.top_tokens.extend(top_tokens or [[]] * len(tokens))
         row.top_log_probs.extend(top_log_probs or [[]] * len(tokens))
+
+
+def _without_tokens(conversation: Conversation) -> UnusableRow:
+    # The first token of a sequence is never predicted, so an answer cannot begin there.
+    return UnusableRow(
+        conversation.source,
+        "without tokens",
+        f"the prompt {shortened(conversation.turns[0])} has no tokens, and the tokenizer adds "
+        "none (such as BOS)",
+    )
 
 
 def answer_seed(seed: int, conversation: int, turn: int) -> int:

@@ -1,0 +1,168 @@
+"""Rows of all public forms: what the user says in them, and which cannot be used."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+
+from vllm_redrafter.data.conversation_rows import LISTS, Said, said_in
+from vllm_redrafter.data.left_out import UnusableRow
+
+ASKED = ("One?", "Two?")
+SAID = Said(ASKED)
+
+
+def messages(role: str, content: str, user: str, assistant: str) -> list[dict[str, Any]]:
+    return [
+        {role: user, content: "One?"},
+        {role: assistant, content: "1"},
+        {role: user, content: "Two?"},
+        {role: assistant, content: "2"},
+    ]
+
+
+OPENAI = messages("role", "content", "user", "assistant")
+SHAREGPT = messages("from", "value", "human", "gpt")
+ALTERNATING = ["One?", "1", "Two?", "2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "form"), [*product(set(LISTS) - {"turns"}, (OPENAI, SHAREGPT, ALTERNATING))]
+)
+def test_every_list_may_have_every_form_of_messages(name: str, form: list[Any]) -> None:
+    assert said_in({"id": "1", name: form}, "", opening=False) == SAID
+
+
+@pytest.mark.parametrize("user", ["human", "user", "Human", "USER"])
+@pytest.mark.parametrize("assistant", ["gpt", "chatgpt", "bing", "bard", "assistant", "ChatGPT"])
+def test_roles_have_synonyms_in_any_case(user: str, assistant: str) -> None:
+    row = {"conversations": messages("from", "value", user, assistant)}
+    assert said_in(row, "", opening=False) == SAID
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        # UltraChat: raw, and as ultrachat_200k has it.
+        ({"id": "0", "data": ALTERNATING}, SAID),
+        ({"prompt": "One?", "prompt_id": "7", "messages": OPENAI}, SAID),
+        ({"prompt": "One?", "messages": []}, Said(("One?",), bare=True)),
+        # A prompt of messages, as for reinforcement learning.
+        ({"prompt": OPENAI[:1], "completion": OPENAI[1:2]}, Said(("One?",))),
+        # SpecForge leaves out messages of roles that it does not know, here the last answer.
+        ({"id": "1", "conversations": OPENAI[:3]}, SAID),
+        # MT-Bench: the user's turns alone.
+        ({"question_id": 81, "turns": list(ASKED)}, SAID),
+        # Parquet has every key, and nulls.
+        ({"prompt": None, "messages": None, "conversations": SHAREGPT}, SAID),
+        (
+            {"messages": [{**m, "from": None, "value": None, "tool_calls": None} for m in OPENAI]},
+            SAID,
+        ),
+    ],
+)
+def test_public_rows_are_read(row: dict[str, Any], said: Said) -> None:
+    assert said_in(row, "", opening=False) == said
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "System"])
+def test_system_messages_come_before_the_users_turns(role: str) -> None:
+    row = {"messages": [{"role": role, "content": "Be brief."}, *OPENAI]}
+    assert said_in(row, "", opening=False) == Said(ASKED, system="Be brief.")
+    row["messages"].insert(0, {"role": "system", "content": "Be kind."})
+    assert said_in(row, "", opening=False) == Said(ASKED, system="Be kind.\n\nBe brief.")
+    row["messages"].append(row["messages"].pop(0))
+    with pytest.raises(UnusableRow, match=r"^a: 'messages'\[5\] is a system message; one must"):
+        said_in(row, "a", opening=False)
+
+
+def test_parts_of_text_are_joined() -> None:
+    parts = [
+        {"type": "text", "text": "One", "image_url": None},
+        {"type": "input_text", "text": "and"},
+        "two?",
+    ]
+    row = {"messages": [{"role": "user", "content": parts}]}
+    assert said_in(row, "", opening=False) == Said(("One\nand\ntwo?",))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
+        {"role": "assistant"},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]},
+        {"role": "assistant", "content": 7},
+        {"role": "assistant", "content": "\ud83d"},
+        {"role": "user", "content": None},
+        {"role": "user", "content": " "},
+    ],
+)
+def test_what_is_not_the_users_text_may_be_anything_or_missing(answer: dict[str, Any]) -> None:
+    for between in ([answer], []):
+        row = {"messages": [OPENAI[0], *between, OPENAI[2]]}
+        assert said_in(row, "", opening=False) == SAID
+
+
+def test_what_follows_somebody_elses_word_is_no_answer_to_the_targets() -> None:
+    tool = {"role": "tool", "content": "42"}
+    with pytest.raises(
+        UnusableRow, match=r"'messages'\[2\]: unknown role 'tool'; expected one of system, deve"
+    ):
+        said_in({"messages": [*OPENAI[:2], tool, *OPENAI[2:]]}, "", opening=False)
+    row = {"messages": [*OPENAI, tool]}
+    assert said_in(row, "", opening=False) == SAID, "nothing is asked after it"
+    with pytest.raises(UnusableRow, match="unknown role 'narrator'"):
+        said_in({"conversations": [{"from": "narrator", "value": "x"}]}, "", opening=False)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"conversations": []},
+        {"messages": [], "prompt": None},
+        {"data": []},
+        {"prompt": " "},
+        {"conversations": [{"from": "gpt", "value": "Hello?"}]},
+        {"messages": [{"role": "user", "content": None}]},
+        {"messages": [{"role": "user", "content": []}]},
+    ],
+)
+def test_of_a_row_without_a_word_from_the_user_is_said_so(row: dict[str, Any]) -> None:
+    with pytest.raises(UnusableRow, match=r"^here: the user says nothing$") as error:
+        said_in(row, "here", opening=False)
+    assert error.value.kind == "without a word from the user"
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (None, "found None, expected an object"),
+        ([1], r"found \[1\], expected an object"),
+        ({}, "found nothing; expected text or messages in one of messages, conversations, "),
+        ({"text": "x", "id": 1}, "found 'text', 'id'; expected"),
+        ({"messages": "hi"}, "found 'messages'; expected"),
+        ({"prompt": 7}, "'prompt' must be text or messages, found 7"),
+        ({"messages": [7]}, r"'messages'\[0\] must be text, or say in 'role' or 'from' whose .* 7"),
+        ({"messages": [{"content": "x"}]}, r"'messages'\[0\] must be text, or say in 'role'"),
+        ({"messages": [{"role": 3, "content": "x"}]}, r"'messages'\[0\] must be text, or say"),
+    ],
+)
+def test_unknown_forms_are_named(row: Any, message: str) -> None:
+    with pytest.raises(UnusableRow, match=rf"^here: {message}") as error:
+        said_in(row, "here", opening=False)
+    assert error.value.kind == "of an unknown form"
+
+
+@pytest.mark.parametrize("content", [7, {"text": "x"}, [{"type": "image_url", "image_url": "x"}]])
+def test_what_is_no_text_cannot_be_asked(content: Any) -> None:
+    with pytest.raises(UnusableRow, match=r"'messages'\[0\] must be text or parts of text; found"):
+        said_in({"messages": [{"role": "user", "content": content}]}, "", opening=False)
+
+
+def test_long_values_are_shown_in_part() -> None:
+    with pytest.raises(UnusableRow) as error:
+        said_in({str(i): "x" * 1000 for i in range(1000)}, "", opening=False)
+    assert len(str(error.value)) < 300

@@ -1,0 +1,188 @@
+"""What the user says in a row of a conversation file, whichever public form the row has.
+
+A row has a list of messages, or a text. The lists of ShareGPT, UltraChat, OpenAI and SpecForge
+differ in their name, and in the names of a message's role and text; all are read alike, in any
+combination. What the assistant says is passed over unread: the target writes it anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_redrafter.data.left_out import UnusableRow
+
+ROLES = {
+    "system": ("system", "developer"),
+    "user": ("user", "human", "prompter"),
+    "assistant": ("assistant", "gpt", "chatgpt", "bing", "bard", "model", "bot"),
+}
+"""Names of roles, in lower case; what others say (tools) does not follow from new answers."""
+
+LISTS = ("messages", "conversations", "conversation", "items", "data", "turns", "prompt")
+"""Where a row has messages: the first of these that has any counts."""
+ALL_BY_USER = "turns"
+"""The list whose bare texts are all the user's (MT-Bench); in others the assistant's alternate."""
+
+TEXTS = ("prompt",)
+TEXTS_OF_OPENINGS = ("prompt", "text", "question")
+"""Where a row has a text, if it has no messages."""
+OF_A_CHAT = ("question",)
+"""Texts that are a user's turn, and not to be gone on with as they are."""
+
+ROLE_KEYS = ("role", "from")
+CONTENT_KEYS = ("content", "value", "text")
+TEXT_PARTS = ("text", "input_text")
+"""Types of a content's parts."""
+
+_ROLE_OF = {name: role for role, names in ROLES.items() for name in names}
+_FORM = "of an unknown form"
+
+
+@dataclass(frozen=True)
+class Said:
+    """What the user says.
+
+    Attributes:
+        turns: the user's messages with text; at least one.
+        system: the system message, or None.
+        bare: read as mere text, not as the messages of a chat.
+    """
+
+    turns: tuple[str, ...]
+    system: str | None = None
+    bare: bool = False
+
+
+def said_in(row: Any, at: str, opening: bool) -> Said:
+    """Read a row.
+
+    Args:
+        row: of a file, or the trouble with reading it.
+        at: where it was read.
+        opening: only how the conversation begins is asked for: the user's first turn and the
+            system messages before it.
+
+    Raises:
+        UnusableRow: the form is unknown, the user says nothing, or somebody else than user,
+            assistant and system has a part in it.
+    """
+    if isinstance(row, UnusableRow):
+        raise row
+    texts = TEXTS_OF_OPENINGS if opening else TEXTS
+    if not isinstance(row, dict):
+        raise UnusableRow(at, _FORM, f"found {shortened(row)}, expected an object")
+    for name in LISTS:
+        if isinstance(row.get(name), list) and row[name]:
+            return _Reader(name, at, opening).read(row[name])
+    for name in texts:
+        if (text := row.get(name)) is not None:
+            if not isinstance(text, str):
+                detail = f"{name!r} must be text or messages, found {shortened(text)}"
+                raise UnusableRow(at, _FORM, detail)
+            if not text.strip():
+                raise _silent(at)
+            return Said((text,), bare=name not in OF_A_CHAT)
+    if any(row.get(name) == [] for name in LISTS):
+        raise _silent(at)
+    found = shortened(", ".join(map(repr, row)) or "nothing", plain=True)
+    expected = ", ".join(dict.fromkeys((*LISTS, *texts)))
+    raise UnusableRow(at, _FORM, f"found {found}; expected text or messages in one of {expected}")
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reads a row's messages.
+
+    Attributes:
+        name: of their list.
+        at: where the row was read.
+        opening: see `said_in`.
+    """
+
+    name: str
+    at: str
+    opening: bool
+
+    def read(self, messages: list[Any]) -> Said:
+        system: list[str] = []
+        turns: list[str] = []
+        others: UnusableRow | None = None
+        for position, message in enumerate(messages):
+            place = f"{self.name!r}[{position}]"
+            speaker, content = self._message(message, position, place)
+            role = _ROLE_OF.get(speaker.strip().lower())
+            if role is None:
+                others = others or self._other(speaker, place)
+            if role not in ("user", "system"):
+                continue
+            text = self._text(content, place)
+            if not text.strip():
+                continue
+            if role == "system":
+                if turns:
+                    detail = f"{place} is a system message; one must come before the user's turns"
+                    raise UnusableRow(self.at, "with a late system message", detail)
+                system.append(text)
+                continue
+            if self.opening:
+                turns.append(text)
+                break
+            if others is not None:
+                raise others
+            turns.append(text)
+        if not turns:
+            raise others or _silent(self.at)
+        return Said(tuple(turns), "\n\n".join(system) or None)
+
+    def _message(self, message: Any, position: int, place: str) -> tuple[str, Any]:
+        """Who says it, and what."""
+        if isinstance(message, str):
+            by_user = self.name == ALL_BY_USER or position % 2 == 0
+            return "user" if by_user else "assistant", message
+        found = message if isinstance(message, dict) else {}
+        speaker = _first(found, ROLE_KEYS)
+        if not isinstance(speaker, str):
+            keys = " or ".join(map(repr, ROLE_KEYS))
+            detail = f"{place} must be text, or say in {keys} whose it is; found "
+            raise UnusableRow(self.at, _FORM, detail + shortened(message))
+        return speaker, _first(found, CONTENT_KEYS)
+
+    def _text(self, content: Any, place: str) -> str:
+        """A message's text; of several parts, as vLLM's server joins them."""
+        if content is None or isinstance(content, str):
+            return content or ""
+        texts = [_part(part) for part in content] if isinstance(content, list) else [None]
+        if None in texts:
+            detail = f"{place} must be text or parts of text; found {shortened(content)}"
+            raise UnusableRow(self.at, "with something else than text", detail)
+        return "\n".join(filter(None, texts))
+
+    def _other(self, speaker: str, place: str) -> UnusableRow:
+        detail = f"{place}: unknown role {speaker!r}; expected one of {', '.join(_ROLE_OF)}"
+        return UnusableRow(self.at, "with a role of somebody else", detail)
+
+
+def _part(part: Any) -> str | None:
+    """A part's text; None where it is something else."""
+    if isinstance(part, str):
+        return part
+    if isinstance(part, dict) and part.get("type") in TEXT_PARTS:
+        text = part.get("text")
+        return text if isinstance(text, str) else None
+    return None
+
+
+def _first(message: dict[str, Any], keys: tuple[str, ...]) -> Any:
+    """The value of the first of these keys that has one; Parquet has all, some of them null."""
+    return next((message[key] for key in keys if message.get(key) is not None), None)
+
+
+def _silent(at: str) -> UnusableRow:
+    return UnusableRow(at, "without a word from the user", "the user says nothing")
+
+
+def shortened(value: Any, length: int = 80, plain: bool = False) -> str:
+    """A value as messages show it."""
+    text = value if plain else repr(value)
+    return text if len(text) <= length else f"{text[:length]}…"
