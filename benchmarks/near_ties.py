@@ -72,11 +72,16 @@ def prompts(args: argparse.Namespace) -> list[list[int]]:
     """The suites' prompts by the target's chat template, as token ids."""
     from transformers import AutoTokenizer
 
+    from vllm_redrafter.data.vocabulary import EmbeddedTokens
+
     tokenizer = AutoTokenizer.from_pretrained(args.model)
+    embedded = EmbeddedTokens.of(args.model, tokenizer)
     longest = args.max_model_len - args.max_tokens
     chosen = []
     for asked in read_suites(args.suite).values():
-        tokens = tokenize(asked, tokenizer, chat=True)
+        tokens, left_out = tokenize(asked, tokenizer, embedded, chat=True)
+        if left_out.count:
+            Console().print(str(left_out), markup=False, highlight=False, soft_wrap=True)
         chosen += choose(tokens, args.num_prompts, longest, at_least=1, seed=0)
     return chosen
 

@@ -253,6 +253,8 @@ def _prompts(args: argparse.Namespace, console: Console) -> TokensByTask:
     asked = _asked(args, console)
     from transformers import AutoConfig, AutoTokenizer
 
+    from vllm_redrafter.data.vocabulary import EmbeddedTokens
+
     try:
         tokenizer = AutoTokenizer.from_pretrained(args.model)
         config = AutoConfig.from_pretrained(args.model).get_text_config()
@@ -260,9 +262,12 @@ def _prompts(args: argparse.Namespace, console: Console) -> TokensByTask:
         raise InputError(f"--model {args.model}: {error}") from error
     most = args.max_model_len or getattr(config, "max_position_embeddings", None)
     longest = None if most is None else most - args.max_tokens
+    embedded = EmbeddedTokens(tokenizer, config.vocab_size)
     chosen: TokensByTask = {}
     for task, prompts in asked.items():
-        tokens = tokenize(prompts, tokenizer, args.chat)
+        tokens, left_out = tokenize(prompts, tokenizer, embedded, args.chat)
+        if left_out.count:
+            console.print(str(left_out), markup=False, highlight=False, soft_wrap=True)
         of_task = "" if task is None else f"{task}: "
         try:
             kept = choose(tokens, args.num_prompts, longest, max(args.concurrency), args.seed)

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from jinja2 import TemplateError
 
 from throughput_parts.methods import InputError
+from vllm_redrafter.data.left_out import LeftOut, UnusableRow
+
+if TYPE_CHECKING:  # it imports transformers
+    from vllm_redrafter.data.vocabulary import EmbeddedTokens
 
 Message: TypeAlias = dict[str, str]
 Prompt: TypeAlias = str | list[Message]
@@ -19,17 +25,20 @@ TokensByTask: TypeAlias = dict[str | None, list[list[int]]]
 """The same, as token ids."""
 
 
-def tokenize(prompts: Sequence[Prompt], tokenizer: Any, chat: bool | None) -> list[list[int]]:
-    """Token ids of each prompt.
+def tokenize(
+    prompts: Sequence[Prompt], tokenizer: Any, embedded: EmbeddedTokens, chat: bool | None
+) -> tuple[list[list[int]], LeftOut]:
+    """Token ids of each prompt, and what the target cannot be asked.
 
     Args:
         prompts: text or messages.
         tokenizer: the target's, from transformers.
+        embedded: the tokens that the target can be sent.
         chat: put prompts through the target's chat template; None does so for conversations,
             where the target has a template.
 
     Raises:
-        InputError: `chat` with a target that has no chat template.
+        InputError: `chat` with a target that has no chat template, or nothing can be asked.
     """
     has_template = getattr(tokenizer, "chat_template", None) is not None
     if chat and not has_template:
@@ -37,18 +46,34 @@ def tokenize(prompts: Sequence[Prompt], tokenizer: Any, chat: bool | None) -> li
             "--chat, which --suite implies: the target's tokenizer has no chat template; --no-chat "
             "asks in bare text"
         )
-    rows = []
-    for prompt in prompts:
-        if chat or (chat is None and has_template and not isinstance(prompt, str)):
-            messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-            text = tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True
-            )
-            rows.append(tokenizer.encode(text, add_special_tokens=False))
+    rows, left_out = [], LeftOut()
+    for number, prompt in enumerate(prompts, start=1):
+        at = f"prompt {number}"
+        try:
+            if chat or (chat is None and has_template and not isinstance(prompt, str)):
+                tokens = _by_template(prompt, tokenizer, at)
+            else:
+                text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
+                tokens = tokenizer.encode(text)
+            if trouble := embedded.trouble(tokens):
+                raise UnusableRow(at, "with a token that has no embedding", trouble)
+        except UnusableRow as error:
+            left_out.add(error)
         else:
-            text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
-            rows.append(tokenizer.encode(text))
-    return rows
+            rows.append(tokens)
+    if not rows:
+        raise InputError(f"the target can be asked none of the prompts: {left_out.reasons()[0]}")
+    return rows, left_out
+
+
+def _by_template(prompt: Prompt, tokenizer: Any, at: str) -> list[int]:
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    except TemplateError as error:
+        raise UnusableRow(at, "that the target's chat template refuses", str(error)) from error
+    tokens: list[int] = tokenizer.encode(text, add_special_tokens=False)
+    return tokens
 
 
 def choose(

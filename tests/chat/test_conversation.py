@@ -10,6 +10,7 @@ import select
 import subprocess
 import sys
 import time
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from redrafter_testing.engines.fake_chat import FakeClient, gone, refused
 from redrafter_testing.models.tiny_models import add_tokenizer, make_target
 from vllm_redrafter.chat.conversation import Conversation, StepDecoder, converse
 from vllm_redrafter.chat.settings import ChatSettings
+from vllm_redrafter.data.vocabulary import EmbeddedTokens
 from vllm_redrafter.errors import ConfigError
 
 GREEN, PLAIN = "\x1b[32m", "\x1b[0m"
@@ -43,13 +45,20 @@ def tokens(tokenizer: Any, text: str) -> list[int]:
 
 
 def talk(
-    tokenizer: Any, answers: list[Any], *said: str, settings: ChatSettings | None = None
+    tokenizer: Any,
+    answers: list[Any],
+    *said: str,
+    settings: ChatSettings | None = None,
+    num_rows: int = 512,
 ) -> tuple[Conversation, FakeClient, str]:
     """A conversation after these messages, its client, and what the terminal got."""
     shown = io.StringIO()
     console = Console(file=shown, force_terminal=True, color_system="standard", width=200)
     client = FakeClient(answers)
-    conversation = Conversation(client, "target", tokenizer, settings or ChatSettings(), console)
+    embedded = EmbeddedTokens(tokenizer, num_rows)
+    conversation = Conversation(
+        client, "target", tokenizer, embedded, settings or ChatSettings(), console
+    )
     lines = iter(said)
 
     def read() -> str:
@@ -114,6 +123,18 @@ def test_a_refused_message_is_said_and_not_remembered(tokenizer: Any) -> None:
     assert [m["content"] for m in client.asked[1]["messages"]] == ["again"]
 
 
+def test_what_would_end_the_server_is_not_sent(tokenizer: Any) -> None:
+    tokenizer = deepcopy(tokenizer)
+    rows = len(tokenizer)
+    tokenizer.add_tokens(["<|extra|>"])
+    said = ("value <|extra|>", "value \ud83d", "again")
+    answers = [[tokens(tokenizer, "name")]]
+    _, client, shown = talk(tokenizer, answers, *said, num_rows=rows)
+    assert f"refused: token '<|extra|>' (id {rows}) has no row in the target's" in shown
+    assert r"refused: '\ud83d' is half of a character" in shown
+    assert [[m["content"] for m in asked["messages"]] for asked in client.asked] == [["again"]]
+
+
 def test_a_server_that_is_gone_ends_the_chat(tokenizer: Any) -> None:
     with pytest.raises(ConfigError, match="the server does not answer any more"):
         talk(tokenizer, [gone()], "hello")
@@ -134,6 +155,7 @@ from transformers import AutoTokenizer
 from redrafter_testing.engines.fake_chat import FakeClient
 from vllm_redrafter.chat.conversation import Conversation, converse
 from vllm_redrafter.chat.settings import ChatSettings
+from vllm_redrafter.data.vocabulary import EmbeddedTokens
 
 # A test's process may ignore it, and so would this one.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -141,7 +163,8 @@ tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
 word = tokenizer(" value", add_special_tokens=False)["input_ids"]
 console = Console()
 client = FakeClient([[word] * 1000, [word]], seconds=0.02)
-conversation = Conversation(client, "target", tokenizer, ChatSettings(), console)
+embedded = EmbeddedTokens(tokenizer, 512)
+conversation = Conversation(client, "target", tokenizer, embedded, ChatSettings(), console)
 converse(conversation, console, lambda: console.input("> "))
 print("messages:", len(conversation.messages))
 """

@@ -19,12 +19,19 @@ import pytest
 from rich.console import Console
 from transformers import AutoTokenizer
 
-from redrafter_testing.engines.fake_engine import FakeEngine
-from redrafter_testing.engines.generation_runs import PROMPTS, SETTINGS, content, run
+from redrafter_testing.engines.fake_engine import APPENDING, FakeEngine
+from redrafter_testing.engines.generation_runs import (
+    PROMPTS,
+    SETTINGS,
+    content,
+    make_folder,
+    run,
+    with_extra_token,
+)
 from redrafter_testing.in_background import in_background
 from redrafter_testing.models.tiny_models import make_target
 from vllm_redrafter.data import generation
-from vllm_redrafter.data.dataset import finished_shards
+from vllm_redrafter.data.dataset import DatasetInfo, finished_shards
 from vllm_redrafter.data.generation import GenerationSummary, generate_data
 from vllm_redrafter.data.leases import ShardLeases
 from vllm_redrafter.data.prompts import Conversation
@@ -144,6 +151,25 @@ def test_what_another_client_finishes_while_the_engine_starts_is_counted_as_its(
     )
     assert (summary.kept_shards, summary.others_shards, summary.conversations) == (0, 1, 8)
     assert content(output) == content(tmp_path / "whole")
+
+
+def test_rows_that_are_left_out_are_so_for_every_client_and_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generation, "LOOK_SECONDS", 0.01)
+    target = with_extra_token(make_folder(tmp_path / "target", APPENDING))
+    bad = [Conversation((f"value <|extra|> {i}",), source=f"bad line {i}") for i in range(4)]
+    prompts = [bad[0], *PROMPTS[:3], bad[1], bad[2], *PROMPTS[3:], bad[3]]
+    run(target, tmp_path / "good")
+    output = tmp_path / "data"
+    run(target, output, prompts, answers_until_killed=5)
+    assert len(finished_shards(output)) < 4
+    in_threads(
+        lambda: run(target, output, prompts, order=1, pause=0.01) and None,
+        lambda: run(target, output, PROMPTS, order=2, pause=0.01) and None,
+    )
+    assert content(output) == content(tmp_path / "good")
+    assert DatasetInfo.load(output) == DatasetInfo.load(tmp_path / "good")
 
 
 def test_a_client_with_nothing_to_do_waits_for_the_others_and_takes_over(

@@ -13,13 +13,19 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from redrafter_testing.engines.fake_engine import APPENDING
-from redrafter_testing.engines.generation_runs import PROMPTS, SETTINGS, make_folder, run
+from redrafter_testing.engines.fake_engine import APPENDING, FakeEngine
+from redrafter_testing.engines.generation_runs import (
+    PROMPTS,
+    SETTINGS,
+    make_folder,
+    run,
+    with_extra_token,
+)
 from vllm_redrafter.cli import app
 from vllm_redrafter.data.dataset import finished_shards, read_dataset
 from vllm_redrafter.data.prompts import Conversation
 from vllm_redrafter.data.settings import GenerationSettings, SamplingSettings
-from vllm_redrafter.data.turns import answer_seed
+from vllm_redrafter.data.turns import OpenTurn, TurnAnswer, answer_seed
 from vllm_redrafter.errors import ConfigError
 
 SINGLE = [Conversation(c.turns[:1], source=c.source) for c in PROMPTS]
@@ -141,6 +147,51 @@ def test_prompts_without_tokens_are_refused(tmp_path: Path) -> None:
     target = make_folder(tmp_path / "target", "{{ '' }}")
     with pytest.raises(ConfigError, match="line 0: the prompt 'value 0 list 0' has no tokens"):
         run(target, tmp_path / "data", SINGLE)
+
+
+def test_a_token_without_an_embedding_leaves_its_row_out(tmp_path: Path) -> None:
+    target = with_extra_token(make_folder(tmp_path / "target", APPENDING))
+    bad = Conversation(("value 1", "list <|extra|>"), source="line 9")
+    trouble = r"line 9: token '<\|extra\|>' \(id 512\) has no row in .* embedding of 512 rows"
+    shown = io.StringIO()
+    prompts = [SINGLE[0], bad, SINGLE[1]]
+    _, engine = run(target, tmp_path / "data", prompts, console=Console(file=shown))
+    assert re.search(f"a token that has no embedding: 1, the first: {trouble}", shown.getvalue())
+    assert {request.conversation for request, _ in engine.asked} == {0, 1}
+    assert all(max(request.prompt) < 512 for request, _ in engine.asked)
+    with pytest.raises(ConfigError, match=f"^{trouble}$"):
+        run(target, tmp_path / "other", prompts, replace(SETTINGS, strict=True))
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_template_of_tokens_without_embeddings_is_refused(tmp_path: Path) -> None:
+    target = with_extra_token(make_folder(tmp_path / "target", "<|extra|>" + APPENDING))
+    with pytest.raises(ConfigError, match=r"no prompts to answer: .*: 11, the first: line 0: tok"):
+        run(target, tmp_path / "data", PROMPTS)
+    assert not (tmp_path / "data").exists()
+
+
+def test_an_answer_that_the_next_prompt_cannot_repeat_ends_its_conversation(
+    tmp_path: Path,
+) -> None:
+    """The target spelt the name of a token that it has no embedding of."""
+    target = with_extra_token(make_folder(tmp_path / "target", APPENDING))
+
+    class Spelling(FakeEngine):
+        def answer(self, request: OpenTurn) -> TurnAnswer:
+            said = super().answer(request)
+            if request.conversation != 1:
+                return said
+            spelt = [self.tokenizer(part)["input_ids"] for part in ("<|ex", "tra|>")]
+            return replace(said, tokens=[*spelt[0], *spelt[1]], ended=True)
+
+    settings = replace(SETTINGS, top_logprobs=0)
+    summary, engine = run(target, tmp_path / "data", PROMPTS[:3], settings, kind=Spelling)
+    assert summary is not None and summary.skipped == summary.truncated == 0
+    ended = "ended early: rows with a token that has no embedding: 1, the first: line 1: "
+    assert ended in str(summary)
+    assert sorted(request.conversation for request, _ in engine.asked) == [0, 1, 2, 2, 2]
+    assert list(read_dataset(tmp_path / "data")[1]["conversation"]) == [0, 1, 2]
 
 
 def test_the_system_prompt_is_for_conversations_without_their_own(

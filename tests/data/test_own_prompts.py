@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from redrafter_testing.engines.fake_engine import APPENDING, FakeEngine, Killed
-from redrafter_testing.engines.generation_runs import make_folder, with_template
+from redrafter_testing.engines.generation_runs import make_folder, with_extra_token, with_template
 from redrafter_testing.models.tiny_models import add_tokenizer, make_target
 from vllm_redrafter.cli import app
 from vllm_redrafter.data import own_prompts
@@ -182,6 +182,19 @@ def test_a_template_that_refuses_or_hides_the_turn_is_refused(target: Path) -> N
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     with pytest.raises(ConfigError, match="does not show where the user's turn ends"):
         place_of_turn(tokenizer, None)
+
+
+@pytest.mark.parametrize(
+    ("template", "system_prompt"), [("<|extra|>" + APPENDING, None), (APPENDING, "<|extra|>")]
+)
+def test_a_target_without_embeddings_of_what_comes_before_the_turn_is_refused(
+    tmp_path: Path, template: str, system_prompt: str | None
+) -> None:
+    extra = with_extra_token(make_folder(tmp_path / "target", template))
+    settings = replace(SETTINGS, system_prompt=system_prompt)
+    with pytest.raises(ConfigError, match=r"chat template or the system .* \(id 512\) has no row"):
+        run(extra, tmp_path / "prompts.jsonl", settings)
+    assert not (tmp_path / "prompts.jsonl").exists()
 
 
 def test_a_target_with_nothing_new_to_say_ends_the_run(

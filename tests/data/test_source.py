@@ -80,6 +80,19 @@ def test_each_folder_is_checked_against_the_target(
     assert len(read_all([folders["short"]], str(other), check_target=False).dataset) == 10
 
 
+def test_rows_of_a_target_with_more_embeddings_are_refused(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    smaller = make_target(tmp_path, vocab_size=V // 2)
+    add_tokenizer(smaller, vocab_size=V)
+    with pytest.raises(
+        ConfigError,
+        match=r"long: conversation \d, row \d, is not for .*: token '.*' \(id \d\d\) has no row in "
+        r".* embedding of 32 rows; give a target with the 64 rows of the one that wrote the data",
+    ):
+        read_all([folders["long"]], str(smaller), check_target=False)
+
+
 def test_the_seed_chooses_what_is_held_out(target: Path, folders: dict[str, Path]) -> None:
     data = read_all([folders["short"]], str(target))
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 from vllm_redrafter import save_drafter
@@ -20,6 +20,7 @@ from vllm_redrafter.demo import smollm2, train_small
 from vllm_redrafter.demo.decoding import DecodingJob
 from vllm_redrafter.demo.engine_worker import Decoded, Round
 from vllm_redrafter.demo.prompts import PROMPTS
+from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 
 WORDS = ["<unk>", "so", "it", "is", "[user]", "[answer]"]
@@ -125,6 +126,14 @@ def test_the_prompts_fill_every_level(
     job = started[0].job
     assert [len(job.prompts_at(level)) for level in job.levels] == [4, 12, 24]
     assert [level for level in job.levels if len(job.prompts_at(level)) < level] == []
+
+
+def test_a_target_without_embeddings_of_its_templates_tokens_is_refused(target: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    tokenizer.add_tokens(["<|extra|>"])
+    tokenizer.chat_template = "<|extra|>" + TEMPLATE
+    with pytest.raises(ConfigError, match=r"token '<.extra.>' \(id 6\) has no row in the target's"):
+        smollm2.prompts_of(tokenizer, target, ["so it is"])
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ from rich.text import Text
 from tokenizers.decoders import DecodeStream
 
 from vllm_redrafter.chat.settings import ChatSettings
+from vllm_redrafter.data.text_checks import half_character
+from vllm_redrafter.data.vocabulary import EmbeddedTokens
 from vllm_redrafter.errors import ConfigError
 
 DRAFTED = "green"
@@ -55,15 +57,22 @@ class Conversation:
         client: of the openai package, or what looks like it.
         model: its name at the server.
         tokenizer: the target's, of transformers; a fast one.
+        embedded: the tokens that the target can be sent.
         settings: how answers are drawn.
         console: where they are shown.
     """
 
     def __init__(
-        self, client: Any, model: str, tokenizer: Any, settings: ChatSettings, console: Console
+        self,
+        client: Any,
+        model: str,
+        tokenizer: Any,
+        embedded: EmbeddedTokens,
+        settings: ChatSettings,
+        console: Console,
     ) -> None:
         self._client, self._model, self._tokenizer = client, model, tokenizer
-        self._settings, self._console = settings, console
+        self._embedded, self._settings, self._console = embedded, settings, console
         self.messages: list[dict[str, str]] = []
         self.forget()
 
@@ -80,14 +89,16 @@ class Conversation:
         """
         self.messages.append({"role": "user", "content": said})
         given = Answer()
+        if trouble := self._trouble():
+            self._refuse(trouble)
+            return given
         try:
             with self._stream() as chunks:
                 self._show(chunks, given)
         except KeyboardInterrupt:
             self._console.print(" …", style="dim", end="")
         except APIStatusError as error:
-            self.messages.pop()
-            self._console.print(Text(f"refused: {error.message}", style="red"))
+            self._refuse(error.message)
             return given
         except APIError as error:
             raise ConfigError(f"the server does not answer any more: {error}") from error
@@ -95,6 +106,19 @@ class Conversation:
         self._console.print()
         self._console.print(Text(str(given), style="dim"))
         return given
+
+    def _refuse(self, reason: str) -> None:
+        self.messages.pop()
+        self._console.print(Text(f"refused: {reason}", style="red"))
+
+    def _trouble(self) -> str | None:
+        """Why the server must not be sent the messages: it would not survive them."""
+        text = "\n".join(message["content"] for message in self.messages)
+        if half := half_character(text):
+            return f"{half} is half of a character"
+        if self._embedded.are_all:
+            return None
+        return self._embedded.trouble(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _stream(self) -> Any:
         settings = self._settings

@@ -18,7 +18,10 @@ from vllm_redrafter.chat.server import OwnServer
 from vllm_redrafter.chat.settings import ChatSettings
 from vllm_redrafter.checkpoints.files import read_config
 from vllm_redrafter.checkpoints.reading import is_redrafter, verifier_of
+from vllm_redrafter.data.prompts import Conversation as Said
 from vllm_redrafter.data.target_files import load_from
+from vllm_redrafter.data.turns import PromptRenderer
+from vllm_redrafter.data.vocabulary import EmbeddedTokens
 from vllm_redrafter.engine.cpu.environment import cpu_variables
 from vllm_redrafter.errors import ConfigError
 
@@ -43,7 +46,7 @@ def chat(
         ConfigError: a target without a chat template; vLLM does not start.
     """
     console = console or Console()
-    tokenizer = chat_tokenizer(model)
+    tokenizer, embedded = chat_tokenizer(model, settings.system_prompt)
     speculation = [] if drafter is None else ["--spec-model", drafter]
     served = ["--model", model, "--served-model-name", "target", *speculation]
     # One request at a time; whoever wants it otherwise says so behind this.
@@ -62,16 +65,17 @@ def chat(
         )
         client = openai.OpenAI(base_url=f"{server.address}/v1", api_key="none", max_retries=0)
         with client:
-            conversation = Conversation(client, "target", tokenizer, settings, console)
+            conversation = Conversation(client, "target", tokenizer, embedded, settings, console)
             converse(conversation, console, lambda: console.input("[bold]> [/]"))
     log.unlink(missing_ok=True)
 
 
-def chat_tokenizer(model: str) -> Any:
-    """The tokenizer of a target, or of the target that a drafter records.
+def chat_tokenizer(model: str, system_prompt: str | None) -> tuple[Any, EmbeddedTokens]:
+    """The tokenizer of a target, or of the target that a drafter records; and what it can be sent.
 
     Raises:
-        ConfigError: it cannot be read, has no chat template, or is no fast one.
+        ConfigError: it cannot be read, has no chat template, or is no fast one; or the target has
+            no embedding of what the template or the system prompt makes.
     """
     values = read_config(model)
     target = (verifier_of(values) or model) if is_redrafter(values) else model
@@ -86,7 +90,11 @@ def chat_tokenizer(model: str) -> Any:
             f"target {target!r} has a tokenizer in Python alone, which cannot decode as tokens "
             "come: give its folder a tokenizer.json"
         )
-    return tokenizer
+    embedded = EmbeddedTokens.of(target, tokenizer)
+    if not embedded.are_all:
+        hello = Said(("Hello",), source=f"target {target!r}")
+        PromptRenderer(tokenizer, embedded, system_prompt).check(hello)
+    return tokenizer, embedded
 
 
 def _environment() -> dict[str, str]:

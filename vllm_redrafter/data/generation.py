@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoTokenizer
 
 from vllm_redrafter.data.dataset import (
     INFO_FILE,
@@ -40,6 +40,7 @@ from vllm_redrafter.data.turns import (
     TargetEngine,
     TurnAnswer,
 )
+from vllm_redrafter.data.vocabulary import EmbeddedTokens, vocab_size_of
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.progress import progress_bar
 
@@ -146,7 +147,8 @@ def generate_data(
     """
     settings, console = settings or GenerationSettings(), console or Console()
     tokenizer = load_from(AutoTokenizer, target)
-    renderer = PromptRenderer(tokenizer, settings.system_prompt)
+    embedded = EmbeddedTokens.of(target, tokenizer)
+    renderer = PromptRenderer(tokenizer, embedded, settings.system_prompt)
     prompts, left_out = _askable(prompts, renderer, settings.strict)
     if left_out.count:
         console.print(str(left_out), markup=False, highlight=False, soft_wrap=True)
@@ -193,7 +195,7 @@ def _describe(
     target: str, tokenizer: Any, prompts: Sequence[Conversation], settings: GenerationSettings
 ) -> DatasetInfo:
     """What is to be written into dataset.json."""
-    vocab_size = load_from(AutoConfig, target).get_text_config().vocab_size
+    vocab_size = vocab_size_of(target)
     if settings.top_logprobs > vocab_size:
         raise ConfigError(
             f"--top-logprobs {settings.top_logprobs}: the target's vocabulary has {vocab_size}"

@@ -26,6 +26,7 @@ from vllm_redrafter.data.prompt_file import PromptFile
 from vllm_redrafter.data.settings import GenerationSettings, PromptSettings, SamplingSettings
 from vllm_redrafter.data.target_files import load_from
 from vllm_redrafter.data.turns import OpenTurn, TargetEngine, answer_seed
+from vllm_redrafter.data.vocabulary import EmbeddedTokens
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.progress import progress_bar
 
@@ -47,6 +48,11 @@ class TurnPlace:
 
     prompt: list[int]
     end: int | str
+
+    @property
+    def tokens(self) -> list[int]:
+        """All that is known of the place."""
+        return [*self.prompt, *([self.end] if isinstance(self.end, int) else [])]
 
 
 @dataclass
@@ -131,12 +137,17 @@ def make_prompts(
         console: where progress is shown.
 
     Raises:
-        ConfigError: no such target, one without a chat template; a file that holds something
-            else; nothing new comes any more.
+        ConfigError: no such target, one without a chat template, or one that has no embedding of
+            what the template writes; a file that holds something else; nothing new comes any more.
     """
     settings, console = settings or PromptSettings(), console or Console()
     tokenizer = load_from(AutoTokenizer, target)
     place = place_of_turn(tokenizer, settings.system_prompt)
+    if trouble := EmbeddedTokens.of(target, tokenizer).trouble(place.tokens):
+        raise ConfigError(
+            f"target {target!r} cannot read what its chat template or the system prompt makes: "
+            f"{trouble}; give a target with the tokenizer that it was trained with"
+        )
     made_with = {
         "target_fingerprint": target_fingerprint(target),
         "template_fingerprint": digest(tokenizer.chat_template),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from transformers import AutoTokenizer
 
 from vllm_redrafter.data.dataset import DatasetInfo, read_dataset
 from vllm_redrafter.data.fingerprint import target_fingerprint, tokenizer_fingerprint
+from vllm_redrafter.data.row_checks import first_broken_row
 from vllm_redrafter.data.rows import DatasetRows
+from vllm_redrafter.data.vocabulary import EmbeddedTokens, vocab_size_of
 from vllm_redrafter.errors import ConfigError
 
 
@@ -100,10 +103,12 @@ def read_checked(
             copy that wrote the data.
 
     Raises:
-        ConfigError: no data there, or another tokenizer's or target's.
+        ConfigError: no data there, or another tokenizer's or target's, or a token that the target
+            has no embedding of.
     """
     info, dataset = read_dataset(folder)
-    ours = tokenizer_fingerprint(AutoTokenizer.from_pretrained(target))
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    ours = tokenizer_fingerprint(tokenizer)
     if ours != info.tokenizer_fingerprint:
         raise ConfigError(
             f"{folder} was made with another tokenizer (that of {info.target!r}, fingerprint "
@@ -116,7 +121,25 @@ def read_checked(
             f"{info.target_fingerprint[:12]}) than {target!r} ({ours[:12]}): generate the data "
             "again with this target, or, if the two differ in precision only, pass --other-target"
         )
+    _check_tokens(folder, info, dataset, target, tokenizer)
     return info, dataset
+
+
+def _check_tokens(
+    folder: str | Path, info: DatasetInfo, dataset: Any, target: str, tokenizer: Any
+) -> None:
+    """Refuse rows of a target with more embeddings than this one has."""
+    vocab_size = vocab_size_of(target)
+    if vocab_size >= info.vocab_size:
+        return
+    if found := first_broken_row(dataset.data.table, vocab_size, info.top_logprobs):
+        row = dataset[found[0]]
+        tokens = [*row["input_ids"], *chain.from_iterable(row.get("top_tokens", []))]
+        raise ConfigError(
+            f"{folder}: conversation {row['conversation']}, row {found[0]}, is not for {target!r}: "
+            f"{EmbeddedTokens(tokenizer, vocab_size).trouble(tokens)}; give a target with the "
+            f"{info.vocab_size} rows of the one that wrote the data"
+        )
 
 
 def split(data: WrittenData, held_out: int, seed: int, length: int) -> TrainingData:

@@ -19,6 +19,7 @@ from vllm_redrafter.data.dataset import Row
 from vllm_redrafter.data.left_out import UnusableRow
 from vllm_redrafter.data.prompts import Conversation
 from vllm_redrafter.data.settings import SamplingSettings
+from vllm_redrafter.data.vocabulary import EmbeddedTokens
 from vllm_redrafter.errors import ConfigError
 
 
@@ -95,14 +96,17 @@ class PromptRenderer:
 
     Args:
         tokenizer: the target's, of transformers.
+        embedded: the tokens that the target can be sent.
         system_prompt: for conversations without a system message of their own.
 
     Raises:
         ConfigError: there is a system prompt, but no chat template that could express it.
     """
 
-    def __init__(self, tokenizer: Any, system_prompt: str | None = None) -> None:
-        self._tokenizer = tokenizer
+    def __init__(
+        self, tokenizer: Any, embedded: EmbeddedTokens, system_prompt: str | None = None
+    ) -> None:
+        self._tokenizer, self._embedded = tokenizer, embedded
         self._system_prompt = system_prompt
         if system_prompt is not None and not self.has_template:
             raise ConfigError(
@@ -119,7 +123,8 @@ class PromptRenderer:
 
         Raises:
             UnusableRow: the chat template refuses the conversation, or makes nothing of it; or
-                there is none, and only one could express several turns or a system message.
+                there is none, and only one could express several turns or a system message; or
+                the target has no embedding of one of its tokens.
         """
         some_answers = ["answer"] * (len(conversation.turns) - 1)
         if not self.has_template and (some_answers or conversation.system is not None):
@@ -131,7 +136,9 @@ class PromptRenderer:
                 "tokenizer has no chat template: give prompts of one turn, or a tokenizer with "
                 "a chat template",
             )
-        if self.has_template and not self._apply_template(conversation, some_answers, False):
+        if not self._embedded.are_all:
+            self.prompt(conversation, some_answers)
+        elif self.has_template and not self._apply_template(conversation, some_answers, False):
             # Other texts are not tokenized now: it takes long, and hardly any has no tokens.
             raise _without_tokens(conversation)
 
@@ -143,11 +150,14 @@ class PromptRenderer:
             answers: to the turns before the next one.
 
         Raises:
-            UnusableRow: the chat template refuses the conversation, or nothing comes of it.
+            UnusableRow: the chat template refuses the conversation, nothing comes of it, or the
+                target has no embedding of one of the tokens.
         """
         tokens = self._tokens(conversation, answers)
         if not tokens:
             raise _without_tokens(conversation)
+        if trouble := self._embedded.trouble(tokens):
+            raise UnusableRow(conversation.source, "with a token that has no embedding", trouble)
         return tokens
 
     def _tokens(self, conversation: Conversation, answers: Sequence[str]) -> list[int]:

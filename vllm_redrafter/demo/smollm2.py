@@ -17,6 +17,7 @@ from vllm_redrafter.checkpoints.reading import shape_of
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.prompts import Conversation
 from vllm_redrafter.data.turns import PromptRenderer
+from vllm_redrafter.data.vocabulary import EmbeddedTokens
 from vllm_redrafter.demo.decoding import DecodingJob, LevelResult, decode_in_turns, engines
 from vllm_redrafter.demo.engine_worker import Round
 from vllm_redrafter.demo.given import check_sizes, target_folder
@@ -97,7 +98,7 @@ def run_demo(
     tokenizer = AutoTokenizer.from_pretrained(target)
     questions = list(PROMPTS.values())
     dtype = str(fast_dtype()).removeprefix("torch.")
-    jobs = _jobs(target, drafter, prompts_of(tokenizer, questions), dtype)
+    jobs = _jobs(target, drafter, prompts_of(tokenizer, target, questions), dtype)
     outcome = _decode(jobs, folder, console)
     print_comparison(console, outcome.plain, outcome.drafted, dtype)
     console.print(_what_was_decoded(jobs[0]))
@@ -128,9 +129,13 @@ def _fitting_drafter(target: Path, drafter: Path | None) -> Path:
     return drafter.expanduser().resolve()
 
 
-def prompts_of(tokenizer: Any, questions: Sequence[str]) -> list[list[int]]:
-    """Token ids: by the target's chat template, or as mere text where it has none."""
-    renderer = PromptRenderer(tokenizer)
+def prompts_of(tokenizer: Any, target: Path, questions: Sequence[str]) -> list[list[int]]:
+    """Token ids: by the target's chat template, or as mere text where it has none.
+
+    Raises:
+        ConfigError: the target has no embedding of one of them.
+    """
+    renderer = PromptRenderer(tokenizer, EmbeddedTokens.of(str(target), tokenizer))
     return [renderer.prompt(Conversation((question,)), []) for question in questions]
 
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from jinja2 import TemplateError
 from throughput_parts.methods import InputError
 from throughput_parts.prompts import choose, tokenize
 
+from vllm_redrafter.data.vocabulary import EmbeddedTokens
+
+WORDS = ["<s>", "a", "g", "h", "<system>", "<user>"]
 CONVERSATION = [{"role": "system", "content": "g"}, {"role": "user", "content": "h"}]
 
 
@@ -18,10 +22,17 @@ class Words:
         self.chat_template = chat_template
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[Any]:
-        return ["<s>"] * add_special_tokens + text.split()
+        words = ["<s>"] * add_special_tokens + text.split()
+        return [WORDS.index(word) for word in words]
+
+    def get_vocab(self) -> dict[str, int]:
+        return {word: i for i, word in enumerate(WORDS)}
 
     def apply_chat_template(self, messages: list[dict[str, str]], **_: Any) -> str:
         return " ".join(f"<{m['role']}> {m['content']}" for m in messages)
+
+
+EMBEDDED = EmbeddedTokens(Words(None), len(WORDS))
 
 
 @pytest.mark.parametrize(
@@ -36,12 +47,43 @@ class Words:
 def test_the_chat_template_is_for_conversations(
     template: str | None, chat: bool | None, expected: list[list[str]]
 ) -> None:
-    assert tokenize(["a", CONVERSATION], Words(template), chat) == expected
+    rows, left_out = tokenize(["a", CONVERSATION], Words(template), EMBEDDED, chat)
+    assert [[WORDS[token] for token in row] for row in rows] == expected
+    assert not left_out.count
 
 
 def test_chat_needs_a_template() -> None:
     with pytest.raises(InputError, match="no chat template"):
-        tokenize(["a"], Words(None), chat=True)
+        tokenize(["a"], Words(None), EMBEDDED, chat=True)
+
+
+class Numbers(Words):
+    """A tokenizer of numbers; its template refuses system messages."""
+
+    def get_vocab(self) -> dict[str, int]:
+        return {str(i): i for i in range(12)}
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[Any]:
+        return [int(word) for word in text.split()]
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **_: Any) -> str:
+        if messages[0]["role"] == "system":
+            raise TemplateError("no system message")
+        return messages[0]["content"]
+
+
+def test_what_the_target_cannot_be_asked_is_left_out_and_named() -> None:
+    tokenizer = Numbers("template")
+    embedded = EmbeddedTokens(tokenizer, num_rows=10)
+    rows, left_out = tokenize(["1 2", "3 11", CONVERSATION, "4"], tokenizer, embedded, chat=True)
+    assert rows == [[1, 2], [4]]
+    assert left_out.reasons() == [
+        "rows with a token that has no embedding: 1, the first: prompt 2: token '11' (id 11) has "
+        "no row in the target's embedding of 10 rows",
+        "rows that the target's chat template refuses: 1, the first: prompt 3: no system message",
+    ]
+    with pytest.raises(InputError, match=r"can be asked none of the prompts: rows with a token"):
+        tokenize(["10"], tokenizer, embedded, chat=None)
 
 
 def test_prompts_are_drawn_by_the_seed_and_repeated_to_fill_the_highest_level() -> None:

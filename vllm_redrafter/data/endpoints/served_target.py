@@ -21,6 +21,7 @@ from vllm_redrafter.data.prompts import Conversation
 from vllm_redrafter.data.settings import GenerationSettings
 from vllm_redrafter.data.target_files import load_from
 from vllm_redrafter.data.turns import PromptRenderer
+from vllm_redrafter.data.vocabulary import EmbeddedTokens
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.files import whole_file
 from vllm_redrafter.json_files import read_json
@@ -79,9 +80,10 @@ class ServedTarget:
         self.target = target
         self._served_name, self._output = served_name, output
         self._tokenizer = load_from(AutoTokenizer, target)
-        self._renderer = PromptRenderer(self._tokenizer, settings.system_prompt)
         config = load_from(AutoConfig, target).get_text_config()
         self._vocab_size = int(config.vocab_size)
+        embedded = EmbeddedTokens(self._tokenizer, self._vocab_size)
+        self._renderer = PromptRenderer(self._tokenizer, embedded, settings.system_prompt)
         self._given_length = settings.sampling.max_model_len
         length = self._given_length or getattr(config, "max_position_embeddings", None)
         if length is None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
 from redrafter_testing.engines.fake_engine import FakeEngine, Killed
 from redrafter_testing.models.tiny_models import add_tokenizer, make_target
@@ -37,19 +37,29 @@ def with_template(folder: Path, template: str | None) -> Path:
     return folder
 
 
+def with_extra_token(folder: Path) -> Path:
+    """Give the tokenizer `<|extra|>`, the first token that the model has no embedding of."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    rows = AutoConfig.from_pretrained(folder).vocab_size
+    tokenizer.add_tokens([f"<|{i}|>" for i in range(rows - len(tokenizer))] + ["<|extra|>"])
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 def run(
     target: Path,
     output: Path,
     prompts: list[Conversation] = PROMPTS,
     settings: GenerationSettings = SETTINGS,
     console: Console | None = None,
+    kind: type[FakeEngine] = FakeEngine,
     **engine: Any,
 ) -> tuple[GenerationSummary | None, FakeEngine]:
     """The summary (None where it died) and the engine."""
     engines = []
 
     def start(name: str, settings: GenerationSettings) -> FakeEngine:
-        engines.append(FakeEngine(AutoTokenizer.from_pretrained(name), settings, **engine))
+        engines.append(kind(AutoTokenizer.from_pretrained(name), settings, **engine))
         return engines[0]
 
     console = console or Console(file=io.StringIO())
