@@ -162,6 +162,17 @@ def test_the_workflow_runs_what_ci_is_said_to_run() -> None:
     assert (REPO / ".ci" / "run").stat().st_mode & 0o111
 
 
+def test_what_ci_runs_ends_before_its_job_does() -> None:
+    """What hangs is then reported; the job's last minutes are for fetching sources and Python."""
+    limited = re.compile(r"timeout .*--kill-after=(\d+) (\d+)m make \w+")
+    commands = [line for line in (REPO / ".ci" / "run").read_text().splitlines() if "make " in line]
+    limits = [limited.match(command) for command in commands]
+    minutes = sum(int(limit[2]) + int(limit[1]) / 60 for limit in limits if limit)
+    workflow = yaml.safe_load((REPO / ".github" / "workflows" / "ci.yml").read_text())
+    assert len(limits) == 3 and all(limits), "a command without a limit"
+    assert minutes <= 90 and minutes + 5 <= workflow["jobs"]["check"]["timeout-minutes"]
+
+
 def test_the_citation_is_of_this_version() -> None:
     project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
     citation = yaml.safe_load((REPO / "CITATION.cff").read_text())
