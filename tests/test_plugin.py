@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from vllm import SamplingParams
+from vllm.config import vllm as vllm_config
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from vllm.exceptions import VLLMValidationError
 
@@ -105,6 +106,28 @@ def test_k_by_batch_size_is_kept_for_our_worker_alone(target: Path, drafter: Pat
         None,
         "ngram",
     ]
+
+
+@pytest.mark.parametrize("asked", [None, True, False])
+def test_async_scheduling_is_what_it_is_without_speculation(
+    target: Path, drafter: Path, asked: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU vLLM turns it off, and neither refuses the flag nor warns."""
+    said: list[str] = []
+    log = vllm_config.logger
+    monkeypatch.setattr(log, "warning_once", lambda text, *values: said.append(text % values))
+    plain, ours = (
+        (
+            config.scheduler_config.async_scheduling,
+            config.parallel_config.disable_nccl_for_dp_synchronization,
+        )
+        for config in (
+            configure(target, async_scheduling=asked),
+            speculate(target, drafter, async_scheduling=asked),
+        )
+    )
+    assert ours == plain and not ours[0]
+    assert said and not [line for line in said if "sync scheduling" in line]
 
 
 def test_plain_runs_and_other_methods_are_untouched(target: Path) -> None:

@@ -11,8 +11,10 @@ vLLM's methods are wrapped, and act only where a ReDrafter checkpoint is the spe
   refused. It can go when vLLM asks the method what it supports.
 - `VllmConfig._get_v2_model_runner_unsupported_features`: it names all custom proposers, since Model
   Runner V2 cannot make them; our runner makes its own. It can go with RFC #36219.
-- `VllmConfig.__post_init__`: async scheduling is allowed by a list of methods; ours keeps its
-  drafts on the device like those. It can go with vLLM 0.32: 0.33 asks the V1 runner only.
+- `VllmConfig.__post_init__`: async scheduling is allowed by a list of methods. Ours keeps its
+  drafts on the device like those. On a CPU vLLM turns it off, whatever the method, but only after
+  it has refused or warned about one that is not listed. It can go when vLLM asks the method what
+  it supports; for Model Runner V2 with vLLM 0.32: 0.33 asks the V1 runner only.
 - `VllmConfig._maybe_disable_dynamic_sd_for_v1` (from 0.33): K by batch size is allowed to the V1
   runner by a list of methods; our proposer drafts as many nodes as the step asks for. It can go
   when vLLM asks the method what it supports.
@@ -256,7 +258,7 @@ def _unsupported_by_v2(
 
 
 def _post_init(original: Callable[[VllmConfig], None], vllm_config: VllmConfig) -> None:
-    if not _is_v2(vllm_config):
+    if vllm_config.parallel_config.worker_cls not in names.WORKERS:
         return original(vllm_config)
     from vllm.config import vllm as module
 
