@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -9,13 +10,19 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator, PartialState
 from safetensors.torch import load_file
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
 from transformers import LlamaForCausalLM
 from typer.testing import CliRunner
 
@@ -29,6 +36,7 @@ from vllm_redrafter.data.dataset import read_dataset
 from vllm_redrafter.data.rows import DatasetRows
 from vllm_redrafter.errors import ConfigError, TrainingError
 from vllm_redrafter.training.batches import TextBatch
+from vllm_redrafter.training.distillation import Distillation
 from vllm_redrafter.training.teachers import DataTeacher, DraftVocabulary, TargetTeacher
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
@@ -218,6 +226,55 @@ def test_a_killed_run_is_resumed_to_the_same_weights(
         subprocess.run(command(tmp_path / output, *more), env=environment, check=True, timeout=200)
     whole, resumed = (load_file(tmp_path / o / "model.safetensors") for o in ("whole", "killed"))
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+@pytest.fixture
+def group() -> Iterator[weakref.ref[Any]]:
+    """A group of processes, of this one alone."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield weakref.ref(distributed.group.WORLD)
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("end", ["last step", "dry run", "error", "Ctrl-C"])
+def test_the_group_of_processes_ends_after_what_refers_to_it(
+    end: str,
+    target: Path,
+    data: Path,
+    group: weakref.ref[Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A reducer that outlives the group can hang for ever when it is freed."""
+    error = {"error": TrainingError("made up"), "Ctrl-C": KeyboardInterrupt()}.get(end)
+    calls, referring, left = itertools.count(), list[weakref.ref[Any]](), list[int]()
+    forward, prepare = Distillation.forward, Accelerator.prepare
+    destroy = PartialState.destroy_process_group
+
+    def prepare_for_several(accelerator: Accelerator, given: Any) -> Any:
+        if not isinstance(given, Distillation):
+            return prepare(accelerator, given)
+        model = DistributedDataParallel(given)
+        referring.extend((weakref.ref(model.reducer), weakref.ref(model.logger)))
+        return model
+
+    def forward_and_stop(model: Distillation, *given: Any) -> Any:
+        if error is not None and next(calls) == 2:
+            raise error
+        return forward(model, *given)
+
+    def count_and_destroy(state: PartialState, *given: Any) -> None:
+        left.append(sum(found() is not None for found in referring))
+        destroy(state, *given)
+
+    monkeypatch.setattr(Accelerator, "prepare", prepare_for_several)
+    monkeypatch.setattr(Distillation, "forward", forward_and_stop)
+    monkeypatch.setattr(PartialState, "destroy_process_group", count_and_destroy)
+    with pytest.raises(type(error)) if error else nullcontext():
+        run(job(target, data, tmp_path), dry_run=end == "dry run")
+    assert len(referring) == 2 and left == [0]
+    assert not distributed.is_initialized() and group() is None
 
 
 def test_commands_say_what_is_wrong(target: Path, data: Path, tmp_path: Path) -> None:

@@ -213,12 +213,14 @@ TWO_PROCESSES = """
 import json, sys
 from tests.training.test_trainer import trainer, untrained
 drafter = untrained()
-losses = trainer(drafter, max_steps=8, micro_batch_size=1).run().losses
+trained = trainer(drafter, max_steps=8, micro_batch_size=1)
+losses = trained.run().losses
 from accelerate import PartialState
 state = PartialState()
 assert state.num_processes == 2, state
 weights = drafter.rnn_w.weight.detach().sum().item()
 open(f"{sys.argv[1]}.{state.process_index}", "w").write(json.dumps([losses, weights]))
+trained.parallel.close()
 state.destroy_process_group()  # its threads may not outlive the interpreter
 """
 

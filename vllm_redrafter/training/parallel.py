@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.heads.head import DraftHead
@@ -53,6 +54,10 @@ class Parallel(Protocol):
         """Take up whole weights and an optimizer's whole state."""
         ...
 
+    def close(self) -> None:
+        """Let go of the processes' group, before it ends; nothing is trained afterwards."""
+        ...
+
 
 class Replicas:
     """Each process holds all of the drafter.
@@ -80,6 +85,14 @@ class Replicas:
     ) -> None:
         self._drafter.load_state_dict(weights)
         optimizer.load_state_dict(state)
+
+    def close(self) -> None:
+        # The frames of an exception may refer to DDP's module for longer. Its reducer would then
+        # free a gloo group and hold the GIL meanwhile, for which the group's thread may wait.
+        for module in self.model.modules():
+            if isinstance(module, DistributedDataParallel):
+                for name in ("logger", "reducer", "process_group"):
+                    vars(module).pop(name, None)
 
 
 class Shards:
@@ -136,6 +149,9 @@ class Shards:
             for number, moments in state["state"].items()
         }
         optimizer.load_state_dict({**state, "state": shares})
+
+    def close(self) -> None:
+        """Nothing: FSDP's references to the group are Python's, which free it without the GIL."""
 
     def _kept(self, value: Any) -> Any:
         """A moment, whole, in the memory of the process that writes it."""

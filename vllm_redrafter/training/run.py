@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ from vllm_redrafter.training.initialisation import (
 from vllm_redrafter.training.model_card import model_card
 from vllm_redrafter.training.sharded_target import bytes_here, load_sharded_target
 from vllm_redrafter.training.target import load_ends, load_target
-from vllm_redrafter.training.trainer import Trainer, TrainingResult, make_accelerator
+from vllm_redrafter.training.trainer import Trainer, TrainingResult, processes
 
 NO_MATTER = ("evaluate_every", "save_every", "target_parallel", "shard_optimizer")
 """Settings that the weights do not depend on."""
@@ -106,37 +107,37 @@ def train(
     written = read_all(job.data, job.target, not job.other_target)
     data = split(written, config.held_out, config.seed, config.block_length)
     rows, held_out = _with_states(job, written, data)
-    accelerator = make_accelerator(config, None if dry_run else output)
-    if not accelerator.is_main_process:
-        console.quiet = True
-    target = load(job.target, config.target_dtype, accelerator.device)
-    _check_vocabulary(target, data)
-    check_hidden_size(rows, target.config.get_text_config().hidden_size)
-    drafter = _drafter(job, target, data, console)
-    record = _record(job, data)
-    trainer = Trainer(
-        drafter,
-        target,
-        rows,
-        held_out,
-        config,
-        job.speculation,
-        accelerator,
-        None if dry_run else output,
-        record,
-        console,
-    )
-    _print_plan(console, trainer, drafter, data, accelerator)
-    if dry_run:
-        _print_dry_run(console, trainer, accelerator)
-        return None
-    result = trainer.run(resume)
-    drafter = trainer.parallel.whole_drafter()
-    if accelerator.is_main_process:
-        save_result(job, drafter, target, record, result)
-        console.print(_summary(result, output))
-    accelerator.end_training()
-    return result
+    with processes(config, None if dry_run else output) as accelerator:
+        if not accelerator.is_main_process:
+            console.quiet = True
+        target = load(job.target, config.target_dtype, accelerator.device)
+        _check_vocabulary(target, data)
+        check_hidden_size(rows, target.config.get_text_config().hidden_size)
+        drafter = _drafter(job, target, data, console)
+        record = _record(job, data)
+        trainer = Trainer(
+            drafter,
+            target,
+            rows,
+            held_out,
+            config,
+            job.speculation,
+            accelerator,
+            None if dry_run else output,
+            record,
+            console,
+        )
+        with closing(trainer.parallel):
+            _print_plan(console, trainer, drafter, data, accelerator)
+            if dry_run:
+                _print_dry_run(console, trainer, accelerator)
+                return None
+            result = trainer.run(resume)
+            drafter = trainer.parallel.whole_drafter()
+            if accelerator.is_main_process:
+                save_result(job, drafter, target, record, result)
+                console.print(_summary(result, output))
+            return result
 
 
 def save_result(

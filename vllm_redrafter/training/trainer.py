@@ -11,6 +11,7 @@ import math
 import os
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -288,6 +289,24 @@ class Trainer:
             f"step {step}: the loss is {loss} and its gradient's norm {norm}; {left}: go on from "
             "there with a lower --learning-rate and another --output, or look for bad data"
         )
+
+
+@contextmanager
+def processes(config: TrainingConfig, output: Path | None = None) -> Iterator[Accelerator]:
+    """`make_accelerator`, with the end of its logs and of the group of processes.
+
+    Let go of the group (`Parallel.close`) in the body.
+    """
+    accelerator = make_accelerator(config, output)
+    try:
+        yield accelerator
+    except BaseException:
+        # NCCL's group ends when all processes end it, and others may wait for this one elsewhere:
+        # there it ends with the process.
+        if accelerator.device.type == "cpu":
+            accelerator.end_training()
+        raise
+    accelerator.end_training()
 
 
 def make_accelerator(config: TrainingConfig, output: Path | None = None) -> Accelerator:
