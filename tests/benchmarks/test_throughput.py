@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ import throughput
 from throughput_parts import turns
 from throughput_parts.engine import Case, Job, Run
 
+from redrafter_testing import process_trees
 from redrafter_testing.benchmarks.throughput_runs import PARTS, run
 from redrafter_testing.engines import interpreted_engine
 from redrafter_testing.models.tiny_models import (
@@ -211,12 +211,10 @@ def test_all_methods_through_real_engines(tmp_path: Path, models: tuple[Path, Pa
         "--adaptive 2x4:8"
     )
     command = [sys.executable, str(SCRIPT), "--model", str(models[0]), "--drafter", str(models[1])]
-    ended = subprocess.run(
-        [*command, *options.split(), "--output", str(output)],
-        env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"},  # a third of vLLM's imports
-        capture_output=True,
-        text=True,
+    ended = process_trees.run(
+        [*command, *options.split(), "--output", output],
         timeout=400,
+        env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"},  # a third of vLLM's imports
     )
     assert ended.returncode == 0, ended.stderr
 
@@ -251,12 +249,10 @@ def test_it_runs_unchanged_on_model_runner_v2(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), "--model", str(target), "--drafter", str(drafter)]
     environment = dict(interpreted_engine.ENVIRONMENT)
     del environment["PYTHONSAFEPATH"]  # the benchmark imports its neighbours
-    ended = subprocess.run(
-        [*command, *options.split(), "--output", str(tmp_path / "out.json")],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
+    ended = process_trees.run(
+        [*command, *options.split(), "--output", tmp_path / "out.json"],
         timeout=400,
+        env={**os.environ, **environment},
     )
     assert ended.returncode == 0, ended.stderr
     plain, ngram, redrafter = json.loads((tmp_path / "out.json").read_text())["measurements"]

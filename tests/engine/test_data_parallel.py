@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from redrafter_testing import process_trees
 from redrafter_testing.engines import data_parallel, interpreted_engine
 
 pytestmark = pytest.mark.engine
@@ -29,14 +29,9 @@ def test_data_parallel_answers_equal_plain(
     few_tokens_plain: dict[str, list[list[int]]],
 ) -> None:
     command = [sys.executable, "-P", data_parallel.__file__, few_tokens_target, few_tokens_drafter]
-    done = subprocess.run(
-        list(map(str, command)),
-        env={**os.environ, **ENGINES[engine]},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-        timeout=300,
-    )
+    environment = {**os.environ, **ENGINES[engine]}
+    done = process_trees.run(command, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr
     (line,) = (line for line in done.stdout.splitlines() if line.startswith('{"answers"'))
     found = json.loads(line)
     assert found["answers"] == few_tokens_plain["greedy"]

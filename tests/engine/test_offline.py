@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import shutil
-import subprocess
 import sys
 import time
 from collections import deque
@@ -22,6 +21,7 @@ import torch
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from redrafter_testing import process_trees
 from redrafter_testing.engines.fake_engine import APPENDING
 from redrafter_testing.models.tiny_models import EOS, make_drafter
 from redrafter_testing.oracles import CPU_ORACLE
@@ -209,7 +209,7 @@ def test_a_command_killed_midway_continues_to_the_data_of_an_uninterrupted_one(
         *("--max-tokens", str(MAX_TOKENS), "--dtype", "float32", "--enforce-eager"),
         *("--shard-size", "4", "--in-flight", "4"),
     ]
-    with subprocess.Popen(command) as process:
+    with process_trees.started(command) as process:
         while not finished_shards(tmp_path):
             assert process.poll() is None, "it must not end before the first shard"
             time.sleep(0.005)
@@ -220,7 +220,8 @@ def test_a_command_killed_midway_continues_to_the_data_of_an_uninterrupted_one(
     assert workers, "vLLM's worker is a process of its own"
     _, left = psutil.wait_procs(workers, timeout=30)
     assert not left, "they keep the memory that the next run needs"
-    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    result = process_trees.run(command, timeout=300)
+    assert result.returncode == 0, result.stderr
     assert f"{len(kept)} shards were there already" in result.stdout
     assert all(path.read_bytes() == content for path, content in kept.items())
     assert rows_of(tmp_path) == rows_of(runs.sampled) != rows_of(runs.greedy)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch
 from accelerate.state import AcceleratorState
 from transformers import AutoTokenizer
 
+from redrafter_testing import process_trees
 from redrafter_testing.models.tiny_models import add_tokenizer, make_target
 from vllm_redrafter import ReDrafterConfig, save_drafter
 from vllm_redrafter.data.rows import ListRows, TextRow
@@ -59,13 +59,11 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(name: str, *arguments: object, cwd: Path, **environment: str) -> str:
     """What an example prints."""
-    done = subprocess.run(
-        [sys.executable, "-P", str(EXAMPLES / name), *map(str, arguments)],
+    done = process_trees.run(
+        [sys.executable, "-P", EXAMPLES / name, *arguments],
+        timeout=600,
         env={**os.environ, **environment, "COLUMNS": "200"},
         cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=600,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout

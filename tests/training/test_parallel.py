@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from redrafter_testing import process_trees
 from redrafter_testing.models.sharded_training import job, trained
 from redrafter_testing.models.small_trainings import VOCAB_SIZE
 from redrafter_testing.models.training_data import write_data
@@ -58,15 +58,9 @@ def shared(target: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -
         "OMP_NUM_THREADS": "1",
         "ACCELERATE_USE_CPU": "1",
     }
-    with (output / "log").open("w+") as log:
-        command += map(str, (target, tied, data, output))
-        launcher = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-        try:
-            status = launcher.wait(240)
-        finally:
-            launcher.terminate()  # it takes both processes along
-            launcher.wait(60)
-        assert status == 0, (output / "log").read_text()[-3000:]
+    command += map(str, (target, tied, data, output))
+    done = process_trees.run(command, timeout=240, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
     return output
 
 

@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -26,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import LlamaForCausalLM
 from typer.testing import CliRunner
 
+from redrafter_testing import process_trees
 from redrafter_testing.models.small_trainings import SHAPE, VOCAB_SIZE, job, run
 from redrafter_testing.models.tiny_models import add_tokenizer, make_target
 from redrafter_testing.models.training_data import write_data
@@ -214,13 +214,12 @@ def test_a_killed_run_is_resumed_to_the_same_weights(
         program = [sys.executable, "-m", "vllm_redrafter"]
         return [*program, *arguments(target, data, output), *settings, *more]
 
-    process = subprocess.Popen(command(tmp_path / "killed"), env=environment)
-    deadline = time.monotonic() + 120
-    while not list((tmp_path / "killed").glob("checkpoints/step-*")):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    with process_trees.started(command(tmp_path / "killed"), env=environment) as process:
+        deadline = time.monotonic() + 120
+        while not list((tmp_path / "killed").glob("checkpoints/step-*")):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.01)
+        process.kill()
     assert not (tmp_path / "killed" / "model.safetensors").exists()
     for output, more in (("killed", ["--resume"]), ("whole", [])):
         subprocess.run(command(tmp_path / output, *more), env=environment, check=True, timeout=200)

@@ -7,7 +7,6 @@ import gc
 import io
 import json
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
+from redrafter_testing import process_trees
 from redrafter_testing.models.small_trainings import VOCAB_SIZE
 from redrafter_testing.models.tiny_models import add_tokenizer
 from redrafter_testing.models.training_data import write_data
@@ -137,7 +137,7 @@ def test_two_processes_train_as_one_does(
         "ACCELERATE_USE_CPU": "1",
         "PYTHONSAFEPATH": "1",
     }
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    done = process_trees.run(command, timeout=240, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "on 2 × cpu" in " ".join(done.stdout.split())
     assert f"loss {alone.loss:.3f}" in " ".join(done.stdout.split())

@@ -9,7 +9,6 @@ import math
 import os
 import resource
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ import torch
 from accelerate.state import AcceleratorState
 from rich.console import Console
 
+from redrafter_testing import process_trees
 from redrafter_testing.models.cycle_language import HIDDEN_SIZE, VOCAB_SIZE, CycleTarget, rows
 from redrafter_testing.python_path import python_path
 from vllm_redrafter.checkpoints.reading import load_drafter
@@ -240,7 +240,7 @@ def test_two_processes_follow_one_with_the_same_batch(tmp_path: Path) -> None:
     }
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     launch += [str(script), str(tmp_path / "result")]
-    done = subprocess.run(launch, env=environment, capture_output=True, text=True, timeout=300)
+    done = process_trees.run(launch, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     results = [json.loads((tmp_path / f"result.{rank}").read_text()) for rank in (0, 1)]
 

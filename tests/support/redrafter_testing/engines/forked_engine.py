@@ -119,7 +119,7 @@ def forked_engine(
         ours.close()
         process.join(timeout=60)
         if process.is_alive():
-            process.terminate()
+            process.kill()
             process.join()
 
 

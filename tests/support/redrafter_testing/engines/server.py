@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from redrafter_testing import process_trees
+
 
 @contextmanager
 def server(arguments: str, environment: Mapping[str, str] | None = None) -> Iterator[str]:
@@ -29,19 +31,16 @@ def server(arguments: str, environment: Mapping[str, str] | None = None) -> Iter
         port = free.getsockname()[1]
     script = str(Path(__file__).with_name("serve_with_oracle.py"))
     command = [sys.executable, "-P", script, *arguments.split(), "--host", "127.0.0.1"]
-    process = subprocess.Popen(
-        [*command, "--port", str(port)], env={**os.environ, **(environment or {})}
-    )
+    variables = {**os.environ, **(environment or {})}
     address = f"http://127.0.0.1:{port}"
-    try:
+    with process_trees.started([*command, "--port", port], env=variables) as process:
         wait_until_ready(process, f"{address}/health")
         yield address
-    finally:
         process.terminate()
         process.wait(timeout=60)
 
 
-def wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
+def wait_until_ready(process: subprocess.Popen[str], url: str) -> None:
     deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
         assert process.poll() is None, "the server stopped while starting"

@@ -127,5 +127,7 @@ def leave_the_group(state: PartialState, group: Any = None) -> None:
 if __name__ == "__main__":
     end_the_group = PartialState.destroy_process_group
     PartialState.destroy_process_group = leave_the_group
-    main(*sys.argv[1:4], Path(sys.argv[4]))
-    end_the_group(PartialState())
+    try:
+        main(*sys.argv[1:4], Path(sys.argv[4]))
+    finally:
+        end_the_group(PartialState())

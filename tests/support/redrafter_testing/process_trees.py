@@ -1,0 +1,53 @@
+"""Commands that start processes of their own, all of which end with the test."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import psutil
+
+
+@contextmanager
+def started(command: Sequence[object], **arguments: Any) -> Iterator[subprocess.Popen[str]]:
+    """A running command that is gone when the body ends, with all that it has started.
+
+    Args:
+        command: words, which may be paths.
+        arguments: of `subprocess.Popen`.
+    """
+    with subprocess.Popen([*map(str, command)], text=True, **arguments) as process:
+        try:
+            yield process
+        finally:
+            _kill_all(process)
+
+
+def run(
+    command: Sequence[object], timeout: float, **arguments: Any
+) -> subprocess.CompletedProcess[str]:
+    """What a command prints and how it ends; nothing of it is left, after a timeout either.
+
+    Args:
+        command, arguments: see `started`.
+        timeout: in seconds.
+
+    Raises:
+        subprocess.TimeoutExpired: it took longer.
+    """
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **arguments}
+    with started(command, **pipes) as process:
+        stdout, stderr = process.communicate(timeout=timeout)
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+
+
+def _kill_all(process: subprocess.Popen[str]) -> None:
+    """Kill it and its descendants, which may be in sessions of their own, as torch's ranks are."""
+    if process.poll() is not None:
+        return  # it has ended by itself, and what it started is not known any more
+    first = psutil.Process(process.pid)
+    for each in (first, *first.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            each.kill()
