@@ -7,18 +7,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
+from redrafter_testing import process_trees
 from vllm_redrafter.chat.server import OwnServer
 from vllm_redrafter.errors import ConfigError
 
 SERVER = """
 import http.server, subprocess, sys
-worker = subprocess.Popen(["sleep", "1000"])
+worker = subprocess.Popen(sys.argv[1].split(), stdin=subprocess.PIPE)
 print("pids", worker.pid, flush=True)
 
 class Healthy(http.server.BaseHTTPRequestHandler):
@@ -38,7 +39,8 @@ from vllm_redrafter.chat.server import OwnServer
 # A test's process may ignore it, and so would this one.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-command = [sys.executable, "-c", sys.argv[2]]
+# The worker ends with its server by itself, as vLLM's do.
+command = [sys.executable, "-c", sys.argv[2], "cat"]
 with OwnServer([], Path(sys.argv[1]), os.environ, command) as server:
     server.wait_until_ready()
     try:
@@ -66,7 +68,7 @@ def alive(pid: int) -> bool:
 
 def test_it_ends_with_the_block_and_with_its_workers(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with OwnServer([], log, os.environ, [sys.executable, "-c", SERVER]) as server:
+    with OwnServer([], log, os.environ, [sys.executable, "-c", SERVER, "sleep 1000"]) as server:
         server.wait_until_ready()
         first = server._process.pid
         worker = int(log.read_text().split()[1])
@@ -83,21 +85,22 @@ def test_one_that_does_not_start_shows_the_end_of_its_log(tmp_path: Path) -> Non
         server.wait_until_ready()
 
 
-def parent(tmp_path: Path) -> tuple[subprocess.Popen[str], int]:
-    """A process with a server, as the chat is; and the server's number."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", PARENT, str(tmp_path / "log"), SERVER],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        process_group=0,
-    )
+@pytest.fixture
+def parent(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process with a server, as the chat is; it says "ready" and the server's number."""
+    command = [sys.executable, "-c", PARENT, tmp_path / "log", SERVER]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with process_trees.started(command, **pipes, process_group=0) as process:
+        yield process
+
+
+def server_of(process: subprocess.Popen[str]) -> int:
     assert process.stdout is not None
-    return process, int(process.stdout.readline().split()[1])
+    return int(process.stdout.readline().split()[1])
 
 
-def test_ctrl_c_reaches_the_chat_and_not_the_server(tmp_path: Path) -> None:
-    process, server = parent(tmp_path)
+def test_ctrl_c_reaches_the_chat_and_not_the_server(parent: subprocess.Popen[str]) -> None:
+    process, server = parent, server_of(parent)
     assert process.stdin is not None and process.stdout is not None
     os.killpg(process.pid, signal.SIGINT)
     assert process.stdout.readline() == "interrupted None\n"
@@ -109,8 +112,8 @@ def test_ctrl_c_reaches_the_chat_and_not_the_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells it on Linux alone")
-def test_the_server_ends_when_the_chat_is_killed(tmp_path: Path) -> None:
-    process, server = parent(tmp_path)
-    process.kill()
-    process.wait()
+def test_the_server_ends_when_the_chat_is_killed(parent: subprocess.Popen[str]) -> None:
+    server = server_of(parent)
+    parent.kill()
+    parent.wait()
     assert eventually(lambda: not alive(server))
