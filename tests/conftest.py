@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+import uuid
 from collections import Counter
 
 import pytest
 
+from redrafter_testing import left_running
 from redrafter_testing.python_path import SUPPORT, python_path
+
+# The first process of a run names it; what xdist and tests start inherits the name.
+IS_FIRST = left_running.VARIABLE not in os.environ
+RUN = os.environ.setdefault(left_running.VARIABLE, uuid.uuid4().hex)
 
 os.environ["PYTHONPATH"] = python_path(SUPPORT)
 
@@ -18,6 +24,12 @@ os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
 os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"  # GB
 os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # collective_rpc with a function
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
+
+def pytest_unconfigure() -> None:
+    """When all has ended, nothing may be left running."""
+    if IS_FIRST and (left := left_running.end_all(RUN)):
+        print("\nLeft running by tests, and ended now:", *left, sep="\n  ")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
