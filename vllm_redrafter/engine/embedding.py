@@ -9,7 +9,11 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 from vllm.lora.layers.vocab_parallel_embedding import VocabParallelEmbeddingWithLoRA
-from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    UnquantizedEmbeddingMethod,
+    VocabParallelEmbedding,
+)
 
 from vllm_redrafter.substitution import substituted
 
@@ -52,7 +56,7 @@ def lookup_table(
         None where no layer's rows are the embeddings.
     """
     for layer in target.modules():
-        if not isinstance(layer, VocabParallelEmbedding) or layer.tp_size != 1:
+        if not isinstance(layer, VocabParallelEmbedding) or not _is_plain_table(layer):
             continue
         weight = layer.weight
         tokens = torch.linspace(0, layer.org_vocab_size - 1, 64, device=weight.device).long()
@@ -62,3 +66,10 @@ def lookup_table(
         if same and bool(rows.any()):
             return layer
     return None
+
+
+def _is_plain_table(layer: VocabParallelEmbedding) -> bool:
+    """Has it rows of numbers to read? A quantised layer has codes, and often no `weight` at all."""
+    is_quantised = not isinstance(layer.quant_method, UnquantizedEmbeddingMethod)
+    # An output layer that shares the embedding's rows is found as the embedding.
+    return layer.tp_size == 1 and not is_quantised and not isinstance(layer, ParallelLMHead)

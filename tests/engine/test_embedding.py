@@ -1,0 +1,92 @@
+"""Which layer of a target a draft's kernels may read embeddings from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    VocabParallelEmbedding,
+)
+
+from vllm_redrafter.engine.embedding import lookup_table, shared_embedding
+
+VOCAB, HIDDEN = 96, 8
+
+
+class Codes(QuantizeMethodBase):
+    """Keeps weights as integers, as quantised checkpoints do."""
+
+    def create_weights(self, layer: nn.Module, *sizes: Any, **rest: Any) -> None:
+        codes = torch.randint(-8, 8, (layer.num_embeddings_padded, HIDDEN), dtype=torch.int8)
+        layer.register_buffer("qweight", codes)
+
+    def apply(self, layer: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
+        raise NotImplementedError
+
+    def embedding(self, layer: nn.Module, tokens: Tensor) -> Tensor:
+        return layer.qweight[tokens].float()
+
+
+class Target(nn.Module):
+    """Its output layer comes first, as `modules` has them."""
+
+    def __init__(self, embed: nn.Module, head: nn.Module, scale: float = 1.0) -> None:
+        super().__init__()
+        self.lm_head, self.embed_tokens, self._scale = head, embed, scale
+
+    def embed_input_ids(self, tokens: Tensor) -> Tensor:
+        embedded: Tensor = self.embed_tokens(tokens)
+        return embedded if self._scale == 1.0 else embedded * self._scale
+
+
+@pytest.fixture(autouse=True)
+def configuration() -> Iterator[None]:
+    with set_current_vllm_config(VllmConfig()):
+        yield
+
+
+def layer(
+    kind: type[VocabParallelEmbedding], method: QuantizeMethodBase | None = None
+) -> VocabParallelEmbedding:
+    """Of random weights, on one rank."""
+    torch.manual_seed(0)
+    made = kind(VOCAB, HIDDEN, disable_tp=True)
+    if method is None:
+        nn.init.normal_(made.weight)
+        return made
+    del made.weight
+    made.quant_method = method
+    method.create_weights(made)
+    return made
+
+
+def table_of(target: Target) -> VocabParallelEmbedding | None:
+    return lookup_table(target, shared_embedding(target))
+
+
+def test_the_embedding_is_the_table_beside_an_output_layer_without_weights() -> None:
+    embed = layer(VocabParallelEmbedding)
+    assert table_of(Target(embed, layer(ParallelLMHead, Codes()))) is embed
+
+
+def test_a_quantised_embedding_is_no_table() -> None:
+    assert table_of(Target(layer(VocabParallelEmbedding, Codes()), layer(ParallelLMHead))) is None
+
+
+def test_a_scaled_embedding_is_no_table_beside_an_output_layer_without_weights() -> None:
+    embed, head = layer(VocabParallelEmbedding), layer(ParallelLMHead, Codes())
+    assert table_of(Target(embed, head, scale=1.5)) is None
+
+
+def test_an_output_layer_of_the_same_rows_is_no_table() -> None:
+    """They are the embedding's until other weights are loaded."""
+    embed, head = layer(VocabParallelEmbedding), layer(ParallelLMHead)
+    assert torch.equal(embed.weight, head.weight)
+    assert table_of(Target(embed, head)) is embed
