@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from redrafter_testing.gpu.memory_pool import MemoryPool
 from redrafter_testing.gpu.recorded_graphs import RecordedGraph, graphs_recorded
 from redrafter_testing.gpu.triton_interpreter import import_interpreted, interpreted
 
@@ -128,6 +129,12 @@ def test_a_gated_head_is_searched_on_kernels(
     search.explore(*inputs)
 
 
+def medusa_of(**sizes: Any) -> MedusaHead:
+    torch.manual_seed(0)
+    config = MedusaConfig(VOCAB, HIDDEN, num_heads=SHAPE.beam_length, **sizes)
+    return random_weights(MedusaHead(config).to(DEVICE))
+
+
 @pytest.mark.parametrize("max_rows", [None, 2], ids=["kernels", "torch"])
 @pytest.mark.parametrize("sizes", [{"bias": True}, {"num_draft_layers": 3, "draft_vocab_size": 30}])
 def test_a_head_that_sees_no_token_ranks_once_for_all_beams(
@@ -135,9 +142,7 @@ def test_a_head_that_sees_no_token_ranks_once_for_all_beams(
 ) -> None:
     if max_rows is not None:
         monkeypatch.setitem(DraftSearch._step.__globals__, "MAX_ROWS", max_rows)
-    torch.manual_seed(0)
-    drafter = MedusaHead(MedusaConfig(VOCAB, HIDDEN, num_heads=SHAPE.beam_length, **sizes))
-    drafter = random_weights(drafter.to(DEVICE))
+    drafter = medusa_of(**sizes)
     search = DraftSearch(drafter, embedding(), embedding(), SHAPE, max_requests=3)
     rows: list[int] = []
     for layer in drafter.vocabulary_layers:
@@ -185,10 +190,8 @@ def test_more_rows_than_the_small_kernels_take_are_torch_s(monkeypatch: pytest.M
     assert_found(search, drafter, embed, *requests(2))
 
 
-def test_a_shard_s_search_is_the_whole_s() -> None:
-    """Two ranks, one after the other: what each told is known from a first run."""
-    drafter, embed = drafter_of(), embedding()
-    told: list[Tensor] = []
+def shard_s_search(embed: nn.Embedding) -> DraftSearch:
+    """Of the first of two ranks, which run one after the other here."""
     shards = [VocabularyShard(VOCAB, rank, 2, lambda part: part) for rank in range(2)]
     parts = [drafter_of() for _ in shards]
     for part, shard in zip(parts, shards, strict=True):
@@ -196,7 +199,7 @@ def test_a_shard_s_search_is_the_whole_s() -> None:
 
     def gather(_: Tensor) -> Tensor:
         state = search._features_of_last
-        told[:] = [
+        told = [
             s.best_here(p.vocabulary_layers[0](state)) for s, p in zip(shards, parts, strict=True)
         ]
         return torch.cat(told, dim=-1)
@@ -210,7 +213,36 @@ def test_a_shard_s_search_is_the_whole_s() -> None:
         return search._features_of_last
 
     search._features_of = remembered  # type: ignore[method-assign]
+    return search
+
+
+def test_a_shard_s_search_is_the_whole_s() -> None:
+    embed = embedding()
+    assert_found(shard_s_search(embed), drafter_of(), embed, *requests(2))
+
+
+@pytest.mark.parametrize("new", [drafter_of, gated_of, medusa_of])
+def test_a_search_needs_nothing_of_what_was_in_its_memory(new: Callable[[], DraftHead]) -> None:
+    drafter, embed, pool = new(), embedding(), MemoryPool()
+    with pool:
+        search = DraftSearch(drafter, embed, embed, SHAPE, max_requests=2)
+    pool.discard()
     assert_found(search, drafter, embed, *requests(2))
+
+
+def test_a_shard_s_search_needs_nothing_of_what_was_in_its_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    embed, pool, new = embedding(), MemoryPool(), DraftSearch.__init__
+
+    def in_pool(*args: Any, **kwargs: Any) -> None:
+        with pool:
+            new(*args, **kwargs)
+
+    monkeypatch.setattr(DraftSearch, "__init__", in_pool)
+    search = shard_s_search(embed)
+    pool.discard()
+    assert_found(search, drafter_of(), embed, *requests(2))
 
 
 def test_nodes_are_ranked_by_their_survival() -> None:

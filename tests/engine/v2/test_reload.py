@@ -11,6 +11,7 @@ from vllm import SamplingParams
 from redrafter_testing.engines import inside_worker
 from redrafter_testing.engines.forked_engine import Engine
 from redrafter_testing.engines.interpreted_engine import interpreted_engine
+from redrafter_testing.gpu import memory_pool
 from redrafter_testing.models.tiny_models import make_small_target
 from redrafter_testing.requests import workloads
 from redrafter_testing.requests.answers import tokens_of
@@ -42,10 +43,12 @@ def write_drafter(folder: Path, first: int, hidden_size: int = 64) -> Path:
 
 
 def test_weights_come_back_in_place(tmp_path: Path) -> None:
+    """And with them all that is made while they load: a GPU's memory pool has no other."""
     target = make_small_target(tmp_path / "target", vocab_size=VOCAB)
     drafter = write_drafter(tmp_path / "drafter", first=1)
     with interpreted_engine(
         target,
+        setup=memory_pool.use,
         skip_tokenizer_init=True,
         enable_prefix_caching=False,  # it would keep what spoiled weights computed
         speculative_config={"model": str(drafter), "num_speculative_tokens": 8},
@@ -54,8 +57,14 @@ def test_weights_come_back_in_place(tmp_path: Path) -> None:
         assert before[1] > 4, "trees were hardly used"
         ((addresses, weights),) = llm.rpc(inside_worker.drafter_tensors)
 
-        llm.rpc(inside_worker.spoil_weights)
-        assert generate(llm)[0] != before[0]
+        llm.rpc("sleep", 2)
+        ((_, lost),) = llm.rpc(inside_worker.drafter_tensors)
+        assert not any(torch.equal(lost[name], weights[name]) for name in weights)
+        llm.rpc("wake_up", ["kv_cache"])
+        llm.rpc("wake_up", ["weights"])
+        # However the target's weights will come.
+        ((_, awake),) = llm.rpc(inside_worker.drafter_tensors)
+        torch.testing.assert_close(awake, weights, rtol=0, atol=0)
         llm.rpc("reload_weights")
         assert generate(llm) == before
         ((reloaded, restored),) = llm.rpc(inside_worker.drafter_tensors)

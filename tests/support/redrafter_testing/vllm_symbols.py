@@ -79,8 +79,8 @@ MEMBERS = {
     "vllm.v1.attention.backends.flash_attn:FlashAttentionMetadata": """num_actual_tokens
         max_query_len query_start_loc max_seq_len seq_lens block_table slot_mapping causal""",
     "vllm.v1.worker.gpu_worker:Worker": """__init__ _make_model_runner execute_model sample_tokens
-        take_draft_token_ids""",
-    "vllm.v1.worker.cpu_worker:CPUWorker": "__init__ init_device",
+        take_draft_token_ids sleep wake_up""",
+    "vllm.v1.worker.cpu_worker:CPUWorker": "__init__ init_device sleep wake_up",
     "vllm.v1.executor.multiproc_executor:MultiprocExecutor": """execute_model sample_tokens
         take_draft_token_ids""",
     "vllm.v1.core.sched.output:SchedulerOutput": "has_structured_output_requests",
@@ -124,7 +124,7 @@ MEMBERS = {
     "vllm.v1.outputs:LogprobsTensors": "cat",
     "vllm.v1.outputs:SamplerOutput": "sampled_token_ids logprobs_tensors",
     "vllm.model_executor.layers.vocab_parallel_embedding:VocabParallelEmbedding": """tp_size
-        org_vocab_size""",
+        org_vocab_size quant_method""",
     "vllm.model_executor.models.interfaces:SupportsEagle3": "set_aux_hidden_state_layers",
     # The CPU engine's
     "vllm.v1.worker.cpu_model_runner:CPUModelRunner": "load_model",

@@ -37,6 +37,8 @@ class Survival(Protocol):
 class DraftSearch:
     """Searches of one shape, for up to so many requests; buffers are allocated once.
 
+    A search reads nothing there that it has not written: vLLM loses it in sleep level 2.
+
     Attributes:
         beams: what the last search found.
     """
@@ -74,7 +76,6 @@ class DraftSearch:
         config = drafter.config
         self._to_target = drafter.d2t if config.draft_vocab_size is not None else None
         self._launches = drafter.launches(table, min(MAX_ROWS, max_requests * width))
-        self._no_normaliser = weight.new_zeros(max_requests * width, dtype=torch.float32)
 
     @torch.inference_mode()
     def explore(self, hidden: Tensor, root_tokens: Tensor) -> tuple[ExploredNodes, Tensor | None]:
@@ -151,6 +152,6 @@ class DraftSearch:
         if self._shard is None:
             return top_candidates(logits, width)
         log_probs, tokens = log_softmax_of_top(logits, width, self._shard)
-        return TopTokens(
-            log_probs.contiguous(), tokens.int().contiguous(), self._no_normaliser[: len(logits)]
-        )
+        # Made each time: what is made while models load is lost in sleep level 2.
+        normalised = log_probs.new_zeros(len(logits))
+        return TopTokens(log_probs.contiguous(), tokens.int().contiguous(), normalised)

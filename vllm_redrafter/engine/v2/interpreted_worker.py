@@ -18,7 +18,7 @@ from vllm.v1.worker.cpu import model_runner as cpu_model_runner
 
 from vllm_redrafter.engine.stats import HostEvent
 from vllm_redrafter.engine.v2.runner import TreeModelRunner
-from vllm_redrafter.engine.v2.worker import CountingWorker
+from vllm_redrafter.engine.v2.worker import CountingWorker, WakingWorker
 from vllm_redrafter.names import V2_TREE_ATTENTION
 from vllm_redrafter.substitution import substituted
 
@@ -44,7 +44,7 @@ class InterpretedTreeModelRunner(TreeModelRunner, cpu_model_runner.CPUModelRunne
     """TreeModelRunner with what CPUWorker calls besides."""
 
 
-class InterpretedWorker(CountingWorker, cpu_worker.CPUWorker):
+class InterpretedWorker(CountingWorker, WakingWorker, cpu_worker.CPUWorker):
     """vLLM's CPU worker with our V2 model runner and attention backend."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

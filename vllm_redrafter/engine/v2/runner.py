@@ -98,7 +98,7 @@ class TreeModelRunner(model_runner.GPUModelRunner):
     def reload_weights(self, *args: Any, **kwargs: Any) -> None:
         """Reload the target as vLLM does; from its own files, reload the drafter as well.
 
-        Sleep level 2 discards both models' weights, and this is how they come back.
+        Sleep level 2 discards both models' weights: see `WakingWorker` for the drafter's.
 
         Raises:
             ConfigError: the drafter's checkpoint does not fit any more; nothing is reloaded then.

@@ -157,6 +157,14 @@ class TreeSpeculator(BaseSpeculator):
             for length in self.lengths
         }
 
+    def reload(self) -> None:
+        """Read the drafter's weights again. Searches keep nothing else that is made from them.
+
+        Raises:
+            ConfigError: see `read_again`.
+        """
+        self.replace_weights(self.read_again())
+
     def read_again(self) -> dict[str, Tensor]:
         """The checkpoint's tensors as they are now.
 

@@ -42,7 +42,29 @@ class CountingWorker(WorkerBase):
         self.model_runner.speculator.meter.reset()
 
 
-class ReDrafterWorker(CountingWorker, Worker):
+class WakingWorker(WorkerBase):
+    """A V2 worker whose drafter comes back after sleep level 2, however the target's weights do."""
+
+    model_runner: TreeModelRunner
+    _is_drafter_lost = False
+
+    def sleep(self, level: int = 1) -> None:
+        super().sleep(level)
+        self._is_drafter_lost |= level == 2
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """As vLLM does; then read the drafter's files, if its weights are lost.
+
+        Raises:
+            ConfigError: they do not fit any more.
+        """
+        super().wake_up(tags)
+        if self._is_drafter_lost and (tags is None or "weights" in tags):
+            self.model_runner.speculator.reload()
+            self._is_drafter_lost = False
+
+
+class ReDrafterWorker(CountingWorker, WakingWorker, Worker):
     """vLLM's GPU worker with our model runner and attention backend."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -37,14 +37,6 @@ def stop_sampling_in_chunks(worker: Any) -> list[int]:
     return worker.chunks_of_steps
 
 
-def spoil_weights(worker: Any) -> None:
-    """Overwrite what sleep level 2 discards; vLLM saves the target's buffers, and no others."""
-    runner = worker.model_runner
-    drafter = runner.speculator.drafter
-    for tensor in (*runner.model.parameters(), *drafter.parameters(), *drafter.buffers()):
-        tensor.data.fill_(1)
-
-
 def drafter_tensors(worker: Any) -> tuple[dict[str, int], dict[str, torch.Tensor]]:
     """The drafter's tensors by name: where they lie, and copies of them."""
     tensors = worker.model_runner.speculator.drafter.state_dict()
