@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -85,6 +85,7 @@ def budget(monkeypatch: pytest.MonkeyPatch, compiled: list[Any]) -> TreeBudget:
         depths=torch.zeros(SLOTS, K, dtype=torch.int32),
     )
     made.cost_tables = np.full(SLOTS + 1, 0.2), 1.0 + 0.001 * np.arange(ROWS + 1)
+    made._has_tree[:] = True  # of requests that were there before
     return made
 
 
@@ -93,7 +94,11 @@ def step(budget: TreeBudget, confidences: list[float], requests: int = 2) -> tup
     ids = [str(slot) for slot in range(requests)]
     rows = budget.get_num_tokens(dict.fromkeys(ids, 1 + K), {i: [0] * K for i in ids})
     drafts = budget.drafts_now(possible=True)
-    batch: Any = SimpleNamespace(num_reqs=requests, idx_mapping=torch.arange(requests))
+    batch: Any = SimpleNamespace(
+        num_reqs=requests,
+        idx_mapping=torch.arange(requests),
+        idx_mapping_np=np.arange(requests),
+    )
     budget.record_confidences(torch.tensor([confidences] * requests), batch)
     return rows - requests, drafts
 
@@ -159,6 +164,58 @@ def test_a_request_that_comes_while_the_gate_is_shut_does_not_open_it(budget: Tr
         step(budget, BAD, requests=3)
         paid.append(budget._pays)
     assert not any(paid)
+
+
+def admitted(budget: TreeBudget, requests: Sequence[int]) -> list[int]:
+    """How many nodes each of these requests gets, in a step where vLLM schedules K for each."""
+    ids = [str(slot) for slot in requests]
+    rows = budget.get_num_tokens(dict.fromkeys(ids, 1 + K), {i: [-1] * K for i in ids})
+    scheduled = np.full(len(ids), K), np.full(len(ids), 1 + K), np.arange(len(ids) + 1) * (1 + K)
+    on_host, _ = budget.compact_batch(*scheduled)
+    first_rows, *_ = budget.reallocate_drafts(ids, torch.tensor(requests))
+    nodes: list[int] = (first_rows.diff() - 1).tolist()
+    assert sum(nodes) == rows - len(ids) == on_host.sum() - len(ids)
+    return nodes
+
+
+def drafted(budget: TreeBudget, requests: Sequence[int], drafts: bool = True) -> None:
+    """The step's end: a draft for these requests, or none."""
+    budget._drafted = drafts
+    batch: Any = SimpleNamespace(
+        num_reqs=len(requests),
+        idx_mapping=torch.tensor(requests),
+        idx_mapping_np=np.array(requests),
+    )
+    budget.record_confidences(torch.tensor([GOOD] * len(requests)), batch)
+
+
+@torch.inference_mode()
+def test_a_request_that_vllm_pads_gets_no_nodes_until_it_has_a_tree(budget: TreeBudget) -> None:
+    steps(budget, 4, GOOD)
+    budget.add_request(2)
+    assert admitted(budget, [0, 2, 1]) == [K, 0, K]
+    drafted(budget, [0, 2, 1])
+    assert admitted(budget, [0, 2, 1]) == [K, K, K]
+    budget.add_request(2)  # another takes the slot
+    assert admitted(budget, [2]) == [0]
+
+
+@torch.inference_mode()
+def test_a_probe_gives_no_node_to_a_request_without_a_tree(budget: TreeBudget) -> None:
+    budget.cost_tables = np.full(SLOTS + 1, 0.2), 10.0 ** np.arange(ROWS + 1)  # no node pays
+    drafted(budget, [0, 1])
+    budget._probing = True
+    budget.add_request(2)
+    nodes = admitted(budget, [0, 1, 2])
+    assert sum(nodes) == 2 and nodes[2] == 0
+
+
+@torch.inference_mode()
+def test_who_waited_since_a_step_without_a_draft_gets_no_nodes(budget: TreeBudget) -> None:
+    steps(budget, 4, GOOD, requests=3)
+    drafted(budget, [0, 1, 2], drafts=False)
+    drafted(budget, [0, 1])
+    assert admitted(budget, [0, 1, 2]) == [K, K, 0]
 
 
 def test_what_is_decided_is_counted(budget: TreeBudget) -> None:

@@ -79,6 +79,8 @@ class TreeBudget(AdaptiveVerificationManager):
         # Are there drafts of the last step; and has the host read the confidences of the last ones?
         self._drafted, self._up_to_date = True, False
         self._usual = np.ones(self.num_speculative_steps, dtype=np.float32)
+        # By slot: did its request's last step draft?
+        self._has_tree = np.zeros(self.req_states.max_num_reqs, dtype=np.bool_)
 
     def drafts_now(self, possible: bool) -> bool:
         """Shall the step that is running end with a draft? To be asked once in each.
@@ -150,12 +152,14 @@ class TreeBudget(AdaptiveVerificationManager):
         super().add_request(req_idx)
         self._stale_confidences[self._stale_idx].np[req_idx] = self._usual
         async_tensor_h2d(self._usual, out=self._confidence_probs[req_idx])
+        self._has_tree[req_idx] = False
 
     def record_confidences(self, confidence_probs: Tensor, input_batch: InputBatch) -> None:
         """As vLLM does, in steps that drafted.
 
         After the last of these once more: a copy to the host is read a record later.
         """
+        self._has_tree[input_batch.idx_mapping_np] = self._drafted
         if not self._drafted:
             if self._up_to_date:
                 return
@@ -172,21 +176,44 @@ class TreeBudget(AdaptiveVerificationManager):
         self, num_tokens_per_req: dict[str, int], draft_tokens: dict[str, list[int]]
     ) -> int:
         """Rows of the step's batch, trimmed; none of drafts where the last step made none."""
+        padding = self._padding(draft_tokens) if self._drafted else {}
+        if padding:
+            draft_tokens = {r: drafts for r, drafts in draft_tokens.items() if r not in padding}
+            num_tokens_per_req = {
+                r: rows - padding.get(r, 0) for r, rows in num_tokens_per_req.items()
+            }
         num_tokens = super().get_num_tokens(num_tokens_per_req, draft_tokens)
         assert self._batch_budget is not None
         drafts, others, budget = self._batch_budget
-        best = self._consider(drafts, others)
+        # Whether to draft is another question: the next drafts will be of all requests.
+        best = self._consider({**drafts, **padding}, others)
         chosen = budget
         if not self._drafted:
             chosen = 0
         elif self._probing:
             # A probe that verified nothing would find out nothing.
             room = self._max_total_logits - len(drafts) * self.num_bonus_tokens
-            chosen = max(budget, min(np.count_nonzero([*drafts.values()]), room))
+            # A number of Python's: of numpy's, torch compiles vLLM's choice anew.
+            chosen = max(budget, min(int(np.count_nonzero([*drafts.values()])), room))
         if chosen:
             self.meter.expect(best.tokens)
         self._batch_budget = drafts, others, chosen
         return num_tokens - budget + chosen
+
+    def _padding(self, draft_tokens: Mapping[str, list[int]]) -> dict[str, int]:
+        """How many draft tokens are scheduled of requests that have no tree.
+
+        vLLM pads a request to a verification where its prompt is cached but for a token, so that
+        the step's sizes are equal; and it schedules K for whoever ran in a step that did not draft.
+        """
+        slots = np.fromiter(
+            map(self.req_states.req_id_to_index.__getitem__, draft_tokens), np.int64
+        )
+        has_tree = self._has_tree[slots]
+        if has_tree.all():
+            return {}
+        scheduled = zip(draft_tokens.items(), has_tree, strict=True)
+        return {request: len(drafts) for (request, drafts), has in scheduled if not has}
 
     def _consider(self, drafts: Mapping[str, int], others: Mapping[str, int]) -> Choice:
         """Find the best budget, and whether it is faster than plain decoding, the draft included.
