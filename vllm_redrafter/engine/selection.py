@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_redrafter import names
 from vllm_redrafter.engine.cpu import refusals as cpu
+from vllm_redrafter.engine.cpu import schedule as cpu_schedule
 from vllm_redrafter.engine.v2 import refusals as v2
 from vllm_redrafter.engine.v2 import schedule
 from vllm_redrafter.errors import ConfigError
@@ -63,6 +64,7 @@ def engine_here() -> Engine:
             names.CPU_PROPOSER,
             is_v2=False,
             refusals=cpu.refusals,
+            settle=cpu_schedule.settle,
             executor=names.CPU_EXECUTOR,
         )
     if current_platform.is_cuda():

@@ -120,7 +120,7 @@ def test_a_finished_request_in_a_batch_leaves_the_others_as_they_were(
 
 @pytest.mark.parametrize("name", ["greedy", "repetition-penalty", "temperature", "json"])
 def test_a_prompt_that_is_cached_but_for_one_token(name: str, oracle: Engine) -> None:
-    """vLLM's scheduler pads its first step to a verification, with tokens -1."""
+    """vLLM's scheduler would pad its first step to a verification, of rows for nothing."""
     case = next((c for c in workloads.CASES if c.name == name), workloads.Case(name, {}))
     settings = {"temperature": 0, "max_tokens": 12, **case.params}
     params = workloads.SamplingParams(**settings, seed=5)
@@ -130,7 +130,12 @@ def test_a_prompt_that_is_cached_but_for_one_token(name: str, oracle: Engine) ->
     cached = oracle.counter("vllm:prefix_cache_hits")
     whole = tokens_of(oracle.run(load))
     assert oracle.counter("vllm:prefix_cache_hits") == cached
-    drafts = oracle.counter("vllm:spec_decode_num_drafts")
+    before = [oracle.counter(f"vllm:spec_decode_num_{name}") for name in ("drafts", "draft_tokens")]
+    oracle.rpc("reset_redrafter_stats")
     assert tokens_of(oracle.run(load)) == whole
     assert oracle.counter("vllm:prefix_cache_hits") == cached + 32
-    assert oracle.counter("vllm:spec_decode_num_drafts") > drafts
+    after = [oracle.counter(f"vllm:spec_decode_num_{name}") for name in ("drafts", "draft_tokens")]
+    (stats,) = oracle.rpc("redrafter_stats")
+    assert stats["verifications"] > 0
+    counted = [now - then for now, then in zip(after, before, strict=True)]
+    assert counted == [stats["verifications"], stats["drafted_tokens"]]

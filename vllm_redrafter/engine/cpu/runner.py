@@ -67,8 +67,8 @@ class TreeModelRunner(CPUModelRunner):
         # By request: [2, K+1], parents and depths of the tree drafted last. Kept until the
         # scheduler runs the request again, which need not be in the next step.
         self._links: dict[str, npt.NDArray[np.int32]] = {}
-        # A new request whose prompt is cached but for one token is padded by vLLM's scheduler to a
-        # verification, with K tokens -1: a chain of tokens that nothing draws.
+        # Of requests without a tree, where it is not read: the scheduler does not pad them to
+        # verifications (`schedule.py`). If one did, a chain of tokens that nothing draws.
         depth = np.arange(self.proposer.config.num_speculative_tokens + 1, dtype=np.int32)
         self._padding = np.stack([(depth - 1).clip(0), depth])
         self._step: VerificationStep | None = None
