@@ -22,6 +22,7 @@ from vllm_redrafter.triton_kernels.draft_layers import Product, draft_layer
 from vllm_redrafter.triton_kernels.gated_layer import Rows, gated_cell, scale_normed
 from vllm_redrafter.triton_kernels.grow_beams import BeamBuffers, grow_beams
 from vllm_redrafter.triton_kernels.observe_nodes import VerifiedTrees, num_sums, observe_nodes
+from vllm_redrafter.triton_kernels.rope_positions import add_depths
 from vllm_redrafter.triton_kernels.stage_trees import StagedTrees, stage_trees
 from vllm_redrafter.triton_kernels.top_candidates import TopTokens, top_candidates
 from vllm_redrafter.triton_kernels.tree_attention import tree_attention
@@ -203,7 +204,7 @@ def learn(slots: int, depths: int, requests: int = 2) -> None:
 
 
 def step(slots: int, requests: int = 2) -> None:
-    """stage_trees, accept_path and compact_kv."""
+    """stage_trees, add_depths, accept_path and compact_kv."""
     table, staged = TreeBuffers(4, slots - 1, "cpu"), StagedTrees(4, slots - 1, "cpu")
     rows = requests * slots
     stage_trees(
@@ -216,6 +217,7 @@ def step(slots: int, requests: int = 2) -> None:
         staged,
         requests,
     )
+    add_depths(staged, integers(requests + 1), torch.zeros(3, rows + 1, dtype=torch.int64))
     path, num_sampled, row_start = integers(requests, slots), integers(requests), integers(requests)
     accept_path(
         staged.tokens[:requests],

@@ -29,6 +29,7 @@ if not ON_GPU:
         "vllm_redrafter.triton_kernels.grow_beams",
         "vllm_redrafter.triton_kernels.observe_nodes",
         "vllm_redrafter.triton_kernels.stage_trees",
+        "vllm_redrafter.triton_kernels.rope_positions",
         "vllm_redrafter.triton_kernels.tree_attention_kernels",
         "vllm_redrafter.triton_kernels.tree_attention",
         "vllm_redrafter.triton_kernels.tree_from_beams",

@@ -4,6 +4,7 @@ ATTENTION = {"_attend_part", "_merge_parts"}
 
 AROUND_ATTENTION = {
     "_stage_trees",
+    "_add_depths",
     "_accept_path",
     "_compact",
     "_share_prefixes",
