@@ -27,8 +27,9 @@ from typer.testing import CliRunner
 
 from redrafter_testing import process_trees
 from redrafter_testing.models.small_trainings import SHAPE, VOCAB_SIZE, job, run
-from redrafter_testing.models.tiny_models import add_tokenizer, make_target
+from redrafter_testing.models.tiny_models import add_tokenizer, make_seeing_target, make_target
 from redrafter_testing.models.training_data import write_data
+from redrafter_testing.models.transformers_states import write_states_of
 from vllm_redrafter.checkpoints.files import read_config
 from vllm_redrafter.checkpoints.reading import check_checkpoint, load_drafter
 from vllm_redrafter.cli import app
@@ -73,6 +74,22 @@ def test_the_drafter_is_saved_in_the_targets_dtype(
     [*_, newest] = sorted((tmp_path / "checkpoints").iterdir())
     tensors = load_file(newest / "model.safetensors")
     assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
+
+
+def test_a_target_that_sees_images_teaches_by_text(tmp_path: Path) -> None:
+    """Whole, and by its ends with its hidden states: the same losses."""
+    target = make_seeing_target(tmp_path / "target", VOCAB_SIZE)
+    add_tokenizer(target, VOCAB_SIZE)
+    write_data(tmp_path / "data", target, num=24, max_tokens=20, top_logprobs=VOCAB_SIZE)
+    asked = job(target, tmp_path / "data", tmp_path / "whole", target_layers="1")
+    whole, _ = run(asked)
+    states = write_states_of(
+        tmp_path / "states", target, tmp_path / "data", torch.float32, layers=(1,)
+    )
+    ends, _ = run(replace(asked, output=tmp_path / "ends", hidden_states=(states,)))
+    assert len(whole.losses) == 4
+    assert ends.losses == pytest.approx(whole.losses, rel=1e-4)
+    assert check_checkpoint(str(tmp_path / "whole")).target_layers == (1,)
 
 
 def test_a_reduced_vocabulary_is_that_of_the_answers(

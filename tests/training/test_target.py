@@ -7,8 +7,18 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.models import cohere, gemma2, gpt_neox, granite, llama, qwen3
+from transformers import AutoConfig
+from transformers.models import (
+    cohere,
+    gemma2,
+    glm4v,
+    gpt_neox,
+    granite,
+    llama,
+    qwen2_5_vl,
+    qwen3,
+    qwen3_vl,
+)
 
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.training.batches import TextBatch
@@ -17,6 +27,7 @@ from vllm_redrafter.training.target import (
     final_norm,
     load_ends,
     load_target,
+    model_factory,
     read_target,
 )
 
@@ -29,6 +40,18 @@ SIZES: dict[str, Any] = {
     "pad_token_id": 0,
 }
 GROUPED = {**SIZES, "num_key_value_heads": 1, "head_dim": 16}
+PARTS: dict[str, Any] = {
+    "text_config": {
+        **GROUPED,
+        "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3]},
+    },
+    "vision_config": {"depth": 1, "hidden_size": 16, "num_heads": 2, "out_hidden_size": 32},
+}
+SEEING = {
+    "qwen2_5_vl": qwen2_5_vl.Qwen2_5_VLConfig(**PARTS),
+    "qwen3_vl": qwen3_vl.Qwen3VLConfig(**PARTS),
+    "glm4v": glm4v.Glm4vConfig(**PARTS),
+}
 CONFIGS = {
     "llama": llama.LlamaConfig(**GROUPED),
     "tied": llama.LlamaConfig(**GROUPED, tie_word_embeddings=True),
@@ -39,16 +62,22 @@ CONFIGS = {
     "cohere": cohere.CohereConfig(**GROUPED),
     # Other names for every part.
     "gpt_neox": gpt_neox.GPTNeoXConfig(**SIZES),
+    **SEEING,
 }
 
 
 def saved(config: Any, folder: Path, **arguments: Any) -> Path:
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).float()
+    model = model_factory(config).from_config(config).float()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     model.save_pretrained(folder, **arguments)
     return folder
+
+
+def language_model(target: Any) -> Any:
+    """The part that has layers and a final norm."""
+    return getattr(target.base_model, "language_model", target.base_model)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -59,7 +88,7 @@ def test_the_ends_are_those_of_the_whole_target(name: str, tmp_path: Path) -> No
     assert not [n for n, _ in ends.named_parameters() if ".layers." in n]
     tokens = torch.randint(1, 64, (1, 12))
     kept: list[torch.Tensor] = []
-    norm = whole.base_model.get_submodule("final_layer_norm" if name == "gpt_neox" else "norm")
+    norm = language_model(whole).get_submodule("final_layer_norm" if name == "gpt_neox" else "norm")
     norm.register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0]))
     with torch.no_grad():
         outputs = whole(tokens, use_cache=False, output_hidden_states=True)
@@ -76,7 +105,7 @@ def test_layer_i_is_what_goes_into_the_next_one(name: str, tmp_path: Path) -> No
     folder = saved(CONFIGS[name], tmp_path)
     whole, tokens = load_target(folder), torch.randint(1, 64, (2, 12))
     entered: list[torch.Tensor] = []
-    whole.base_model.layers[1].register_forward_pre_hook(
+    language_model(whole).layers[1].register_forward_pre_hook(
         lambda _, positional, named: entered.append((*positional, *named.values())[0]),
         with_kwargs=True,
     )
@@ -85,6 +114,17 @@ def test_layer_i_is_what_goes_into_the_next_one(name: str, tmp_path: Path) -> No
     assert outputs.hidden.shape == (2, 12, 64)
     assert torch.equal(outputs.hidden[..., 32:], entered[0])
     assert torch.equal(outputs.last, read_target(whole, batch).hidden)
+
+
+@pytest.mark.parametrize("name", SEEING)
+def test_rows_of_text_that_are_packed_do_not_see_each_other(name: str, tmp_path: Path) -> None:
+    """Also where a row has several positions, of which transformers looks at the first."""
+    whole, tokens = load_target(saved(CONFIGS[name], tmp_path)), torch.randint(1, 64, (1, 12))
+    positions = torch.tensor([[*range(7), *range(5)]])
+    packed = read_target(whole, TextBatch(tokens, torch.ones_like(tokens).bool(), positions)).last
+    for part in (slice(7), slice(7, 12)):
+        alone = whole.base_model(tokens[:, part], use_cache=False).last_hidden_state
+        torch.testing.assert_close(packed[:, part], alone)
 
 
 def test_a_quantised_target_is_refused(tmp_path: Path) -> None:

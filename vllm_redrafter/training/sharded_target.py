@@ -21,11 +21,11 @@ from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from vllm_redrafter.data.target_files import load_from
 from vllm_redrafter.errors import ConfigError
-from vllm_redrafter.training.target import load_target
+from vllm_redrafter.training.target import load_target, model_factory
 
 
 def load_sharded_target(
@@ -84,7 +84,7 @@ def bytes_here(target: Any) -> tuple[int, int]:
 def _without_values(config: Any) -> Any:
     """The same model, on the device `meta`."""
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config)
+        return model_factory(config).from_config(config)
 
 
 def _agree_on_dtypes(target: Any) -> None:

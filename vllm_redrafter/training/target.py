@@ -15,7 +15,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+)
 from transformers.utils import logging
 
 from vllm_redrafter.data.target_files import load_from
@@ -42,6 +48,14 @@ class TargetOutputs:
         return self.hidden[..., : self.embedded.shape[-1]]
 
 
+def model_factory(config: Any) -> Any:
+    """transformers' class that makes the model of a configuration; it may see images, too."""
+    kind = type(config)
+    if kind in MODEL_FOR_CAUSAL_LM_MAPPING or kind not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        return AutoModelForCausalLM
+    return AutoModelForImageTextToText
+
+
 def load_target(
     name: str | Path, dtype: torch.dtype | str = torch.float32, device: torch.device | str = "cpu"
 ) -> Any:
@@ -58,7 +72,8 @@ def load_target(
     """
     device_map = "auto" if device == "auto" else None
     try:
-        model = AutoModelForCausalLM.from_pretrained(str(name), dtype=dtype, device_map=device_map)
+        factory = model_factory(AutoConfig.from_pretrained(str(name)))
+        model = factory.from_pretrained(str(name), dtype=dtype, device_map=device_map)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"target {str(name)!r}: transformers cannot load it as a causal language model; "
@@ -93,7 +108,7 @@ def load_ends(
         text.layer_types = []
     try:
         with _without_load_report():
-            model, report = AutoModelForCausalLM.from_pretrained(
+            model, report = model_factory(config).from_pretrained(
                 os.path.expanduser(name),
                 config=config,
                 dtype=dtype,
@@ -184,11 +199,16 @@ def hidden_states(target: Any, layers: Sequence[int], **inputs: Tensor) -> Tenso
     Raises:
         ConfigError: the target's class does not give them.
     """
+    text = target.config.get_text_config()
+    rope = getattr(text, "rope_parameters", None) or {}
+    if "mrope_section" in rope and "position_ids" in inputs:
+        # Text's own first, which alone keep packed rows apart; then time, height and width.
+        inputs["position_ids"] = inputs["position_ids"].expand(4, -1, -1)
     if not layers:
         last: Tensor = target.base_model(**inputs, use_cache=False).last_hidden_state
         return last
     outputs = target.base_model(**inputs, use_cache=False, output_hidden_states=True)
-    num_layers = target.config.get_text_config().num_hidden_layers
+    num_layers = text.num_hidden_layers
     # The embedding first.
     if len(states := outputs.hidden_states or ()) != num_layers + 1:
         raise ConfigError(

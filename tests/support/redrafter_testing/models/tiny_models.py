@@ -15,6 +15,8 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
 )
 
 from vllm_redrafter import save_drafter
@@ -69,6 +71,28 @@ def make_small_target(folder: Path, vocab_size: int = 512, hidden_size: int = 64
         tie_word_embeddings=False,
     )
     LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def make_seeing_target(folder: Path, vocab_size: int) -> Path:
+    """A Qwen2.5-VL, whose tokens have several positions each; without an image processor."""
+    torch.manual_seed(0)
+    text = {
+        "vocab_size": vocab_size,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": MAX_LENGTH,
+        "bos_token_id": BOS,
+        "eos_token_id": EOS,
+        "initializer_range": 0.2,
+        "rope_parameters": {"rope_type": "default", "mrope_section": [8, 12, 12]},
+    }
+    vision = {"depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 128}
+    config = Qwen2_5_VLConfig(text_config=text, vision_config=vision)
+    Qwen2_5_VLForConditionalGeneration(config).save_pretrained(folder)
     return folder
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from vllm_redrafter.data.dataset import DatasetInfo, Row, write_shard
 from vllm_redrafter.data.fingerprint import target_fingerprint, tokenizer_fingerprint
 from vllm_redrafter.data.settings import SamplingSettings
+from vllm_redrafter.training.target import load_target
 
 PROMPT_LENGTH = 6
 
@@ -19,8 +20,9 @@ def write_data(
     folder: Path, target: Path, num: int, max_tokens: int, top_logprobs: int = 0, seed: int = 5
 ) -> list[Row]:
     """Greedy answers to random prompts, one shard; an answer ends with EOS or after max_tokens."""
-    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
-    vocab_size, eos = model.config.vocab_size, model.config.eos_token_id
+    model = load_target(target)
+    sizes = model.config.get_text_config()
+    vocab_size, eos = sizes.vocab_size, sizes.eos_token_id
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(2, vocab_size, (num, PROMPT_LENGTH), generator=generator)
     for _ in range(max_tokens):

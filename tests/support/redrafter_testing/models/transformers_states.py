@@ -80,7 +80,7 @@ def write_states_of(
         num_rows=len(lengths),
         num_tokens=int(lengths.sum()),
         max_length=2048,
-        hidden_size=model.config.hidden_size,
+        hidden_size=model.config.get_text_config().hidden_size,
         dtype=str(dtype).removeprefix("torch."),
         shard_tokens=1 << 20,
         target_layers=layers,
