@@ -33,8 +33,6 @@ def common_refusals(vllm_config: VllmConfig) -> Iterator[str]:
         yield "multi-head latent attention (MLA) is not supported"
     if model.is_hybrid or model.is_attention_free:
         yield "models with Mamba or linear-attention layers keep a state that no tree can share"
-    if model.uses_mrope:
-        yield "multi-dimensional RoPE positions (M-RoPE) are not supported"
     if model.attention_chunk_size is not None:
         yield (
             f"its attention is local to chunks of {model.attention_chunk_size} tokens, which vLLM "

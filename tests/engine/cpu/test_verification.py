@@ -66,6 +66,14 @@ def test_each_request_has_the_scheduled_prefix_of_its_tree(seed: int) -> None:
     wanted[rows[is_node]] = (linear[step.root_rows].unsqueeze(1) + expected.depths)[is_node]
     assert torch.equal(positions, wanted)
 
+    # With M-RoPE each dimension has positions of its own.
+    several = torch.stack([linear, 3 * linear, 5 * linear])
+    wanted = several.clone()
+    nodes = several[:, step.root_rows].unsqueeze(2) + expected.depths
+    wanted[:, rows[is_node]] = nodes[:, is_node]
+    step.place(several)
+    assert torch.equal(several, wanted)
+
 
 def test_a_chain_does_not_branch_and_padding_was_not_drafted() -> None:
     chain = [max(node - 1, 0) for node in range(SLOTS)]

@@ -41,7 +41,7 @@ MEMBERS = {
         use_ubatching enable_batch_sharded_sampling data_parallel_index
         data_parallel_size distributed_executor_backend""",
     "vllm.config.model:ModelConfig": """get_hidden_size get_vocab_size get_head_size dtype
-        runner_type is_encoder_decoder use_mla is_hybrid is_attention_free uses_mrope
+        runner_type is_encoder_decoder use_mla is_hybrid is_attention_free
         use_fp64_gumbel logits_processors enable_trace_replay return_sampling_mask rswa_window
         is_mm_prefix_lm served_model_name get_total_num_hidden_layers""",
     "vllm.config.cache:CacheConfig": "cache_dtype kv_sharing_fast_prefill",
@@ -91,7 +91,8 @@ MEMBERS = {
     f"{GPU}.model_states.interface:ModelState": """add_request apply_staged_writes
         initialize_kv_cache custom_sampler max_num_reqs device vllm_config""",
     f"{GPU}.model_states.default:DefaultModelState": """__init__ add_request apply_staged_writes
-        prepare_attn""",
+        prepare_attn prepare_inputs rope_state""",
+    f"{GPU}.mm.rope:RopeState": "positions",
     f"{GPU}.spec_decode.speculator:BaseSpeculator": """init_cudagraph_manager capture propose
         num_query_per_req""",
     f"{GPU}.cudagraph_utils:CudaGraphManager": """__init__ needs_capture capture dispatch
@@ -129,6 +130,7 @@ MEMBERS = {
     # The CPU engine's
     "vllm.v1.worker.cpu_model_runner:CPUModelRunner": "load_model",
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner": """_prepare_inputs _build_attention_metadata
+        _preprocess uses_mrope mrope_positions
         _model_forward execute_model sample_tokens speculative_config _sample _bookkeeping_sync
         _input_fits_in_drafter propose_draft_token_ids take_draft_token_ids initialize_kv_cache
         _on_request_state_removed use_aux_hidden_state_outputs get_model""",

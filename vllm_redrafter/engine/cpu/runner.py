@@ -4,7 +4,7 @@ The decoding step, in the order in which vLLM calls the overridden methods (a st
 verifies nor drafts is plain decoding's, see `execute_model`):
 
 1. `_prepare_inputs`: look up the trees of the scheduled draft tokens; give their rows the
-   positions n + depth (the slots stay linear).
+   positions n + depth (the slots stay linear). `_preprocess`: M-RoPE's positions likewise.
 2. `_build_attention_metadata`: hand the trees to the attention layers.
 3. `_model_forward`: the target reads all nodes of all requests in one pass.
 4. `_sample`: vLLM's sampler draws along a path of each tree (`path_sampler.py`), compaction moves
@@ -196,6 +196,13 @@ class TreeModelRunner(CPUModelRunner):
         kind = TREES if step.branching.numel() else CHAINS
         self._step = step
         self._timed = (kind, requests, rows) if step.only_nodes else None
+        return prepared
+
+    def _preprocess(self, *args: Any, **kwargs: Any) -> Any:
+        # Here, as with pruned videos vLLM computes M-RoPE's positions once more in it.
+        prepared = super()._preprocess(*args, **kwargs)
+        if self.uses_mrope and self._step is not None:
+            self._step.place(self.mrope_positions.cpu)
         return prepared
 
     # 2 -- attention

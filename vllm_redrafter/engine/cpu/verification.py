@@ -45,6 +45,15 @@ class VerificationStep:
     branching: Tensor
     only_nodes: bool
 
+    def place(self, positions: Tensor) -> None:
+        """Give the nodes the positions of their roots + depth, in every dimension of M-RoPE.
+
+        Args:
+            positions: [dimensions, >= rows] int64, the roots' set; changed in place.
+        """
+        roots = positions[:, self.root_rows].unsqueeze(-1)
+        positions[:, self.node_rows] = roots + self.tree.depths
+
 
 def verification_step(
     links: Sequence[Array],

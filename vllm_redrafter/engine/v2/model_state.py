@@ -2,7 +2,8 @@
 
 vLLM computes the step's slots from linear positions, then calls `prepare_attn`: there the trees
 are staged in the batch's order, and the positions become n + depth. They are changed in place, in
-the buffer that CUDA graphs read and that the sampler keys its noise by.
+the buffer that CUDA graphs read and that the sampler keys its noise by. M-RoPE's positions, which
+vLLM computes later, are changed likewise in `prepare_inputs`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from vllm.v1.worker.gpu.sample.bad_words import BadWordsState
 from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
 from vllm.v1.worker.gpu.sample.penalties import PenaltiesState, use_penalty
 from vllm.v1.worker.gpu.sample.sampler import Sampler
+from vllm.v1.worker.gpu.states import RequestState
 
 from vllm_redrafter.engine.v2.attention import TreeRows
 from vllm_redrafter.engine.v2.scorer import TreeScorer
@@ -116,6 +118,15 @@ class TreeModelState(DefaultModelState):
         for each in {id(m): m for m in metadata.values()}.values():
             each.set_trees(rows)
         return metadata
+
+    def prepare_inputs(
+        self, input_batch: InputBatch, req_states: RequestState
+    ) -> dict[str, Tensor | None]:
+        """As vLLM does; of M-RoPE's positions, those of trees' rows become n + delta + depth."""
+        inputs = super().prepare_inputs(input_batch, req_states)
+        if self.rope_state is not None and input_batch.num_draft_tokens:
+            self.verification.place(self.rope_state.positions, input_batch)
+        return inputs
 
     def _graph_rows(self, input_batch: InputBatch) -> TreeRows:
         """All rows are trees' rows: as many for each request, or up to `max_query_len`."""

@@ -17,6 +17,7 @@ from vllm.v1.worker.gpu.input_batch import InputBatch
 
 from vllm_redrafter.triton_kernels.build_tree import TreeBuffers
 from vllm_redrafter.triton_kernels.compact_kv import CacheTable, compact_kv
+from vllm_redrafter.triton_kernels.rope_positions import add_depths
 from vllm_redrafter.triton_kernels.stage_trees import StagedTrees, stage_trees
 
 
@@ -72,6 +73,15 @@ class Verification:
             self.staged,
             requests,
         )
+
+    def place(self, positions: Tensor, input_batch: InputBatch) -> None:
+        """Give the staged trees' rows M-RoPE positions.
+
+        Args:
+            positions: [dimensions, rows] int64, vLLM's; changed in place.
+            input_batch: the step's batch, staged before.
+        """
+        add_depths(self.staged, input_batch.cu_num_logits, positions)
 
     def note_verified(self, requests: int, padded: int) -> None:
         """Fill `num_verified`: the batch's first requests' trees were walked, those from there to

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from redrafter_testing.engines.without_torchvision import let_vision_targets_load
+
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process instead of three
     "PYTHONSAFEPATH": "1",  # else the working directory's triton_kernels would hide vLLM's
@@ -155,6 +157,7 @@ def _serve(
             setup()
         from vllm import LLM
 
+        let_vision_targets_load()
         llm = LLM(target, **{**SETTINGS, **arguments})
         if settle is not None:
             llm.collective_rpc(settle)

@@ -1,0 +1,196 @@
+"""Targets that see images: a token of an image has several positions (M-RoPE).
+
+Their vision towers are as small as their classes allow, and their tokens so few that a random
+drafter is often right.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from PIL import Image
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from redrafter_testing.models.families.family import SIZES, Family, Questions
+
+WORDS = [f"w{i}" for i in range(18)]
+QWEN = {
+    "vision_start_token_id": "<|vision_start|>",
+    "image_token_id": "<|image_pad|>",
+    "vision_end_token_id": "<|vision_end|>",
+    "video_token_id": "<|video_pad|>",
+}
+"""Special tokens by their names in the configuration; an image is the first three."""
+GLM = {
+    "image_start_token_id": "<|begin_of_image|>",
+    "image_token_id": "<|image|>",
+    "image_end_token_id": "<|end_of_image|>",
+    "video_token_id": "<|video|>",
+    "video_start_token_id": "<|begin_of_video|>",
+    "video_end_token_id": "<|end_of_video|>",
+}
+NUM_KNOWN = 2 + len(WORDS)
+HIDDEN, VOCAB = 128, NUM_KNOWN + len(GLM)
+PATCH = 4
+"""Pixels; a token stands for 2 x 2 patches, so an image of 48 x 48 is 36 tokens."""
+
+TEXT: dict[str, Any] = {
+    **SIZES,
+    "vocab_size": VOCAB,
+    "hidden_size": HIDDEN,
+    "max_position_embeddings": 1024,
+}
+VISION: dict[str, Any] = {
+    "depth": 2,
+    "hidden_size": 32,
+    "num_heads": 2,
+    "intermediate_size": 64,
+    "patch_size": PATCH,
+    "out_hidden_size": HIDDEN,
+    "initializer_range": 0.3,
+}
+
+
+@dataclass(frozen=True)
+class Looking:
+    """Questions about images, every other one sampled with a seed.
+
+    Attributes:
+        count: how many.
+        tokens: the most that one is answered with.
+        mark: what stands for an image in a prompt.
+        blank: the images are black.
+    """
+
+    count: int
+    tokens: int
+    mark: str
+    blank: bool = False
+
+    def run(self, llm: Any) -> list[list[int]]:
+        """The answers' tokens; then those to the same texts and images with another end."""
+        params = Questions(self.count, self.tokens).params()
+        answers = [
+            llm.generate([self._prompt(i, end) for i in range(self.count)], params, use_tqdm=False)
+            for end in WORDS[:2]
+        ]
+        return [list(a.outputs[0].token_ids) for of_end in answers for a in of_end]
+
+    def _prompt(self, i: int, end: str) -> dict[str, Any]:
+        """An image; text alone; several images; more than a step reads, an image in its midst."""
+        length, at, count = ((40, 3, 1), (9, 0, 0), (7, 2, 3), (110, 80, 1))[i % 4]
+        text = [WORDS[(j * j + i) % len(WORDS)] for j in range(length + i)]
+        images = [self._image(16 + 8 * (i % 5), 40 - 8 * n) for n in range(count)]
+        words = [*text[:at], *[self.mark] * count, *text[at:], end]
+        return {"prompt": " ".join(words), "multi_modal_data": {"image": images}}
+
+    def _image(self, height: int, width: int) -> Image.Image:
+        rows, columns = np.mgrid[:height, :width]
+        pixels = np.stack([rows * 9, columns * 7, rows * columns], axis=-1) % 256
+        return Image.fromarray((pixels * (not self.blank)).astype(np.uint8))
+
+
+def make_vision_target(
+    config: Any, special: dict[str, str], processors: tuple[str, str], folder: Path
+) -> Path:
+    """Random weights, a tokenizer and a processor.
+
+    Args:
+        config: the target's.
+        special: the tokens behind WORDS, see QWEN.
+        processors: transformers' classes of processor and image processor.
+        folder: where to write them.
+    """
+    torch.manual_seed(5)
+    model = transformers.AutoModelForImageTextToText.from_config(config).float()
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(folder)
+    known = {name: i for i, name in enumerate(("<s>", "</s>", *WORDS))}
+    words = Tokenizer(models.WordLevel(known, unk_token="<s>"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words, bos_token="<s>", eos_token="</s>", pad_token="</s>"
+    )
+    tokenizer.add_special_tokens({"additional_special_tokens": list(special.values())})
+    tokenizer.save_pretrained(folder)
+    processor = {
+        "processor_class": processors[0],
+        "image_processor_type": processors[1],
+        "patch_size": PATCH,
+        "temporal_patch_size": 2,
+        "merge_size": 2,
+        "size": {"shortest_edge": 8 * 8, "longest_edge": 48 * 48},
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    return folder
+
+
+def _family(
+    architecture: str,
+    config: type[Any],
+    special: dict[str, str],
+    processors: tuple[str, str],
+    text: dict[str, Any],
+    vision: dict[str, Any],
+    feature: str,
+) -> Family:
+    ids = {name: NUM_KNOWN + i for i, name in enumerate(special)}
+    made = config(text_config={**TEXT, **text}, vision_config={**VISION, **vision}, **ids)
+    return Family(
+        architecture,
+        partial(make_vision_target, made, special, processors),
+        feature,
+        vocab_size=VOCAB,
+        hidden_size=HIDDEN,
+        questions=partial(Looking, mark=" ".join(list(special.values())[:3])),
+        arguments={
+            "skip_tokenizer_init": False,
+            "max_model_len": 256,
+            "limit_mm_per_prompt": {"image": 3, "video": 0},
+        },
+    )
+
+
+def _sections(*sections: int, **rest: Any) -> dict[str, Any]:
+    """How many of half a head's dimensions turn by time, height and width."""
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": list(sections)}
+    return {"rope_parameters": {**rope, **rest}}
+
+
+QWEN2_5_VL = _family(
+    "Qwen2_5_VLForConditionalGeneration",
+    transformers.Qwen2_5_VLConfig,
+    QWEN,
+    ("Qwen2_5_VLProcessor", "Qwen2VLImageProcessor"),
+    _sections(8, 12, 12),
+    {"fullatt_block_indexes": [1], "window_size": 16},
+    "M-RoPE in sections",
+)
+QWEN3_VL = _family(
+    "Qwen3VLForConditionalGeneration",
+    transformers.Qwen3VLConfig,
+    QWEN,
+    ("Qwen3VLProcessor", "Qwen2VLImageProcessor"),
+    _sections(12, 10, 10, mrope_interleaved=True),
+    {"deepstack_visual_indexes": [0], "num_position_embeddings": 36},
+    "interleaved M-RoPE, an image in two layers' inputs",
+)
+GLM4V = _family(
+    "Glm4vForConditionalGeneration",
+    transformers.Glm4vConfig,
+    GLM,
+    ("Glm4vProcessor", "Glm4vImageProcessor"),
+    _sections(4, 6, 6, partial_rotary_factor=0.5),
+    {"image_size": 48},
+    "M-RoPE of half of each head",
+)
+VISUAL = (QWEN2_5_VL, QWEN3_VL, GLM4V)
