@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from redrafter_testing.models.families.audio import AUDIO
 from redrafter_testing.models.families.dense import DENSE
+from redrafter_testing.models.families.experts import EXPERTS
 from redrafter_testing.models.families.family import Family
 from redrafter_testing.models.families.vision import VISUAL
 
-FAMILIES: tuple[Family, ...] = (*DENSE, *AUDIO, *VISUAL)
+FAMILIES: tuple[Family, ...] = (*DENSE, *EXPERTS, *AUDIO, *VISUAL)
 
 
 def families_on(engine: str) -> list[Family]:

@@ -1,0 +1,75 @@
+"""Mixtures of experts that read text alone."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import transformers
+
+from redrafter_testing.models.families.family import HIDDEN, SIZES, Family
+from redrafter_testing.models.tiny_models import make_random_target
+
+
+def _family(architecture: str, config: Any, feature: str, **rest: Any) -> Family:
+    return Family(architecture, partial(make_random_target, config), feature, **rest)
+
+
+ROUTED: dict[str, Any] = {**SIZES, "num_experts": 4, "num_experts_per_tok": 2}
+WIDE = {**ROUTED, "hidden_size": 2 * HIDDEN}
+"""For classes whose heads' size is that of the hidden states by heads, whatever head_dim says."""
+
+EXPERTS = (
+    _family(
+        "MixtralForCausalLM",
+        transformers.MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2),
+        "2 of 4 experts",
+    ),
+    _family(
+        "Qwen3MoeForCausalLM",
+        transformers.Qwen3MoeConfig(
+            **ROUTED, moe_intermediate_size=64, norm_topk_prob=True, mlp_only_layers=[0]
+        ),
+        "a dense layer before experts",
+    ),
+    _family(
+        "Qwen2MoeForCausalLM",
+        transformers.Qwen2MoeConfig(
+            **WIDE, moe_intermediate_size=64, shared_expert_intermediate_size=64
+        ),
+        "a shared expert",
+        hidden_size=2 * HIDDEN,
+    ),
+    _family(
+        "OlmoeForCausalLM",
+        transformers.OlmoeConfig(**WIDE),
+        "norms of q and k across heads",
+        hidden_size=2 * HIDDEN,
+    ),
+    _family(
+        "GptOssForCausalLM",
+        transformers.GptOssConfig(
+            **SIZES,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            sliding_window=32,
+            layer_types=["sliding_attention", "full_attention"],
+        ),
+        "attention sinks, a sliding window in every other layer, biases",
+    ),
+    _family(
+        "Glm4MoeForCausalLM",
+        transformers.Glm4MoeConfig(
+            **SIZES,
+            n_routed_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=64,
+            n_shared_experts=1,
+            n_group=2,
+            topk_group=1,
+            first_k_dense_replace=1,
+            use_qk_norm=True,
+        ),
+        "groups of experts, a shared one",
+    ),
+)
