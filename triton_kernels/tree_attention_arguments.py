@@ -14,7 +14,7 @@ from vllm_redrafter.triton_kernels.checks import (
     require_same_device,
 )
 
-HEAD_DIMS = (64, 80, 96, 128, 256)
+HEAD_DIMS = (64, 80, 96, 128, 256, 512)
 QUERY_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 CACHE_DTYPES = (*QUERY_DTYPES, torch.float8_e4m3fn)
 

@@ -66,9 +66,11 @@ TILES: dict[tuple[int, int], tuple[Tile, ...]] = {
     (2, 64): (_half(16, 64, 4), _half(32, 64, 4), _half(64, 64, 4), _half(128, 64, 8)),
     (2, 128): (_half(16, 32, 4), _half(32, 32, 4), _half(64, 32, 8), _half(128, 32, 8)),
     (2, 256): (_half(16, 16, 4), _half(32, 16, 8), _half(64, 16, 8)),
+    (2, 512): (_half(16, 16, 4), _half(32, 16, 8)),
     (4, 64): (_single(16, 32, 4), _single(32, 32, 8), _single(64, 32, 8)),
     (4, 128): (_single(16, 16, 4), _single(32, 16, 8), _single(64, 16, 8)),
     (4, 256): (_single(16, 16, 8),),
+    (4, 512): (_single(16, 16, 8),),
 }
 """The tiles to choose from: rows, keys, warps.
 
@@ -76,10 +78,12 @@ They are the same for all GPUs: they fit the 99 KiB of shared memory that a thre
 sm_86, sm_89 and sm_120, and spill no registers (fp32 on sm_100 and sm_120: 8 bytes at most).
 
 Rows: from 16, a matrix instruction's, to 128. Head dims beyond 128 have no registers for 128 rows,
-nor has fp32; fp32 with head dims beyond 128 has them for 16 alone.
+those beyond 256 none for 64, and fp32 none for 128; fp32 with head dims beyond 128 has them for 16
+alone.
 
 Keys: 8 KiB of K, so that three steps' K and V fit beside the queries; between 16 and 64. A wider
-tile would have more scores in registers, and a block less per multiprocessor.
+tile would have more scores in registers, and a block less per multiprocessor. With a head dim of
+512, 16 keys are 16 KiB of K, and two steps' fit.
 
 Warps: 8 where each thread of 4 would have 64 accumulators or more; in fp32, whose operands are in
 registers too, earlier.

@@ -106,7 +106,7 @@ def integers(*shape: int) -> Tensor:
 def attention_cases() -> Iterator[Attention]:
     """Each of the shapes' dimensions in turn, around what is common: bf16, 128, 4 heads, K = 32."""
     for dtype in DTYPES:
-        for head_dim in (64, 80, 96, 128, 256):
+        for head_dim in (64, 80, 96, 128, 256, 512):
             yield Attention(head_dim, dtype)
     for group in (1, 4, 7, 8):
         for most in (8, 16, 32, 64, 127):

@@ -17,7 +17,7 @@ from vllm_redrafter.triton_kernels.tree_attention_tuning import SIZES
 ELEMENT_BYTES = 2
 """Of fp16 and bf16, which decoding is done in; an fp8 cache has the tiles of its queries."""
 
-HEAD_DIMS = (128, 64, 256)
+HEAD_DIMS = (128, 64, 256, 512)
 """From the most usual on: a sweep may be cut short."""
 
 GROUP = 4

@@ -25,6 +25,7 @@ from redrafter_testing.gpu.tree_attention_launch import (
     names,
 )
 from vllm_redrafter.triton_kernels.tree_attention import tree_attention
+from vllm_redrafter.triton_kernels.tree_attention_arguments import HEAD_DIMS
 
 pytestmark = pytest.mark.usefixtures("new_tensors_hold_nan")
 
@@ -85,7 +86,7 @@ def test_nan_in_the_unused_slots_of_a_used_block_stays_there(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], **names)
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_every_head_dim_is_exact(
     launch: Callable[..., Launch], head_dim: int, dtype: torch.dtype
 ) -> None:

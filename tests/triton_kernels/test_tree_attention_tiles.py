@@ -35,7 +35,7 @@ def test_few_rows_are_padding(nodes: int, group: int, rows: int, tiles: int) -> 
     assert padded(nodes * group, rows) == rows * tiles
 
 
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
 @pytest.mark.parametrize("dtype", DTYPES, **names)
 def test_tiles_are_what_triton_can_multiply(head_dim: int, dtype: torch.dtype) -> None:
     """`tl.dot` takes powers of two from 16 on; two warp groups have 256 threads' registers."""
