@@ -77,7 +77,7 @@ def check_attention(vllm_config: VllmConfig, backend: type[AttentionBackend]) ->
     from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
     others: dict[str, list[str]] = {}
-    layers = get_layers_from_vllm_config(vllm_config, AttentionLayerBase)  # type: ignore[type-abstract]
+    layers = get_layers_from_vllm_config(vllm_config, AttentionLayerBase)
     for name, layer in layers.items():
         spec, its_backend = layer.get_kv_cache_spec(vllm_config), layer.get_attn_backend()
         is_paged = type(spec) in (FullAttentionSpec, SlidingWindowSpec)
