@@ -1,4 +1,4 @@
-"""Which layer of a target a draft's kernels may read embeddings from."""
+"""The embedding that a drafter shares with its target, and the table that kernels may read."""
 
 from __future__ import annotations
 
@@ -90,3 +90,33 @@ def test_an_output_layer_of_the_same_rows_is_no_table() -> None:
     embed, head = layer(VocabParallelEmbedding), layer(ParallelLMHead)
     assert torch.equal(embed.weight, head.weight)
     assert table_of(Target(embed, head)) is embed
+
+
+class Text(nn.Module):
+    def embed_input_ids(self, tokens: Tensor) -> Tensor:
+        return tokens.unsqueeze(-1) * torch.tensor([1.0, 2.0])
+
+
+class Seeing(nn.Module):
+    """A target that takes images: while it embeds, it prepares its next step."""
+
+    supports_multimodal = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text, self.prepared = Text(), torch.zeros(4)
+
+    def get_language_model(self) -> nn.Module:
+        return self.text
+
+    def embed_input_ids(self, tokens: Tensor) -> Tensor:
+        self.prepared[: len(tokens)].copy_(tokens)
+        return self.text.embed_input_ids(tokens)
+
+
+def test_drafting_does_not_touch_what_a_target_prepares_for_its_own_step() -> None:
+    """Nor does it matter whether a draft has more tokens than a step."""
+    target = Seeing()
+    embedded = shared_embedding(target)(torch.arange(6))
+    assert embedded.tolist() == [[float(i), 2.0 * i] for i in range(6)]
+    assert not target.prepared.any()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     UnquantizedEmbeddingMethod,
     VocabParallelEmbedding,
 )
+from vllm.model_executor.models import supports_multimodal
 
 from vllm_redrafter.substitution import substituted
 
@@ -22,9 +23,13 @@ def shared_embedding(target: nn.Module) -> Callable[[Tensor], Tensor]:
     """The function from tokens [...] int64 to [..., H] that the target itself begins with.
 
     Adapters are left out of it. The drafter knows the target without them; and vLLM's layer for
-    adapters expects the rows of the target's step, not a draft's.
+    adapters expects the rows of the target's step, not a draft's. So is what a target of images
+    and text prepares for its own step while it embeds (Gemma 4's embeddings of each layer).
     """
-    embed = cast(Callable[[Tensor], Tensor], target.embed_input_ids)
+    text: Any = target
+    if supports_multimodal(target):
+        text = text.get_language_model()
+    embed = cast(Callable[[Tensor], Tensor], text.embed_input_ids)
     layers = [m for m in target.modules() if isinstance(m, VocabParallelEmbeddingWithLoRA)]
     if not layers:
         return embed

@@ -127,6 +127,7 @@ MEMBERS = {
     "vllm.model_executor.layers.vocab_parallel_embedding:VocabParallelEmbedding": """tp_size
         org_vocab_size quant_method""",
     "vllm.model_executor.models.interfaces:SupportsEagle3": "set_aux_hidden_state_layers",
+    "vllm.model_executor.models.interfaces:SupportsMultiModal": "get_language_model",
     # The CPU engine's
     "vllm.v1.worker.cpu_model_runner:CPUModelRunner": "load_model",
     "vllm.v1.worker.gpu_model_runner:GPUModelRunner": """_prepare_inputs _build_attention_metadata
