@@ -46,6 +46,27 @@ def test_triton_is_told_of_other_rows_as_of_a_whole_batch(
     assert told.num_actual_tokens == sum(others)
 
 
+IMAGES = torch.tensor([[[2, 9]], [[0, 0]], [[4, 19]], [[3, 8]]], dtype=torch.int32)
+"""[requests, images, first and last position], as vLLM has them."""
+
+
+def test_triton_is_told_of_other_requests_images() -> None:
+    metadata = split_batch([9, 4], [30, 17])
+    metadata.mm_prefix_range_tensor = IMAGES
+    told = metadata.rest_for_triton()
+    assert told.mm_prefix_range_tensor.tolist() == [[[4, 19]], [[3, 8]], [[0, 0]]]
+    assert told.mm_prefix_range_tensor.data_ptr() % 16 == 0
+
+
+def test_images_that_the_target_takes_back_are_not_told_of() -> None:
+    """Gemma 4's global layers: it clears them in the step's metadata while its pass begins."""
+    metadata = split_batch([9, 4], [30, 17])
+    metadata.mm_prefix_range_tensor = IMAGES
+    metadata.set_trees(metadata.trees)
+    metadata.mm_prefix_range_tensor = None
+    assert metadata.rest_for_triton().mm_prefix_range_tensor is None
+
+
 def test_another_step_s_trees_bring_other_rows() -> None:
     metadata = split_batch([9, 4], [30])
     before = metadata.rest_for_triton()

@@ -58,7 +58,8 @@ MEMBERS = {
     "vllm.v1.metrics.loggers:StatLoggerBase": "__init__ record log log_engine_initialized",
     "vllm.sampling_params:SamplingParams": """_validate_spec_decode structured_outputs
         bad_words_token_ids thinking_token_budget repetition_penalty""",
-    "vllm.v1.attention.backend:CommonAttentionMetadata": "query_start_loc seq_lens max_seq_len",
+    "vllm.v1.attention.backend:CommonAttentionMetadata": """query_start_loc seq_lens max_seq_len
+        query_start_loc_cpu seq_lens_cpu_upper_bound is_prefilling mm_req_doc_ranges""",
     "vllm.v1.attention.backend:AttentionCGSupport": "UNIFORM_BATCH",
     "vllm.v1.attention.backend:AttentionType": "DECODER",
     "vllm.v1.attention.backends.registry:AttentionBackendEnum": "CUSTOM CPU_ATTN",
@@ -69,7 +70,8 @@ MEMBERS = {
         build_for_cudagraph_capture _cudagraph_support""",
     "vllm.v1.attention.backend:AttentionMetadataBuilder": "get_varlen_cudagraph_max_query_len",
     "vllm.v1.attention.backends.triton_attn:TritonAttentionMetadata": """num_actual_tokens
-        max_query_len query_start_loc max_seq_len seq_lens block_table slot_mapping causal""",
+        max_query_len query_start_loc max_seq_len seq_lens block_table slot_mapping causal
+        mm_prefix_range_tensor""",
     "vllm.v1.attention.backends.triton_attn:TritonAttentionImpl": """forward do_kv_cache_update
         fused_output_quant_supported supports_quant_query_input head_size attn_type alibi_slopes
         chunk_lookback _is_per_token_head_quant kv_cache_dtype fp8_dtype scale sliding_window

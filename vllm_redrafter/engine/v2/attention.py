@@ -1,7 +1,8 @@
 """vLLM's Triton attention backend, extended by tree attention.
 
 Rows that are no tree (prefill chunks, decodes without a draft) stay with vLLM's kernels:
-FlashAttention where it can read this cache, else Triton's. Tree rows, which come first, go through
+FlashAttention where it can read this cache and no image is read whose tokens see one another
+(PrefixLM), else Triton's. Tree rows, which come first, go through
 `TreeAttention`, chains among them. In a CUDA graph of decoding steps all rows are tree rows.
 """
 
@@ -27,6 +28,7 @@ from vllm.v1.attention.backends.triton_attn import (
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
 from vllm_redrafter.engine.v2.flash_attention import flash_attention, flash_attention_metadata
+from vllm_redrafter.engine.v2.image_spans import spans_read
 from vllm_redrafter.engine.v2.refusals import layer_refusals
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.triton_kernels.stage_trees import StagedTrees
@@ -120,6 +122,11 @@ class TreeAttentionMetadata(TritonAttentionMetadata):
             rest: Any = self.rest
             starts, lengths, table = rest.query_start_loc, rest.seq_lens, rest.block_table
             requests, columns = table.shape
+            spans = self.mm_prefix_range_tensor
+            if spans is not None:
+                assert self.trees is not None
+                spans = spans[self.trees.requests :]
+                spans = cat([spans, spans.new_zeros(1, *spans.shape[1:])])
             copied = table.new_zeros(requests + 1, table.stride(0))[:, :columns]
             copied[:requests] = table
             self._rest_for_triton = replace(
@@ -127,6 +134,7 @@ class TreeAttentionMetadata(TritonAttentionMetadata):
                 query_start_loc=cat([starts, starts[-1:]]),
                 seq_lens=cat([lengths, lengths.new_zeros(1)]),
                 block_table=copied,
+                mm_prefix_range_tensor=spans,
             )
         return self._rest_for_triton
 
@@ -155,6 +163,9 @@ class TreeAttentionMetadataBuilder(TritonAttentionMetadataBuilder):
         common_attn_metadata: CommonAttentionMetadata,
         fast_build: bool = False,
     ) -> TreeAttentionMetadata:
+        if common_attn_metadata.mm_req_doc_ranges is not None:
+            spans = spans_read(common_attn_metadata)
+            common_attn_metadata = replace(common_attn_metadata, mm_req_doc_ranges=spans)
         plain = super().build(common_prefix_len, common_attn_metadata, fast_build)
         return TreeAttentionMetadata(**vars(plain))
 
@@ -189,8 +200,8 @@ class TreeAttentionImpl(TritonAttentionImpl):
         self,
         layer: Any,
         query: Tensor,
-        key: Tensor,
-        value: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
         kv_cache: Tensor,
         attn_metadata: TritonAttentionMetadata | None,
         output: Tensor,
@@ -211,25 +222,31 @@ class TreeAttentionImpl(TritonAttentionImpl):
         )
         if rest is not None:
             others = slice(trees.rows, None)
-            rows = query[others], key[others], value[others]
-            if self._flash_attention is None:
+            # A layer that reads another's cache has no K and V of its own.
+            key, value = (None if new is None else new[others] for new in (key, value))
+            if self._takes_triton(attn_metadata):
                 rest = attn_metadata.rest_for_triton()
-            self._attend_others(layer, *rows, kv_cache, rest, output[others])
+            self._attend_others(layer, query[others], key, value, kv_cache, rest, output[others])
         return output
+
+    def _takes_triton(self, metadata: TreeAttentionMetadata) -> bool:
+        """Do the step's rows that are no tree's go through Triton in this layer?"""
+        return self._flash_attention is None or metadata.mm_prefix_range_tensor is not None
 
     def _attend_others(
         self,
         layer: Any,
         query: Tensor,
-        key: Tensor,
-        value: Tensor,
+        key: Tensor | None,
+        value: Tensor | None,
         kv_cache: Tensor,
         metadata: TreeAttentionMetadata,
         output: Tensor,
     ) -> None:
-        if self._flash_attention is None:
+        if self._takes_triton(metadata):
             super().forward(layer, query, key, value, kv_cache, metadata, output)
         else:
+            assert self._flash_attention is not None
             step = metadata.for_flash_attention()
             self._flash_attention.forward(layer, query, key, value, kv_cache, step, output)
 
@@ -299,8 +316,4 @@ class TreeAttentionBackend(TritonAttentionBackend):
     @classmethod
     def supports_batch_invariance(cls) -> bool:
         """Tiles of rows and parts of keys depend on the batch, and with them the rounding."""
-        return False
-
-    @classmethod
-    def supports_mm_prefix(cls) -> bool:
         return False

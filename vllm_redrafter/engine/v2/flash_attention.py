@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+from vllm.config import get_current_vllm_config_or_none
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.v1.attention.backends.flash_attn import (
@@ -21,6 +22,9 @@ from vllm.v1.attention.backends.flash_attn import (
 from vllm.v1.attention.backends.triton_attn import TritonAttentionImpl, TritonAttentionMetadata
 
 logger = init_logger("vllm.redrafter")
+
+LARGEST_HEAD = 256
+"""Of FlashAttention's versions 2 and 3."""
 
 
 def flash_attention(layer: TritonAttentionImpl) -> FlashAttentionImpl | None:
@@ -44,6 +48,12 @@ def flash_attention(layer: TritonAttentionImpl) -> FlashAttentionImpl | None:
         )
         if not made.fa4_hd256:
             logger.info_once("Prompts, and steps without drafts, are read by FlashAttention")
+            config = get_current_vllm_config_or_none()
+            if config is not None and config.model_config.is_mm_prefix_lm:
+                logger.info_once(
+                    "Prompts with images are read by vLLM's Triton attention, not by "
+                    "FlashAttention: an image's tokens see one another (PrefixLM)"
+                )
             return made
         reason = "on this GPU its kernel for head size 256 wants cache blocks of 128 tokens"
     logger.info_once(
@@ -60,6 +70,11 @@ def obstacles(layer: TritonAttentionImpl, dtype: torch.dtype) -> Iterator[str]:
     if not current_platform.is_cuda() or capability is None:
         yield "it needs a GPU"
         return
+    if layer.head_size > LARGEST_HEAD:
+        yield (
+            f"beyond head size {LARGEST_HEAD} (this layer's is {layer.head_size}) only its version "
+            "4 has a kernel, on some GPUs, which nobody has tried beside trees"
+        )
     if layer.kv_cache_dtype.startswith("fp8"):
         yield "with an fp8 cache it takes queries in fp8 as well, and trees' are not quantised"
     yield from FlashAttentionBackend.validate_configuration(

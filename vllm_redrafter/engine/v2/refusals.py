@@ -53,7 +53,6 @@ def refusals(vllm_config: VllmConfig) -> Iterator[str]:
         "routed experts are returned by row, and accepted rows are moved; leave "
         "--enable-return-routed-experts out": vllm_config.aux_output_config.enabled,
         "reference sliding-window attention is not supported": model.rswa_window is not None,
-        "PrefixLM attention is not supported": model.is_mm_prefix_lm,
         "tree attention's rounding depends on the batch; unset VLLM_BATCH_INVARIANT": (
             envs.VLLM_BATCH_INVARIANT
         ),
