@@ -130,6 +130,10 @@ class TreeAttentionImpl(CPUAttentionBackendImpl):
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
         """As vLLM's; for trees, of several batches of sequences, one after another."""
+        if attn_metadata is None:
+            # vLLM leaves what was in this memory, by which a mixture would choose its experts while
+            # costs are measured.
+            return output.zero_()
         behind = output, output_scale, output_block_scale
         if not isinstance(attn_metadata, TreeAttentionMetadata):
             return super().forward(layer, query, key, value, kv_cache, attn_metadata, *behind)

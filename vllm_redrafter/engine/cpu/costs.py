@@ -14,6 +14,7 @@ from vllm_redrafter.budget.choice import everything
 from vllm_redrafter.budget.costs import CostTable, DraftCost, VerifyCost
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
+from vllm_redrafter.engine.embedding import shared_embedding
 from vllm_redrafter.policy import SearchShape, search_shape, search_tiers
 
 Search = Callable[[SearchShape, int], None]
@@ -37,6 +38,7 @@ def measure_costs(runner: CPUModelRunner, proposer: TreeProposer) -> CostTable:
     """
     config = proposer.config
     requests = runner.max_num_reqs
+    _fill_inputs(runner)
     draft = _search(proposer, requests)
     rows = min(requests * (config.num_speculative_tokens + 1), runner.max_num_tokens)
     return CostTable(
@@ -102,8 +104,23 @@ def _draft_costs(
             yield DraftCost(size, *shape, seconds)
 
 
+@torch.inference_mode()
+def _fill_inputs(runner: CPUModelRunner) -> None:
+    """Give passes without requests tokens drawn at random, where vLLM has token 0 in all rows.
+
+    A mixture of experts would need the same few of them for every row.
+    """
+    generator = torch.Generator().manual_seed(0)
+    tokens = runner.input_ids.gpu
+    tokens.random_(runner.model_config.get_vocab_size(), generator=generator)
+    # What targets read that take images or prompts of embeddings.
+    if runner.supports_mm_inputs or runner.enable_prompt_embeds:
+        runner.inputs_embeds.gpu.copy_(shared_embedding(runner.get_model())(tokens))
+
+
 def _target_pass(runner: CPUModelRunner, rows: int) -> None:
-    hidden, _ = runner._dummy_run(rows, skip_eplb=True)
+    # Else the rows count as padding, which no expert computes. Their K and V go nowhere.
+    hidden, _ = runner._dummy_run(rows, skip_eplb=True, is_profile=True)
     # vLLM's layers for adapters expect the logits rows of a step that they were told about.
     if runner.lora_config is None:
         runner.model.compute_logits(hidden[:rows]).argmax(dim=-1)

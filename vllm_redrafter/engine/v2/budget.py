@@ -108,8 +108,16 @@ class TreeBudget(AdaptiveVerificationManager):
         """How many levels the draft of a dummy run searches."""
         return self._profiled[-1] if self._profiled else self.lengths.longest
 
+    @property
+    def is_profiling(self) -> bool:
+        """Are dummy runs timed?"""
+        return bool(self._profiled)
+
     def batches_to_profile(self, capture_sizes: list[int]) -> Iterator[dict[str, int]]:
-        """vLLM's, with drafts of full length; and shorter ones of each number of requests."""
+        """vLLM's, with drafts of full length; and shorter ones of each number of requests.
+
+        Tokens are drawn at random: of a mixture of experts, equal ones would need the same few.
+        """
         size = 0
         for batch in super().batches_to_profile(capture_sizes):
             is_new = size < min(batch["num_tokens"], self.req_states.max_num_reqs)
@@ -117,7 +125,7 @@ class TreeBudget(AdaptiveVerificationManager):
             shorter = self.lengths.lengths[:-1] if is_new else ()
             for length in (self.lengths.longest, *shorter * PROFILE_REPLAYS):
                 self._profiled.append(length)
-                yield batch
+                yield batch | {"randomize_inputs": True}
 
     def set_initial_cost_curves(self, samples: list[StepTimingSample]) -> None:
         """As vLLM does for the longest drafts; and the same for the others."""

@@ -86,6 +86,20 @@ class TreeModelState(DefaultModelState):
             ],
         )
 
+    @property
+    def _is_profiling(self) -> bool:
+        budget = self.speculator.budget
+        return budget is not None and budget.is_profiling
+
+    def dummy_inputs_embeds(self, num_tokens: int) -> Tensor:
+        """As vLLM does; while costs are measured, of tokens drawn at random."""
+        embeds = super().dummy_inputs_embeds(num_tokens)
+        if self._is_profiling:
+            vocabulary = self.model_config.get_vocab_size()
+            tokens = torch.randint(vocabulary, (num_tokens,), device=self.device)
+            embeds.copy_(self.model.embed_input_ids(tokens))
+        return embeds
+
     def prepare_attn(
         self,
         input_batch: InputBatch,
@@ -98,6 +112,9 @@ class TreeModelState(DefaultModelState):
         **kwargs: Any,
     ) -> dict[str, Any]:
         """Stage the batch's trees; vLLM's metadata, with the trees attached."""
+        if self._is_profiling:
+            # vLLM marks a dummy run's rows as padding, which no expert computes.
+            input_batch.is_padding.fill_(False)
         # A graph of decoding steps sends all rows through tree attention.
         graph = for_capture or cudagraph_mode == CUDAGraphMode.FULL
         if graph or input_batch.num_draft_tokens:

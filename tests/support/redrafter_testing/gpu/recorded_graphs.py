@@ -347,7 +347,8 @@ def _profile_watched(runner: Any) -> Iterator[None]:
 
     def note_caches(torn_down: Any) -> None:
         layers = runner.compilation_config.static_forward_context.values()
-        caches.extend(StorageWeakRef(layer.kv_cache.untyped_storage()) for layer in layers)
+        attention = (layer for layer in layers if hasattr(layer, "kv_cache"))
+        caches.extend(StorageWeakRef(layer.kv_cache.untyped_storage()) for layer in attention)
         tear_down(torn_down)
 
     with (

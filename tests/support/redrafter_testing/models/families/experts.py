@@ -15,16 +15,19 @@ def _family(architecture: str, config: Any, feature: str, **rest: Any) -> Family
     return Family(architecture, partial(make_random_target, config), feature, **rest)
 
 
-ROUTED: dict[str, Any] = {**SIZES, "num_experts": 4, "num_experts_per_tok": 2}
+EXPERTS_PER_ROW = 2
+ROUTED: dict[str, Any] = {**SIZES, "num_experts": 4, "num_experts_per_tok": EXPERTS_PER_ROW}
 WIDE = {**ROUTED, "hidden_size": 2 * HIDDEN}
 """For classes whose heads' size is that of the hidden states by heads, whatever head_dim says."""
 
+MIXTRAL = _family(
+    "MixtralForCausalLM",
+    transformers.MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=EXPERTS_PER_ROW),
+    "2 of 4 experts",
+)
+
 EXPERTS = (
-    _family(
-        "MixtralForCausalLM",
-        transformers.MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2),
-        "2 of 4 experts",
-    ),
+    MIXTRAL,
     _family(
         "Qwen3MoeForCausalLM",
         transformers.Qwen3MoeConfig(
@@ -51,7 +54,7 @@ EXPERTS = (
         transformers.GptOssConfig(
             **SIZES,
             num_local_experts=4,
-            num_experts_per_tok=2,
+            num_experts_per_tok=EXPERTS_PER_ROW,
             sliding_window=32,
             layer_types=["sliding_attention", "full_attention"],
         ),
@@ -62,7 +65,7 @@ EXPERTS = (
         transformers.Glm4MoeConfig(
             **SIZES,
             n_routed_experts=4,
-            num_experts_per_tok=2,
+            num_experts_per_tok=EXPERTS_PER_ROW,
             moe_intermediate_size=64,
             n_shared_experts=1,
             n_group=2,

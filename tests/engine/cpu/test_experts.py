@@ -1,0 +1,30 @@
+"""What a mixture of experts costs here is measured with its experts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from redrafter_testing.engines import timed_experts
+from redrafter_testing.engines.cpu_engine import cpu_engine
+from redrafter_testing.models.families.experts import EXPERTS_PER_ROW, MIXTRAL
+from redrafter_testing.models.tiny_models import make_drafter
+
+pytestmark = pytest.mark.engine
+
+
+def test_costs_are_those_of_different_tokens_through_several_experts(tmp_path: Path) -> None:
+    target = MIXTRAL.make(tmp_path / "target")
+    drafter = make_drafter(tmp_path / "drafter", MIXTRAL.vocab_size, MIXTRAL.hidden_size)
+    with cpu_engine(
+        target,
+        setup=timed_experts.watch_cpu,
+        skip_tokenizer_init=True,
+        max_model_len=256,
+        max_num_seqs=2,
+        speculative_config={"model": str(drafter), "num_speculative_tokens": 8},
+    ) as llm:
+        (passes,) = llm.rpc(timed_experts.watched)
+    assert {1, 4, 8, 16, 18} <= {each.rows for each in passes}
+    timed_experts.check(passes, EXPERTS_PER_ROW)

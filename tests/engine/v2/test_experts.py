@@ -1,0 +1,66 @@
+"""A mixture of experts with the batch's budget, on recordings in place of CUDA graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redrafter_testing.engines import budgets, timed_experts
+from redrafter_testing.engines.forked_engine import Engine
+from redrafter_testing.engines.interpreted_engine import interpreted_engine
+from redrafter_testing.gpu import recorded_graphs
+from redrafter_testing.models.families.experts import EXPERTS_PER_ROW, MIXTRAL
+from redrafter_testing.models.tiny_models import make_drafter
+
+pytestmark = pytest.mark.engine
+
+ARGUMENTS: dict[str, Any] = {
+    "skip_tokenizer_init": True,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 64,
+}
+QUESTIONS = MIXTRAL.questions(4, 24)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return MIXTRAL.make(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="module")
+def adaptive(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    folder = tmp_path_factory.mktemp("drafter")
+    drafter = make_drafter(folder, MIXTRAL.vocab_size, MIXTRAL.hidden_size)
+    with interpreted_engine(
+        target,
+        setup=timed_experts.watch_v2,
+        environment={"VLLM_USE_BREAKABLE_CUDAGRAPH": "1"},
+        preloaded=False,
+        enforce_eager=False,
+        speculative_config={"model": str(drafter), "num_speculative_tokens": 8},
+        **ARGUMENTS,
+    ) as llm:
+        yield llm
+
+
+def test_costs_are_those_of_different_tokens_through_several_experts(adaptive: Engine) -> None:
+    (passes,) = adaptive.rpc(timed_experts.watched)
+    # The largest full graph is that of 4 trees of 9 nodes; steps of more rows read prompts.
+    assert {2, 8, 24, 36} <= {each.rows for each in passes}
+    timed_experts.check(passes, EXPERTS_PER_ROW)
+
+
+def test_output_equals_plain_whatever_each_step_s_budget(adaptive: Engine, target: Path) -> None:
+    with interpreted_engine(target, **ARGUMENTS) as plain:
+        expected = plain.run(QUESTIONS)
+    adaptive.rpc(recorded_graphs.replay, True)
+    adaptive.rpc(budgets.force, 0.8)
+    assert adaptive.run(QUESTIONS) == expected
+    assert adaptive.counter("vllm:spec_decode_num_accepted_tokens") > 5, "trees were hardly used"
+    (admitted,) = adaptive.rpc(budgets.admitted)
+    assert len({sum(step) for step in admitted}) > 3, "budgets hardly changed"
+    (replayed,) = adaptive.rpc(recorded_graphs.how_often_replayed)
+    assert all(replayed.get(kind, 0) > 5 for kind in ("model", "draft")), replayed

@@ -1,0 +1,106 @@
+"""What the experts of a mixture compute while an engine measures its costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+@dataclass(frozen=True)
+class LayerPass:
+    """One layer of experts in one timed pass of the target.
+
+    Attributes:
+        rows: of the pass.
+        tokens: how many different ones it reads.
+        padding: how many of its rows routers are told to leave out.
+        experts: which it uses.
+    """
+
+    rows: int
+    tokens: int
+    padding: int
+    experts: frozenset[int]
+
+
+seen: list[LayerPass] = []
+
+GRAPHS = (2, 8, 24)
+"""Rows of each that vLLM has; there are larger ones besides."""
+
+
+class Watch(TorchDispatchMode):
+    """While entered, fills `seen`: from replays of recorded graphs, too.
+
+    Args:
+        input_ids, is_padding: [rows of the largest batch], the runner's.
+    """
+
+    def __init__(self, input_ids: Tensor, is_padding: Tensor) -> None:
+        super().__init__()
+        self._input_ids, self._is_padding = input_ids, is_padding
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if str(func).startswith("_C.cpu_fused_moe"):
+            chosen: Tensor = args[7]
+            rows = chosen.shape[0]
+            seen.append(
+                LayerPass(
+                    rows,
+                    len(set(self._input_ids[:rows].tolist())),
+                    int(self._is_padding[:rows].sum()),
+                    frozenset(chosen.flatten().tolist()),
+                )
+            )
+        return func(*args, **(kwargs or {}))
+
+
+def watch_cpu() -> None:
+    """For `setup` of a CPU engine, which then measures all sizes, however slow this machine is."""
+    from vllm_redrafter.engine.cpu import costs
+
+    target_pass = costs._target_pass
+
+    def watched(runner: Any, rows: int) -> None:
+        with Watch(runner.input_ids.gpu, runner.is_padding):
+            target_pass(runner, rows)
+
+    costs._target_pass = watched
+    costs.MOST_SECONDS, costs.MOST_REPEATS, costs.MEETING_SECONDS = 60.0, 1, 0.0
+
+
+def watch_v2() -> None:
+    """For `setup` of an engine on Model Runner V2, which then replays graphs, as on a GPU."""
+    from redrafter_testing.gpu import recorded_graphs
+    from vllm_redrafter.engine.v2.runner import TreeModelRunner
+
+    recorded_graphs.use(GRAPHS)
+    dummy_run = TreeModelRunner._dummy_run
+
+    def watched(runner: Any, *args: Any, **kwargs: Any) -> Any:
+        budget, buffers = runner.adaptive_verification, runner.input_buffers
+        if budget is None or not budget._profiled:
+            return dummy_run(runner, *args, **kwargs)
+        with Watch(buffers.input_ids, buffers.is_padding):
+            return dummy_run(runner, *args, **kwargs)
+
+    TreeModelRunner._dummy_run = watched
+
+
+def watched(worker: Any) -> list[LayerPass]:
+    """For `Engine.rpc`."""
+    return seen
+
+
+def check(passes: list[LayerPass], of_one_row: int) -> None:
+    """Costs are measured with rows that experts compute, of tokens that need different ones."""
+    assert not any(each.padding for each in passes), "routers leave rows out"
+    several = [each for each in passes if each.rows >= 8]
+    assert several
+    assert all(each.tokens > 4 for each in several), "rows are equal"
+    assert all(len(each.experts) > of_one_row for each in several), "experts are not used"
