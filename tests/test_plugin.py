@@ -18,6 +18,7 @@ from vllm.config import vllm as vllm_config
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from vllm.exceptions import VLLMValidationError
 
+from redrafter_testing.models.families.experts import MIXTRAL
 from redrafter_testing.models.tiny_models import add_tokenizer, make_drafter, make_target
 from vllm_redrafter import ConfigError, names, plugin
 from vllm_redrafter.checkpoints.recording import record_shape
@@ -412,6 +413,14 @@ def test_arguments_that_cannot_be_combined(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         speculate(target, drafter, **arguments)
+
+
+def test_a_mixture_of_experts_on_several_ranks(tmp_path: Path) -> None:
+    target = MIXTRAL.make(tmp_path / "target")
+    drafter = make_drafter(tmp_path / "drafter", MIXTRAL.vocab_size, MIXTRAL.hidden_size)
+    assert speculate(target, drafter, skip_tokenizer_init=True).model_config.is_moe
+    with pytest.raises(ConfigError, match=r"data_parallel_size is 2.*leave --data-parallel-size"):
+        speculate(target, drafter, skip_tokenizer_init=True, data_parallel_size=2)
 
 
 def test_a_kv_connector(target: Path, drafter: Path) -> None:

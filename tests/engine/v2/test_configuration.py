@@ -186,6 +186,14 @@ def test_routed_experts_are_refused(small_target: Path, small_drafter: Path) -> 
     assert "leave --enable-return-routed-experts out" in reason
 
 
+def test_ranks_that_come_and_go_are_refused(small_target: Path, small_drafter: Path) -> None:
+    """vLLM itself refuses them without a GPU, before it asks."""
+    config = speculate(small_target, small_drafter)
+    config.parallel_config.enable_elastic_ep = True
+    (reason,) = refusals(config)
+    assert "leave --enable-elastic-ep out" in reason
+
+
 @pytest.mark.parametrize(
     ("mode", "possible"),
     [

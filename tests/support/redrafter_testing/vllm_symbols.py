@@ -38,12 +38,12 @@ MEMBERS = {
     "vllm.config.scheduler:SchedulerConfig": "max_num_seqs max_num_batched_tokens",
     "vllm.config.parallel:ParallelConfig": """worker_cls tensor_parallel_size
         pipeline_parallel_size prefill_context_parallel_size decode_context_parallel_size
-        use_ubatching enable_batch_sharded_sampling data_parallel_index
+        use_ubatching enable_batch_sharded_sampling enable_elastic_ep data_parallel_index
         data_parallel_size distributed_executor_backend""",
     "vllm.config.model:ModelConfig": """get_hidden_size get_vocab_size get_head_size dtype
         runner_type is_encoder_decoder use_mla is_hybrid is_attention_free
         use_fp64_gumbel logits_processors enable_trace_replay return_sampling_mask rswa_window
-        is_mm_prefix_lm served_model_name get_total_num_hidden_layers""",
+        is_mm_prefix_lm is_moe served_model_name get_total_num_hidden_layers""",
     "vllm.config.cache:CacheConfig": "cache_dtype kv_sharing_fast_prefill",
     "vllm.config.attention:AttentionConfig": "backend backend_per_kind",
     "vllm.config.aux_output:AuxOutputConfig": "enabled",
@@ -88,12 +88,12 @@ MEMBERS = {
     "vllm.v1.core.sched.output:SchedulerOutput": "has_structured_output_requests",
     f"{GPU}.model_runner:GPUModelRunner": """__init__ load_model reload_weights execute_model
         sample sample_tokens prepare_attn postprocess_sampled model_memory_usage speculator
-        initialize_kv_cache adaptive_verification _dummy_sampler_run max_num_tokens
+        initialize_kv_cache adaptive_verification _dummy_run _dummy_sampler_run max_num_tokens
         use_aux_hidden_state_outputs""",
     f"{GPU}.model_states.interface:ModelState": """add_request apply_staged_writes
         initialize_kv_cache custom_sampler max_num_reqs device vllm_config""",
     f"{GPU}.model_states.default:DefaultModelState": """__init__ add_request apply_staged_writes
-        prepare_attn prepare_inputs rope_state""",
+        prepare_attn prepare_inputs rope_state dummy_inputs_embeds""",
     f"{GPU}.mm.rope:RopeState": "positions",
     f"{GPU}.spec_decode.speculator:BaseSpeculator": """init_cudagraph_manager capture propose
         num_query_per_req""",
@@ -109,7 +109,7 @@ MEMBERS = {
     f"{GPU}.input_batch:InputBatch": """num_reqs num_reqs_after_padding num_tokens_after_padding
         idx_mapping idx_mapping_np expanded_idx_mapping expanded_local_pos num_draft_tokens
         num_draft_tokens_per_req query_start_loc query_start_loc_np seq_lens
-        seq_lens_cpu_upper_bound input_ids positions logits_indices cu_num_logits
+        seq_lens_cpu_upper_bound input_ids is_padding positions logits_indices cu_num_logits
         cu_num_logits_np max_query_len""",
     f"{GPU}.sample.sampler:Sampler": """sample get_logprobs_dims compute_nans logprobs_mode
         logits_processors logprob_token_ids_state req_states""",
@@ -136,7 +136,8 @@ MEMBERS = {
         _preprocess uses_mrope mrope_positions
         _model_forward execute_model sample_tokens speculative_config _sample _bookkeeping_sync
         _input_fits_in_drafter propose_draft_token_ids take_draft_token_ids initialize_kv_cache
-        _on_request_state_removed use_aux_hidden_state_outputs get_model""",
+        _on_request_state_removed use_aux_hidden_state_outputs get_model _dummy_run input_ids
+        inputs_embeds supports_mm_inputs enable_prompt_embeds""",
     "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackendImpl": "forward",
     "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackend": "get_impl_cls get_builder_cls",
     "vllm.v1.attention.backends.cpu_attn:CPUAttentionMetadataBuilder": """build isa window_size

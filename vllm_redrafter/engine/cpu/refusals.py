@@ -16,9 +16,14 @@ def refusals(vllm_config: VllmConfig) -> Iterator[str]:
     from vllm_redrafter.engine.settings import Settings
 
     yield from common_refusals(vllm_config)
-    model = vllm_config.model_config
-    if (size := vllm_config.parallel_config.tensor_parallel_size) > 1:
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    if (size := parallel.tensor_parallel_size) > 1:
         yield f"tensor_parallel_size is {size}; on the CPU backend it must be 1"
+    if (size := parallel.data_parallel_size) > 1 and model.is_moe:
+        yield (
+            f"data_parallel_size is {size}, which spreads a mixture's experts over the ranks, and "
+            "vLLM's CPU backend cannot gather their rows; leave --data-parallel-size out"
+        )
     if str(vllm_config.cache_config.cache_dtype).startswith("fp8"):
         yield (
             f"kv_cache_dtype {vllm_config.cache_config.cache_dtype!r} is not supported on the CPU "

@@ -38,6 +38,8 @@ def refusals(vllm_config: VllmConfig) -> Iterator[str]:
         "with LoRA adapters vLLM's Model Runner V2 expects one row of logits per request; leave "
         "--enable-lora out": vllm_config.lora_config is not None,
         "dual batch overlap is not supported; leave --enable-dbo out": parallel.use_ubatching,
+        "ranks that join or leave a running engine have never been tried with a drafter; leave "
+        "--enable-elastic-ep out": parallel.enable_elastic_ep,
         "batch-sharded sampling is not supported; leave --enable-batch-sharded-sampling out": (
             parallel.enable_batch_sharded_sampling
         ),
