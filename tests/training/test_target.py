@@ -20,6 +20,8 @@ from transformers.models import (
     qwen3_vl,
 )
 
+from redrafter_testing.models.quantised import FORMATS, quantise
+from redrafter_testing.models.tiny_models import make_small_target
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.training.batches import TextBatch
 from vllm_redrafter.training.target import (
@@ -134,6 +136,27 @@ def test_a_quantised_target_is_refused(tmp_path: Path) -> None:
     config.save_pretrained(folder)
     with pytest.raises(ConfigError, match=r"is quantised, .* with --other-target"):
         load_ends(folder)
+
+
+@pytest.mark.parametrize("form", [form for form in FORMATS if "tensors" not in form])
+def test_a_quantised_target_that_transformers_cannot_run_is_refused(
+    form: str, tmp_path: Path
+) -> None:
+    folder = quantise(make_small_target(tmp_path), FORMATS[form])
+    with pytest.raises(ConfigError, match=r"cannot run it here \(.+\): .* with --other-target"):
+        load_target(folder)
+
+
+@pytest.mark.parametrize("form", [form for form in FORMATS if "tensors" in form])
+def test_a_quantised_target_that_transformers_unpacks_is_read(form: str, tmp_path: Path) -> None:
+    plain = make_small_target(tmp_path / "plain")
+    folder = quantise(make_small_target(tmp_path / "quantised"), FORMATS[form])
+    tokens = torch.arange(24).view(2, 12)
+    batch = TextBatch(tokens, torch.ones_like(tokens).bool(), torch.arange(12).expand(2, -1))
+    read, exact = (read_target(load_target(name), batch).last for name in (folder, plain))
+    apart = (read - exact).norm() / exact.norm()
+    # States that have nothing to do with each other are 1.4 apart.
+    assert 1e-3 < apart < 0.7
 
 
 def test_a_target_without_safetensors_is_refused(tmp_path: Path) -> None:

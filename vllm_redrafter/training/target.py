@@ -25,7 +25,7 @@ from transformers import (
 from transformers.utils import logging
 
 from vllm_redrafter.data.target_files import load_from
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.errors import ConfigError, one_line
 from vllm_redrafter.training.batches import TextBatch
 
 
@@ -68,12 +68,17 @@ def load_target(
             memory and disk (accelerate's device map).
 
     Raises:
-        ConfigError: `name` has no model that transformers can load.
+        ConfigError: `name` has no model that transformers can load; or it is quantised, and
+            transformers cannot run it here.
     """
     device_map = "auto" if device == "auto" else None
     try:
         factory = model_factory(AutoConfig.from_pretrained(str(name)))
         model = factory.from_pretrained(str(name), dtype=dtype, device_map=device_map)
+    except ImportError as error:  # of a package that a format needs
+        if getattr(load_from(AutoConfig, str(name)), "quantization_config", None) is None:
+            raise
+        raise _not_run(name, error) from error
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"target {str(name)!r}: transformers cannot load it as a causal language model; "
@@ -81,7 +86,29 @@ def load_target(
         ) from error
     if device_map is None:
         model = model.to(device)
-    return model.eval().requires_grad_(False)
+    model = model.eval().requires_grad_(False)
+    if getattr(model.config, "quantization_config", None) is not None:
+        _check_runs(model, name)
+    return model
+
+
+@torch.no_grad()
+def _check_runs(model: Any, name: str | Path) -> None:
+    """Packed weights may load where nothing multiplies them: one token shows it.
+
+    compressed-tensors unpacks its own then, and only then: when the whole model is called.
+    """
+    try:
+        model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=model.device), use_cache=False)
+    except Exception as error:  # each format has its own: AttributeError, RuntimeError, ...
+        raise _not_run(name, error) from error
+
+
+def _not_run(name: str | Path, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"target {str(name)!r} is quantised, and transformers cannot run it here "
+        f"({one_line(error)}): give the model that it was made of, with --other-target"
+    )
 
 
 def load_ends(
