@@ -12,6 +12,8 @@ from safetensors.torch import load_file, save_file
 from transformers import Gemma3Config, LlamaConfig
 from typer.testing import CliRunner, Result
 
+from redrafter_testing.models.quantised import FORMATS, quantise
+from redrafter_testing.models.tiny_models import make_drafter, make_small_target
 from vllm_redrafter.checkpoints import inspection
 from vllm_redrafter.checkpoints.inspection import inspect_checkpoint, misfits
 from vllm_redrafter.checkpoints.writing import save_drafter
@@ -271,6 +273,15 @@ def test_json_has_the_same_facts(folder: Path) -> None:
 def test_a_fitting_target_is_confirmed(folder: Path, tmp_path: Path) -> None:
     target = save_target(tmp_path / "target")
     result = command(folder, "--target", target)
+    assert result.exit_code == 0, result.output
+    assert result.output.endswith(f"the drafter fits {target}\n")
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_quantised_target_is_read(form: str, tmp_path: Path) -> None:
+    target = quantise(make_small_target(tmp_path / "target"), FORMATS[form])
+    drafter = make_drafter(tmp_path / "drafter", hidden_size=64)
+    result = command(drafter, "--target", target)
     assert result.exit_code == 0, result.output
     assert result.output.endswith(f"the drafter fits {target}\n")
 
