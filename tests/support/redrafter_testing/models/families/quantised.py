@@ -1,0 +1,41 @@
+"""Quantised targets, in the formats that vLLM runs on a CPU.
+
+All in float16: most of these kernels want 16 bits, and under Triton's interpreter plain vLLM's own
+attention is wrong in bfloat16. A random target's answers would change with rounding, hence with
+how many rows a step has: this one is sure of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from redrafter_testing.models.decisive_target import VOCAB_SIZE, make_decisive_target
+from redrafter_testing.models.families.family import Family
+from redrafter_testing.models.quantised import FORMATS, Format, quantise
+
+
+def _make(kept: Format, folder: Path) -> Path:
+    return quantise(make_decisive_target(folder), kept)
+
+
+def _family(feature: str, make: Callable[[Path], Path], **arguments: Any) -> Family:
+    return Family(
+        "MistralForCausalLM",
+        make,
+        feature,
+        vocab_size=VOCAB_SIZE,
+        arguments={"dtype": "float16", **arguments},
+    )
+
+
+QUANTISED = (
+    *(_family(name, partial(_make, kept)) for name, kept in FORMATS.items()),
+    _family(
+        "weights in int8, quantised while loaded",
+        make_decisive_target,
+        quantization="int8_per_channel_weight_only",
+    ),
+)
