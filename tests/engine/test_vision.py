@@ -69,7 +69,7 @@ def test_on_model_runner_v2(tmp_path: Path) -> None:
     """The drafter reads a layer of the target. Not Qwen3-VL: where vLLM's breakable graphs, which
     stand for pieces here, hold its forward pass, it does not forget the last image's features."""
     target = QWEN2_5_VL.make(tmp_path / "target")
-    asked = QWEN2_5_VL.questions(4, 20)
+    asked = QWEN2_5_VL.questions(4, 32)
     arguments: dict[str, Any] = {**QWEN2_5_VL.arguments, "max_num_batched_tokens": 96}
     with interpreted_engine(target, **arguments) as plain:
         expected, expected_of_one = plain.run(asked), plain.run(one_of(asked))
@@ -79,7 +79,7 @@ def test_on_model_runner_v2(tmp_path: Path) -> None:
         environment={"VLLM_USE_BREAKABLE_CUDAGRAPH": "1"},
         preloaded=False,
         enforce_eager=False,
-        num_gpu_blocks_override=10,
+        num_gpu_blocks_override=9,
         speculative_config=speculative(tmp_path / "drafter", target_layers=(1,)),
         **arguments,
     ) as llm:
