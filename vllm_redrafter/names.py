@@ -15,3 +15,5 @@ V2_INTERPRETED_WORKER = "vllm_redrafter.engine.v2.interpreted_worker.Interpreted
 WORKERS = (CPU_WORKER, V2_WORKER, V2_INTERPRETED_WORKER)
 V2_SPECULATOR = "vllm_redrafter.engine.v2.speculator.TreeSpeculator"
 V2_TREE_ATTENTION = "vllm_redrafter.engine.v2.attention.TreeAttentionBackend"
+V2_SCHEDULER = "vllm_redrafter.engine.v2.scheduler.TreeScheduler"
+V2_ASYNC_SCHEDULER = "vllm_redrafter.engine.v2.scheduler.AsyncTreeScheduler"

@@ -21,6 +21,7 @@ from redrafter_testing.requests.answers import assert_logprobs_close, tokens_of
 pytestmark = pytest.mark.engine
 
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
+DRAFTED = "vllm:spec_decode_num_drafts", "vllm:spec_decode_num_draft_tokens"
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +67,18 @@ def test_greedy_output_equals_plain_whatever_each_step_s_budget(
 ) -> None:
     adaptive.rpc(recorded_graphs.replay, True)
     adaptive.rpc(budgets.force, 0.8)
+    adaptive.rpc("reset_redrafter_stats")
+    before = [adaptive.counter(name) for name in DRAFTED]
     answers, admitted, accepted = run(adaptive, small_workloads.GREEDY)
     assert_equal_to_plain(answers, plain_v2["greedy"])
     assert accepted > 20, "trees were hardly used"
+    counted = [adaptive.counter(n) - b for n, b in zip(DRAFTED, before, strict=True)]
+    (stats,) = adaptive.rpc("redrafter_stats")
+    # A request's end may be known to the scheduler when its next step has begun.
+    ends = len(answers)
+    assert counted[0] <= stats["verifications"] <= counted[0] + ends
+    assert counted[1] <= stats["drafted_tokens"] <= counted[1] + 12 * ends
+    assert counted[1] < 10 * counted[0], "vLLM would count what it schedules"
     several = [step for step in admitted if len(step) > 1]
     assert len({sum(step) for step in several}) > 5, "budgets hardly changed"
     assert sum(len(set(step)) > 1 for step in several) > 5, "lengths hardly differed"
@@ -107,11 +117,13 @@ def test_with_a_shut_gate_nothing_is_drafted_nor_verified(
 ) -> None:
     adaptive.rpc(budgets.force, 0.0)
     adaptive.rpc(recorded_graphs.replay, True)
+    before = [adaptive.counter(name) for name in DRAFTED]
     answers, admitted, accepted = run(adaptive, small_workloads.GREEDY)
     assert_equal_to_plain(answers, plain_v2["greedy"])
     # The last draft of the test before is still at hand in the first step.
     assert not any(sum(step) for step in admitted[1:])
     assert accepted == 0
+    assert [adaptive.counter(name) for name in DRAFTED] == before
     assert "draft" not in adaptive.rpc(recorded_graphs.how_often_replayed)[0]
 
 

@@ -12,6 +12,7 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.platforms.interface import DeviceCapability, PlatformEnum
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 from redrafter_testing.models.tiny_models import make_target
 from vllm_redrafter import ConfigError, names, plugin
@@ -20,6 +21,7 @@ from vllm_redrafter.engine.selection import engine_here
 from vllm_redrafter.engine.settings import Settings
 from vllm_redrafter.engine.v2 import speculator
 from vllm_redrafter.engine.v2.refusals import adaptive_obstacles, refusals
+from vllm_redrafter.engine.v2.scheduler import TreeScheduler
 
 plugin.register()
 
@@ -50,6 +52,17 @@ def test_the_v2_engine_is_chosen(small_target: Path, small_drafter: Path) -> Non
     assert config.use_v2_model_runner
     assert config._get_v2_model_runner_unsupported_features() == []
     assert config.num_speculative_tokens == 12
+
+
+def test_the_scheduler_counts_what_is_verified_unless_the_user_brings_one(
+    small_target: Path, small_drafter: Path
+) -> None:
+    scheduler = speculate(small_target, small_drafter).scheduler_config
+    chosen = scheduler.get_scheduler_cls()
+    assert issubclass(chosen, TreeScheduler)
+    assert issubclass(chosen, AsyncScheduler) == scheduler.async_scheduling
+    own = speculate(small_target, small_drafter, scheduler_cls=AsyncScheduler).scheduler_config
+    assert own.get_scheduler_cls() is AsyncScheduler
 
 
 @pytest.mark.parametrize(

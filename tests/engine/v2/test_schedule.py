@@ -35,7 +35,12 @@ def configured(
     return SimpleNamespace(
         num_speculative_tokens=k,
         speculative_config=SimpleNamespace(num_speculative_tokens_per_batch_size=given),
-        scheduler_config=SimpleNamespace(max_num_seqs=requests, max_num_batched_tokens=budget),
+        scheduler_config=SimpleNamespace(
+            max_num_seqs=requests,
+            max_num_batched_tokens=budget,
+            scheduler_cls=None,
+            async_scheduling=True,
+        ),
         parallel_config=SimpleNamespace(data_parallel_size=data_parallel),
         additional_config={METHOD: recorded},
     )

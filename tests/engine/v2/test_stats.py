@@ -36,10 +36,11 @@ def subscriber(
 
 
 def step(meter: StepMeter) -> None:
-    """Two requests: one verifies a tree of 3 nodes and accepts one, one is in its prompt."""
-    batch: Any = SimpleNamespace(num_draft_tokens_per_req=np.array([2, 0]))
+    """Three requests: one verifies a tree of 3 nodes and accepts one, the tree of another was
+    trimmed to its root, one is in its prompt."""
+    batch: Any = SimpleNamespace(num_draft_tokens_per_req=np.array([2, 2, 0]))
     with meter.measure("draft"):
-        meter.count(batch, torch.tensor([3, 1]), torch.tensor([2, 1]))
+        meter.count(batch, torch.tensor([3, 1, 1]), torch.tensor([2, 1, 1]))
     meter.expect(1.5)
     meter.count_undrafted()
     meter.publish()
@@ -49,9 +50,9 @@ def test_what_the_device_counted_reaches_the_front_end_a_step_late(
     meter: StepMeter, subscriber: Subscriber
 ) -> None:
     step(meter)
-    assert subscriber.read() == Counters(1, 1, 0, 0, 1.5, 1)
+    assert subscriber.read() == Counters(1, 0, 0, 0, 1.5, 1)
     step(meter)
-    assert subscriber.read() == Counters(2, 2, 2, 2, 3.0, 2)
+    assert subscriber.read() == Counters(2, 1, 2, 2, 3.0, 2)
     meter.publish()
     assert subscriber.read() == Counters(2, 2, 4, 4, 3.0, 2)
 

@@ -35,7 +35,9 @@ MEMBERS = {
         lora_config aux_output_config num_speculative_tokens scheduler_config""",
     "vllm.config.speculative:SpeculativeConfig": """model num_speculative_tokens
         num_speculative_tokens_per_batch_size""",
-    "vllm.config.scheduler:SchedulerConfig": "max_num_seqs max_num_batched_tokens",
+    "vllm.config.scheduler:SchedulerConfig": """max_num_seqs max_num_batched_tokens
+        scheduler_cls async_scheduling""",
+    "vllm.v1.core.sched.scheduler:Scheduler": "update_from_output make_spec_decoding_stats",
     "vllm.config.parallel:ParallelConfig": """worker_cls tensor_parallel_size
         pipeline_parallel_size prefill_context_parallel_size decode_context_parallel_size
         use_ubatching enable_batch_sharded_sampling enable_elastic_ep data_parallel_index
@@ -85,11 +87,12 @@ MEMBERS = {
     "vllm.v1.worker.cpu_worker:CPUWorker": "__init__ init_device sleep wake_up",
     "vllm.v1.executor.multiproc_executor:MultiprocExecutor": """execute_model sample_tokens
         take_draft_token_ids""",
-    "vllm.v1.core.sched.output:SchedulerOutput": "has_structured_output_requests",
+    "vllm.v1.core.sched.output:SchedulerOutput": """has_structured_output_requests
+        num_invalid_spec_tokens""",
     f"{GPU}.model_runner:GPUModelRunner": """__init__ load_model reload_weights execute_model
         sample sample_tokens prepare_attn postprocess_sampled model_memory_usage speculator
         initialize_kv_cache adaptive_verification _dummy_run _dummy_sampler_run max_num_tokens
-        use_aux_hidden_state_outputs""",
+        use_aux_hidden_state_outputs execute_model_state""",
     f"{GPU}.model_states.interface:ModelState": """add_request apply_staged_writes
         initialize_kv_cache custom_sampler max_num_reqs device vllm_config""",
     f"{GPU}.model_states.default:DefaultModelState": """__init__ add_request apply_staged_writes
@@ -106,8 +109,9 @@ MEMBERS = {
     f"{GPU}.buffer_utils:StagedWriteTensor": "__init__ gpu stage_write_elem apply_write",
     f"{GPU}.states:RequestState": """max_num_reqs prefill_len last_sampled_tokens draft_tokens
         req_id_to_index num_computed_tokens_np""",
-    f"{GPU}.input_batch:InputBatch": """num_reqs num_reqs_after_padding num_tokens_after_padding
-        idx_mapping idx_mapping_np expanded_idx_mapping expanded_local_pos num_draft_tokens
+    f"{GPU}.input_batch:InputBatch": """req_ids num_reqs num_reqs_after_padding
+        num_tokens_after_padding idx_mapping idx_mapping_np expanded_idx_mapping
+        expanded_local_pos num_draft_tokens
         num_draft_tokens_per_req query_start_loc query_start_loc_np seq_lens
         seq_lens_cpu_upper_bound input_ids is_padding positions logits_indices cu_num_logits
         cu_num_logits_np max_query_len""",
@@ -125,6 +129,7 @@ MEMBERS = {
     f"{GPU}.async_utils:StepTimingSample": "full_cudagraph",
     "vllm.v1.utils:CpuGpuBuffer": "__init__ cpu gpu np copy_to_cpu",
     "vllm.v1.outputs:LogprobsTensors": "cat",
+    "vllm.v1.outputs:AsyncModelRunnerOutput": "get_output",
     "vllm.v1.outputs:SamplerOutput": "sampled_token_ids logprobs_tensors",
     "vllm.model_executor.layers.vocab_parallel_embedding:VocabParallelEmbedding": """tp_size
         org_vocab_size quant_method""",

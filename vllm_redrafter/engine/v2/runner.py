@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from vllm.config import VllmConfig
 from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.utils.mem_utils import DeviceMemoryProfiler
+from vllm.v1.outputs import AsyncModelRunnerOutput
 from vllm.v1.worker.gpu import model_runner
 from vllm.v1.worker.gpu.mm.encoder_cache import EncoderCache
 from vllm.v1.worker.gpu.spec_decode import adaptive_verification
@@ -38,6 +39,7 @@ from vllm_redrafter.engine.v2.model_state import TreeModelState
 from vllm_redrafter.engine.v2.refusals import state_refusals
 from vllm_redrafter.engine.v2.schedule import most_at_once, most_rows
 from vllm_redrafter.engine.v2.speculator import TreeSpeculator
+from vllm_redrafter.engine.v2.verified_output import PendingOutput
 from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.substitution import substituted
 
@@ -94,6 +96,18 @@ class TreeModelRunner(model_runner.GPUModelRunner):
     def execute_model(self, *args: Any, **kwargs: Any) -> Any:
         with self.speculator.meter.measure("forward"):
             return super().execute_model(*args, **kwargs)
+
+    def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
+        """As vLLM does; the output says as well what was verified."""
+        step = self.execute_model_state
+        output = super().sample_tokens(*args, **kwargs)
+        if step is None or not isinstance(output, AsyncModelRunnerOutput):
+            return output
+        batch = step.input_batch
+        if batch.num_draft_tokens_per_req is None:
+            return output
+        num_nodes = self.speculator.verification.num_nodes_on_host
+        return PendingOutput(output, batch, num_nodes if batch.num_draft_tokens else None)
 
     def reload_weights(self, *args: Any, **kwargs: Any) -> None:
         """Reload the target as vLLM does; from its own files, reload the drafter as well.

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
 
+from vllm_redrafter import names
 from vllm_redrafter.engine.settings import Settings
 
 if TYPE_CHECKING:
@@ -101,8 +102,13 @@ def most_at_once(vllm_config: VllmConfig) -> int:
 def settle(vllm_config: VllmConfig) -> None:
     """Give K by batch size where neither the user nor the budget does; warn of starved prompts.
 
-    vLLM refuses such a schedule with data parallelism: there K stays as it is.
+    vLLM refuses such a schedule with data parallelism: there K stays as it is. A scheduler of the
+    user's stays as well.
     """
+    scheduler = vllm_config.scheduler_config
+    if scheduler.scheduler_cls is None:
+        own = names.V2_ASYNC_SCHEDULER if scheduler.async_scheduling else names.V2_SCHEDULER
+        scheduler.scheduler_cls = own
     speculative = vllm_config.speculative_config
     assert speculative is not None
     adaptive = Settings.of(vllm_config).config.adaptive

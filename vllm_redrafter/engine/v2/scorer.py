@@ -109,6 +109,7 @@ class TreeScorer:
             ]
         with self.meter.measure("compact"):
             self.verification.compact(num_sampled)
+        self.verification.copy_num_nodes(requests)
         self.meter.count(input_batch, staged.num_nodes, num_sampled)
         num_sampled, num_rejected = get_num_sampled_and_rejected(
             num_sampled,

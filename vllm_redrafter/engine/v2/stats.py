@@ -33,10 +33,10 @@ class StepMeter:
         self._device = device
         self._enabled = False
         self._stats = StepStats()
-        # Nodes verified and tokens output, summed on the device.
-        self._counts = torch.zeros(2, dtype=torch.int64, device=device)
+        # Requests verified, their nodes and the tokens output, summed on the device.
+        self._counts = torch.zeros(3, dtype=torch.int64, device=device)
         # The same on the host, as they were when they were copied last.
-        self._copy = torch.zeros(2, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._copy = torch.zeros(3, dtype=torch.int64, pin_memory=device.type == "cuda")
         self._copied = self._event()
         self.publisher: Publisher | None = None
         self._pending: deque[tuple[str, Any, Any]] = deque()
@@ -54,16 +54,19 @@ class StepMeter:
     def read(self) -> StepStats:
         """Sums since the last reset; waits for the device."""
         self._settle(wait=True)
-        drafted, sampled = self._counts.tolist()
-        self._stats.drafted_tokens, self._stats.sampled_tokens = drafted, sampled
+        self._take(self._counts)
         return self._stats
+
+    def _take(self, counts: Tensor) -> None:
+        stats = self._stats
+        stats.verifications, stats.drafted_tokens, stats.sampled_tokens = counts.tolist()
 
     def publish(self) -> None:
         """Tell the front end what was counted: on the device, as far as it is known by now."""
         if self.publisher is None:
             return
         if self._copied.query():
-            self._stats.drafted_tokens, self._stats.sampled_tokens = self._copy.tolist()
+            self._take(self._copy)
             self._copy.copy_(self._counts, non_blocking=True)
             self._copied.record()
         self.publisher.publish(self._stats)
@@ -86,7 +89,7 @@ class StepMeter:
         self._settle(wait=False)
 
     def count(self, input_batch: InputBatch, num_nodes: Tensor, num_sampled: Tensor) -> None:
-        """Count a step that verified drafts.
+        """Count a step that verified drafts; trees of which it verified a node.
 
         Args:
             input_batch: the step's; requests with a draft come first.
@@ -96,11 +99,11 @@ class StepMeter:
         drafted = input_batch.num_draft_tokens_per_req
         if not self._counting or drafted is None:
             return
-        verified = int(np.count_nonzero(drafted))
+        scheduled = int(np.count_nonzero(drafted))
         self._stats.steps += 1
-        self._stats.verifications += verified
-        self._counts[0] += num_nodes[:verified].sum() - verified
-        self._counts[1] += num_sampled[:verified].sum()
+        nodes = num_nodes[:scheduled] - 1
+        verified = nodes > 0
+        self._counts += torch.stack([verified, nodes, num_sampled[:scheduled] * verified]).sum(1)
 
     def expect(self, tokens: float) -> None:
         """A step that verifies drafts is expected to output so many."""

@@ -31,6 +31,8 @@ class Verification:
             draft starts from: the last accepted node's.
         num_verified: [requests] int32, how many nodes the step has verified, roots included; 0
             where it verified none. For the draft's CUDA graph, which learns from them.
+        num_nodes_on_host: [R] int32, of the last step's verified trees, roots included; being
+            copied, see `copy_num_nodes`.
     """
 
     def __init__(self, max_num_reqs: int, max_nodes: int, device: torch.device) -> None:
@@ -39,6 +41,7 @@ class Verification:
         self.path = torch.zeros(max_num_reqs, max_nodes + 1, dtype=torch.int32, device=device)
         self.last_rows = torch.zeros(max_num_reqs, dtype=torch.int64, device=device)
         self.num_verified = torch.zeros(max_num_reqs, dtype=torch.int32, device=device)
+        self.num_nodes_on_host = torch.zeros(0, dtype=torch.int32)
         self._nodes = torch.arange(max_nodes + 1, device=device)
         self._slot_mappings: Tensor | None = None
         self._caches: list[list[CacheTable]] = []
@@ -88,6 +91,11 @@ class Verification:
         `padded` were not."""
         self.num_verified[:requests].copy_(self.staged.num_nodes[:requests])
         self.num_verified[requests:padded].zero_()
+
+    def copy_num_nodes(self, requests: int) -> None:
+        """Begin to bring the step's numbers of nodes to the host, where they are counted."""
+        num_nodes = self.staged.num_nodes[:requests]
+        self.num_nodes_on_host = num_nodes.to("cpu", non_blocking=True, copy=True)
 
     def judged(self, requests: int) -> tuple[Tensor, Tensor]:
         """What the walk says of the nodes of the batch's first requests.
