@@ -7,11 +7,15 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from redrafter_testing import process_trees
 from redrafter_testing.engines import data_parallel, interpreted_engine
+from redrafter_testing.models.families.experts import MIXTRAL
+from redrafter_testing.requests import few_tokens
+from redrafter_testing.requests.answers import single_tokens_of
 
 pytestmark = pytest.mark.engine
 
@@ -28,12 +32,47 @@ def test_data_parallel_answers_equal_plain(
     few_tokens_drafter: Path,
     few_tokens_plain: dict[str, list[list[int]]],
 ) -> None:
-    command = [sys.executable, "-P", data_parallel.__file__, few_tokens_target, few_tokens_drafter]
-    environment = {**os.environ, **ENGINES[engine]}
-    done = process_trees.run(command, timeout=300, env=environment)
-    assert done.returncode == 0, done.stderr
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith('{"answers"'))
-    found = json.loads(line)
+    found = answers_of_two_engines(engine, few_tokens_target, few_tokens_drafter)
     assert found["answers"] == few_tokens_plain["greedy"]
     assert found["accepted"].keys() == {"0", "1"}
     assert all(accepted > 0 for accepted in found["accepted"].values())
+
+
+@pytest.mark.parametrize("expert_parallel", [False, True])
+def test_data_parallel_answers_of_a_mixture_of_experts_equal_plain(
+    expert_parallel: bool, tmp_path: Path, few_tokens_drafter: Path
+) -> None:
+    """Its engines step together, one that has nothing to do as well: each has half of the experts,
+    or half of each expert."""
+    target = MIXTRAL.make(tmp_path / "target")
+    more = {"enable_expert_parallel": expert_parallel}
+    found = answers_of_two_engines("v2", target, few_tokens_drafter, more)
+    with interpreted_engine.interpreted_engine(target, skip_tokenizer_init=True) as plain:
+        expected = single_tokens_of(plain.run(few_tokens.requests("greedy")))
+    assert found["answers"] == expected
+    assert all(accepted > 0 for accepted in found["accepted"].values())
+
+
+def answers_of_two_engines(
+    engine: str, target: Path, drafter: Path, more: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """What data_parallel.py prints.
+
+    Args:
+        engine: one of ENGINES.
+        target, drafter: the models.
+        more: further arguments of vLLM's engine.
+    """
+    command = [
+        sys.executable,
+        "-P",
+        data_parallel.__file__,
+        target,
+        drafter,
+        json.dumps(more or {}),
+    ]
+    done = process_trees.run(command, timeout=300, env={**os.environ, **ENGINES[engine]})
+    assert done.returncode == 0, done.stderr
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith('{"answers"'))
+    found: dict[str, Any] = json.loads(line)
+    return found

@@ -1,20 +1,22 @@
-"""Two engines behind one front end: data_parallel.py TARGET DRAFTER, in its own process.
+"""Two engines behind one front end: data_parallel.py TARGET DRAFTER MORE, in its own process.
 
-Prints as JSON the answers to `few_tokens.requests("greedy")` and vLLM's counter of accepted draft
-tokens by engine.
+MORE are further arguments of vLLM's engine, as JSON. Prints as JSON the answers to
+`few_tokens.requests("greedy")` and vLLM's counter of accepted draft tokens by engine.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from typing import Any
 
+from redrafter_testing.engines.interpreted_engine import settle_worker
 from redrafter_testing.requests import few_tokens
 
 
-async def main(target: str, drafter: str) -> None:
+async def main(target: str, drafter: str, more: str) -> None:
     from vllm import AsyncEngineArgs, SamplingParams
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.metrics.reader import get_metrics_snapshot
@@ -30,8 +32,12 @@ async def main(target: str, drafter: str) -> None:
             max_num_seqs=8,
             block_size=32,
             max_model_len=256,
+            **json.loads(more),
         )
     )
+
+    if "TRITON_INTERPRET" in os.environ:
+        await engine.collective_rpc(settle_worker)
 
     async def answer(index: int, prompt: list[int], params: SamplingParams) -> list[int]:
         params.detokenize = False

@@ -13,6 +13,14 @@ def head_and_trees(worker: Any) -> tuple[int, list[list[int]]]:
     return speculator.drafter.vocabulary_layers[0].weight.shape[0], speculator.trees.tokens.tolist()
 
 
+def experts_of_rank(worker: Any) -> list[int]:
+    """Where the rank has each expert of its first layer of them; -1 where another rank has it."""
+    layers = (
+        layer for layer in worker.model_runner.model.modules() if hasattr(layer, "expert_map")
+    )
+    return next(layers).expert_map.tolist()
+
+
 def sample_in_chunks(worker: Any, rows: int) -> None:
     """Logits are sampled in chunks of at most this many rows, as those above 1 GB are."""
     from vllm_redrafter.engine.v2 import scorer

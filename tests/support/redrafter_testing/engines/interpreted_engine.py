@@ -55,7 +55,7 @@ def interpreted_engine(
 
 
 def settle_worker(worker: Any) -> None:
-    """Replace two kernels of vLLM's, which are not what is tested, by PyTorch.
+    """Replace two kernels of vLLM's, which are not what is tested, by PyTorch; mend its experts.
 
     One fails under the interpreter ('int' object has no attribute 'to'): top-k and top-p. The
     other, the KV cache's update, is a program per token and layer, and a third of the time.
@@ -63,10 +63,11 @@ def settle_worker(worker: Any) -> None:
     from vllm.v1.attention.backends import triton_attn
     from vllm.v1.sample.ops import topk_topp_sampler
 
-    from redrafter_testing.gpu import torch_kv_cache
+    from redrafter_testing.gpu import parallel_experts, torch_kv_cache
 
     topk_topp_sampler.HAS_TRITON = False
     triton_attn.triton_reshape_and_cache_flash = torch_kv_cache.reshape_and_cache_flash
+    parallel_experts.use()
 
 
 def use_triton_attention() -> None:
