@@ -59,7 +59,9 @@ def test_steps_of_a_kind_are_a_line_of_medians(
 
 
 @pytest.mark.parametrize(
-    "content", [None, b"no trace", gzip.compress(b"no JSON"), gzip.compress(b'{"traceEvents": []}')]
+    "content",
+    [None, b"no trace", gzip.compress(b"no JSON"), gzip.compress(b'{"traceEvents": []}')],
+    ids=["no file", "text", "no JSON", "no steps"],  # compressed bytes have a time in them
 )
 def test_what_is_no_trace_of_steps_is_refused(
     content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
