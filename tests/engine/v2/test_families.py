@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from redrafter_testing.engines.interpreted_engine import interpreted_engine
+from redrafter_testing.engines.interpreted_engine import interpreted_engine, use_triton_attention
 from redrafter_testing.models.families import families_on
 from redrafter_testing.models.families.family import Family
 from redrafter_testing.models.tiny_models import make_drafter
@@ -24,7 +24,7 @@ def test_output_equals_plain(family: Family, tmp_path: Path) -> None:
     drafter = make_drafter(tmp_path / "drafter", family.vocab_size, family.hidden_size)
     arguments: dict[str, Any] = {
         "skip_tokenizer_init": True,
-        "max_num_batched_tokens": 96,
+        "max_num_batched_tokens": family.batched_tokens,  # chunks of prompts beside trees
         **family.arguments,
     }
     speculative = {
@@ -34,7 +34,8 @@ def test_output_equals_plain(family: Family, tmp_path: Path) -> None:
         "beam_length": 4,
     }
     asked = family.questions(COUNT, TOKENS)
-    with interpreted_engine(target, **arguments) as plain:
+    setup = use_triton_attention if family.is_prefix_lm else None
+    with interpreted_engine(target, setup, **arguments) as plain:
         expected = plain.run(asked)
     with interpreted_engine(target, speculative_config=speculative, **arguments) as llm:
         assert llm.run(asked) == expected

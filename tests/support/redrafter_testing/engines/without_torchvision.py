@@ -29,6 +29,7 @@ def let_vision_targets_load() -> None:
         )
     )
     sys.modules.update({module.__name__: module for module in (*packages, functional)})
+    functional.InterpolationMode = object  # named in Gemma 4's annotations
     packages[-1].functional = functional
 
     from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor

@@ -99,7 +99,7 @@ def make_seeing_target(folder: Path, vocab_size: int) -> Path:
 def make_random_target(config: Any, folder: Path) -> Path:
     """A target of any kind whose output depends on all that its attention does.
 
-    Freshly initialised, biases are zero, and Gemma 2's layers add so little to the embeddings,
+    Freshly initialised, biases are zero, and Gemma's layers add so little to the embeddings,
     which they multiply, that it repeats its last token whatever attention does. Granite has
     attention sinks, one per head, in vLLM alone.
     """
@@ -108,7 +108,7 @@ def make_random_target(config: Any, folder: Path) -> Path:
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             torch.nn.init.normal_(parameter, std=0.3)
-        if config.model_type == "gemma2" and ".post_" in name:
+        if config.model_type.startswith("gemma") and ".post_" in name:
             torch.nn.init.constant_(parameter, 15.0)
     model.save_pretrained(folder)
     if getattr(config, "attention_sinks", False):

@@ -124,6 +124,7 @@ AUDIO = (
         hidden_size=HIDDEN,
         questions=Listening,
         blank=partial(Listening, blank=True),
+        batched_tokens=96,
         arguments={"limit_mm_per_prompt": {"audio": 1}, "skip_tokenizer_init": False},
     ),
 )

@@ -77,6 +77,9 @@ class Family:
             gives the answers' tokens.
         blank: the same questions with nothing to see or hear; None for those of text alone.
         arguments: of vllm.LLM.
+        batched_tokens: the most rows of a step of the V2 engine; images are longer than some.
+        is_prefix_lm: its images' tokens see one another, which vLLM's CPU attention ignores: plain
+            V2 answers by vLLM's Triton attention.
     """
 
     architecture: str
@@ -88,6 +91,8 @@ class Family:
     questions: Callable[[int, int], Any] = Questions
     blank: Callable[[int, int], Any] | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    batched_tokens: int = 64
+    is_prefix_lm: bool = False
 
     @property
     def name(self) -> str:

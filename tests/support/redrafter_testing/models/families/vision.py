@@ -145,13 +145,16 @@ def _family(
 ) -> Family:
     ids = {name: NUM_KNOWN + i for i, name in enumerate(special)}
     made = config(text_config={**TEXT, **text}, vision_config={**VISION, **vision}, **ids)
+    mark = " ".join(list(special.values())[:3])
     return Family(
         architecture,
         partial(make_vision_target, made, special, processors),
         feature,
         vocab_size=VOCAB,
         hidden_size=HIDDEN,
-        questions=partial(Looking, mark=" ".join(list(special.values())[:3])),
+        questions=partial(Looking, mark=mark),
+        blank=partial(Looking, mark=mark, blank=True),
+        batched_tokens=96,
         arguments={
             "skip_tokenizer_init": False,
             "max_model_len": 256,
