@@ -55,7 +55,7 @@ EXPERTS = {
     "moe_intermediate_size": 32,
 }
 
-WORDS = 8
+WORDS = 4
 NEWLINES = ["\n" * count for count in range(1, 5)]
 """Gemma's tokenizer has a token for each."""
 SIGNS = {
@@ -98,6 +98,9 @@ def make_seeing_gemma3(folder: Path) -> Path:
     for name, parameter in model.named_parameters():
         if "language_model" in name and ".post_" in name:
             torch.nn.init.constant_(parameter, 15.0)
+        if "q_norm" in name:
+            # Else answers hardly depend on what an image's tokens see.
+            torch.nn.init.constant_(parameter, 4.0)
         if "vision_tower" in name or "projection" in name:
             torch.nn.init.normal_(parameter, std=0.3)
     model.save_pretrained(folder)
