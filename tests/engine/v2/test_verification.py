@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vllm_redrafter.engine.v2.verification import Verification
+from vllm_redrafter.engine.v2.verification import Verification, cache_tables
 
 # Nodes 1 and 2 are children of the root, 3 of node 1, 4 of node 3, 5 of node 2.
 PARENTS = [0, 0, 0, 1, 3, 2]
@@ -58,3 +58,10 @@ def test_where_nothing_was_verified_nothing_is_judged() -> None:
 def test_a_node_that_its_grammar_was_not_asked_about_is_not_judged() -> None:
     found, _ = verification([0], 6, [7, 7, -1, 7, 7, 7]).judged(1)
     assert nodes(found) == [[1]]
+
+
+def test_a_cache_that_layers_share_is_moved_once_and_caches_may_differ_in_shape() -> None:
+    local, wide = (torch.zeros(3, 1, 32, 2 * size) for size in (256, 512))
+    tables = cache_tables([local, wide, local, wide, wide])
+    moved = sorted(table.bases.tolist() for table in tables)
+    assert moved == sorted([[local.data_ptr()], [wide.data_ptr()]])
