@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.attention.backend import AttentionBackend
 
+WITHOUT = "leave the speculative config out to run it"
+"""The remedy where the target itself is the obstacle."""
+
 RAY = (
     "Ray's workers are not supported: on a CPU vLLM has none, and nobody has run this engine in "
     "them on GPUs; leave --distributed-executor-backend and --data-parallel-backend out, for "
@@ -28,15 +31,18 @@ def common_refusals(vllm_config: VllmConfig) -> Iterator[str]:
     if model.runner_type == "pooling":
         yield "it is a pooling model, which does not generate; leave the speculative config out"
     if model.is_encoder_decoder:
-        yield "encoder-decoder models are not supported"
+        yield f"encoder-decoder models are not supported; {WITHOUT}"
     if model.use_mla:
-        yield "multi-head latent attention (MLA) is not supported"
+        yield f"multi-head latent attention (MLA) is not supported; {WITHOUT}"
     if model.is_hybrid or model.is_attention_free:
-        yield "models with Mamba or linear-attention layers keep a state that no tree can share"
+        yield (
+            "models with Mamba or linear-attention layers keep a state that no tree can share; "
+            f"{WITHOUT}"
+        )
     if model.attention_chunk_size is not None:
         yield (
             f"its attention is local to chunks of {model.attention_chunk_size} tokens, which vLLM "
-            "reads as requests of their own"
+            f"reads as requests of their own; {WITHOUT}"
         )
     if vllm_config.kv_transfer_config is not None:
         # vLLM makes the one of the other.
@@ -90,6 +96,5 @@ def check_attention(vllm_config: VllmConfig, backend: type[AttentionBackend]) ->
         )
         raise ConfigError(
             f"ReDrafter cannot speculate for {vllm_config.model_config.model!r}: trees need vLLM's "
-            f"plain attention in every layer, and this target has {found}; leave the speculative "
-            "config out to run it"
+            f"plain attention in every layer, and this target has {found}; {WITHOUT}"
         )

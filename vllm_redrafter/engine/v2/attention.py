@@ -27,6 +27,7 @@ from vllm.v1.attention.backends.triton_attn import (
 )
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
+from vllm_redrafter.engine.refusals import WITHOUT
 from vllm_redrafter.engine.v2.flash_attention import flash_attention, flash_attention_metadata
 from vllm_redrafter.engine.v2.image_spans import spans_read
 from vllm_redrafter.engine.v2.refusals import layer_refusals
@@ -178,7 +179,7 @@ class TreeAttentionImpl(TritonAttentionImpl):
         for reason in layer_refusals(self):
             raise ConfigError(
                 f"ReDrafter cannot verify trees in an attention layer of this target: {reason}; "
-                "leave the speculative config out to run it"
+                f"{WITHOUT}"
             )
         self._flash_attention = flash_attention(self)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from vllm_redrafter.engine.refusals import common_refusals
+from vllm_redrafter.engine.refusals import WITHOUT, common_refusals
 
 if TYPE_CHECKING:
     from torch import nn
@@ -28,7 +28,7 @@ def refusals(vllm_config: VllmConfig) -> Iterator[str]:
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     if not vllm_config.use_v2_model_runner:
         yield "it needs Model Runner V2; unset VLLM_USE_V2_MODEL_RUNNER"
-    yield from _head_size_refusals(model.get_head_size())
+    yield from (f"{reason}; {WITHOUT}" for reason in _head_size_refusals(model.get_head_size()))
     if Settings.of(vllm_config).config.head_dtype == "fp8":
         # Here, as this imports vLLM's quantised layers.
         from vllm_redrafter.engine.v2.fp8_layer import fp8_obstacles
@@ -54,7 +54,9 @@ def refusals(vllm_config: VllmConfig) -> Iterator[str]:
         ),
         "routed experts are returned by row, and accepted rows are moved; leave "
         "--enable-return-routed-experts out": vllm_config.aux_output_config.enabled,
-        "reference sliding-window attention is not supported": model.rswa_window is not None,
+        f"reference sliding-window attention is not supported; {WITHOUT}": (
+            model.rswa_window is not None
+        ),
         "tree attention's rounding depends on the batch; unset VLLM_BATCH_INVARIANT": (
             envs.VLLM_BATCH_INVARIANT
         ),

@@ -30,7 +30,7 @@ from vllm.v1.worker.gpu.mm.encoder_cache import EncoderCache
 from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 from vllm.v1.worker.gpu.states import RequestState
 
-from vllm_redrafter.engine.refusals import check_attention
+from vllm_redrafter.engine.refusals import WITHOUT, check_attention
 from vllm_redrafter.engine.target_layers import hand_out
 from vllm_redrafter.engine.v2.attention import TreeAttentionBackend
 from vllm_redrafter.engine.v2.budget import TreeBudget
@@ -152,10 +152,7 @@ class TreeModelRunner(model_runner.GPUModelRunner):
     ) -> TreeModelState:
         check_attention(vllm_config, TreeAttentionBackend)
         for reason in state_refusals(vllm_config, model):
-            raise ConfigError(
-                f"ReDrafter cannot speculate for this target: {reason}; leave the speculative "
-                "config out"
-            )
+            raise ConfigError(f"ReDrafter cannot speculate for this target: {reason}; {WITHOUT}")
         return TreeModelState(vllm_config, model, encoder_cache, device, self.speculator)
 
 
