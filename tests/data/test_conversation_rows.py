@@ -30,7 +30,7 @@ ALTERNATING = ["One?", "1", "Two?", "2"]
 
 @pytest.mark.parametrize(
     ("name", "form"),
-    product([name for name in LISTS if name != "turns"], (OPENAI, SHAREGPT, ALTERNATING)),
+    [*product([n for n in LISTS if n != "turns"], (OPENAI, SHAREGPT, ALTERNATING))],
 )
 def test_every_list_may_have_every_form_of_messages(name: str, form: list[Any]) -> None:
     assert said_in({"id": "1", name: form}, "", opening=False) == SAID

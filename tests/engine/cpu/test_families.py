@@ -14,7 +14,7 @@ from redrafter_testing.models.tiny_models import make_drafter
 
 pytestmark = pytest.mark.engine
 
-COUNT, TOKENS = 8, 48
+COUNT, TOKENS = 6, 40
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
 
 
