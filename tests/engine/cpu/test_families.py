@@ -39,7 +39,7 @@ def test_output_equals_plain(family: Family, tmp_path: Path) -> None:
     fixed = {**speculative, "adaptive": False}
     with cpu_engine(target, speculative_config=fixed, **arguments) as llm:
         assert llm.run(asked) == expected
-        assert llm.counter(ACCEPTED) > 20, "trees were hardly used"
+        assert llm.counter(ACCEPTED) > 8, "trees were hardly used"
     with cpu_engine(
         target, setup=measure_briefly, speculative_config=speculative, **arguments
     ) as llm:
