@@ -67,8 +67,8 @@ class TreeModelRunner(CPUModelRunner):
         # By request: [2, K+1], parents and depths of the tree drafted last. Kept until the
         # scheduler runs the request again, which need not be in the next step.
         self._links: dict[str, npt.NDArray[np.int32]] = {}
-        # Of requests without a tree, where it is not read: the scheduler does not pad them to
-        # verifications (`schedule.py`). If one did, a chain of tokens that nothing draws.
+        # In place of the links of requests without a tree, of which a step has the root alone. A
+        # user's scheduler may pad them to verifications: then a chain of tokens that nothing draws.
         depth = np.arange(self.proposer.config.num_speculative_tokens + 1, dtype=np.int32)
         self._padding = np.stack([(depth - 1).clip(0), depth])
         self._step: VerificationStep | None = None

@@ -2,8 +2,8 @@
 
 Rows that are no tree (prefill chunks, decodes without a draft) stay with vLLM's kernels:
 FlashAttention where it can read this cache and no image is read whose tokens see one another
-(PrefixLM), else Triton's. Tree rows, which come first, go through
-`TreeAttention`, chains among them. In a CUDA graph of decoding steps all rows are tree rows.
+(PrefixLM), else Triton's. Tree rows, which come first, go through `TreeAttention`, chains among
+them. In a CUDA graph of decoding steps all rows are tree rows.
 """
 
 from __future__ import annotations
