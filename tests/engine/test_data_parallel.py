@@ -19,33 +19,28 @@ from redrafter_testing.requests.answers import single_tokens_of
 
 pytestmark = pytest.mark.engine
 
-ENGINES: dict[str, Mapping[str, str]] = {
-    "cpu": {},
-    "v2": {**interpreted_engine.ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
-}
+V2 = {**interpreted_engine.ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_data_parallel_answers_equal_plain(
-    engine: str,
+def test_data_parallel_answers_equal_plain_on_cpu(
     few_tokens_target: Path,
     few_tokens_drafter: Path,
     few_tokens_plain: dict[str, list[list[int]]],
 ) -> None:
-    found = answers_of_two_engines(engine, few_tokens_target, few_tokens_drafter)
+    found = answers_of_two_engines({}, few_tokens_target, few_tokens_drafter)
     assert found["answers"] == few_tokens_plain["greedy"]
     assert found["accepted"].keys() == {"0", "1"}
     assert all(accepted > 0 for accepted in found["accepted"].values())
 
 
-def test_data_parallel_answers_of_a_mixture_of_experts_equal_plain(
+def test_data_parallel_answers_of_a_mixture_of_experts_equal_plain_on_model_runner_v2(
     tmp_path: Path, few_tokens_drafter: Path
 ) -> None:
     """Its engines step together, one that has nothing to do as well: each has half of the
     experts."""
     target = MIXTRAL.make(tmp_path / "target")
     more = {"enable_expert_parallel": True}
-    found = answers_of_two_engines("v2", target, few_tokens_drafter, more)
+    found = answers_of_two_engines(V2, target, few_tokens_drafter, more)
     with interpreted_engine.interpreted_engine(target, skip_tokenizer_init=True) as plain:
         expected = single_tokens_of(plain.run(few_tokens.requests("greedy")))
     assert found["answers"] == expected
@@ -53,12 +48,15 @@ def test_data_parallel_answers_of_a_mixture_of_experts_equal_plain(
 
 
 def answers_of_two_engines(
-    engine: str, target: Path, drafter: Path, more: Mapping[str, Any] | None = None
+    environment: Mapping[str, str],
+    target: Path,
+    drafter: Path,
+    more: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """What data_parallel.py prints.
 
     Args:
-        engine: one of ENGINES.
+        environment: what chooses the engine.
         target, drafter: the models.
         more: further arguments of vLLM's engine.
     """
@@ -70,7 +68,7 @@ def answers_of_two_engines(
         drafter,
         json.dumps(more or {}),
     ]
-    done = process_trees.run(command, timeout=300, env={**os.environ, **ENGINES[engine]})
+    done = process_trees.run(command, timeout=300, env={**os.environ, **environment})
     assert done.returncode == 0, done.stderr
     (line,) = (line for line in done.stdout.splitlines() if line.startswith('{"answers"'))
     found: dict[str, Any] = json.loads(line)

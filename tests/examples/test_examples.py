@@ -121,7 +121,11 @@ def test_the_default_policy_of_own_tree_policy_is_that_of_the_engines(
 @pytest.mark.engine
 def test_a_drafter_is_trained_and_used(target: Path, tmp_path: Path) -> None:
     """train_drafter.py, and offline_batch.py with what it made."""
-    engine = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+    engine = {
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # a third of vLLM's imports
+    }
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("\n".join(f"value {i} list {7 * i}" for i in range(40)))
     sizes = ("--max-tokens", 24, "--epochs", 5)
@@ -131,7 +135,6 @@ def test_a_drafter_is_trained_and_used(target: Path, tmp_path: Path) -> None:
     assert config["training"]["data"]["rows"] == 36, "a tenth is held out"
 
     arguments = (target, tmp_path / "drafter", "--max-tokens", 24)
-    engine["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # a third of vLLM's imports
     output = run("offline_batch.py", *arguments, cwd=tmp_path, **engine)
     *answers, figure = output.strip().splitlines()[-5:]
     assert all(re.fullmatch(r"(['\"]).* -> (['\"]).*", answer) for answer in answers)

@@ -9,6 +9,7 @@ import pytest
 
 from redrafter_testing.engines.cpu_engine import cpu_engine, measure_briefly
 from redrafter_testing.models.families import families_on
+from redrafter_testing.models.families.dense import DENSE
 from redrafter_testing.models.families.family import Family
 from redrafter_testing.models.tiny_models import make_drafter
 
@@ -40,6 +41,8 @@ def test_output_equals_plain(family: Family, tmp_path: Path) -> None:
     with cpu_engine(target, speculative_config=fixed, **arguments) as llm:
         assert llm.run(asked) == expected
         assert llm.counter(ACCEPTED) > 8, "trees were hardly used"
+    if family in DENSE[1:]:
+        return  # the budget, which is the default's, sees nothing in which they differ
     with cpu_engine(
         target, setup=measure_briefly, speculative_config=speculative, **arguments
     ) as llm:
