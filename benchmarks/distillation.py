@@ -24,18 +24,18 @@ from shared_parts import machine, results
 from shared_parts.arguments import script_parser
 from transformers import AutoTokenizer
 
+from vllm_redrafter.cli.demo import train_small as demo
+from vllm_redrafter.cli.demo.cache import default_cache_dir
+from vllm_redrafter.cli.demo.corpus import standard_library_sources
+from vllm_redrafter.cli.demo.target import TargetSettings
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import ListRows, TextRow, TextRows
 from vllm_redrafter.data.source import read_all, split
-from vllm_redrafter.demo import train_small as demo
-from vllm_redrafter.demo.cache import default_cache_dir
-from vllm_redrafter.demo.corpus import standard_library_sources
-from vllm_redrafter.demo.target import TargetSettings
 from vllm_redrafter.training.choices import Initialisation, LossKind
-from vllm_redrafter.training.config import TrainingConfig
 from vllm_redrafter.training.initialisation import most_used_tokens, new_drafter
 from vllm_redrafter.training.target import load_target
 from vllm_redrafter.training.trainer import Trainer, make_accelerator
+from vllm_redrafter.training.training_config import TrainingConfig
 
 TARGET = TargetSettings(num_steps=200)
 # Written out, so that the comparison does not change with the demo.

@@ -30,9 +30,9 @@ from step_cost_parts.floor import Arithmetic, Device, Weights
 from step_cost_parts.jobs import SHAPES
 
 from vllm_redrafter import ConfigError, ReDrafterConfig
-from vllm_redrafter.policy import search_tiers
-from vllm_redrafter.training.config import EvaluationConfig
 from vllm_redrafter.training.evaluation import load_material
+from vllm_redrafter.training.training_config import EvaluationConfig
+from vllm_redrafter.tree.policy import search_tiers
 
 LEAST_STEPS = 200
 KINDS = {"adaptive": Adaptive, "longest": Longest, "lengths": Graphs}

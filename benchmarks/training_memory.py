@@ -36,10 +36,10 @@ from vllm_redrafter.heads.registry import new_head
 from vllm_redrafter.training import chunked_loss
 from vllm_redrafter.training.batches import TextBatch
 from vllm_redrafter.training.chunked_loss import CHUNK_ELEMENTS
-from vllm_redrafter.training.config import TrainingConfig
 from vllm_redrafter.training.distillation import Distillation
 from vllm_redrafter.training.target import TargetOutputs
 from vllm_redrafter.training.trainer import adamw
+from vllm_redrafter.training.training_config import TrainingConfig
 
 GIB = 2**30
 SIZES = (

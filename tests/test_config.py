@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.heads.recurrent import RecurrentConfig
+from vllm_redrafter.utils.errors import ConfigError
 
 SIZES: dict[str, Any] = {"vocab_size": 32, "hidden_size": 8, "exit_dim": 16}
 

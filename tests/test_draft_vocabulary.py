@@ -9,12 +9,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from vllm_redrafter.beam_search import beam_search
 from vllm_redrafter.checkpoints.reading import check_checkpoint, load_drafter
 from vllm_redrafter.checkpoints.writing import save_drafter
-from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
-from vllm_redrafter.token_tree import TokenTree
+from vllm_redrafter.tree.beam_search import beam_search
+from vllm_redrafter.tree.token_tree import TokenTree
+from vllm_redrafter.utils.errors import ConfigError
 
 V, H = 40, 8
 KEPT = torch.tensor([3, 4, 9, 17, 18, 30, 39])

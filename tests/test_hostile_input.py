@@ -21,14 +21,14 @@ from typer.testing import CliRunner
 from redrafter_testing.models.checkpoints import PROJECTED, edit_config, edit_tensors
 from vllm_redrafter.checkpoints.reading import load_drafter
 from vllm_redrafter.checkpoints.writing import save_drafter
-from vllm_redrafter.cli import app
+from vllm_redrafter.cli.main import app
 from vllm_redrafter.data.dataset import DatasetInfo, Row, read_dataset, write_shard
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.engine.request_options import check_request
+from vllm_redrafter.engine.speculative_config import requested_of, validated
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
-from vllm_redrafter.request_options import check_request
-from vllm_redrafter.speculative_config import requested_of, validated
 from vllm_redrafter.training.checkpointing import Checkpoints, RunProgress
 from vllm_redrafter.training.measured_costs import read_costs
+from vllm_redrafter.utils.errors import ConfigError
 
 TABLE = Path(__file__).parents[1] / "docs" / "hostile-input.md"
 NAN = float("nan")
@@ -418,10 +418,10 @@ def test_weights_that_are_no_numbers_are_refused_when_they_are_read(tmp_path: Pa
         load_drafter(str(tmp_path), torch.float16)
 
 
-@pytest.mark.parametrize("wish", [-1, "4", 10**400, True, None, [4]])
-def test_the_most_nodes_are_an_integer_in_range(wish: object, tmp_path: Path) -> None:
+@pytest.mark.parametrize("node_limit", [-1, "4", 10**400, True, None, [4]])
+def test_the_most_nodes_are_an_integer_in_range(node_limit: object, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="between 1 and 127"):
-        served(num_speculative_tokens=wish)(tmp_path)
+        served(num_speculative_tokens=node_limit)(tmp_path)
 
 
 @pytest.mark.parametrize("target", [5, ["a"], NAN])

@@ -14,7 +14,7 @@ import pytest
 
 REPO = Path(__file__).resolve().parents[1]
 PACKAGES = {"vllm_redrafter": "vllm_redrafter", "triton_kernels": "vllm_redrafter/triton_kernels"}
-DRAFTER = "drafters/smollm2-135m-instruct/model.safetensors"
+DRAFTER = "checkpoints/drafters/smollm2-135m-instruct/model.safetensors"
 
 
 def test_kernels_are_only_importable_inside_the_package(tmp_path: Path) -> None:

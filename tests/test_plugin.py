@@ -20,10 +20,11 @@ from vllm.exceptions import VLLMValidationError
 
 from redrafter_testing.models.families.experts import MIXTRAL
 from redrafter_testing.models.tiny_models import add_tokenizer, make_drafter, make_target
-from vllm_redrafter import ConfigError, names, plugin
+from vllm_redrafter import ConfigError, plugin
 from vllm_redrafter.checkpoints.recording import record_shape
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.engine import published
+from vllm_redrafter.utils import names
 
 plugin.register()
 

@@ -13,8 +13,8 @@ A request that needs a chain gets its best finished beam instead, whose nodes ra
 
 Where a budget shares verification among the batch's nodes, it needs their scores, and later what
 the drafter thought of those that were judged: `ScoredTrees` keeps both in node order. What the next
-step asks of a draft besides (`Wishes`, `DraftRows`) is written on the way, without launches of its
-own.
+step asks of a draft besides (`NodeLimits`, `DraftRows`) is written on the way, without launches of
+its own.
 """
 
 from __future__ import annotations
@@ -74,23 +74,23 @@ class ScoredTrees(TreeBuffers):
 
     Attributes:
         log_probs: [R, K+1] float32, the nodes' scores: 0 for the root, -inf in unused slots.
-        odds: [R, K+1] float32, the drafter's log-odds of a node given its parent; 0 for the root
-            and in unused slots.
+        log_odds: [R, K+1] float32, the drafter's log-odds of a node given its parent; 0 for the
+            root and in unused slots.
     """
 
     def __init__(self, max_requests: int, max_nodes: int, device: torch.device | str) -> None:
         super().__init__(max_requests, max_nodes, device)
         self.log_probs = torch.zeros(self.tokens.shape, dtype=torch.float32, device=device)
-        self.odds = torch.zeros_like(self.log_probs)
+        self.log_odds = torch.zeros_like(self.log_probs)
 
     def clear(self) -> None:
         super().clear()
         self.log_probs.fill_(-torch.inf)
         self.log_probs[:, 0] = 0
-        self.odds.zero_()
+        self.log_odds.zero_()
 
 
-class Wishes(NamedTuple):
+class NodeLimits(NamedTuple):
     """What requests ask of their trees.
 
     Attributes:
@@ -125,8 +125,8 @@ def build_tree(
     log_probs: Tensor,
     out: TreeBuffers,
     entries: Tensor | None = None,
-    odds: Tensor | None = None,
-    wishes: Wishes | None = None,
+    log_odds: Tensor | None = None,
+    node_limits: NodeLimits | None = None,
     rows: DraftRows | None = None,
 ) -> TreeBuffers:
     """The K best candidates of each request as a tree, K by the size of `out`.
@@ -140,11 +140,11 @@ def build_tree(
         entries: [R] int32 or int64, which entry of `out` each request's tree goes to; None for
             the first R in order. Requests that share an entry leave any one of their trees,
             or a mixture: harmless in an entry that nobody reads.
-        odds: [R, L, W] fp32, contiguous, the drafter's log-odds of each candidate; `out` is
-            ScoredTrees then, and has the nodes' scores and odds written too. None for neither.
-        wishes: of each request; None for trees without limits. A chain's scores must not rise
+        log_odds: [R, L, W] fp32, contiguous, the drafter's log-odds of each candidate; `out` is
+            ScoredTrees then, and has the nodes' scores and log-odds written too. None for neither.
+        node_limits: of each request; None for trees without limits. A chain's scores must not rise
             from a parent to its child.
-        rows: written; its `probs` need `odds` and `wishes`. None for nothing.
+        rows: written; its `probs` need `log_odds` and `node_limits`. None for nothing.
 
     Returns:
         out.
@@ -153,8 +153,8 @@ def build_tree(
         ValueError: an argument's dtype, device, shape or stride does not fit; it is named.
     """
     _check_candidates(root_tokens, tokens, back_pointers, log_probs, out)
-    if odds is not None:
-        _check_odds(odds, log_probs, out)
+    if log_odds is not None:
+        _check_log_odds(log_odds, log_probs, out)
     if entries is not None:
         check_tokens(entries=entries)
         require(
@@ -163,9 +163,9 @@ def build_tree(
         )
         require_last_dim_contiguous(entries=entries)
         require_same_device(tokens, entries=entries)
-    scored = out if isinstance(out, ScoredTrees) and odds is not None else None
-    _check_rows(root_tokens, out, scored, wishes, rows)
-    chains, limits = wishes if wishes is not None else (root_tokens, root_tokens)
+    scored = out if isinstance(out, ScoredTrees) and log_odds is not None else None
+    _check_rows(root_tokens, out, scored, node_limits, rows)
+    chains, limits = node_limits if node_limits is not None else (root_tokens, root_tokens)
     probs = rows.probs if rows is not None else None
     has_entries, entries = entries is not None, root_tokens if entries is None else entries
     requests, length, width = tokens.shape
@@ -177,7 +177,7 @@ def build_tree(
         tokens,
         back_pointers,
         log_probs,
-        odds if odds is not None else log_probs,
+        log_odds if log_odds is not None else log_probs,
         entries,
         chains,
         limits,
@@ -186,7 +186,7 @@ def build_tree(
         out.depths,
         out.num_nodes,
         scored.log_probs if scored is not None else log_probs,
-        scored.odds if scored is not None else log_probs,
+        scored.log_odds if scored is not None else log_probs,
         WIDTH=width,
         NUM=num,
         BLOCK=block,
@@ -194,7 +194,7 @@ def build_tree(
         SLOTS=slots,
         BLOCK_SLOTS=block_slots,
         HAS_ENTRIES=has_entries,
-        HAS_WISHES=wishes is not None,
+        HAS_NODE_LIMITS=node_limits is not None,
         HAS_ODDS=scored is not None,
         # 16 comparisons per thread at a time: 128 would not fit its registers.
         num_warps=max(4, min(16, block * chunk // 512)),
@@ -279,34 +279,36 @@ def _check_candidates(
     require_same_device(tokens, back_pointers=back_pointers, log_probs=log_probs)
 
 
-def _check_odds(odds: Tensor, log_probs: Tensor, out: TreeBuffers) -> None:
+def _check_log_odds(log_odds: Tensor, log_probs: Tensor, out: TreeBuffers) -> None:
     require(
-        odds.dtype == torch.float32 and odds.shape == log_probs.shape and odds.is_contiguous(),
-        f"odds: must be fp32, contiguous and of shape {list(log_probs.shape)}, got "
-        f"{list(odds.shape)} {odds.dtype}",
+        log_odds.dtype == torch.float32
+        and log_odds.shape == log_probs.shape
+        and log_odds.is_contiguous(),
+        f"log_odds: must be fp32, contiguous and of shape {list(log_probs.shape)}, got "
+        f"{list(log_odds.shape)} {log_odds.dtype}",
     )
-    require(isinstance(out, ScoredTrees), "out: must be ScoredTrees where odds are given")
-    require_same_device(log_probs, odds=odds)
+    require(isinstance(out, ScoredTrees), "out: must be ScoredTrees where log_odds are given")
+    require_same_device(log_probs, log_odds=log_odds)
 
 
 def _check_rows(
     root_tokens: Tensor,
     out: TreeBuffers,
     scored: ScoredTrees | None,
-    wishes: Wishes | None,
+    node_limits: NodeLimits | None,
     rows: DraftRows | None,
 ) -> None:
     requests, nodes = root_tokens.shape[0], out.tokens.shape[1] - 1
     expected: list[tuple[str, Tensor, tuple[int, ...], torch.dtype]] = []
-    if wishes is not None:
-        expected.append(("wishes.chains", wishes.chains, (requests,), torch.int32))
-        expected.append(("wishes.limits", wishes.limits, (requests,), torch.int32))
+    if node_limits is not None:
+        expected.append(("node_limits.chains", node_limits.chains, (requests,), torch.int32))
+        expected.append(("node_limits.limits", node_limits.limits, (requests,), torch.int32))
     if rows is not None:
         expected.append(("rows.tokens", rows.tokens, (requests, nodes), torch.int64))
         if rows.probs is not None:
             require(
-                scored is not None and wishes is not None,
-                "rows.probs: need odds, ScoredTrees to keep the scores, and wishes",
+                scored is not None and node_limits is not None,
+                "rows.probs: need log_odds, ScoredTrees to keep the scores, and node_limits",
             )
             expected.append(("rows.probs", rows.probs, (requests, nodes), torch.float32))
     for name, tensor, shape, dtype in expected:

@@ -54,16 +54,16 @@ def _select_nodes(
     tokens,  # [R, L, WIDTH] int32 or int64
     back_pointers,  # [R, L, WIDTH] int32 or int64
     log_probs,  # [R, L, WIDTH] fp32
-    odds,  # [R, L, WIDTH] fp32; read where HAS_ODDS
+    log_odds,  # [R, L, WIDTH] fp32; read where HAS_ODDS
     entries,  # [R] int32 or int64; read where HAS_ENTRIES
-    chains,  # [R] int32; read where HAS_WISHES
+    chains,  # [R] int32; read where HAS_NODE_LIMITS
     limits,  # [R] int32; likewise
     out_tokens,  # [entries, SLOTS] int32, written
     out_parents,  # [entries, SLOTS] int32, written
     out_depths,  # [entries, SLOTS] int32, written
     out_num_nodes,  # [entries] int32, written
     out_log_probs,  # [entries, SLOTS] fp32, written where HAS_ODDS
-    out_odds,  # [entries, SLOTS] fp32, written where HAS_ODDS
+    out_log_odds,  # [entries, SLOTS] fp32, written where HAS_ODDS
     WIDTH: tl.constexpr,
     NUM: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -71,7 +71,7 @@ def _select_nodes(
     SLOTS: tl.constexpr,
     BLOCK_SLOTS: tl.constexpr,
     HAS_ENTRIES: tl.constexpr,
-    HAS_WISHES: tl.constexpr,
+    HAS_NODE_LIMITS: tl.constexpr,
     HAS_ODDS: tl.constexpr,
 ):
     """One request: rank the candidates, write the best as nodes, blank the unused slots."""
@@ -83,7 +83,7 @@ def _select_nodes(
     scores = tl.load(scores_ptr + index, mask=is_candidate, other=float("-inf"))
     level = index // WIDTH
     rank = _rank(scores, index, scores_ptr, NUM, BLOCK, CHUNK)
-    if HAS_WISHES:
+    if HAS_NODE_LIMITS:
         wants_chain = tl.load(chains + request) != 0
         if wants_chain:
             is_on = _is_on_best_beam(index, back_pointers + request * NUM, scores_ptr, WIDTH, NUM)
@@ -95,7 +95,7 @@ def _select_nodes(
     has_parent = is_node & (level > 0)
     parent_scores = tl.load(scores_ptr + parent, mask=has_parent, other=float("-inf"))
     parent_rank = _rank(parent_scores, parent, scores_ptr, NUM, BLOCK, CHUNK)
-    if HAS_WISHES:
+    if HAS_NODE_LIMITS:
         parent_rank = tl.where(wants_chain, level - 1, parent_rank)
 
     at = entry * SLOTS + rank + 1
@@ -105,8 +105,8 @@ def _select_nodes(
     tl.store(out_depths + at, level + 1, mask=is_node)
     if HAS_ODDS:
         tl.store(out_log_probs + at, scores, mask=is_node)
-        own_odds = tl.load(odds + request * NUM + index, mask=is_node, other=0.0)
-        tl.store(out_odds + at, own_odds, mask=is_node)
+        own_log_odds = tl.load(log_odds + request * NUM + index, mask=is_node, other=0.0)
+        tl.store(out_log_odds + at, own_log_odds, mask=is_node)
 
     num_nodes = tl.sum(is_node.to(tl.int32), axis=0) + 1
     slot = tl.arange(0, BLOCK_SLOTS)
@@ -115,14 +115,14 @@ def _select_nodes(
     tl.store(out_parents + entry * SLOTS + slot, 0, mask=unused | (slot == 0))
     tl.store(out_depths + entry * SLOTS + slot, 0, mask=unused | (slot == 0))
     tl.store(out_tokens + entry * SLOTS, tl.load(root_tokens + request).to(tl.int32))
-    if HAS_WISHES:
+    if HAS_NODE_LIMITS:
         num_nodes = tl.minimum(num_nodes, tl.load(limits + request) + 1)
     tl.store(out_num_nodes + entry, num_nodes)
     if HAS_ODDS:
         no_score = tl.where(slot == 0, 0.0, float("-inf"))
         tl.store(out_log_probs + entry * SLOTS + slot, no_score, mask=unused | (slot == 0))
         tl.store(
-            out_odds + entry * SLOTS + slot,
+            out_log_odds + entry * SLOTS + slot,
             tl.zeros([BLOCK_SLOTS], tl.float32),
             mask=unused | (slot == 0),
         )

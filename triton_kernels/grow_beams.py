@@ -36,8 +36,8 @@ def _log_odds(log_q, MOST: tl.constexpr):
     # 1 - exp(x) loses its digits near 0, where a few terms of the series are exact.
     series = -small * (1.0 + small * (0.5 + small * (1.0 / 6.0 + small * (1.0 / 24.0))))
     rest = tl.where(small > -0.02, series, 1.0 - tl.exp(small))
-    odds = tl.where(rest > 0.0, small - tl.log(tl.maximum(rest, 1e-37)), MOST)
-    return tl.minimum(tl.maximum(odds, -MOST), MOST)
+    log_odds = tl.where(rest > 0.0, small - tl.log(tl.maximum(rest, 1e-37)), MOST)
+    return tl.minimum(tl.maximum(log_odds, -MOST), MOST)
 
 
 @triton.jit
@@ -54,7 +54,7 @@ def _grow_beams(
     tokens,  # [R, LEVELS, WIDTH] int64, level `level` written
     back_pointers,  # [R, LEVELS, WIDTH] int64, likewise
     log_probs,  # [R, LEVELS, WIDTH] fp32, likewise; the level above is read
-    odds,  # [R, LEVELS, WIDTH] fp32, likewise where HAS_SURVIVAL
+    log_odds,  # [R, LEVELS, WIDTH] fp32, likewise where HAS_SURVIVAL
     log_survival,  # [R, LEVELS, WIDTH] fp32, likewise; the level above is read
     slope,  # [1] fp32; read where HAS_SURVIVAL
     biases,  # [LEVELS] fp32; likewise
@@ -104,12 +104,12 @@ def _grow_beams(
     tl.store(last_tokens + request * WIDTH + rank, token, mask=kept)
     tl.store(parents + request * WIDTH + rank, row, mask=kept)
     if HAS_SURVIVAL:
-        own_odds = _log_odds(given_parent, MAX_ODDS)
-        survival = _log_sigmoid(tl.load(slope) * own_odds + tl.load(biases + level))
+        own_log_odds = _log_odds(given_parent, MAX_ODDS)
+        survival = _log_sigmoid(tl.load(slope) * own_log_odds + tl.load(biases + level))
         if HAS_ABOVE:
             survival += tl.load(log_survival + beam_above, mask=is_candidate, other=0.0)
         survival = tl.where(score == float("-inf"), float("-inf"), survival)
-        tl.store(odds + to_level + rank, own_odds, mask=kept)
+        tl.store(log_odds + to_level + rank, own_log_odds, mask=kept)
         tl.store(log_survival + to_level + rank, survival, mask=kept)
 
 
@@ -119,7 +119,7 @@ class BeamBuffers:
     Attributes:
         tokens, back_pointers: [R, L, W] int64, as in `ExploredNodes`.
         log_probs: [R, L, W] float32, likewise.
-        odds: [R, L, W] float32, the log-odds of a node given its parent.
+        log_odds: [R, L, W] float32, the log-odds of a node given its parent.
         log_survival: [R, L, W] float32, never above the parent's; -inf where no beam is.
         last_tokens: [R * W] int64, the tokens of the level grown last, of the target's.
         parents: [R * W] int32, which row of the level above (request by request, beam by beam)
@@ -138,7 +138,7 @@ class BeamBuffers:
         self.tokens = torch.zeros(shape, dtype=torch.int64, device=device)
         self.back_pointers = torch.zeros_like(self.tokens)
         self.log_probs = torch.zeros(shape, dtype=torch.float32, device=device)
-        self.odds = torch.zeros_like(self.log_probs)
+        self.log_odds = torch.zeros_like(self.log_probs)
         self.log_survival = torch.zeros_like(self.log_probs)
         self.last_tokens = torch.zeros(rows, dtype=torch.int64, device=device)
         self.parents = torch.zeros(rows, dtype=torch.int32, device=device)
@@ -160,8 +160,8 @@ def grow_beams(
         requests: how many, R.
         out: at least R requests; what is there of the level above is read.
         to_target: [draft tokens] int64, `d2t`; None where the drafter ranks all tokens.
-        survival: (slope [1], biases [L]) fp32 of the budget's estimator; None writes neither odds
-            nor survival.
+        survival: (slope [1], biases [L]) fp32 of the budget's estimator; None writes neither
+            log-odds nor survival.
 
     Raises:
         ValueError: an argument's dtype, device, shape or stride does not fit; it is named.
@@ -190,7 +190,7 @@ def grow_beams(
         out.tokens,
         out.back_pointers,
         out.log_probs,
-        out.odds,
+        out.log_odds,
         out.log_survival,
         slope,
         biases,

@@ -57,7 +57,7 @@ def _count_bins(
 @triton.jit
 def _observe_nodes(
     entries,  # [R] int64
-    odds,  # [entries, SLOTS] fp32
+    log_odds,  # [entries, SLOTS] fp32
     tokens,  # [R, SLOTS] int32
     parents,  # [R, SLOTS] int32
     depths,  # [R, SLOTS] int32
@@ -87,7 +87,7 @@ def _observe_nodes(
     verified = (node > 0) & (node < tl.load(num_verified + request)) & is_slot
     judged = verified & is_asked & below_path
 
-    f = tl.load(odds + tl.load(entries + request) * SLOTS + node, mask=judged, other=0.0)
+    f = tl.load(log_odds + tl.load(entries + request) * SLOTS + node, mask=judged, other=0.0)
     f = tl.where(f == f, f, 0.0)
     depth = tl.load(depths + at, mask=judged, other=1)
     level = tl.minimum(tl.maximum(depth - 1, 0), DEPTHS - 1)
@@ -155,7 +155,7 @@ def num_sums(max_depth: int) -> int:
 
 def observe_nodes(
     entries: Tensor,
-    odds: Tensor,
+    log_odds: Tensor,
     trees: VerifiedTrees,
     slope: Tensor,
     biases: Tensor,
@@ -165,8 +165,8 @@ def observe_nodes(
     """Add a step's judged nodes to the statistics.
 
     Args:
-        entries: [R] int64, each request's entry of `odds`.
-        odds: [entries, K+1] fp32, the drafter's log-odds of each node.
+        entries: [R] int64, each request's entry of `log_odds`.
+        log_odds: [entries, K+1] fp32, the drafter's log-odds of each node.
         trees: of these requests.
         slope, biases: [1] and [L] fp32, of the estimator.
         sums: [R or more, num_sums(L)] fp32, written.
@@ -176,12 +176,12 @@ def observe_nodes(
     Raises:
         ValueError: an argument's dtype, device, shape or stride does not fit; it is named.
     """
-    requests, slots = entries.shape[0], odds.shape[1]
+    requests, slots = entries.shape[0], log_odds.shape[1]
     depths, num = biases.shape[0], num_sums(biases.shape[0])
     rows = (trees.tokens.shape[0], slots)
     shapes: dict[str, tuple[Tensor, tuple[int, ...], torch.dtype]] = {
         "entries": (entries, (requests,), torch.int64),
-        "odds": (odds, tuple(odds.shape), torch.float32),
+        "log_odds": (log_odds, tuple(log_odds.shape), torch.float32),
         "trees.tokens": (trees.tokens, rows, torch.int32),
         "trees.parents": (trees.parents, rows, torch.int32),
         "trees.depths": (trees.depths, rows, torch.int32),
@@ -198,7 +198,7 @@ def observe_nodes(
             f"{name}: must be contiguous {dtype} of shape {list(shape)}, got "
             f"{list(tensor.shape)} {tensor.dtype}",
         )
-        require_same_device(odds, **{name: tensor})
+        require_same_device(log_odds, **{name: tensor})
     require(
         1 <= requests <= min(rows[0], sums.shape[0]),
         f"entries: {requests} requests, trees and sums have room for {min(rows[0], sums.shape[0])}",
@@ -206,7 +206,7 @@ def observe_nodes(
     block = triton.next_power_of_2(slots)
     _observe_nodes[(requests,)](
         entries,
-        odds,
+        log_odds,
         *trees,
         slope,
         biases,

@@ -22,8 +22,6 @@ from typing import Any
 import torch
 import triton
 
-from vllm_redrafter.errors import ConfigError
-from vllm_redrafter.json_files import read_json
 from vllm_redrafter.triton_kernels.tree_attention_plan import AIMS, PartAims
 from vllm_redrafter.triton_kernels.tree_attention_tiles import (
     MAX_REGISTERS,
@@ -32,6 +30,8 @@ from vllm_redrafter.triton_kernels.tree_attention_tiles import (
     Tile,
     TileKey,
 )
+from vllm_redrafter.utils.errors import ConfigError
+from vllm_redrafter.utils.json_files import read_json
 
 FOLDER = Path(__file__).parent / "tiles"
 SIZES = (16, 32, 64, 128)

@@ -10,25 +10,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vllm_redrafter.acceptance import AcceptedPath, accept_path
-    from vllm_redrafter.beam_search import ExploredNodes
     from vllm_redrafter.checkpoints.reading import load_drafter
     from vllm_redrafter.checkpoints.writing import save_drafter
     from vllm_redrafter.config import ReDrafterConfig
-    from vllm_redrafter.errors import ConfigError
     from vllm_redrafter.heads.head import DraftHead, HeadConfig
     from vllm_redrafter.heads.registry import new_head, register
-    from vllm_redrafter.token_tree import TokenTree
+    from vllm_redrafter.tree.acceptance import AcceptedPath, accept_path
+    from vllm_redrafter.tree.beam_search import ExploredNodes
+    from vllm_redrafter.tree.token_tree import TokenTree
+    from vllm_redrafter.utils.errors import ConfigError
 
 _HOMES = {
-    "AcceptedPath": "acceptance",
-    "ConfigError": "errors",
+    "AcceptedPath": "tree.acceptance",
+    "ConfigError": "utils.errors",
     "DraftHead": "heads.head",
-    "ExploredNodes": "beam_search",
+    "ExploredNodes": "tree.beam_search",
     "HeadConfig": "heads.head",
     "ReDrafterConfig": "config",
-    "TokenTree": "token_tree",
-    "accept_path": "acceptance",
+    "TokenTree": "tree.token_tree",
+    "accept_path": "tree.acceptance",
     "load_drafter": "checkpoints.reading",
     "new_head": "heads.registry",
     "register": "heads.registry",

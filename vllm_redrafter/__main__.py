@@ -1,5 +1,5 @@
 """`python -m vllm_redrafter`, which is what `accelerate launch -m` starts."""
 
-from vllm_redrafter.cli import app
+from vllm_redrafter.cli.main import app
 
 app()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.utils.errors import ConfigError
 
 MAX_NODES = 128
 """The most nodes in a tree, root included: vLLM's own MAX_SPEC_LEN."""

@@ -29,18 +29,18 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from vllm_redrafter import names
 from vllm_redrafter.checkpoints.fit import size_differences
 from vllm_redrafter.engine import published
-from vllm_redrafter.engine.refusals import RAY
+from vllm_redrafter.engine.attention_check import RAY
+from vllm_redrafter.engine.request_options import check_request
 from vllm_redrafter.engine.selection import Engine, engine_here
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.engine.speculative_config import PASSED_ON, is_ours, requested_of, validated
 from vllm_redrafter.heads.head import HeadConfig
-from vllm_redrafter.names import METHOD, SUPPORTED_VLLM
-from vllm_redrafter.request_options import check_request
-from vllm_redrafter.speculative_config import PASSED_ON, is_ours, requested_of, validated
-from vllm_redrafter.substitution import substituted
-from vllm_redrafter.target_layers import missing_layers
+from vllm_redrafter.heads.target_layers import missing_layers
+from vllm_redrafter.utils import names
+from vllm_redrafter.utils.errors import ConfigError
+from vllm_redrafter.utils.names import METHOD, SUPPORTED_VLLM
+from vllm_redrafter.utils.patching import patched
 
 if TYPE_CHECKING:
     from vllm.config import SpeculativeConfig, VllmConfig
@@ -123,7 +123,7 @@ def _create_engine_config(
     if engine.executor is not None and parallel.distributed_executor_backend == "mp":
         parallel.distributed_executor_backend = engine.executor
     _announce(settings, drafter.advice)
-    engine.settle(vllm_config)
+    engine.apply_default_schedule(vllm_config)
     _watch_counters(args, vllm_config)
     return vllm_config
 
@@ -263,7 +263,7 @@ def _post_init(original: Callable[[VllmConfig], None], vllm_config: VllmConfig) 
     from vllm.config import vllm as module
 
     methods = Literal[(*get_args(module.EagleModelTypes), "custom_class")]  # type: ignore[valid-type]
-    with substituted(module, "EagleModelTypes", methods):
+    with patched(module, "EagleModelTypes", methods):
         return original(vllm_config)
 
 

@@ -15,7 +15,7 @@ from cpu_parts import timing
 from vllm_redrafter.engine.cpu.cache_layout import cache_layout
 from vllm_redrafter.engine.cpu.path_copies import CopiedUnits
 from vllm_redrafter.engine.cpu.tree_sequences import tree_parts
-from vllm_redrafter.token_tree import TokenTree
+from vllm_redrafter.tree.token_tree import TokenTree
 
 BLOCK_SIZE = 128  # vLLM's default on a CPU
 

@@ -10,12 +10,12 @@ from rich.table import Table
 from torch import Tensor
 
 from cpu_parts import timing
-from vllm_redrafter.beam_search import beam_search
 from vllm_redrafter.engine.cpu.packed_weights import packed
 from vllm_redrafter.engine.cpu.search import search
 from vllm_redrafter.heads.head import Product
 from vllm_redrafter.heads.registry import new_head
-from vllm_redrafter.policy import SearchShape
+from vllm_redrafter.tree.beam_search import beam_search
+from vllm_redrafter.tree.policy import SearchShape
 
 
 @dataclass(frozen=True)

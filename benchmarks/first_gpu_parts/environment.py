@@ -65,7 +65,7 @@ def missing() -> list[str]:
     import vllm
     from vllm.platforms import current_platform
 
-    from vllm_redrafter.names import SUPPORTED_VLLM
+    from vllm_redrafter.utils.names import SUPPORTED_VLLM
 
     plugins = metadata.entry_points(group="vllm.general_plugins")
     known = tuple(f"{version}." for version in SUPPORTED_VLLM)

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vllm_redrafter.beam_search import ExploredNodes, log_softmax_of_top
-from vllm_redrafter.policy import SearchShape
+from vllm_redrafter.tree.beam_search import ExploredNodes, log_softmax_of_top
+from vllm_redrafter.tree.policy import SearchShape
 
 ROTARY_BASE = 10_000.0
 TOKENS_WEIGHT = 0.1

@@ -19,9 +19,9 @@ from torch import Tensor
 from vllm_redrafter.data.fingerprint import target_fingerprint
 from vllm_redrafter.data.rows import DatasetRows, ListRows, TextRow
 from vllm_redrafter.data.source import read_checked
-from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.training.batches import TextBatch
 from vllm_redrafter.training.target import TargetHead, hidden_states, load_target
+from vllm_redrafter.utils.errors import ConfigError
 
 TOP = 32
 """Of the target's tokens: what heads are taught besides the text itself."""

@@ -13,9 +13,9 @@ from heads_parts.training import Material, kept_tokens, new_eagle, settings_of
 from heads_parts.variants import Variant
 from vllm_redrafter.engine.cpu.packed_weights import packed
 from vllm_redrafter.engine.cpu.search import search
-from vllm_redrafter.policy import search_shape
-from vllm_redrafter.training.config import TrainingConfig
 from vllm_redrafter.training.initialisation import new_drafter
+from vllm_redrafter.training.training_config import TrainingConfig
+from vllm_redrafter.tree.policy import search_shape
 
 CONTEXT = 256
 """Tokens that an EAGLE head's attention reads."""

@@ -18,9 +18,7 @@ from heads_parts.texts import answers_alone, narrowed
 from heads_parts.variants import Variant
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import ListRows
-from vllm_redrafter.policy import search_shape
 from vllm_redrafter.training.batches import BatchPlan, TextBatch
-from vllm_redrafter.training.config import TrainingConfig
 from vllm_redrafter.training.estimate import (
     Acceptance,
     batches,
@@ -29,6 +27,8 @@ from vllm_redrafter.training.estimate import (
 )
 from vllm_redrafter.training.initialisation import most_used_tokens, new_drafter
 from vllm_redrafter.training.trainer import Trainer, warmup_cosine
+from vllm_redrafter.training.training_config import TrainingConfig
+from vllm_redrafter.tree.policy import search_shape
 
 EAGLE_RATE = 0.5
 """Of the learning rate of the others: a transformer layer's."""

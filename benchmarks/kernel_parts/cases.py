@@ -12,9 +12,9 @@ from torch import Tensor
 from vllm_redrafter.triton_kernels.accept_path import accept_path
 from vllm_redrafter.triton_kernels.build_tree import (
     DraftRows,
+    NodeLimits,
     ScoredTrees,
     TreeBuffers,
-    Wishes,
     build_tree,
 )
 from vllm_redrafter.triton_kernels.compact_kv import CacheTable, compact_kv
@@ -74,7 +74,7 @@ class Attention:
         )
 
     def __call__(self) -> None:
-        """As engine/v2/attention.py: K and V are halves of one row of 2 x head_dim."""
+        """As engine/cuda/attention.py: K and V are halves of one row of 2 x head_dim."""
         query_dtype, cache_dtype = DTYPES[self.dtype]
         kv_heads, blocks = 2, -(-(CONTEXT + self.nodes) // self.block_size)
         row = torch.zeros(blocks, kv_heads, self.block_size, 2 * self.head_dim, dtype=cache_dtype)
@@ -248,7 +248,7 @@ def build(width: int, length: int, requests: int = 2) -> None:
         torch.zeros(requests, length, width),
         ScoredTrees(requests, 127, "cpu"),
         entries=root_tokens,
-        odds=torch.zeros(requests, length, width),
-        wishes=Wishes(integers(requests), integers(requests)),
+        log_odds=torch.zeros(requests, length, width),
+        node_limits=NodeLimits(integers(requests), integers(requests)),
         rows=DraftRows(torch.zeros(requests, 127, dtype=torch.int64), torch.zeros(requests, 127)),
     )

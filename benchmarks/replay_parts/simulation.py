@@ -20,14 +20,14 @@ from torch import Tensor
 
 from replay_parts.traces import Searches, Traces
 from vllm_redrafter.budget.batch_budget import CHAINS, PLAIN, TREES, BatchBudget
-from vllm_redrafter.budget.calibration import AcceptanceEstimator, Calibration, log_odds
+from vllm_redrafter.budget.calibration import AcceptanceEstimator, Calibration, log_odds_of
 from vllm_redrafter.budget.choice import Flags, best_budget, best_shares, shares
 from vllm_redrafter.budget.costs import CostTable, DraftCost, VerifyCost
 from vllm_redrafter.budget.draft_lengths import LengthChoice, draft_lengths
 from vllm_redrafter.budget.gate import Gate, worth_drafting
 from vllm_redrafter.budget.refits import RefitsByNodes, RefitsBySteps
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.policy import SearchShape, search_shape, search_tiers
+from vllm_redrafter.tree.policy import SearchShape, search_shape, search_tiers
 
 ROW_STEPS = 256
 """Sizes that a table of verification costs has at most."""
@@ -144,13 +144,13 @@ class Adaptive:
             return plain
         width, length = plan.shape
         searches = self.traces.by_width[width].at(places, length)
-        odds, survival, order = self.ranked(searches)
+        log_odds, survival, order = self.ranked(searches)
         ranked = survival.flatten(1).gather(1, order)
         probable = ranked.numpy()
         verified, _ = best_shares(probable, self._sampled, self.budget.terms(requests, plan))
         draft_seconds = self.batch.draft_seconds(plan.shape)
         self.budget.drafted(plan.shape, survival.numpy(), self._sampled, draft_seconds)
-        accepted = self.judge(searches, odds, order, verified)
+        accepted = self.judge(searches, log_odds, order, verified)
         chosen = np.arange(probable.shape[1]) < verified[:, None]
         self.budget.verified((float(probable[chosen].sum()), 0.0), (float(accepted.sum()), 0.0))
         rows = requests + int(verified.sum())
@@ -162,20 +162,22 @@ class Adaptive:
     def ranked(self, searches: Searches) -> tuple[Tensor, Tensor, Tensor]:
         """(log-odds, survival probabilities [N, L, W], and the K best nodes' places [N, K])."""
         found = searches.log_probs, searches.back_pointers
-        odds = log_odds(*found)
-        log_survival = self.estimator.log_survival(odds, *found)
-        return odds, log_survival.exp(), _ranked(log_survival)[:, : self.max_nodes]
+        log_odds = log_odds_of(*found)
+        log_survival = self.estimator.log_survival(log_odds, *found)
+        return log_odds, log_survival.exp(), _ranked(log_survival)[:, : self.max_nodes]
 
-    def judge(self, searches: Searches, odds: Tensor, order: Tensor, verified: Counts) -> Counts:
+    def judge(
+        self, searches: Searches, log_odds: Tensor, order: Tensor, verified: Counts
+    ) -> Counts:
         """Learn from the verified nodes; [N] how many were accepted."""
         first = torch.arange(order.shape[1]) < torch.from_numpy(verified)[:, None]
         is_verified = torch.zeros_like(searches.accepted.flatten(1)).scatter_(1, order, first)
         is_verified = is_verified.view_as(searches.accepted)
         above = searches.accepted[:, :-1].gather(2, searches.back_pointers[:, 1:])
         reached = torch.cat([torch.ones_like(searches.accepted[:, :1]), above], dim=1)
-        depths = torch.arange(1, odds.shape[1] + 1)[:, None].expand_as(odds)
+        depths = torch.arange(1, log_odds.shape[1] + 1)[:, None].expand_as(log_odds)
         judged = is_verified & reached
-        self.estimator.observe(odds, depths, judged, searches.accepted)
+        self.estimator.observe(log_odds, depths, judged, searches.accepted)
         if self.is_refit_due(int(judged.sum())):
             self.estimator.refit()
         accepted: Counts = (is_verified & searches.accepted).flatten(1).sum(dim=1).numpy()
@@ -217,7 +219,7 @@ class Graphs(Adaptive):
         length = choice.next()
         seconds = self._draft[choice.lengths.index(length)]
         searches = self.traces.by_width[self.width].at(places, length)
-        odds, by_beam, order = self.ranked(searches)
+        log_odds, by_beam, order = self.ranked(searches)
         survival = by_beam.flatten(1).gather(1, order).double().numpy()
         best = best_budget(survival, requests, seconds, self._verify)
         # A probe that verified nothing would find out nothing.
@@ -229,7 +231,7 @@ class Graphs(Adaptive):
         plain_rate = requests / self._verify[requests]
         self._gain = float(best.tokens_per_second / plain_rate)
         self._pays = worth_drafting(self._gain, self._pays)
-        accepted = self.judge(searches, odds, order, verified)
+        accepted = self.judge(searches, log_odds, order, verified)
         rows = requests + int(verified.sum())
         return Step(seconds + self._verify[rows], verified, accepted, drafted=True)
 

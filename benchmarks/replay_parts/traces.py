@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vllm_redrafter.beam_search import ExploredNodes, beam_search
 from vllm_redrafter.data.rows import TextRows
-from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.training.estimate import answers, batches
 from vllm_redrafter.training.target import read_target
+from vllm_redrafter.tree.beam_search import ExploredNodes, beam_search
+from vllm_redrafter.utils.errors import ConfigError
 
 PLACES_AT_ONCE = 256
 """A search holds logits of W beams for each of them."""

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from vllm_redrafter.files import tail
+from vllm_redrafter.utils.files import tail
 
 COMMAND = (sys.executable, "-P", "-m", "vllm.entrypoints.cli.main", "serve")
 SECONDS_TO_START = 240.0

@@ -11,7 +11,7 @@ from throughput_parts.prompts import ByTask, Prompt
 from vllm_redrafter.data.left_out import LeftOut
 from vllm_redrafter.data.prompts import READERS, Conversation, read_openings
 from vllm_redrafter.data.text_checks import half_character
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.utils.errors import ConfigError
 
 
 def read_dataset(path: Path) -> tuple[ByTask, LeftOut]:

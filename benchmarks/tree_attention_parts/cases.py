@@ -9,9 +9,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from vllm_redrafter.beam_search import ExploredNodes, log_softmax_of_top
 from vllm_redrafter.config import MAX_NODES, TOP_TOKENS, TreeKind
-from vllm_redrafter.token_tree import TokenTree
+from vllm_redrafter.tree.beam_search import ExploredNodes, log_softmax_of_top
+from vllm_redrafter.tree.token_tree import TokenTree
 
 BEAM_LENGTH = 5
 INT_BYTES = 4

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tree_attention_parts.cases import Case
-from vllm_redrafter.token_tree import TokenTree, pack_bits
+from vllm_redrafter.tree.token_tree import TokenTree, pack_bits
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 

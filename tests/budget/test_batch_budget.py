@@ -24,7 +24,7 @@ from vllm_redrafter.budget.gate import FAR
 from vllm_redrafter.budget.plain_looks import LOOK
 from vllm_redrafter.budget.probes import FULL_PROBES, SHORTEST
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.policy import SearchShape, search_shape, search_tiers
+from vllm_redrafter.tree.policy import SearchShape, search_shape, search_tiers
 
 
 def test_a_good_drafter_is_used_at_every_step_where_rows_are_cheap() -> None:

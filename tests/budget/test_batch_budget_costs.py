@@ -19,7 +19,7 @@ from vllm_redrafter.budget.batch_budget import (
 from vllm_redrafter.budget.choice import best_shares
 from vllm_redrafter.budget.drift import MEMORY
 from vllm_redrafter.budget.plain_looks import COST, INTERVAL, LOOK, NEW_COST, SETTLING
-from vllm_redrafter.policy import SearchShape
+from vllm_redrafter.tree.policy import SearchShape
 
 
 def test_a_step_that_verifies_is_not_believed_to_take_less_than_a_plain_one() -> None:

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 from torch import Tensor
 
-from vllm_redrafter.beam_search import ExploredNodes
 from vllm_redrafter.budget import calibration
-from vllm_redrafter.budget.calibration import MAX_LOG_ODDS, AcceptanceEstimator, log_odds
-from vllm_redrafter.token_tree import TokenTree
+from vllm_redrafter.budget.calibration import MAX_LOG_ODDS, AcceptanceEstimator, log_odds_of
+from vllm_redrafter.tree.beam_search import ExploredNodes
+from vllm_redrafter.tree.token_tree import TokenTree
 
 
 def search(seed: int, requests: int = 3, length: int = 4, width: int = 3) -> ExploredNodes:
@@ -31,8 +31,8 @@ def search(seed: int, requests: int = 3, length: int = 4, width: int = 3) -> Exp
 
 
 def survival_of(estimator: AcceptanceEstimator, explored: ExploredNodes) -> tuple[Tensor, Tensor]:
-    odds = log_odds(explored.log_probs, explored.back_pointers)
-    return odds, estimator.log_survival(odds, explored.log_probs, explored.back_pointers)
+    log_odds = log_odds_of(explored.log_probs, explored.back_pointers)
+    return log_odds, estimator.log_survival(log_odds, explored.log_probs, explored.back_pointers)
 
 
 def test_slope_one_and_no_bias_leave_the_drafts_own_probabilities() -> None:
@@ -48,10 +48,10 @@ def test_a_node_survives_if_every_node_of_its_path_does() -> None:
     explored = search(1, requests=1)
     estimator = AcceptanceEstimator(4)
     estimator.biases.copy_(torch.tensor([0.5, -0.1, -0.7, 0.2]))
-    odds, survival = survival_of(estimator, explored)
+    log_odds, survival = survival_of(estimator, explored)
     beam, expected = 1, 0.0
     for level in reversed(range(4)):
-        p = torch.sigmoid(estimator.slope * odds[0, level, beam] + estimator.biases[level])
+        p = torch.sigmoid(estimator.slope * log_odds[0, level, beam] + estimator.biases[level])
         expected += float(p.log())
         beam = int(explored.back_pointers[0, level, beam])
     assert float(survival[0, 3, 1]) == pytest.approx(expected, abs=1e-5)
@@ -87,21 +87,21 @@ def observations(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(log-odds, depths, accepted) of nodes that behave as the model says."""
     random = torch.Generator().manual_seed(seed)
-    odds = torch.randn(number, generator=random) * 2
+    log_odds = torch.randn(number, generator=random) * 2
     depths = torch.randint(1, len(biases) + 1, (number,), generator=random)
-    p = torch.sigmoid(slope * odds + torch.tensor(biases)[depths - 1])
-    return odds, depths, torch.rand(number, generator=random) < p
+    p = torch.sigmoid(slope * log_odds + torch.tensor(biases)[depths - 1])
+    return log_odds, depths, torch.rand(number, generator=random) < p
 
 
 def test_refits_find_the_parameters_that_an_optimizer_finds() -> None:
-    odds, depths, accepted = observations(0.8, [0.4, -0.6], 4000, seed=0)
+    log_odds, depths, accepted = observations(0.8, [0.4, -0.6], 4000, seed=0)
     estimator = AcceptanceEstimator(2)
     for _ in range(12):
-        estimator.observe(odds, depths, torch.ones_like(accepted), accepted)
+        estimator.observe(log_odds, depths, torch.ones_like(accepted), accepted)
         estimator.refit()
 
     def loss(theta: list[float]) -> float:
-        logits = theta[0] * odds + torch.tensor(theta[1:])[depths - 1]
+        logits = theta[0] * log_odds + torch.tensor(theta[1:])[depths - 1]
         return float(torch.nn.functional.binary_cross_entropy_with_logits(logits, accepted.float()))
 
     best = minimize(loss, [0.5, 0.0, 0.0], method="Nelder-Mead").x
@@ -115,11 +115,11 @@ def predictable(
     """(log-odds, depths, accepted, its probability): a share is certain, by the draft and in fact,
     but for one in 500; the others are guesses."""
     certain = random.random(number) < easy
-    odds = np.where(certain, random.normal(9, 3, number), random.normal(0, 2, number))
+    log_odds = np.where(certain, random.normal(9, 3, number), random.normal(0, 2, number))
     probability = np.where(certain, 0.998, 0.4)
     accepted = random.random(number) < probability
     depths = random.integers(1, 6, number)
-    made = (odds.clip(-MAX_LOG_ODDS, MAX_LOG_ODDS).astype(np.float32), depths, accepted)
+    made = (log_odds.clip(-MAX_LOG_ODDS, MAX_LOG_ODDS).astype(np.float32), depths, accepted)
     return (*map(torch.from_numpy, made), torch.from_numpy(probability).float())  # type: ignore[return-value]
 
 
@@ -130,12 +130,12 @@ def test_what_is_learned_holds_on_text_that_is_easily_predicted(easy: float, see
     random, estimator = np.random.default_rng(seed), AcceptanceEstimator(5)
     lost = []
     for step in range(2000):
-        odds, depths, accepted, probability = predictable(random, 8, easy)
-        logits = estimator.slope * odds + estimator.biases[depths - 1]
+        log_odds, depths, accepted, probability = predictable(random, 8, easy)
+        logits = estimator.slope * log_odds + estimator.biases[depths - 1]
         entropy = torch.nn.functional.binary_cross_entropy_with_logits
         best = entropy(torch.logit(probability), probability)
         lost.append(float(entropy(logits, probability) - best))
-        estimator.observe(odds, depths, torch.ones_like(accepted), accepted)
+        estimator.observe(log_odds, depths, torch.ones_like(accepted), accepted)
         if step % 4 == 3:
             estimator.refit()
             assert 0.0 <= float(estimator.slope) < 5.0
@@ -146,14 +146,14 @@ def test_what_is_learned_holds_on_text_that_is_easily_predicted(easy: float, see
 
 def test_one_surprise_does_not_undo_what_was_learned() -> None:
     estimator = AcceptanceEstimator(1)
-    odds, depths = torch.full((32,), 6.0), torch.ones(32, dtype=torch.int64)
+    log_odds, depths = torch.full((32,), 6.0), torch.ones(32, dtype=torch.int64)
     judged = torch.ones(32, dtype=torch.bool)
     for _ in range(100):
-        estimator.observe(odds, depths, judged, judged)
+        estimator.observe(log_odds, depths, judged, judged)
         estimator.refit()
     accepted = judged.clone()
     accepted[0] = False
-    estimator.observe(odds, depths, judged, accepted)
+    estimator.observe(log_odds, depths, judged, accepted)
     estimator.refit()
     assert float(torch.sigmoid(estimator.slope * 6.0 + estimator.biases)) > 0.9
 
@@ -162,9 +162,9 @@ def test_one_surprise_does_not_undo_what_was_learned() -> None:
 def test_the_first_refit_takes_a_drafter_for_what_it_is(accepted: float) -> None:
     """Else a good one is left unused for hundreds of steps, for what it was thought to be."""
     estimator = AcceptanceEstimator(2)
-    odds, depths = torch.zeros(40), torch.arange(40) % 2 + 1
+    log_odds, depths = torch.zeros(40), torch.arange(40) % 2 + 1
     right = torch.arange(40) < round(40 * accepted)
-    estimator.observe(odds, depths, torch.ones(40, dtype=torch.bool), right)
+    estimator.observe(log_odds, depths, torch.ones(40, dtype=torch.bool), right)
     estimator.refit()
     found = torch.sigmoid(estimator.biases)
     # What the constants say is off by up to half.
@@ -188,9 +188,9 @@ def test_later_refits_weigh_new_nodes_against_those_before() -> None:
 
 
 def test_what_was_not_judged_teaches_nothing() -> None:
-    odds, depths, accepted = observations(0.8, [0.4, -0.6], 500, seed=1)
+    log_odds, depths, accepted = observations(0.8, [0.4, -0.6], 500, seed=1)
     taught, untaught = AcceptanceEstimator(2), AcceptanceEstimator(2)
-    taught.observe(odds, depths, torch.zeros_like(accepted), accepted)
+    taught.observe(log_odds, depths, torch.zeros_like(accepted), accepted)
     taught.refit()
     assert torch.equal(taught.slope, untaught.slope)
     assert torch.equal(taught.biases, untaught.biases)
@@ -198,9 +198,9 @@ def test_what_was_not_judged_teaches_nothing() -> None:
 
 
 def test_a_depth_without_observations_keeps_its_bias() -> None:
-    odds, _, accepted = observations(0.8, [0.4], 500, seed=2)
+    log_odds, _, accepted = observations(0.8, [0.4], 500, seed=2)
     estimator = AcceptanceEstimator(3)
-    estimator.observe(odds, torch.full((500,), 2), torch.ones_like(accepted), accepted)
+    estimator.observe(log_odds, torch.full((500,), 2), torch.ones_like(accepted), accepted)
     estimator.refit()
     untouched = torch.tensor([calibration.INITIAL_BIAS] * 2)
     assert torch.equal(estimator.biases[[0, 2]], untouched)
@@ -208,10 +208,10 @@ def test_a_depth_without_observations_keeps_its_bias() -> None:
 
 
 def test_the_slope_stays_positive_even_if_the_drafter_is_wrong_where_it_is_sure() -> None:
-    odds = torch.linspace(-3, 3, 600)
+    log_odds = torch.linspace(-3, 3, 600)
     estimator = AcceptanceEstimator(1)
     for _ in range(5):
-        estimator.observe(odds, torch.ones(600), torch.ones(600).bool(), odds < 0)
+        estimator.observe(log_odds, torch.ones(600), torch.ones(600).bool(), log_odds < 0)
         estimator.refit()
     assert float(estimator.slope) >= 0
 
@@ -226,23 +226,23 @@ def test_one_observation_moves_little() -> None:
 
 
 def test_the_calibration_error_falls_when_an_overconfident_drafter_is_calibrated() -> None:
-    odds, depths, accepted = observations(0.4, [-1.0, -0.5], 4000, seed=3)
+    log_odds, depths, accepted = observations(0.4, [-1.0, -0.5], 4000, seed=3)
     estimator = AcceptanceEstimator(2)
     every = torch.ones_like(accepted)
     for _ in range(8):
-        estimator.observe(odds, depths, every, accepted)
+        estimator.observe(log_odds, depths, every, accepted)
         estimator.refit()
     estimator.reset_calibration()
-    estimator.observe(odds, depths, every, accepted)
+    estimator.observe(log_odds, depths, every, accepted)
     found = estimator.calibration()
     assert found.judged == 4000
     assert found.draft > 0.15
     assert found.calibrated < 0.02
 
 
-def test_probabilities_of_one_and_empty_slots_have_finite_odds() -> None:
+def test_probabilities_of_one_and_empty_slots_have_finite_log_odds() -> None:
     pointers = torch.zeros(1, 2, 2, dtype=torch.int64)
     log_probs = torch.tensor([[[0.0, -torch.inf], [0.0, -torch.inf]]])
-    odds = log_odds(log_probs, pointers)
-    assert odds.abs().max() <= calibration.MAX_LOG_ODDS
-    assert torch.isfinite(odds).all()
+    log_odds = log_odds_of(log_probs, pointers)
+    assert log_odds.abs().max() <= calibration.MAX_LOG_ODDS
+    assert torch.isfinite(log_odds).all()

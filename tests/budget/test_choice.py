@@ -16,8 +16,8 @@ from vllm_redrafter.budget.choice import (
     best_budget,
     best_common_share,
     best_shares,
-    everything,
     shares,
+    unlimited,
 )
 
 PROBABILITIES = arrays.arrays(
@@ -120,7 +120,7 @@ def test_shares_on_given_terms_are_those_of_the_best_budget_on_them(
 
 def test_there_are_terms_on_which_everything_is_verified() -> None:
     survival = np.array([[0.5, 1e-6], [0.2, 0.0]])
-    cuts, choice = best_shares(survival, np.zeros(2, dtype=np.bool_), everything(6))
+    cuts, choice = best_shares(survival, np.zeros(2, dtype=np.bool_), unlimited(6))
     assert cuts.tolist() == [2, 1]
     assert choice.tokens == pytest.approx(2.700001)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vllm_redrafter.budget.costs import CostTable, DraftCost, VerifyCost
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.utils.errors import ConfigError
 
 
 def table(**changes: object) -> CostTable:

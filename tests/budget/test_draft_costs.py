@@ -8,7 +8,7 @@ import pytest
 from vllm_redrafter.budget.costs import CostTable, DraftCost, VerifyCost
 from vllm_redrafter.budget.draft_costs import DraftCosts
 from vllm_redrafter.budget.drift import MEMORY
-from vllm_redrafter.policy import SearchShape
+from vllm_redrafter.tree.policy import SearchShape
 
 CHAIN, NARROW, WIDE = SearchShape(1, 5), SearchShape(2, 5), SearchShape(4, 5)
 TAKES = {CHAIN: 1.0, NARROW: 1.2, WIDE: 1.5}

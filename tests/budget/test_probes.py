@@ -14,7 +14,7 @@ from vllm_redrafter.budget.probes import (
     Probes,
     length,
 )
-from vllm_redrafter.policy import SearchShape
+from vllm_redrafter.tree.policy import SearchShape
 
 NEAREST, FULL = SearchShape(1, 3), SearchShape(4, 5)
 

@@ -24,13 +24,13 @@ from redrafter_testing.models.checkpoints import (
     numbered_name,
     plural_name,
 )
-from vllm_redrafter.checkpoints import conversion, files
+from vllm_redrafter.checkpoints import conversion, drafter_files
 from vllm_redrafter.checkpoints.conversion import convert
 from vllm_redrafter.checkpoints.reading import load_config, load_drafter
 from vllm_redrafter.checkpoints.writing import save_drafter
-from vllm_redrafter.cli import app
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.cli.main import app
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
+from vllm_redrafter.utils.errors import ConfigError
 
 REDUCED = RecurrentConfig(11, 4, exit_dim=6, draft_vocab_size=3)
 ALL_TOKENS = [PROJECTED, PLAIN, BARE]
@@ -400,7 +400,7 @@ def test_a_hub_id_is_converted_without_a_card_that_is_out_of_reach(
             raise ConnectionError("offline")
         return str(source / name)
 
-    monkeypatch.setattr(files, "hf_hub_download", download)
+    monkeypatch.setattr(drafter_files, "hf_hub_download", download)
     done = convert("org/drafter", destination)
     assert_bits(destination, new_drafter(PROJECTED).state_dict())
     assert any(note.startswith("its README.md is left out") for note in done.notes)

@@ -12,7 +12,7 @@ from redrafter_testing.models.checkpoints import PROJECTED
 from vllm_redrafter.checkpoints import writing
 from vllm_redrafter.checkpoints.conversion import convert
 from vllm_redrafter.checkpoints.reading import load_config
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.utils.errors import ConfigError
 
 
 def test_an_empty_folder_is_taken(source: Path, destination: Path) -> None:

@@ -17,10 +17,10 @@ from redrafter_testing.models.tiny_models import make_drafter, make_small_target
 from vllm_redrafter.checkpoints import inspection
 from vllm_redrafter.checkpoints.inspection import inspect_checkpoint, misfits
 from vllm_redrafter.checkpoints.writing import save_drafter
-from vllm_redrafter.cli import app
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.cli.main import app
 from vllm_redrafter.heads import head
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
+from vllm_redrafter.utils.errors import ConfigError
 
 CONFIG = RecurrentConfig(11, 4, exit_dim=6, num_draft_layers=1)
 REDUCED = RecurrentConfig(40, 4, exit_dim=6, draft_vocab_size=3)

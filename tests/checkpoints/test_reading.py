@@ -25,8 +25,8 @@ from redrafter_testing.models.checkpoints import (
     numbered_name,
     plural_name,
 )
-from vllm_redrafter.checkpoints import files, reading
-from vllm_redrafter.checkpoints.files import read_config, resolve_file
+from vllm_redrafter.checkpoints import drafter_files, reading
+from vllm_redrafter.checkpoints.drafter_files import read_config, resolve_file
 from vllm_redrafter.checkpoints.reading import (
     check_checkpoint,
     is_redrafter,
@@ -34,8 +34,8 @@ from vllm_redrafter.checkpoints.reading import (
     load_drafter,
 )
 from vllm_redrafter.checkpoints.writing import save_drafter
-from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
+from vllm_redrafter.utils.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any, **kwargs: Any) -> str:
         raise AssertionError(f"the hub was asked for {args}")
 
-    monkeypatch.setattr(files, "hf_hub_download", refuse)
+    monkeypatch.setattr(drafter_files, "hf_hub_download", refuse)
 
 
 @pytest.fixture
@@ -343,7 +343,7 @@ def test_a_hub_id_is_resolved_by_huggingface_hub(
         asked.append((repo, name, revision))
         return str(folder / name)
 
-    monkeypatch.setattr(files, "hf_hub_download", download)
+    monkeypatch.setattr(drafter_files, "hf_hub_download", download)
     drafter = load_drafter("org/drafter", revision="v2")
     assert_equal(drafter.state_dict(), load_file(folder / "model.safetensors"))
     assert set(asked) == {
@@ -356,7 +356,7 @@ def raise_from_hub(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def download(*args: Any, **kwargs: Any) -> str:
         raise error
 
-    monkeypatch.setattr(files, "hf_hub_download", download)
+    monkeypatch.setattr(drafter_files, "hf_hub_download", download)
 
 
 def test_a_file_that_a_hub_repository_lacks_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

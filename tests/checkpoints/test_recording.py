@@ -13,15 +13,15 @@ from typing import Any, BinaryIO
 import pytest
 
 from redrafter_testing.models.checkpoints import PROJECTED, edit_config
-from vllm_redrafter.checkpoints import files, recording
+from vllm_redrafter.checkpoints import drafter_files, recording
 from vllm_redrafter.checkpoints.conversion import convert
-from vllm_redrafter.checkpoints.files import read_config
+from vllm_redrafter.checkpoints.drafter_files import read_config
 from vllm_redrafter.checkpoints.reading import shape_of
 from vllm_redrafter.checkpoints.recording import check_recordable, record_shape
 from vllm_redrafter.checkpoints.writing import save_drafter
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.heads.recurrent import RecurrentHead
+from vllm_redrafter.utils.errors import ConfigError
 
 SHAPE = ReDrafterConfig(num_speculative_tokens=9, beam_width=3, beam_length=4)
 RECORDED = {"num_speculative_tokens": 9, "beam_width": 3, "beam_length": 4}
@@ -33,7 +33,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any, **kwargs: Any) -> str:
         raise AssertionError(f"the hub was asked for {args}")
 
-    monkeypatch.setattr(files, "hf_hub_download", refuse)
+    monkeypatch.setattr(drafter_files, "hf_hub_download", refuse)
 
 
 @pytest.fixture

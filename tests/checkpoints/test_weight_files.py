@@ -11,9 +11,9 @@ from huggingface_hub.errors import EntryNotFoundError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from vllm_redrafter.checkpoints import files, weight_files
+from vllm_redrafter.checkpoints import drafter_files, weight_files
 from vllm_redrafter.checkpoints.weight_files import find_weights, read_weights
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.utils.errors import ConfigError
 
 WEIGHTS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(2, dtype=torch.bfloat16)}
 
@@ -210,7 +210,7 @@ def test_a_lone_pickle_of_a_hub_repository_is_found(
             raise EntryNotFoundError("404")
         return str(tmp_path / name)
 
-    monkeypatch.setattr(files, "hf_hub_download", download)
+    monkeypatch.setattr(drafter_files, "hf_hub_download", download)
     names = ["README.md", "drafter.pt", "runs/optimizer.pt"]
     monkeypatch.setattr(weight_files, "list_repo_files", lambda model: names)
     assert_equal(read_weights(find_weights("org/drafter")), WEIGHTS)
@@ -223,7 +223,7 @@ def test_a_hub_that_does_not_tell_its_files_is_an_error(monkeypatch: pytest.Monk
     def refuse(model: str) -> list[str]:
         raise ConnectionError("refused")
 
-    monkeypatch.setattr(files, "hf_hub_download", download)
+    monkeypatch.setattr(drafter_files, "hf_hub_download", download)
     monkeypatch.setattr(weight_files, "list_repo_files", refuse)
     with pytest.raises(
         ConfigError, match="'org/drafter': the hub does not tell its files: refused"

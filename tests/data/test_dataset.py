@@ -20,8 +20,8 @@ from vllm_redrafter.data.dataset import (
     remove_leftovers,
     write_shard,
 )
-from vllm_redrafter.data.settings import SamplingSettings
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.data.generation_settings import SamplingSettings
+from vllm_redrafter.utils.errors import ConfigError
 
 INFO = DatasetInfo(
     target="somewhere/target",

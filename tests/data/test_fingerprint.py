@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from redrafter_testing.models.tiny_models import add_tokenizer, make_target
 from vllm_redrafter.data import fingerprint
 from vllm_redrafter.data.fingerprint import target_fingerprint, tokenizer_fingerprint
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.utils.errors import ConfigError
 
 
 @pytest.fixture(scope="module")

@@ -21,12 +21,12 @@ from redrafter_testing.engines.generation_runs import (
     run,
     with_extra_token,
 )
-from vllm_redrafter.cli import app
+from vllm_redrafter.cli.main import app
 from vllm_redrafter.data.dataset import finished_shards, read_dataset
+from vllm_redrafter.data.generation_settings import GenerationSettings, SamplingSettings
 from vllm_redrafter.data.prompts import Conversation
-from vllm_redrafter.data.settings import GenerationSettings, SamplingSettings
 from vllm_redrafter.data.turns import OpenTurn, TurnAnswer, answer_seed
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.utils.errors import ConfigError
 
 SINGLE = [Conversation(c.turns[:1], source=c.source) for c in PROMPTS]
 

@@ -21,7 +21,7 @@ from vllm_redrafter.data.hidden_states import (
     text_fingerprint,
     write_states,
 )
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.utils.errors import ConfigError
 
 LENGTHS = np.array([5, 1, 9, 3])
 INFO = StatesInfo("t", "f", "x", 4, 17, 8, 4, "bfloat16", 6)

@@ -11,7 +11,7 @@ import pytest
 
 from vllm_redrafter.data import leases
 from vllm_redrafter.data.leases import PATIENCE_SECONDS, ShardLeases
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.utils.errors import ConfigError
 
 SHARDS = range(3)
 

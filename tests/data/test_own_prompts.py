@@ -16,13 +16,13 @@ from typer.testing import CliRunner
 from redrafter_testing.engines.fake_engine import APPENDING, FakeEngine, Killed
 from redrafter_testing.engines.generation_runs import make_folder, with_extra_token, with_template
 from redrafter_testing.models.tiny_models import add_tokenizer, make_target
-from vllm_redrafter.cli import app
+from vllm_redrafter.cli.main import app
 from vllm_redrafter.data import own_prompts
+from vllm_redrafter.data.generation_settings import GenerationSettings, PromptSettings
 from vllm_redrafter.data.own_prompts import PromptSummary, make_prompts, place_of_turn
 from vllm_redrafter.data.prompts import read_prompts
-from vllm_redrafter.data.settings import GenerationSettings, PromptSettings
 from vllm_redrafter.data.turns import OpenTurn, TurnAnswer
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.utils.errors import ConfigError
 
 NAMED = (
     "{% for m in messages %}{{ m['role'].upper() }}: {{ m['content'] }} {% endfor %}"

@@ -11,7 +11,7 @@ import pytest
 from pyarrow import parquet
 
 from vllm_redrafter.data.prompts import Conversation, read_openings, read_prompts
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.utils.errors import ConfigError
 
 ROWS: list[dict[str, Any]] = [
     {"prompt": "Write a haiku."},

@@ -9,7 +9,7 @@ import pytest
 from redrafter_testing.models.tiny_models import add_tokenizer, make_target
 from redrafter_testing.models.training_data import write_data
 from vllm_redrafter.data.source import read_all, split
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.utils.errors import ConfigError
 
 V = 64
 

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from vllm_redrafter.chat.settings import ChatSettings
-from vllm_redrafter.data.settings import GenerationSettings, PromptSettings
+from vllm_redrafter.cli.chat.chat_settings import ChatSettings
+from vllm_redrafter.data.generation_settings import GenerationSettings, PromptSettings
 from vllm_redrafter.data.text_checks import half_character
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.utils.errors import ConfigError
 
 
 def test_halves_of_characters_are_found() -> None:

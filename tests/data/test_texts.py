@@ -11,10 +11,10 @@ from transformers import AutoTokenizer
 
 from redrafter_testing.models.tiny_models import add_tokenizer, make_target
 from vllm_redrafter.data import texts
+from vllm_redrafter.data.generation_settings import PromptSettings
 from vllm_redrafter.data.prompts import read_prompts
-from vllm_redrafter.data.settings import PromptSettings
 from vllm_redrafter.data.texts import LEAST_TOKENS, cut_prompts
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.utils.errors import ConfigError
 
 SETTINGS = PromptSettings(num=20, max_tokens=30)
 LINES = [f"value {i} list name {i * i}" for i in range(100)]

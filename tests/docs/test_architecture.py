@@ -15,7 +15,7 @@ REPO = Path(__file__).parents[2]
 TEXT = (REPO / "docs" / "architecture.md").read_text()
 FLOORS_TEST = REPO / "tests" / "test_boundaries.py"
 
-WIDER = {"cli": ("__main__", "cli", "cli_capture", "cli_data", "cli_training", "cli_options")}
+WIDER = {"cli": ("__main__", "cli")}
 """Boxes that stand for more modules than they name."""
 
 NODE = r"(\w+)(?:\[\"([^\"]+)\"\])?(?::::\w+)?"

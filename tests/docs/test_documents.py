@@ -15,9 +15,9 @@ import pytest
 import typer
 import yaml
 
-from vllm_redrafter.cli import app
+from vllm_redrafter.cli.main import app
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.names import SUPPORTED_VLLM
+from vllm_redrafter.utils.names import SUPPORTED_VLLM
 
 REPO = Path(__file__).parents[2]
 DOCUMENTS = [

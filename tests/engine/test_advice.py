@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from vllm_redrafter import cli_data
-from vllm_redrafter.data.settings import GenerationSettings
+from vllm_redrafter.cli import data
+from vllm_redrafter.data.generation_settings import GenerationSettings
 from vllm_redrafter.engine import offline
 
 
@@ -23,7 +23,7 @@ def test_slow_data_is_not_generated_in_silence(
     def started(dtype: torch.dtype) -> str:
         engine = SimpleNamespace(advice=offline.advice_here(dtype))
         monkeypatch.setattr(offline, "OfflineEngine", lambda target, settings: engine)
-        assert cli_data._start_vllm("target", GenerationSettings()) is engine
+        assert data._start_vllm("target", GenerationSettings()) is engine
         return capsys.readouterr().err
 
     assert "--dtype float32 is faster" in started(torch.bfloat16)

@@ -16,17 +16,17 @@ from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from redrafter_testing.models.tiny_models import MAX_LENGTH
-from vllm_redrafter.cli import app
+from vllm_redrafter.cli.main import app
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.capture_settings import CaptureSettings
 from vllm_redrafter.data.dataset import DatasetInfo, Row, read_dataset, write_shard
 from vllm_redrafter.data.fingerprint import target_fingerprint, tokenizer_fingerprint
 from vllm_redrafter.data.hidden_states import StoredStates
 from vllm_redrafter.data.rows import row_lengths
-from vllm_redrafter.errors import ConfigError
-from vllm_redrafter.training.config import TrainingConfig
 from vllm_redrafter.training.run import TrainingJob, train
 from vllm_redrafter.training.target import load_target
+from vllm_redrafter.training.training_config import TrainingConfig
+from vllm_redrafter.utils.errors import ConfigError
 
 pytestmark = pytest.mark.engine
 

@@ -25,14 +25,14 @@ from redrafter_testing import process_trees
 from redrafter_testing.engines.fake_engine import APPENDING
 from redrafter_testing.models.tiny_models import EOS, make_drafter
 from redrafter_testing.oracles import CPU_ORACLE
-from vllm_redrafter import names
+from vllm_redrafter.cli.demo.decoding import DecodingJob, decode
 from vllm_redrafter.data.dataset import finished_shards, read_dataset
 from vllm_redrafter.data.generation import GenerationSummary, generate_data
+from vllm_redrafter.data.generation_settings import GenerationSettings, SamplingSettings
 from vllm_redrafter.data.prompts import read_prompts
-from vllm_redrafter.data.settings import GenerationSettings, SamplingSettings
 from vllm_redrafter.data.turns import OpenTurn
-from vllm_redrafter.demo.decoding import DecodingJob, decode
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.utils import names
+from vllm_redrafter.utils.errors import ConfigError
 
 pytestmark = pytest.mark.engine
 
@@ -202,7 +202,7 @@ def test_a_command_killed_midway_continues_to_the_data_of_an_uninterrupted_one(
 ) -> None:
     sampling = SAMPLED.sampling
     command = [
-        *(sys.executable, "-c", "from vllm_redrafter.cli import app; app()", "generate-data"),
+        *(sys.executable, "-c", "from vllm_redrafter.cli.main import app; app()", "generate-data"),
         *(str(chat_target), "--prompts", str(prompts), "--output", str(tmp_path)),
         *("--temperature", str(sampling.temperature), "--top-p", str(sampling.top_p)),
         *("--top-k", str(sampling.top_k), "--seed", str(sampling.seed)),

@@ -14,12 +14,16 @@ import pytest
 from vllm.platforms import current_platform
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from vllm_redrafter.data.settings import EngineSettings, GenerationSettings, PromptSettings
+from vllm_redrafter.data.generation_settings import (
+    EngineSettings,
+    GenerationSettings,
+    PromptSettings,
+)
 from vllm_redrafter.data.turns import OpenTurn
 from vllm_redrafter.engine import offline_parallel
 from vllm_redrafter.engine.offline import engine_arguments
 from vllm_redrafter.engine.offline_parallel import DataParallelEngine
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.utils.errors import ConfigError
 
 SETTINGS = GenerationSettings(
     in_flight=3, engine=EngineSettings(data_parallel_size=2, engine_args='{"block_size": 32}')

@@ -13,11 +13,12 @@ import pytest
 from prometheus_client import REGISTRY
 from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
-from vllm_redrafter import names, plugin
+from vllm_redrafter import plugin
 from vllm_redrafter.engine import published, stat_logger
 from vllm_redrafter.engine.published import Publisher
 from vllm_redrafter.engine.stat_logger import ReDrafterStatLogger
 from vllm_redrafter.engine.stats import StepStats
+from vllm_redrafter.utils import names
 
 MODELS = (f"model-{index}" for index in itertools.count())
 """Metrics are the process's: each test has a model of its own."""

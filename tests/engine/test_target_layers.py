@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from vllm.model_executor.models.interfaces import EagleModelMixin, SupportsEagle3
 
-from vllm_redrafter.engine.target_layers import gathered, hand_out
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.engine.target_layers import enable_aux_hidden_states, gathered
+from vllm_redrafter.utils.errors import ConfigError
 
 
 class Layers(nn.Module, EagleModelMixin):
@@ -27,7 +27,7 @@ class Unwilling(nn.Module):
 
 def test_a_target_is_told_which_layers() -> None:
     target = Willing()
-    hand_out(target, (2, 15, 27))
+    enable_aux_hidden_states(target, (2, 15, 27))
     assert target.model.aux_hidden_state_layers == (2, 15, 27)
 
 
@@ -35,7 +35,7 @@ def test_a_target_of_another_class_is_refused_by_name() -> None:
     with pytest.raises(
         ConfigError, match=r"layers 2, 15 of the target, and vLLM's Unwilling does not .* trained"
     ):
-        hand_out(Unwilling(), (2, 15))
+        enable_aux_hidden_states(Unwilling(), (2, 15))
 
 
 def test_rows_of_all_states_are_gathered_side_by_side() -> None:

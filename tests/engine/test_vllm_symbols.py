@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 
 from redrafter_testing import vllm_symbols
 from redrafter_testing.vllm_symbols import Record
-from vllm_redrafter.names import SUPPORTED_VLLM
+from vllm_redrafter.utils.names import SUPPORTED_VLLM
 
 RECORDS = vllm_symbols.read_records()
 PYPROJECT = vllm_symbols.PACKAGE.parent / "pyproject.toml"

@@ -23,11 +23,11 @@ from redrafter_testing.models.tiny_models import add_tokenizer, make_target
 from vllm_redrafter import ReDrafterConfig, save_drafter
 from vllm_redrafter.data.rows import ListRows, TextRow
 from vllm_redrafter.heads.recurrent import RecurrentHead
-from vllm_redrafter.training.config import TrainingConfig
 from vllm_redrafter.training.estimate import estimate_acceptance
 from vllm_redrafter.training.initialisation import new_drafter
 from vllm_redrafter.training.target import load_target
 from vllm_redrafter.training.trainer import Trainer, make_accelerator
+from vllm_redrafter.training.training_config import TrainingConfig
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = [

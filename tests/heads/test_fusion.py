@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from vllm_redrafter.beam_search import beam_search
-from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.heads.registry import NAMES, build_head, head_config, new_head
+from vllm_redrafter.tree.beam_search import beam_search
+from vllm_redrafter.utils.errors import ConfigError
 
 V, H, R, LAYERS = 11, 6, 3, (1, 3, 4)
 

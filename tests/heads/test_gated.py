@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.heads.gated import GatedConfig, GatedHead
 from vllm_redrafter.heads.gated_layers import EPSILON
 from vllm_redrafter.heads.recurrent import RecurrentHead
 from vllm_redrafter.heads.recurrent_layers import RecurrentConfig
 from vllm_redrafter.heads.registry import NAMES, build_head, head_config, new_head
 from vllm_redrafter.training.choices import HeadName
+from vllm_redrafter.utils.errors import ConfigError
 
 V, H, R, W = 300, 32, 3, 4
 

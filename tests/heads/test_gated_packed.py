@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vllm_redrafter.beam_search import beam_search
 from vllm_redrafter.engine.cpu.packed_weights import packed
 from vllm_redrafter.engine.cpu.search import search
 from vllm_redrafter.heads.gated import GatedConfig, GatedHead
 from vllm_redrafter.heads.gated_layers import normed
 from vllm_redrafter.heads.head import Product
-from vllm_redrafter.policy import SearchShape
+from vllm_redrafter.tree.beam_search import beam_search
+from vllm_redrafter.tree.policy import SearchShape
 
 # Not a multiple of what vector instructions take at once.
 V, H, R, W, L = 300, 37, 3, 4, 5

@@ -26,22 +26,22 @@ from redrafter_testing.models.cycle_language import (
 from redrafter_testing.models.medusa_heads import HEADS, SIZES, VLLM, H, V, medusa, write
 from redrafter_testing.models.tiny_models import make_medusa
 from vllm_redrafter import ConfigError, ReDrafterConfig
-from vllm_redrafter.beam_search import ExploredNodes, beam_search
 from vllm_redrafter.data.rows import ListRows
 from vllm_redrafter.engine.cpu.packed_weights import packed
 from vllm_redrafter.engine.cpu.search import search
+from vllm_redrafter.engine.speculative_config import is_ours, validated
 from vllm_redrafter.heads.medusa import MedusaConfig, MedusaHead
 from vllm_redrafter.heads.registry import is_head
-from vllm_redrafter.policy import SearchShape
-from vllm_redrafter.sharding import VocabularyShard
-from vllm_redrafter.speculative_config import is_ours, validated
-from vllm_redrafter.token_tree import TokenTree
-from vllm_redrafter.training.config import StepCosts, TrainingConfig
 from vllm_redrafter.training.distillation import Distillation
 from vllm_redrafter.training.estimate import top_accuracy
 from vllm_redrafter.training.evaluation import evaluate_shapes
 from vllm_redrafter.training.objective import Objective
 from vllm_redrafter.training.trainer import Trainer, make_accelerator
+from vllm_redrafter.training.training_config import StepCosts, TrainingConfig
+from vllm_redrafter.tree.beam_search import ExploredNodes, beam_search
+from vllm_redrafter.tree.policy import SearchShape
+from vllm_redrafter.tree.sharding import VocabularyShard
+from vllm_redrafter.tree.token_tree import TokenTree
 
 
 def inputs(requests: int = 2) -> tuple[nn.Embedding, Tensor, Tensor]:

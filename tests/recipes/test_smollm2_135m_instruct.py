@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import typer
 
-from vllm_redrafter.cli import app
+from vllm_redrafter.cli.main import app
 from vllm_redrafter.data.dataset import DatasetInfo, Row, write_shard
-from vllm_redrafter.data.settings import SamplingSettings
+from vllm_redrafter.data.generation_settings import SamplingSettings
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "smollm2-135m-instruct"
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from redrafter_testing.models.cycle_language import rows
 from vllm_redrafter.data.rows import TextRow
-from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.training.batches import BatchPlan, TextBatch, pack
 from vllm_redrafter.training.target import load_target
+from vllm_redrafter.utils.errors import ConfigError
 
 
 def test_prompts_and_padding_are_not_generated() -> None:

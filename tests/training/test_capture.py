@@ -21,11 +21,11 @@ from vllm_redrafter.data.capture_settings import CaptureSettings
 from vllm_redrafter.data.dataset import read_dataset
 from vllm_redrafter.data.hidden_states import StatesInfo, StoredStates, finished_shards
 from vllm_redrafter.data.rows import row_lengths
-from vllm_redrafter.errors import ConfigError, TrainingError
 from vllm_redrafter.training import capture as capturing
 from vllm_redrafter.training import capture_folder
 from vllm_redrafter.training.capture import CaptureJob, capture
 from vllm_redrafter.training.target import load_target
+from vllm_redrafter.utils.errors import ConfigError, TrainingError
 
 H = 128
 SHARD_BYTES = 100 * H * 4

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.training import chunked_loss
 from vllm_redrafter.training.batches import TextBatch
@@ -18,6 +17,7 @@ from vllm_redrafter.training.distillation import Distillation, count_rows, unrol
 from vllm_redrafter.training.objective import Objective
 from vllm_redrafter.training.soft_top import soft_top
 from vllm_redrafter.training.target import TargetOutputs
+from vllm_redrafter.utils.errors import ConfigError
 
 B, T, H, V, L = 2, 9, 6, 7, 3
 KEPT = torch.tensor([0, 2, 3, 6])

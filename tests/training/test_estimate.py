@@ -8,14 +8,14 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from redrafter_testing.models.cycle_language import CycleTarget, rows
-from vllm_redrafter.beam_search import beam_search
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import ListRows, TextRow
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
-from vllm_redrafter.token_tree import TokenTree
 from vllm_redrafter.training.batches import TextBatch
 from vllm_redrafter.training.estimate import Acceptance, estimate_acceptance, top_accuracy
 from vllm_redrafter.training.target import TargetHead, read_target
+from vllm_redrafter.tree.beam_search import beam_search
+from vllm_redrafter.tree.token_tree import TokenTree
 
 V = 11
 

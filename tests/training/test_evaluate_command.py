@@ -14,10 +14,10 @@ from redrafter_testing.models.small_trainings import SHAPE, VOCAB_SIZE, job, run
 from redrafter_testing.models.tiny_models import make_drafter
 from redrafter_testing.models.training_data import write_data
 from vllm_redrafter.budget.costs import CostTable, DraftCost, VerifyCost
-from vllm_redrafter.checkpoints.files import read_config
-from vllm_redrafter.cli import app
+from vllm_redrafter.checkpoints.drafter_files import read_config
+from vllm_redrafter.cli.main import app
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.speculative_config import validated
+from vllm_redrafter.engine.speculative_config import validated
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 

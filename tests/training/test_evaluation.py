@@ -15,11 +15,9 @@ from rich.console import Console
 from redrafter_testing.models.cycle_language import HIDDEN_SIZE, VOCAB_SIZE, CycleTarget, rows
 from vllm_redrafter.config import HeadDtype, ReDrafterConfig
 from vllm_redrafter.data.rows import ListRows, TextRow
-from vllm_redrafter.errors import ConfigError
-from vllm_redrafter.fp8 import rounded_rows
+from vllm_redrafter.heads.fp8 import rounded_rows
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.training import evaluation
-from vllm_redrafter.training.config import EvaluationConfig, StepCosts
 from vllm_redrafter.training.estimate import estimate_acceptance
 from vllm_redrafter.training.evaluation import (
     RANKS,
@@ -31,6 +29,8 @@ from vllm_redrafter.training.evaluation import (
     shapes,
     write_json,
 )
+from vllm_redrafter.training.training_config import EvaluationConfig, StepCosts
+from vllm_redrafter.utils.errors import ConfigError
 
 
 def evaluated(costs: StepCosts | None = None) -> Evaluation:

@@ -11,15 +11,15 @@ import torch
 
 from redrafter_testing.models.small_trainings import VOCAB_SIZE, job, run
 from redrafter_testing.models.tiny_models import make_drafter
-from vllm_redrafter.checkpoints.files import read_config
+from vllm_redrafter.checkpoints.drafter_files import read_config
 from vllm_redrafter.checkpoints.reading import load_drafter
-from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.heads.gated import GatedHead
 from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.heads.medusa import MedusaHead
-from vllm_redrafter.training.config import TrainingConfig
 from vllm_redrafter.training.initialisation import continued_drafter, new_drafter
 from vllm_redrafter.training.target import load_target
+from vllm_redrafter.training.training_config import TrainingConfig
+from vllm_redrafter.utils.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 

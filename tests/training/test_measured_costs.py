@@ -6,11 +6,11 @@ import pytest
 
 from vllm_redrafter.budget.costs import CostTable, DraftCost, VerifyCost
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.errors import ConfigError
-from vllm_redrafter.training.config import StepCosts
 from vllm_redrafter.training.estimate import Acceptance
 from vllm_redrafter.training.evaluation import Evaluation, ShapeResult, recommendation
 from vllm_redrafter.training.measured_costs import MeasuredCosts, widths_of
+from vllm_redrafter.training.training_config import StepCosts
+from vllm_redrafter.utils.errors import ConfigError
 
 ROW = 0.005
 """Seconds of each row beyond the first ten, which cost as much as one."""

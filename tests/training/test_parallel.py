@@ -20,8 +20,8 @@ from redrafter_testing.models.sharded_training import job, trained
 from redrafter_testing.models.small_trainings import VOCAB_SIZE
 from redrafter_testing.models.training_data import write_data
 from redrafter_testing.python_path import SUPPORT, python_path
-from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.training.sharded_target import load_sharded_target
+from vllm_redrafter.utils.errors import ConfigError
 
 V = VOCAB_SIZE
 

@@ -30,15 +30,15 @@ from redrafter_testing.models.small_trainings import SHAPE, VOCAB_SIZE, job, run
 from redrafter_testing.models.tiny_models import add_tokenizer, make_seeing_target, make_target
 from redrafter_testing.models.training_data import write_data
 from redrafter_testing.models.transformers_states import write_states_of
-from vllm_redrafter.checkpoints.files import read_config
+from vllm_redrafter.checkpoints.drafter_files import read_config
 from vllm_redrafter.checkpoints.reading import check_checkpoint, load_drafter
-from vllm_redrafter.cli import app
+from vllm_redrafter.cli.main import app
 from vllm_redrafter.data.dataset import read_dataset
 from vllm_redrafter.data.rows import DatasetRows
-from vllm_redrafter.errors import ConfigError, TrainingError
 from vllm_redrafter.training.batches import TextBatch
 from vllm_redrafter.training.distillation import Distillation
 from vllm_redrafter.training.teachers import DataTeacher, DraftVocabulary, TargetTeacher
+from vllm_redrafter.utils.errors import ConfigError, TrainingError
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 

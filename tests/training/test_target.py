@@ -22,7 +22,6 @@ from transformers.models import (
 
 from redrafter_testing.models.quantised import FORMATS, quantise
 from redrafter_testing.models.tiny_models import make_small_target
-from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.training.batches import TextBatch
 from vllm_redrafter.training.target import (
     TargetHead,
@@ -32,6 +31,7 @@ from vllm_redrafter.training.target import (
     model_factory,
     read_target,
 )
+from vllm_redrafter.utils.errors import ConfigError
 
 SIZES: dict[str, Any] = {
     "vocab_size": 64,

@@ -27,15 +27,15 @@ from redrafter_testing.models.small_trainings import VOCAB_SIZE
 from redrafter_testing.models.tiny_models import add_tokenizer
 from redrafter_testing.models.training_data import write_data
 from redrafter_testing.models.transformers_states import write_states_of
-from vllm_redrafter.cli import app
+from vllm_redrafter.cli.main import app
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.hidden_states import StatesInfo
 from vllm_redrafter.data.source import read_all
-from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.training import evaluation
-from vllm_redrafter.training.config import EvaluationConfig, TrainingConfig
 from vllm_redrafter.training.evaluation import load_material
 from vllm_redrafter.training.run import TrainingJob, train
+from vllm_redrafter.training.training_config import EvaluationConfig, TrainingConfig
+from vllm_redrafter.utils.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 

@@ -25,16 +25,16 @@ from redrafter_testing.python_path import python_path
 from vllm_redrafter.checkpoints.reading import load_drafter
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import ListRows, TextRow
-from vllm_redrafter.errors import ConfigError, TrainingError
 from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.heads.registry import NAMES, new_head
 from vllm_redrafter.training.checkpointing import Checkpoints
 from vllm_redrafter.training.choices import LossKind
-from vllm_redrafter.training.config import TrainingConfig
 from vllm_redrafter.training.estimate import estimate_acceptance
 from vllm_redrafter.training.initialisation import most_used_tokens, new_drafter
 from vllm_redrafter.training.trainer import Trainer, make_accelerator, warmup_cosine
+from vllm_redrafter.training.training_config import TrainingConfig
+from vllm_redrafter.utils.errors import ConfigError, TrainingError
 
 L = 4
 SPECULATION = ReDrafterConfig(num_speculative_tokens=L, beam_width=1, beam_length=L)

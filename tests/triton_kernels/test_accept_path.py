@@ -21,7 +21,7 @@ from redrafter_testing.algorithm.tree_batches import (
     star,
     token_trees,
 )
-from vllm_redrafter.acceptance import accept_path as torch_accept_path
+from vllm_redrafter.tree.acceptance import accept_path as torch_accept_path
 from vllm_redrafter.triton_kernels.accept_path import accept_path, naive_accept_path
 
 SENTINEL = -77

@@ -20,13 +20,13 @@ from redrafter_testing.gpu.built_trees import (
     random_search,
     roots,
 )
-from vllm_redrafter.beam_search import ExploredNodes
-from vllm_redrafter.token_tree import TokenTree
+from vllm_redrafter.tree.beam_search import ExploredNodes
+from vllm_redrafter.tree.token_tree import TokenTree
 from vllm_redrafter.triton_kernels.build_tree import (
     DraftRows,
+    NodeLimits,
     ScoredTrees,
     TreeBuffers,
-    Wishes,
     build_tree,
     naive_build_tree,
 )
@@ -119,22 +119,22 @@ def searches(draw: st.DrawFn) -> ExploredNodes:
 
 @settings(deadline=None, max_examples=40)
 @given(searches(), sizes, st.booleans())
-def test_scored_trees_keep_each_node_s_score_and_odds(
+def test_scored_trees_keep_each_node_s_score_and_log_odds(
     device: torch.device, explored: ExploredNodes, max_nodes: int, in_entries: bool
 ) -> None:
     requests = len(explored.tokens)
-    odds = torch.randn(explored.log_probs.shape)
+    log_odds = torch.randn(explored.log_probs.shape)
     entries = torch.arange(requests).flip(0) + 1 if in_entries else torch.arange(requests)
     out = ScoredTrees(requests + 1, max_nodes, device)
     untouched = {*range(requests + 1)} - {*entries.tolist()}
-    for field in (out.log_probs, out.odds):
+    for field in (out.log_probs, out.log_odds):
         field.fill_(SENTINEL)
     build_tree(
         roots(requests).to(device),
         *on(device, explored),
         out=out,
         entries=entries.to(device) if in_entries else None,
-        odds=odds.to(device),
+        log_odds=log_odds.to(device),
     )
     naive = naive_build_tree(
         roots(requests), explored.tokens, explored.back_pointers, explored.log_probs, max_nodes
@@ -144,10 +144,10 @@ def test_scored_trees_keep_each_node_s_score_and_odds(
         unused = max_nodes - len(kept)
         scores = explored.log_probs[request].flatten()[kept].tolist()
         assert out.log_probs[entry].tolist() == [0.0, *scores, *[-math.inf] * unused]
-        own_odds = odds[request].flatten()[kept].tolist()
-        assert out.odds[entry].tolist() == [0.0, *own_odds, *[0.0] * unused]
+        own_log_odds = log_odds[request].flatten()[kept].tolist()
+        assert out.log_odds[entry].tolist() == [0.0, *own_log_odds, *[0.0] * unused]
     for entry in untouched:
-        assert (out.log_probs[entry] == SENTINEL).all() and (out.odds[entry] == SENTINEL).all()
+        assert (out.log_probs[entry] == SENTINEL).all() and (out.log_odds[entry] == SENTINEL).all()
 
 
 @settings(deadline=None, max_examples=20)
@@ -169,8 +169,8 @@ def test_chains_limits_and_rows_are_those_of_the_references(
         roots(requests).to(device),
         *on(device, replace(explored, back_pointers=given_pointers)),
         out,
-        odds=torch.zeros(explored.log_probs.shape, device=device),
-        wishes=Wishes(chain.int().to(device), torch.tensor(limits).int().to(device)),
+        log_odds=torch.zeros(explored.log_probs.shape, device=device),
+        node_limits=NodeLimits(chain.int().to(device), torch.tensor(limits).int().to(device)),
         rows=DraftRows(tokens, probs),
     )
     expected = TokenTree.from_explored(roots(requests), explored, max_nodes, chain=chain)

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from redrafter_testing.gpu.built_trees import SENTINEL, buffers, on, random_search, roots
-from vllm_redrafter.beam_search import ExploredNodes
+from vllm_redrafter.tree.beam_search import ExploredNodes
 from vllm_redrafter.triton_kernels.build_tree import (
     DraftRows,
+    NodeLimits,
     ScoredTrees,
     TreeBuffers,
-    Wishes,
     build_tree,
 )
 from vllm_redrafter.triton_kernels.tree_from_beams import build_tree_from_beams
@@ -109,12 +109,12 @@ def test_beams_that_do_not_fit_are_refused_by_name(
     assert (good["out"].tokens == SENTINEL).all()
 
 
-def test_odds_that_do_not_fit_are_named(device: torch.device) -> None:
+def test_log_odds_that_do_not_fit_are_named(device: torch.device) -> None:
     explored = ExploredNodes(*(torch.zeros(1, 2, 3) for _ in range(3)))
     arguments = (roots(1), explored.tokens.long(), explored.back_pointers.long())
-    for odds, out, named in (
-        (torch.zeros(1, 2, 2), ScoredTrees(1, 4, device), "odds"),
-        (torch.zeros(1, 2, 3, dtype=torch.float64), ScoredTrees(1, 4, device), "odds"),
+    for log_odds, out, named in (
+        (torch.zeros(1, 2, 2), ScoredTrees(1, 4, device), "log_odds"),
+        (torch.zeros(1, 2, 3, dtype=torch.float64), ScoredTrees(1, 4, device), "log_odds"),
         (torch.zeros(1, 2, 3), TreeBuffers(1, 4, device), "out: must be ScoredTrees"),
     ):
         with pytest.raises(ValueError, match=named):
@@ -122,7 +122,7 @@ def test_odds_that_do_not_fit_are_named(device: torch.device) -> None:
                 *(a.to(device) for a in arguments),
                 explored.log_probs.to(device),
                 out=out,
-                odds=odds.to(device),
+                log_odds=log_odds.to(device),
             )
 
 
@@ -131,14 +131,18 @@ def test_wishes_and_rows_that_do_not_fit_are_named(device: torch.device) -> None
     arguments = (roots(2), explored.tokens.long(), explored.back_pointers.long())
     numbers = torch.zeros(2, dtype=torch.int32)
     tokens, probs = torch.zeros(2, 4, dtype=torch.int64), torch.zeros(2, 4)
-    wishes = Wishes(numbers, numbers)
+    node_limits = NodeLimits(numbers, numbers)
     for changed, named in (
-        ({"wishes": Wishes(numbers.bool(), numbers)}, "wishes.chains"),
-        ({"wishes": Wishes(numbers, numbers[:1])}, "wishes.limits"),
+        ({"node_limits": NodeLimits(numbers.bool(), numbers)}, "node_limits.chains"),
+        ({"node_limits": NodeLimits(numbers, numbers[:1])}, "node_limits.limits"),
         ({"rows": DraftRows(tokens[:, :3], None)}, "rows.tokens"),
-        ({"rows": DraftRows(tokens, probs), "wishes": wishes}, "rows.probs: need"),
+        ({"rows": DraftRows(tokens, probs), "node_limits": node_limits}, "rows.probs: need"),
         (
-            {"rows": DraftRows(tokens, probs[:1]), "wishes": wishes, "odds": explored.log_probs},
+            {
+                "rows": DraftRows(tokens, probs[:1]),
+                "node_limits": node_limits,
+                "log_odds": explored.log_probs,
+            },
             "rows.probs: must",
         ),
     ):

@@ -17,7 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from redrafter_testing.algorithm.tree_batches import GARBAGE, bushy, token_trees
 from redrafter_testing.gpu.triton_interpreter import Memory
-from vllm_redrafter.acceptance import accept_path
+from vllm_redrafter.tree.acceptance import accept_path
 from vllm_redrafter.triton_kernels.compact_kv import CacheTable, compact_kv, naive_compact_kv
 
 FP8 = torch.float8_e4m3fn

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vllm_redrafter.budget import calibration
-from vllm_redrafter.budget.calibration import AcceptanceEstimator, log_odds
+from vllm_redrafter.budget.calibration import AcceptanceEstimator, log_odds_of
 from vllm_redrafter.triton_kernels import grow_beams as kernel
 from vllm_redrafter.triton_kernels.grow_beams import BeamBuffers, grow_beams, naive_grow_beams
 from vllm_redrafter.triton_kernels.top_candidates import TopTokens, naive_top_candidates
@@ -59,7 +59,7 @@ def test_levels_grow_as_by_sorting(device: torch.device, width: int) -> None:
         assert out.last_tokens[: requests * width].tolist() == tokens.flatten().tolist()
         rows = back_pointers + beams * torch.arange(requests)[:, None]
         assert out.parents[: requests * width].tolist() == rows.flatten().tolist()
-    assert (out.odds == GARBAGE).all() and (out.log_survival == GARBAGE).all()
+    assert (out.log_odds == GARBAGE).all() and (out.log_survival == GARBAGE).all()
 
 
 def test_dead_beams_stay_dead(device: torch.device) -> None:
@@ -73,7 +73,7 @@ def test_dead_beams_stay_dead(device: torch.device) -> None:
     live = out.log_probs[0] > -torch.inf
     assert live.sum(dim=1).tolist() == [2, 4]
     assert torch.equal(out.log_survival[0] > -torch.inf, live)
-    assert not out.odds.isnan().any()
+    assert not out.log_odds.isnan().any()
 
 
 def test_a_reduced_vocabulary_gives_the_target_s_tokens(device: torch.device) -> None:
@@ -86,7 +86,7 @@ def test_a_reduced_vocabulary_gives_the_target_s_tokens(device: torch.device) ->
     assert torch.equal(out.last_tokens.cpu(), (tokens * 4).flatten())
 
 
-def test_odds_and_survival_are_the_budget_s(device: torch.device) -> None:
+def test_log_odds_and_survival_are_the_budget_s(device: torch.device) -> None:
     width, length, requests = 4, 3, 2
     estimator = AcceptanceEstimator(length, device)
     estimator.biases.copy_(torch.tensor([0.3, -0.2, -1.0]))
@@ -94,21 +94,21 @@ def test_odds_and_survival_are_the_budget_s(device: torch.device) -> None:
     for level in range(length):
         logits = 4 * torch.randn(requests * (width if level else 1), 60)
         if level == 1:
-            logits[0, 3] = 40.0  # certain: the odds are at their limit
+            logits[0, 3] = 40.0  # certain: the log-odds are at their limit
         top = on(device, naive_top_candidates(logits, width))
         grow_beams(top, level, requests, out, survival=(estimator.slope, estimator.biases))
-    odds = log_odds(out.log_probs, out.back_pointers)
-    expected = estimator.log_survival(odds, out.log_probs, out.back_pointers)
+    log_odds = log_odds_of(out.log_probs, out.back_pointers)
+    expected = estimator.log_survival(log_odds, out.log_probs, out.back_pointers)
     # The reference takes the probability given the parent back out of sums, with their rounding.
-    sure = out.odds < 9
+    sure = out.log_odds < 9
     assert sure.sum() > 20
-    torch.testing.assert_close(out.odds[sure], odds[sure], rtol=1e-4, atol=1e-3)
-    assert out.odds.max() > 14
+    torch.testing.assert_close(out.log_odds[sure], log_odds[sure], rtol=1e-4, atol=1e-3)
+    assert out.log_odds.max() > 14
     close = out.log_survival - expected
     assert close.abs().max() < 1e-2
 
 
-def test_odds_of_any_probability_are_those_of_float64(device: torch.device) -> None:
+def test_log_odds_of_any_probability_are_those_of_float64(device: torch.device) -> None:
     log_q = torch.tensor([-90.0, -20.0, -3.0, -0.5, -0.021, -0.019, -1e-3, -1e-6, 0.0])
     out = buffers(1, 1, len(log_q), device)
     tokens = torch.arange(len(log_q), dtype=torch.int32)[None]
@@ -118,7 +118,7 @@ def test_odds_of_any_probability_are_those_of_float64(device: torch.device) -> N
     grow_beams(top, 0, 1, out, survival=(estimator.slope, estimator.biases))
     exact = in_order.double() - torch.log(-torch.expm1(in_order.double()))
     limit = calibration.MAX_LOG_ODDS
-    torch.testing.assert_close(out.odds[0].cpu(), exact.clamp(-limit, limit).float())
+    torch.testing.assert_close(out.log_odds[0].cpu(), exact.clamp(-limit, limit).float())
     assert limit == kernel.MAX_LOG_ODDS
 
 

@@ -19,7 +19,7 @@ DEPTHS = 4
 def random_step(
     requests: int, slots: int, device: torch.device, seed: int = 0
 ) -> tuple[VerifiedTrees, Tensor, Tensor]:
-    """Random trees of which paths from the root were walked: (trees, entries, odds)."""
+    """Random trees of which paths from the root were walked: (trees, entries, log_odds)."""
     generator = torch.Generator().manual_seed(seed)
 
     def random(high: int, *size: int) -> Tensor:
@@ -41,14 +41,14 @@ def random_step(
         path[request, : len(walked)] = torch.tensor(walked[::-1])
     tokens = random(10, requests, slots) - 1
     trees = VerifiedTrees(tokens, parents, depths, random(slots + 1, requests), path)
-    odds = 8 * torch.randn(requests + 2, slots, generator=generator)
-    odds[0, 1] = torch.nan
+    log_odds = 8 * torch.randn(requests + 2, slots, generator=generator)
+    log_odds[0, 1] = torch.nan
     entries = torch.arange(requests).flip(0) + 1
-    return VerifiedTrees(*(t.to(device) for t in trees)), entries.to(device), odds.to(device)
+    return VerifiedTrees(*(t.to(device) for t in trees)), entries.to(device), log_odds.to(device)
 
 
 def expected_statistics(
-    estimator: AcceptanceEstimator, trees: VerifiedTrees, entries: Tensor, odds: Tensor
+    estimator: AcceptanceEstimator, trees: VerifiedTrees, entries: Tensor, log_odds: Tensor
 ) -> Tensor:
     """By loops over the nodes, and the estimator's own sums."""
     judged, accepted = torch.zeros(2, *trees.tokens.shape, dtype=torch.bool)
@@ -59,7 +59,7 @@ def expected_statistics(
             accepted[request, node] = node in path
             within = 0 < node < trees.num_verified[request]
             judged[request, node] = within and token >= 0 and parent in path
-    estimator.observe(odds[entries].cpu(), trees.depths.cpu(), judged, accepted)
+    estimator.observe(log_odds[entries].cpu(), trees.depths.cpu(), judged, accepted)
     return torch.cat([estimator._sums.flatten(), estimator._bins.flatten()])
 
 
@@ -75,9 +75,9 @@ def test_statistics_are_the_estimator_s(
     statistics = torch.zeros(num_sums(DEPTHS), device=device)
     sums = torch.full((requests + 1, num_sums(DEPTHS)), torch.nan, device=device)
     for seed in range(2):
-        trees, entries, odds = random_step(requests, slots, device, seed)
-        observe_nodes(entries, odds, trees, slope, biases, sums, statistics)
-        expected = expected_statistics(reference, trees, entries, odds)
+        trees, entries, log_odds = random_step(requests, slots, device, seed)
+        observe_nodes(entries, log_odds, trees, slope, biases, sums, statistics)
+        expected = expected_statistics(reference, trees, entries, log_odds)
     torch.testing.assert_close(statistics.cpu(), expected, rtol=1e-4, atol=1e-4)
     assert sums[requests:].isnan().all(), "another request's is written"
     if requests > 1:
@@ -85,12 +85,12 @@ def test_statistics_are_the_estimator_s(
 
 
 def test_what_was_not_verified_teaches_nothing(device: torch.device) -> None:
-    trees, entries, odds = random_step(2, 5, device)
+    trees, entries, log_odds = random_step(2, 5, device)
     statistics = torch.ones(num_sums(DEPTHS), device=device)
     sums = torch.full((2, num_sums(DEPTHS)), torch.nan, device=device)
     nothing = trees._replace(num_verified=torch.zeros_like(trees.num_verified))
     estimator = AcceptanceEstimator(DEPTHS, device)
-    observe_nodes(entries, odds, nothing, estimator.slope, estimator.biases, sums, statistics)
+    observe_nodes(entries, log_odds, nothing, estimator.slope, estimator.biases, sums, statistics)
     assert (statistics == 1).all()
 
 
@@ -105,17 +105,17 @@ def test_bins_are_the_estimator_s() -> None:
     [
         ({"entries": torch.zeros(2)}, "entries: must"),
         ({"entries": torch.zeros(3, dtype=torch.int64)}, "entries: 3 requests"),
-        ({"odds": torch.zeros(4, 5).double()}, "odds"),
+        ({"log_odds": torch.zeros(4, 5).double()}, "log_odds"),
         ({"slope": torch.zeros(2)}, "slope"),
         ({"sums": torch.zeros(2, 3)}, "sums"),
         ({"statistics": torch.zeros(3)}, "statistics"),
     ],
 )
 def test_what_does_not_fit_is_named(changed: dict[str, Any], named: str) -> None:
-    trees, entries, odds = random_step(2, 5, torch.device("cpu"))
+    trees, entries, log_odds = random_step(2, 5, torch.device("cpu"))
     arguments = {
         "entries": entries,
-        "odds": odds,
+        "log_odds": log_odds,
         "trees": trees,
         "slope": torch.zeros(1),
         "biases": torch.zeros(DEPTHS),

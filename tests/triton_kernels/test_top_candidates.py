@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vllm_redrafter.beam_search import log_softmax_of_top
+from vllm_redrafter.tree.beam_search import log_softmax_of_top
 from vllm_redrafter.triton_kernels.top_candidates import (
     naive_top_candidates,
     top_candidates,

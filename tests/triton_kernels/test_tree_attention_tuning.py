@@ -15,7 +15,6 @@ import triton
 
 from redrafter_testing.algorithm.tree_batches import bushy
 from redrafter_testing.gpu.tree_attention_launch import Launch, Shape
-from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.triton_kernels import tree_attention as tree_attention_module
 from vllm_redrafter.triton_kernels import tree_attention_tuning
 from vllm_redrafter.triton_kernels.tree_attention_plan import AIMS, PartAims
@@ -28,6 +27,7 @@ from vllm_redrafter.triton_kernels.tree_attention_tuning import (
     read_tuning,
     tuning_of,
 )
+from vllm_redrafter.utils.errors import ConfigError
 
 GPU = "NVIDIA Imaginary 80GB HBM9"
 TILE = Tile(rows=64, keys=128, num_warps=4, num_stages=3, max_registers=None)

@@ -21,7 +21,7 @@ from vllm_redrafter.budget.plain_looks import PlainLooks
 from vllm_redrafter.budget.probes import ColdDrafts, Probes
 from vllm_redrafter.budget.prospects import Prospects
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.policy import SearchShape, search_shape, search_tiers
+from vllm_redrafter.tree.policy import SearchShape, search_shape, search_tiers
 
 KINDS = PLAIN, CHAINS, TREES = range(3)
 """Kinds of steps, as a batch's costs distinguish them: trees take tree attention."""

@@ -33,14 +33,14 @@ INITIAL_OBSERVATIONS, DAMPING_OBSERVATIONS = 5.0, 50.0
 is refitted on new ones: on as many it moves half of a Newton step. The constants above count for
 little: drafters differ, and a good one would be left unused for what it was thought to be."""
 RIDGE = 0.5
-"""Information that every parameter has beside its nodes': as of two nodes of even odds."""
+"""Information that every parameter has beside its nodes': as of two nodes of even log_odds."""
 MAX_SLOPE_STEP, MAX_BIAS_STEP = 0.3, 3.0
 """What one refit changes at most: either moves a node of log-odds 10 by 3."""
 BINS = 10
 """Bins of the calibration error."""
 
 
-def log_odds(log_probs: Tensor, back_pointers: Tensor) -> Tensor:
+def log_odds_of(log_probs: Tensor, back_pointers: Tensor) -> Tensor:
     """The draft's log-odds of each explored node, given its parent.
 
     Args:
@@ -52,8 +52,8 @@ def log_odds(log_probs: Tensor, back_pointers: Tensor) -> Tensor:
     """
     above = log_probs[:, :-1].gather(2, back_pointers[:, 1:])
     given_parent = torch.cat([log_probs[:, :1], log_probs[:, 1:] - above], dim=1)
-    odds = given_parent - torch.log(-torch.expm1(given_parent.clamp(max=0.0)))
-    return odds.nan_to_num(nan=-MAX_LOG_ODDS).clamp_(-MAX_LOG_ODDS, MAX_LOG_ODDS)
+    log_odds = given_parent - torch.log(-torch.expm1(given_parent.clamp(max=0.0)))
+    return log_odds.nan_to_num(nan=-MAX_LOG_ODDS).clamp_(-MAX_LOG_ODDS, MAX_LOG_ODDS)
 
 
 class AcceptanceEstimator:
@@ -86,19 +86,19 @@ class AcceptanceEstimator:
         self._bins = self.statistics[by_depth:].view(2, BINS, 3)
         self.learned = torch.zeros(max_depth, **make)  # type: ignore[call-overload]
 
-    def log_survival(self, odds: Tensor, log_probs: Tensor, back_pointers: Tensor) -> Tensor:
+    def log_survival(self, log_odds: Tensor, log_probs: Tensor, back_pointers: Tensor) -> Tensor:
         """The log of the survival probability of every explored node.
 
         Args:
-            odds: [R, L, W], see `log_odds`.
+            log_odds: [R, L, W], see `log_odds`.
             log_probs, back_pointers: [R, L, W], of the search.
 
         Returns:
             [R, L, W] float32; never above the parent's; -inf where there is no node.
         """
-        length = odds.shape[1]
+        length = log_odds.shape[1]
         given_parent = torch.nn.functional.logsigmoid(
-            self.slope * odds + self.biases[:length, None]
+            self.slope * log_odds + self.biases[:length, None]
         )
         levels = [given_parent[:, 0]]
         for level in range(1, length):
@@ -107,17 +107,17 @@ class AcceptanceEstimator:
         survival = torch.stack(levels, dim=1)
         return survival.masked_fill(log_probs == -torch.inf, -torch.inf)
 
-    def observe(self, odds: Tensor, depths: Tensor, judged: Tensor, accepted: Tensor) -> None:
+    def observe(self, log_odds: Tensor, depths: Tensor, judged: Tensor, accepted: Tensor) -> None:
         """Add a step's nodes to the statistics.
 
         Args:
-            odds: [...], the draft's log-odds of each node.
+            log_odds: [...], the draft's log-odds of each node.
             depths: [...] integers; the root's is 0.
             judged: [...] bool: a node whose parent was accepted, and which was verified. Only
                 these count.
             accepted: [...] bool.
         """
-        f, y = odds.flatten().float(), accepted.flatten().float()
+        f, y = log_odds.flatten().float(), accepted.flatten().float()
         at = depths.flatten()
         # [L, N]: rows of zeros for what was not judged.
         by_depth = ((at == self._depths[:, None]) & judged.flatten()).float()

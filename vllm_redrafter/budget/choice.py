@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from vllm_redrafter.compiled import compiled
+from vllm_redrafter.utils.compiled import compiled
 
 Floats = npt.NDArray[np.floating[Any]]
 Flags = npt.NDArray[np.bool_]
@@ -55,7 +55,7 @@ class Terms(NamedTuple):
     least: int
 
 
-def everything(rows: int) -> Terms:
+def unlimited(rows: int) -> Terms:
     """Terms by which all nodes are verified, of up to so many rows."""
     return Terms(1.0, 1.0, 0.0, np.ones(rows + 1), 1.0, rows)
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from vllm_redrafter.errors import ConfigError
-from vllm_redrafter.json_files import read_json
+from vllm_redrafter.utils.errors import ConfigError
+from vllm_redrafter.utils.json_files import read_json
 
 FORMAT = "vllm-redrafter costs"
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from vllm_redrafter.budget.costs import CostTable
 from vllm_redrafter.budget.drift import CELLS, MEMORY, PRIOR, cell, settling_median
-from vllm_redrafter.policy import SearchShape
+from vllm_redrafter.tree.policy import SearchShape
 
 LATE = 1 / 64
 """How much of a draft is taken into the factor that numbers of requests not seen yet have."""

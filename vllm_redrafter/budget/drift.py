@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vllm_redrafter.compiled import compiled
+from vllm_redrafter.utils.compiled import compiled
 
 MEMORY = 16
 """Steps that a median looks back at, of its kind, requests and size."""

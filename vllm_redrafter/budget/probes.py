@@ -11,7 +11,7 @@ less each draft of it loses.
 
 from __future__ import annotations
 
-from vllm_redrafter.policy import SearchShape
+from vllm_redrafter.tree.policy import SearchShape
 
 SHORTEST, LONGEST = 4, 16
 """Drafts in a row."""

@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from vllm_redrafter.checkpoints.files import CARD_FILE, read_config, resolve_file
+from vllm_redrafter.checkpoints.drafter_files import CARD_FILE, read_config, resolve_file
 from vllm_redrafter.checkpoints.reading import build_drafter, shape_of, verifier_of
 from vllm_redrafter.checkpoints.tensors import (
     DRAFT_TO_TARGET,
@@ -26,8 +26,6 @@ from vllm_redrafter.checkpoints.tensors import (
 )
 from vllm_redrafter.checkpoints.weight_files import find_weights, read_weights
 from vllm_redrafter.checkpoints.writing import save_drafter, write_files
-from vllm_redrafter.errors import ConfigError
-from vllm_redrafter.files import whole_folder
 from vllm_redrafter.heads.head import DraftHead, HeadConfig
 from vllm_redrafter.heads.registry import (
     NAMES,
@@ -37,6 +35,8 @@ from vllm_redrafter.heads.registry import (
     others_head,
     written_types,
 )
+from vllm_redrafter.utils.errors import ConfigError
+from vllm_redrafter.utils.files import whole_folder
 
 Layout = Literal["own", "apple"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -166,8 +166,8 @@ def _read(source: str) -> _Source:
     paths = find_weights(source)
     where = str(paths[0]) if len(paths) == 1 else f"{paths[0].parent} ({len(paths)} shards)"
     loaded = read_weights(paths)
-    if head.is_others(values):
-        values, loaded = head.own_values(values), head.own_tensors(loaded)
+    if head.is_foreign(values):
+        values, loaded = head.from_foreign_config(values), head.from_foreign_tensors(loaded)
     tensors = {own: loaded[name] for own, name in own_names(where, head, loaded).items()}
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
     config, derived = _sizes(where, head, values, shapes)

@@ -17,13 +17,13 @@ from rich.table import Table
 from rich.text import Text
 from safetensors import safe_open
 
-from vllm_redrafter.checkpoints.files import read_config, weights_path
+from vllm_redrafter.checkpoints.drafter_files import read_config, weights_path
 from vllm_redrafter.checkpoints.fit import differences_from
 from vllm_redrafter.checkpoints.reading import check_checkpoint, verifier_of
 from vllm_redrafter.checkpoints.tensors import DRAFT_TO_TARGET
-from vllm_redrafter.errors import ConfigError, one_line
 from vllm_redrafter.heads.head import HeadConfig
-from vllm_redrafter.target_layers import missing_layers
+from vllm_redrafter.heads.target_layers import missing_layers
+from vllm_redrafter.utils.errors import ConfigError, one_line
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,13 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vllm_redrafter.checkpoints.files import UNREADABLE, read_config, weights_path
+from vllm_redrafter.checkpoints.drafter_files import UNREADABLE, read_config, weights_path
 from vllm_redrafter.checkpoints.tensors import (
     DRAFT_TO_TARGET,
     check_draft_vocabulary,
     check_tensors,
     own_names,
 )
-from vllm_redrafter.errors import ConfigError, one_line
 from vllm_redrafter.heads.head import DraftHead, HeadConfig
 from vllm_redrafter.heads.registry import (
     build_head,
@@ -29,6 +28,7 @@ from vllm_redrafter.heads.registry import (
     others_head,
     written_types,
 )
+from vllm_redrafter.utils.errors import ConfigError, one_line
 
 SHAPE_KEYS = {
     "num_speculative_tokens": "speculative_tokens",
@@ -64,7 +64,7 @@ def load_config(model: str, revision: str | None = None) -> HeadConfig:
     """
     values = read_config(model, revision)
     if (others := others_head(values)) is not None:
-        return others.config_class.from_dict(others.own_values(values))
+        return others.config_class.from_dict(others.from_foreign_config(values))
     if not is_redrafter(values):
         found = values.get("model_type", "none")
         raise ConfigError(

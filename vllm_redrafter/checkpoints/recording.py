@@ -7,12 +7,12 @@ import os
 from dataclasses import asdict
 from pathlib import Path
 
-from vllm_redrafter.checkpoints.files import CONFIG_FILE, read_config
+from vllm_redrafter.checkpoints.drafter_files import CONFIG_FILE, read_config
 from vllm_redrafter.checkpoints.reading import proposal_of
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.errors import ConfigError
-from vllm_redrafter.files import whole_file
-from vllm_redrafter.names import METHOD
+from vllm_redrafter.utils.errors import ConfigError
+from vllm_redrafter.utils.files import whole_file
+from vllm_redrafter.utils.names import METHOD
 
 ENTRY = "speculators_config"
 

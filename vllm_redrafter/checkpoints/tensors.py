@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.heads.head import DraftHead, HeadConfig
 from vllm_redrafter.heads.registry import build_head
+from vllm_redrafter.utils.errors import ConfigError
 
 DRAFT_TO_TARGET = "d2t"
 _FLOATS = ("float32", "bfloat16", "float16", "float64")

@@ -16,9 +16,9 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vllm_redrafter.checkpoints.files import UNREADABLE, WEIGHTS_FILE, resolve_file
-from vllm_redrafter.errors import ConfigError, one_line
-from vllm_redrafter.json_files import read_json
+from vllm_redrafter.checkpoints.drafter_files import UNREADABLE, WEIGHTS_FILE, resolve_file
+from vllm_redrafter.utils.errors import ConfigError, one_line
+from vllm_redrafter.utils.json_files import read_json
 
 INDEX = ".index.json"
 FILES = (WEIGHTS_FILE, WEIGHTS_FILE + INDEX, "pytorch_model.bin", "pytorch_model.bin" + INDEX)

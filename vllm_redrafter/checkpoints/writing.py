@@ -10,10 +10,10 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from vllm_redrafter.checkpoints.files import CONFIG_FILE, WEIGHTS_FILE
+from vllm_redrafter.checkpoints.drafter_files import CONFIG_FILE, WEIGHTS_FILE
 from vllm_redrafter.checkpoints.reading import proposal_of
 from vllm_redrafter.heads.head import DraftHead
-from vllm_redrafter.names import METHOD
+from vllm_redrafter.utils.names import METHOD
 
 
 def save_drafter(

@@ -6,10 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from vllm_redrafter.data.settings import parsed_engine_args
-from vllm_redrafter.errors import ConfigError
-from vllm_redrafter.settings import check, setting
-from vllm_redrafter.target_layers import LAYERS_HELP, parsed_layers
+from vllm_redrafter.data.generation_settings import parsed_engine_args
+from vllm_redrafter.heads.target_layers import LAYERS_HELP, parsed_layers
+from vllm_redrafter.utils.errors import ConfigError
+from vllm_redrafter.utils.settings import check, setting
 
 
 @dataclass(frozen=True)

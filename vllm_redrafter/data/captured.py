@@ -13,7 +13,7 @@ from torch import Tensor
 from vllm_redrafter.data.hidden_states import StatesInfo, StoredStates, text_fingerprint
 from vllm_redrafter.data.rows import DatasetRows, TextRow, TextRows, row_lengths
 from vllm_redrafter.data.source import WrittenData
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.utils.errors import ConfigError
 
 
 class CapturedRows:

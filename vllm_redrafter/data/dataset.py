@@ -46,11 +46,11 @@ from datasets import (
 )
 from datasets.exceptions import DatasetGenerationError
 
+from vllm_redrafter.data.generation_settings import SamplingSettings
 from vllm_redrafter.data.row_checks import first_broken_row
-from vllm_redrafter.data.settings import SamplingSettings
-from vllm_redrafter.errors import ConfigError, one_line
-from vllm_redrafter.files import whole_file
-from vllm_redrafter.json_files import read_json
+from vllm_redrafter.utils.errors import ConfigError, one_line
+from vllm_redrafter.utils.files import whole_file
+from vllm_redrafter.utils.json_files import read_json
 
 FORMAT_VERSION = 1
 INFO_FILE = "dataset.json"

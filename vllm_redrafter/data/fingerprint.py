@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vllm_redrafter.errors import ConfigError
-from vllm_redrafter.json_files import read_json
+from vllm_redrafter.utils.errors import ConfigError
+from vllm_redrafter.utils.json_files import read_json
 
 ARCHITECTURE_FIELDS = (
     "architectures",

@@ -28,10 +28,10 @@ from vllm_redrafter.data.dataset import (
     write_shard,
 )
 from vllm_redrafter.data.fingerprint import digest, target_fingerprint, tokenizer_fingerprint
+from vllm_redrafter.data.generation_settings import GenerationSettings
 from vllm_redrafter.data.leases import ShardLeases
 from vllm_redrafter.data.left_out import LeftOut, UnusableRow
 from vllm_redrafter.data.prompts import Conversation
-from vllm_redrafter.data.settings import GenerationSettings
 from vllm_redrafter.data.target_files import load_from
 from vllm_redrafter.data.turns import (
     Dialogue,
@@ -41,8 +41,8 @@ from vllm_redrafter.data.turns import (
     TurnAnswer,
 )
 from vllm_redrafter.data.vocabulary import EmbeddedTokens, vocab_size_of
-from vllm_redrafter.errors import ConfigError
-from vllm_redrafter.progress import progress_bar
+from vllm_redrafter.utils.errors import ConfigError
+from vllm_redrafter.utils.progress import progress_bar
 
 LOOK_SECONDS = 1.0
 """Between two looks for a shard that another client has finished or left."""

@@ -33,10 +33,10 @@ from safetensors.torch import save
 from torch import Tensor
 
 from vllm_redrafter.data.fingerprint import LENGTH
-from vllm_redrafter.errors import ConfigError
-from vllm_redrafter.files import whole_file
-from vllm_redrafter.json_files import read_json
-from vllm_redrafter.target_layers import checked_layers
+from vllm_redrafter.heads.target_layers import checked_layers
+from vllm_redrafter.utils.errors import ConfigError
+from vllm_redrafter.utils.files import whole_file
+from vllm_redrafter.utils.json_files import read_json
 
 FORMAT_VERSION = 1
 INFO_FILE = "states.json"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.utils.errors import ConfigError
 
 
 class UnusableRow(ConfigError):

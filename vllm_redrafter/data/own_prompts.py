@@ -22,13 +22,17 @@ from rich.console import Console
 from transformers import AutoTokenizer
 
 from vllm_redrafter.data.fingerprint import digest, target_fingerprint
+from vllm_redrafter.data.generation_settings import (
+    GenerationSettings,
+    PromptSettings,
+    SamplingSettings,
+)
 from vllm_redrafter.data.prompt_file import PromptFile
-from vllm_redrafter.data.settings import GenerationSettings, PromptSettings, SamplingSettings
 from vllm_redrafter.data.target_files import load_from
 from vllm_redrafter.data.turns import OpenTurn, TargetEngine, answer_seed
 from vllm_redrafter.data.vocabulary import EmbeddedTokens
-from vllm_redrafter.errors import ConfigError
-from vllm_redrafter.progress import progress_bar
+from vllm_redrafter.utils.errors import ConfigError
+from vllm_redrafter.utils.progress import progress_bar
 
 MARK = "VLLM REDRAFTER MARKS THE TURN"
 """Stands in for the user's turn while its place in the template is looked for."""

@@ -12,9 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from vllm_redrafter.errors import ConfigError
-from vllm_redrafter.files import whole_file
-from vllm_redrafter.json_files import parse_json, read_json
+from vllm_redrafter.utils.errors import ConfigError
+from vllm_redrafter.utils.files import whole_file
+from vllm_redrafter.utils.json_files import parse_json, read_json
 
 
 class PromptFile:

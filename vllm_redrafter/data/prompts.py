@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 from vllm_redrafter.data.conversation_rows import said_in, shortened
 from vllm_redrafter.data.left_out import LeftOut, UnusableRow
 from vllm_redrafter.data.text_checks import half_character
-from vllm_redrafter.errors import ConfigError
-from vllm_redrafter.json_files import parse_json
+from vllm_redrafter.utils.errors import ConfigError
+from vllm_redrafter.utils.json_files import parse_json
 
 EXPECTED = (
     '{"prompt": "..."}, {"messages": [{"role": "user", "content": "..."}, ...]}, '

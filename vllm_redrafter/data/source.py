@@ -18,7 +18,7 @@ from vllm_redrafter.data.fingerprint import target_fingerprint, tokenizer_finger
 from vllm_redrafter.data.row_checks import first_broken_row
 from vllm_redrafter.data.rows import DatasetRows
 from vllm_redrafter.data.vocabulary import EmbeddedTokens, vocab_size_of
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.utils.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.utils.errors import ConfigError
 
 
 def load_from(factory: Any, target: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.utils.errors import ConfigError
 
 
 def half_character(text: str) -> str | None:

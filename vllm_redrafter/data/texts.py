@@ -10,12 +10,12 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from vllm_redrafter.data.fingerprint import digest, tokenizer_fingerprint
+from vllm_redrafter.data.generation_settings import PromptSettings
 from vllm_redrafter.data.own_prompts import PATIENCE, PromptSummary
 from vllm_redrafter.data.prompt_file import PromptFile
-from vllm_redrafter.data.settings import PromptSettings
 from vllm_redrafter.data.target_files import load_from
 from vllm_redrafter.data.turns import answer_seed
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.utils.errors import ConfigError
 
 OF_THE_ENGINE = (
     "temperature",

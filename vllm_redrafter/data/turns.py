@@ -16,11 +16,11 @@ from jinja2 import TemplateError
 
 from vllm_redrafter.data.conversation_rows import shortened
 from vllm_redrafter.data.dataset import Row
+from vllm_redrafter.data.generation_settings import SamplingSettings
 from vllm_redrafter.data.left_out import UnusableRow
 from vllm_redrafter.data.prompts import Conversation
-from vllm_redrafter.data.settings import SamplingSettings
 from vllm_redrafter.data.vocabulary import EmbeddedTokens
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.utils.errors import ConfigError
 
 
 @dataclass(frozen=True)

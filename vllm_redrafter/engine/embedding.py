@@ -16,7 +16,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 )
 from vllm.model_executor.models import supports_multimodal
 
-from vllm_redrafter.substitution import substituted
+from vllm_redrafter.utils.patching import patched
 
 
 def shared_embedding(target: nn.Module) -> Callable[[Tensor], Tensor]:
@@ -37,7 +37,7 @@ def shared_embedding(target: nn.Module) -> Callable[[Tensor], Tensor]:
     def embed_without_adapters(tokens: Tensor) -> Tensor:
         with ExitStack() as bare:
             for layer in layers:
-                bare.enter_context(substituted(layer, "forward", layer.base_layer.forward))
+                bare.enter_context(patched(layer, "forward", layer.base_layer.forward))
             return embed(tokens)
 
     return embed_without_adapters

@@ -34,7 +34,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm_redrafter.data.capture_settings import CaptureSettings
 from vllm_redrafter.engine.offline import core_in_this_process, memory_arguments, start_llm
 from vllm_redrafter.engine.request_loop import EngineRequest, run_requests
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.utils.errors import ConfigError
 
 WRITING_SECONDS = 300.0
 """A file that is not there so long after the last request is not coming."""

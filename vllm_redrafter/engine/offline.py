@@ -15,11 +15,11 @@ from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from vllm_redrafter.data.settings import GenerationSettings
+from vllm_redrafter.data.generation_settings import GenerationSettings
 from vllm_redrafter.data.turns import OpenTurn, TurnAnswer
 from vllm_redrafter.engine.request_loop import EngineRequest, run_requests
-from vllm_redrafter.errors import ConfigError
-from vllm_redrafter.processor import advice_on
+from vllm_redrafter.utils.errors import ConfigError
+from vllm_redrafter.utils.processor import advice_on
 
 MAX_LOGPROBS = 20
 """vLLM's own limit of log-probabilities per token, where it is not told another one."""

@@ -12,7 +12,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.reader import get_metrics_snapshot
 
-from vllm_redrafter.data.settings import GenerationSettings
+from vllm_redrafter.data.generation_settings import GenerationSettings
 from vllm_redrafter.data.turns import OpenTurn, TurnAnswer
 from vllm_redrafter.engine.offline import (
     advice_here,
@@ -21,7 +21,7 @@ from vllm_redrafter.engine.offline import (
     start_of,
     turn_answer,
 )
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.utils.errors import ConfigError
 
 
 class DataParallelEngine:

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vllm_redrafter import names
 from vllm_redrafter.engine.cpu import refusals as cpu
 from vllm_redrafter.engine.cpu import schedule as cpu_schedule
-from vllm_redrafter.engine.v2 import refusals as v2
-from vllm_redrafter.engine.v2 import schedule
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.engine.cuda import refusals as v2
+from vllm_redrafter.engine.cuda import schedule
+from vllm_redrafter.utils import names
+from vllm_redrafter.utils.errors import ConfigError
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -26,7 +26,7 @@ class Engine:
         proposer: path of the class that drafts.
         is_v2: it runs on Model Runner V2 and brings its own attention backend.
         refusals: why it cannot run a configuration, a sentence each.
-        settle: decides in a configuration what the user has left open.
+        apply_default_schedule: decides in a configuration what the user has left open.
         arguments: further engine arguments that it needs.
         executor: path of the executor class that stands in for vLLM's `mp`; None for vLLM's own.
     """
@@ -35,7 +35,7 @@ class Engine:
     proposer: str
     is_v2: bool
     refusals: Callable[[VllmConfig], Iterator[str]]
-    settle: Callable[[VllmConfig], None] = lambda vllm_config: None
+    apply_default_schedule: Callable[[VllmConfig], None] = lambda vllm_config: None
     arguments: Mapping[str, Any] = field(default_factory=dict)
     executor: str | None = None
 
@@ -57,14 +57,14 @@ def engine_here() -> Engine:
                 names.V2_SPECULATOR,
                 is_v2=True,
                 refusals=v2.refusals,
-                settle=schedule.settle,
+                apply_default_schedule=schedule.apply_default_schedule,
             )
         return Engine(
             names.CPU_WORKER,
             names.CPU_PROPOSER,
             is_v2=False,
             refusals=cpu.refusals,
-            settle=cpu_schedule.settle,
+            apply_default_schedule=cpu_schedule.apply_default_schedule,
             executor=names.CPU_EXECUTOR,
         )
     if current_platform.is_cuda():
@@ -76,7 +76,7 @@ def engine_here() -> Engine:
             names.V2_SPECULATOR,
             is_v2=True,
             refusals=v2.refusals,
-            settle=schedule.settle,
+            apply_default_schedule=schedule.apply_default_schedule,
             arguments={"attention_backend": AttentionBackendEnum.CUSTOM},
         )
     raise ConfigError(

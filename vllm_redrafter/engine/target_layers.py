@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 from vllm.model_executor.models.interfaces import SupportsEagle3, supports_eagle3
 
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.utils.errors import ConfigError
 
 
-def hand_out(target: nn.Module, layers: Sequence[int]) -> None:
+def enable_aux_hidden_states(target: nn.Module, layers: Sequence[int]) -> None:
     """Let the target return these layers' outputs with each pass.
 
     Args:
         target: before it is compiled, or captured in graphs.
-        layers: in ascending order; see `vllm_redrafter/target_layers.py`.
+        layers: in ascending order; see `vllm_redrafter/heads/target_layers.py`.
 
     Raises:
         ConfigError: its class does not do that.

@@ -38,7 +38,7 @@ from vllm_redrafter.heads.head import (
 )
 
 if TYPE_CHECKING:
-    from vllm_redrafter.heads.launches import HeadLaunches
+    from vllm_redrafter.heads.fused_head import FusedHead
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,8 @@ class GatedHead(DraftHead):
         d2t = self.d2t if self.config.draft_vocab_size is not None else None
         return PackedGatedHead(self.config, self._layers, pack, d2t)
 
-    def launches(self, table: nn.Module | None, max_rows: int) -> HeadLaunches | None:
+    def launches(self, table: nn.Module | None, max_rows: int) -> FusedHead | None:
         """See `gated_launches.py`."""
-        from vllm_redrafter.heads.gated_launches import GatedLaunches
+        from vllm_redrafter.heads.gated_fused import FusedGatedHead
 
-        return GatedLaunches(self._layers, table, max_rows)
+        return FusedGatedHead(self._layers, table, max_rows)

@@ -24,12 +24,12 @@ import torch
 from torch import Tensor, nn
 
 from vllm_redrafter.config import require_at_most, require_positive
-from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.heads.fusion import FuseLayer, fused
-from vllm_redrafter.target_layers import checked_layers
+from vllm_redrafter.heads.target_layers import checked_layers
+from vllm_redrafter.utils.errors import ConfigError
 
 if TYPE_CHECKING:
-    from vllm_redrafter.heads.launches import HeadLaunches
+    from vllm_redrafter.heads.fused_head import FusedHead
 
 LARGEST_VOCABULARY = 2**31 - 1
 """Token ids are int32."""
@@ -332,7 +332,7 @@ class DraftHead(nn.Module, ABC):
             setattr(module, name, PackedLinear(pack(child.weight, child.bias)))
         return copy
 
-    def launches(self, table: nn.Module | None, max_rows: int) -> HeadLaunches | None:
+    def launches(self, table: nn.Module | None, max_rows: int) -> FusedHead | None:
         """The same head in few launches, for a GPU and few rows; None where it has no such form.
 
         Args:
@@ -350,7 +350,7 @@ class DraftHead(nn.Module, ABC):
         return name
 
     @classmethod
-    def is_others(cls, values: Mapping[str, Any]) -> bool:
+    def is_foreign(cls, values: Mapping[str, Any]) -> bool:
         """Is this the config.json of such heads as other programs write them?
 
         Those are read where somebody asks for them, and never recognised by themselves: what wrote
@@ -359,8 +359,8 @@ class DraftHead(nn.Module, ABC):
         return False
 
     @classmethod
-    def own_values(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The entries of our config.json that follow from another program's: see `is_others`.
+    def from_foreign_config(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The entries of our config.json that follow from another program's: see `is_foreign`.
 
         Raises:
             ConfigError: it asks for what the head cannot do.
@@ -368,7 +368,7 @@ class DraftHead(nn.Module, ABC):
         return dict(values)
 
     @classmethod
-    def own_tensors(cls, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def from_foreign_tensors(cls, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The tensors of ours that follow from another program's, each by one of its names.
 
         Raises:

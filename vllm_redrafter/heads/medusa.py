@@ -33,11 +33,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vllm_redrafter.config import require_at_most, require_positive
-from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.heads.head import OWNER, DraftHead, HeadConfig, require_draft_layers
+from vllm_redrafter.utils.errors import ConfigError
 
 if TYPE_CHECKING:
-    from vllm_redrafter.heads.launches import HeadLaunches
+    from vllm_redrafter.heads.fused_head import FusedHead
 
 VLLM_MODEL_TYPE = "medusa"
 """In vLLM's config.json: vLLM 0.32 itself serves these, as chains, unless trees are asked for."""
@@ -164,13 +164,13 @@ class MedusaHead(DraftHead):
         layers = [self.lm_head] if self.config.shared_output else list(self.lm_heads)
         return layers  # type: ignore[return-value]
 
-    def launches(self, table: nn.Module | None, max_rows: int) -> HeadLaunches | None:
+    def launches(self, table: nn.Module | None, max_rows: int) -> FusedHead | None:
         """See `medusa_launches.py`."""
-        from vllm_redrafter.heads.medusa_launches import MedusaLaunches
+        from vllm_redrafter.heads.medusa_fused import FusedMedusaHead
 
         blocks: list[Any] = list(self.blocks)
         weight = self.vocabulary_layers[0].weight
-        return MedusaLaunches([list(block.layers) for block in blocks], weight, max_rows)
+        return FusedMedusaHead([list(block.layers) for block in blocks], weight, max_rows)
 
     # Checkpoints
 
@@ -182,13 +182,13 @@ class MedusaHead(DraftHead):
         return name
 
     @classmethod
-    def is_others(cls, values: Mapping[str, Any]) -> bool:
+    def is_foreign(cls, values: Mapping[str, Any]) -> bool:
         """Is it vLLM's, or FasterDecoding's, of heads alone or of a whole model with heads?"""
         return values.get("model_type") == VLLM_MODEL_TYPE or "medusa_num_heads" in values
 
     @classmethod
-    def own_values(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """See `DraftHead.own_values`.
+    def from_foreign_config(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """See `DraftHead.from_foreign_config`.
 
         FasterDecoding's `medusa_num_heads` is not read: published checkpoints of five heads say 2.
         """
@@ -207,8 +207,8 @@ class MedusaHead(DraftHead):
         return own
 
     @classmethod
-    def own_tensors(cls, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """See `DraftHead.own_tensors`.
+    def from_foreign_tensors(cls, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """See `DraftHead.from_foreign_tensors`.
 
         Of a whole model, its heads. One vocabulary-wide layer for several heads may be called as
         the first head's.

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.heads.head import DraftHead, Pack, SearchHead
 from vllm_redrafter.heads.recurrent_layers import (
     RecurrentConfig,
@@ -29,9 +28,10 @@ from vllm_redrafter.heads.recurrent_layers import (
     ResidualBlock,
 )
 from vllm_redrafter.heads.recurrent_packed import PackedRecurrentHead
+from vllm_redrafter.utils.errors import ConfigError
 
 if TYPE_CHECKING:
-    from vllm_redrafter.heads.launches import HeadLaunches
+    from vllm_redrafter.heads.fused_head import FusedHead
 
 _OLD_NAMES = (
     (re.compile(r"^input_projs\."), "input_proj."),
@@ -128,11 +128,11 @@ class RecurrentHead(DraftHead):
             self._layers, pack, self.d2t if self.config.draft_vocab_size is not None else None
         )
 
-    def launches(self, table: nn.Module | None, max_rows: int) -> HeadLaunches | None:
+    def launches(self, table: nn.Module | None, max_rows: int) -> FusedHead | None:
         """See `recurrent_launches.py`."""
-        from vllm_redrafter.heads.recurrent_launches import RecurrentLaunches
+        from vllm_redrafter.heads.recurrent_fused import FusedRecurrentHead
 
-        return RecurrentLaunches(self._layers, table, max_rows) if self.config.rnn else None
+        return FusedRecurrentHead(self._layers, table, max_rows) if self.config.rnn else None
 
     @classmethod
     def own_name(cls, name: str) -> str:

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vllm_redrafter.config import require_at_most, require_positive
-from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.heads.fusion import FuseLayer
 from vllm_redrafter.heads.head import OWNER, WIDEST, HeadConfig, require_draft_layers
+from vllm_redrafter.utils.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
-from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.heads.gated import GatedHead
 from vllm_redrafter.heads.head import DraftHead, HeadConfig
 from vllm_redrafter.heads.medusa import MedusaHead
 from vllm_redrafter.heads.recurrent import RecurrentHead
+from vllm_redrafter.utils.errors import ConfigError
 
 ENTRY_POINTS = "vllm_redrafter.heads"
 
@@ -69,7 +69,7 @@ def _register_installed() -> None:
 
 def others_head(values: Mapping[str, Any]) -> type[DraftHead] | None:
     """The head of which another program wrote this config.json; None where there is no such."""
-    return next((head for head in heads().values() if head.is_others(values)), None)
+    return next((head for head in heads().values() if head.is_foreign(values)), None)
 
 
 def head_config(values: Mapping[str, Any]) -> HeadConfig:

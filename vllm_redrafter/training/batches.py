@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from vllm_redrafter.data.rows import TextRow
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.utils.errors import ConfigError
 
 OPEN_BLOCKS = 64
 """While rows are packed, at most this many blocks are kept open for a further row that fits in:

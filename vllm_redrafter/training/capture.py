@@ -29,7 +29,7 @@ from vllm_redrafter.data.hidden_states import (
 from vllm_redrafter.data.rows import row_lengths
 from vllm_redrafter.data.source import read_checked
 from vllm_redrafter.data.target_files import load_from
-from vllm_redrafter.target_layers import layers_of
+from vllm_redrafter.heads.target_layers import layers_of
 from vllm_redrafter.training.capture_check import check_rows
 from vllm_redrafter.training.capture_folder import GIB, alone, begin, check_space
 from vllm_redrafter.training.capture_run import CaptureRun, StatesEngine

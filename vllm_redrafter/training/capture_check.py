@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from vllm_redrafter.data.hidden_states import StoredStates
-from vllm_redrafter.errors import TrainingError
 from vllm_redrafter.training.target import hidden_states, load_target
+from vllm_redrafter.utils.errors import TrainingError
 
 TOLERANCE = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.1}
 """How far a row may be from transformers', as a share of its length. Two ways to add up the same

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from vllm_redrafter.data.hidden_states import INFO_FILE, StatesInfo
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.utils.errors import ConfigError
 
 GIB = 2**30
 

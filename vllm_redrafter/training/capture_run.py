@@ -13,8 +13,8 @@ from rich.console import Console
 from torch import Tensor
 
 from vllm_redrafter.data.hidden_states import StatesInfo, write_states
-from vllm_redrafter.errors import TrainingError
-from vllm_redrafter.progress import progress_bar
+from vllm_redrafter.utils.errors import TrainingError
+from vllm_redrafter.utils.progress import progress_bar
 
 
 class StatesEngine(Protocol):

@@ -14,12 +14,12 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from vllm_redrafter.checkpoints.files import WEIGHTS_FILE
+from vllm_redrafter.checkpoints.drafter_files import WEIGHTS_FILE
 from vllm_redrafter.checkpoints.writing import save_drafter
-from vllm_redrafter.errors import ConfigError, TrainingError
-from vllm_redrafter.files import whole_folder
 from vllm_redrafter.heads.head import DraftHead
-from vllm_redrafter.json_files import read_json
+from vllm_redrafter.utils.errors import ConfigError, TrainingError
+from vllm_redrafter.utils.files import whole_folder
+from vllm_redrafter.utils.json_files import read_json
 
 OPTIMIZER_FILE = "optimizer.pt"
 PROGRESS_FILE = "progress.json"

@@ -23,7 +23,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.training.batches import TextBatch
 from vllm_redrafter.training.chunked_loss import head_loss
@@ -39,6 +38,7 @@ from vllm_redrafter.training.teachers import (
     Teacher,
     TextTeacher,
 )
+from vllm_redrafter.utils.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -16,16 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vllm_redrafter.acceptance import accept_path
-from vllm_redrafter.beam_search import ExploredNodes, beam_search
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import TextRows
 from vllm_redrafter.heads.head import DraftHead
-from vllm_redrafter.policy import search_shape
-from vllm_redrafter.token_tree import TokenTree
 from vllm_redrafter.training.batches import TextBatch
 from vllm_redrafter.training.distillation import predictions
 from vllm_redrafter.training.target import TargetOutputs, read_target
+from vllm_redrafter.tree.acceptance import accept_path
+from vllm_redrafter.tree.beam_search import ExploredNodes, beam_search
+from vllm_redrafter.tree.policy import search_shape
+from vllm_redrafter.tree.token_tree import TokenTree
 
 Search = Callable[[Tensor, Tensor], ExploredNodes]
 """Searches from roots that a block and a position in it each name."""

@@ -19,14 +19,14 @@ from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.captured import CapturedRows, check_hidden_size, states_of
 from vllm_redrafter.data.rows import DatasetRows, TextRows
 from vllm_redrafter.data.source import held_out_conversations, read_all
-from vllm_redrafter.errors import ConfigError
-from vllm_redrafter.fp8 import rounded_rows
+from vllm_redrafter.heads.fp8 import rounded_rows
 from vllm_redrafter.heads.head import DraftHead
-from vllm_redrafter.progress import progress_bar
-from vllm_redrafter.target_layers import missing_layers
-from vllm_redrafter.training.config import EvaluationConfig
+from vllm_redrafter.heads.target_layers import missing_layers
 from vllm_redrafter.training.estimate import Acceptance, batches, replay, top_accuracy
 from vllm_redrafter.training.target import load_ends, load_target, read_target
+from vllm_redrafter.training.training_config import EvaluationConfig
+from vllm_redrafter.utils.errors import ConfigError
+from vllm_redrafter.utils.progress import progress_bar
 
 RANKS = (1, 2, 4, 8)
 """k of the top-k accuracies."""

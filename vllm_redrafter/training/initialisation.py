@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig
 
-from vllm_redrafter.checkpoints.files import weights_path
+from vllm_redrafter.checkpoints.drafter_files import weights_path
 from vllm_redrafter.checkpoints.reading import load_config, load_drafter
 from vllm_redrafter.data.rows import TextRow, TextRows
 from vllm_redrafter.data.target_files import load_from
-from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.heads.head import DraftHead, HeadConfig
 from vllm_redrafter.heads.registry import build_head, head_name, new_head
-from vllm_redrafter.target_layers import layers_of, parsed_layers
-from vllm_redrafter.training.config import TrainingConfig
+from vllm_redrafter.heads.target_layers import layers_of, parsed_layers
+from vllm_redrafter.training.training_config import TrainingConfig
+from vllm_redrafter.utils.errors import ConfigError
 
 
 def new_drafter(target: Any, config: TrainingConfig, kept: Tensor | None = None) -> DraftHead:

@@ -9,8 +9,8 @@ from typing import Any
 
 from vllm_redrafter.budget.costs import CostTable
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.errors import ConfigError
-from vllm_redrafter.policy import search_shape
+from vllm_redrafter.tree.policy import search_shape
+from vllm_redrafter.utils.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.training.choices import LossKind
-from vllm_redrafter.training.config import TrainingConfig
 from vllm_redrafter.training.losses import (
     BlendedOverlap,
     BlendedTopMass,
@@ -17,6 +15,8 @@ from vllm_redrafter.training.losses import (
     kullback_leibler,
     log_overlap,
 )
+from vllm_redrafter.training.training_config import TrainingConfig
+from vllm_redrafter.utils.errors import ConfigError
 
 KL_DECAY = 3.0
 """That of arXiv 2602.23881 (eta)."""

@@ -22,9 +22,9 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.training.distillation import Distillation
+from vllm_redrafter.utils.errors import ConfigError
 
 State = dict[str, Any]
 """Of an optimizer, as `state_dict` has it."""

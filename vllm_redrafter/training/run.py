@@ -13,17 +13,15 @@ from accelerate import Accelerator
 from rich.console import Console
 from safetensors import SafetensorError
 
-from vllm_redrafter.checkpoints.files import CARD_FILE
+from vllm_redrafter.checkpoints.drafter_files import CARD_FILE
 from vllm_redrafter.checkpoints.reading import SHAPE_KEYS
 from vllm_redrafter.checkpoints.writing import save_drafter
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.captured import CapturedRows, check_hidden_size, states_of
 from vllm_redrafter.data.rows import TextRows
 from vllm_redrafter.data.source import TrainingData, WrittenData, read_all, split
-from vllm_redrafter.errors import ConfigError, TrainingError
 from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.training.checkpointing import Checkpoints
-from vllm_redrafter.training.config import TrainingConfig
 from vllm_redrafter.training.initialisation import (
     continued_drafter,
     most_used_tokens,
@@ -37,6 +35,8 @@ from vllm_redrafter.training.model_card import model_card
 from vllm_redrafter.training.sharded_target import bytes_here, load_sharded_target
 from vllm_redrafter.training.target import load_ends, load_target
 from vllm_redrafter.training.trainer import Trainer, TrainingResult, processes
+from vllm_redrafter.training.training_config import TrainingConfig
+from vllm_redrafter.utils.errors import ConfigError, TrainingError
 
 NO_MATTER = ("evaluate_every", "save_every", "target_parallel", "shard_optimizer")
 """Settings that the weights do not depend on."""

@@ -24,8 +24,8 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoConfig
 
 from vllm_redrafter.data.target_files import load_from
-from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.training.target import load_target, model_factory
+from vllm_redrafter.utils.errors import ConfigError
 
 
 def load_sharded_target(

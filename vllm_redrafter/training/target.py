@@ -25,8 +25,8 @@ from transformers import (
 from transformers.utils import logging
 
 from vllm_redrafter.data.target_files import load_from
-from vllm_redrafter.errors import ConfigError, one_line
 from vllm_redrafter.training.batches import TextBatch
+from vllm_redrafter.utils.errors import ConfigError, one_line
 
 
 @dataclass(frozen=True)

@@ -25,17 +25,17 @@ from torch.distributed.tensor import DTensor
 
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import TextRows
-from vllm_redrafter.errors import ConfigError, TrainingError
 from vllm_redrafter.heads.head import DraftHead
-from vllm_redrafter.progress import progress_bar
 from vllm_redrafter.training.batches import BatchPlan, TextBatch
 from vllm_redrafter.training.checkpointing import Checkpoints, RunProgress
-from vllm_redrafter.training.config import TrainingConfig
 from vllm_redrafter.training.distillation import Distillation, count_rows
 from vllm_redrafter.training.estimate import Acceptance, estimate_acceptance
 from vllm_redrafter.training.objective import objective_of
 from vllm_redrafter.training.parallel import Parallel, Replicas, Shards
 from vllm_redrafter.training.target import TargetHead, read_target
+from vllm_redrafter.training.training_config import TrainingConfig
+from vllm_redrafter.utils.errors import ConfigError, TrainingError
+from vllm_redrafter.utils.progress import progress_bar
 
 PLUGINS = {
     "ACCELERATE_USE_FSDP": "FSDP",

@@ -8,7 +8,7 @@ from heads_parts.eagle import EagleHead, EagleSearch, eagle_loss
 from torch import Tensor
 
 from vllm_redrafter.config import TOP_TOKENS
-from vllm_redrafter.policy import SearchShape
+from vllm_redrafter.tree.policy import SearchShape
 
 V, H, ROWS, LENGTH = TOP_TOKENS, 16, 3, 9
 

@@ -22,7 +22,7 @@ from step_cost_parts.jobs import SHAPES
 from vllm_redrafter.budget.choice import Flags
 from vllm_redrafter.budget.gate import BEGIN
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.policy import SearchShape
+from vllm_redrafter.tree.policy import SearchShape
 
 LEAST = Arithmetic(SHAPES["llama-3-8b"], Weights(7_500_000_000, 200_000_000, 16_000_000), H200)
 CHAIN = ReDrafterConfig(4, 1, 4)

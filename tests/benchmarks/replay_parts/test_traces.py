@@ -8,14 +8,14 @@ from replay_parts.simulation import best_nodes
 from replay_parts.traces import Traces, record
 
 from redrafter_testing.models.cycle_language import HIDDEN_SIZE, VOCAB_SIZE, CycleTarget, rows
-from vllm_redrafter.beam_search import beam_search
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import ListRows, TextRow
-from vllm_redrafter.errors import ConfigError
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.training.batches import TextBatch
 from vllm_redrafter.training.estimate import estimate_acceptance
 from vllm_redrafter.training.target import read_target
+from vllm_redrafter.tree.beam_search import beam_search
+from vllm_redrafter.utils.errors import ConfigError
 
 
 def drafter() -> RecurrentHead:

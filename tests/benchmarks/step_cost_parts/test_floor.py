@@ -60,4 +60,4 @@ def test_a_draft_s_launches_come_on_top() -> None:
     (without,) = floors(TINY, weights, device, (3, 4), [5], [(2, 10)])
     (floor,) = floors(TINY, weights, device, (3, 4), [5], [(2, 10)], launches=7.0)
     assert floor.ratio == pytest.approx(without.ratio + 7.0 / floor.plain)
-    assert draft_launches(5) == 38  # as tests/engine/v2/test_graphs.py counts
+    assert draft_launches(5) == 38  # as tests/engine/cuda/test_graphs.py counts

@@ -18,7 +18,7 @@ from throughput_parts.process import EngineError, EngineProcess
 from redrafter_testing.benchmarks import fake_engine
 from redrafter_testing.benchmarks.fake_engine import all_gone, all_stopped, eventually, processes
 from redrafter_testing.benchmarks.throughput_runs import fake_job
-from vllm_redrafter import process_group
+from vllm_redrafter.utils import process_group
 
 CASE = Case(2, 0.7)
 

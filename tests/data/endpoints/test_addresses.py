@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from vllm_redrafter.data.endpoints.addresses import AddressBook
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.utils.errors import ConfigError
 
 
 def test_addresses_and_files_give_each_server_once(tmp_path: Path) -> None:

@@ -22,16 +22,20 @@ from typer.testing import CliRunner
 from redrafter_testing.engines.fake_engine import FakeEngine
 from redrafter_testing.engines.fake_server import FakeServer
 from redrafter_testing.in_background import in_background
-from vllm_redrafter.cli import app
+from vllm_redrafter.cli.main import app
 from vllm_redrafter.data.dataset import finished_shards, read_dataset
 from vllm_redrafter.data.endpoints import client, endpoint
 from vllm_redrafter.data.endpoints.addresses import AddressBook
 from vllm_redrafter.data.endpoints.engine import EndpointEngine
 from vllm_redrafter.data.endpoints.served_target import ServedTarget
 from vllm_redrafter.data.generation import GenerationSummary, generate_data
+from vllm_redrafter.data.generation_settings import (
+    EndpointSettings,
+    GenerationSettings,
+    SamplingSettings,
+)
 from vllm_redrafter.data.prompts import Conversation, read_prompts
-from vllm_redrafter.data.settings import EndpointSettings, GenerationSettings, SamplingSettings
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.utils.errors import ConfigError
 
 SETTINGS = GenerationSettings(
     sampling=SamplingSettings(max_tokens=40), shard_size=3, in_flight=4, top_logprobs=2

@@ -14,8 +14,12 @@ import pytest
 from redrafter_testing.engines.fake_engine import APPENDING, REWRITING
 from vllm_redrafter.data.endpoints.client import EndpointClient, EndpointDown
 from vllm_redrafter.data.endpoints.served_target import ServedTarget
-from vllm_redrafter.data.settings import EndpointSettings, GenerationSettings, SamplingSettings
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.data.generation_settings import (
+    EndpointSettings,
+    GenerationSettings,
+    SamplingSettings,
+)
+from vllm_redrafter.utils.errors import ConfigError
 
 SETTINGS = GenerationSettings(top_logprobs=2)
 

@@ -15,7 +15,7 @@ DEPTHS = 3
 
 
 def accepts(model: AcceptanceModel, sampled: bool) -> float:
-    """The probability of a node of depth 1 that the draft gives even odds."""
+    """The probability of a node of depth 1 that the draft gives even log_odds."""
     assert model.slopes.shape == (2,)
     assert model.biases.shape == (2, DEPTHS)
     return float(1.0 / (1.0 + np.exp(-model.biases[int(sampled), 0])))
@@ -56,14 +56,14 @@ def expected_tokens(model: AcceptanceModel) -> float:
 @pytest.mark.parametrize("accepted", [0.3, 0.92])
 def test_a_drafter_is_known_after_its_first_drafts(accepted: float) -> None:
     """The budget judges by them: a good one, taken for what the constants say, is left unused."""
-    odds, depths = np.ones(5, np.float32), np.arange(1, 6, dtype=np.int32)
+    log_odds, depths = np.ones(5, np.float32), np.arange(1, 6, dtype=np.int32)
     greedy, found = np.zeros(5, np.bool_), []
     for seed in range(20):
         random, model = np.random.default_rng(seed), AcceptanceModel(5)
         for _ in range(FIRST_DRAFTS):
             right = np.cumprod(random.random(5) < accepted).astype(np.bool_)
             judged = slice(0, int(right.sum()) + 1)
-            model.judge(*(nodes[judged] for nodes in (greedy, odds, depths, right)))
+            model.judge(*(nodes[judged] for nodes in (greedy, log_odds, depths, right)))
         found.append(expected_tokens(model))
     truth = np.cumprod([accepted] * 5).sum()
     assert abs(np.mean(found) - truth) < 0.4 * abs(expected_tokens(AcceptanceModel(5)) - truth)
@@ -88,7 +88,7 @@ def test_the_calibration_is_over_all_nodes() -> None:
     judge(model, 400, greedy=0.8, sampling=0.3)
     found = model.calibration()
     assert 400 * 40 * 0.9 < found.judged <= 400 * 40
-    # Even odds are off by 0.3 for the ones and by 0.2 for the others.
+    # Even log-odds are off by 0.3 for the ones and by 0.2 for the others.
     assert found.draft == pytest.approx(0.25, abs=0.03)
     assert found.calibrated < 0.05
 
@@ -98,13 +98,13 @@ def test_it_learns_what_the_estimator_of_any_device_learns() -> None:
     estimator = AcceptanceEstimator(DEPTHS)
     for _ in range(40):
         for _ in range(STEPS):
-            odds = random.normal(0.0, 3.0, NODES).astype(np.float32)
-            odds[0] = -MAX_LOG_ODDS
+            log_odds = random.normal(0.0, 3.0, NODES).astype(np.float32)
+            log_odds[0] = -MAX_LOG_ODDS
             depths = random.integers(1, DEPTHS, NODES).astype(np.int32)
-            accepted = random.random(NODES) < 1.0 / (1.0 + np.exp(1.0 - 0.7 * odds))
-            model.judge(np.ones(NODES, np.bool_), odds, depths, accepted)
-            step = map(torch.from_numpy, (odds, depths, accepted))
-            nodes = dict(zip(("odds", "depths", "accepted"), step, strict=True))
+            accepted = random.random(NODES) < 1.0 / (1.0 + np.exp(1.0 - 0.7 * log_odds))
+            model.judge(np.ones(NODES, np.bool_), log_odds, depths, accepted)
+            step = map(torch.from_numpy, (log_odds, depths, accepted))
+            nodes = dict(zip(("log_odds", "depths", "accepted"), step, strict=True))
             estimator.observe(judged=torch.ones(NODES, dtype=torch.bool), **nodes)
         estimator.refit()
     assert model.slopes[1] == pytest.approx(estimator.slope.item(), rel=1e-4)

@@ -78,16 +78,16 @@ def test_chains_grammars_and_sampling_parameters_in_one_batch(
         assert_logprobs_close(answer, wanted)
 
 
-def wishing(tokens: list[int]) -> workloads.Workload:
-    """The few greedy requests, each with a wish of its own."""
+def limited_to(tokens: list[int]) -> workloads.Workload:
+    """The few greedy requests, each with a node_limit of its own."""
     params = [
         SamplingParams(
             temperature=0,
             max_tokens=128,
             ignore_eos=True,
-            extra_args={"redrafter": {"spec_tokens": wish}},
+            extra_args={"redrafter": {"spec_tokens": node_limit}},
         )
-        for wish in tokens
+        for node_limit in tokens
     ]
     return replace(FEW, params=params)
 
@@ -97,20 +97,20 @@ def test_no_request_has_more_nodes_verified_than_it_asks_for(
 ) -> None:
     oracle.rpc(force, OpenGate)
     expected = [[tokens[:128] for tokens in a] for a in tokens_of(plain["greedy"])[:4]]
-    for wishes in ([0, 0, 0, 0], [3, 3, 3, 3], [0, 1, 5, K]):
+    for node_limits in ([0, 0, 0, 0], [3, 3, 3, 3], [0, 1, 5, K]):
         oracle.rpc("reset_redrafter_stats")
-        assert tokens_of(oracle.run(wishing(wishes))) == expected
+        assert tokens_of(oracle.run(limited_to(node_limits))) == expected
         stats = oracle.rpc("redrafter_stats")[0]
-        assert stats["drafted_tokens"] <= max(wishes) * stats["verifications"]
-        assert (stats["drafted_tokens"] > 0) == any(wishes)
+        assert stats["drafted_tokens"] <= max(node_limits) * stats["verifications"]
+        assert (stats["drafted_tokens"] > 0) == any(node_limits)
     oracle.rpc(force, None)
 
 
-@pytest.mark.parametrize("wish", [-1, K + 1, "2", 1.5])
-def test_a_wish_that_cannot_be_met_is_refused(oracle: Engine, wish: Any) -> None:
+@pytest.mark.parametrize("node_limit", [-1, K + 1, "2", 1.5])
+def test_a_wish_that_cannot_be_met_is_refused(oracle: Engine, node_limit: Any) -> None:
     # The engine is in another process: what comes from there is a text.
     with pytest.raises(RuntimeError, match=f"VLLMValidationError: .*integer from 0 to {K}"):
-        oracle.run(wishing([wish] * 4))
+        oracle.run(limited_to([node_limit] * 4))
 
 
 def test_the_engine_learns_how_probable_its_nodes_are(oracle: Engine) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.engine.cpu import runner
-from vllm_redrafter.engine.cpu.runner import TreeModelRunner
+from vllm_redrafter.engine.cpu.runner import CPUTreeModelRunner
 
 
 @pytest.mark.parametrize(("adaptive", "ranks"), [(False, 1), (True, 2)])
@@ -24,6 +24,6 @@ def test_nothing_is_measured_where_k_is_fixed_or_ranks_step_together(
         drafting=fixed,
     )
     monkeypatch.setattr(runner, "measure_costs", lambda *args: pytest.fail("measured"))
-    TreeModelRunner.prepare_budget(engine)  # type: ignore[arg-type]
+    CPUTreeModelRunner.prepare_budget(engine)  # type: ignore[arg-type]
     assert engine.drafting is fixed
     assert [("num_speculative_tokens=12" in w) for w in warnings] == [True] * adaptive

@@ -11,7 +11,7 @@ from vllm._custom_ops import cpu_attn_reshape_and_cache
 
 from redrafter_testing.engines.cpu_layouts import ORDERS, lay_out, layout_of, write_with
 from vllm_redrafter.engine.cpu.cache_layout import UNIT, as_integers, cache_layout
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.utils.errors import ConfigError
 
 BLOCKS, KV_HEADS = 3, 2
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

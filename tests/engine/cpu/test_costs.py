@@ -21,13 +21,13 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_each_number_of_rows_is_met_once(passes: list[int]) -> None:
-    costs.meet_sizes(None, 3)  # type: ignore[arg-type]
+    costs.warm_up_sizes(None, 3)  # type: ignore[arg-type]
     assert passes == [1, 2, 3]
 
 
 def test_a_large_target_meets_as_many_as_the_time_allows(passes: list[int]) -> None:
-    costs.meet_sizes(None, 100)  # type: ignore[arg-type]
-    assert passes[-1] == len(passes) == 4 * costs.MEETING_SECONDS + 1
+    costs.warm_up_sizes(None, 100)  # type: ignore[arg-type]
+    assert passes[-1] == len(passes) == 4 * costs.WARM_UP_SECONDS + 1
 
 
 def test_a_target_that_reads_embeddings_is_measured_with_those_of_different_tokens() -> None:

@@ -14,8 +14,8 @@ from vllm_redrafter.budget.choice import Flags
 from vllm_redrafter.engine.cpu.drafting import AdaptiveDrafting, FixedDrafting
 from vllm_redrafter.engine.cpu.proposer import Draft, TreeProposer
 from vllm_redrafter.engine.stats import StepStats
-from vllm_redrafter.policy import SearchShape
-from vllm_redrafter.token_tree import TokenTree
+from vllm_redrafter.tree.policy import SearchShape
+from vllm_redrafter.tree.token_tree import TokenTree
 
 K = CONFIG.num_speculative_tokens
 NOTHING, CHAIN = Plan(None, pays=False, steps=4), Plan(SearchShape(1, 2), pays=True, steps=4)
@@ -49,14 +49,14 @@ def asked(drafting: AdaptiveDrafting, requests: list[str], max_nodes: int = K) -
 
 def test_a_plan_to_draft_nothing_is_settled_for_as_many_steps_as_it_holds() -> None:
     made, budget = drafting(NOTHING, CHAIN)
-    assert not made.rests(["a", "b"], K)
+    assert not made.skips_draft(["a", "b"], K)
     assert not asked(made, ["a", "b"])
     # Those of the plan after its first, whichever way they are asked for.
-    assert made.rests(["a", "b"], K)
+    assert made.skips_draft(["a", "b"], K)
     assert not asked(made, ["a", "b"])
-    assert made.rests(["a", "b"], K)
+    assert made.skips_draft(["a", "b"], K)
     assert budget.held == 3
-    assert not made.rests(["a", "b"], K)
+    assert not made.skips_draft(["a", "b"], K)
     assert asked(made, ["a", "b"])
 
 
@@ -67,16 +67,16 @@ def test_a_plan_to_draft_nothing_is_settled_for_as_many_steps_as_it_holds() -> N
 def test_nothing_is_settled_for_another_step(requests: list[str], max_nodes: int) -> None:
     made, budget = drafting(NOTHING)
     asked(made, ["a", "b"])
-    assert not made.rests(requests, max_nodes)
+    assert not made.skips_draft(requests, max_nodes)
     assert budget.held == 0
 
 
 def test_nothing_is_settled_while_drafts_are_made() -> None:
     made, budget = drafting(CHAIN)
     assert asked(made, ["a"])
-    assert not made.rests(["a"], K)
+    assert not made.skips_draft(["a"], K)
     assert asked(made, ["a"]) and budget.held == 1
-    assert not FixedDrafting(made.proposer).rests(["a"], K)
+    assert not FixedDrafting(made.proposer).skips_draft(["a"], K)
 
 
 def test_what_is_expected_is_counted_and_the_trees_are_the_draft_s() -> None:

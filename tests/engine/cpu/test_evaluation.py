@@ -18,9 +18,9 @@ from redrafter_testing.requests.answers import single_tokens_of
 from redrafter_testing.requests.workloads import Workload
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.dataset import Row
-from vllm_redrafter.training.config import StepCosts, TrainingConfig
 from vllm_redrafter.training.evaluation import EvaluationJob, evaluate
 from vllm_redrafter.training.run import TrainingJob, train
+from vllm_redrafter.training.training_config import StepCosts, TrainingConfig
 
 pytestmark = pytest.mark.engine
 

@@ -8,9 +8,9 @@ import weakref
 import pytest
 import torch
 
-from vllm_redrafter.beam_search import beam_search
 from vllm_redrafter.engine.cpu.packed_weights import packed
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
+from vllm_redrafter.tree.beam_search import beam_search
 
 V, H, R, W, L = 300, 32, 3, 4, 5
 

@@ -10,14 +10,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vllm_redrafter import policy, save_drafter
-from vllm_redrafter.beam_search import ExploredNodes
-from vllm_redrafter.budget.choice import everything
+from vllm_redrafter import save_drafter
+from vllm_redrafter.budget.choice import unlimited
 from vllm_redrafter.config import TreeKind
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
-from vllm_redrafter.policy import search_shape
-from vllm_redrafter.token_tree import TokenTree
+from vllm_redrafter.tree import policy
+from vllm_redrafter.tree.beam_search import ExploredNodes
+from vllm_redrafter.tree.policy import search_shape
+from vllm_redrafter.tree.token_tree import TokenTree
 
 R, V, H = 5, 40, 8
 
@@ -66,7 +67,7 @@ def test_a_policy_decides_alike_with_a_budget_without_one_and_in_evaluate(
         return (level < 2).expand_as(explored.log_probs)
 
     hidden, roots, most = torch.randn(R, H), torch.arange(R), np.full(R, 12)
-    greedy, terms = np.zeros(R, dtype=np.bool_), everything(R * 13)
+    greedy, terms = np.zeros(R, dtype=np.bool_), unlimited(R * 13)
     shape = search_shape(proposer.config, 12)
 
     def trees() -> list[TokenTree]:

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from vllm_redrafter.beam_search import ExploredNodes
-from vllm_redrafter.budget.calibration import AcceptanceEstimator, log_odds
-from vllm_redrafter.budget.choice import Terms, best_shares, everything
+from vllm_redrafter.budget.calibration import AcceptanceEstimator, log_odds_of
+from vllm_redrafter.budget.choice import Terms, best_shares, unlimited
 from vllm_redrafter.config import TreeKind
 from vllm_redrafter.engine.cpu.ranking import best_trees
-from vllm_redrafter.policy import candidate_log_probs
-from vllm_redrafter.token_tree import TokenTree, select_nodes
+from vllm_redrafter.tree.beam_search import ExploredNodes
+from vllm_redrafter.tree.policy import candidate_log_probs
+from vllm_redrafter.tree.token_tree import TokenTree, select_nodes
 
 MAX_NODES = 12
 
@@ -66,11 +66,11 @@ def test_trees_and_probabilities_are_those_of_the_torch_functions(
         torch.arange(requests) * 3 % (MAX_NODES + 1) if less else torch.full((requests,), MAX_NODES)
     )
 
-    odds = log_odds(explored.log_probs, explored.back_pointers)
+    log_odds = log_odds_of(explored.log_probs, explored.back_pointers)
     log_survival = torch.cat(
         [
             estimator_of(slopes[kind], biases[kind, :length]).log_survival(
-                odds[r : r + 1],
+                log_odds[r : r + 1],
                 explored.log_probs[r : r + 1],
                 explored.back_pointers[r : r + 1],
             )
@@ -93,9 +93,9 @@ def test_trees_and_probabilities_are_those_of_the_torch_functions(
         biases.numpy(),
         most.numpy(),
         MAX_NODES,
-        *everything(requests * (MAX_NODES + 1)),
+        *unlimited(requests * (MAX_NODES + 1)),
     )
-    tokens, parents, depths, num_nodes, node_odds, survival, all_survival = map(
+    tokens, parents, depths, num_nodes, node_log_odds, survival, all_survival = map(
         torch.from_numpy, arrays
     )
     assert expected_tokens == pytest.approx(float(survival[:, 1:].sum() + (num_nodes > 1).sum()))
@@ -108,14 +108,14 @@ def test_trees_and_probabilities_are_those_of_the_torch_functions(
     def of_nodes(values: Tensor) -> Tensor:
         return values.flatten(1).gather(1, index).masked_fill(~expected.is_node[:, 1:], 0.0)
 
-    assert torch.allclose(node_odds[:, 1:], of_nodes(odds), atol=1e-5)
+    assert torch.allclose(node_log_odds[:, 1:], of_nodes(log_odds), atol=1e-5)
     assert torch.allclose(survival[:, 1:], of_nodes(log_survival.exp()), atol=1e-6)
     assert (survival[:, 0] == 1).all()
-    assert (node_odds[:, 0] == 0).all()
+    assert (node_log_odds[:, 0] == 0).all()
 
 
 def test_a_parent_comes_before_a_child_that_is_as_probable() -> None:
-    """Certain tokens: log-probabilities of 0, whose odds are bounded."""
+    """Certain tokens: log-probabilities of 0, whose log-odds are bounded."""
     certain = ExploredNodes(
         torch.arange(4).view(1, 4, 1),
         torch.zeros(1, 4, 1, dtype=torch.int64),
@@ -132,7 +132,7 @@ def test_a_parent_comes_before_a_child_that_is_as_probable() -> None:
         torch.zeros(2, 4).numpy(),
         torch.tensor([4]).numpy(),
         4,
-        *everything(5),
+        *unlimited(5),
     )
     assert parents.tolist() == [[0, 0, 1, 2, 3]]
     assert depths.tolist() == [[0, 1, 2, 3, 4]]
@@ -164,14 +164,14 @@ def test_trees_have_the_first_nodes_of_each_request_that_are_worth_verifying(
             *terms,
         )
 
-    *whole, all_odds, all_survival, visited, _ = trees(everything(rows))
-    *found, odds, survival, explored_too, expected = trees(terms)
+    *whole, all_log_odds, all_survival, visited, _ = trees(unlimited(rows))
+    *found, log_odds, survival, explored_too, expected = trees(terms)
     nodes, choice = best_shares(all_survival[:, 1:], sampled, terms)
     prefix = TokenTree(*map(torch.from_numpy, whole)).prefix(torch.from_numpy(nodes + 1).int())
     for field, array in zip(fields(TokenTree), found, strict=True):
         assert np.array_equal(array, getattr(prefix, field.name).numpy())
     is_kept = np.arange(MAX_NODES + 1) <= nodes[:, None]
-    assert np.array_equal(odds, np.where(is_kept, all_odds, 0.0))
+    assert np.array_equal(log_odds, np.where(is_kept, all_log_odds, 0.0))
     assert np.array_equal(survival, np.where(is_kept, all_survival, 0.0))
     assert np.array_equal(explored_too, visited)
     assert expected == pytest.approx(choice.tokens - requests + np.count_nonzero(nodes))

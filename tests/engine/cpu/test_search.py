@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from vllm_redrafter.beam_search import ExploredNodes, beam_search
 from vllm_redrafter.engine.cpu import packed_weights
 from vllm_redrafter.engine.cpu.search import FOLDS, _top_of_many, search
 from vllm_redrafter.heads.head import SearchHead
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
-from vllm_redrafter.policy import SearchShape
+from vllm_redrafter.tree.beam_search import ExploredNodes, beam_search
+from vllm_redrafter.tree.policy import SearchShape
 
 V, H = 300, 32
 

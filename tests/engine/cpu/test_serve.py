@@ -26,8 +26,12 @@ from vllm_redrafter.data.endpoints.addresses import AddressBook
 from vllm_redrafter.data.endpoints.engine import EndpointEngine
 from vllm_redrafter.data.endpoints.served_target import ServedTarget
 from vllm_redrafter.data.generation import generate_data
+from vllm_redrafter.data.generation_settings import (
+    EndpointSettings,
+    GenerationSettings,
+    SamplingSettings,
+)
 from vllm_redrafter.data.prompts import Conversation
-from vllm_redrafter.data.settings import EndpointSettings, GenerationSettings, SamplingSettings
 
 pytestmark = pytest.mark.engine
 
@@ -113,14 +117,14 @@ def test_metrics_show_the_counters_of_the_worker(address: str) -> None:
     assert sampled == accepted + drafts
 
 
-@pytest.mark.parametrize("wish", [13, -1, "many", 2.5])
+@pytest.mark.parametrize("node_limit", [13, -1, "many", 2.5])
 def test_a_request_that_asks_for_impossible_trees_is_answered_400(
-    address: str, wish: object
+    address: str, node_limit: object
 ) -> None:
     with openai.OpenAI(base_url=f"{address}/v1", api_key="none") as client:
         with pytest.raises(openai.BadRequestError, match="integer from 0 to 12") as error:
-            ask(client, wish)
-        assert repr(wish) in str(error.value)
+            ask(client, node_limit)
+        assert repr(node_limit) in str(error.value)
         assert ask(client, 12).choices[0].text
 
 

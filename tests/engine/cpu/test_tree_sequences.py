@@ -15,7 +15,7 @@ from vllm import _custom_ops as ops
 from redrafter_testing.engines.cpu_attention import AttentionVariant, attend, attend_to_trees
 from vllm_redrafter.engine.cpu import tree_sequences
 from vllm_redrafter.engine.cpu.path_copies import COMPILED_THREADS
-from vllm_redrafter.token_tree import TokenTree
+from vllm_redrafter.tree.token_tree import TokenTree
 
 BLOCK_SIZE, NUM_BLOCKS = 64, 40
 KV_HEADS, GROUP, HEAD_SIZE = 2, 3, 32

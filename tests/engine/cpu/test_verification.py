@@ -7,7 +7,7 @@ import torch
 
 from redrafter_testing.algorithm.tree_batches import bushy, token_trees
 from vllm_redrafter.engine.cpu.verification import VerificationStep, verification_step
-from vllm_redrafter.token_tree import TokenTree
+from vllm_redrafter.tree.token_tree import TokenTree
 
 SLOTS = 9
 

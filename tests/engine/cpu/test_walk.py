@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from redrafter_testing.algorithm.tree_batches import bushy, token_trees
-from vllm_redrafter.acceptance import AcceptedPath, accept_path
 from vllm_redrafter.engine.cpu.walk import Walk, accepted_nodes, judged_nodes
-from vllm_redrafter.token_tree import TokenTree
+from vllm_redrafter.tree.acceptance import AcceptedPath, accept_path
+from vllm_redrafter.tree.token_tree import TokenTree
 
 
 def random_trees(seed: int, requests: int, slots: int) -> TokenTree:
@@ -64,8 +64,8 @@ def test_the_judged_nodes_are_those_whose_parent_was_accepted() -> None:
     tree = TokenTree(tokens, parents, depths, torch.tensor([7], dtype=torch.int32))
     sampled = torch.tensor([[2, 9, 5, 9, 9, 9, 9, 0]], dtype=torch.int32)
     accepted = walked(tree, sampled)
-    odds = np.arange(8, dtype=np.float32)[None]
-    of_request, judged, judged_depths, was_accepted = judged_nodes(tree, accepted.path, odds)
+    log_odds = np.arange(8, dtype=np.float32)[None]
+    of_request, judged, judged_depths, was_accepted = judged_nodes(tree, accepted.path, log_odds)
     assert of_request.tolist() == [0, 0, 0]
     assert judged.tolist() == [1, 2, 5]
     assert judged_depths.tolist() == [1, 1, 2]

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 import openai
 
-from vllm_redrafter.data.settings import EndpointSettings, SamplingSettings
+from vllm_redrafter.data.generation_settings import EndpointSettings, SamplingSettings
 from vllm_redrafter.data.turns import OpenTurn, TurnAnswer
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.utils.errors import ConfigError
 
 T = TypeVar("T")
 

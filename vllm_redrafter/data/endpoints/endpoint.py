@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from vllm_redrafter.data.endpoints.client import EndpointClient, EndpointDown
 from vllm_redrafter.data.turns import OpenTurn, TurnAnswer
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.utils.errors import ConfigError
 
 FIRST_DELAY_SECONDS = 0.5
 LONGEST_DELAY_SECONDS = 30.0

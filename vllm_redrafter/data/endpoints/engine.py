@@ -18,9 +18,9 @@ from vllm_redrafter.data.endpoints.client import (
 )
 from vllm_redrafter.data.endpoints.endpoint import Endpoint
 from vllm_redrafter.data.endpoints.served_target import ServedTarget
-from vllm_redrafter.data.settings import EndpointSettings, GenerationSettings
+from vllm_redrafter.data.generation_settings import EndpointSettings, GenerationSettings
 from vllm_redrafter.data.turns import OpenTurn, TurnAnswer
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.utils.errors import ConfigError
 
 MOST_ATTEMPTS = 10
 """At one answer: then it is not the servers that fail, but this request that they fail at."""

@@ -17,14 +17,14 @@ from typing import Any
 from transformers import AutoConfig, AutoTokenizer
 
 from vllm_redrafter.data.endpoints.client import EndpointClient, ServedModel
+from vllm_redrafter.data.generation_settings import GenerationSettings
 from vllm_redrafter.data.prompts import Conversation
-from vllm_redrafter.data.settings import GenerationSettings
 from vllm_redrafter.data.target_files import load_from
 from vllm_redrafter.data.turns import PromptRenderer
 from vllm_redrafter.data.vocabulary import EmbeddedTokens
-from vllm_redrafter.errors import ConfigError
-from vllm_redrafter.files import whole_file
-from vllm_redrafter.json_files import read_json
+from vllm_redrafter.utils.errors import ConfigError
+from vllm_redrafter.utils.files import whole_file
+from vllm_redrafter.utils.json_files import read_json
 
 SERVED_FILE = "served.json"
 TEXT = (

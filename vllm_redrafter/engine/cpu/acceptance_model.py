@@ -27,7 +27,7 @@ from vllm_redrafter.budget.calibration import (
 )
 from vllm_redrafter.budget.choice import Flags
 from vllm_redrafter.budget.refits import RefitsByNodes
-from vllm_redrafter.compiled import compiled
+from vllm_redrafter.utils.compiled import compiled
 
 Array = npt.NDArray[Any]
 
@@ -57,14 +57,14 @@ class AcceptanceModel:
     def judge(
         self,
         sampled: Flags,
-        odds: npt.NDArray[np.float32],
+        log_odds: npt.NDArray[np.float32],
         depths: npt.NDArray[np.int32],
         accepted: Flags,
     ) -> None:
         """Learn from a step's judged nodes, [N] each: whether of requests that sample, the draft's
         log-odds, depths, and whether accepted."""
         for kind, state in enumerate(self._states):
-            nodes = _observe(sampled, odds, depths, accepted, kind == 1, *state)
+            nodes = _observe(sampled, log_odds, depths, accepted, kind == 1, *state)
             if nodes and self._refits[kind].due(nodes):
                 self._refit(kind)
 
@@ -93,7 +93,7 @@ class AcceptanceModel:
 @compiled
 def _observe(
     sampled: Flags,
-    odds: Array,
+    log_odds: Array,
     depths: Array,
     accepted: Flags,
     kind: bool,
@@ -104,7 +104,7 @@ def _observe(
     """See `AcceptanceEstimator.observe`, of whose tensors the last three are views.
 
     Args:
-        sampled, odds, depths, accepted: of all judged nodes.
+        sampled, log_odds, depths, accepted: of all judged nodes.
         kind: those of requests that sample are observed, or the others.
         slope, biases, statistics: of the kind's estimator.
 
@@ -115,11 +115,11 @@ def _observe(
     sums = statistics[:by_depth].reshape(biases.shape[0], 6)
     bins = statistics[by_depth:].reshape(2, BINS, 3)
     observed = 0
-    for node in range(odds.shape[0]):
+    for node in range(log_odds.shape[0]):
         if sampled[node] != kind:
             continue
         observed += 1
-        f, at = odds[node], depths[node] - 1
+        f, at = log_odds[node], depths[node] - 1
         y = 1.0 if accepted[node] else 0.0
         p = 1.0 / (1.0 + math.exp(-(slope[0] * f + biases[at])))
         weight, residual = p * (1.0 - p), y - p

@@ -15,7 +15,7 @@ from torch import Tensor
 from vllm._custom_ops import cpu_attn_reshape_and_cache
 
 from vllm_redrafter.engine.cpu.tree_plan import Array
-from vllm_redrafter.errors import ConfigError
+from vllm_redrafter.utils.errors import ConfigError
 
 UNIT = 32
 """Tokens that vLLM's kernels multiply at once; its block sizes on a CPU are multiples of it."""

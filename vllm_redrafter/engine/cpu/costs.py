@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
-from vllm_redrafter.budget.choice import everything
+from vllm_redrafter.budget.choice import unlimited
 from vllm_redrafter.budget.costs import CostTable, DraftCost, VerifyCost
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
 from vllm_redrafter.engine.embedding import shared_embedding
-from vllm_redrafter.policy import SearchShape, search_shape, search_tiers
+from vllm_redrafter.tree.policy import SearchShape, search_shape, search_tiers
 
 Search = Callable[[SearchShape, int], None]
 """Draft by this search, for so many requests."""
@@ -23,7 +23,7 @@ Search = Callable[[SearchShape, int], None]
 MOST_REPEATS = 10
 MOST_SECONDS = 4.0
 """Of verification, and as much of drafts: beyond the sizes reached by then, costs are drawn out."""
-MEETING_SECONDS = 1.0
+WARM_UP_SECONDS = 1.0
 
 
 def measure_costs(runner: CPUModelRunner, proposer: TreeProposer) -> CostTable:
@@ -58,13 +58,13 @@ def measure_costs(runner: CPUModelRunner, proposer: TreeProposer) -> CostTable:
     )
 
 
-def meet_sizes(runner: CPUModelRunner, most: int) -> None:
+def warm_up_sizes(runner: CPUModelRunner, most: int) -> None:
     """Run passes of 1, 2, 3... rows, up to the most that a request's step has, for a second.
 
     oneDNN makes code for each number of rows when it first meets it: the first answers would wait
     for it, and their steps seem to be so dear.
     """
-    ends = perf_counter() + MEETING_SECONDS
+    ends = perf_counter() + WARM_UP_SECONDS
     for rows in range(1, most + 1):
         if perf_counter() > ends:
             break
@@ -77,7 +77,7 @@ def _search(proposer: TreeProposer, requests: int) -> Search:
 
     most = np.full(requests, proposer.config.num_speculative_tokens)
     greedy = np.zeros(requests, dtype=np.bool_)
-    terms = everything(requests * (proposer.config.num_speculative_tokens + 1))
+    terms = unlimited(requests * (proposer.config.num_speculative_tokens + 1))
 
     def search(shape: SearchShape, size: int) -> None:
         of_requests = most[:size], greedy[:size]

@@ -8,14 +8,14 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from vllm_redrafter.acceptance import AcceptedPath
 from vllm_redrafter.budget.batch_budget import FIRST_DRAFTS, FIRST_STEPS, BatchBudget, Plan
 from vllm_redrafter.budget.choice import Flags, Terms
 from vllm_redrafter.engine.cpu.proposer import Draft, TreeProposer
 from vllm_redrafter.engine.cpu.walk import accepted_nodes, judged_nodes
 from vllm_redrafter.engine.stats import StepStats
-from vllm_redrafter.policy import search_shape
-from vllm_redrafter.token_tree import TokenTree
+from vllm_redrafter.tree.acceptance import AcceptedPath
+from vllm_redrafter.tree.policy import search_shape
+from vllm_redrafter.tree.token_tree import TokenTree
 
 
 class FixedDrafting:
@@ -34,7 +34,7 @@ class FixedDrafting:
         """
         return True
 
-    def rests(self, request_ids: Sequence[str], max_nodes: int) -> bool:
+    def skips_draft(self, request_ids: Sequence[str], max_nodes: int) -> bool:
         """Is it settled that this step drafts nothing? Then `pays` need not be asked.
 
         Args:
@@ -99,7 +99,7 @@ class AdaptiveDrafting(FixedDrafting):
         super().__init__(proposer)
         self.budget, self.stats = budget, stats
         # By request: [K+1], the draft's log-odds of the tree drafted last.
-        self._odds: dict[str, npt.NDArray[np.float32]] = {}
+        self._log_odds: dict[str, npt.NDArray[np.float32]] = {}
         # The last draft, and its requests.
         self._drafted: list[str] = []
         self._draft: Draft | None = None
@@ -111,10 +111,10 @@ class AdaptiveDrafting(FixedDrafting):
         self._requests: list[str] = []
         self._max_nodes = 0
         self._sampled = np.zeros(0, dtype=np.bool_)
-        self._rehearse()
+        self._warm_up()
 
-    def _rehearse(self) -> None:
-        """Let numba compile the budget's loops now: see `rehearsal.py`."""
+    def _warm_up(self) -> None:
+        """Let numba compile the budget's loops now: see `warm_up.py`."""
         config = self.budget.config
         budget = BatchBudget(config, self.budget.costs, max_requests=1)
         shape = search_shape(config, config.num_speculative_tokens)
@@ -145,8 +145,8 @@ class AdaptiveDrafting(FixedDrafting):
         self._terms = self.budget.terms(len(request_ids), plan) if drafts else None
         return drafts
 
-    def rests(self, request_ids: Sequence[str], max_nodes: int) -> bool:
-        """See `FixedDrafting.rests`: these requests were not drafted for, and the plan holds."""
+    def skips_draft(self, request_ids: Sequence[str], max_nodes: int) -> bool:
+        """See `FixedDrafting.skips_draft`: not drafted for, and the plan holds."""
         at_rest = self._plan.shape is None and self._requests == request_ids
         return at_rest and self._goes_on(max_nodes)
 
@@ -172,7 +172,7 @@ class AdaptiveDrafting(FixedDrafting):
         draft = self.proposer.propose_best(hidden, roots, chain, most, self._sampled, shape, terms)
         self.stats.expected_tokens += draft.expected
         self._drafted, self._draft = list(request_ids), draft
-        self._odds.update(zip(request_ids, draft.odds, strict=True))
+        self._log_odds.update(zip(request_ids, draft.log_odds, strict=True))
         return draft.tree
 
     def took(self, requests: int, seconds: float) -> None:
@@ -199,8 +199,8 @@ class AdaptiveDrafting(FixedDrafting):
             return
         slots = tree.tokens.shape[1]
         none = np.zeros(slots, dtype=np.float32)
-        odds = np.stack([self._odds.get(request, none)[:slots] for request in request_ids])
-        of_request, *nodes = judged_nodes(tree, accepted.path, odds)
+        log_odds = np.stack([self._log_odds.get(request, none)[:slots] for request in request_ids])
+        of_request, *nodes = judged_nodes(tree, accepted.path, log_odds)
         self.proposer.acceptance.judge(sampled[of_request], *nodes)
 
     def stepped(self, kind: int, requests: int, rows: int, seconds: float) -> None:
@@ -208,4 +208,4 @@ class AdaptiveDrafting(FixedDrafting):
         self.budget.stepped(kind, requests, rows, seconds)
 
     def forget(self, request_id: str) -> None:
-        self._odds.pop(request_id, None)
+        self._log_odds.pop(request_id, None)

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vllm_redrafter.compiled import compiled
 from vllm_redrafter.engine.cpu.cache_layout import as_integers, cache_layout
 from vllm_redrafter.engine.cpu.path_copies import COMPILED_THREADS
 from vllm_redrafter.engine.cpu.tree_plan import Array
+from vllm_redrafter.utils.compiled import compiled
 
 
 class LayerStack(NamedTuple):

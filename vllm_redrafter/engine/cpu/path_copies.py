@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from vllm_redrafter.compiled import compiled
 from vllm_redrafter.engine.cpu.cache_layout import UNIT, CacheLayout, as_integers
 from vllm_redrafter.engine.cpu.tree_plan import Array
+from vllm_redrafter.utils.compiled import compiled
 
 COMPILED_THREADS = 8
 """Up to as many, one thread of our loop is taken for faster than all of torch's copies, of which
@@ -172,7 +172,7 @@ def _copy_half(half: Array, place: int, to: Array) -> None:
                 to[row, 0, word] = half[row, place, word]
 
 
-def rehearse(dtype: torch.dtype) -> None:
+def warm_up(dtype: torch.dtype) -> None:
     """Let numba compile now, and not in the first step, for a cache of this dtype."""
     one = torch.zeros(1, 2, dtype=torch.int64).numpy()
     unit = torch.zeros(1, 1, UNIT, 2 * UNIT, dtype=dtype)

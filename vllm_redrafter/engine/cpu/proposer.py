@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from vllm.config import VllmConfig
 
-from vllm_redrafter.beam_search import ExploredNodes
 from vllm_redrafter.budget.choice import Flags, Terms
 from vllm_redrafter.checkpoints.reading import load_drafter
 from vllm_redrafter.engine.cpu.acceptance_model import AcceptanceModel
@@ -18,9 +17,10 @@ from vllm_redrafter.engine.cpu.packed_weights import packed
 from vllm_redrafter.engine.cpu.ranking import best_trees, selected_nodes
 from vllm_redrafter.engine.cpu.search import search
 from vllm_redrafter.engine.embedding import shared_embedding
-from vllm_redrafter.engine.settings import Settings
-from vllm_redrafter.policy import SearchShape, candidate_log_probs, search_shape
-from vllm_redrafter.token_tree import TokenTree
+from vllm_redrafter.engine.speculation import Settings
+from vllm_redrafter.tree.beam_search import ExploredNodes
+from vllm_redrafter.tree.policy import SearchShape, candidate_log_probs, search_shape
+from vllm_redrafter.tree.token_tree import TokenTree
 
 Floats = npt.NDArray[np.float32]
 
@@ -31,7 +31,8 @@ class Draft(NamedTuple):
     Attributes:
         tree: with K + 1 slots whatever the search, so that trees of different steps can be
             verified together.
-        odds: [R, K+1] float32, the draft's log-odds of each node given its parent; 0 for the root.
+        log_odds: [R, K+1] float32, the draft's log-odds of each node given its parent; 0 for the
+            root.
         survival: [R, K+1] float32, the probability that each node is accepted; 1 for the root, 0
             in unused slots.
         explored: [R, L, W] float32, the same of all that the search visited.
@@ -39,7 +40,7 @@ class Draft(NamedTuple):
     """
 
     tree: TokenTree
-    odds: Floats
+    log_odds: Floats
     survival: Floats
     explored: Floats
     expected: float
@@ -84,7 +85,7 @@ class TreeProposer:
             most: [R], the most nodes of each request, at most K; somewhere above 0.
 
         Returns:
-            Trees with K + 1 slots whatever the step's wish, so that trees of different steps
+            Trees with K + 1 slots whatever the step's limit, so that trees of different steps
             can be verified together.
         """
         found = self.explore(hidden, root_tokens, search_shape(self.config, int(most.max())))
@@ -119,7 +120,7 @@ class TreeProposer:
         """
         found = self.explore(hidden, root_tokens, shape)
         candidates = candidate_log_probs(found, self.config.tree, chain)
-        *tree, odds, survival, explored, expected = best_trees(
+        *tree, log_odds, survival, explored, expected = best_trees(
             root_tokens.numpy(),
             found.tokens.numpy(),
             found.back_pointers.numpy(),
@@ -132,7 +133,9 @@ class TreeProposer:
             self.config.num_speculative_tokens,
             *terms,
         )
-        return Draft(TokenTree(*map(torch.from_numpy, tree)), odds, survival, explored, expected)
+        return Draft(
+            TokenTree(*map(torch.from_numpy, tree)), log_odds, survival, explored, expected
+        )
 
     def explore(self, hidden: Tensor, root_tokens: Tensor, shape: SearchShape) -> ExploredNodes:
         """The candidates for trees that continue the roots."""

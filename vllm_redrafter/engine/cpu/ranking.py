@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vllm_redrafter.budget.calibration import MAX_LOG_ODDS
-from vllm_redrafter.compiled import compiled
+from vllm_redrafter.utils.compiled import compiled
 
 Array = npt.NDArray[Any]
 
@@ -58,16 +58,17 @@ def best_trees(
     Returns:
         tokens, parents, depths: [R, K+1] int32, of the trees (see `TokenTree`).
         num_nodes: [R] int32, roots counted.
-        odds: [R, K+1] float32, the draft's log-odds of each node given its parent; 0 for the root.
+        log_odds: [R, K+1] float32, the draft's log-odds of each node given its parent; 0 for the
+            root.
         survival: [R, K+1] float32; 1 for the root, 0 in unused slots.
         explored: [R, L, W] float32, the survival probabilities of all that was visited.
         expected: the tokens of those requests that verify something.
     """
-    odds, log_survival = _scored(back_pointers, log_probs, sampled, slopes, biases)
+    log_odds, log_survival = _scored(back_pointers, log_probs, sampled, slopes, biases)
     scores = np.where(candidates == -np.inf, candidates, log_survival)
     trees = selected_nodes(roots, tokens, back_pointers, scores, most, max_nodes)
     tree_tokens, parents, depths, num_nodes, order = trees
-    node_odds = np.zeros(tree_tokens.shape, dtype=np.float32)
+    node_log_odds = np.zeros(tree_tokens.shape, dtype=np.float32)
     survival = np.zeros(tree_tokens.shape, dtype=np.float32)
     probable = np.zeros(order.shape)
     width = tokens.shape[2]
@@ -75,7 +76,7 @@ def best_trees(
         survival[r, 0] = 1.0
         for node in range(1, num_nodes[r]):
             level, beam = order[r, node - 1] // width, order[r, node - 1] % width
-            node_odds[r, node] = odds[r, level, beam]
+            node_log_odds[r, node] = log_odds[r, level, beam]
             survival[r, node] = math.exp(log_survival[r, level, beam])
             probable[r, node - 1] = survival[r, node] * (truth_of_others if sampled[r] else truth)
     costs = (draft_seconds, verify_seconds, nothing_seconds)
@@ -83,10 +84,10 @@ def best_trees(
     for r in range(len(roots)):
         for node in range(kept[r] + 1, num_nodes[r]):
             tree_tokens[r, node], parents[r, node], depths[r, node] = -1, 0, 0
-            node_odds[r, node], survival[r, node] = 0.0, 0.0
+            node_log_odds[r, node], survival[r, node] = 0.0, 0.0
         num_nodes[r] = kept[r] + 1
     explored = np.exp(log_survival)
-    return tree_tokens, parents, depths, num_nodes, node_odds, survival, explored, expected
+    return tree_tokens, parents, depths, num_nodes, node_log_odds, survival, explored, expected
 
 
 @compiled
@@ -133,7 +134,7 @@ def _scored(
     back_pointers: Array, log_probs: Array, sampled: Array, slopes: Array, biases: Array
 ) -> tuple[Array, Array]:
     """[R, L, W] float32 each: the draft's log-odds given the parent, the logs of survival."""
-    odds = np.full(log_probs.shape, -MAX_LOG_ODDS, dtype=np.float32)
+    log_odds = np.full(log_probs.shape, -MAX_LOG_ODDS, dtype=np.float32)
     log_survival = np.full(log_probs.shape, -np.inf, dtype=np.float32)
     requests, length, width = log_probs.shape
     for r in range(requests):
@@ -153,11 +154,11 @@ def _scored(
                 if denominator > 0.0:
                     f = given_parent - math.log(denominator)
                 f = max(-MAX_LOG_ODDS, min(f, MAX_LOG_ODDS))
-                odds[r, level, beam] = f
+                log_odds[r, level, beam] = f
                 # The log of the sigmoid; its argument is bounded as the log-odds are.
                 accepted = -math.log1p(math.exp(-(slopes[kind] * f + biases[kind, level])))
                 log_survival[r, level, beam] = log_survival_above + accepted
-    return odds, log_survival
+    return log_odds, log_survival
 
 
 @compiled

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from vllm_redrafter.engine.refusals import common_refusals
+from vllm_redrafter.engine.attention_check import common_refusals
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def refusals(vllm_config: VllmConfig) -> Iterator[str]:
     """Why the CPU engine cannot run this configuration: what it is, and what to do."""
-    from vllm_redrafter.engine.settings import Settings
+    from vllm_redrafter.engine.speculation import Settings
 
     yield from common_refusals(vllm_config)
     model, parallel = vllm_config.model_config, vllm_config.parallel_config

@@ -38,8 +38,9 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from vllm_redrafter.budget.batch_budget import CHAINS, PLAIN, TREES, BatchBudget
 from vllm_redrafter.budget.costs import CostTable
+from vllm_redrafter.engine.attention_check import check_attention
 from vllm_redrafter.engine.cpu.attention import TreeAttentionBackend
-from vllm_redrafter.engine.cpu.costs import measure_costs, meet_sizes
+from vllm_redrafter.engine.cpu.costs import measure_costs, warm_up_sizes
 from vllm_redrafter.engine.cpu.drafting import AdaptiveDrafting, FixedDrafting
 from vllm_redrafter.engine.cpu.kv_cache import LayerStack, compact, stack_layers
 from vllm_redrafter.engine.cpu.path_sampler import sample_paths, sample_roots
@@ -47,21 +48,20 @@ from vllm_redrafter.engine.cpu.proposer import TreeProposer
 from vllm_redrafter.engine.cpu.step_clock import StepClock
 from vllm_redrafter.engine.cpu.verification import VerificationStep, verification_step
 from vllm_redrafter.engine.cpu.walk import moves
-from vllm_redrafter.engine.refusals import check_attention
+from vllm_redrafter.engine.request_options import spec_tokens
 from vllm_redrafter.engine.stats import StepStats
-from vllm_redrafter.engine.target_layers import gathered, hand_out
-from vllm_redrafter.request_options import spec_tokens
-from vllm_redrafter.substitution import substituted
+from vllm_redrafter.engine.target_layers import enable_aux_hidden_states, gathered
+from vllm_redrafter.utils.patching import patched
 
 logger = init_logger("vllm.redrafter")
 
 
-class TreeModelRunner(CPUModelRunner):
+class CPUTreeModelRunner(CPUModelRunner):
     """Verifies token trees; everything else is vLLM's."""
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         # vLLM leaves min-p and logit bias out when it speculates; `path_sampler.py` applies them.
-        with substituted(gpu_model_runner, "build_logitsprocs", _builtin_logits_processors):
+        with patched(gpu_model_runner, "build_logitsprocs", _builtin_logits_processors):
             super().__init__(vllm_config, device)
         self.stats = StepStats()
         # By request: [2, K+1], parents and depths of the tree drafted last. Kept until the
@@ -92,7 +92,7 @@ class TreeModelRunner(CPUModelRunner):
 
     def _setup_eagle3_aux_hidden_state_outputs(self) -> None:
         if self.use_aux_hidden_state_outputs:
-            hand_out(self.get_model(), self.proposer.target_layers)
+            enable_aux_hidden_states(self.get_model(), self.proposer.target_layers)
 
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
         super().initialize_kv_cache(*args, **kwargs)
@@ -106,7 +106,7 @@ class TreeModelRunner(CPUModelRunner):
             self._kv_stacks.append([LayerStack.of(s, isas[s.shape[-1]]) for s in stacks])
         none = torch.empty(0, dtype=torch.int64)
         for stacks_of_group in self._kv_stacks:
-            compact(stacks_of_group, none, none)  # Let numba compile now: see `rehearsal.py`.
+            compact(stacks_of_group, none, none)  # Let numba compile now: see `warm_up.py`.
 
     def prepare_budget(self) -> None:
         """Measure what drafts and steps cost here, and let the batch's budget decide from now on.
@@ -127,7 +127,7 @@ class TreeModelRunner(CPUModelRunner):
             return
         started = perf_counter()
         self.costs = measure_costs(self, self.proposer)
-        meet_sizes(self, min(config.num_speculative_tokens + 1, self.max_num_tokens))
+        warm_up_sizes(self, min(config.num_speculative_tokens + 1, self.max_num_tokens))
         logger.info("ReDrafter measured its costs in %.1f s", perf_counter() - started)
         budget = BatchBudget(config, self.costs, self.max_num_reqs)
         self.drafting = AdaptiveDrafting(self.proposer, budget, self.stats)
@@ -145,11 +145,11 @@ class TreeModelRunner(CPUModelRunner):
         vLLM's runner asks its `speculative_config` what to prepare for drafts. A step of a small
         target takes a millisecond or two, and waits for it.
         """
-        if self._rests(scheduler_output):
+        if self._skips_draft(scheduler_output):
             self.speculative_config = None
         return super().execute_model(scheduler_output, *args, **kwargs)
 
-    def _rests(self, scheduled: SchedulerOutput) -> bool:
+    def _skips_draft(self, scheduled: SchedulerOutput) -> bool:
         """Is it settled that this step drafts nothing, and has it nothing to verify or prefill?"""
         batch = self.input_batch
         is_as_before = (
@@ -163,7 +163,7 @@ class TreeModelRunner(CPUModelRunner):
             is_as_before
             and is_plain
             and not scheduled.scheduled_spec_decode_tokens
-            and self.drafting.rests(batch.req_ids, scheduled.num_spec_tokens_to_schedule)
+            and self.drafting.skips_draft(batch.req_ids, scheduled.num_spec_tokens_to_schedule)
         )
 
     # 1 -- inputs
@@ -176,7 +176,7 @@ class TreeModelRunner(CPUModelRunner):
             self._step = None
             self._timed = (PLAIN, requests, rows) if rows == requests else None
             # Plain decoding, which shall cost no more than where there is no drafter.
-            with substituted(self, "speculative_config", None):
+            with patched(self, "speculative_config", None):
                 prepared = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
             self._logits_rows = prepared[0]
             return prepared
@@ -377,9 +377,9 @@ class TreeModelRunner(CPUModelRunner):
         return drafter
 
     def _most_nodes(self, request_ids: list[str], max_nodes: int) -> npt.NDArray[np.int64]:
-        """[R]: the most nodes of each request, by the scheduler's wish and its own."""
-        wishes = [self.requests[request].sampling_params.extra_args for request in request_ids]
-        return np.array([spec_tokens(wish, max_nodes) for wish in wishes])
+        """[R]: the most nodes of each request, by the scheduler's node_limit and its own."""
+        node_limits = [self.requests[request].sampling_params.extra_args for request in request_ids]
+        return np.array([spec_tokens(node_limit, max_nodes) for node_limit in node_limits])
 
     def _needs_chain(self, request_ids: list[str]) -> Tensor | None:
         """[R] bool: requests with a grammar, which vLLM advances along a chain; None if none."""

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 
-def settle(vllm_config: VllmConfig) -> None:
+def apply_default_schedule(vllm_config: VllmConfig) -> None:
     """Say that K is the same for all batches.
 
     Without a schedule, vLLM's scheduler pads a request whose prompt is cached but for a token to K

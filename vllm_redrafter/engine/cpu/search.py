@@ -16,11 +16,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vllm_redrafter.beam_search import ExploredNodes
-from vllm_redrafter.compiled import compiled
 from vllm_redrafter.config import TOP_TOKENS
 from vllm_redrafter.heads.head import SearchHead
-from vllm_redrafter.policy import SearchShape
+from vllm_redrafter.tree.beam_search import ExploredNodes
+from vllm_redrafter.tree.policy import SearchShape
+from vllm_redrafter.utils.compiled import compiled
 
 Array = npt.NDArray[Any]
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vllm_redrafter.compiled import compiled
+from vllm_redrafter.utils.compiled import compiled
 
 Array = npt.NDArray[Any]
 

@@ -27,7 +27,7 @@ from vllm_redrafter.engine.cpu import path_copies
 from vllm_redrafter.engine.cpu.cache_layout import UNIT
 from vllm_redrafter.engine.cpu.path_copies import PathCopies
 from vllm_redrafter.engine.cpu.tree_plan import plan_sequences
-from vllm_redrafter.token_tree import TokenTree
+from vllm_redrafter.tree.token_tree import TokenTree
 
 PART_BYTES = 1 << 24
 """The most K and V that are copied at once, of several requests; of one it is all of a layer's."""
@@ -101,10 +101,10 @@ def tree_parts(
         begin = end
 
 
-def rehearse(dtype: torch.dtype) -> None:
+def warm_up(dtype: torch.dtype) -> None:
     """Let numba compile now, and not in the first step, for a cache of this dtype."""
     root = torch.zeros(1, 1, dtype=torch.int32)
     tree = TokenTree(root, root, root, num_nodes=torch.ones(1, dtype=torch.int32))
     rows = torch.zeros(1, dtype=torch.int64)
     list(tree_parts(tree, rows, rows, root, UNIT, -1, bytes_of_token=1))
-    path_copies.rehearse(dtype)
+    path_copies.warm_up(dtype)

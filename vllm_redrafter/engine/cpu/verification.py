@@ -14,8 +14,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vllm_redrafter.compiled import compiled
-from vllm_redrafter.token_tree import TokenTree
+from vllm_redrafter.tree.token_tree import TokenTree
+from vllm_redrafter.utils.compiled import compiled
 
 Array = npt.NDArray[Any]
 

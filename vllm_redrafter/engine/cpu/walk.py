@@ -13,9 +13,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vllm_redrafter.acceptance import AcceptedPath
-from vllm_redrafter.compiled import compiled
-from vllm_redrafter.token_tree import TokenTree
+from vllm_redrafter.tree.acceptance import AcceptedPath
+from vllm_redrafter.tree.token_tree import TokenTree
+from vllm_redrafter.utils.compiled import compiled
 
 Array = npt.NDArray[Any]
 
@@ -80,20 +80,20 @@ def moves(path: Tensor, first_row: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def judged_nodes(
-    tree: TokenTree, path: Tensor, odds: npt.NDArray[np.float32]
+    tree: TokenTree, path: Tensor, log_odds: npt.NDArray[np.float32]
 ) -> tuple[Array, Array, Array, Array]:
     """The nodes that a walk judged: those whose parent was accepted.
 
     Args:
         tree: the verified trees.
         path: [R, T] int64, see `AcceptedPath`.
-        odds: [R, T], the draft's log-odds of each node.
+        log_odds: [R, T], the draft's log-odds of each node.
 
     Returns:
         Of N judged nodes: request [N] int64, log-odds [N] float32, depths [N] int32, whether
         accepted [N] bool.
     """
-    judged: tuple[Array, Array, Array, Array] = _judged(*_arrays(tree), path.numpy(), odds)
+    judged: tuple[Array, Array, Array, Array] = _judged(*_arrays(tree), path.numpy(), log_odds)
     return judged
 
 
@@ -163,11 +163,11 @@ def _moves(path: Array, first_row: Array) -> tuple[Array, Array]:
 
 @compiled
 def _judged(
-    tokens: Array, parents: Array, depths: Array, num_nodes: Array, path: Array, odds: Array
+    tokens: Array, parents: Array, depths: Array, num_nodes: Array, path: Array, log_odds: Array
 ) -> tuple[Array, Array, Array, Array]:
     most = tokens.size
     of_request = np.empty(most, dtype=np.int64)
-    of_odds = np.empty(most, dtype=np.float32)
+    of_log_odds = np.empty(most, dtype=np.float32)
     of_depth = np.empty(most, dtype=np.int32)
     accepted = np.empty(most, dtype=np.bool_)
     count = 0
@@ -177,11 +177,11 @@ def _judged(
             # The scheduler's padding, -1, was never drafted.
             if tokens[r, node] >= 0 and path[r, depths[r, above]] == above:
                 of_request[count] = r
-                of_odds[count] = odds[r, node]
+                of_log_odds[count] = log_odds[r, node]
                 of_depth[count] = depths[r, node]
                 accepted[count] = path[r, depths[r, node]] == node
                 count += 1
-    return of_request[:count], of_odds[:count], of_depth[:count], accepted[:count]
+    return of_request[:count], of_log_odds[:count], of_depth[:count], accepted[:count]
 
 
 @compiled

@@ -1,4 +1,4 @@
-"""The worker that runs TreeModelRunner; vLLM finds it by `worker_cls` (engine/selection.py)."""
+"""The worker that runs CPUTreeModelRunner; vLLM finds it by `worker_cls` (engine/selection.py)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from vllm.v1.worker import cpu_worker
 from vllm.v1.worker.worker_base import CompilationTimes
 
 from vllm_redrafter.engine.cpu.executor import DraftedOutput
-from vllm_redrafter.engine.cpu.rehearsal import rehearse
-from vllm_redrafter.engine.cpu.runner import TreeModelRunner
+from vllm_redrafter.engine.cpu.runner import CPUTreeModelRunner
+from vllm_redrafter.engine.cpu.warm_up import warm_up
 from vllm_redrafter.engine.published import Publisher
-from vllm_redrafter.names import CPU_TREE_ATTENTION
-from vllm_redrafter.processor import advice_on
-from vllm_redrafter.substitution import substituted
+from vllm_redrafter.utils.names import CPU_TREE_ATTENTION
+from vllm_redrafter.utils.patching import patched
+from vllm_redrafter.utils.processor import advice_on
 
 logger = init_logger("vllm.redrafter")
 
@@ -27,7 +27,7 @@ logger = init_logger("vllm.redrafter")
 class ReDrafterCPUWorker(cpu_worker.CPUWorker):
     """vLLM's CPU worker with our model runner and attention backend."""
 
-    model_runner: TreeModelRunner
+    model_runner: CPUTreeModelRunner
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # The CPU platform always asks for CPU_ATTN; only this process sees the override.
@@ -41,13 +41,13 @@ class ReDrafterCPUWorker(cpu_worker.CPUWorker):
         if self.rank == 0 and (advice := advice_on(self.model_config.dtype)):
             logger.warning("ReDrafter: %s", advice)
         # vLLM has no hook for the runner's class; it is looked up in the worker's module.
-        with substituted(cpu_worker, "CPUModelRunner", TreeModelRunner):
+        with patched(cpu_worker, "CPUModelRunner", CPUTreeModelRunner):
             super().init_device()
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """As vLLM does; then measure what the batch's budget reckons with."""
         times = super().compile_or_warm_up_model()
-        rehearse(self.model_runner.proposer)
+        warm_up(self.model_runner.proposer)
         self.model_runner.prepare_budget()
         # As vLLM does after its own warm-up: sampling begins where plain decoding would.
         set_random_seed(self.model_config.seed, self.parallel_config.data_parallel_index)

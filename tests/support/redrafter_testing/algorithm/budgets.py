@@ -8,7 +8,7 @@ from vllm_redrafter.budget.batch_budget import CHAINS, PLAIN, TREES, BatchBudget
 from vllm_redrafter.budget.choice import Flags, Floats, best_shares
 from vllm_redrafter.budget.costs import CostTable, DraftCost, VerifyCost
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.policy import SearchShape, search_tiers
+from vllm_redrafter.tree.policy import SearchShape, search_tiers
 
 CONFIG = ReDrafterConfig(12, beam_width=4, beam_length=5)
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from vllm_redrafter.token_tree import TokenTree
+from vllm_redrafter.tree.token_tree import TokenTree
 
 GARBAGE = 2**31 - 7
 """As an index or a token, nothing that exists."""

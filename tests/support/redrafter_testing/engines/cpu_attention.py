@@ -10,7 +10,7 @@ from vllm import _custom_ops as ops
 from vllm_redrafter.engine.cpu.cache_layout import cache_layout
 from vllm_redrafter.engine.cpu.path_copies import CopiedUnits
 from vllm_redrafter.engine.cpu.tree_sequences import tree_parts
-from vllm_redrafter.token_tree import TokenTree
+from vllm_redrafter.tree.token_tree import TokenTree
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from vllm_redrafter.budget.batch_budget import BatchBudget, Plan
 from vllm_redrafter.budget.choice import Choice, Flags
-from vllm_redrafter.policy import search_tiers
+from vllm_redrafter.tree.policy import search_tiers
 
 
 class RandomBudget(BatchBudget):

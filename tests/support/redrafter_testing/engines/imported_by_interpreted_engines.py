@@ -7,6 +7,6 @@ import gc
 
 import vllm.entrypoints.llm  # noqa: F401
 
-import vllm_redrafter.engine.v2.interpreted_worker  # noqa: F401
+import vllm_redrafter.engine.cuda.interpreted_worker  # noqa: F401
 
 gc.freeze()  # vLLM collects garbage several times while it starts

@@ -5,7 +5,7 @@ import sys
 from vllm.entrypoints.cli.main import main
 
 from redrafter_testing.oracles import CPU_ORACLE, V2_ORACLE
-from vllm_redrafter import names
+from vllm_redrafter.utils import names
 
 if __name__ == "__main__":
     names.CPU_PROPOSER = CPU_ORACLE

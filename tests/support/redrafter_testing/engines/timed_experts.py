@@ -71,16 +71,16 @@ def watch_cpu() -> None:
             target_pass(runner, rows)
 
     costs._target_pass = watched
-    costs.MOST_SECONDS, costs.MOST_REPEATS, costs.MEETING_SECONDS = 60.0, 1, 0.0
+    costs.MOST_SECONDS, costs.MOST_REPEATS, costs.WARM_UP_SECONDS = 60.0, 1, 0.0
 
 
 def watch_v2() -> None:
     """For `setup` of an engine on Model Runner V2, which then replays graphs, as on a GPU."""
     from redrafter_testing.gpu import recorded_graphs
-    from vllm_redrafter.engine.v2.runner import TreeModelRunner
+    from vllm_redrafter.engine.cuda.runner import GPUTreeModelRunner
 
     recorded_graphs.use(GRAPHS)
-    dummy_run = TreeModelRunner._dummy_run
+    dummy_run = GPUTreeModelRunner._dummy_run
 
     def watched(runner: Any, *args: Any, **kwargs: Any) -> Any:
         budget, buffers = runner.adaptive_verification, runner.input_buffers
@@ -89,7 +89,7 @@ def watch_v2() -> None:
         with Watch(buffers.input_ids, buffers.is_padding):
             return dummy_run(runner, *args, **kwargs)
 
-    TreeModelRunner._dummy_run = watched
+    GPUTreeModelRunner._dummy_run = watched
 
 
 def watched(worker: Any) -> list[LayerPass]:

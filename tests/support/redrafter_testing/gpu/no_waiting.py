@@ -107,7 +107,7 @@ def watch(worker: Any) -> None:
     """
     from triton.runtime.interpreter import GridExecutor
 
-    from vllm_redrafter.engine.v2 import verification
+    from vllm_redrafter.engine.cuda import verification
 
     worker.no_waiting = watcher = NoWaiting()
     worker.watched_calls = 0

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 from redrafter_testing.gpu import no_waiting
-from vllm_redrafter.substitution import substituted
+from vllm_redrafter.utils.patching import patched
 
 FROM_HOST = ("aten.lift_fresh",)
 """`torch.tensor(...)`: on a GPU a copy from memory that the host may have reused since."""
@@ -275,8 +275,8 @@ def use(sizes: Sequence[int] = CAPTURE_SIZES) -> None:
     from vllm.v1.worker.workspace import init_workspace_manager
 
     from redrafter_testing.engines.interpreted_engine import settle_worker
-    from vllm_redrafter.engine.v2 import budget
-    from vllm_redrafter.engine.v2.speculator import TreeSpeculator
+    from vllm_redrafter.engine.cuda import budget
+    from vllm_redrafter.engine.cuda.speculator import TreeSpeculator
 
     update = CpuPlatform.check_and_update_config.__func__
 
@@ -352,8 +352,8 @@ def _profile_watched(runner: Any) -> Iterator[None]:
         tear_down(torn_down)
 
     with (
-        substituted(runner.model, "compute_logits", count_rows),
-        substituted(cudagraph_utils, "_teardown_profiling_state", note_caches),
+        patched(runner.model, "compute_logits", count_rows),
+        patched(cudagraph_utils, "_teardown_profiling_state", note_caches),
     ):
         yield
     profiled["freed"] += [cache.expired() for cache in caches]
@@ -383,7 +383,7 @@ def draft_on_kernels(worker: Any) -> tuple[int, bool, bool]:
         make one hidden state of several; whether it reads the embedding's table itself; whether a
         replay drafts the same tree and tokens).
     """
-    from vllm_redrafter.engine.v2.speculator import TreeSpeculator
+    from vllm_redrafter.engine.cuda.speculator import TreeSpeculator
 
     runner = worker.model_runner
     speculator, confidence = runner.speculator, runner.speculator.confidence

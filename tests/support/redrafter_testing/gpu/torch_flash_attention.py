@@ -75,7 +75,7 @@ def use() -> None:
     from vllm.v1.attention.backends import flash_attn
 
     from redrafter_testing.gpu import torch_kv_cache
-    from vllm_redrafter.engine.v2 import flash_attention
+    from vllm_redrafter.engine.cuda import flash_attention
 
     module: Any = flash_attn  # vLLM imports these on GPUs only
     module.flash_attn_varlen_func = flash_attn_varlen_func

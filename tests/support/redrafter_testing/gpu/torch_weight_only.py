@@ -10,7 +10,7 @@ from vllm.model_executor.kernels import linear
 from vllm.model_executor.kernels.linear import FP8ScaledMMLinearKernel
 from vllm.platforms.interface import PlatformEnum
 
-from vllm_redrafter.engine.v2 import fp8_layer
+from vllm_redrafter.engine.cuda import fp8_layer
 
 multiplied: Counter[int] = Counter()
 """How often, by the number of outputs."""

@@ -23,10 +23,10 @@ from torch.distributed.tensor import DTensor
 
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.training import run
-from vllm_redrafter.training.config import TrainingConfig
 from vllm_redrafter.training.sharded_target import bytes_here, load_sharded_target
 from vllm_redrafter.training.target import load_target
 from vllm_redrafter.training.trainer import Trainer
+from vllm_redrafter.training.training_config import TrainingConfig
 
 CONFIG = TrainingConfig(
     max_steps=4,

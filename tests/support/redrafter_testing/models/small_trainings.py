@@ -11,8 +11,8 @@ from accelerate.state import AcceleratorState
 from rich.console import Console
 
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.training.config import TrainingConfig
 from vllm_redrafter.training.run import TrainingJob, train
+from vllm_redrafter.training.training_config import TrainingConfig
 
 VOCAB_SIZE = 64
 CONFIG = TrainingConfig(

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from vllm_redrafter.data.dataset import DatasetInfo, Row, write_shard
 from vllm_redrafter.data.fingerprint import target_fingerprint, tokenizer_fingerprint
-from vllm_redrafter.data.settings import SamplingSettings
+from vllm_redrafter.data.generation_settings import SamplingSettings
 from vllm_redrafter.training.target import load_target
 
 PROMPT_LENGTH = 6

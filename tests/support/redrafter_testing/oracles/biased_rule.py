@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from vllm.v1.outputs import SamplerOutput
 
-from vllm_redrafter.acceptance import AcceptedPath
 from vllm_redrafter.engine.cpu import runner
-from vllm_redrafter.token_tree import TokenTree
+from vllm_redrafter.tree.acceptance import AcceptedPath
+from vllm_redrafter.tree.token_tree import TokenTree
 
 
 def longest_beam_wins(

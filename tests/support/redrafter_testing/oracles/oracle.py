@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from redrafter_testing.oracles import CPU_ORACLE
-from vllm_redrafter.beam_search import ExploredNodes
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
-from vllm_redrafter.policy import SearchShape
+from vllm_redrafter.tree.beam_search import ExploredNodes
+from vllm_redrafter.tree.policy import SearchShape
 
 ORACLE_FILE = "oracle.pt"
 LENGTH, WIDTH = 5, 3
@@ -102,6 +102,6 @@ class OracleProposer(TreeProposer):
 
 def use() -> None:
     """CPU engines started in this process draft with the oracle, whatever else is as always."""
-    from vllm_redrafter import names
+    from vllm_redrafter.utils import names
 
     names.CPU_PROPOSER = CPU_ORACLE

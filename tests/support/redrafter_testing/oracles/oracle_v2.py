@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from redrafter_testing.oracles import V2_ORACLE
 from redrafter_testing.oracles.oracle import Oracle
-from vllm_redrafter.beam_search import ExploredNodes
-from vllm_redrafter.engine.v2.speculator import TreeSpeculator
+from vllm_redrafter.engine.cuda.speculator import TreeSpeculator
+from vllm_redrafter.tree.beam_search import ExploredNodes
 
 
 class OracleSpeculator(TreeSpeculator):
@@ -25,7 +25,7 @@ class OracleSpeculator(TreeSpeculator):
 
 def use() -> None:
     """Engines started in this process draft with the oracle, whatever else is as always."""
-    from vllm_redrafter import names
+    from vllm_redrafter.utils import names
 
     names.V2_SPECULATOR = V2_ORACLE
 

@@ -1,0 +1,71 @@
+"""The drafters that come with the package."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from vllm_redrafter.checkpoints.drafter_files import read_config
+from vllm_redrafter.checkpoints.reading import check_checkpoint, shape_of, verifier_of
+from vllm_redrafter.checkpoints.shipped import shipped_drafter, shipped_drafters
+from vllm_redrafter.cli.demo.smollm2 import NAME
+from vllm_redrafter.cli.demo.smollm2_target import HUB_ID
+from vllm_redrafter.cli.main import app
+from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.utils.errors import ConfigError
+
+EACH = pytest.mark.parametrize("name", shipped_drafters())
+
+
+def test_the_demo_s_is_among_them() -> None:
+    assert NAME in shipped_drafters()
+    assert verifier_of(read_config(str(shipped_drafter(NAME)))) == HUB_ID
+
+
+@EACH
+def test_vllm_needs_no_more_than_its_folder(name: str) -> None:
+    folder = shipped_drafter(name)
+    check_checkpoint(str(folder))
+    config = read_config(str(folder))
+    assert verifier_of(config)
+    ReDrafterConfig(**shape_of(config))
+
+
+@EACH
+def test_what_is_said_of_it_holds_on_every_machine(name: str) -> None:
+    files = {path.name: path for path in shipped_drafter(name).iterdir()}
+    assert files.keys() == {"config.json", "model.safetensors", "README.md"}
+    for text in (files["config.json"].read_text(), files["README.md"].read_text()):
+        assert "/tmp/" not in text and "/home/" not in text and "/work/" not in text
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match=rf"no drafter '\.\./demo' .*: {NAME}"):
+        shipped_drafter("../demo")
+
+
+def test_the_command_lists_them_with_their_targets() -> None:
+    result = CliRunner().invoke(app, ["shipped"])
+    assert result.exit_code == 0
+    assert f"{NAME}  for {HUB_ID}" in result.stdout.splitlines()
+
+
+def test_the_command_prints_a_folder_alone() -> None:
+    result = CliRunner().invoke(app, ["shipped", NAME])
+    assert result.stdout == f"{shipped_drafter(NAME)}\n"
+    assert (Path(result.stdout.strip()) / "config.json").is_file()
+    result = CliRunner().invoke(app, ["shipped", "other"])
+    assert result.exit_code == 1 and not result.stdout and NAME in result.stderr
+
+
+def test_asking_for_a_folder_loads_nothing_heavy() -> None:
+    script = (
+        "import sys; from vllm_redrafter.checkpoints.shipped import shipped_drafter; "
+        f"shipped_drafter({NAME!r}); print(sorted({{m.split('.')[0] for m in sys.modules}}))"
+    )
+    loaded = subprocess.check_output([sys.executable, "-c", script], text=True)
+    assert not any(f"'{heavy}'" in loaded for heavy in ("torch", "transformers", "vllm"))

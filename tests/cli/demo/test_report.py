@@ -1,0 +1,85 @@
+"""What the demo prints."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+
+from vllm_redrafter.cli.demo.decoding import LevelResult
+from vllm_redrafter.cli.demo.report import (
+    all_identical,
+    identical,
+    print_answer,
+    print_answers,
+    print_comparison,
+    print_why_not_identical,
+)
+
+
+def levels() -> tuple[LevelResult, LevelResult]:
+    plain = LevelResult(1, [2.0], [[[5], [6], [7], [8]]], {})
+    drafted = LevelResult(1, [1.0], [[[5], [6, 7, 8]]], {"sampled_tokens": 3, "verifications": 1})
+    return plain, drafted
+
+
+def printed(console: Console) -> str:
+    """Without colours and frames, in one line."""
+    assert isinstance(console.file, io.StringIO)
+    return " ".join(re.sub(r"\x1b\[[\d;]*m", "", console.file.getvalue()).split())
+
+
+class Letters:
+    def decode(self, tokens: Sequence[int], skip_special_tokens: bool) -> str:
+        return "".join(chr(token) for token in tokens)
+
+
+def colours(**arguments: Any) -> Console:
+    return Console(
+        file=io.StringIO(),
+        force_terminal=True,
+        color_system="standard",
+        **{"width": 80} | arguments,
+    )
+
+
+def test_report_says_what_was_measured() -> None:
+    plain, drafted = levels()
+    assert plain.tokens_per_second == 2.0 and plain.tokens_per_target_step == 1.0
+    assert drafted.tokens_per_target_step == 3.0
+    assert identical(plain, drafted) == "yes" and all_identical([plain], [drafted])
+    other = LevelResult(1, [1.0], [[[5], [6, 7, 9]]], {})
+    assert identical(plain, other) == "no: 0 of 1" and not all_identical([plain], [other])
+    console = Console(file=io.StringIO(), width=120)
+    print_comparison(console, [plain], [drafted], "float32")
+    assert "2.00×" in printed(console) and "3.00" in printed(console)
+    assert "float32" in printed(console)
+
+
+def test_ties_of_plain_decoding_itself_are_counted() -> None:
+    one = LevelResult(1, [1.0], [[[5], [6]], [[7], [8]]], {})
+    eight = LevelResult(8, [1.0], [[[5], [6]], [[7], [9]]], {})
+    console = Console(file=io.StringIO(), width=120)
+    print_why_not_identical(console, [one, eight])
+    assert "1 of 2 are the same with 1 and with 8 requests at once" in printed(console)
+
+
+def test_accepted_tokens_are_told_from_the_targets_own() -> None:
+    console = colours()
+    print_answer(console, Letters(), [*b"def "], [[*b"f"], [*b"(ab"], [*b")"]])
+    assert isinstance(console.file, io.StringIO)
+    assert "\x1b[1;32m(a\x1b[0m" in console.file.getvalue()
+    assert "2 of its 5 tokens were drafted, in 3 target steps" in printed(console)
+
+
+def test_each_answer_stands_below_its_question() -> None:
+    console = colours()
+    print_answers(console, Letters(), ["why?", "how [many]?"], [[[*b"so"]], [[*b"1"], [*b"23"]]])
+    assert isinstance(console.file, io.StringIO)
+    assert "\x1b[1;32m2\x1b[0m" in console.file.getvalue()
+    text = printed(console)
+    assert "> why? so 1 of its 2 tokens were drafted, in 1 target steps" in text
+    assert "> how [many]? 123 1 of its 3 tokens were drafted, in 2 target steps" in text

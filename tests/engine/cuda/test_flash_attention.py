@@ -1,0 +1,285 @@
+"""Rows that are no tree's through FlashAttention: on a GPU the real one, elsewhere plain torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm.platforms import current_platform
+from vllm.platforms.interface import DeviceCapability
+from vllm.v1.attention.backend import AttentionType
+from vllm.v1.attention.backends import flash_attn, triton_attn
+
+from redrafter_testing.gpu import torch_flash_attention
+from redrafter_testing.gpu.step_metadata import step_metadata
+from vllm_redrafter.engine.cuda import flash_attention
+from vllm_redrafter.engine.cuda.attention import (
+    TreeAttentionImpl,
+    TreeAttentionMetadata,
+    TreeRows,
+)
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
+HEADS, KV_HEADS, HEAD_SIZE, BLOCK_SIZE = 4, 2, 64, 16
+
+TREES = [(20, 9), (3, 9)]
+"""Context and rows of the batch's first requests, which are trees."""
+
+OTHERS = [(0, 30), (40, 1), (50, 17)]
+"""A prompt's first chunk, a plain decode, a prompt's last chunk."""
+
+
+@pytest.fixture(autouse=True)
+def in_torch_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    if not ON_GPU:
+        for name in (
+            "flash_attn_varlen_func",
+            "reshape_and_cache_flash",
+            "get_flash_attn_version",
+            "flash_attn_supports_sinks",
+        ):
+            monkeypatch.setattr(flash_attn, name, None, raising=False)
+        monkeypatch.setattr(flash_attention, "obstacles", None)
+        torch_flash_attention.use()
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    yield
+    torch.set_default_dtype(before)
+
+
+def batch(requests: list[tuple[int, int]]) -> tuple[dict[str, Any], TreeAttentionMetadata]:
+    """Tensors of a layer in bf16, and the step's metadata."""
+    generator = torch.Generator().manual_seed(0)
+
+    def randn(*size: int) -> torch.Tensor:
+        return torch.randn(size, generator=generator, dtype=torch.float32).bfloat16().to(DEVICE)
+
+    rows = [count for _, count in requests]
+    lengths = [n + count for n, count in requests]
+    width = -(-max(lengths) // BLOCK_SIZE)
+    blocks = torch.randperm(len(requests) * width, generator=generator)
+    layer = {
+        "query": randn(sum(rows), HEADS, HEAD_SIZE),
+        "key": randn(sum(rows), KV_HEADS, HEAD_SIZE),
+        "value": randn(sum(rows), KV_HEADS, HEAD_SIZE),
+        "kv_cache": randn(len(blocks), KV_HEADS, BLOCK_SIZE, 2 * HEAD_SIZE),
+    }
+    table = blocks.view(len(requests), width).to(torch.int32).to(DEVICE)
+    metadata = step_metadata(rows, lengths, table)
+    return layer, metadata
+
+
+def test_a_layer_that_reads_another_s_cache_has_no_k_and_v_of_its_own() -> None:
+    layer, metadata = batch([*TREES, *OTHERS])
+    rows = sum(count for _, count in TREES)
+    staged: Any = None
+    rest = metadata.query_start_loc[len(TREES) :] - rows
+    metadata.set_trees(TreeRows(staged, len(TREES), rows, 9, len(TREES), rest))
+    layer |= {"key": None, "value": None}
+    out, expected = attention(layer, metadata)
+    error = (out[rows:] - expected[rows:]).norm(dim=-1) / expected[rows:].norm(dim=-1)
+    assert error.max() < 2e-2
+
+
+@pytest.mark.parametrize("trees", [[], TREES], ids=["no trees", "beside trees"])
+def test_rows_of_an_image_go_through_triton(
+    trees: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, metadata = batch([*trees, *OTHERS])
+    rows = sum(count for _, count in trees)
+    if trees:
+        staged: Any = None
+        rest = metadata.query_start_loc[len(trees) :] - rows
+        metadata.set_trees(TreeRows(staged, len(trees), rows, 9, len(trees), rest))
+    spans = torch.zeros(len(trees) + len(OTHERS), 1, 2, dtype=torch.int32)
+    spans[len(trees)] = torch.tensor([2, 9])
+    metadata.mm_prefix_range_tensor = spans
+    told: list[Any] = []
+    monkeypatch.setattr(
+        triton_attn.TritonAttentionImpl, "forward", lambda *arguments: told.append(arguments)
+    )
+    out, _ = attention(layer, metadata)
+    (arguments,) = told
+    given, images = arguments[2], arguments[6].mm_prefix_range_tensor
+    assert given.shape[0] == len(out) - rows
+    assert images[: len(OTHERS)].tolist() == [[[2, 9]], [[0, 0]], [[0, 0]]]
+
+
+def attention_layer(**variant: Any) -> TreeAttentionImpl:
+    made = TreeAttentionImpl(
+        HEADS,
+        HEAD_SIZE,
+        0.2,
+        KV_HEADS,
+        None,
+        variant.get("sliding_window"),
+        "auto",
+        variant.get("soft_cap"),
+        sinks=variant.get("sinks"),
+    )
+    assert made._flash_attention is not None
+    return made
+
+
+def attention(
+    layer: dict[str, Any], metadata: TreeAttentionMetadata, **variant: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What ours makes of the batch, trees left out, and all rows' attention in float64."""
+    impl = attention_layer(**variant)
+    impl._attend_trees = lambda layer, query, *_: query.fill_(0)  # type: ignore[method-assign]
+    one = torch.ones(1, device=DEVICE)
+    scales = SimpleNamespace(_q_scale=one, _k_scale=one, _v_scale=one)
+    out = torch.zeros_like(layer["query"])
+    assert impl.forward(scales, **layer, attn_metadata=metadata, output=out) is out
+    keys, values = layer["kv_cache"].transpose(1, 2).cpu().split(HEAD_SIZE, dim=-1)
+    expected = torch.zeros_like(out, dtype=torch.float64, device="cpu")
+    torch_flash_attention.flash_attn_varlen_func(
+        q=layer["query"].cpu(),
+        k=keys,
+        v=values,
+        out=expected,
+        cu_seqlens_q=metadata.query_start_loc.cpu(),
+        max_seqlen_q=metadata.max_query_len,
+        seqused_k=metadata.seq_lens[: len(metadata.block_table)].cpu(),
+        max_seqlen_k=metadata.max_seq_len,
+        softmax_scale=0.2,
+        causal=True,
+        window_size=[variant.get("sliding_window", 0) - 1, 0],
+        block_table=metadata.block_table.cpu(),
+        softcap=variant.get("soft_cap", 0.0),
+        s_aux=None if variant.get("sinks") is None else variant["sinks"].cpu(),
+        alibi_slopes=None,
+    )
+    return out.cpu().double(), expected
+
+
+@pytest.mark.parametrize("trees", [[], TREES], ids=["no trees", "beside trees"])
+@pytest.mark.parametrize(
+    "variant", [{}, {"sliding_window": 12}, {"soft_cap": 3.0}], ids=["plain", "window", "cap"]
+)
+def test_prompts_and_plain_decodes_are_attention(
+    trees: list[tuple[int, int]], variant: dict[str, Any]
+) -> None:
+    layer, metadata = batch([*trees, *OTHERS])
+    # FlashAttention counts these, and vLLM's may be longer.
+    metadata.seq_lens = torch.nn.functional.pad(metadata.seq_lens, (0, 2 if trees else 0))
+    rows = sum(count for _, count in trees)
+    if trees:
+        rest = metadata.query_start_loc[len(trees) :] - rows
+        staged: Any = None
+        metadata.set_trees(TreeRows(staged, len(trees), rows, 9, len(trees), rest))
+    out, expected = attention(layer, metadata, **variant)
+    assert (out[:rows] == 0).all(), "the trees' rows"
+    error = (out[rows:] - expected[rows:]).norm(dim=-1) / expected[rows:].norm(dim=-1)
+    assert error.max() < 2e-2
+
+
+def test_it_writes_the_cache_that_trees_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, _ = batch([*TREES, *OTHERS])
+    key, value, cache = layer["key"], layer["value"], layer["kv_cache"]
+    monkeypatch.setattr(triton_attn, "triton_reshape_and_cache_flash", None)  # not asked
+    slots = torch.randperm(len(cache) * BLOCK_SIZE)[: len(key)]
+    slots[3] = -1  # A row of padding.
+    expected = cache.clone().transpose(1, 2).flatten(0, 1)  # [slots, KV heads, K and V]
+    written = slots >= 0
+    expected[slots[written].to(DEVICE)] = torch.cat([key, value], dim=-1)[written.to(DEVICE)]
+    one = torch.ones(1, device=DEVICE)
+    scales = SimpleNamespace(_k_scale=one, _v_scale=one)
+    attention_layer().do_kv_cache_update(scales, key, value, cache, slots.to(DEVICE))
+    assert cache.transpose(1, 2).flatten(0, 1).equal(expected)
+
+
+class Hopper:
+    """What FlashAttention asks of an H100."""
+
+    capability = DeviceCapability(9, 0)
+
+    def is_cuda(self) -> bool:
+        return True
+
+    def get_device_capability(self) -> DeviceCapability:
+        return self.capability
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(current_platform, name)
+
+
+LAYER: dict[str, Any] = {
+    "head_size": 128,
+    "kv_cache_dtype": "auto",
+    "sinks": None,
+    "attn_type": AttentionType.DECODER,
+    "sliding_window": (-1, -1),
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "dtype", "capability", "reason"),
+    [
+        ({}, torch.bfloat16, (9, 0), None),
+        ({"sliding_window": (4095, 0)}, torch.float16, (8, 0), None),
+        ({}, torch.float32, (9, 0), "dtype not supported"),
+        ({"head_size": 100}, torch.bfloat16, (9, 0), "head_size not supported"),
+        ({"head_size": 512}, torch.bfloat16, (9, 0), "beyond head size 256 .this layer's is 512"),
+        ({}, torch.bfloat16, (7, 5), "compute capability not supported"),
+        ({"kv_cache_dtype": "fp8"}, torch.bfloat16, (9, 0), "queries in fp8"),
+        ({"sinks": torch.zeros(4)}, torch.bfloat16, (8, 0), "sink"),
+    ],
+)
+def test_where_flash_attention_cannot_serve_a_layer_there_is_a_reason(
+    monkeypatch: pytest.MonkeyPatch,
+    changed: dict[str, Any],
+    dtype: torch.dtype,
+    capability: tuple[int, int],
+    reason: str | None,
+) -> None:
+    monkeypatch.undo()
+    hopper: Any = Hopper()
+    hopper.capability = DeviceCapability(*capability)
+    monkeypatch.setattr(flash_attention, "current_platform", hopper)
+    layer: Any = SimpleNamespace(**LAYER | changed)
+    found = list(flash_attention.obstacles(layer, dtype))
+    assert bool(found) == (reason is not None)
+    assert reason is None or re.search(reason, found[0])
+
+
+def test_without_a_gpu_vllms_triton_attention_stays_and_the_log_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(flash_attention, "obstacles", lambda *_: iter(["it needs a GPU"]))
+    monkeypatch.setattr(
+        flash_attention.logger, "info_once", lambda text, *args: said.append(text % args)
+    )
+    layer: Any = SimpleNamespace(**LAYER)
+    assert flash_attention.flash_attention(layer) is None
+    (line,) = said
+    assert line.endswith("vLLM's Triton attention, not by FlashAttention: it needs a GPU")
+
+
+@pytest.mark.parametrize("sees_images", [False, True])
+def test_where_images_tokens_see_one_another_the_log_says_who_reads_them(
+    monkeypatch: pytest.MonkeyPatch, sees_images: bool
+) -> None:
+    said: list[str] = []
+    model = SimpleNamespace(is_mm_prefix_lm=sees_images)
+    config = SimpleNamespace(model_config=model)
+    monkeypatch.setattr(flash_attention, "get_current_vllm_config_or_none", lambda: config)
+    monkeypatch.setattr(flash_attention.logger, "info_once", said.append)
+    attention_layer()
+    assert [line for line in said if line.startswith("Prompts with images")] == [
+        "Prompts with images are read by vLLM's Triton attention, not by FlashAttention: an "
+        "image's tokens see one another (PrefixLM)"
+    ] * sees_images
+
+
+def test_a_step_s_rounding_depends_on_its_batch() -> None:
+    """So vLLM must not believe that the backend is batch-invariant, as the one it extends is."""
+    from vllm_redrafter.engine.cuda.attention import TreeAttentionBackend
+
+    assert not TreeAttentionBackend.supports_batch_invariance()

@@ -1,0 +1,90 @@
+"""Nothing in the step waits for the device: staging, sampling, walk, compaction, drafting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from redrafter_testing.engines.forked_engine import Engine
+from redrafter_testing.gpu import no_waiting
+from redrafter_testing.gpu.no_waiting import NoWaiting
+from redrafter_testing.requests import small_workloads
+
+
+@pytest.mark.parametrize(
+    "waits",
+    [
+        lambda x: x.sum().item(),
+        lambda x: x.tolist(),
+        lambda x: x.cpu(),
+        lambda x: x[x > 0],
+        lambda x: x.nonzero(),
+        lambda x: torch.nonzero(x),
+        lambda x: x.masked_select(x > 0),
+        lambda x: x.unique(),
+        lambda x: bool(x.any()),
+        lambda x: int(x[0]),
+        lambda x: x.index_put_((x > 0,), torch.tensor(1.0)),
+        lambda x: torch.repeat_interleave(x.long()),
+        lambda x: range(4)[x.long()[0]],
+        lambda x: 1 if x[0] else 0,
+    ],
+)
+def test_waiting_is_noticed(waits: Callable[[torch.Tensor], Any]) -> None:
+    watcher = NoWaiting()
+    with watcher.watching():
+        waits(torch.tensor([1.0, 0.0, 2.0]))
+    assert watcher.found
+
+
+def test_what_needs_no_waiting_is_let_through() -> None:
+    x = torch.tensor([1.0, 0.0, 2.0])
+    watcher = NoWaiting()
+    with watcher.watching():
+        index = x.argsort()
+        x[index] = x.index_select(0, index).clamp(min=0.5)
+        x.masked_fill_(x > 1, 0.0)
+        with watcher.allowed():
+            assert x.tolist()
+    assert not watcher.found
+    assert x.tolist()
+
+
+@pytest.mark.engine
+def test_nothing_in_the_step_waits(oracle: Engine) -> None:
+    oracle.rpc(no_waiting.watch)
+    oracle.run(small_workloads.EVERYTHING)
+    ((calls, found),) = oracle.rpc(no_waiting.findings)
+    assert calls > 10
+    assert not found
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch's sync debug mode needs a GPU")
+def test_a_draft_does_not_wait_on_a_gpu() -> None:
+    from vllm_redrafter.engine.cuda.draft_search import DraftSearch
+    from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
+    from vllm_redrafter.tree.policy import SearchShape, candidate_log_probs
+    from vllm_redrafter.triton_kernels.build_tree import NodeLimits, TreeBuffers, build_tree
+
+    drafter = RecurrentHead(RecurrentConfig(512, 64, 64)).cuda()
+    table = torch.nn.Embedding(512, 64).cuda()
+    hidden, roots = torch.randn(3, 64, device="cuda"), torch.arange(3, device="cuda")
+    search = DraftSearch(drafter, table, table, SearchShape(4, 4), max_requests=3)
+    trees, node_limits = TreeBuffers(3, 12, "cuda"), NodeLimits((roots > 1).int(), roots.int() + 9)
+
+    def draft() -> None:
+        explored, _ = search.explore(hidden, roots)
+        scores = candidate_log_probs(explored, "beams")
+        found = explored.tokens, explored.back_pointers, scores
+        build_tree(roots, *found, out=trees, node_limits=node_limits)
+
+    draft()  # compiles the kernels
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        draft()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

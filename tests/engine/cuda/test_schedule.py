@@ -1,0 +1,143 @@
+"""K by batch size where nobody has set it, and the warning of prompts that starve."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from vllm_redrafter.engine.cuda import schedule
+from vllm_redrafter.engine.cuda.schedule import (
+    GPUS,
+    USUAL_RIDGE,
+    apply_default_schedule,
+    default_schedule,
+    nodes_by_batch_size,
+    ridge_of,
+)
+from vllm_redrafter.utils.names import METHOD
+
+Schedule = list[tuple[int, int, int]]
+
+
+def configured(
+    *,
+    k: int = 12,
+    requests: int = 256,
+    budget: int = 8192,
+    adaptive: bool = False,
+    given: Schedule | None = None,
+    data_parallel: int = 1,
+) -> Any:
+    """As much of a VllmConfig as is read."""
+    recorded = {"model": "drafter", "num_speculative_tokens": k, "adaptive": adaptive}
+    return SimpleNamespace(
+        num_speculative_tokens=k,
+        speculative_config=SimpleNamespace(num_speculative_tokens_per_batch_size=given),
+        scheduler_config=SimpleNamespace(
+            max_num_seqs=requests,
+            max_num_batched_tokens=budget,
+            scheduler_cls=None,
+            async_scheduling=True,
+        ),
+        parallel_config=SimpleNamespace(data_parallel_size=data_parallel),
+        additional_config={METHOD: recorded},
+    )
+
+
+def settled(**fields: Any) -> Schedule | None:
+    config = configured(**fields)
+    apply_default_schedule(config)
+    found: Schedule | None = config.speculative_config.num_speculative_tokens_per_batch_size
+    return found
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The warnings."""
+    found: list[str] = []
+    monkeypatch.setattr(schedule.logger, "warning", lambda text, *args: found.append(text % args))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("device", "ridge"),
+    [
+        ("NVIDIA H200", 206),
+        ("NVIDIA H100 80GB HBM3", 295),
+        ("NVIDIA L4", 403),
+        ("NVIDIA L40S", 418),
+        ("NVIDIA A100-SXM4-80GB", 153),
+        ("NVIDIA GH200 480GB", USUAL_RIDGE),
+        ("", USUAL_RIDGE),
+    ],
+)
+def test_the_ridge_is_operations_per_byte(device: str, ridge: int) -> None:
+    assert ridge_of(device) == ridge
+
+
+def test_the_usual_ridge_is_an_h200_s() -> None:
+    operations, bandwidth = GPUS["H200"]
+    assert int(operations / bandwidth) == USUAL_RIDGE
+
+
+@pytest.mark.parametrize("ridge", [100, 206, 418])
+@pytest.mark.parametrize("most", [1, 12, 127])
+def test_k_is_the_most_that_stays_below_the_ridge(most: int, ridge: int) -> None:
+    ranges = default_schedule(most, 1024, ridge)
+    found = [k for first, last, k in ranges for _ in range(first, last + 1)]
+    assert len(found) == 1024
+    for requests, k in enumerate(found, start=1):
+        assert requests * (k + 1) <= max(ridge, requests)
+        assert k == most or requests * (k + 2) > ridge
+
+
+def test_vllm_s_scheduler_reads_the_schedule_as_it_is_meant() -> None:
+    config = configured()
+    apply_default_schedule(config)
+    nodes = nodes_by_batch_size(config)
+    assert len(nodes) == 256
+    assert [nodes[requests - 1] for requests in (1, 15, 16, 40, 103, 104, 256)] == [
+        *(12, 12, 11, 4, 1, 0, 0)
+    ]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"adaptive": True},
+        {"given": [(1, 1, 12)]},
+        {"requests": 15},  # 195 rows
+        {"data_parallel": 2},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_nothing_is_decided_where_it_is_decided_or_not_needed(fields: dict[str, Any]) -> None:
+    assert settled(**fields) == fields.get("given")
+
+
+@pytest.mark.parametrize(
+    ("fields", "warned"),
+    [
+        ({"adaptive": True, "budget": 2048}, True),
+        ({"adaptive": True, "budget": 3328}, False),  # 256 requests of 13 rows
+        ({"given": [(1, 1, 12)], "budget": 2048}, True),
+        ({"given": [(1, 100, 12), (101, 256, 4)], "budget": 2048}, False),
+        ({"budget": 2048}, False),  # the default schedule keeps it low
+    ],
+)
+def test_more_rows_than_a_step_may_have_are_said(
+    fields: dict[str, Any], warned: bool, said: list[str]
+) -> None:
+    settled(**fields)
+    assert len(said) == warned
+    for warning in said:
+        for part in (
+            "max_num_seqs=256",
+            "num_speculative_tokens=12",
+            "max_num_batched_tokens=2048",
+            "from 158 decoding requests on",
+            "Raise --max-num-batched-tokens to more than 3328",
+        ):
+            assert part in warning

@@ -1,0 +1,58 @@
+"""Layers of the target, as files and the command line name them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from vllm_redrafter.heads.target_layers import checked_layers, layers_of, missing_layers
+from vllm_redrafter.utils.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "num_layers", "layers"),
+    [
+        (None, 3, ()),
+        ("2", 3, (2,)),
+        ("1,2", 3, (1, 2)),
+        ("auto", 32, (2, 16, 29)),
+        ("auto", 7, (2, 3, 4)),
+    ],
+)
+def test_layers_of_a_target(text: str | None, num_layers: int, layers: tuple[int, ...]) -> None:
+    assert layers_of(text, num_layers, "here:") == layers
+
+
+@pytest.mark.parametrize(
+    ("text", "num_layers", "message"),
+    [
+        ("3", 3, r"layers 3 are asked for, and the target has 3: .* 1 to 2 can be read"),
+        ("1,9", 8, r"layers 1, 9 are asked for, and the target has 8"),
+        ("0,2", 8, r"from 1 on, each once and in ascending order, got \[0, 2\]"),
+        ("4,2", 8, r"ascending order, got \[4, 2\]"),
+        ("2,2", 8, r"each once"),
+        ("two", 8, r"must be numbers with commas between, or auto, got 'two'"),
+        ("", 8, r"must be numbers with commas between"),
+        ("auto", 6, r"auto needs a target of at least 7 layers, and this one has 6"),
+    ],
+)
+def test_layers_that_a_target_does_not_have(text: str, num_layers: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=r"^here.*" + message):
+        layers_of(text, num_layers, "here:")
+
+
+@pytest.mark.parametrize("layers", [3, "2,3", [1.0], [True], None, {"1": 2}])
+def test_a_file_s_layers_are_a_list_of_integers(layers: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^here must be a list of the target's layers"):
+        checked_layers(layers, "here")
+
+
+def test_more_layers_than_anybody_reads_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^here must be at most 64 layers .*, got 65$"):
+        checked_layers(list(range(1, 66)), "here")
+
+
+def test_a_target_that_does_not_say_how_many_it_has_is_not_guessed_about() -> None:
+    assert missing_layers((), None) is None
+    assert "does not say how many" in str(missing_layers((1,), None))

@@ -1,0 +1,246 @@
+"""Beam search finds Apple's beams, with Apple's log-probabilities."""
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from redrafter_testing.algorithm import naive
+from vllm_redrafter.checkpoints.reading import load_drafter
+from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
+from vllm_redrafter.tree.beam_search import ExploredNodes, beam_search, log_softmax_of_top
+
+HIDDEN = 8
+REQUESTS = 3
+
+
+def apple_checkpoint(
+    folder: Path, vocab: int, exit_dim: int, layers: int, rnn: bool, seed: int = 0
+) -> dict[str, Tensor]:
+    """Write a checkpoint as Apple's `save_pretrained` does; returns its tensors."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def weights(*shape: int) -> Tensor:
+        # Large enough for peaked distributions, in which beams outlive and leave one another.
+        scale = 2.0 / shape[-1] ** 0.5
+        return torch.randn(*shape, generator=generator, dtype=torch.float64) * scale
+
+    tensors = {f"lm_head.{layers}.weight": weights(vocab, exit_dim)}
+    for layer in range(layers):
+        tensors[f"lm_head.{layer}.linear.weight"] = weights(exit_dim, exit_dim)
+        tensors[f"lm_head.{layer}.linear.bias"] = weights(exit_dim)
+    if exit_dim != 2 * HIDDEN:
+        tensors["input_proj.weight"] = weights(exit_dim, 2 * HIDDEN)
+        tensors["input_proj.bias"] = weights(exit_dim)
+    if rnn:
+        tensors["rnn_u.weight"] = weights(HIDDEN, HIDDEN)
+        tensors["rnn_u.bias"] = weights(HIDDEN)
+        tensors["rnn_w.weight"] = weights(HIDDEN, HIDDEN)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = {
+        "architectures": ["Drafter"],
+        "exit_dim": exit_dim,
+        "hidden_size": HIDDEN,
+        "model_type": "recurrent_drafting_drafter",
+        "num_draft_layers": layers,
+        "num_lookback_tokens": 2,
+        "rnn": rnn,
+        "torch_dtype": "float32",
+        "transformers_version": "4.38.2",
+        "vocab_size": vocab,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return tensors
+
+
+def random_requests(vocab: int, seed: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+    """(the target's embedding [V, H], hidden states [R, H], root tokens [R])."""
+    generator = torch.Generator().manual_seed(seed)
+    embedding = torch.randn(vocab, HIDDEN, generator=generator, dtype=torch.float64)
+    hidden = torch.randn(REQUESTS, HIDDEN, generator=generator, dtype=torch.float64)
+    roots = torch.randint(vocab, (REQUESTS,), generator=generator)
+    return embedding, hidden, roots
+
+
+def random_search(
+    vocab: int, width: int, length: int, seed: int = 0
+) -> tuple[RecurrentHead, Tensor, Tensor, Tensor, ExploredNodes]:
+    """A drafter without a checkpoint, random requests, and what the search explores for them."""
+    torch.manual_seed(seed)
+    drafter = RecurrentHead(RecurrentConfig(vocab, HIDDEN, exit_dim=2 * HIDDEN)).double()
+    for parameter in drafter.parameters():
+        torch.nn.init.normal_(parameter, std=0.6)
+    embedding, hidden, roots = random_requests(vocab, seed)
+    explored = beam_search(drafter, embedding.__getitem__, hidden, roots, width, length)
+    return drafter, embedding, hidden, roots, explored
+
+
+def assert_apples_beams(folder: Path, tensors: dict[str, Tensor], width: int, length: int) -> None:
+    """The checkpoint's beams and their log-probabilities are Apple's, for random requests."""
+    drafter = load_drafter(str(folder), dtype=torch.float64)
+    embedding, hidden, roots = random_requests(drafter.config.vocab_size)
+    explored = beam_search(drafter, embedding.__getitem__, hidden, roots, width, length)
+    beams, log_probs = explored.beams()
+    assert beams.shape == log_probs.shape == (REQUESTS, width, length)
+    # Apple's beam length counts the init token, ours does not.
+    apples_length = length + 1
+    for request in range(REQUESTS):
+        expected_beams, expected_log_probs = naive.apple_beam_search(
+            tensors, embedding, hidden[request], int(roots[request]), width, apples_length
+        )
+        assert beams[request].tolist() == [beam[1:] for beam in expected_beams]
+        torch.testing.assert_close(
+            log_probs[request], torch.tensor(expected_log_probs), rtol=1e-5, atol=1e-5
+        )
+
+
+@pytest.mark.parametrize(
+    ("vocab", "exit_dim", "layers", "rnn"),
+    [
+        (7, 2 * HIDDEN, 1, True),
+        (7, 12, 2, False),
+        (60, 12, 1, True),
+        (60, 2 * HIDDEN, 0, False),
+        (200, 24, 2, True),
+    ],
+)
+@pytest.mark.parametrize(("width", "length"), [(1, 4), (4, 1), (4, 5), (7, 3)])
+def test_an_apple_checkpoint_gives_apples_beams_and_log_probs(
+    tmp_path: Path, vocab: int, exit_dim: int, layers: int, rnn: bool, width: int, length: int
+) -> None:
+    tensors = apple_checkpoint(tmp_path, vocab, exit_dim, layers, rnn)
+    assert_apples_beams(tmp_path, tensors, width, length)
+
+
+def test_the_widest_beam_search_is_apples(tmp_path: Path) -> None:
+    tensors = apple_checkpoint(tmp_path, vocab=60, exit_dim=12, layers=1, rnn=True)
+    assert_apples_beams(tmp_path, tensors, width=50, length=3)
+
+
+def test_the_comparison_with_apple_covers_beams_that_branch_and_beams_that_die(
+    tmp_path: Path,
+) -> None:
+    """It would prove little on beams that only ever grow in place."""
+    apple_checkpoint(tmp_path, vocab=60, exit_dim=12, layers=1, rnn=True)
+    drafter = load_drafter(str(tmp_path), dtype=torch.float64)
+    embedding, hidden, roots = random_requests(vocab=60)
+    explored = beam_search(drafter, embedding.__getitem__, hidden, roots, 4, 5)
+    parents = explored.back_pointers[:, 1:]
+    assert (parents != torch.arange(4)).float().mean() > 0.2
+    assert any(len(set(row)) < 4 for row in parents.flatten(0, 1).tolist())
+
+
+def test_a_search_wide_enough_for_everything_is_exhaustive() -> None:
+    vocab, length, width = 3, 3, 30
+    drafter, embedding, hidden, roots, explored = random_search(vocab, width, length)
+    beams, log_probs = explored.beams()
+    tensors = drafter.state_dict()
+    for request in range(REQUESTS):
+        expected = {}
+        for beam in itertools.product(range(vocab), repeat=length):
+            state = torch.zeros(HIDDEN, dtype=torch.float64)
+            total = 0.0
+            for last, token in zip((int(roots[request]), *beam[:-1]), beam, strict=True):
+                state = naive.drafter_step(tensors, state, embedding[last])
+                logits = naive.drafter_logits(tensors, hidden[request], state)
+                total += float(logits.log_softmax(dim=0)[token])
+            expected[beam] = total
+        live = log_probs[request, :, -1] > -torch.inf
+        assert live.tolist() == [True] * 27 + [False] * 3
+        found = [tuple(beam) for beam in beams[request, live].tolist()]
+        assert found == sorted(expected, key=lambda beam: -expected[beam])
+        assert log_probs[request, live, -1].tolist() == pytest.approx(
+            sorted(expected.values(), reverse=True), abs=1e-5
+        )
+
+
+def test_slots_that_no_beam_fills_are_dead() -> None:
+    *_, explored = random_search(vocab=2, width=5, length=3)
+    live = (explored.log_probs > -torch.inf).sum(dim=2)
+    assert live.tolist() == [[2, 4, 5]] * REQUESTS
+    *_, explored = random_search(vocab=1, width=2, length=3)
+    live = (explored.log_probs > -torch.inf).sum(dim=2)
+    assert live.tolist() == [[1, 1, 1]] * REQUESTS
+    assert not explored.log_probs.isnan().any()
+
+
+def test_requests_of_a_batch_are_independent() -> None:
+    drafter, embedding, hidden, roots, explored = random_search(vocab=60, width=4, length=5)
+    for request in range(REQUESTS):
+        one = slice(request, request + 1)
+        alone = beam_search(drafter, embedding.__getitem__, hidden[one], roots[one], 4, 5)
+        assert torch.equal(alone.tokens, explored.tokens[one])
+        assert torch.equal(alone.back_pointers, explored.back_pointers[one])
+        torch.testing.assert_close(alone.log_probs, explored.log_probs[one])
+
+
+def test_every_level_is_sorted_and_no_node_is_more_probable_than_its_parent() -> None:
+    *_, explored = random_search(vocab=60, width=4, length=5)
+    log_probs = explored.log_probs
+    assert (log_probs.diff(dim=2) <= 0).all()
+    assert (log_probs[:, 0] <= 0).all()
+    parents = log_probs[:, :-1].gather(2, explored.back_pointers[:, 1:])
+    assert (log_probs[:, 1:] <= parents).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_log_probs_are_float32_whatever_the_drafters_type(dtype: torch.dtype) -> None:
+    drafter, embedding, hidden, roots, _ = random_search(vocab=60, width=4, length=5)
+    embed = embedding.to(dtype).__getitem__
+    explored = beam_search(drafter.to(dtype), embed, hidden.to(dtype), roots, 4, 5)
+    assert explored.log_probs.dtype == torch.float32
+    assert explored.tokens.dtype == explored.back_pointers.dtype == torch.int64
+
+
+def test_beams_follow_back_pointers() -> None:
+    explored = ExploredNodes(
+        tokens=torch.tensor([[[1, 2, 3], [4, 5, 6], [7, 8, 9]]]),
+        back_pointers=torch.tensor([[[0, 0, 0], [2, 0, 0], [1, 1, 0]]]),
+        log_probs=torch.tensor([[[-1.0, -2.0, -3.0], [-4.0, -5.0, -6.0], [-7.0, -8.0, -9.0]]]),
+    )
+    beams, log_probs = explored.beams()
+    assert beams.tolist() == [[[1, 5, 7], [1, 5, 8], [3, 4, 9]]]
+    assert log_probs.tolist() == [[[-1.0, -5.0, -7.0], [-1.0, -5.0, -8.0], [-3.0, -4.0, -9.0]]]
+
+
+@pytest.mark.parametrize("num", [1, 4, 50])
+@pytest.mark.parametrize("vocab", [50, 51, 300])
+def test_log_softmax_of_top_is_masking_and_log_softmax_in_full(vocab: int, num: int) -> None:
+    torch.manual_seed(vocab)
+    logits = torch.randn(2, 3, vocab) * 3
+    log_probs, tokens = log_softmax_of_top(logits, num)
+    assert log_probs.shape == tokens.shape == (2, 3, num)
+    assert log_probs.dtype == torch.float32
+    for i, j in itertools.product(range(2), range(3)):
+        full = torch.tensor(naive.apple_log_probs(logits[i, j]))
+        best = sorted(range(vocab), key=lambda token: -full[token])[:num]
+        assert tokens[i, j].tolist() == best
+        torch.testing.assert_close(log_probs[i, j], full[best], check_dtype=False)
+
+
+def test_log_softmax_of_top_is_normalised_over_the_top_50_alone() -> None:
+    log_probs, _ = log_softmax_of_top(torch.zeros(1000), 50)
+    torch.testing.assert_close(log_probs.exp(), torch.full((50,), 1 / 50))
+
+
+def test_log_softmax_of_top_is_computed_in_float32() -> None:
+    logits = (torch.randn(4, 300) * 3).bfloat16()
+    log_probs, _ = log_softmax_of_top(logits, 50)
+    expected, _ = log_softmax_of_top(logits.double(), 50)
+    torch.testing.assert_close(log_probs, expected)
+
+
+@pytest.mark.parametrize("vocab", [1, 3, 49])
+def test_log_softmax_of_top_marks_what_a_small_vocabulary_lacks(vocab: int) -> None:
+    logits = torch.randn(2, vocab)
+    log_probs, tokens = log_softmax_of_top(logits, 50)
+    assert log_probs.shape == tokens.shape == (2, 50)
+    expected, order = logits.log_softmax(dim=1).sort(dim=1, descending=True)
+    torch.testing.assert_close(log_probs[:, :vocab], expected)
+    assert torch.equal(tokens[:, :vocab], order)
+    assert (log_probs[:, vocab:] == -torch.inf).all()
+    assert (tokens[:, vocab:] == 0).all()

@@ -1,0 +1,53 @@
+"""Files and folders are whole under their names, or what was there before is left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from vllm_redrafter.utils.files import whole_file, whole_folder
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_replaces_an_older_one_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    with whole_file(path) as file:
+        file.write(b"new")
+        assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"new" and names(tmp_path) == ["file"]
+
+
+def test_a_folder_takes_its_name_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "some" / "folder"
+    with whole_folder(path) as folder:
+        (folder / "file").write_text("content")
+        assert not path.exists()
+    assert (path / "file").read_text() == "content" and names(tmp_path / "some") == ["folder"]
+
+
+@pytest.mark.parametrize("error", [OSError, RuntimeError, KeyboardInterrupt])
+def test_nothing_is_left_of_what_was_not_finished(
+    tmp_path: Path, error: type[BaseException]
+) -> None:
+    (tmp_path / "file").write_bytes(b"old")
+    with pytest.raises(error), whole_file(tmp_path / "file") as file:
+        file.write(b"ne")
+        raise error
+    with pytest.raises(error), whole_folder(tmp_path / "folder") as folder:
+        (folder / "file").write_text("half")
+        raise error
+    assert names(tmp_path) == ["file"] and (tmp_path / "file").read_bytes() == b"old"
+
+
+def test_a_folder_with_other_content_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "folder"
+    path.mkdir()
+    (path / "another's").touch()
+    with pytest.raises(OSError), whole_folder(path) as folder:
+        (folder / "file").touch()
+    assert names(path) == ["another's"] and names(tmp_path) == ["folder"]

@@ -1,0 +1,43 @@
+"""Progress where the output is a file."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from vllm_redrafter.utils import progress
+from vllm_redrafter.utils.progress import progress_bar
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, to be set."""
+    now = [100.0]
+    monkeypatch.setattr(progress, "monotonic", lambda: now[0])
+    return now
+
+
+def lines(clock: list[float], terminal: bool, disable: bool = False) -> list[str]:
+    """What is printed of 10 steps, a quarter of a minute each, but for the bar at the end."""
+    said = io.StringIO()
+    console = Console(file=said, force_terminal=terminal, width=80)
+    with progress_bar(console, disable) as bar:
+        task = bar.add_task("answers", total=10, status="")
+        for step in range(10):
+            clock[0] += 15
+            bar.update(task, advance=1, status=f"loss {step}")
+    return [line for line in said.getvalue().splitlines() if line.startswith("answers:")]
+
+
+def test_a_file_gets_a_line_every_minute(clock: list[float]) -> None:
+    assert lines(clock, terminal=False) == ["answers: 4 of 10, loss 3", "answers: 8 of 10, loss 7"]
+
+
+def test_a_terminal_gets_the_bar_alone(clock: list[float]) -> None:
+    assert lines(clock, terminal=True) == []
+
+
+def test_what_is_disabled_says_nothing(clock: list[float]) -> None:
+    assert lines(clock, terminal=False, disable=True) == []

@@ -1,0 +1,88 @@
+"""Where a checkpoint's files are: in a folder, or in a repository of the Hugging Face hub."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+)
+from safetensors import SafetensorError
+
+from vllm_redrafter.utils.errors import ConfigError
+from vllm_redrafter.utils.json_files import read_json
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+CARD_FILE = "README.md"
+UNREADABLE = (OSError, MemoryError, RuntimeError, SafetensorError)
+"""What reading safetensors raises: RuntimeError and MemoryError where a file cannot be mapped."""
+
+_LOAD_ERRORS = (OSError, EntryNotFoundError, HfHubHTTPError, HFValidationError, ValueError)
+
+
+def resolve_file(model: str, name: str, revision: str | None = None) -> Path | None:
+    """A file of a checkpoint folder or hub repository; None where the checkpoint has no such file.
+
+    Raises:
+        ConfigError: there is neither such a folder nor such a repository within reach.
+    """
+    if not model:
+        raise ConfigError("the speculative model's name is empty; give a folder or a hub id")
+    folder = Path(os.path.expanduser(model))
+    if os.path.isdir(folder):
+        path = folder / name
+        return path if path.is_file() else None
+    if os.path.isfile(folder):
+        raise ConfigError(f"speculative model {model!r} is a file; give the checkpoint's folder")
+    if model.startswith((".", "/", "~")):
+        raise ConfigError(f"speculative model {model!r}: no such folder")
+    try:
+        return Path(hf_hub_download(model, name, revision=revision))
+    except _LOAD_ERRORS as error:
+        # "Not there" in the cache of a machine that cannot reach the hub says nothing.
+        missing = isinstance(error, EntryNotFoundError)
+        if missing and not isinstance(error, LocalEntryNotFoundError):
+            return None
+        raise ConfigError(
+            f"speculative model {model!r}: no such folder, and not to be had from the hub: {error}"
+        ) from error
+
+
+def read_config(model: str, revision: str | None = None) -> dict[str, Any]:
+    """A checkpoint's config.json; empty where it has none.
+
+    Raises:
+        ConfigError: no such checkpoint, or its config.json is not a JSON object.
+    """
+    path = resolve_file(model, CONFIG_FILE, revision)
+    if path is None:
+        return {}
+    try:
+        values = read_json(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: not readable as JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: expected a JSON object, got {type(values).__name__}")
+    return values
+
+
+def weights_path(model: str, revision: str | None = None) -> Path:
+    """A checkpoint's model.safetensors.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    path = resolve_file(model, WEIGHTS_FILE, revision)
+    if path is None:
+        raise ConfigError(
+            f"{model!r}: the checkpoint has no {WEIGHTS_FILE}; where it has other weights, "
+            "`vllm-redrafter convert` makes one"
+        )
+    return path

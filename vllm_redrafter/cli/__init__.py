@@ -1,0 +1,1 @@
+"""What people call: `vllm-redrafter <command>`, and `python -m vllm_redrafter`."""

@@ -1,0 +1,33 @@
+"""What `chat` may be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vllm_redrafter.data.text_checks import check_system_prompt
+from vllm_redrafter.utils.settings import check, setting
+
+
+@dataclass(frozen=True)
+class ChatSettings:
+    """How answers are drawn.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+
+    system_prompt: str | None = setting(None, "System message that the conversation begins with.")
+    temperature: float = setting(
+        0.7, "Temperature of the target's distribution; 0 is greedy.", at_least=0
+    )
+    top_p: float = setting(
+        1.0,
+        "Draw among the most probable tokens that have this probability together.",
+        above=0,
+        at_most=1,
+    )
+    max_tokens: int = setting(1024, "The most tokens of one answer.", at_least=1)
+
+    def __post_init__(self) -> None:
+        check(self, "chat:")
+        check_system_prompt(self.system_prompt)

@@ -1,0 +1,103 @@
+"""From a target's name to a conversation with it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import openai
+import torch
+from rich.console import Console
+from transformers import AutoTokenizer
+
+from vllm_redrafter.checkpoints.drafter_files import read_config
+from vllm_redrafter.checkpoints.reading import is_redrafter, verifier_of
+from vllm_redrafter.cli.chat.chat_settings import ChatSettings
+from vllm_redrafter.cli.chat.conversation import DRAFTED, NEW, Conversation, converse
+from vllm_redrafter.cli.chat.server import OwnServer
+from vllm_redrafter.data.prompts import Conversation as Said
+from vllm_redrafter.data.target_files import load_from
+from vllm_redrafter.data.turns import PromptRenderer
+from vllm_redrafter.data.vocabulary import EmbeddedTokens
+from vllm_redrafter.engine.cpu.environment import cpu_variables
+from vllm_redrafter.utils.errors import ConfigError
+
+
+def chat(
+    model: str,
+    drafter: str | None,
+    arguments: Sequence[str],
+    settings: ChatSettings,
+    console: Console | None = None,
+) -> None:
+    """Serve a target and talk to it.
+
+    Args:
+        model: the target, or a drafter that records it.
+        drafter: of the target; None for none, or if `model` is one.
+        arguments: more of vLLM's.
+        settings: how answers are drawn.
+        console: where to talk.
+
+    Raises:
+        ConfigError: a target without a chat template; vLLM does not start.
+    """
+    console = console or Console()
+    tokenizer, embedded = chat_tokenizer(model, settings.system_prompt)
+    speculation = [] if drafter is None else ["--spec-model", drafter]
+    served = ["--model", model, "--served-model-name", "target", *speculation]
+    # One request at a time; whoever wants it otherwise says so behind this.
+    served += ["--max-num-seqs", "1", *arguments]
+    with tempfile.NamedTemporaryFile(
+        prefix="vllm-redrafter-chat-", suffix=".log", delete=False
+    ) as made:
+        log = Path(made.name)
+    with OwnServer(served, log, _environment()) as server:
+        with console.status(f"vLLM starts (its log: {log})"):
+            server.wait_until_ready()
+        console.print(
+            f"Ctrl-C stops an answer, Ctrl-D ends the chat, {NEW} forgets what was said; "
+            f"[{DRAFTED}]this colour[/] was drafted",
+            style="dim",
+        )
+        client = openai.OpenAI(base_url=f"{server.address}/v1", api_key="none", max_retries=0)
+        with client:
+            conversation = Conversation(client, "target", tokenizer, embedded, settings, console)
+            converse(conversation, console, lambda: console.input("[bold]> [/]"))
+    log.unlink(missing_ok=True)
+
+
+def chat_tokenizer(model: str, system_prompt: str | None) -> tuple[Any, EmbeddedTokens]:
+    """The tokenizer of a target, or of the target that a drafter records; and what it can be sent.
+
+    Raises:
+        ConfigError: it cannot be read, has no chat template, or is no fast one; or the target has
+            no embedding of what the template or the system prompt makes.
+    """
+    values = read_config(model)
+    target = (verifier_of(values) or model) if is_redrafter(values) else model
+    tokenizer = load_from(AutoTokenizer, target)
+    if not tokenizer.chat_template:
+        raise ConfigError(
+            f"target {target!r} has no chat template: it is no instruct model, and cannot chat; "
+            "serve it with `vllm serve`, and let it go on with a text"
+        )
+    if not tokenizer.is_fast:
+        raise ConfigError(
+            f"target {target!r} has a tokenizer in Python alone, which cannot decode as tokens "
+            "come: give its folder a tokenizer.json"
+        )
+    embedded = EmbeddedTokens.of(target, tokenizer)
+    if not embedded.are_all:
+        hello = Said(("Hello",), source=f"target {target!r}")
+        PromptRenderer(tokenizer, embedded, system_prompt).check(hello)
+    return tokenizer, embedded
+
+
+def _environment() -> dict[str, str]:
+    on_cpu = {} if torch.cuda.is_available() else cpu_variables(os.environ)
+    level = os.environ.get("VLLM_LOGGING_LEVEL", "WARNING")
+    return {**os.environ, **on_cpu, "VLLM_LOGGING_LEVEL": level, "PYTHONSAFEPATH": "1"}

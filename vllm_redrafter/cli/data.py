@@ -1,0 +1,180 @@
+"""The commands that make data: `make-prompts` and `generate-data`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from vllm_redrafter.cli.options import is_given
+from vllm_redrafter.data.generation_settings import (
+    EndpointSettings,
+    GenerationSettings,
+    PromptSettings,
+)
+from vllm_redrafter.utils.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+OF_THE_SERVERS = (
+    "drafter",
+    "spec_tokens",
+    "dtype",
+    "enforce_eager",
+    "tensor_parallel_size",
+    "data_parallel_size",
+    "engine_args",
+)
+"""Options that mean nothing where running servers answer: these have been told."""
+OF_ENDPOINTS = ("served_name", "request_timeout", "give_up_after")
+"""Options that mean nothing without them."""
+
+
+def make_prompts(
+    context: typer.Context,
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET", help="The model that is to be drafted for: a folder or a hub id."
+        ),
+    ],
+    output: Annotated[
+        Path,
+        typer.Option(help="File for the prompts. The same command continues a run stopped before."),
+    ],
+    settings: PromptSettings,
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="For a base model, which knows no user: cut this file into prompts instead. May "
+            "be given several times."
+        ),
+    ] = None,
+) -> None:
+    """Make prompts for generate-data where there is no dataset: the target writes them.
+
+    An instruct model, given its chat template up to the user's turn, goes on with what a user
+    would say (Magpie, arXiv 2406.08464). What does not end, is short, or was said is left out.
+    """
+    from rich.console import Console
+
+    from vllm_redrafter.data import own_prompts, texts
+
+    console = Console()
+    if text:
+        for option in texts.OF_THE_ENGINE:
+            if is_given(context, option):
+                name = option.replace("_", "-")
+                raise ConfigError(f"--{name} is for prompts that the target writes, not for --text")
+        summary = texts.cut_prompts(target, text, output, settings)
+    else:
+        summary = own_prompts.make_prompts(target, output, _start_vllm, settings, console)
+    console.print(str(summary))
+
+
+def generate_data(
+    context: typer.Context,
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET", help="The model that writes the data: a folder or a hub id."
+        ),
+    ],
+    prompts: Annotated[
+        str,
+        typer.Option(
+            help="What the target answers: a file (.txt: a line is a prompt; .jsonl, .json, "
+            ".parquet: rows with prompt, or with messages as ShareGPT, UltraChat, OpenAI and "
+            "SpecForge have them), or the hub id of a dataset."
+        ),
+    ],
+    output: Annotated[
+        Path,
+        typer.Option(
+            help="Folder for the data. The same command continues a run that was stopped."
+        ),
+    ],
+    settings: GenerationSettings,
+    endpoints: EndpointSettings,
+    split: Annotated[
+        str | None, typer.Option(help="Split of a hub dataset.", show_default="train")
+    ] = None,
+    endpoint: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Let this running vllm serve answer, such as http://localhost:8000; may be given "
+            "several times. Or a file with an address in each line, which is read again meanwhile."
+        ),
+    ] = None,
+) -> None:
+    """Let the target answer prompts, and keep the answers as training data for a drafter.
+
+    Conversations keep their user turns; every answer is written anew, by the target's chat
+    template where it has one. The data comes in Parquet shards (see
+    vllm_redrafter/data/dataset.py for the columns). The same command on several machines, with a
+    folder that all of them see, shares the work.
+    """
+    from rich.console import Console
+
+    from vllm_redrafter.data import generation
+    from vllm_redrafter.data.prompts import read_prompts
+
+    if is_given(context, "spec_tokens") and settings.drafter is None and not endpoint:
+        raise ConfigError("--spec-tokens is for --drafter: give both or neither")
+    for option in OF_THE_SERVERS if endpoint else OF_ENDPOINTS:
+        if is_given(context, option):
+            name = option.replace("_", "-")
+            reason = "the servers that --endpoint gives decide it" if endpoint else "of --endpoint"
+            raise ConfigError(f"--{name}: {reason}; leave it out")
+    console = Console()
+
+    def start(target: str, settings: GenerationSettings) -> Any:
+        if endpoint:
+            return _ask_servers(target, endpoint, output, settings, endpoints, console)
+        console.print(f"starting the engine with {target}", markup=False)
+        return _start_vllm(target, settings)
+
+    conversations, left_out = read_prompts(prompts, split, settings.strict)
+    if left_out.count:
+        console.print(str(left_out), markup=False, highlight=False, soft_wrap=True)
+    summary = generation.generate_data(target, conversations, output, start, settings, console)
+    if summary.conversations:
+        console.print(str(summary))
+
+
+def _start_vllm(target: str, settings: GenerationSettings) -> Any:
+    """The engine that lets the target write; vLLM is imported here and not before."""
+    # Its log would run through the progress bar; whoever wants it says so in the environment.
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    engine: Any
+    if settings.engine.data_parallel_size > 1:
+        from vllm_redrafter.engine.offline_parallel import DataParallelEngine
+
+        engine = DataParallelEngine(target, settings)
+    else:
+        from vllm_redrafter.engine.offline import OfflineEngine
+
+        engine = OfflineEngine(target, settings)
+    if engine.advice is not None:
+        typer.secho(engine.advice, err=True)
+    return engine
+
+
+def _ask_servers(
+    target: str,
+    given: list[str],
+    output: Path,
+    settings: GenerationSettings,
+    endpoints: EndpointSettings,
+    console: Console,
+) -> Any:
+    """The servers that let the target write; vLLM is not imported."""
+    from vllm_redrafter.data.endpoints.addresses import AddressBook
+    from vllm_redrafter.data.endpoints.engine import EndpointEngine
+    from vllm_redrafter.data.endpoints.served_target import ServedTarget
+
+    served = ServedTarget(target, settings, endpoints.served_name, output)
+    return EndpointEngine(AddressBook(given), served, settings, endpoints, console)

@@ -1,0 +1,50 @@
+"""Targets and drafters that the user gives, instead of those that the demo has by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from transformers import AutoConfig
+
+from vllm_redrafter.checkpoints.fit import differences_from
+from vllm_redrafter.checkpoints.reading import load_config
+from vllm_redrafter.utils.errors import ConfigError
+
+
+def target_folder(target: Path, otherwise: str) -> Path:
+    """The folder of `--target`, absolute.
+
+    Args:
+        target: as the user gave it.
+        otherwise: what leaving `--target` out is for, such as "to train one".
+
+    Raises:
+        ConfigError: it is no model's folder.
+    """
+    folder = target.expanduser().resolve()
+    if not (folder / "config.json").is_file():
+        raise ConfigError(
+            f"--target {str(folder)!r}: no config.json there; give the folder of a model in "
+            f"Hugging Face format, or leave --target out {otherwise}"
+        )
+    return folder
+
+
+def check_sizes(target: Path, drafter: Path, name: str, remedy: str) -> None:
+    """Refuse a drafter of another target.
+
+    Args:
+        target: a folder.
+        drafter: a folder.
+        name: of the drafter, in a message.
+        remedy: what the user can do about it.
+
+    Raises:
+        ConfigError: their sizes differ.
+    """
+    found = load_config(str(drafter.expanduser()))
+    for size in differences_from(found, AutoConfig.from_pretrained(target)):
+        raise ConfigError(
+            f"{name} has {size.entry} {size.drafter}, the target {str(target)!r} has "
+            f"{size.target}: {remedy}"
+        )

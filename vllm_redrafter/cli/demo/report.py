@@ -1,0 +1,136 @@
+"""What the demo prints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from vllm_redrafter.cli.demo.decoding import LevelResult
+from vllm_redrafter.data.repetition import NGRAM, repeated_share
+
+DRAFTED = "bold green"
+
+
+def print_comparison(
+    console: Console, plain: Sequence[LevelResult], drafted: Sequence[LevelResult], dtype: str
+) -> None:
+    """The same prompts without and with ReDrafter, for each number of requests at once."""
+    table = Table(title=f"Greedy decoding in vLLM, {dtype}, tokens per second")
+    for column in ("requests at once", "plain", "ReDrafter", "speed-up", "tokens per target step"):
+        table.add_column(column, justify="right")
+    table.add_column("outputs identical")
+    for before, after in zip(plain, drafted, strict=True):
+        table.add_row(
+            str(before.in_flight),
+            f"{before.tokens_per_second:.0f}",
+            f"{after.tokens_per_second:.0f}",
+            f"{after.speed_up(before):.2f}×",
+            f"{after.tokens_per_target_step:.2f}",
+            identical(before, after),
+        )
+    console.print(table)
+
+
+def print_repetition(console: Console, answers: Sequence[Sequence[Sequence[int]]]) -> None:
+    """How much text there is, and how much of it repeats what it said before.
+
+    Args:
+        console: where to.
+        answers: per prompt and engine step, the step's tokens.
+    """
+    texts = [[token for step in answer for token in step] for answer in answers]
+    console.print(
+        f"{len(texts)} answers, {sum(map(len, texts))} tokens; "
+        f"{repeated_share(texts):.0%} of their {NGRAM}-grams repeat an earlier one of the same "
+        "answer (text that repeats itself is easy to draft)."
+    )
+
+
+def print_why_not_identical(console: Console, plain: Sequence[LevelResult]) -> None:
+    """Why answers in bfloat16 may differ; shown by plain decoding's own."""
+    fewest, most = plain[0], plain[-1]
+    pairs = zip(fewest.tokens(), most.tokens(), strict=False)
+    same = [one == other for one, other in pairs]
+    console.print(
+        "In bfloat16 the two best tokens are now and then equal, or a rounding apart, and a step "
+        "that computes more tokens at once rounds otherwise: then either may be taken, and the "
+        "answer goes on from there. So it is without ReDrafter: of plain decoding's answers, "
+        f"{sum(same)} of {len(same)} are the same with {fewest.in_flight} and with "
+        f"{most.in_flight} requests at once. In float32 this is rare."
+    )
+
+
+def all_identical(plain: Sequence[LevelResult], drafted: Sequence[LevelResult]) -> bool:
+    return all(p.tokens() == d.tokens() for p, d in zip(plain, drafted, strict=True))
+
+
+def identical(before: LevelResult, after: LevelResult) -> str:
+    """`yes`, or how many answers are."""
+    pairs = list(zip(before.tokens(), after.tokens(), strict=True))
+    equal = sum(a == b for a, b in pairs)
+    return "yes" if equal == len(pairs) else f"no: {equal} of {len(pairs)}"
+
+
+def print_answer(
+    console: Console, tokenizer: Any, prompt: Sequence[int], steps: Sequence[Sequence[int]]
+) -> None:
+    """One answer, after its prompt; its accepted draft tokens are coloured.
+
+    Args:
+        console: where to.
+        tokenizer: the target's.
+        prompt: token ids.
+        steps: the tokens of each engine step; all but a step's last one were drafted.
+    """
+    text = coloured(tokenizer, prompt, steps)
+    console.print(Panel(text, title=f"one answer; [{DRAFTED}]accepted draft tokens[/]"))
+    console.print(counted(steps))
+
+
+def print_answers(
+    console: Console,
+    tokenizer: Any,
+    questions: Sequence[str],
+    answers: Sequence[Sequence[Sequence[int]]],
+) -> None:
+    """Several answers, one below the other; accepted draft tokens are coloured.
+
+    Args:
+        console: where to.
+        tokenizer: the target's.
+        questions: what was asked, a text per answer.
+        answers: per question and engine step, its tokens; see `print_answer`.
+    """
+    console.print(f"\nThe answers; [{DRAFTED}]this colour[/] was drafted and accepted")
+    for question, steps in zip(questions, answers, strict=True):
+        console.print()
+        console.print(Text(f"> {question}", style="bold"))
+        console.print(coloured(tokenizer, [], steps))
+        console.print(counted(steps), style="dim")
+
+
+def coloured(tokenizer: Any, prompt: Sequence[int], steps: Sequence[Sequence[int]]) -> Text:
+    """A prompt, faint, and its answer; see `print_answer`."""
+    pieces: list[tuple[list[int], str]] = [(list(prompt), "dim")]
+    for step in steps:
+        pieces += [(list(step[:-1]), DRAFTED), (list(step[-1:]), "")]
+    text, done, shown = Text(), "", []
+    for tokens, style in pieces:
+        # Byte-level tokens may be parts of a character: decode all, and show what is new.
+        shown += tokens
+        decoded = tokenizer.decode(shown, skip_special_tokens=True)
+        text.append(decoded[len(done) :], style)
+        done = decoded
+    return text
+
+
+def counted(steps: Sequence[Sequence[int]]) -> str:
+    """How many tokens of an answer were drafted."""
+    num_drafted = sum(len(step) - 1 for step in steps)
+    num_tokens = sum(map(len, steps))
+    return f"{num_drafted} of its {num_tokens} tokens were drafted, in {len(steps)} target steps"

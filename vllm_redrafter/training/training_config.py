@@ -1,0 +1,308 @@
+"""What `train` and `evaluate` may be told; a new setting is a new field here, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from vllm_redrafter.config import HeadDtype, ReDrafterConfig
+from vllm_redrafter.heads.target_layers import LAYERS_HELP, parsed_layers
+from vllm_redrafter.training.choices import (
+    HeadName,
+    Initialisation,
+    LossKind,
+    Precision,
+    TargetDtype,
+    TargetParallel,
+    TeacherKind,
+)
+from vllm_redrafter.utils.settings import check, require, setting
+
+_LOSSES_OF: dict[str, tuple[LossKind, ...]] = {
+    "kl_decay": ("acceptance", "lk"),
+    "acceptance_k": ("acceptance",),
+    "acceptance_temperature": ("acceptance",),
+    "text_share": ("acceptance", "lk", "lk-alpha"),
+}
+"""Which losses have a setting; with any other it would do nothing."""
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """How to train; the order of the fields is that of `train --help`.
+
+    Raises:
+        ConfigError: a value is out of range; the message names it.
+    """
+
+    epochs: int = setting(1, "Read the data this many times.", at_least=1)
+    max_steps: int | None = setting(
+        None,
+        "Stop after this many optimizer steps, however many epochs that makes.",
+        at_least=1,
+        default_text="as many as --epochs has",
+    )
+    batch_size: int = setting(
+        16, "Number of blocks in an optimizer step, over all processes.", at_least=1
+    )
+    micro_batch_size: int = setting(1, "Number of blocks that a process reads at once.", at_least=1)
+    block_length: int = setting(
+        2048,
+        "Number of tokens in a block. Conversations are packed into blocks; what is longer than a "
+        "block is cut.",
+    )
+    unroll_steps: int = setting(
+        5,
+        "Number of tokens that the drafter learns to draft ahead. Serve it with this beam length.",
+        at_least=1,
+    )
+    loss: LossKind = setting(
+        "kl",
+        "What the drafter learns: kl, the target's full distribution; ce, the tokens of the text "
+        "alone; mix, both; acceptance, to have the target's token among its best ones; lk and "
+        "lk-alpha, to overlap with the target's distribution (docs/training.md has the formulas).",
+    )
+    kl_weight: float = setting(
+        0.5, "With --loss mix: the share of kl. The rest is ce.", at_least=0, at_most=1
+    )
+    kl_decay: float | None = setting(
+        None,
+        "With --loss acceptance or lk: how soon kl gives way to acceptance. Its share is "
+        "exp(-this × the acceptance).",
+        at_least=0,
+        default_text="3",
+    )
+    acceptance_k: str | None = setting(
+        None,
+        "With --loss acceptance: how many of the drafter's best tokens count as drafted; one "
+        "number, or one for each of --unroll-steps with commas between.",
+        default_text="the beam width",
+    )
+    acceptance_temperature: float | None = setting(
+        None,
+        "With --loss acceptance: how wide the boundary between these tokens and the others is, in "
+        "logits. A narrow one is closer to what decoding does, and further from being smooth.",
+        above=0,
+        default_text="0.5",
+    )
+    text_share: float | None = setting(
+        None,
+        "With --loss acceptance, lk or lk-alpha: the share of the text's own tokens in what is "
+        "learned. The rest is the target's distribution.",
+        at_least=0,
+        at_most=1,
+        default_text="0",
+    )
+    step_decay: float = setting(
+        1.0,
+        "Each drafted token counts this many times as much as the one before it. With 1 all count "
+        "the same.",
+        above=0,
+    )
+    teacher: TeacherKind = setting(
+        "target",
+        "Where the target's distribution comes from: target computes it again; data takes the top "
+        "tokens that generate-data --top-logprobs recorded.",
+    )
+    learning_rate: float = setting(
+        1e-3,
+        "The highest learning rate. A cosine brings it down to 0 after the warm-up.",
+        above=0,
+    )
+    warmup_steps: int = setting(
+        100, "Number of steps in which the learning rate rises to its highest value.", at_least=0
+    )
+    weight_decay: float = setting(
+        0.0, "Weight decay of AdamW. It acts on matrices, not on biases.", at_least=0
+    )
+    max_grad_norm: float = setting(
+        1.0, "A gradient whose norm is larger than this is scaled down to it.", above=0
+    )
+    precision: Precision = setting(
+        "no",
+        "Precision of matrix products: bf16, or no for that of the parameters. The drafter's "
+        "parameters are float32 in any case.",
+    )
+    target_dtype: TargetDtype = setting(
+        "auto", "Dtype of the target's parameters; auto takes that of its checkpoint."
+    )
+    target_parallel: TargetParallel = setting(
+        "no",
+        "How several processes hold the target's layers: no, each has them all; fsdp, each has a "
+        "share, and all gather a layer when they run it, for a target that fits no device.",
+    )
+    shard_optimizer: bool = setting(
+        False,
+        "Share the optimizer's state and the drafter's float32 weights out over the processes, "
+        "where each would hold them all.",
+    )
+    held_out: int = setting(
+        64,
+        "Number of conversations that are not trained on. Tokens per target step are estimated "
+        "on them.",
+        at_least=0,
+    )
+    evaluate_every: int = setting(
+        200, "Number of steps from one estimate of tokens per target step to the next.", at_least=1
+    )
+    save_every: int = setting(500, "Number of steps from one checkpoint to the next.", at_least=1)
+    seed: int = setting(
+        0,
+        "Seed of the initial weights, of the order of the text, and of the choice of what is held "
+        "out.",
+        at_least=0,
+    )
+    head: HeadName = setting(
+        "recurrent",
+        "Which draft head: recurrent is Apple's; gated begins as the target's hidden state, and "
+        "gates what drafted tokens leave of it; medusa has one for each of --unroll-steps, none of "
+        "which sees a drafted token.",
+    )
+    exit_dim: int | None = setting(
+        None,
+        "Width of a recurrent draft head; the others are as wide as the target.",
+        at_least=1,
+        default_text="the target's hidden size",
+    )
+    num_draft_layers: int | None = setting(
+        None,
+        "Number of residual blocks in the draft head.",
+        at_least=0,
+        default_text="1; 0 in a gated head",
+    )
+    draft_vocab_size: int | None = setting(
+        None,
+        "Rank only this many of the target's tokens, those that the data has most often. The head "
+        "gets smaller and faster.",
+        at_least=1,
+        default_text="all",
+    )
+    target_layers: str | None = setting(
+        None,
+        "Let the drafter read the hidden states of these layers of the target, beside the last "
+        f"one: {LAYERS_HELP}. vLLM must support EAGLE-3 for the target's class to serve it.",
+        default_text="none",
+    )
+    init: Initialisation = setting(
+        "lm_head",
+        "How the head's last layer begins: lm_head copies the target's where the shapes agree; "
+        "random does not.",
+    )
+
+    def __post_init__(self) -> None:
+        check(self, "training:")
+        parsed_layers(self.target_layers, "training: target_layers")
+        self._require_that(
+            "block_length",
+            self.block_length >= self.unroll_steps + 2,
+            f"at least {self.unroll_steps + 2}",
+        )
+        self._require_that(
+            "teacher",
+            not (self.teacher == "data" and (self.loss == "ce" or self.text_share == 1)),
+            "left out with --loss ce or --text-share 1, which learn from the text alone",
+        )
+        for name, losses in _LOSSES_OF.items():
+            fits = getattr(self, name) is None or self.loss in losses
+            self._require_that(name, fits, f"left out with --loss {self.loss}")
+        self.best_by_step(1)
+        self._require_that(
+            "batch_size",
+            self.batch_size % self.micro_batch_size == 0,
+            f"a multiple of micro_batch_size ({self.micro_batch_size})",
+        )
+
+    def best_by_step(self, beam_width: int) -> tuple[int, ...]:
+        """[L], how many of the drafter's best tokens count at each step; the default is W."""
+        if self.acceptance_k is None:
+            return (beam_width,) * self.unroll_steps
+        parts = self.acceptance_k.split(",")
+        numbers = [int(part) for part in parts if part.strip().isdecimal()]
+        self._require_that(
+            "acceptance_k",
+            len(numbers) == len(parts) in (1, self.unroll_steps) and min(numbers) >= 1,
+            f"one integer from 1 on, or {self.unroll_steps} with commas between",
+        )
+        return tuple(numbers * self.unroll_steps if len(numbers) == 1 else numbers)
+
+    def _require_that(self, name: str, fits: bool, limit: str) -> None:
+        require(self, "training:", name, fits, limit)
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """What an evaluation reads; the order of the fields is that of `evaluate --help`.
+
+    Raises:
+        ConfigError: a value is out of range; the message names it.
+    """
+
+    held_out: int | None = setting(
+        None,
+        "Evaluate only this many conversations. With the --held-out and --seed of train they are "
+        "those that the drafter was not trained on.",
+        default_text="all",
+    )
+    seed: int = setting(0, "Seed of the choice that --held-out makes.")
+    max_length: int = setting(2048, "Conversations are cut to this many tokens.")
+    target_dtype: TargetDtype = setting(
+        "auto", "Dtype of the target's parameters; auto takes that of its checkpoint."
+    )
+    head_dtype: HeadDtype = setting(
+        "auto",
+        "Dtype of the weights of the drafter's vocabulary-wide layer; fp8 rounds them as serving "
+        "with head_dtype fp8 does.",
+    )
+
+    def __post_init__(self) -> None:
+        check(self, "evaluation:")
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """An assumption of what a step costs, in units of a plain step, the target's pass being 1.
+
+    Attributes:
+        draft: one level of beam search; a draft has beam_length of them, or K if that is less.
+        verify: one verified node more.
+
+    Raises:
+        ConfigError: a cost below 0.
+    """
+
+    draft: float = setting(
+        0.02,
+        "Without --costs: what a level of beam search is assumed to cost, as a share of a plain "
+        "decoding step.",
+        at_least=0,
+        option="draft-cost",
+    )
+    verify: float = setting(
+        0.005,
+        "Without --costs: what a verified node is assumed to cost, as a share of a plain decoding "
+        "step.",
+        at_least=0,
+        option="verify-cost",
+    )
+
+    def __post_init__(self) -> None:
+        check(self, "evaluation: the cost of")
+
+    def of(self, shape: ReDrafterConfig) -> float:
+        """A step of this shape."""
+        nodes = shape.num_speculative_tokens
+        return 1 + self.draft * min(shape.beam_length, nodes) + self.verify * nodes
+
+    def check(self, shapes: Iterable[ReDrafterConfig]) -> None:
+        """An assumption holds for all shapes."""
+
+    def facts(self) -> dict[str, Any]:
+        """For a file of figures."""
+        return {"assumed": asdict(self)}
+
+    def __str__(self) -> str:
+        return (
+            f"If a draft level costs {self.draft:g} of a plain step and a verified node "
+            f"{self.verify:g}, which is assumed and not measured (--costs)"
+        )

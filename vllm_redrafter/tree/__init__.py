@@ -1,0 +1,1 @@
+"""The algorithm: beam search, the token tree, and the walk that accepts a path of it."""

@@ -1,0 +1,126 @@
+"""Beam search over the draft head, keeping back-pointers instead of copying beams.
+
+ReDrafter (arXiv 2403.09919) section 3.2. A beam is never materialised: each level records which
+beam of the level above it grew from, and with which token. A prefix that two beams share is
+therefore stored once, and everything the search explored is at hand for the token tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vllm_redrafter.config import TOP_TOKENS
+from vllm_redrafter.heads.head import SearchHead
+from vllm_redrafter.tree.sharding import VocabularyShard
+
+
+@dataclass(frozen=True)
+class ExploredNodes:
+    """What a beam search visited: R requests, L levels, W beams per level, best beam first.
+
+    Attributes:
+        tokens: [R, L, W] int64.
+        back_pointers: [R, L, W] int64, the beam of the level above that a node grew from; 0 on
+            the first level, whose nodes grow from the root.
+        log_probs: [R, L, W] float32, cumulative; -inf marks a slot that no beam fills.
+    """
+
+    tokens: Tensor
+    back_pointers: Tensor
+    log_probs: Tensor
+
+    def beams(self) -> tuple[Tensor, Tensor]:
+        """The finished beams: ([R, W, L] tokens, [R, W, L] cumulative log-probabilities)."""
+        _, length, _ = self.tokens.shape
+        beam = torch.arange(self.tokens.shape[2], device=self.tokens.device)
+        beam = beam.expand(self.tokens.shape[0], -1)
+        tokens, log_probs = [], []
+        for level in reversed(range(length)):
+            tokens.append(self.tokens[:, level].gather(1, beam))
+            log_probs.append(self.log_probs[:, level].gather(1, beam))
+            beam = self.back_pointers[:, level].gather(1, beam)
+        return torch.stack(tokens[::-1], dim=2), torch.stack(log_probs[::-1], dim=2)
+
+
+def log_softmax_of_top(
+    logits: Tensor, num: int, shard: VocabularyShard | None = None
+) -> tuple[Tensor, Tensor]:
+    """The `num` best tokens, with log-probabilities normalised over the top 50 alone.
+
+    The same as masking all but the top 50 and taking the log-softmax (Apple's `warp_logits`):
+    masked tokens add nothing to the normaliser, so the [.., V] log-probabilities never exist.
+
+    Args:
+        logits: [..., V], or of the shard's tokens alone.
+        num: how many to return; at most 50.
+        shard: which part of the draft vocabulary the logits are of; None for all of it.
+
+    Returns:
+        (log-probabilities [..., num] float32 in descending order, tokens [..., num] int64);
+        where V < num, the missing entries are -inf and token 0.
+    """
+    if shard is not None:
+        values, tokens = shard.top(logits)
+    else:
+        values, tokens = logits.topk(min(TOP_TOKENS, logits.shape[-1]), dim=-1)
+    log_probs = values.float().log_softmax(dim=-1)
+    missing = num - log_probs.shape[-1]
+    if missing > 0:
+        log_probs = torch.nn.functional.pad(log_probs, (0, missing), value=-torch.inf)
+        tokens = torch.nn.functional.pad(tokens, (0, missing))
+    return log_probs[..., :num], tokens[..., :num]
+
+
+@torch.inference_mode()
+def beam_search(
+    drafter: SearchHead,
+    embed: Callable[[Tensor], Tensor],
+    hidden: Tensor,
+    root_tokens: Tensor,
+    beam_width: int,
+    beam_length: int,
+    shard: VocabularyShard | None = None,
+) -> ExploredNodes:
+    """Search the L tokens that follow the root, for all requests at once.
+
+    Args:
+        drafter: the draft head.
+        embed: the target's input embedding, tokens [...] int64 -> [..., H].
+        hidden: [R, H], the target's hidden state that predicted the root token; [R, (1 + n) H]
+            where the head reads further layers, see `DraftHead.condition`.
+        root_tokens: [R] int64, the last sampled token.
+        beam_width: W.
+        beam_length: L.
+        shard: the part of the draft vocabulary that the drafter has; None for all of it.
+
+    Returns:
+        The explored nodes, [R, L, W], in the target's token ids.
+    """
+    condition = drafter.condition(hidden).unsqueeze(1)
+    # The first level has one beam, the root itself; only from the second on are there W.
+    state = drafter.start(condition, embed(root_tokens.unsqueeze(1)))
+    scores, tokens = log_softmax_of_top(drafter.logits(condition, state, 0), beam_width, shard)
+    log_probs, tokens = scores.squeeze(1), drafter.target_tokens(tokens.squeeze(1))
+    back_pointers = torch.zeros_like(tokens)
+    levels = [(tokens, back_pointers, log_probs)]
+
+    for depth in range(1, beam_length):
+        parent = back_pointers.unsqueeze(-1).expand(-1, -1, state.shape[-1])
+        state = drafter.advance(state.gather(1, parent), embed(tokens))
+        # A beam of the next level is among its parent's W best, so W x W candidates suffice.
+        logits = drafter.logits(condition, state, depth)
+        scores, candidates = log_softmax_of_top(logits, beam_width, shard)
+        scores = scores + log_probs.unsqueeze(-1)
+        # Some heads see no drafted token, and rank once for all beams.
+        candidates = candidates.expand_as(scores)
+        log_probs, best = scores.flatten(1).topk(beam_width, dim=1)
+        tokens = drafter.target_tokens(candidates.flatten(1).gather(1, best))
+        back_pointers = best // beam_width
+        levels.append((tokens, back_pointers, log_probs))
+
+    stacked = [torch.stack(parts, dim=1) for parts in zip(*levels, strict=True)]
+    return ExploredNodes(*stacked)

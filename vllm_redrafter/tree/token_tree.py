@@ -1,0 +1,227 @@
+"""The token tree: candidate continuations of a request, shared prefixes stored once.
+
+Node 0 is the root, the last sampled token. The others stand in descending order of cumulative
+draft log-probability, ties broken by level. A parent is never less probable than its child, so
+the order is topological, and *every prefix of the node list is itself a tree*: whoever truncates
+it keeps the best nodes and needs no repair.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from vllm_redrafter.config import WORD_BITS, TreeKind
+from vllm_redrafter.tree.beam_search import ExploredNodes
+from vllm_redrafter.tree.policy import candidate_log_probs
+
+
+@dataclass(frozen=True)
+class TokenTree:
+    """Trees of R requests, each with a root and up to K nodes more.
+
+    Attributes:
+        tokens: [R, K+1] int32; -1 beyond a request's last node.
+        parents: [R, K+1] int32, index of the parent node; the root is its own parent, and 0
+            stands beyond the last node.
+        depths: [R, K+1] int32; the root's is 0, and so is that of unused slots.
+        num_nodes: [R] int32, the root counted.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    depths: Tensor
+    num_nodes: Tensor
+
+    @cached_property
+    def is_node(self) -> Tensor:
+        """[R, K+1] bool: False in the unused slots at the end."""
+        index = torch.arange(self.tokens.shape[1], device=self.tokens.device)
+        return index < self.num_nodes.unsqueeze(1)
+
+    @cached_property
+    def ancestor_mask(self) -> Tensor:
+        """[R, K+1, K+1] bool: entry (i, j) says that j is i or an ancestor of i."""
+        return ancestor_mask(self.parents)
+
+    @cached_property
+    def ancestors(self) -> Tensor:
+        """[R, K+1, words] int32: `ancestor_mask` as bit sets, 32 nodes to a word."""
+        return pack_bits(self.ancestor_mask)
+
+    def prefix(self, num_nodes: Tensor | int) -> TokenTree:
+        """The same trees, cut to their first nodes (the root counted): again trees."""
+        kept = torch.as_tensor(num_nodes, device=self.num_nodes.device, dtype=torch.int32)
+        kept = torch.minimum(self.num_nodes, kept.expand_as(self.num_nodes))
+        index = torch.arange(self.tokens.shape[1], device=self.tokens.device)
+        cut = index >= kept.unsqueeze(1)
+        return TokenTree(
+            tokens=self.tokens.masked_fill(cut, -1),
+            parents=self.parents.masked_fill(cut, 0),
+            depths=self.depths.masked_fill(cut, 0),
+            num_nodes=kept,
+        )
+
+    def select(self, requests: Tensor) -> TokenTree:
+        """The trees of some requests: [N] int64 indices."""
+        return TokenTree(
+            self.tokens[requests],
+            self.parents[requests],
+            self.depths[requests],
+            self.num_nodes[requests],
+        )
+
+    @classmethod
+    def from_explored(
+        cls,
+        root_tokens: Tensor,
+        explored: ExploredNodes,
+        max_nodes: int,
+        tree: TreeKind = "explored",
+        chain: Tensor | None = None,
+    ) -> TokenTree:
+        """The trees that a beam search found.
+
+        Args:
+            root_tokens: [R], the last sampled tokens.
+            explored: the search's nodes, [R, L, W].
+            max_nodes: K, how many nodes to keep besides the root.
+            tree: `explored` keeps the most probable of all nodes visited, `beams` of those on a
+                finished beam.
+            chain: [R] bool or None: requests that get their best beam only (vLLM advances
+                grammars along a chain; docs/architecture.md).
+
+        Returns:
+            Trees with K+1 slots; requests with fewer nodes end in unused slots.
+        """
+        return select_nodes(root_tokens, explored, max_nodes, tree, chain)[0]
+
+    @classmethod
+    def from_beams(
+        cls,
+        root_tokens: Tensor,
+        beams: Tensor,
+        max_nodes: int,
+        log_probs: Tensor | None = None,
+    ) -> TokenTree:
+        """The paper's prefix dedup over finished beams (arXiv 2403.09919, section 3.3).
+
+        Args:
+            root_tokens: [R].
+            beams: [R, W, L] tokens; the root is not among them.
+            max_nodes: K.
+            log_probs: [R, W, L] cumulative log-probabilities, or None for breadth-first order.
+
+        Returns:
+            Trees in which any two beams share the nodes of their common prefix.
+        """
+        num_requests, width, length = beams.shape
+        # owner[r, i, l]: the first beam whose first l+1 tokens are those of beam i.
+        equal = beams.unsqueeze(2) == beams.unsqueeze(1)
+        shared_prefix = equal.cumprod(dim=-1)
+        owner = shared_prefix.argmax(dim=2)
+        own = torch.arange(width, device=beams.device)
+        duplicate = owner != own[:, None]
+        if log_probs is None:
+            rank = torch.arange(length * width, device=beams.device, dtype=torch.float32)
+            log_probs = -rank.view(length, width).T.expand(num_requests, -1, -1)
+        back_pointers = owner.roll(1, dims=2)
+        back_pointers[:, :, 0] = 0
+        levels_first = [x.transpose(1, 2) for x in (beams, back_pointers, duplicate, log_probs)]
+        tokens, back_pointers, duplicate, log_probs = levels_first
+        log_probs = log_probs.masked_fill(duplicate, -torch.inf)
+        return _select(root_tokens, tokens, back_pointers, log_probs, max_nodes)[0]
+
+
+def select_nodes(
+    root_tokens: Tensor,
+    explored: ExploredNodes,
+    max_nodes: int,
+    tree: TreeKind = "explored",
+    chain: Tensor | None = None,
+) -> tuple[TokenTree, Tensor]:
+    """The trees that a beam search found, and where in it their nodes are.
+
+    Args:
+        root_tokens, explored, max_nodes, tree, chain: see `TokenTree.from_explored`.
+
+    Returns:
+        (trees with K+1 slots, [R, K] int64: each node's index among the explored [R, L * W]; 0 in
+        unused slots).
+    """
+    log_probs = candidate_log_probs(explored, tree, chain)
+    return _select(root_tokens, explored.tokens, explored.back_pointers, log_probs, max_nodes)
+
+
+def ancestor_mask(parents: Tensor) -> Tensor:
+    """Ancestors, self included, from parents by repeated squaring.
+
+    With P the reflexive parent relation as a matrix, P^d relates a node to its ancestors up to
+    d levels above; squaring doubles d, so 7 squarings cover 128 nodes.
+
+    Args:
+        parents: [R, T] integers; the root's is 0.
+
+    Returns:
+        [R, T, T] bool, entry (i, j): j is i or an ancestor of i.
+    """
+    num_nodes = parents.shape[1]
+    reach = torch.zeros(*parents.shape, num_nodes, device=parents.device)
+    reach.scatter_(2, parents.long().unsqueeze(2), 1.0)
+    reach.diagonal(dim1=1, dim2=2).fill_(1.0)
+    for _ in range(max(num_nodes - 1, 1).bit_length()):
+        reach = torch.bmm(reach, reach).clamp_(max=1.0)
+    return reach.bool()
+
+
+def pack_bits(mask: Tensor) -> Tensor:
+    """Bools as bit sets: [..., T] bool -> [..., ceil(T / 32)] int32, bit j % 32 of word j // 32."""
+    words = -(-mask.shape[-1] // WORD_BITS)
+    padded = torch.nn.functional.pad(mask, (0, words * WORD_BITS - mask.shape[-1]))
+    bits = torch.arange(WORD_BITS, device=mask.device)
+    packed = (padded.view(*mask.shape[:-1], words, WORD_BITS).long() << bits).sum(dim=-1)
+    # Two's complement: a word with bit 31 set is a negative int32.
+    return torch.where(packed >= 1 << 31, packed - (1 << 32), packed).to(torch.int32)
+
+
+def _select(
+    root_tokens: Tensor, tokens: Tensor, back_pointers: Tensor, log_probs: Tensor, max_nodes: int
+) -> tuple[TokenTree, Tensor]:
+    """The best `max_nodes` of the candidates [R, L, W], as trees; and which candidates they are.
+
+    A stable sort over candidates in level order keeps a parent before a child that is exactly as
+    probable (log-probability 0), so ranks are a topological order.
+    """
+    _, length, width = tokens.shape
+    num_candidates = length * width
+    sorted_scores, order = log_probs.flatten(1).sort(dim=1, descending=True, stable=True)
+    order, sorted_scores = order[:, :max_nodes], sorted_scores[:, :max_nodes]
+    found = sorted_scores > -torch.inf
+
+    # node_of: candidate -> its node index; only the kept ones' are read below.
+    node_of = torch.zeros_like(tokens.flatten(1))
+    index = torch.arange(1, order.shape[1] + 1, device=tokens.device)
+    node_of.scatter_(1, order, index.expand_as(order))
+
+    level = order // width
+    parent_candidate = (level - 1) * width + back_pointers.flatten(1).gather(1, order)
+    parents = node_of.gather(1, parent_candidate.clamp(min=0)).masked_fill(level == 0, 0)
+
+    missing = max_nodes - min(max_nodes, num_candidates)
+
+    def column(values: Tensor, root: Tensor, unused: int) -> Tensor:
+        kept = values.masked_fill(~found, unused)
+        kept = torch.nn.functional.pad(kept, (0, missing), value=unused)
+        return torch.cat([root.unsqueeze(1), kept], dim=1).to(torch.int32)
+
+    root = torch.zeros_like(root_tokens)
+    trees = TokenTree(
+        tokens=column(tokens.flatten(1).gather(1, order), root_tokens, -1),
+        parents=column(parents, root, 0),
+        depths=column(level + 1, root, 0),
+        num_nodes=(found.sum(dim=1) + 1).to(torch.int32),
+    )
+    return trees, torch.nn.functional.pad(order.masked_fill(~found, 0), (0, missing))

@@ -1,0 +1,1 @@
+"""What all parts use: errors, names, files, settings."""

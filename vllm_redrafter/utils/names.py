@@ -1,0 +1,19 @@
+"""Names by which vLLM, checkpoints and the parts of this project find each other."""
+
+METHOD = "redrafter"
+"""May be given as the speculative config's `method`, to insist on a ReDrafter checkpoint; our part
+of `VllmConfig.additional_config` has the same name."""
+
+SUPPORTED_VLLM = ("0.32", "0.33")
+
+CPU_WORKER = "vllm_redrafter.engine.cpu.worker.ReDrafterCPUWorker"
+CPU_EXECUTOR = "vllm_redrafter.engine.cpu.executor.TreeExecutor"
+CPU_PROPOSER = "vllm_redrafter.engine.cpu.proposer.TreeProposer"
+CPU_TREE_ATTENTION = "vllm_redrafter.engine.cpu.attention.TreeAttentionBackend"
+V2_WORKER = "vllm_redrafter.engine.cuda.worker.ReDrafterWorker"
+V2_INTERPRETED_WORKER = "vllm_redrafter.engine.cuda.interpreted_worker.InterpretedWorker"
+WORKERS = (CPU_WORKER, V2_WORKER, V2_INTERPRETED_WORKER)
+V2_SPECULATOR = "vllm_redrafter.engine.cuda.speculator.TreeSpeculator"
+V2_TREE_ATTENTION = "vllm_redrafter.engine.cuda.attention.TreeAttentionBackend"
+V2_SCHEDULER = "vllm_redrafter.engine.cuda.scheduler.TreeScheduler"
+V2_ASYNC_SCHEDULER = "vllm_redrafter.engine.cuda.scheduler.AsyncTreeScheduler"
