@@ -134,10 +134,6 @@ if ((${#throughput[@]})); then
     step throughput 300 env --chdir "$caller" "$python" "$benchmarks/throughput.py" \
         --repeats 1 --num-prompts 8 --max-tokens 64 "${throughput[@]}" --output "$out/throughput.json"
 fi
-# The table of tiles and parts for this GPU. Each candidate is compiled, so this takes its time; what
-# was found before that is over is in the table.
-benchmark tiles 300 tree_attention.py --tune --rounds 1 \
-    --batches 1 8 64 --contexts 4096 32768 --repeats 10
 part profiler_trace 180 --traces "$out/profiler_trace"
 
 for name in ${only//,/ }; do

@@ -2,7 +2,6 @@
 
     python benchmarks/tree_attention.py --output results.json
     python benchmarks/tree_attention.py --quick
-    python benchmarks/tree_attention.py --tune --output tiles.json
 
 A case is R requests with a context of n keys and a token tree each, bf16, K and V in scattered
 blocks of 16. Trees come from a beam search over random distributions (`32`: the 32 best nodes it
@@ -29,11 +28,6 @@ more than 100 % is possible.
 Around attention: `accept_path` and `compact_kv` together, 32 layers, every request accepting a
 longest path of its tree; `build_tree`, from the search's candidates.
 
---tune looks for faster tiles and parts instead, with trees and heads of its own, over --batches and
---contexts: from the usual tile to those that differ in one number, from the fastest of them on
-again, each compared with the float64 reference first. The table that it writes to --output is what
-the package reads of a GPU: it says at the end under which name.
-
 Before anything is timed, kernels are compared with float64 references. Without a GPU this is all
 that happens, on tiny cases in fp32, by Triton's interpreter (which gets products of bf16 wrong),
 and nothing is timed.
@@ -50,7 +44,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from shared_parts import machine
@@ -58,17 +52,12 @@ from shared_parts.arguments import fraction, integer, positive, script_parser
 from shared_parts.results import wide_console
 from tree_attention_parts.cases import HEADS, Case, TreeShape
 
-if TYPE_CHECKING:
-    from shared_parts.gpu import Gpu
-    from tree_attention_parts.measure import Settings
-
 FULL: dict[str, Any] = {
     "batches": [1, 8, 64],
     "contexts": [512, 4096, 32768],
     "nodes": ["4", "16", "32", "64", "8x5"],
     "shapes": list(HEADS),
     "repeats": 50,
-    "rounds": 2,
 }
 QUICK: dict[str, Any] = {
     **FULL,
@@ -76,10 +65,7 @@ QUICK: dict[str, Any] = {
     "contexts": [4096],
     "nodes": ["32", "8x5"],
     "repeats": 20,
-    "rounds": 1,
 }
-NOT_TUNED = ("nodes", "shapes", "parts", "no_flex")
-"""Options that say nothing to --tune."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -108,8 +94,6 @@ def parser() -> argparse.ArgumentParser:
     add("--seed", type=integer(0), default=0, help="of trees and numbers (default 0)")
     add("--no-flex", action="store_true", help="leave out flex_attention, which compiles per case")
     add("--quick", action="store_true", help="batch 8, context 4096, 32 and 8x5, 20 repeats")
-    add("--tune", action="store_true", help="look for faster tiles and parts, for a table")
-    add("--rounds", type=positive, help="of --tune: how far from the usual ones (default 2)")
     add("--output", type=Path, help="write everything to this JSON file, after each case")
     return made
 
@@ -134,7 +118,6 @@ def read_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Defaults filled in, and possible on this machine."""
     command = parser()
     args = command.parse_args(argv)
-    given = {name for name, value in vars(args).items() if value not in (None, False)}
     for name, default in (QUICK if args.quick else FULL).items():
         if getattr(args, name) is None:
             setattr(args, name, default)
@@ -142,17 +125,8 @@ def read_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         command.error(f"--output: {args.output} is a folder, or its folder does not exist")
     if find_spec("triton") is None:
         command.error("Triton is not installed, and the kernels are written in it")
-    has_gpu = torch.cuda.is_available()
-    if has_gpu and os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
+    if torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
         command.error("TRITON_INTERPRET is set: this would time the interpreter; unset it")
-    if args.tune and not has_gpu:
-        command.error("--tune: there is no GPU, and nothing to time without one")
-    if args.tune and args.output is None:
-        command.error("--tune: --output is missing, the file of its table")
-    for name in NOT_TUNED if args.tune else ("rounds",):
-        if name in given:
-            means = "says nothing to" if args.tune else "is of"
-            command.error(f"--{name.replace('_', '-')} {means} --tune")
     return args
 
 
@@ -166,8 +140,6 @@ def on_gpu(args: argparse.Namespace) -> bool:
     chosen = {name: value for name, value in vars(args).items() if name != "output"}
     surrounded = {**surroundings(gpu.name), **gpu.describe(), "options": chosen}
     settings = Settings(parts=args.parts, with_flex=not args.no_flex, memory=args.memory)
-    if args.tune:
-        return tuned(gpu, args, settings, surrounded)
     cases = [
         Case(
             HEADS[heads],
@@ -182,27 +154,6 @@ def on_gpu(args: argparse.Namespace) -> bool:
         )
     ]
     return run(gpu, cases, settings, Report(surrounded, args.output), wide_console())
-
-
-def tuned(
-    gpu: Gpu, args: argparse.Namespace, settings: Settings, surrounded: dict[str, Any]
-) -> bool:
-    """Look for tiles and parts; whether there is a time for all."""
-    from tree_attention_parts.candidates import tuned_shapes
-    from tree_attention_parts.tune import Sweep, Table, tune
-
-    from vllm_redrafter.triton_kernels.tree_attention_tiles import compute_capability
-
-    sweep = Sweep(
-        tuned_shapes(),
-        args.batches,
-        args.contexts,
-        args.rounds,
-        block_size=args.block_size,
-        seed=args.seed,
-    )
-    table = Table(surrounded, gpu.name, compute_capability(gpu.device), args.output)
-    return tune(gpu, sweep, settings, table, wide_console())
 
 
 def without_gpu(output: Path | None) -> bool:

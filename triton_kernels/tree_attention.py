@@ -45,7 +45,6 @@ from vllm_redrafter.triton_kernels.tree_attention_tiles import (
     compute_capability,
     padded,
 )
-from vllm_redrafter.triton_kernels.tree_attention_tuning import tuning_of
 
 
 @dataclass(frozen=True)
@@ -279,8 +278,7 @@ class TreeAttention:
         rows, heads, head_dim = query.shape
         group = heads // kv_heads
         capability = compute_capability(query.device)
-        tuning = tuning_of(query.device)
-        tile = choose_tile(self.max_nodes * group, head_dim, query.dtype, capability, tuning.tiles)
+        tile = choose_tile(self.max_nodes * group, head_dim, query.dtype, capability)
         row_tiles = padded(self.max_nodes * group, tile.rows) // tile.rows
         if num_parts is not None:
             split = KeySplit.into(num_parts)
@@ -291,7 +289,6 @@ class TreeAttention:
                 max_keys=seen + self.max_nodes,
                 bytes_per_part=4 * rows * heads * head_dim,
                 device=query.device,
-                aims=tuning.aims,
             )
         block_dim, block_parts = map(triton.next_power_of_2, (head_dim, split.parts))
         return _Launch(group, block_dim, tile, row_tiles, split, block_parts)

@@ -5,8 +5,7 @@ longest, as a CUDA graph is captured before any length is known. The device know
 true range of keys, from the first that a sliding window leaves visible to the tree's last, and cuts
 that. Programs of parts that a request does not need return at once.
 
-The numbers follow from arithmetic; none of them has been timed. A GPU may have its own, which were:
-see tree_attention_tuning.py.
+The numbers follow from arithmetic; none of them has been timed.
 """
 
 from __future__ import annotations
@@ -21,29 +20,19 @@ PART_BYTES = 2**27
 """What the parts' results may take; vLLM does not know of them when it sizes the KV cache."""
 
 
-@dataclass(frozen=True)
-class PartAims:
-    """What a plan is after.
+PROGRAMS_PER_MULTIPROCESSOR = 2
+"""There are so many parts that a launch has as many programs."""
 
-    Attributes:
-        programs_per_multiprocessor: there are so many parts that a launch has as many programs.
-        min_keys: of a part. With fewer, its results, in fp32, are as large as the K and V that it
-            reads.
-        max_keys: of a part, as long as there are parts left: its program reads them one tile after
-            another, and the whole step waits for the longest.
-        long_context_parts: planned where contexts may become long, however many programs there
-            are. More would shorten the longest, but in most steps their programs are started in
-            vain.
-    """
+MIN_KEYS = 256
+"""Of a part. With fewer, its results, in fp32, are as large as the K and V that it reads."""
 
-    programs_per_multiprocessor: int = 2
-    min_keys: int = 256
-    max_keys: int = 2048
-    long_context_parts: int = 8
+MAX_KEYS = 2048
+"""Of a part, as long as there are parts left: its program reads them one tile after another, and
+the whole step waits for the longest."""
 
-
-AIMS = PartAims()
-"""Of GPUs that were not measured."""
+LONG_CONTEXT_PARTS = 8
+"""Planned where contexts may become long, however many programs there are. More would shorten the
+longest, but in most steps their programs are started in vain."""
 
 
 @dataclass(frozen=True)
@@ -74,13 +63,7 @@ class KeySplit:
         return cls(parts, parts, min_keys=1, max_keys=2**30)
 
 
-def plan_split(
-    programs: int,
-    max_keys: int,
-    bytes_per_part: int,
-    device: torch.device,
-    aims: PartAims = AIMS,
-) -> KeySplit:
+def plan_split(programs: int, max_keys: int, bytes_per_part: int, device: torch.device) -> KeySplit:
     """Enough programs for all multiprocessors, and more for contexts that are long.
 
     Args:
@@ -88,13 +71,12 @@ def plan_split(
         max_keys: how many keys a request may have at most, its tree included.
         bytes_per_part: what one part's results take, of all rows and query heads.
         device: where it runs.
-        aims: the device's.
     """
-    wanted = triton.cdiv(aims.programs_per_multiprocessor * multiprocessors(device), programs)
-    even = _power_of_two(min(wanted, max_keys // aims.min_keys, MOST_PARTS))
-    for_long = min(max_keys // aims.max_keys, aims.long_context_parts)
+    wanted = triton.cdiv(PROGRAMS_PER_MULTIPROCESSOR * multiprocessors(device), programs)
+    even = _power_of_two(min(wanted, max_keys // MIN_KEYS, MOST_PARTS))
+    for_long = min(max_keys // MAX_KEYS, LONG_CONTEXT_PARTS)
     most = _power_of_two(min(max(even, for_long), PART_BYTES // bytes_per_part))
-    return KeySplit(most, min(even, most), aims.min_keys, aims.max_keys)
+    return KeySplit(most, min(even, most), MIN_KEYS, MAX_KEYS)
 
 
 def multiprocessors(device: torch.device) -> int:

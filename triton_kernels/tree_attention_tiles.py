@@ -1,15 +1,12 @@
 """The tiles of rows and keys that tree attention works on.
 
 The choices here follow from what the compiled kernels take (benchmarks/kernel_resources.py, for
-sm_80 to sm_120) and from arithmetic; none of them has been timed. What was timed on a GPU takes
-their place there: see tree_attention_tuning.py.
+sm_80 to sm_120) and from arithmetic; none of them has been timed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 import torch
 import triton
@@ -33,12 +30,6 @@ class Tile:
     num_warps: int
     num_stages: int
     max_registers: int | None
-
-
-TileKey = tuple[int, int, int]
-"""Bytes of an element of the queries, head dim rounded up to a power of two, rows of its tile."""
-
-NOT_TUNED: Mapping[TileKey, Tile] = MappingProxyType({})
 
 
 def _half(rows: int, keys: int, num_warps: int) -> Tile:
@@ -106,22 +97,13 @@ def compute_capability(device: torch.device) -> int:
     return 10 * major + minor
 
 
-def choose_tile(
-    rows: int,
-    head_dim: int,
-    dtype: torch.dtype,
-    capability: int = 0,
-    tuned: Mapping[TileKey, Tile] = NOT_TUNED,
-) -> Tile:
+def choose_tile(rows: int, head_dim: int, dtype: torch.dtype, capability: int = 0) -> Tile:
     """The tile for `rows` = nodes x query heads of one KV head, queries of `dtype`.
 
     The smallest one that holds them. Where there are more rows than any holds, the largest, unless
     64 rows pad less: 132 rows (33 nodes, 4 heads) are 3 tiles of 64 and not 2 of 128, which would
     multiply a third more. The price is that K and V are read once per tile, from the L2 cache
     after the first: the tiles of a KV head are neighbours in the launch.
-
-    Args:
-        tuned: the GPU's own, each in the place of the one that would be chosen without it.
     """
     kind = dtype.itemsize, triton.next_power_of_2(head_dim)
     tiles = TILES[kind]
@@ -130,10 +112,7 @@ def choose_tile(
         (tile for tile in tiles if rows <= tile.rows),
         min(several, key=lambda tile: (padded(rows, tile.rows), -tile.rows)),
     )
-    key = (*kind, tile.rows)
-    if key in tuned:
-        return tuned[key]
-    fewer = FEWER_REGISTERS.get((capability, *key))
+    fewer = FEWER_REGISTERS.get((capability, *kind, tile.rows))
     return tile if fewer is None else replace(tile, max_registers=fewer)
 
 

@@ -144,29 +144,6 @@ def disagreements(checks: list[dict[str, Any]]) -> Iterator[str]:
             yield f"WRONG: {check['kernel']}, {check['case']}: error {check['error']}"
 
 
-def of_tiles(found: dict[str, Any]) -> Iterator[str]:
-    tiles = len(found["tiles"])
-    yield f"a table for {found['device']} with Triton {found['triton']}, of {tiles} tiles"
-    for entry in found["tiles"]:
-        numbers = ", ".join(f"{name} {value}" for name, value in entry["tile"].items())
-        where = f"head size {entry['head_dim']}, {entry['rows']} rows"
-        yield f"{where}: {tuned(entry)}: {numbers}"
-    if found["parts"] is not None:
-        numbers = ", ".join(f"{name} {value}" for name, value in found["parts"]["aims"].items())
-        yield f"parts: {tuned(found['parts'])}: {numbers}"
-    yield from found["skipped"]
-    yield "to use it, see `triton_kernels/tiles/README.md`"
-
-
-def tuned(entry: dict[str, Any]) -> str:
-    """What is gained, and of how many candidates some were no good."""
-    time, usual = entry["microseconds"], entry["usual_microseconds"]
-    return (
-        f"{time:.1f} µs, {shown(ratio(time, usual))} × usual, "
-        f"{entry['tried']} tried, {len(entry['failed'])} failed"
-    )
-
-
 def of_kernel_resources(found: dict[str, Any]) -> Iterator[str]:
     kernels = found["kernels"]
     yield f"{len(kernels)} kernels compiled"
@@ -243,7 +220,6 @@ FIGURES: dict[str, Callable[[dict[str, Any]], Iterable[str]]] = {
     "step_cost_llama_3_8b": of_step_cost,
     "step_cost_llama_7b": of_step_cost,
     "throughput": of_throughput,
-    "tiles": of_tiles,
     "profiler_trace": of_profiler_trace,
 }
 

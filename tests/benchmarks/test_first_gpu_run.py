@@ -36,7 +36,6 @@ ALWAYS = [
     "kernel_resources",
     "step_cost_llama_3_8b",
     "step_cost_llama_7b",
-    "tiles",
     "profiler_trace",
 ]
 THROUGHPUT = ["--model", "a target", "--drafter", "its drafter", "--suite", "chat"]

@@ -29,9 +29,6 @@ from redrafter_testing.benchmarks.own_process import in_own_process
         (["--memory", "1.5"], "'1.5': expected a fraction"),
         (["--output", "missing/results.json"], "its folder does not exist"),
         (["--output", "."], "is a folder"),
-        (["--tune"], "there is no GPU"),
-        (["--rounds", "1"], "--rounds is of --tune"),
-        (["--tune", "--rounds", "0"], "'0': expected an integer of at least 1"),
     ],
 )
 def test_bad_arguments_are_named(
@@ -59,35 +56,6 @@ def test_a_gpu_does_not_time_the_interpreter(
         tree_attention.main([])
 
     assert "TRITON_INTERPRET is set" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "--tune: --output is missing"),
-        (["--nodes", "32"], "--nodes says nothing to --tune"),
-        (["--shapes", "llama-7b"], "--shapes says nothing to --tune"),
-        (["--parts", "3"], "--parts says nothing to --tune"),
-        (["--no-flex"], "--no-flex says nothing to --tune"),
-    ],
-)
-def test_a_sweep_refuses_what_it_would_ignore(
-    arguments: list[str],
-    message: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    output = ["--output", str(tmp_path / "tiles.json")] if arguments else []
-
-    with pytest.raises(SystemExit):
-        tree_attention.read_arguments(["--tune", *arguments, *output])
-    assert message in capsys.readouterr().err
-
-    args = tree_attention.read_arguments(["--tune", "--output", str(tmp_path / "tiles.json")])
-    assert (args.rounds, args.batches) == (2, [1, 8, 64])
 
 
 def test_quick_leaves_what_is_asked_for() -> None:

@@ -38,6 +38,9 @@ FOLDERS = (
 PATH = re.compile(rf"(?<![\w./-])(?:{FOLDERS})/(?!NAME)[\w./-]*\w")
 """A file or folder of ours, in prose or in a command; NAME stands for one that is to be made."""
 
+IN_HISTORY = re.compile(r"`[^`\n]+` of commit [0-9a-f]{7}")
+"""A command that is no longer here, with a commit that has it."""
+
 FLAG = re.compile(r"(?<![\w-])--[a-z][\w-]+")
 ACCELERATE = {
     *("--num_processes", "--num_machines", "--machine_rank"),
@@ -80,7 +83,7 @@ def test_every_link_leads_somewhere(document: Path) -> None:
 
 @documents
 def test_every_path_that_is_named_exists(document: Path) -> None:
-    named = set(PATH.findall(document.read_text()))
+    named = set(PATH.findall(IN_HISTORY.sub("", document.read_text())))
     assert not sorted(name for name in named if not (REPO / name).exists())
 
 
@@ -141,7 +144,8 @@ def test_every_command_and_its_options_exist(document: Path) -> None:
 @documents
 def test_every_option_that_is_named_is_somebody_s(document: Path) -> None:
     ours = set().union(*options().values())
-    assert not sorted(set(FLAG.findall(document.read_text())) - ours - other_flags())
+    named = set(FLAG.findall(IN_HISTORY.sub("", document.read_text())))
+    assert not sorted(named - ours - other_flags())
 
 
 def test_a_command_s_options_are_found_wherever_it_stands() -> None:

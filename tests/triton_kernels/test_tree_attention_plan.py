@@ -14,11 +14,12 @@ from vllm_redrafter.triton_kernels import tree_attention as tree_attention_modul
 from vllm_redrafter.triton_kernels import tree_attention_plan
 from vllm_redrafter.triton_kernels.tree_attention import TreeAttention, tree_attention
 from vllm_redrafter.triton_kernels.tree_attention_plan import (
-    AIMS,
+    LONG_CONTEXT_PARTS,
+    MAX_KEYS,
+    MIN_KEYS,
     MOST_PARTS,
     PART_BYTES,
     KeySplit,
-    PartAims,
     plan_split,
 )
 
@@ -41,8 +42,8 @@ def gpu_of_132(monkeypatch: pytest.MonkeyPatch) -> None:
         (1, 32768, 32, 32),  # 33 would fill the GPU
         (8, 32768, 8, 4),
         (33, 1024, 1, 1),
-        (33, 32768, AIMS.long_context_parts, 1),
-        (64, 131072, AIMS.long_context_parts, 1),
+        (33, 32768, LONG_CONTEXT_PARTS, 1),
+        (64, 131072, LONG_CONTEXT_PARTS, 1),
     ],
 )
 def test_few_programs_and_long_contexts_have_parts(
@@ -62,9 +63,9 @@ def test_parts_are_not_too_many(
 ) -> None:
     split = plan_split(programs, max_keys, bytes_per_part, device)
     assert 1 <= split.even_parts <= split.parts <= MOST_PARTS
-    assert split.parts == 1 or split.parts * AIMS.min_keys <= max_keys
+    assert split.parts == 1 or split.parts * MIN_KEYS <= max_keys
     assert split.parts == 1 or split.parts * bytes_per_part <= PART_BYTES
-    assert (split.min_keys, split.max_keys) == (AIMS.min_keys, AIMS.max_keys)
+    assert (split.min_keys, split.max_keys) == (MIN_KEYS, MAX_KEYS)
 
 
 @pytest.mark.usefixtures("new_tensors_hold_nan")
@@ -97,23 +98,6 @@ def test_each_request_has_the_parts_that_its_own_length_asks_for(
     assert part_lse.shape[2] == split.parts
     written = part_lse[batch.rows, 0].isfinite().view(len(parts), 5, -1).any(dim=1)
     assert written.sum(dim=1).tolist() == parts
-
-
-@pytest.mark.usefixtures("gpu_of_132")
-@pytest.mark.parametrize(
-    ("aims", "planned"),
-    [
-        (AIMS, KeySplit(8, 4, 256, 2048)),
-        (PartAims(programs_per_multiprocessor=8), KeySplit(16, 16, 256, 2048)),
-        (PartAims(min_keys=16384), KeySplit(8, 2, 16384, 2048)),
-        (PartAims(max_keys=8192), KeySplit(4, 4, 256, 8192)),
-        (PartAims(long_context_parts=16), KeySplit(16, 4, 256, 2048)),
-    ],
-)
-def test_a_gpu_may_have_aims_of_its_own(
-    device: torch.device, aims: PartAims, planned: KeySplit
-) -> None:
-    assert plan_split(8 * 8, 32768, 1000, device, aims) == planned
 
 
 class Recorded:

@@ -129,7 +129,7 @@ class RecurrentHead(DraftHead):
         )
 
     def launches(self, table: nn.Module | None, max_rows: int) -> FusedHead | None:
-        """See `recurrent_launches.py`."""
+        """See `recurrent_fused.py`."""
         from vllm_redrafter.heads.recurrent_fused import FusedRecurrentHead
 
         return FusedRecurrentHead(self._layers, table, max_rows) if self.config.rnn else None

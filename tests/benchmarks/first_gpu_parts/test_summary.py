@@ -68,31 +68,6 @@ MEASURED: dict[str, dict[str, Any]] = {
         "timings": {"attention": [asdict(CASE)], "steps": []},
         "goals": [asdict(verdict) for verdict in judge([CASE], [], 4000.0)],
     },
-    "tiles": {
-        "device": "a GPU",
-        "triton": "3.9.0",
-        "tiles": [
-            {
-                "element_bytes": 2,
-                "head_dim": 128,
-                "rows": 64,
-                "tile": {"rows": 64, "keys": 32},
-                "microseconds": 45.0,
-                "usual_microseconds": usual,
-                "tried": 11,
-                "failed": [{"rows": 128, "reason": "out of resources"}],
-            }
-            for usual in (50.0, None)
-        ],
-        "parts": {
-            "aims": {"min_keys": 512},
-            "microseconds": 45.0,
-            "usual_microseconds": 45.0,
-            "tried": 9,
-            "failed": [],
-        },
-        "skipped": ["batch 64: the KV cache would take 40 GB"],
-    },
     "draft_layers": {
         "copy_tb_per_s": 3.0,
         "layers": [
@@ -160,14 +135,6 @@ EXPECTED: dict[str, list[str]] = {
         "at least 80 % of the copy bandwidth (context ≥ 4k, batch ≥ 8): met, worst 90%",
         "llama-3-8b, 8 × 4096, nodes 32: of copy 0.90, × one node 1.05, flex ÷ tree 2.00, "
         "beams apart ÷ tree –",
-    ],
-    "tiles": [
-        "a table for a GPU with Triton 3.9.0, of 2 tiles",
-        "head size 128, 64 rows: 45.0 µs, 0.90 × usual, 11 tried, 1 failed: rows 64, keys 32",
-        "head size 128, 64 rows: 45.0 µs, – × usual",
-        "parts: 45.0 µs, 1.00 × usual, 9 tried, 0 failed: min_keys 512",
-        "batch 64: the KV cache",
-        "see `triton_kernels/tiles/README.md`",
     ],
     "draft_layers": [
         "copy bandwidth 3.00 TB/s",

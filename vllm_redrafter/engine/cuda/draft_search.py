@@ -2,7 +2,7 @@
 
 At few requests a draft's time is its launches: some 90 of torch's for 4 beams of 5 tokens, of
 which a search needs seven per level. The head brings its small layers in few launches (for Apple's,
-`heads/recurrent_launches.py`: one each), the vocabulary-wide layer is torch's product, and its
+`heads/recurrent_fused.py`: one each), the vocabulary-wide layer is torch's product, and its
 best tokens and the beams that they make are three (`top_candidates.py`, `grow_beams.py`).
 
 Above `MAX_ROWS` beams, and for a head that brings no such form, the small layers are the head's

@@ -237,12 +237,12 @@ def use_as_a_gpu_with_long_contexts() -> None:
     torch_flash_attention.use()
     module: Any = flash_attn  # vLLM imports this on GPUs only
     module.reshape_and_cache_flash = as_one_node(module.reshape_and_cache_flash)
-    aims = tree_attention_plan.PartAims(min_keys=16)
+    tree_attention_plan.MIN_KEYS = 16
     tree_attention_plan.multiprocessors = lambda device: 2
     plan = tree_attention.plan_split
 
     def planned(*args: Any, **kwargs: Any) -> Any:
-        made = plan(*args, **(kwargs | {"aims": aims}))
+        made = plan(*args, **kwargs)
         split[made.parts] += 1
         return made
 

@@ -1,1 +1,0 @@
-"""Parts of near_ties.py."""
