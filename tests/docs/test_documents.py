@@ -81,6 +81,14 @@ def test_every_link_leads_somewhere(document: Path) -> None:
     assert not broken
 
 
+def test_every_result_is_linked_to() -> None:
+    """Of each question the newest; the others are in the history."""
+    linked = {Path(link).name for document in DOCUMENTS for link in links(document.read_text())}
+    kept = {path.name for path in (REPO / "benchmarks" / "results").iterdir()}
+    assert not kept - linked
+    assert len(kept) <= 15
+
+
 @documents
 def test_every_path_that_is_named_exists(document: Path) -> None:
     named = set(PATH.findall(IN_HISTORY.sub("", document.read_text())))
