@@ -26,7 +26,6 @@ from vllm_redrafter.triton_kernels.rope_positions import add_depths
 from vllm_redrafter.triton_kernels.stage_trees import StagedTrees, stage_trees
 from vllm_redrafter.triton_kernels.top_candidates import TopTokens, top_candidates
 from vllm_redrafter.triton_kernels.tree_attention import tree_attention
-from vllm_redrafter.triton_kernels.tree_from_beams import build_tree_from_beams
 
 CONTEXT = 4096
 DTYPES = {
@@ -237,13 +236,11 @@ def step(slots: int, requests: int = 2) -> None:
 
 
 def build(width: int, length: int, requests: int = 2) -> None:
-    """build_tree_from_beams, and within it build_tree."""
+    """build_tree."""
     root_tokens = torch.zeros(requests, dtype=torch.int64)
-    beams = torch.zeros(requests, width, length, dtype=torch.int64)
-    build_tree_from_beams(root_tokens, beams, TreeBuffers(requests, 32, "cpu"))
     build_tree(
         root_tokens,
-        beams.transpose(1, 2).contiguous(),
+        torch.zeros(requests, length, width, dtype=torch.int64),
         torch.zeros(requests, length, width, dtype=torch.int32),
         torch.zeros(requests, length, width),
         ScoredTrees(requests, 127, "cpu"),

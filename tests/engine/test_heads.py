@@ -16,9 +16,9 @@ from redrafter_testing.engines.cpu_engine import cpu_engine
 from redrafter_testing.engines.interpreted_engine import interpreted_engine
 from redrafter_testing.gpu import recorded_graphs
 from redrafter_testing.models.tiny_models import make_gated, make_medusa
+from redrafter_testing.models.training_data import answered
 from redrafter_testing.requests import few_tokens
 from redrafter_testing.requests.answers import single_tokens_of
-from vllm_redrafter.data.rows import TextRow
 
 pytestmark = pytest.mark.engine
 
@@ -45,7 +45,7 @@ def head(
         return Head(make_medusa(folder, few_tokens.VOCAB, few_tokens.HIDDEN), [])
     if request.param == "gated":
         asked = few_tokens.requests("greedy").prompts
-        rows = list(map(TextRow.from_answer, asked, few_tokens_plain["greedy"]))
+        rows = list(map(answered, asked, few_tokens_plain["greedy"]))
         return Head(make_gated(folder, few_tokens_target, rows, target_layers=(1,)), [])
     with patch.object(sys, "argv", ["bigram_head.py", str(few_tokens_target), str(folder)]):
         runpy.run_path(str(EXAMPLES / "bigram_head.py"), run_name="__main__")

@@ -20,8 +20,9 @@ from transformers import AutoTokenizer
 
 from redrafter_testing import process_trees
 from redrafter_testing.models.tiny_models import add_tokenizer, make_target
+from redrafter_testing.models.training_data import answered
 from vllm_redrafter import ReDrafterConfig, save_drafter
-from vllm_redrafter.data.rows import ListRows, TextRow
+from vllm_redrafter.data.rows import ListRows
 from vllm_redrafter.heads.recurrent import RecurrentHead
 from vllm_redrafter.training.estimate import estimate_acceptance
 from vllm_redrafter.training.initialisation import new_drafter
@@ -84,7 +85,7 @@ def written_answers(target: Path, model: Any) -> ListRows:
         tokens = tokenizer(prompt, return_tensors="pt").input_ids
         answer = model.generate(tokens, do_sample=False, max_new_tokens=MAX_TOKENS)
         length = tokens.shape[1]
-        rows.append(TextRow.from_answer(tokens[0].tolist(), answer[0, length:].tolist()))
+        rows.append(answered(tokens[0].tolist(), answer[0, length:].tolist()))
     return rows
 
 

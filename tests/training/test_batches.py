@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from redrafter_testing.models.cycle_language import rows
+from redrafter_testing.models.training_data import answered
 from vllm_redrafter.data.rows import TextRow
 from vllm_redrafter.training.batches import BatchPlan, TextBatch, pack
 from vllm_redrafter.training.target import load_target
@@ -19,16 +20,14 @@ from vllm_redrafter.utils.errors import ConfigError
 
 
 def test_prompts_and_padding_are_not_generated() -> None:
-    batch = TextBatch.of(
-        [[TextRow.from_answer([5, 6], [8])], [TextRow.from_answer([7], [9, 3, 4])]]
-    )
+    batch = TextBatch.of([[answered([5, 6], [8])], [answered([7], [9, 3, 4])]])
     assert batch.tokens.tolist() == [[5, 6, 8, 0], [7, 9, 3, 4]]
     assert batch.generated.int().tolist() == [[0, 0, 1, 0], [0, 1, 1, 1]]
     assert batch.positions.tolist() == [[0, 1, 2, 0], [0, 1, 2, 3]]
 
 
 def test_packed_rows_follow_each_other_and_count_positions_anew() -> None:
-    batch = TextBatch.of([[TextRow.from_answer([5, 6], [8]), TextRow.from_answer([7], [9])]])
+    batch = TextBatch.of([[answered([5, 6], [8]), answered([7], [9])]])
     assert batch.tokens.tolist() == [[5, 6, 8, 7, 9]]
     assert batch.generated.int().tolist() == [[0, 0, 1, 0, 1]]
     assert batch.positions.tolist() == [[0, 1, 2, 0, 1]]
@@ -51,7 +50,7 @@ def test_top_tokens_are_padded_with_none() -> None:
 
 
 def test_a_batch_is_as_long_as_is_asked_for() -> None:
-    batch = TextBatch.of([[TextRow.from_answer([5], [8])]], min_length=4)
+    batch = TextBatch.of([[answered([5], [8])]], min_length=4)
     assert batch.tokens.tolist() == [[5, 8, 0, 0]]
     assert batch.generated.int().tolist() == [[0, 1, 0, 0]]
 

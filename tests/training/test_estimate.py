@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from redrafter_testing.models.cycle_language import CycleTarget, rows
+from redrafter_testing.models.training_data import answered
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import ListRows, TextRow
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
@@ -180,7 +181,7 @@ def test_hidden_state_is_what_lm_head_reads(target: LlamaForCausalLM) -> None:
 
 
 def test_packed_rows_are_read_as_if_they_were_alone(target: LlamaForCausalLM) -> None:
-    one, other = written()[0], TextRow.from_answer([3, 1, 4], [1, 5])
+    one, other = written()[0], answered([3, 1, 4], [1, 5])
     packed = read_target(target, TextBatch.of([[one, other], [other]]))
     alone = [read_target(target, TextBatch.of([[row]])).hidden[0] for row in (one, other)]
     torch.testing.assert_close(packed.hidden[0], torch.cat([alone[0][:14], alone[1]]))

@@ -13,8 +13,9 @@ import torch
 from rich.console import Console
 
 from redrafter_testing.models.cycle_language import HIDDEN_SIZE, VOCAB_SIZE, CycleTarget, rows
+from redrafter_testing.models.training_data import answered
 from vllm_redrafter.config import HeadDtype, ReDrafterConfig
-from vllm_redrafter.data.rows import ListRows, TextRow
+from vllm_redrafter.data.rows import ListRows
 from vllm_redrafter.heads.fp8 import rounded_rows
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.training import evaluation
@@ -125,7 +126,7 @@ def test_a_head_in_fp8_is_evaluated_with_its_rounded_weights(
 
 def test_text_without_answers_cannot_be_evaluated() -> None:
     drafter = RecurrentHead(RecurrentConfig(VOCAB_SIZE, HIDDEN_SIZE, exit_dim=16))
-    prompts = ListRows([TextRow.from_answer([0, 1, 0, 2, 0, 3, 1, 4, 4, 2], [])])
+    prompts = ListRows([answered([0, 1, 0, 2, 0, 3, 1, 4, 4, 2], [])])
     quiet = Console(file=io.StringIO())
     with pytest.raises(ConfigError, match="has no answer of two tokens or more"):
         evaluate_shapes(drafter, CycleTarget(), prompts, shapes([1], [2], [2]), StepCosts(), quiet)

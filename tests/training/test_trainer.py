@@ -21,6 +21,7 @@ from rich.console import Console
 
 from redrafter_testing import process_trees
 from redrafter_testing.models.cycle_language import HIDDEN_SIZE, VOCAB_SIZE, CycleTarget, rows
+from redrafter_testing.models.training_data import answered
 from redrafter_testing.python_path import python_path
 from vllm_redrafter.checkpoints.reading import load_drafter
 from vllm_redrafter.config import ReDrafterConfig
@@ -347,7 +348,7 @@ def test_new_drafter_starts_from_the_targets_head() -> None:
 
 
 def test_the_most_used_tokens_are_those_of_the_answers() -> None:
-    text = ListRows([TextRow.from_answer([7, 7, 7, 7], [5, 2, 5, 0, 5, 2])])
+    text = ListRows([answered([7, 7, 7, 7], [5, 2, 5, 0, 5, 2])])
     kept, share = most_used_tokens(text, VOCAB_SIZE, 2)
     assert kept.tolist() == [2, 5] and share == pytest.approx(5 / 6)
     with pytest.raises(ConfigError, match="draft_vocab_size 9 exceeds the target's voc"):

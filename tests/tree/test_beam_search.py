@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from redrafter_testing.algorithm import naive
+from redrafter_testing.algorithm.finished_beams import finished_beams
 from vllm_redrafter.checkpoints.reading import load_drafter
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.tree.beam_search import ExploredNodes, beam_search, log_softmax_of_top
@@ -84,7 +85,7 @@ def assert_apples_beams(folder: Path, tensors: dict[str, Tensor], width: int, le
     drafter = load_drafter(str(folder), dtype=torch.float64)
     embedding, hidden, roots = random_requests(drafter.config.vocab_size)
     explored = beam_search(drafter, embedding.__getitem__, hidden, roots, width, length)
-    beams, log_probs = explored.beams()
+    beams, log_probs = finished_beams(explored)
     assert beams.shape == log_probs.shape == (REQUESTS, width, length)
     # Apple's beam length counts the init token, ours does not.
     apples_length = length + 1
@@ -137,7 +138,7 @@ def test_the_comparison_with_apple_covers_beams_that_branch_and_beams_that_die(
 def test_a_search_wide_enough_for_everything_is_exhaustive() -> None:
     vocab, length, width = 3, 3, 30
     drafter, embedding, hidden, roots, explored = random_search(vocab, width, length)
-    beams, log_probs = explored.beams()
+    beams, log_probs = finished_beams(explored)
     tensors = drafter.state_dict()
     for request in range(REQUESTS):
         expected = {}
@@ -194,17 +195,6 @@ def test_log_probs_are_float32_whatever_the_drafters_type(dtype: torch.dtype) ->
     explored = beam_search(drafter.to(dtype), embed, hidden.to(dtype), roots, 4, 5)
     assert explored.log_probs.dtype == torch.float32
     assert explored.tokens.dtype == explored.back_pointers.dtype == torch.int64
-
-
-def test_beams_follow_back_pointers() -> None:
-    explored = ExploredNodes(
-        tokens=torch.tensor([[[1, 2, 3], [4, 5, 6], [7, 8, 9]]]),
-        back_pointers=torch.tensor([[[0, 0, 0], [2, 0, 0], [1, 1, 0]]]),
-        log_probs=torch.tensor([[[-1.0, -2.0, -3.0], [-4.0, -5.0, -6.0], [-7.0, -8.0, -9.0]]]),
-    )
-    beams, log_probs = explored.beams()
-    assert beams.tolist() == [[[1, 5, 7], [1, 5, 8], [3, 4, 9]]]
-    assert log_probs.tolist() == [[[-1.0, -5.0, -7.0], [-1.0, -5.0, -8.0], [-3.0, -4.0, -9.0]]]
 
 
 @pytest.mark.parametrize("num", [1, 4, 50])

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from redrafter_testing.algorithm import naive
+from redrafter_testing.algorithm.finished_beams import finished_beams
 from redrafter_testing.algorithm.naive import Prefix
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.tree.beam_search import ExploredNodes, beam_search
@@ -84,7 +85,7 @@ def explored_log_probs(explored: ExploredNodes, request: int) -> dict[Prefix, fl
     }
 
 
-def finished_beams(explored: ExploredNodes, request: int) -> list[Prefix]:
+def beams_of(explored: ExploredNodes, request: int) -> list[Prefix]:
     """The live beams of the last level, best first."""
     prefixes = naive.explored_prefixes(
         explored.tokens[request].tolist(),
@@ -203,7 +204,7 @@ def test_a_beams_tree_holds_the_best_prefixes_of_finished_beams_and_nothing_else
     tree = build(explored, max_nodes, tree="beams")
     for request in range(len(explored.tokens)):
         log_probs = explored_log_probs(explored, request)
-        allowed = on_beams(finished_beams(explored, request))
+        allowed = on_beams(beams_of(explored, request))
         prefixes = prefixes_of(tree, request)
         assert set(prefixes) <= allowed
         best = naive.best_nodes({p: q for p, q in log_probs.items() if p in allowed}, max_nodes)
@@ -211,27 +212,10 @@ def test_a_beams_tree_holds_the_best_prefixes_of_finished_beams_and_nothing_else
         assert order == [(log_probs[prefix], len(prefix)) for prefix in best]
 
 
-@drawn
-@given(explored_nodes(DISTINCT_STEPS), max_nodes_of_a_tree)
-def test_a_beams_tree_equals_the_papers_dedup_of_the_finished_beams(
-    explored: ExploredNodes, max_nodes: int
-) -> None:
-    for request in range(len(explored.tokens)):
-        log_probs = explored_log_probs(explored, request)
-        assume(len(set(log_probs.values())) == len(log_probs))
-    beams, log_probs_of_beams = explored.beams()
-    # The paper's dedup is given finished beams only: what a dead slot points back to is not one.
-    dead = log_probs_of_beams[:, :, -1:] == -math.inf
-    deduplicated = TokenTree.from_beams(
-        root_tokens(explored), beams, max_nodes, log_probs_of_beams.masked_fill(dead, -math.inf)
-    )
-    assert_equal(build(explored, max_nodes, tree="beams"), deduplicated)
-
-
 @pytest.mark.parametrize("vocab", [1, 2, 3, 8])
 @pytest.mark.parametrize(("width", "length"), [(1, 4), (4, 1), (4, 4), (6, 3)])
 @pytest.mark.parametrize("max_nodes", [1, 5, 30])
-def test_a_real_searchs_beams_tree_equals_the_papers_dedup(
+def test_a_real_searchs_beams_tree_is_the_papers_dedup(
     vocab: int, width: int, length: int, max_nodes: int
 ) -> None:
     torch.manual_seed(0)
@@ -241,62 +225,12 @@ def test_a_real_searchs_beams_tree_equals_the_papers_dedup(
     embedding, hidden, roots = torch.randn(vocab, 6), torch.randn(4, 6), torch.zeros(4).long()
     explored = beam_search(drafter, embedding.__getitem__, hidden, roots, width, length)
     tree = TokenTree.from_explored(roots, explored, max_nodes, tree="beams")
-    beams, log_probs = explored.beams()
-    assert_equal(tree, TokenTree.from_beams(roots, beams, max_nodes, log_probs))
     assert_trees(tree, roots, max_nodes + 1)
-
-
-@st.composite
-def finished(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
-    """Any beams [R, W, L] over two or three tokens, and log-probabilities that fit them."""
-    requests, width = draw(st.integers(1, 3)), draw(st.integers(1, 6))
-    length, vocab = draw(st.integers(1, 5)), draw(st.integers(1, 3))
-    beam = st.lists(st.integers(0, vocab - 1), min_size=length, max_size=length)
-    beams = draw(
-        st.lists(
-            st.lists(beam, min_size=width, max_size=width), min_size=requests, max_size=requests
-        )
-    )
-    known: dict[tuple[int, Prefix], float] = {}
-    log_probs = torch.empty(requests, width, length)
-    for request, rows in enumerate(beams):
-        for i, row in enumerate(rows):
-            total = 0.0
-            for level in range(length):
-                prefix = (request, tuple(row[: level + 1]))
-                if prefix not in known:
-                    known[prefix] = total + draw(TIED_STEPS)
-                total = known[prefix]
-                log_probs[request, i, level] = total
-    return torch.tensor(beams), log_probs
-
-
-@drawn
-@given(finished(), max_nodes_of_a_tree)
-def test_deduplicated_beams_share_the_nodes_of_their_common_prefixes(
-    beams_and_log_probs: tuple[Tensor, Tensor], max_nodes: int
-) -> None:
-    beams, log_probs = beams_and_log_probs
-    roots = torch.arange(len(beams)) + 100
-    tree = TokenTree.from_beams(roots, beams, max_nodes, log_probs)
-    assert_trees(tree, roots, max_nodes + 1)
-    for request in range(len(beams)):
-        trie = naive.trie(beams[request].tolist(), log_probs[request].tolist())
-        assert prefixes_of(tree, request) == naive.best_nodes(trie, max_nodes)
-
-
-@drawn
-@given(finished(), max_nodes_of_a_tree)
-def test_beams_without_log_probs_are_ordered_breadth_first(
-    beams_and_log_probs: tuple[Tensor, Tensor], max_nodes: int
-) -> None:
-    beams, log_probs = beams_and_log_probs
-    roots = torch.arange(len(beams)) + 100
-    tree = TokenTree.from_beams(roots, beams, max_nodes)
-    assert_trees(tree, roots, max_nodes + 1)
-    for request in range(len(beams)):
-        trie = naive.trie(beams[request].tolist(), log_probs[request].tolist())
-        assert prefixes_of(tree, request) == list(trie)[:max_nodes]
+    beams, log_probs = finished_beams(explored)
+    for request in range(len(roots)):
+        live = log_probs[request, :, -1] > -math.inf
+        prefixes = naive.trie(beams[request, live].tolist(), log_probs[request, live].tolist())
+        assert prefixes_of(tree, request) == naive.best_nodes(prefixes, max_nodes)
 
 
 @drawn
@@ -311,7 +245,7 @@ def test_a_chain_is_exactly_the_best_beam_and_leaves_other_requests_alone(
     assert_trees(tree, root_tokens(explored), max_nodes + 1)
     for request in range(requests):
         if chain[request]:
-            beams = finished_beams(explored, request)
+            beams = beams_of(explored, request)
             best = beams[0] if beams else ()
             kept = min(len(best), max_nodes)
             assert prefixes_of(tree, request) == [best[: i + 1] for i in range(kept)]

@@ -32,7 +32,6 @@ if not ON_GPU:
         "vllm_redrafter.triton_kernels.rope_positions",
         "vllm_redrafter.triton_kernels.tree_attention_kernels",
         "vllm_redrafter.triton_kernels.tree_attention",
-        "vllm_redrafter.triton_kernels.tree_from_beams",
     )
 
 

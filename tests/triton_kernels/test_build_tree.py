@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from redrafter_testing.algorithm.tree_batches import GARBAGE
 from redrafter_testing.gpu.built_trees import (
@@ -29,10 +28,6 @@ from vllm_redrafter.triton_kernels.build_tree import (
     TreeBuffers,
     build_tree,
     naive_build_tree,
-)
-from vllm_redrafter.triton_kernels.tree_from_beams import (
-    build_tree_from_beams,
-    naive_share_prefixes,
 )
 
 INTEGERS = st.sampled_from([torch.int32, torch.int64])
@@ -261,84 +256,6 @@ def test_a_smaller_tree_leaves_nothing_of_a_larger_one(device: torch.device) -> 
         build_tree(roots(2).to(device), *on(device, explored), out)
     for name in FIELDS:
         assert torch.equal(getattr(out, name), first[name])
-
-
-def check_beams(
-    device: torch.device,
-    beams: Tensor,
-    max_nodes: int,
-    log_probs: Tensor | None,
-    *,
-    tokens: torch.dtype = torch.int64,
-    more_requests: int = 0,
-) -> None:
-    requests = len(beams)
-    out = buffers(device, requests + more_requests, max_nodes)
-    returned = build_tree_from_beams(
-        roots(requests).to(device),
-        beams.to(tokens).to(device),
-        out,
-        None if log_probs is None else log_probs.to(device),
-    )
-    assert returned is out
-    expected = TokenTree.from_beams(roots(requests), beams, max_nodes, log_probs)
-    naive = naive_build_tree(roots(requests), *naive_share_prefixes(beams, log_probs), max_nodes)
-    assert_built(out, expected, naive)
-
-
-def scores_of(beams: Tensor) -> Tensor:
-    """A score per prefix, the same for all beams that share it, with many ties."""
-    requests, width, length = beams.shape
-    scores = torch.zeros(beams.shape)
-    for request in range(requests):
-        for beam in range(width):
-            score = 0.0
-            for level in range(length):
-                prefix = tuple(beams[request, beam, : level + 1].tolist())
-                score -= hash(prefix) % 3 / 2
-                scores[request, beam, level] = score
-    return scores
-
-
-@st.composite
-def finished_beams(draw: st.DrawFn) -> Tensor:
-    """[R, W, L] of 3 tokens: most beams share prefixes, some are the same."""
-    length, width = draw(lengths_and_widths)
-    requests = draw(st.integers(1, 3))
-    count = requests * width * length
-    drawn = draw(st.lists(st.integers(0, 2), min_size=count, max_size=count))
-    return torch.tensor(drawn).view(requests, width, length)
-
-
-@settings(deadline=None, max_examples=60)
-@given(finished_beams(), sizes, st.booleans(), INTEGERS, st.integers(0, 2))
-def test_the_tree_of_finished_beams_is_that_of_both_references(
-    device: torch.device,
-    beams: Tensor,
-    max_nodes: int,
-    with_scores: bool,
-    tokens: torch.dtype,
-    more_requests: int,
-) -> None:
-    log_probs = scores_of(beams) if with_scores else None
-    check_beams(device, beams, max_nodes, log_probs, tokens=tokens, more_requests=more_requests)
-
-
-@pytest.mark.parametrize(
-    ("width", "length", "max_nodes"), [(10, 5, 49), (10, 5, 127), (33, 7, 100), (50, 2, 12)]
-)
-@pytest.mark.parametrize("with_scores", [False, True])
-def test_beams_of_any_size_make_trees(
-    device: torch.device, width: int, length: int, max_nodes: int, with_scores: bool
-) -> None:
-    beams = torch.randint(3, (2, width, length), generator=torch.Generator().manual_seed(0))
-    check_beams(device, beams, max_nodes, scores_of(beams) if with_scores else None)
-
-
-def test_beams_without_a_common_prefix_share_nothing(device: torch.device) -> None:
-    """Equal tokens below different ones are different nodes."""
-    beams = torch.tensor([[[1, 5, 5], [2, 5, 5], [3, 5, 5]]])
-    check_beams(device, beams, 12, None)
 
 
 @pytest.mark.parametrize("integers", [torch.int32, torch.int64])

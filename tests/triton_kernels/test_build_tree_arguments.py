@@ -18,7 +18,6 @@ from vllm_redrafter.triton_kernels.build_tree import (
     TreeBuffers,
     build_tree,
 )
-from vllm_redrafter.triton_kernels.tree_from_beams import build_tree_from_beams
 
 
 def strided(tensor: Tensor) -> Tensor:
@@ -57,22 +56,6 @@ REFUSED: list[tuple[str, Callable[[Tensor], Tensor]]] = [
 ]
 
 
-BEAMS_REFUSED: list[tuple[str, Callable[[Tensor], Tensor]]] = [
-    ("root_tokens", Tensor.float),
-    ("root_tokens", strided),
-    ("root_tokens", meta),
-    ("root_tokens", lambda root: root[:1]),
-    ("beams", Tensor.float),
-    ("beams", transposed),
-    ("beams", lambda beams: beams[0]),
-    ("beams", lambda beams: beams.repeat(1, 1, 200)),
-    ("log_probs", Tensor.double),
-    ("log_probs", transposed),
-    ("log_probs", meta),
-    ("log_probs", lambda log_probs: log_probs[:, :2]),
-]
-
-
 @pytest.mark.parametrize(("name", "spoil"), REFUSED, ids=[name for name, _ in REFUSED])
 def test_candidates_that_do_not_fit_are_refused_by_name(
     device: torch.device, name: str, spoil: Callable[[Tensor], Tensor]
@@ -90,22 +73,6 @@ def test_candidates_that_do_not_fit_are_refused_by_name(
         bad |= {x: bad[x].repeat(1, 1, 200) for x in ("back_pointers", "log_probs")}
     with pytest.raises(ValueError, match=rf"^{name}: "):
         build_tree(**bad)
-    assert (good["out"].tokens == SENTINEL).all()
-
-
-@pytest.mark.parametrize(("name", "spoil"), BEAMS_REFUSED, ids=[name for name, _ in BEAMS_REFUSED])
-def test_beams_that_do_not_fit_are_refused_by_name(
-    device: torch.device, name: str, spoil: Callable[[Tensor], Tensor]
-) -> None:
-    beams = torch.zeros(2, 4, 3, dtype=torch.int64, device=device)
-    good: dict[str, Any] = {
-        "root_tokens": roots(2).to(device),
-        "beams": beams,
-        "out": buffers(device, 2, 5),
-        "log_probs": beams.float(),
-    }
-    with pytest.raises(ValueError, match=rf"^{name}: "):
-        build_tree_from_beams(**good | {name: spoil(good[name])})
     assert (good["out"].tokens == SENTINEL).all()
 
 
@@ -169,8 +136,6 @@ def test_buffers_too_small_or_elsewhere_are_refused(
     inputs = on(device, random_search(2, 3, 4))
     with pytest.raises(ValueError, match=r"\bout\b"):
         build_tree(roots(2).to(device), *inputs, out)
-    with pytest.raises(ValueError, match=r"\bout\b"):
-        build_tree_from_beams(roots(2).to(device), inputs[0], out)
 
 
 @pytest.mark.parametrize("max_nodes", [0, 128, -1])

@@ -33,12 +33,6 @@ class TextRow:
     top_log_probs: Tensor | None = None
     hidden: Tensor | None = None
 
-    @classmethod
-    def from_answer(cls, prompt: Sequence[int], answer: Sequence[int]) -> TextRow:
-        """A prompt and what the target answered."""
-        tokens = torch.tensor([*prompt, *answer], dtype=torch.int64)
-        return cls(tokens, torch.arange(len(tokens)) >= len(prompt))
-
 
 class TextRows(Protocol):
     """Rows by number; their lengths are known without reading them."""

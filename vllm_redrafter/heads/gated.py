@@ -14,7 +14,7 @@ with x_1 the root token, e the target's input embedding, n(x) = sqrt(H) x / (|x|
 factor per entry. Nothing but V, whose rows begin as the target's, depends on how large the
 embedding's and the hidden state's numbers are.
 
-For few rows on a GPU, s_t, each block and a n(y) are one launch each (`gated_launches.py`): with V
+For few rows on a GPU, s_t, each block and a n(y) are one launch each (`gated_fused.py`): with V
 and the search's three, a level is six launches and one per block.
 """
 
@@ -116,7 +116,7 @@ class GatedHead(DraftHead):
         return PackedGatedHead(self.config, self._layers, pack, d2t)
 
     def launches(self, table: nn.Module | None, max_rows: int) -> FusedHead | None:
-        """See `gated_launches.py`."""
+        """See `gated_fused.py`."""
         from vllm_redrafter.heads.gated_fused import FusedGatedHead
 
         return FusedGatedHead(self._layers, table, max_rows)

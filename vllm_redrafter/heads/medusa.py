@@ -165,7 +165,7 @@ class MedusaHead(DraftHead):
         return layers  # type: ignore[return-value]
 
     def launches(self, table: nn.Module | None, max_rows: int) -> FusedHead | None:
-        """See `medusa_launches.py`."""
+        """See `medusa_fused.py`."""
         from vllm_redrafter.heads.medusa_fused import FusedMedusaHead
 
         blocks: list[Any] = list(self.blocks)

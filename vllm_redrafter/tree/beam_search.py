@@ -33,18 +33,6 @@ class ExploredNodes:
     back_pointers: Tensor
     log_probs: Tensor
 
-    def beams(self) -> tuple[Tensor, Tensor]:
-        """The finished beams: ([R, W, L] tokens, [R, W, L] cumulative log-probabilities)."""
-        _, length, _ = self.tokens.shape
-        beam = torch.arange(self.tokens.shape[2], device=self.tokens.device)
-        beam = beam.expand(self.tokens.shape[0], -1)
-        tokens, log_probs = [], []
-        for level in reversed(range(length)):
-            tokens.append(self.tokens[:, level].gather(1, beam))
-            log_probs.append(self.log_probs[:, level].gather(1, beam))
-            beam = self.back_pointers[:, level].gather(1, beam)
-        return torch.stack(tokens[::-1], dim=2), torch.stack(log_probs[::-1], dim=2)
-
 
 def log_softmax_of_top(
     logits: Tensor, num: int, shard: VocabularyShard | None = None

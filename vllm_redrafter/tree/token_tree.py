@@ -99,42 +99,6 @@ class TokenTree:
         """
         return select_nodes(root_tokens, explored, max_nodes, tree, chain)[0]
 
-    @classmethod
-    def from_beams(
-        cls,
-        root_tokens: Tensor,
-        beams: Tensor,
-        max_nodes: int,
-        log_probs: Tensor | None = None,
-    ) -> TokenTree:
-        """The paper's prefix dedup over finished beams (arXiv 2403.09919, section 3.3).
-
-        Args:
-            root_tokens: [R].
-            beams: [R, W, L] tokens; the root is not among them.
-            max_nodes: K.
-            log_probs: [R, W, L] cumulative log-probabilities, or None for breadth-first order.
-
-        Returns:
-            Trees in which any two beams share the nodes of their common prefix.
-        """
-        num_requests, width, length = beams.shape
-        # owner[r, i, l]: the first beam whose first l+1 tokens are those of beam i.
-        equal = beams.unsqueeze(2) == beams.unsqueeze(1)
-        shared_prefix = equal.cumprod(dim=-1)
-        owner = shared_prefix.argmax(dim=2)
-        own = torch.arange(width, device=beams.device)
-        duplicate = owner != own[:, None]
-        if log_probs is None:
-            rank = torch.arange(length * width, device=beams.device, dtype=torch.float32)
-            log_probs = -rank.view(length, width).T.expand(num_requests, -1, -1)
-        back_pointers = owner.roll(1, dims=2)
-        back_pointers[:, :, 0] = 0
-        levels_first = [x.transpose(1, 2) for x in (beams, back_pointers, duplicate, log_probs)]
-        tokens, back_pointers, duplicate, log_probs = levels_first
-        log_probs = log_probs.masked_fill(duplicate, -torch.inf)
-        return _select(root_tokens, tokens, back_pointers, log_probs, max_nodes)[0]
-
 
 def select_nodes(
     root_tokens: Tensor,

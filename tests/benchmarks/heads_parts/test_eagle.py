@@ -7,6 +7,7 @@ import torch
 from heads_parts.eagle import EagleHead, EagleSearch, eagle_loss
 from torch import Tensor
 
+from redrafter_testing.algorithm.finished_beams import finished_beams
 from vllm_redrafter.config import TOP_TOKENS
 from vllm_redrafter.tree.policy import SearchShape
 
@@ -48,7 +49,7 @@ def test_a_node_is_as_probable_as_the_layer_says_of_its_path(head: EagleHead) ->
     )
     row, root = torch.tensor([0, 2, 1]), torch.tensor([1, 5, 8])
     explored = search(row, root)
-    paths, log_probs = explored.beams()
+    paths, log_probs = finished_beams(explored)
     for request in range(3):
         at = int(root[request])
         text = table[tokens[row[request], 1 : at + 1]], hidden[row[request], :at]

@@ -8,8 +8,9 @@ from replay_parts.simulation import best_nodes
 from replay_parts.traces import Traces, record
 
 from redrafter_testing.models.cycle_language import HIDDEN_SIZE, VOCAB_SIZE, CycleTarget, rows
+from redrafter_testing.models.training_data import answered
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.data.rows import ListRows, TextRow
+from vllm_redrafter.data.rows import ListRows
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.training.batches import TextBatch
 from vllm_redrafter.training.estimate import estimate_acceptance
@@ -86,6 +87,6 @@ def test_a_shorter_search_is_the_beginning_of_a_longer_one(traces: Traces) -> No
 
 
 def test_text_without_answers_is_refused() -> None:
-    prompts = ListRows([TextRow.from_answer([0, 1, 0, 2, 0, 3], [])])
+    prompts = ListRows([answered([0, 1, 0, 2, 0, 3], [])])
     with pytest.raises(ConfigError, match="no answer of two tokens"):
         record(drafter(), CycleTarget(), prompts, [1], 2)

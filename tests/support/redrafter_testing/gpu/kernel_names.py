@@ -7,7 +7,6 @@ AROUND_ATTENTION = {
     "_add_depths",
     "_accept_path",
     "_compact",
-    "_share_prefixes",
     "_select_nodes",
     "_finish_trees",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -10,6 +11,7 @@ from transformers import AutoTokenizer
 from vllm_redrafter.data.dataset import DatasetInfo, Row, write_shard
 from vllm_redrafter.data.fingerprint import target_fingerprint, tokenizer_fingerprint
 from vllm_redrafter.data.generation_settings import SamplingSettings
+from vllm_redrafter.data.rows import TextRow
 from vllm_redrafter.training.target import load_target
 
 PROMPT_LENGTH = 6
@@ -57,3 +59,9 @@ def write_data(
     info.save(folder)
     write_shard(folder, 0, rows, top_logprobs)
     return rows
+
+
+def answered(prompt: Sequence[int], answer: Sequence[int]) -> TextRow:
+    """A prompt and what the target answered."""
+    tokens = torch.tensor([*prompt, *answer], dtype=torch.int64)
+    return TextRow(tokens, torch.arange(len(tokens)) >= len(prompt))
