@@ -1,7 +1,7 @@
 r"""The layers of a draft's level on a GPU: how near they are to reading their weights once.
 
     python benchmarks/draft_layers.py --output layers.json
-    python benchmarks/draft_layers.py --hidden 4096 --rows 4 16 --tiles
+    python benchmarks/draft_layers.py --hidden 4096 --rows 4 16
 
 A level of a draft reads weights for a few rows, so that a layer's time is their bytes over the
 bandwidth, at best. Timed are, for bf16 weights of random numbers:
@@ -10,9 +10,6 @@ bandwidth, at best. Timed are, for bf16 weights of random numbers:
     its product one of as many bytes, x W^T with W [2 H, 2 H], by torch: what a library reaches
     block       a residual block of the gated head, with its norm: one launch of ours
     its product likewise, W [H, H]
-
---tiles times the cell in other blocks: more or fewer columns, longer steps, more warps, deeper
-pipelines. The fastest is first; the usual one is marked.
 
 Every launch is replayed from a CUDA graph with the L2 cache flushed before, medians over --repeats;
 TB/s are the weights' bytes alone. Ours are compared with references in float64 first. The copy
@@ -36,7 +33,6 @@ from shared_parts import machine, results
 from shared_parts.arguments import integer, positive, script_parser
 from shared_parts.timing import Timing
 from torch import Tensor
-from triton.runtime.errors import OutOfResources
 
 from vllm_redrafter.heads.gated_layers import EPSILON
 from vllm_redrafter.triton_kernels.draft_layers import (
@@ -46,11 +42,9 @@ from vllm_redrafter.triton_kernels.draft_layers import (
     naive_draft_layer,
 )
 from vllm_redrafter.triton_kernels.gated_layer import (
-    CellTile,
     Rows,
     gated_cell,
     naive_gated_cell,
-    usual_tile,
 )
 
 TOLERANCE = 2e-2
@@ -74,8 +68,6 @@ class Layer:
         hidden, rows: sizes.
         weight_bytes: that have to be read.
         microseconds: the median.
-        tile: of a cell; None of others.
-        usual: that tile is the one that the package takes.
     """
 
     name: str
@@ -83,8 +75,6 @@ class Layer:
     rows: int
     weight_bytes: int
     microseconds: float
-    tile: dict[str, int] | None = None
-    usual: bool = False
 
     @property
     def terabytes_per_second(self) -> float:
@@ -102,7 +92,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         default=[4, 16, 64],
         help="at most 64 (default 4 16 64)",
     )
-    add("--tiles", action="store_true", help="the cell in other blocks")
     add("--repeats", type=positive, default=30, help="of each launch (default 30)")
     add("--output", type=Path, help="write all figures to this JSON file")
     options = command.parse_args(argv)
@@ -123,8 +112,6 @@ def run(
     report["layers"] = []
     for hidden, rows in product(options.hidden, options.rows):
         made = [*layers(stopwatch, hidden, rows)]
-        if options.tiles:
-            made += sorted(cells(stopwatch, hidden, rows), key=lambda layer: layer.microseconds)
         report["layers"] += [asdict(layer) for layer in made]
         results.write(options.output, report)
         print_layers(made, report["copy_tb_per_s"], console)
@@ -133,11 +120,10 @@ def run(
 def layers(stopwatch: Stopwatch, hidden: int, rows: int) -> Iterator[Layer]:
     """The cell, the block, and products of as many bytes."""
     x, weight, bias, out = tensors(stopwatch.device, hidden, rows)
-    cell = cell_launch(x, weight, bias, out, usual_tile(rows))
+    cell = cell_launch(x, weight, bias, out)
     cell()
     check(out, expected_cell(x, weight, bias), "the cell")
-    took = stopwatch.in_graph(cell).median
-    yield Layer("cell", hidden, rows, weight.nbytes, took, usual_tile(rows)._asdict(), usual=True)
+    yield Layer("cell", hidden, rows, weight.nbytes, stopwatch.in_graph(cell).median)
     joined = torch.cat([x, x], dim=1)
     yield library_product(stopwatch, joined, weight)
     small = weight[:hidden, :hidden].contiguous()
@@ -159,27 +145,6 @@ def library_product(stopwatch: Stopwatch, x: Tensor, weight: Tensor) -> Layer:
     return Layer("its product", weight.shape[1], len(x), weight.nbytes, took)
 
 
-def cells(stopwatch: Stopwatch, hidden: int, rows: int) -> Iterator[Layer]:
-    """The cell in all blocks that this GPU can launch."""
-    x, weight, bias, out = tensors(stopwatch.device, hidden, rows)
-    expected = expected_cell(x, weight, bias)
-    for tile in tiles():
-        launch = cell_launch(x, weight, bias, out.zero_(), tile)
-        try:
-            launch()
-        except OutOfResources:
-            continue
-        check(out, expected, str(tile))
-        took = stopwatch.in_graph(launch).median
-        is_usual = tile == usual_tile(rows)
-        yield Layer("cell", hidden, rows, weight.nbytes, took, tile._asdict(), is_usual)
-
-
-def tiles() -> Iterator[CellTile]:
-    for columns, key_bytes, warps, stages in product((8, 16, 32), (256, 512), (4, 8), (3, 4, 5)):
-        yield CellTile(columns, key_bytes, warps, stages)
-
-
 def tensors(device: torch.device, hidden: int, rows: int) -> tuple[Tensor, ...]:
     """x [rows, H], W [2 H, 2 H], b [2 H] and an output [rows, H], bf16."""
     generator = torch.Generator(device).manual_seed(0)
@@ -192,11 +157,9 @@ def tensors(device: torch.device, hidden: int, rows: int) -> tuple[Tensor, ...]:
     return randn(rows, hidden), weight, randn(2 * hidden), randn(rows, hidden)
 
 
-def cell_launch(
-    x: Tensor, weight: Tensor, bias: Tensor, out: Tensor, tile: CellTile
-) -> Callable[[], object]:
+def cell_launch(x: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> Callable[[], object]:
     """Tokens and states are the same rows."""
-    return lambda: gated_cell(Rows(x), Rows(x), weight, bias, out, EPSILON, tile)
+    return lambda: gated_cell(Rows(x), Rows(x), weight, bias, out, EPSILON)
 
 
 def expected_cell(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -212,18 +175,15 @@ def check(found: Tensor, expected: Tensor, what: str) -> None:
 
 def print_layers(made: Sequence[Layer], copy: float, console: Console) -> None:
     first = made[0]
-    table = Table("layer", "µs", "TB/s", "of a copy's", "columns", "key bytes", "warps", "stages")
+    table = Table("layer", "µs", "TB/s", "of a copy's")
     table.title = f"H {first.hidden}, {first.rows} rows; a copy: {copy:.2f} TB/s"
     for layer in made:
-        tile = [str(number) for number in layer.tile.values()] if layer.tile else ["–"] * 4
-        mark = " (usual)" if layer.usual else ""
         rate = layer.terabytes_per_second
         table.add_row(
-            layer.name + mark,
+            layer.name,
             f"{layer.microseconds:.1f}",
             f"{rate:.2f}",
             f"{rate / copy:.0%}",
-            *tile,
         )
     console.print(table)
 

@@ -125,7 +125,7 @@ part parity 300
 step prefill_parity 200 "$python" -m first_gpu_parts.parity --half --output "$out/prefill_parity.json"
 benchmark tree_attention 240 tree_attention.py \
     --batches 8 --contexts 4096 32768 --nodes 32 8x5 --repeats 20
-benchmark draft_layers 200 draft_layers.py --rows 4 64 --repeats 20 --tiles
+benchmark draft_layers 200 draft_layers.py --rows 4 64 --repeats 20
 benchmark kernel_resources 60 kernel_resources.py --quick --architectures "$architecture"
 step_cost step_cost_llama_3_8b llama-3-8b
 step_cost step_cost_llama_7b llama-7b
@@ -134,7 +134,6 @@ if ((${#throughput[@]})); then
     step throughput 300 env --chdir "$caller" "$python" "$benchmarks/throughput.py" \
         --repeats 1 --num-prompts 8 --max-tokens 64 "${throughput[@]}" --output "$out/throughput.json"
 fi
-part profiler_trace 180 --traces "$out/profiler_trace"
 
 for name in ${only//,/ }; do
     [[ " ${names[*]} " == *" $name "* ]] || refuse "--only $name: the steps are ${names[*]}"

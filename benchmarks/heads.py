@@ -6,9 +6,6 @@ Each head is trained with each loss and seed on what the target wrote (`generate
 drafts are replayed on conversations that it has not seen: those held out of --data, and those of
 --measure. A run that RUNS has is not made again, so the same command goes on where it was stopped,
 and several may share the work, with --head and --first-seed; the table has all that is there.
-
-Beside the heads that can be served stands a small EAGLE head as an anchor: one decoder layer,
-teacher forcing, measured as trees of the same shapes and as chains.
 """
 
 from __future__ import annotations
@@ -22,7 +19,6 @@ from typing import Any, get_args
 
 import torch
 from heads_parts import depths
-from heads_parts.plot import plot
 from heads_parts.report import rows_of, table
 from heads_parts.texts import Texts
 from heads_parts.training import Material, run, str_of
@@ -77,7 +73,6 @@ def parser() -> argparse.ArgumentParser:
         help="print what the other heads gain on this one by depth",
     )
     made.add_argument("--output", type=Path, help="JSON with all figures")
-    made.add_argument("--plot", type=Path)
     return made
 
 
@@ -194,8 +189,6 @@ def report(
         "runs": runs,
     }
     results.write(options.output, record)
-    if options.plot is not None:
-        plot(rows, "Draft heads trained alike, replayed", options.plot)
 
 
 if __name__ == "__main__":

@@ -21,15 +21,13 @@ import argparse
 import asyncio
 import json
 import os
-import shutil
 import signal
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
-from itertools import product
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -40,15 +38,6 @@ from shared_parts.arguments import not_negative, positive, script_parser
 from soak_parts.arrivals import arrivals
 from soak_parts.client import Client, Outcome
 from soak_parts.comparison import difference
-from soak_parts.faults import (
-    Fault,
-    ask_to_end,
-    ends_by,
-    ends_well,
-    goes_on_without,
-    kill_engine,
-    rows,
-)
 from soak_parts.load import Look, Run, all_again, apply, capacity
 from soak_parts.models import write_models
 from soak_parts.report import (
@@ -68,8 +57,6 @@ from vllm_redrafter.engine.cpu.environment import cpu_variables
 NAME = "target"
 BLOCK = 32
 WARM_UP = 64
-FAULTS = {"kill -9 of the engine core": kill_engine, "SIGTERM": ask_to_end}
-REDRAFTER, PLAIN = "ReDrafter", "plain vLLM"
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
@@ -93,13 +80,10 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add("--logs", type=Path, help="folder for the servers' logs (default: a temporary one)")
     add("--at-once", action="store_true", help="start both servers at once: quicker, more memory")
-    add("--faults", action="store_true", help="break the servers instead, and see how they end")
     add("--output", type=Path, help="write all figures to this JSON file")
     args = parser.parse_args(given)
     if (args.model is None) != (args.drafter is None):
         parser.error("--model and --drafter: give both or neither")
-    if args.faults and args.drafter is not None and not Path(args.drafter).is_dir():
-        parser.error("--faults deletes a copy of the drafter: give its folder, not a hub id")
     return args
 
 
@@ -115,9 +99,6 @@ def main(given: Sequence[str] | None = None) -> int:
             args.model, args.drafter = map(str, write_models(folder))
         asked = requests(args.requests, args.vocabulary, args.seed)
         try:
-            if args.faults:
-                found = asyncio.run(break_servers(args, folder, logs))
-                return report_faults(args, surroundings, found)
             report = asyncio.run(soak(args, asked, logs))
         except ServerError as error:
             print(error, file=sys.stderr)
@@ -220,43 +201,6 @@ async def asked_again(
         client = Client(opened, server.address, NAME)
         await capacity(client, [request.for_plain() for request in warm_up], args.in_flight)
         return await all_again(server, client, bodies, args.in_flight)
-
-
-async def break_servers(args: argparse.Namespace, folder: Path, logs: Path) -> list[Fault]:
-    """Each fault, on a server that drafts and on a plain one."""
-    found = []
-    for (done, fault), method in product(FAULTS.items(), (REDRAFTER, PLAIN)):
-        place = folder / f"{method} {fault.__name__}"
-        temporary, drafter = place / "temporary", place / "drafter"
-        temporary.mkdir(parents=True)
-        shutil.copytree(args.drafter, drafter)
-        given = drafting(args, drafter) if method == REDRAFTER else plain(args)
-        log = logs / f"{method}-{fault.__name__}.log"
-        with Server(given, log, {**environment(), "TMPDIR": str(temporary)}) as server:
-            async with session() as opened:
-                client = Client(opened, server.address, NAME)
-                if method == REDRAFTER and fault is kill_engine:
-                    found.append(await goes_on_without(server, client, method, drafter, temporary))
-                    print(rows(found)[-1], flush=True)
-                found.append(await ends_by(server, client, method, done, fault, temporary))
-        print(rows(found)[-1], flush=True)
-    return found
-
-
-def report_faults(
-    args: argparse.Namespace, surroundings: dict[str, Any], found: list[Fault]
-) -> int:
-    record = {**surroundings, "faults": [asdict(fault) for fault in found]}
-    results.write(args.output, record)
-    failures = [f"{fault.done}: something is left" for fault in found if fault.leaves_something]
-    failures += [
-        f"{fault.done}: the server does not end as it should"
-        for fault in found
-        if fault.method == REDRAFTER and not ends_well(fault, found)
-    ]
-    for failure in failures:
-        print(f"FAILED: {failure}", file=sys.stderr)
-    return 1 if failures else 0
 
 
 def errors(asked: Sequence[Request], run: Run) -> list[str]:

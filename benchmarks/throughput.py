@@ -2,7 +2,7 @@ r"""Plain decoding, ReDrafter and vLLM's n-gram speculation side by side.
 
     python benchmarks/throughput.py --model TARGET --drafter DRAFTER --dataset prompts.jsonl \
         --concurrency 1 4 8 --shape 1=2x4:8 4=2x3:4 8=1x3:3 --adaptive 4x5:12 \
-        --output results.json --plot out.png
+        --output results.json
 
 ReDrafter comes in fixed shapes, whose K nodes are verified in every step, and adaptive: a step
 verifies as many nodes as pay, or none. With --other-drafter it is measured with a second drafter
@@ -187,7 +187,6 @@ def parser() -> argparse.ArgumentParser:
         help="more arguments of vllm.LLM",
     )
     add("--output", type=Path, help="write all measurements to this JSON file")
-    add("--plot", type=Path, help="draw the ratios to this PNG file")
     return made
 
 
@@ -215,7 +214,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         try:
             methods = _methods(args, Path(folder) / "random-drafter")
-            _check_outputs(args)
+            _check_output(args)
             prompts = _prompts(args, console)
         except (InputError, ConfigError) as error:
             command.error(str(error))
@@ -241,11 +240,10 @@ def _methods(args: argparse.Namespace, random_drafter: Path) -> list[Method]:
     return methods
 
 
-def _check_outputs(args: argparse.Namespace) -> None:
+def _check_output(args: argparse.Namespace) -> None:
     """An hour of measuring shall not end at a folder that does not exist."""
-    for option, path in (("--output", args.output), ("--plot", args.plot)):
-        if path is not None and not path.parent.is_dir():
-            raise InputError(f"{option} {path}: no such folder")
+    if args.output is not None and not args.output.parent.is_dir():
+        raise InputError(f"--output {args.output}: no such folder")
 
 
 def _prompts(args: argparse.Namespace, console: Console) -> TokensByTask:
@@ -328,11 +326,6 @@ def _compare(
             # After each repeat: should a later one fail, this much is not lost.
             results.write(args.output, report)
     print_table(rows, settings, Console())
-    if args.plot:
-        from throughput_parts.plot import plot
-
-        device = gpu or report["machine"]["cpu"]
-        plot(rows, f"{settings['model']} ({settings['dtype']}) on {device}", args.plot)
 
 
 @contextmanager
@@ -398,7 +391,7 @@ def _settings(
     args: argparse.Namespace, prompts: TokensByTask, variables: dict[str, str]
 ) -> dict[str, Any]:
     """What was asked for, without this machine's paths."""
-    left_out = ("output", "plot", "no_adaptive", "no_ngram")
+    left_out = ("output", "no_adaptive", "no_ngram")
     settings = {k: v for k, v in vars(args).items() if k not in left_out}
     for name in ("model", "drafter", "other_drafter"):
         if settings[name] is not None and (given := Path(settings[name])).is_dir():

@@ -8,12 +8,11 @@ blocks of 16. Trees come from a beam search over random distributions (`32`: the
 explored; `8x5`: all nodes on 8 finished beams of 5 tokens). It is timed beside
 
     (a) one node: the same kernel with the roots alone, which is plain decoding;
-    (b) flex: torch's flex_attention, compiled, with the tree as mask, on contiguous K and V;
-    (c) beams apart: no dedup. The same kernel; the path to every leaf is a request of its own with
+    (b) beams apart: no dedup. The same kernel; the path to every leaf is a request of its own with
         its own copy of the block table, so the context is read once per beam. (The context's blocks
         are shared, as with prefix caching: the L2 cache can serve some of these reads.)
 
-(b) and (c) have to give the tree's result, else their cell says so, as it does if they fail.
+(b) has to give the tree's result, else its cell says so, as it does if it fails.
 
 How: CUDA events around single launches from a CUDA graph, after a warm-up, medians over --repeats;
 `launched` is the call from Python on an idle device. The L2 cache is flushed before every launch,
@@ -24,9 +23,6 @@ tree once per KV head, queries and output, block table, bit sets. (Not counted: 
 partial results of split keys, which are the kernel's own affair.) The copy bandwidth is that of a
 large copy on the device in the same run, bytes read and written; attention nearly only reads, so
 more than 100 % is possible.
-
-Around attention: `accept_path` and `compact_kv` together, 32 layers, every request accepting a
-longest path of its tree; `build_tree`, from the search's candidates.
 
 Before anything is timed, kernels are compared with float64 references. Without a GPU this is all
 that happens, on tiny cases in fp32, by Triton's interpreter (which gets products of bf16 wrong),
@@ -92,7 +88,6 @@ def parser() -> argparse.ArgumentParser:
         help="skip what needs more than this fraction of free GPU memory (default 0.8)",
     )
     add("--seed", type=integer(0), default=0, help="of trees and numbers (default 0)")
-    add("--no-flex", action="store_true", help="leave out flex_attention, which compiles per case")
     add("--quick", action="store_true", help="batch 8, context 4096, 32 and 8x5, 20 repeats")
     add("--output", type=Path, help="write everything to this JSON file, after each case")
     return made
@@ -139,7 +134,7 @@ def on_gpu(args: argparse.Namespace) -> bool:
     gpu = Gpu(args.repeats)
     chosen = {name: value for name, value in vars(args).items() if name != "output"}
     surrounded = {**surroundings(gpu.name), **gpu.describe(), "options": chosen}
-    settings = Settings(parts=args.parts, with_flex=not args.no_flex, memory=args.memory)
+    settings = Settings(parts=args.parts, memory=args.memory)
     cases = [
         Case(
             HEADS[heads],

@@ -14,13 +14,13 @@ class Variant:
 
     Attributes:
         name: of the row in tables.
-        head: as `train --head` names it; None for the EAGLE head of this benchmark.
+        head: as `train --head` names it.
         fused: it reads three further layers of the target.
         num_draft_layers: its residual blocks; None for the head's own number.
     """
 
     name: str
-    head: HeadName | None
+    head: HeadName
     fused: bool = False
     num_draft_layers: int | None = None
 
@@ -33,7 +33,6 @@ VARIANTS = (
     Variant("gated, a block", "gated", num_draft_layers=1),
     Variant("gated, fused, a block", "gated", fused=True, num_draft_layers=1),
     Variant("Medusa", "medusa"),
-    Variant("EAGLE", None),
 )
 
 

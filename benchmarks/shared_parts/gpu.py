@@ -69,11 +69,6 @@ class Gpu:
         copy = torch.empty_like(source)
         return 2 * size / self.in_graph(lambda: copy.copy_(source)).median / 1000
 
-    def compile(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """For fixed shapes; fullgraph, so that it fails rather than run eagerly."""
-        torch.compiler.reset()  # or the limit of recompilations would be reached
-        return torch.compile(function, dynamic=False, fullgraph=True)
-
     def describe(self) -> dict[str, Any]:
         return {"driver": _driver(), "cuda": torch.version.cuda}
 

@@ -3,7 +3,7 @@
 `process.py` starts it as `python -P engine.py JOB RESULTS`: JOB is a `Job` as JSON, and RESULTS a
 file that comes into being once the engine has started. For each line of standard input, a `Case`
 as JSON, it receives a `Run` as a line of JSON; the engine ends where its input does, or at SIGTERM.
-So it imports no other part, and -P keeps their names (`plot`, `process`) away from what vLLM
+So it imports no other part, and -P keeps their names (`table`, `process`) away from what vLLM
 imports.
 """
 

@@ -153,16 +153,6 @@ class Case:
         return self.num_blocks * self.block_size * self._key_bytes
 
     @property
-    def paged_bytes(self) -> int:
-        """Of the K and V caches without those."""
-        return self.batch * self.blocks_per_request * self.block_size * self._key_bytes
-
-    @property
-    def contiguous_bytes(self) -> int:
-        """Of K and V without pages, as flex_attention reads them."""
-        return self.batch * (self.context + self.shape.nodes) * self._key_bytes
-
-    @property
     def floor_bytes(self) -> int:
         """What any kernel has to move at least.
 

@@ -7,28 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
 import torch
 from shared_parts.timing import Timing
 from torch import Tensor
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from tree_attention_parts.cases import Case
 from tree_attention_parts.check import TOLERANCE, relative_error
-from tree_attention_parts.problem import Problem, contiguous, make_problem, tree_mask
+from tree_attention_parts.problem import Problem, make_problem
 from tree_attention_parts.report import (
-    BUILD,
-    STEP,
     AttentionResult,
     Cell,
     Missing,
-    StepResult,
 )
-from tree_attention_parts.steps import make_build, make_walk
 from vllm_redrafter.triton_kernels.tree_attention import tree_attention
-
-T = TypeVar("T")
 
 
 class Stopwatch(Protocol):
@@ -43,8 +36,6 @@ class Stopwatch(Protocol):
 
     def launched(self, launch: Callable[[], object]) -> Timing: ...
 
-    def compile(self, function: Callable[..., Any]) -> Callable[..., Any]: ...
-
     def copy_bandwidth(self) -> float: ...
 
 
@@ -54,15 +45,11 @@ class Settings:
 
     Attributes:
         parts: num_parts of the trees' launches; None leaves it to the launcher.
-        with_flex: compare with flex_attention.
         memory: the fraction of free GPU memory that a case may take.
-        layers: of the target whose cache is compacted.
     """
 
     parts: int | None = None
-    with_flex: bool = True
     memory: float = 0.8
-    layers: int = 32
 
 
 def attempt(measure: Callable[[], Cell]) -> Cell:
@@ -72,22 +59,6 @@ def attempt(measure: Callable[[], Cell]) -> Cell:
     except Exception as error:
         lines = str(error).strip().splitlines()
         return Missing(f"failed: {type(error).__name__}: {lines[0] if lines else ''}")
-
-
-def allocate(
-    what: str, num_bytes: int, make: Callable[[], T], stopwatch: Stopwatch, settings: Settings
-) -> T | Missing:
-    """What `make` makes, if its bytes are within the fraction of free memory that may be used."""
-    free = stopwatch.free_bytes
-    if num_bytes > settings.memory * free:
-        return Missing(
-            f"skipped: {what} would take {num_bytes / 1e9:.2f} GB, more than "
-            f"{settings.memory:.0%} of the {free / 1e9:.2f} GB of GPU memory that are free"
-        )
-    try:
-        return make()
-    except torch.OutOfMemoryError:
-        return Missing(f"skipped: out of GPU memory, {free / 1e9:.2f} GB, for {what}")
 
 
 def measure_attention(
@@ -101,21 +72,6 @@ def measure_attention(
     def tree() -> Tensor:
         return tree_attention(*problem.tree, num_parts=settings.parts)
 
-    def flex() -> Cell:
-        if not settings.with_flex:
-            return Missing("not run: --no-flex")
-        # The gathered pages exist beside the result for a moment.
-        tensors = allocate(
-            "flex_attention's contiguous K and V",
-            2 * case.contiguous_bytes,
-            lambda: contiguous(problem.tree, case.tree),
-            stopwatch,
-            settings,
-        )
-        if isinstance(tensors, Missing):
-            return tensors
-        return time_flex(stopwatch, case, problem, *tensors)
-
     return AttentionResult(
         heads=case.heads.name,
         batch=case.batch,
@@ -127,52 +83,30 @@ def measure_attention(
         tree=attempt(lambda: stopwatch.in_graph(tree)),
         launched=attempt(lambda: stopwatch.launched(tree)),
         one_node=attempt(lambda: stopwatch.in_graph(lambda: tree_attention(*problem.plain))),
-        flex=attempt(flex),
         beams=attempt(lambda: time_beams(stopwatch, case, problem)),
     )
 
 
 def allocate_problem(stopwatch: Stopwatch, case: Case, settings: Settings) -> Problem | Missing:
-    return allocate(
-        "the KV cache",
-        case.cache_bytes,
-        lambda: make_problem(case, stopwatch.device),
-        stopwatch,
-        settings,
-    )
+    """The case's tensors, if they fit into the part of free memory that may be used."""
+    free = stopwatch.free_bytes
+    if case.cache_bytes > settings.memory * free:
+        return Missing(
+            f"skipped: the KV cache would take {case.cache_bytes / 1e9:.2f} GB, more than "
+            f"{settings.memory:.0%} of the {free / 1e9:.2f} GB of GPU memory that are free"
+        )
+    try:
+        return make_problem(case, stopwatch.device)
+    except torch.OutOfMemoryError:
+        return Missing(f"skipped: out of GPU memory, {free / 1e9:.2f} GB, for the KV cache")
 
 
 def time_beams(stopwatch: Stopwatch, case: Case, problem: Problem) -> Cell:
-    """(c): each beam apart; it has to find what the tree found."""
+    """(b): each beam apart; it has to find what the tree found."""
     different = disagreement(
         case, tree_attention(*problem.beams), tree_attention(*problem.tree)[problem.beam_rows]
     )
     return different or stopwatch.in_graph(lambda: tree_attention(*problem.beams))
-
-
-def time_flex(
-    stopwatch: Stopwatch, case: Case, problem: Problem, query: Tensor, keys: Tensor, values: Tensor
-) -> Cell:
-    """(b): flex_attention; it has to find what the tree found. Its block mask is made before."""
-    device = stopwatch.device
-    mask = create_block_mask(
-        tree_mask(case.context, case.tree.ancestor_mask.to(device)),
-        B=case.batch,
-        H=None,
-        Q_LEN=query.shape[2],
-        KV_LEN=keys.shape[2],
-        device=device,
-    )
-    compiled = stopwatch.compile(flex_attention)
-
-    def launch() -> Tensor:
-        return compiled(
-            query, keys, values, block_mask=mask, enable_gqa=query.shape[1] != keys.shape[1]
-        )
-
-    found = launch().transpose(1, 2)[case.tree.is_node.to(device)]
-    different = disagreement(case, found, tree_attention(*problem.tree))
-    return different or stopwatch.in_graph(launch)
 
 
 def disagreement(case: Case, found: Tensor, expected: Tensor) -> Missing | None:
@@ -181,42 +115,3 @@ def disagreement(case: Case, found: Tensor, expected: Tensor) -> Missing | None:
     if error <= 2 * TOLERANCE[case.dtype]:
         return None
     return Missing(f"wrong: differs from tree attention by {error:.0%} of its largest number")
-
-
-def measure_walk(stopwatch: Stopwatch, case: Case, settings: Settings) -> StepResult | Missing:
-    """accept_path and compact_kv, together."""
-    layers = settings.layers
-    walk = allocate(
-        f"{layers} layers' KV cache",
-        layers * case.paged_bytes,
-        lambda: make_walk(case, layers, stopwatch.device),
-        stopwatch,
-        settings,
-    )
-    if isinstance(walk, Missing):
-        return walk
-    return StepResult(
-        kernel=STEP,
-        heads=case.heads.name,
-        batch=case.batch,
-        nodes=case.shape.label,
-        layers=layers,
-        floor_bytes=walk.moved_bytes,
-        graph=attempt(lambda: stopwatch.in_graph(walk.accept_and_compact)),
-        launched=attempt(lambda: stopwatch.launched(walk.accept_and_compact)),
-    )
-
-
-def measure_build(stopwatch: Stopwatch, case: Case) -> StepResult:
-    """build_tree."""
-    build = make_build(case, stopwatch.device)
-    return StepResult(
-        kernel=BUILD,
-        heads="",
-        batch=case.batch,
-        nodes=case.shape.label,
-        layers=0,
-        floor_bytes=0,
-        graph=attempt(lambda: stopwatch.in_graph(build.build)),
-        launched=attempt(lambda: stopwatch.launched(build.build)),
-    )

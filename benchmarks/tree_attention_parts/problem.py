@@ -1,11 +1,11 @@
-"""A case's tensors: with trees, with roots alone, with beams apart; and without pages, for flex.
+"""A case's tensors: with trees, with roots alone, with beams apart.
 
 Nothing here imports Triton, and nothing needs a GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,9 +13,7 @@ import torch
 from torch import Tensor
 
 from tree_attention_parts.cases import Case
-from vllm_redrafter.tree.token_tree import TokenTree, pack_bits
-
-MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+from vllm_redrafter.tree.token_tree import pack_bits
 
 
 class Inputs(NamedTuple):
@@ -147,39 +145,3 @@ def _lay_out_beams(case: Case, table: Tensor, spare: Tensor, starts: Sequence[in
         torch.cat(sources),
         torch.cat(destinations),
     )
-
-
-def contiguous(inputs: Inputs, tree: TokenTree) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, keys, values as flex_attention wants them: [R, heads, nodes or keys, head_dim].
-
-    Trees of fewer nodes than the largest are padded; their last queries' results are not used.
-    """
-    requests, nodes = inputs.block_table.shape[0], inputs.max_nodes
-    query = inputs.query.new_zeros(requests, nodes, *inputs.query.shape[1:])
-    query[tree.is_node[:, :nodes].to(query.device)] = inputs.query
-
-    def gathered(cache: Tensor) -> Tensor:
-        keys = cache[inputs.block_table].flatten(1, 2)[:, : inputs.max_context_len + nodes]
-        return keys.transpose(1, 2).contiguous()
-
-    return (
-        query.transpose(1, 2).contiguous(),
-        gathered(inputs.key_cache),
-        gathered(inputs.value_cache),
-    )
-
-
-def tree_mask(context: int, ancestor_mask: Tensor) -> MaskMod:
-    """flex_attention's mask: a node sees the context, its ancestors and itself.
-
-    Args:
-        context: keys before the tree.
-        ancestor_mask: [R, nodes, nodes] bool, see `TokenTree.ancestor_mask`.
-    """
-    last = ancestor_mask.shape[2] - 1
-
-    def visible(request: Tensor, _head: Tensor, node: Tensor, key: Tensor) -> Tensor:
-        key_node = (key - context).clamp(0, last)
-        return (key < context) | ancestor_mask[request, node, key_node]
-
-    return visible

@@ -6,7 +6,7 @@ Imports the kernels: whether Triton's interpreter runs them has to be settled be
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,27 +21,18 @@ from tree_attention_parts.measure import (
     Settings,
     Stopwatch,
     measure_attention,
-    measure_build,
-    measure_walk,
 )
 from tree_attention_parts.report import (
     AttentionResult,
     Check,
     Missing,
-    StepResult,
     floor_us,
-    judge,
 )
 from tree_attention_parts.tables import (
     Footnotes,
     attention_table,
     check_table,
-    step_table,
-    verdict_table,
 )
-
-WALK_CONTEXT = 64
-"""Keys before the trees whose rows are compacted. Their number costs memory, but no time."""
 
 
 @dataclass
@@ -59,7 +50,6 @@ class Report:
     checks: list[Check] = field(default_factory=list)
     copy_gbps: float | None = None
     attention: list[AttentionResult] = field(default_factory=list)
-    steps: list[StepResult] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
 
     def save(self) -> None:
@@ -80,14 +70,8 @@ class Report:
         return {
             **known,
             "copy_gbps": self.copy_gbps,
-            "timings": {
-                "attention": [asdict(result) for result in self.attention],
-                "steps": [asdict(result) for result in self.steps],
-            },
+            "timings": {"attention": [asdict(result) for result in self.attention]},
             "skipped": self.skipped,
-            "goals": [
-                asdict(verdict) for verdict in judge(self.attention, self.steps, self.copy_gbps)
-            ],
         }
 
 
@@ -130,13 +114,9 @@ def run(
 
     notes = Footnotes()
     console.print(attention_table(report.attention, report.copy_gbps, notes))
-    console.print(step_table(report.steps, report.copy_gbps, notes))
     for line in (*notes.lines(), *report.skipped):
         console.print(line, markup=False)
-    verdicts = judge(report.attention, report.steps, report.copy_gbps)
-    console.print(verdict_table(verdicts, report.surroundings["machine"]["gpu"]))
     own = [cell for result in report.attention for cell in (result.tree, result.launched)]
-    own += [cell for result in report.steps for cell in (result.graph, result.launched)]
     return all(isinstance(cell, Timing) for cell in own)
 
 
@@ -147,7 +127,7 @@ def sweep(
     report: Report,
     console: Console,
 ) -> None:
-    """Attention in all cases; then what surrounds it, once per batch, tree shape and heads."""
+    """Attention in all cases."""
     assert report.copy_gbps is not None
     for case in cases:
         announce(case, report.copy_gbps, console)
@@ -159,19 +139,6 @@ def sweep(
             time = result.tree
             said = time.reason if isinstance(time, Missing) else f"{time.median:.1f} µs"
             console.print(f"  {said}", markup=False)
-        report.save()
-    for case in dict.fromkeys(replace(case, context=WALK_CONTEXT) for case in cases):
-        steps = measure_walk(stopwatch, case, settings)
-        if isinstance(steps, Missing):
-            skip(f"compaction, {case}", steps, report, console)
-        else:
-            report.steps.append(steps)
-        report.save()
-    # Searches have no heads: those of the first serve.
-    for case in dict.fromkeys(
-        replace(case, heads=cases[0].heads, context=WALK_CONTEXT) for case in cases
-    ):
-        report.steps.append(measure_build(stopwatch, case))
         report.save()
 
 

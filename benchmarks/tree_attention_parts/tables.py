@@ -13,8 +13,6 @@ from tree_attention_parts.report import (
     Cell,
     Check,
     Missing,
-    StepResult,
-    Verdict,
     floor_us,
     ratio,
 )
@@ -89,11 +87,11 @@ def attention_table(
         "Tree attention",
         f"floor: the bytes that have to move, at the measured copy bandwidth, {copy_gbps:.0f} "
         "GB/s. µs, GB/s, of copy: the tree, in a CUDA graph; launched: from Python. × one node: "
-        "to plain decoding by the same kernel. flex, beams apart: their time to the tree's.",
+        "to plain decoding by the same kernel. beams apart: their time to the tree's.",
         ("heads",),
         (
             *("batch", "context", "nodes", "floor µs", "µs", "launched µs", "GB/s", "of copy"),
-            *("× one node", "flex ÷ tree", "beams apart ÷ tree"),
+            *("× one node", "beams apart ÷ tree"),
         ),
     )
     previous = None
@@ -114,45 +112,6 @@ def attention_table(
             "–" if gbps is None else f"{gbps:.0f}",
             "–" if gbps is None else f"{gbps / copy_gbps:.0%}",
             notes.ratio(result.tree, result.one_node),
-            notes.ratio(result.flex, result.tree),
             notes.ratio(result.beams, result.tree),
-        )
-    return made
-
-
-def step_table(results: Sequence[StepResult], copy_gbps: float, notes: Footnotes) -> Table:
-    made = _table(
-        "Around attention",
-        "µs: in a CUDA graph; launched: from Python. floor: cache rows read and written, at the "
-        "copy bandwidth. Every request accepts a longest path of its tree.",
-        ("kernel", "heads"),
-        ("batch", "nodes", "layers", "floor µs", "µs", "launched µs"),
-    )
-    for result in results:
-        made.add_row(
-            result.kernel,
-            result.heads or "–",
-            str(result.batch),
-            result.nodes,
-            str(result.layers or "–"),
-            f"{floor_us(result.floor_bytes, copy_gbps):.1f}" if result.floor_bytes else "–",
-            notes.time(result.graph),
-            notes.time(result.launched),
-        )
-    return made
-
-
-def verdict_table(verdicts: Sequence[Verdict], gpu: str) -> Table:
-    foreign = "" if "H200" in gpu else f" This is another GPU ({gpu})."
-    made = _table(
-        "Goals",
-        f"Set for an H200; the worst case has to keep them.{foreign}",
-        ("goal",),
-        ("verdict", "worst case", "worst outside that range", "cases"),
-    )
-    for verdict in verdicts:
-        cases = f"{verdict.measured}" + (f" + {verdict.failed} failed" if verdict.failed else "")
-        made.add_row(
-            verdict.goal, verdict.status, verdict.worst or "–", verdict.elsewhere or "–", cases
         )
     return made

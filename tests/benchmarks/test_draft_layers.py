@@ -32,8 +32,8 @@ class Counted:
         return 2000.0
 
 
-def options(output: Path, tiles: bool) -> argparse.Namespace:
-    return argparse.Namespace(hidden=[32], rows=[2, 3], tiles=tiles, output=output)
+def options(output: Path) -> argparse.Namespace:
+    return argparse.Namespace(hidden=[32], rows=[2, 3], output=output)
 
 
 @pytest.fixture
@@ -56,58 +56,21 @@ def test_each_layer_stands_beside_a_product_of_as_many_bytes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "layers.json"
-    draft_layers.run(Counted(), options(output, tiles=False), {}, wide_console())
+    draft_layers.run(Counted(), options(output), {}, wide_console())
     report = json.loads(output.read_text())
     assert report["copy_tb_per_s"] == 2.0
     found = [(layer["name"], layer["rows"], layer["weight_bytes"]) for layer in report["layers"]]
     square = 2 * 32 * 32
     kinds = [("cell", 4), ("its product", 4), ("block", 1), ("its product", 1)]
     assert found == [(name, rows, n * square) for rows in (2, 3) for name, n in kinds]
-    assert "cell (usual)" in capsys.readouterr().out
-
-
-@pytest.mark.usefixtures("in_torch")
-def test_other_tiles_come_by_their_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = draft_layers.usual_tile(2)
-    others = [usual._replace(columns=8), usual, usual._replace(key_bytes=512)]
-    monkeypatch.setattr(draft_layers, "tiles", lambda: iter(others))
-    output = tmp_path / "layers.json"
-    draft_layers.run(Counted(), options(output, tiles=True), {}, wide_console())
-    timed = json.loads(output.read_text())["layers"][4:7]
-    assert [layer["tile"] for layer in timed] == [tile._asdict() for tile in others]
-    assert [layer["usual"] for layer in timed] == [False, True, False]
-    assert [layer["microseconds"] for layer in timed] == [5.0, 6.0, 7.0]
-
-
-@pytest.mark.usefixtures("in_torch")
-def test_a_tile_that_does_not_fit_the_gpu_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    usual = draft_layers.usual_tile(2)
-    too_large = usual._replace(key_bytes=4096)
-    cell = draft_layers.gated_cell
-
-    def launch(*args: Any) -> None:
-        if args[-1] == too_large:
-            raise draft_layers.OutOfResources(300_000, 232_448, "shared memory")
-        cell(*args)
-
-    monkeypatch.setattr(draft_layers, "gated_cell", launch)
-    monkeypatch.setattr(draft_layers, "tiles", lambda: iter([too_large, usual]))
-    output = tmp_path / "layers.json"
-    draft_layers.run(Counted(), options(output, tiles=True), {}, wide_console())
-    cells = [layer for layer in json.loads(output.read_text())["layers"] if layer["tile"]]
-    assert [(cell["rows"], cell["tile"]) for cell in cells] == [
-        *[(2, usual._asdict())] * 2,
-        *[(3, usual._asdict())] * 2,
-    ]
+    assert "its product" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("in_torch")
 def test_what_is_wrong_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draft_layers, "gated_cell", lambda *_: None)
     with pytest.raises(SystemExit, match=r"the cell of \[2, 32\] is off by"):
-        draft_layers.run(Counted(), options(tmp_path / "none", tiles=False), {}, wide_console())
+        draft_layers.run(Counted(), options(tmp_path / "none"), {}, wide_console())
 
 
 def test_without_a_gpu_it_refuses(

@@ -137,14 +137,6 @@ def test_another_head_is_refused(small: Path, tmp_path: Path) -> None:
         drafters.enlarge_drafter(small / "drafter", tmp_path / "x", sizes, 49, torch.float32)
 
 
-def test_a_folder_that_exists_is_left_alone(
-    small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        main([str(small / "target"), str(small / "drafter"), str(tmp_path)])
-    assert "exists: name a new folder" in capsys.readouterr().err
-
-
 def test_a_folder_without_a_model_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

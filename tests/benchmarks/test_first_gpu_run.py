@@ -10,10 +10,8 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +34,6 @@ ALWAYS = [
     "kernel_resources",
     "step_cost_llama_3_8b",
     "step_cost_llama_7b",
-    "profiler_trace",
 ]
 THROUGHPUT = ["--model", "a target", "--drafter", "its drafter", "--suite", "chat"]
 
@@ -176,15 +173,6 @@ def test_every_step_leaves_its_log_and_how_it_ended(whole: Runs) -> None:
         assert name in state["command"]
 
 
-def test_all_limits_together_leave_a_step_time_in_a_short_call(whole: Runs) -> None:
-    assert all(int(whole.state(name)["limit"]) <= 300 for name in whole.names())
-
-
-def test_the_architecture_is_this_gpu_s(whole: Runs) -> None:
-    (call,) = (call for call in whole.calls() if call.name == "kernel_resources")
-    assert call.arguments[call.arguments.index("--architectures") + 1] == "sm_86"
-
-
 def test_throughput_gets_its_arguments_where_the_script_was_called(whole: Runs) -> None:
     (call,) = (call for call in whole.calls() if call.name == "throughput")
     given = " ".join(call.arguments)
@@ -267,43 +255,6 @@ def test_a_second_call_leaves_alone_what_has_ended_unless_it_is_told_to_retry(ru
     assert set(runs.summary().values()) == {"done"}
 
 
-def test_a_call_with_little_time_does_what_fits_in_and_the_next_one_the_rest(runs: Runs) -> None:
-    status, printed = runs.run("--seconds", "130")
-    assert status == 1
-    first = runs.names()
-    most = ["no_waiting", "flash_attention", "fp8_layer"]
-    assert first == ["environment", *most, "kernel_resources"]
-    assert "parity: no time left for it in this call" in printed
-    assert [name for name, how in runs.summary().items() if how == "not run"] == [
-        name for name in ALWAYS if name not in first
-    ]
-    assert runs.run()[0] == 0
-    assert runs.names() == [name for name in ALWAYS if name not in first]
-
-
-def test_steps_that_are_not_named_stay_as_they_are(runs: Runs) -> None:
-    assert runs.run("--only", "fp8_layer,environment")[0] == 1
-    assert runs.names() == ["environment", "fp8_layer"]
-    assert runs.summary()["parity"] == "not run"
-    assert runs.run()[0] == 0
-    assert runs.names() == [name for name in ALWAYS if name not in ("environment", "fp8_layer")]
-
-
-def test_an_interrupted_step_is_repeated(runs: Runs) -> None:
-    started = runs.start(environment="hangs")
-    child = runs.folder / "calls.child"
-    deadline = time.monotonic() + 30
-    while not (child.exists() and child.read_text()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    started.send_signal(signal.SIGTERM)
-    assert started.wait(timeout=30) == 130
-    assert not (runs.out / "environment.state").exists()
-    assert runs.run("--seconds", "1")[0] == 1
-    assert runs.summary()["environment"] == "interrupted"
-    assert runs.run("--seconds", "100")[0] == 1
-    assert runs.names()[0] == "environment"
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -337,11 +288,3 @@ def test_without_a_gpu_nothing_is_run(runs: Runs) -> None:
     assert status == 2
     assert "torch finds no GPU here" in printed
     assert not runs.names()
-
-
-def test_help_names_every_option(runs: Runs) -> None:
-    done = subprocess.run([SCRIPT, "--help"], capture_output=True, text=True, check=True)
-    assert all(
-        option in done.stdout
-        for option in ("--seconds N", "--retry", "--only NAMES", "-- ARGUMENTS")
-    )

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import soak
-from soak_parts import faults, load, models, server
+from soak_parts import load, models, server
 
 from redrafter_testing.benchmarks import fake_server
 
@@ -82,52 +79,6 @@ def test_a_server_that_does_not_start_is_reported(
     given = ("--model", "target", "--drafter", "drafter", "--logs", str(tmp_path))
     assert soak.main(given) == 2
     assert "no room" in capsys.readouterr().err
-
-
-def test_where_one_of_two_servers_does_not_start_neither_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    started: list[server.Server] = []
-
-    class Kept(server.Server):
-        def __init__(self, *given: Any) -> None:
-            super().__init__(*given)
-            started.append(self)
-
-    monkeypatch.setattr(soak, "Server", Kept)
-    ends = "import sys, time; '--speculative-config' in sys.argv and sys.exit('no room')"
-    monkeypatch.setattr(server, "COMMAND", (sys.executable, "-c", f"{ends}; time.sleep(60)"))
-    given = ("--model", "target", "--drafter", "drafter", "--at-once", "--logs", str(tmp_path))
-    assert soak.main(given) == 2
-    assert "no room" in capsys.readouterr().err
-    assert [each.process.poll() is not None for each in started] == [True, True]
-
-
-def test_a_broken_server_is_watched_to_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    script = (sys.executable, "-P", fake_server.__file__, "serve")
-    monkeypatch.setattr(server, "COMMAND", script)
-    monkeypatch.setattr(soak, "FAULTS", {"SIGTERM": faults.ask_to_end})
-    drafter, output = tmp_path / "drafter", tmp_path / "faults.json"
-    drafter.mkdir()
-    given = ("--faults", "--model", "target", "--drafter", str(drafter), "--logs", str(tmp_path))
-    assert soak.main([*given, "--output", str(output)]) == 0
-    for fault in json.loads(output.read_text())["faults"]:
-        assert (fault["done"], fault["exit_code"]) == ("SIGTERM", 0)
-        assert sum(fault["requests"].values()) == faults.IN_FLIGHT
-        assert "connection lost" in fault["requests"]
-        assert not fault["processes"]
-    assert "ReDrafter, SIGTERM: ends with 0" in capsys.readouterr().out
-
-
-def test_the_engine_that_is_killed_is_the_one_process_of_that_title() -> None:
-    with subprocess.Popen(["sleep", "60"]) as process:
-        named = SimpleNamespace(processes=lambda: {1: "vllm serve", process.pid: faults.ENGINE})
-        faults.kill_engine(named)
-        assert process.wait(10) == -signal.SIGKILL
-    with pytest.raises(RuntimeError, match="should be the engine core"):
-        faults.kill_engine(SimpleNamespace(processes=lambda: {1: "vllm serve"}))
 
 
 def test_the_drafter_that_is_made_up_is_often_right_and_often_wrong(tmp_path: Path) -> None:

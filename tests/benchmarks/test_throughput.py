@@ -53,7 +53,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         ("--prompt a --engine-args [1]", "expected a JSON object"),
         ("--prompt a --engine-args {", "not JSON"),
         ("--prompt a --output nowhere/a.json", "no such folder"),
-        ("--prompt a --plot nowhere/a.png", "no such folder"),
         ("--prompt a --drafter /nowhere", "no such folder"),
         ("--prompt a --model /nowhere", "--model /nowhere"),
         ("--prompt a --max-tokens 600", "no prompt fits"),
@@ -125,10 +124,10 @@ def test_from_arguments_to_files_without_an_engine(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     events = without_engines(monkeypatch, is_cpu)
-    output, picture = tmp_path / "out.json", tmp_path / "out.png"
+    output = tmp_path / "out.json"
     arguments = ["--model", str(models[0]), "--drafter", str(models[1]), "--repeats", "2"]
     arguments += ["--prompt", "name", "--prompt", "value", "--concurrency", "1", "4"]
-    arguments += ["--shape", "1=2x4:6", "4=1x3:3", "--output", str(output), "--plot", str(picture)]
+    arguments += ["--shape", "1=2x4:6", "4=1x3:3", "--output", str(output)]
     arguments += ["--random-drafter", "--plain-again", "--prompts-per-request", "2"]
     arguments += ["--other-drafter", str(models[1])]
 
@@ -154,7 +153,6 @@ def test_from_arguments_to_files_without_an_engine(
     assert report["settings"]["num_prompts"] == 4  # two prompts, repeated to fill concurrency 4
     assert report["machine"]["gpu"] == (None if is_cpu else "a GPU")
     assert is_cpu or not report["settings"]["environment"]["LD_PRELOAD"]
-    assert picture.exists()
     printed = capsys.readouterr().out
     assert all(f"{name}" in printed for name in ("ReDrafter 2x4:6", "random drafter 4x5:12"))
 

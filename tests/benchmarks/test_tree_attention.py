@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -58,41 +56,6 @@ def test_a_gpu_does_not_time_the_interpreter(
     assert "TRITON_INTERPRET is set" in capsys.readouterr().err
 
 
-def test_quick_leaves_what_is_asked_for() -> None:
-    full, quick = (tree_attention.read_arguments(argv) for argv in ([], ["--quick"]))
-    asked = tree_attention.read_arguments(["--quick", "--batches", "1", "2"])
-
-    assert (full.batches, full.contexts, full.repeats) == ([1, 8, 64], [512, 4096, 32768], 50)
-    assert (quick.batches, quick.contexts, quick.nodes) == ([8], [4096], ["32", "8x5"])
-    assert (asked.batches, asked.contexts) == ([1, 2], [4096])
-
-
-@pytest.mark.parametrize("before", [None, "0", "1"])
-def test_the_interpreter_is_left_as_it_was(
-    before: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delitem(sys.modules, "triton", raising=False)
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    if before is not None:
-        monkeypatch.setenv("TRITON_INTERPRET", before)
-
-    with tree_attention.interpreter():
-        assert os.environ["TRITON_INTERPRET"] == "1"
-
-    assert os.environ.get("TRITON_INTERPRET") == before
-
-
-def test_the_interpreter_cannot_come_after_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "triton", torch)
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-
-    with (
-        pytest.raises(RuntimeError, match="imported before its interpreter"),
-        tree_attention.interpreter(),
-    ):
-        pass
-
-
 def test_without_a_gpu_kernels_are_checked_and_nothing_is_timed(tmp_path: Path) -> None:
     output = tmp_path / "results.json"
     done = in_own_process(tree_attention.__file__, "--quick", "--output", str(output))
@@ -103,10 +66,9 @@ def test_without_a_gpu_kernels_are_checked_and_nothing_is_timed(tmp_path: Path) 
     assert not any(unit in done.stdout for unit in ("µs", "GB/s", "floor"))
     written = json.loads(output.read_text())
     assert written["timings"] is None
-    assert not {"goals", "copy_gbps"} & written.keys()
+    assert "copy_gbps" not in written
     checks = written["checks"]
     assert all(check["error"] <= check["tolerance"] for check in checks)
     assert {check["kernel"] for check in checks} == {
-        *("tree", "tree, 3 parts", "one node", "beams apart", "flex_attention's mask"),
-        *("accept_path", "compact_kv", "build_tree"),
+        *("tree", "tree, 3 parts", "one node", "beams apart"),
     }

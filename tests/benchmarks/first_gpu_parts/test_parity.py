@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import threading
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -78,75 +74,6 @@ def test_what_is_sound(changed: dict[str, Any], sound: bool) -> None:
 @pytest.mark.parametrize(("gap", "sound"), [(0.01, True), (0.3, False), (None, False)])
 def test_in_float16_near_ties_are_let_pass(gap: float | None, sound: bool) -> None:
     assert is_sound(engines(agreement=apart(gap)), parity.NEAR_TIE) == sound
-
-
-def fake_engine(modes: list[str], fails_at: set[str]) -> Callable[..., SimpleNamespace]:
-    """In the place of subprocess.run: an engine that fails where vLLM's checks are these."""
-
-    def run(command: list[str], env: dict[str, str], **_: Any) -> SimpleNamespace:
-        job = json.loads(Path(command[-1]).read_text())
-        mode = job["arguments"]["jit_monitor_mode"]
-        assert job["sampling"] == ["greedy"]
-        assert env["VLLM_GPU_SYNC_CHECK"] == mode
-        modes.append(mode)
-        if mode in fails_at:
-            return SimpleNamespace(returncode=1)
-        Path(job["answers"]).write_text('{"answers": {}, "accepted": 1}')
-        return SimpleNamespace(returncode=0)
-
-    return run
-
-
-@pytest.mark.parametrize(
-    ("fails_at", "modes", "passed"),
-    [
-        (set(), ["error"], "error"),
-        ({"error"}, ["error", "warn"], "warn"),
-        ({"error", "warn"}, ["error", "warn"], None),
-    ],
-)
-def test_an_engine_that_fails_the_checks_is_started_again_with_warnings(
-    fails_at: set[str],
-    modes: list[str],
-    passed: str | None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    started: list[str] = []
-    monkeypatch.setattr(subprocess, "run", fake_engine(started, fails_at))
-    found, checks = parity.answers_of("fixed", {"dtype": "float16"}, tmp_path)
-    assert (started, checks) == (modes, passed)
-    assert (found is None) == (passed is None)
-
-
-def test_all_engines_are_at_work_at_once_and_each_is_reported_when_it_is_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The last to be done is plain decoding, without which nothing can be compared."""
-    at_once = threading.Barrier(2, timeout=30)
-    drafted = threading.Event()
-    answer = {"tokens": [3, 4], "logprobs": []}
-
-    def run(command: list[str], **_: Any) -> SimpleNamespace:
-        job = json.loads(Path(command[-1]).read_text())
-        at_once.wait()
-        if "speculative_config" not in job["arguments"]:
-            assert drafted.wait(timeout=30)
-        found = {"answers": {"greedy": [answer]}, "accepted": 12}
-        Path(job["answers"]).write_text(json.dumps(found))
-        return SimpleNamespace(returncode=0)
-
-    monkeypatch.setattr(subprocess, "run", run)
-    reports = []
-    names = [parity.PLAIN, "fixed"]
-    for answered in parity.answers_of_all(names, tmp_path, half=True):
-        reports.append(parity.outcomes(names, answered))
-        drafted.set()
-    first, last = reports
-    assert first == {"fixed": {"checks": "error", "accepted": 12, "agreement": {}}}
-    assert list(last) == names
-    assert last["fixed"]["agreement"]["greedy"] == {"equal": 1, "of": 1, "differences": []}
-    assert is_sound(last)
 
 
 def test_the_engines_are_given_shapes_that_the_package_takes() -> None:

@@ -15,9 +15,3 @@ def test_a_results_file_is_json(tmp_path: Path) -> None:
     assert json.loads(path.read_text()) == {"seconds": [1.5, None]}
     with pytest.raises(ValueError, match="not JSON compliant"):
         results.write(path, {"seconds": float("nan")})
-
-
-def test_without_a_path_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    results.write(None, {"seconds": 1})
-    assert not list(tmp_path.iterdir())

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from soak_parts.arrivals import BETWEEN, BURST, arrivals
 from soak_parts.client import Choice, Outcome
 from soak_parts.comparison import difference
-from soak_parts.faults import Fault, ends_well, rows
-from soak_parts.report import percentiles
 from soak_parts.requests import KINDS, Request, requests
 
 
@@ -87,41 +83,3 @@ def test_a_request_that_plain_vllm_did_not_answer_is_a_difference() -> None:
     plain = Outcome([Choice()], error="HTTP 500")
     found = difference(REQUEST, answer([1]), plain)
     assert found is not None and "HTTP 500" in found
-
-
-def test_percentiles_of_nothing_are_zero() -> None:
-    assert percentiles([]) == (0.0, 0.0)
-    assert percentiles([1.0, 2.0, 3.0]) == (2.0, pytest.approx(2.98))
-
-
-def fault(done: str, code: int | None, seconds: float, **left: list[str]) -> Fault:
-    rest = {"processes": [], "shared_memory": [], "files": [], **left}
-    return Fault("ReDrafter", done, code, seconds, {"answered whole": 3}, **rest)
-
-
-def test_a_server_that_breaks_must_end_soon_and_as_plain_vllms() -> None:
-    others = [
-        replace(fault(done, code, 2.0), method="plain")
-        for done, code in (("kill -9", 1), ("SIGTERM", 0), ("other", None))
-    ]
-    assert ends_well(fault("other", None, 40.0), others)
-    assert not ends_well(fault("SIGTERM", None, 40.0), others)
-    assert ends_well(fault("kill -9", 1, 2.0), others)
-    assert not ends_well(fault("kill -9", 0, 2.0), others)
-    assert not ends_well(fault("kill -9", 1, 11.0), others)
-    assert not ends_well(fault("SIGTERM", 1, 2.0), others)
-    assert ends_well(fault("SIGTERM", 0, 2.0), others)
-
-
-def test_a_server_that_goes_on_must_answer_everything() -> None:
-    assert ends_well(fault("deleted", None, 0.0), [])
-    lost = Fault("ReDrafter", "deleted", None, 0.0, {"connection lost": 1}, [], [], [])
-    assert not ends_well(lost, [])
-
-
-def test_what_is_left_of_a_server_is_named() -> None:
-    assert fault("kill -9", 1, 2.0, processes=["VLLM::Worker"]).leaves_something
-    assert fault("kill -9", 1, 2.0, files=["redrafter-x"]).leaves_something
-    assert not fault("kill -9", 1, 2.0, files=["others"]).leaves_something
-    assert "left: VLLM::Worker" in rows([fault("SIGTERM", 0, 1.0, processes=["VLLM::Worker"])])[0]
-    assert rows([fault("deleted", None, 0.0)])[0].startswith("ReDrafter, deleted: goes on; 3 answ")

@@ -73,20 +73,6 @@ def test_lengths_of_requests_are_drawn_and_the_same_for_every_method() -> None:
     assert (min(drawn), max(drawn)) == (48, 96)
 
 
-def test_each_request_has_its_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[list[int]] = []
-
-    def generate(_: Any, prompts: list[list[int]], params: Any, concurrency: int) -> Generation:
-        asked.append([p.max_tokens for p in params])
-        return Generation([], 1.0, 0, 0)
-
-    monkeypatch.setattr(engine, "generate", generate)
-    llm = SimpleNamespace(get_metrics=lambda: [])
-    job = Job({}, 0, [[1]] * 4, None, 96, True, False, min_tokens=48)
-    engine.measure(llm, job, Case(2, 0.0))
-    assert asked == [job.lengths(2), job.lengths(4)]
-
-
 def test_a_case_with_a_task_answers_that_tasks_prompts() -> None:
     tasks = ["chat", "chat", "chat", "code", "code"]
     job = Job({}, 0, [[i] for i in range(5)], None, 8, False, False, tasks)

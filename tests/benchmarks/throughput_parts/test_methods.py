@@ -83,12 +83,6 @@ def test_a_malformed_shape_is_refused(shape: str) -> None:
         plan("drafter", [1], [shape], ["5"])
 
 
-@pytest.mark.parametrize("tokens", ["", "0", "x", "1=", "2x4:6"])
-def test_a_malformed_ngram_setting_is_refused(tokens: str) -> None:
-    with pytest.raises(InputError, match="--ngram-tokens"):
-        plan("drafter", [1], ["2x4:6"], [tokens])
-
-
 def test_a_shape_that_redrafter_refuses_is_refused_here() -> None:
     with pytest.raises(ConfigError, match="between 1 and 127"):
         plan("drafter", [1], ["2x4:128"], ["5"])
@@ -97,18 +91,6 @@ def test_a_shape_that_redrafter_refuses_is_refused_here() -> None:
 def test_a_level_that_is_not_measured_cannot_be_bound() -> None:
     with pytest.raises(InputError, match="concurrency 2, which is not measured"):
         plan("drafter", [1, 4], ["2x4:6", "2=1x3:3"], ["5"])
-
-
-@pytest.mark.parametrize(
-    ("shape", "message"),
-    [
-        ("4x5", "--adaptive '4x5': expected WxL:K"),
-        ("4=4x5:12", "every concurrency; leave out 4="),
-    ],
-)
-def test_malformed_maxima_are_refused(shape: str, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        plan("drafter", [1, 4], ["2x4:6"], ["5"], [shape])
 
 
 def test_a_level_without_a_shape_is_refused() -> None:

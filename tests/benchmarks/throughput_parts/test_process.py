@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -18,7 +16,6 @@ from throughput_parts.process import EngineError, EngineProcess
 from redrafter_testing.benchmarks import fake_engine
 from redrafter_testing.benchmarks.fake_engine import all_gone, all_stopped, eventually, processes
 from redrafter_testing.benchmarks.throughput_runs import fake_job
-from vllm_redrafter.utils import process_group
 
 CASE = Case(2, 0.7)
 
@@ -93,70 +90,12 @@ def test_a_failed_start_shows_its_log(folder: Path) -> None:
     assert all_gone(folder)
 
 
-def test_variables_and_surroundings_are_its_environment(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GIVEN", "1")
-    script(folder, "import os; exit(os.environ['SET'] + os.environ['GIVEN'])", monkeypatch)
-    with (
-        pytest.raises(EngineError, match=r"^21\n"),
-        EngineProcess(fake_job(folder), {"SET": "2"}) as engine,
-    ):
-        engine.wait_until_started()
-
-
 def test_one_that_dies_while_it_measures_fails(folder: Path) -> None:
     with (
         pytest.raises(EngineError, match="out of memory"),
         EngineProcess(fake_job(folder, dies="measure"), {}) as engine,
     ):
         started(engine).measure(CASE)
-    assert all_gone(folder)
-
-
-def test_one_that_died_while_it_was_paused_fails_at_its_turn(folder: Path) -> None:
-    with (
-        pytest.raises(EngineError, match="failed; its log"),
-        EngineProcess(fake_job(folder), {}) as engine,
-    ):
-        started(engine).pause()
-        for found in processes(folder):
-            if found.cmdline()[0] == sys.executable:
-                found.kill()
-        assert eventually(lambda: len(processes(folder)) < 2)
-        engine.resume()
-        engine.measure(CASE)
-    assert all_gone(folder)
-
-
-def test_an_exception_ends_paused_and_busy_engines(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(seconds: float) -> None:
-        raise KeyboardInterrupt
-
-    with (
-        pytest.raises(KeyboardInterrupt),
-        EngineProcess(fake_job(folder), {}) as idle,
-        EngineProcess(fake_job(folder, hangs="politely"), {}) as busy,
-    ):
-        started(idle).pause()
-        started(busy)
-        monkeypatch.setattr(process, "time", SimpleNamespace(sleep=interrupt))
-        began = time.monotonic()
-        busy.measure(CASE)
-    assert time.monotonic() - began < process_group.SECONDS_TO_END, "it went on measuring"
-    assert all_gone(folder)
-
-
-def test_one_that_does_not_end_is_killed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_group, "SECONDS_TO_END", 0.1)
-    with (
-        pytest.raises(KeyboardInterrupt),
-        EngineProcess(fake_job(folder, hangs="stubbornly"), {}) as engine,
-    ):
-        started(engine).tell("{}")
-        raise KeyboardInterrupt
     assert all_gone(folder)
 
 
@@ -180,25 +119,3 @@ time.sleep(1000)
         benchmark.kill()
     assert was_paused
     assert all_gone(folder)
-
-
-def test_an_engine_does_not_see_the_parts_beside_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Something else may look for modules of names like `plot` and `process`."""
-    (tmp_path / "plot.py").touch()
-    code = "import sys, importlib.util as util; util.find_spec('plot') or open(sys.argv[2], 'w')"
-    script(tmp_path, code, monkeypatch)
-    with EngineProcess(fake_job(tmp_path), {}) as engine:
-        engine.wait_until_started()
-
-
-def test_libraries_are_preloaded_for_cpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "INFO")
-    monkeypatch.setenv("LD_PRELOAD", "/mine.so")
-
-    assert process.environment(is_cpu=False) == {"VLLM_LOGGING_LEVEL": "INFO"}
-    variables = process.environment(is_cpu=True)
-    set_on_cpu = {"VLLM_CPU_KVCACHE_SPACE", "LD_PRELOAD", "GLIBC_TUNABLES"}
-    assert variables.keys() == {"VLLM_LOGGING_LEVEL", *set_on_cpu}
-    assert variables["LD_PRELOAD"].split(":")[0] == "/mine.so"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
 import throughput
-from throughput_parts.methods import InputError
 from throughput_parts.suites import SUITES, read_suites
 
 
@@ -26,13 +24,3 @@ def test_a_summary_is_of_a_passage_of_80_to_150_words() -> None:
     for (message,) in read_suites(["summary"])["summary"]:
         _, passage = message["content"].split("\n\n")
         assert 80 <= len(passage.split()) <= 150
-
-
-def test_suites_stand_in_the_order_in_which_they_are_asked_for() -> None:
-    assert list(read_suites(["math", "chat", "math"])) == ["math", "chat"]
-    assert list(read_suites(["math", "all"])) == list(SUITES)
-
-
-def test_an_unknown_suite_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(InputError, match=r"--suite poems: .* chat, summary, code, math, or all"):
-        read_suites(["chat", "poems"])

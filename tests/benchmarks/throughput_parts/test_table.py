@@ -54,19 +54,6 @@ def of_task(task: str | None) -> list[Row]:
     return [replace(row, task=task) for row in several_rows()[:3]]
 
 
-def test_rows_are_named_after_their_task_and_the_last_ones_total() -> None:
-    rows = [*of_task("chat"), *of_task("[code]"), *of_task(None)]
-    tasks = [line.split()[3:5] for line in printed(rows)]
-    methods = ("plain", "n-gram", "ReDrafter")
-    assert tasks == [[task, name] for task in ("chat", "[code]", "total") for name in methods]
-    assert "tokens of all tasks" in text_of(rows)
-
-
 def test_the_total_of_a_single_task_is_not_printed_once_more() -> None:
     text = text_of([*of_task("chat"), *of_task(None)])
     assert text.count("ReDrafter 2x4:6") == 1 and "total" not in text
-
-
-def test_without_tasks_there_is_no_column_of_them() -> None:
-    assert " task " in text_of([*of_task("chat"), *of_task(None)])
-    assert "task" not in text_of(of_task(None))

@@ -55,22 +55,6 @@ def test_a_total_is_the_sum_of_all_tasks_of_a_level_and_temperature() -> None:
     assert (sampled.temperature, sampled.generation.seconds, sampled.task) == (0.7, 8.0, None)
 
 
-def test_prompts_without_tasks_have_no_other_total() -> None:
-    runs = [run(1.0, [[1]]), run(2.0, [[1]], concurrency=4)]
-    assert with_totals(runs) == runs
-
-
-def test_rows_stand_by_task_in_the_order_of_measuring_and_the_total_is_the_last() -> None:
-    assert [(row.task, row.method) for row in rows()] == [
-        ("code", "plain"),
-        ("code", "ReDrafter"),
-        ("chat", "plain"),
-        ("chat", "ReDrafter"),
-        (None, "plain"),
-        (None, "ReDrafter"),
-    ]
-
-
 def test_figures_in_total_are_those_of_the_sums() -> None:
     """60 tokens in 6 seconds, and in 2.5: not the mean of × 4 and × 1.33."""
     code, chat, plain, total = (rows()[i] for i in (1, 3, 4, 5))

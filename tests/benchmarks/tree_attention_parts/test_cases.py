@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tree_attention_parts.cases import HEADS, Case, TreeShape, leaf_paths
-from tree_attention_parts.problem import contiguous, make_problem
+from tree_attention_parts.problem import make_problem
 
 from redrafter_testing.benchmarks.tree_attention_results import CPU, tiny
 
@@ -68,7 +68,5 @@ def test_the_floor_of_llama_3() -> None:
 def test_memory_is_that_of_the_tensors() -> None:
     case = tiny("3x2")
     problem = make_problem(case, CPU)
-    _, keys, values = contiguous(problem.tree, case.tree)
 
     assert case.cache_bytes == problem.tree.key_cache.nbytes + problem.tree.value_cache.nbytes
-    assert case.contiguous_bytes == keys.nbytes + values.nbytes

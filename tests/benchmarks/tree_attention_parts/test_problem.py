@@ -1,13 +1,10 @@
-"""The three problems of a case, and flex_attention's mask."""
+"""The three problems of a case."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
-from tree_attention_parts.cases import Case
-from tree_attention_parts.problem import Inputs, contiguous, make_problem, tree_mask
+from tree_attention_parts.problem import Inputs, make_problem
 
 from redrafter_testing.benchmarks.tree_attention_results import CPU, tiny
 
@@ -68,50 +65,5 @@ def test_one_node_is_the_root_with_the_same_context() -> None:
     assert torch.equal(problem.plain.block_table, problem.tree.block_table)
 
 
-def test_contiguous_keys_are_the_pages_in_order() -> None:
-    case = tiny("3x2")
-    problem = make_problem(case, CPU)
-    query, keys, values = contiguous(problem.tree, case.tree)
-
-    for request, count in enumerate(case.tree.num_nodes.tolist()):
-        pages = keys_of(problem.tree, request, 20 + case.shape.nodes)
-        assert torch.equal(torch.stack([keys[request], values[request]]), pages.transpose(1, 2))
-        start = problem.tree.query_start_loc[request]
-        own = problem.tree.query[start : start + count]
-        assert torch.equal(query[request, :, :count], own.transpose(0, 1))
-
-
 def climb(parents: list[int], node: int) -> set[int]:
     return {node} | (climb(parents, parents[node]) if node else set())
-
-
-def evaluate_mask(case: Case, ancestor_mask: torch.Tensor) -> torch.Tensor:
-    """[R, nodes, keys] bool."""
-    nodes = case.shape.nodes
-    return tree_mask(case.context, ancestor_mask)(
-        torch.arange(case.batch).view(-1, 1, 1),
-        torch.tensor(0),
-        torch.arange(nodes).view(-1, 1),
-        torch.arange(case.context + nodes),
-    )
-
-
-@pytest.mark.parametrize("nodes", ["16", "3x2", "40"])
-def test_flex_sees_the_context_and_the_ancestors(nodes: str) -> None:
-    case = tiny(nodes)
-    mask = evaluate_mask(case, case.tree.ancestor_mask)
-
-    for request, count in enumerate(case.tree.num_nodes.tolist()):
-        parents = case.tree.parents[request].tolist()
-        for node in range(count):
-            expected = {*range(20), *(20 + seen for seen in climb(parents, node))}
-            assert set(mask[request, node].nonzero().flatten().tolist()) == expected
-
-
-def test_flex_mask_is_not_any_tree_s() -> None:
-    case = tiny("16")
-    other = replace(case, seed=1)
-
-    assert not torch.equal(
-        evaluate_mask(case, case.tree.ancestor_mask), evaluate_mask(case, other.tree.ancestor_mask)
-    )

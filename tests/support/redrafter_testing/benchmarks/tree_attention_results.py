@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from shared_parts.timing import Timing
 from tree_attention_parts.cases import Case, Heads, TreeShape
-from tree_attention_parts.report import STEP, AttentionResult, StepResult
+from tree_attention_parts.report import AttentionResult
 
 TINY = Heads("tiny", query=4, kv=2, dim=64)
 
@@ -29,8 +29,5 @@ KEPT = AttentionResult(
     tree=Timing([100.0, 90.0, 300.0]),
     launched=Timing([150.0]),
     one_node=Timing([95.0]),
-    flex=Timing([200.0]),
     beams=Timing([450.0]),
 )
-
-STEPS_KEPT = StepResult(STEP, "llama-7b", 8, "8x5", 32, 4_000_000, Timing([15.0]), Timing([80.0]))
