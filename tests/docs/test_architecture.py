@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -13,7 +12,6 @@ import pytest
 
 REPO = Path(__file__).parents[2]
 TEXT = (REPO / "docs" / "architecture.md").read_text()
-FLOORS_TEST = REPO / "tests" / "test_boundaries.py"
 
 WIDER = {"cli": ("__main__", "cli")}
 """Boxes that stand for more modules than they name."""
@@ -134,35 +132,3 @@ def test_every_import_is_an_arrow_or_a_path_of_arrows() -> None:
 
 def test_every_arrow_is_an_import() -> None:
     assert not sorted(set(boxes_and_arrows()[1]) - real_arrows())
-
-
-def test_no_arrow_leads_back() -> None:
-    for box in boxes_and_arrows()[0]:
-        assert box not in reachable(box)
-
-
-def test_the_figure_keeps_to_the_floors() -> None:
-    """`FLOORS` in test_boundaries.py: from the top, each with the modules and folders on it."""
-    spec = importlib.util.spec_from_file_location("boundaries", FLOORS_TEST)
-    assert spec is not None and spec.loader is not None
-    boundaries = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(boundaries)
-    if (floors := getattr(boundaries, "FLOORS", None)) is None:
-        pytest.skip("tests/test_boundaries.py has no FLOORS")
-
-    def floor(module: str) -> int:
-        """That of the longest name in FLOORS that the module is in."""
-        found = [
-            (len(name), number)
-            for number, names in enumerate(floors)
-            for name in names
-            if f"{module}.".startswith(f"{name}.")
-        ]
-        assert found, f"{module} is on no floor"
-        return max(found)[1]
-
-    floors_of: dict[str, list[int]] = {}
-    for module in modules():
-        floors_of.setdefault(box_of(module), []).append(floor(module))
-    for source, to in boxes_and_arrows()[1]:
-        assert max(floors_of[source]) < min(floors_of[to]), f"{source} --> {to}"

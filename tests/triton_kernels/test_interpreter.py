@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from redrafter_testing.gpu.triton_interpreter import Memory, import_interpreted
-from redrafter_testing.python_path import SUPPORT, python_path
+from redrafter_testing.gpu.triton_interpreter import Memory
 from vllm_redrafter.triton_kernels.accept_path import accept_path
 from vllm_redrafter.triton_kernels.compact_kv import CacheTable, compact_kv
 
@@ -63,25 +58,3 @@ def test_writing_outside_the_arguments_is_an_error(memory: Memory) -> None:
     with memory.allow(caches):
         compact_kv(table, *arguments)
     assert [int(cache[0, 1]) for cache in caches] == [2, 2]
-
-
-def test_the_environment_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tests start vLLM, which must not run under the interpreter."""
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    import_interpreted("vllm_redrafter.triton_kernels.checks")
-    assert "TRITON_INTERPRET" not in os.environ
-
-
-@pytest.mark.parametrize("before", ["", "import triton", "import vllm"])
-def test_kernels_run_whatever_was_imported_before(before: str) -> None:
-    script = f"""
-{before}
-from redrafter_testing.gpu import triton_interpreter
-triton_interpreter.import_interpreted("vllm_redrafter.triton_kernels.accept_path")
-import test_interpreter
-with triton_interpreter.interpreted():
-    test_interpreter.one_walk(row_start=0)
-"""
-    environment = {**os.environ, "PYTHONPATH": python_path(SUPPORT, Path(__file__).parent)}
-    environment.pop("TRITON_INTERPRET", None)
-    subprocess.run([sys.executable, "-c", script], check=True, env=environment, cwd=SUPPORT)

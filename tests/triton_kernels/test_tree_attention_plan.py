@@ -12,7 +12,7 @@ from redrafter_testing.algorithm.tree_batches import bushy, chain
 from redrafter_testing.gpu.tree_attention_launch import Launch, Shape, assert_close
 from vllm_redrafter.triton_kernels import tree_attention as tree_attention_module
 from vllm_redrafter.triton_kernels import tree_attention_plan
-from vllm_redrafter.triton_kernels.tree_attention import TreeAttention, tree_attention
+from vllm_redrafter.triton_kernels.tree_attention import tree_attention
 from vllm_redrafter.triton_kernels.tree_attention_plan import (
     LONG_CONTEXT_PARTS,
     MAX_KEYS,
@@ -142,25 +142,3 @@ def test_parts_are_planned_for_the_fewest_requests_and_the_most_keys_that_there_
     for wrong in (0, 7):
         with pytest.raises(ValueError, match="min_requests must be between 1 and 6"):
             batch(min_requests=wrong)
-
-
-def test_a_step_checks_and_plans_once_for_all_layers_of_a_shape(
-    launch: Callable[..., Launch], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    batch = launch([(40, bushy(9)), (3, chain(4))])
-    arguments = batch.arguments()
-    query, keys, values = (arguments.pop(name) for name in ("query", "key_cache", "value_cache"))
-    checked = []
-    check = tree_attention_module.check_layer
-    monkeypatch.setattr(
-        tree_attention_module, "check_layer", lambda *args: checked.append(check(*args))
-    )
-    step = TreeAttention(**arguments)
-    for layer in range(3):
-        out = torch.empty_like(query)
-        step.attend(query * (layer + 1), keys, values, out, scale=0.1 / (layer + 1))
-        assert_close(out[batch.rows].double().cpu(), batch.reference(scale=0.1)[0], 1e-5)
-    assert len(checked) == 1
-    with pytest.raises(ValueError, match=r"^value_cache: dtype"):
-        step.attend(query, keys, values.half(), torch.empty_like(query))
-    assert len(checked) == 1
