@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from heads_parts import depths
 from heads_parts.report import rows_of, table
 from heads_parts.texts import Texts
 from heads_parts.training import Material, run, str_of
@@ -66,11 +65,6 @@ def parser() -> argparse.ArgumentParser:
         choices=["float32", "bfloat16"],
         default="float32",
         help="of those drafts; heads are trained in float32 (default float32)",
-    )
-    made.add_argument(
-        "--against",
-        choices=[v.name for v in VARIANTS],
-        help="print what the other heads gain on this one by depth",
     )
     made.add_argument("--output", type=Path, help="JSON with all figures")
     return made
@@ -178,8 +172,6 @@ def report(
     rows = rows_of(runs, times)
     console = results.wide_console()
     console.print(table(rows))
-    if options.against is not None:
-        console.print(depths.table(runs, options.against))
     record = {
         **machine.describe(gpu=None),
         "shapes": [str_of(shape) for shape in material.shapes],

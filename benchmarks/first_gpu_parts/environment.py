@@ -38,6 +38,7 @@ def main() -> int:
 def described_device() -> dict[str, Any]:
     """The first GPU, as torch sees it."""
     import torch
+    from shared_parts.gpu import driver
 
     properties = torch.cuda.get_device_properties(0)
     return {
@@ -49,15 +50,6 @@ def described_device() -> dict[str, Any]:
         "cuda": torch.version.cuda,
         "driver": driver(),
     }
-
-
-def driver() -> str | None:
-    """The driver's version; None where nobody tells."""
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    if not shutil.which(query[0]):
-        return None
-    told = subprocess.run(query, capture_output=True, text=True, check=False).stdout.split()
-    return told[0] if told else None
 
 
 def missing() -> list[str]:

@@ -167,12 +167,12 @@ def _read(architecture: Architecture, name: str, kernel: Any) -> Kernel:
         stack=stack,
         shared=shared,
         warps=warps,
-        blocks=_resident_blocks(architecture, registers, shared, warps),
+        blocks=resident_blocks(architecture, registers, shared, warps),
         instruction=_matrix_instruction(ptx, machine_code),
         copy_bytes=max((int(size, 0) for size in copies), default=0),
         load_bytes=_widest_load(ptx),
         ahead=_copies_ahead(kernel.asm["ttgir"]),
-        loop=_longest_loop(machine_code),
+        loop=longest_loop(machine_code),
         barriers=ptx.count("bar.sync"),
     )
 
@@ -182,7 +182,7 @@ def _tool(name: str, *arguments: str) -> str:
     return subprocess.run([tool, *arguments], capture_output=True, text=True, check=True).stdout
 
 
-def _resident_blocks(architecture: Architecture, registers: int, shared: int, warps: int) -> int:
+def resident_blocks(architecture: Architecture, registers: int, shared: int, warps: int) -> int:
     if shared > architecture.block_shared:
         return 0
     per_warp = -(-registers * 32 // 256) * 256
@@ -218,7 +218,7 @@ def _copies_ahead(ttgir: str) -> int:
     return min(map(int, waits), default=0)
 
 
-def _longest_loop(machine_code: str) -> int:
+def longest_loop(machine_code: str) -> int:
     """Instructions between a label and the last branch back to it."""
     labels: dict[str, int] = {}
     longest = count = 0

@@ -70,7 +70,7 @@ class Gpu:
         return 2 * size / self.in_graph(lambda: copy.copy_(source)).median / 1000
 
     def describe(self) -> dict[str, Any]:
-        return {"driver": _driver(), "cuda": torch.version.cuda}
+        return {"driver": driver(), "cuda": torch.version.cuda}
 
 
 def _warm_up(launch: Callable[[], object]) -> None:
@@ -84,7 +84,8 @@ def _warm_up(launch: Callable[[], object]) -> None:
     torch.cuda.synchronize()
 
 
-def _driver() -> str:
+def driver() -> str:
+    """The driver's version; "unknown" where nobody tells."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)

@@ -68,11 +68,6 @@ class Comparison:
         """Over plain decoding, which outputs one token per step and request."""
         return tokens_per_step / self.ratio
 
-    @property
-    def break_even(self) -> float:
-        """Tokens per step from which on speculation is faster."""
-        return self.ratio
-
 
 def comparisons(costs: Iterable[Cost]) -> list[Comparison]:
     """Every ReDrafter step with its plain one; those without one are left out."""

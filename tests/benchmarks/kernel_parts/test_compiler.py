@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from kernel_parts.compiler import ARCHITECTURES, _longest_loop, _resident_blocks
+from kernel_parts.compiler import ARCHITECTURES, longest_loop, resident_blocks
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from kernel_parts.compiler import ARCHITECTURES, _longest_loop, _resident_blocks
 def test_how_many_blocks_a_multiprocessor_holds(
     architecture: str, registers: int, shared: int, warps: int, blocks: int
 ) -> None:
-    assert _resident_blocks(ARCHITECTURES[architecture], registers, shared, warps) == blocks
+    assert resident_blocks(ARCHITECTURES[architecture], registers, shared, warps) == blocks
 
 
 def test_the_longest_loop_is_counted_and_the_codes_end_is_none() -> None:
@@ -40,4 +40,4 @@ def test_the_longest_loop_is_counted_and_the_codes_end_is_none() -> None:
 .L_x_2:
         /*0060*/                   BRA `(.L_x_2);
 """
-    assert _longest_loop(code) == 5
+    assert longest_loop(code) == 5
