@@ -1,4 +1,4 @@
-"""The order of the house: which modules may import which, and who may import vLLM.
+"""The order of packages: which modules may import which, and who may import vLLM.
 
 Imports are read from the sources, wherever they stand in a module: inside a function and under
 TYPE_CHECKING as well.

@@ -1,4 +1,4 @@
-"""The figure of the house in docs/architecture.md says who imports whom."""
+"""The figure of packages in docs/architecture.md says who imports whom."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ NODE = r"(\w+)(?:\[\"([^\"]+)\"\])?(?::::\w+)?"
 
 
 def figure() -> str:
-    """The first figure's source."""
-    found = re.search(r"```mermaid\n(.*?)```", TEXT, re.DOTALL)
+    """The source of the packages' figure."""
+    found = re.search(r"^## Packages$.*?```mermaid\n(.*?)```", TEXT, re.DOTALL | re.MULTILINE)
     assert found is not None
     return found[1]
 
