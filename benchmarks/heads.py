@@ -126,7 +126,7 @@ def read_material(options: argparse.Namespace) -> Material:
         measured=measured,
         layers=layers,
         shapes=[shape_of(shape) for shape in options.shape or map(tree_shape, SHAPES)],
-        accelerator=make_accelerator(TrainingConfig()),
+        accelerator=make_accelerator(),
     )
 
 

@@ -8,11 +8,10 @@ from copy import deepcopy
 import torch
 from cpu_parts import timing
 
-from heads_parts.training import Material, kept_tokens, settings_of
+from heads_parts.training import Material, kept_tokens, new_variant, settings_of
 from heads_parts.variants import Variant
 from vllm_redrafter.engine.cpu.packed_weights import packed
 from vllm_redrafter.engine.cpu.search import search
-from vllm_redrafter.training.initialisation import new_drafter
 from vllm_redrafter.training.training_config import TrainingConfig
 from vllm_redrafter.tree.policy import search_shape
 
@@ -35,7 +34,7 @@ def _draft(
     shape = search_shape(material.shapes[0], material.shapes[0].num_speculative_tokens)
     embed = material.target.get_input_embeddings()
     kept = kept_tokens(config, material)
-    head = new_drafter(material.target, settings_of(variant, config, material), kept)
+    head = new_variant(settings_of(variant, config, material), material, kept)
     width = head.config.hidden_width
     fast = head.to(dtype).eval().requires_grad_(False).packed(packed)
     hidden, root = torch.randn(1, width, dtype=dtype), torch.ones(1, dtype=torch.int64)

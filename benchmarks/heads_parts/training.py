@@ -17,11 +17,13 @@ from heads_parts.texts import answers_alone, narrowed
 from heads_parts.variants import Variant
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import ListRows
+from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.training.estimate import (
     Acceptance,
     estimate_acceptance,
 )
 from vllm_redrafter.training.initialisation import most_used_tokens, new_drafter
+from vllm_redrafter.training.resolution import loop_plan, new_head_config
 from vllm_redrafter.training.trainer import Trainer
 from vllm_redrafter.training.training_config import TrainingConfig
 
@@ -78,7 +80,7 @@ def _trained(
     """How to measure what was trained, its parameters, and its loss at the end."""
     kept = kept_tokens(config, material)
     config = settings_of(variant, config, material)
-    head = new_drafter(material.target, config, kept)
+    head = new_variant(config, material, kept)
     width = head.config.hidden_width
     learnt = answers_alone(narrowed(material.learnt, width))
     trainer = Trainer(
@@ -86,8 +88,7 @@ def _trained(
         material.target,
         learnt,
         ListRows(),
-        config,
-        material.shapes[0],
+        loop_plan(config, material.shapes[0], learnt, head.config),
         material.accelerator,
         console=Console(file=io.StringIO()),
     )
@@ -105,6 +106,13 @@ def kept_tokens(config: TrainingConfig, material: Material) -> Tensor | None:
         return None
     size = material.sizes.vocab_size
     return most_used_tokens(material.learnt, size, config.draft_vocab_size)[0]
+
+
+def new_variant(config: TrainingConfig, material: Material, kept: Tensor | None) -> DraftHead:
+    """A head before its first step."""
+    sizes = new_head_config(config, material.sizes.vocab_size, material.sizes.hidden_size)
+    lm_head = material.target.get_output_embeddings() if config.init == "lm_head" else None
+    return new_drafter(sizes, lm_head, kept, config.seed)
 
 
 def settings_of(variant: Variant, config: TrainingConfig, material: Material) -> TrainingConfig:

@@ -26,6 +26,7 @@ from vllm_redrafter.data.rows import ListRows
 from vllm_redrafter.heads.recurrent import RecurrentHead
 from vllm_redrafter.training.estimate import estimate_acceptance
 from vllm_redrafter.training.initialisation import new_drafter
+from vllm_redrafter.training.resolution import loop_plan, new_head_config
 from vllm_redrafter.training.target import load_target
 from vllm_redrafter.training.trainer import Trainer, make_accelerator
 from vllm_redrafter.training.training_config import TrainingConfig
@@ -95,8 +96,9 @@ def taught(rows: ListRows, model: Any, shape: ReDrafterConfig) -> RecurrentHead:
     config = TrainingConfig(
         max_steps=60, batch_size=1, block_length=256, learning_rate=1e-2, warmup_steps=1
     )
-    drafter, accelerator = new_drafter(model, config), make_accelerator(config)
-    Trainer(drafter, model, rows, ListRows(), config, shape, accelerator).run()
+    sizes = new_head_config(config, model.config.vocab_size, model.config.hidden_size)
+    drafter, plan = new_drafter(sizes, model.lm_head), loop_plan(config, shape, rows, sizes)
+    Trainer(drafter, model, rows, ListRows(), plan, make_accelerator()).run()
     AcceleratorState._reset_state(reset_partial_state=True)
     return drafter.eval()
 

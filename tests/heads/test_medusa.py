@@ -36,6 +36,7 @@ from vllm_redrafter.training.distillation import Distillation
 from vllm_redrafter.training.estimate import top_accuracy
 from vllm_redrafter.training.evaluation import evaluate_shapes
 from vllm_redrafter.training.objective import Objective
+from vllm_redrafter.training.resolution import loop_plan
 from vllm_redrafter.training.trainer import Trainer, make_accelerator
 from vllm_redrafter.training.training_config import StepCosts, TrainingConfig
 from vllm_redrafter.tree.beam_search import ExploredNodes, beam_search
@@ -262,8 +263,8 @@ def test_heads_learn_a_language() -> None:
         warmup_steps=1,
     )
     shape = ReDrafterConfig(HEADS, 1, HEADS)
-    accelerator = make_accelerator(config)
-    Trainer(head, CycleTarget(), rows(), ListRows(), config, shape, accelerator).run()
+    plan = loop_plan(config, shape, rows(), head.config)
+    Trainer(head, CycleTarget(), rows(), ListRows(), plan, make_accelerator()).run()
     AcceleratorState._reset_state(reset_partial_state=True)
     accuracy = top_accuracy(head.eval(), CycleTarget(), rows(), HEADS, (1,))
     assert (accuracy > 0.9).all()

@@ -17,7 +17,7 @@ from vllm_redrafter.heads.gated import GatedHead
 from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.heads.medusa import MedusaHead
 from vllm_redrafter.training.initialisation import continued_drafter, new_drafter
-from vllm_redrafter.training.target import load_target
+from vllm_redrafter.training.resolution import new_head_config
 from vllm_redrafter.training.training_config import TrainingConfig
 from vllm_redrafter.utils.errors import ConfigError
 
@@ -63,7 +63,7 @@ def test_a_plain_drafter_goes_on_as_a_fused_one(target: Path, data: Path, tmp_pa
     fused = replace(
         job(target, data, tmp_path / "fused", target_layers="1,2"), initial_drafter=str(plain)
     )
-    begun = continued_drafter(str(plain), load_target(target), (1, 2))
+    begun = continued_drafter(str(plain), (1, 2))
     weights = load_drafter(str(plain)).state_dict()
     assert begun.fuse is not None and not begun.fuse.weight.any()
     assert all(torch.equal(begun.state_dict()[name], weights[name]) for name in weights)
@@ -85,10 +85,11 @@ def test_a_plain_drafter_goes_on_as_a_fused_one(target: Path, data: Path, tmp_pa
         run(other)
 
 
-def test_a_new_fused_drafter_begins_as_the_plain_one(target: Path) -> None:
-    model = load_target(target)
-    plain = new_drafter(model, TrainingConfig()).state_dict()
-    fused = new_drafter(model, TrainingConfig(target_layers="1,2")).state_dict()
+def test_a_new_fused_drafter_begins_as_the_plain_one() -> None:
+    plain, fused = (
+        new_drafter(new_head_config(TrainingConfig(target_layers=layers), 64, 32)).state_dict()
+        for layers in (None, "1,2")
+    )
     assert not fused.pop("fuse.weight").any()
     assert fused.keys() == plain.keys()
     assert all(torch.equal(fused[name], plain[name]) for name in plain)

@@ -47,6 +47,7 @@ def test_a_drafter_comes_with_its_record_and_its_card(
     target: Path, data: Path, tmp_path: Path
 ) -> None:
     result, printed = run(job(target, data, tmp_path))
+    assert list((tmp_path / "logs").rglob("events.out.tfevents.*"))
     assert "4 steps of 2 blocks on 1 × cpu" in printed and "tokens per target step" in printed
     config = check_checkpoint(str(tmp_path))
     assert (config.vocab_size, config.hidden_size, config.exit_dim) == (VOCAB_SIZE, 128, 128)

@@ -54,6 +54,32 @@ class TrainingData:
     rows: DatasetRows
     held_out: DatasetRows
 
+    def check_vocabulary(self, size: int) -> None:
+        """Raise a ConfigError unless the data was written with a vocabulary of this size."""
+        for info in self.infos:
+            if size != info.vocab_size:
+                raise ConfigError(
+                    f"the data was written with a vocabulary of {info.vocab_size}, the target has "
+                    f"{size}: generate the data again with this target"
+                )
+
+    def record(self) -> dict[str, Any]:
+        """What a drafter's record says of the data that it learnt from."""
+        return {
+            "data": {"rows": len(self.rows), "tokens": int(self.rows.lengths.sum())},
+            "sources": [
+                {
+                    "target": info.target,
+                    "target_fingerprint": info.target_fingerprint,
+                    "prompts_fingerprint": info.prompts_fingerprint,
+                    "conversations": info.num_conversations,
+                    "temperature": info.sampling.temperature,
+                    "top_p": info.sampling.top_p,
+                }
+                for info in self.infos
+            ],
+        }
+
 
 def read_all(folders: Sequence[Path], target: str, check_target: bool = True) -> WrittenData:
     """Read data folders as one; each row counts alike, whichever folder it is from.

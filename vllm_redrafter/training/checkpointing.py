@@ -106,6 +106,25 @@ class Checkpoints:
             raise _damaged(path) from error
         return progress
 
+    def resumable(self, record: dict[str, Any]) -> RunProgress:
+        """`newest`, for a run that is about what `record` says.
+
+        Raises:
+            ConfigError: see `newest`; or it was made with other settings or data.
+        """
+        progress = self.newest()
+        if progress.record != record:
+            differing = ", ".join(
+                f"{key}: {record.get(key)!r}, not {progress.record.get(key)!r}"
+                for key in {**record, **progress.record}
+                if record.get(key) != progress.record.get(key)
+            )
+            raise ConfigError(
+                f"{self.folder} cannot be resumed with other settings or data "
+                f"({differing}): use those, or another output folder"
+            )
+        return progress
+
     def newest(self) -> RunProgress:
         """Where the newest checkpoint stands.
 

@@ -15,8 +15,6 @@ from vllm_redrafter.training.losses import (
     kullback_leibler,
     log_overlap,
 )
-from vllm_redrafter.training.training_config import TrainingConfig
-from vllm_redrafter.utils.errors import ConfigError
 
 KL_DECAY = 3.0
 """That of arXiv 2602.23881 (eta)."""
@@ -58,33 +56,3 @@ class Objective:
             reach = Reach(num_positions, len(self.top), device)
             return BlendedTopMass(self.kl_decay, top, self.temperature, reach)
         return kullback_leibler
-
-
-def objective_of(config: TrainingConfig, beam_width: int, num_tokens: int) -> Objective:
-    """The objective that the settings ask for.
-
-    Args:
-        config: the settings.
-        beam_width: W, the default of `acceptance_k`.
-        num_tokens: how many tokens the drafter ranks.
-
-    Raises:
-        ConfigError: all tokens would be among the best.
-    """
-    target_share = {"kl": 1.0, "ce": 0.0, "mix": config.kl_weight}.get(config.loss)
-    if target_share is None:
-        target_share = 1.0 - (config.text_share or 0.0)
-    if config.loss != "acceptance":
-        top: tuple[int, ...] = ()
-    elif max(top := config.best_by_step(beam_width)) >= num_tokens:
-        raise ConfigError(
-            f"training: acceptance_k {max(top)} must be below the {num_tokens} tokens that the "
-            "drafter ranks: give a smaller --acceptance-k, or rank more tokens"
-        )
-    return Objective(
-        config.loss,
-        target_share,
-        KL_DECAY if config.kl_decay is None else config.kl_decay,
-        top,
-        config.acceptance_temperature or TEMPERATURE,
-    )

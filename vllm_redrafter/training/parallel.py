@@ -24,7 +24,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.training.distillation import Distillation
-from vllm_redrafter.utils.errors import ConfigError
 
 State = dict[str, Any]
 """Of an optimizer, as `state_dict` has it."""
@@ -101,17 +100,9 @@ class Shards:
     Args:
         model: the drafter with its loss, on the process's device.
         accelerator: the processes, more than one.
-
-    Raises:
-        ConfigError: there is one process.
     """
 
     def __init__(self, model: Distillation, accelerator: Accelerator) -> None:
-        if accelerator.num_processes == 1:
-            raise ConfigError(
-                "training: shard_optimizer shares the drafter out over processes, and there is "
-                "one: start several (accelerate launch --num_processes N), or leave it out"
-            )
         self._drafter, self._main = model.drafter, accelerator.is_main_process
         self._without_values = _without_values(model.drafter)
         mesh = init_device_mesh(accelerator.device.type, (accelerator.num_processes,))

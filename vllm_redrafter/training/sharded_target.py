@@ -34,26 +34,21 @@ def load_sharded_target(
     """Load a causal language model of which this process keeps a share, frozen and in eval mode.
 
     The first process reads it into its memory, not the device's, and sends the others each layer.
-    All processes call it.
+    All processes, of which there are several, call it.
 
     Args:
         name, dtype: see `load_target`.
         device: where this process's share goes.
 
     Raises:
-        ConfigError: see `load_target`; or the model is quantised, there is only one process, or
-            transformers does not say what the model's layers are.
+        ConfigError: see `load_target`; or the model is quantised, or transformers does not say
+            what the model's layers are.
     """
     config = load_from(AutoConfig, str(name))
     if getattr(config, "quantization_config", None) is not None:
         raise ConfigError(
             f"target {str(name)!r} is quantised, and target_parallel fsdp shares plain weights "
             "out: give the model that it was made of, with --other-target"
-        )
-    if not distributed.is_initialized() or distributed.get_world_size() == 1:
-        raise ConfigError(
-            "training: target_parallel fsdp shares the target out over processes, and there is "
-            "one: start several (accelerate launch --num_processes N), or leave it out"
         )
     first = distributed.get_rank() == 0
     target = load_target(name, dtype) if first else _without_values(config)

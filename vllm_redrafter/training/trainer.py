@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +23,16 @@ from rich.console import Console
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import TextRows
 from vllm_redrafter.heads.head import DraftHead
-from vllm_redrafter.training.batches import BatchPlan, TextBatch
+from vllm_redrafter.training.batches import TextBatch
 from vllm_redrafter.training.checkpointing import Checkpoints, RunProgress
+from vllm_redrafter.training.choices import Precision
 from vllm_redrafter.training.distillation import Distillation, count_rows
 from vllm_redrafter.training.estimate import Acceptance, estimate_acceptance
-from vllm_redrafter.training.objective import objective_of
 from vllm_redrafter.training.parallel import Parallel, Replicas, Shards
+from vllm_redrafter.training.plan import LoopPlan
 from vllm_redrafter.training.target import TargetHead, read_target
-from vllm_redrafter.training.training_config import TrainingConfig
 from vllm_redrafter.utils.errors import ConfigError, TrainingError
 from vllm_redrafter.utils.progress import progress_bar
 
@@ -72,15 +71,14 @@ class Trainer:
         target: the frozen transformers model that wrote the text.
         rows: to learn from.
         held_out: to estimate tokens per target step on.
-        config: how to train.
-        speculation: beam width, length and K of that estimate.
-        accelerator: the processes and their devices.
-        output: takes checkpoints and TensorBoard's logs; None for neither.
-        record: what the run is about; a checkpoint made for something else is refused.
+        plan: the loop.
+        accelerator: the processes and their devices; what logs it has are written.
+        checkpoints: None for none.
+        record: what the run is about.
         console: where the progress bar goes.
 
     Raises:
-        ConfigError: settings that do not fit the number of processes, the target or the text.
+        ConfigError: a target whose distribution cannot be taught.
     """
 
     def __init__(
@@ -89,36 +87,29 @@ class Trainer:
         target: Any,
         rows: TextRows,
         held_out: TextRows,
-        config: TrainingConfig,
-        speculation: ReDrafterConfig,
+        plan: LoopPlan,
         accelerator: Accelerator,
-        output: Path | None = None,
+        checkpoints: Checkpoints | None = None,
         record: dict[str, Any] | None = None,
         console: Console | None = None,
     ) -> None:
         self.target, self.rows, self.held_out = target, rows, held_out
-        self.config, self.speculation, self.accelerator = config, speculation, accelerator
-        self.console, self.record = console, record or {}
-        self.checkpoints = None if output is None else Checkpoints(output)
-        shared = config.micro_batch_size * accelerator.num_processes
-        if config.batch_size % shared:
-            raise ConfigError(
-                f"training: batch_size {config.batch_size} must be a multiple of micro_batch_size "
-                f"× processes ({config.micro_batch_size} × {accelerator.num_processes})"
-            )
-        self.plan = BatchPlan(rows.lengths, config.block_length, config.batch_size, config.seed)
-        self.num_steps = config.max_steps or self.plan.num_steps(config.epochs)
+        self.plan, self.accelerator, self.console = plan, accelerator, console
+        self.checkpoints, self.record = checkpoints, record or {}
         self.drafter = drafter.to(accelerator.device)
-        use_data = config.teacher == "data"
-        tokens = self.drafter.config.num_ranked_tokens
-        objective = objective_of(config, speculation.beam_width, tokens)
-        head = TargetHead(target) if objective.target_share > 0 and not use_data else None
-        model = Distillation(self.drafter, head, config.unroll_steps, objective, use_data)
-        hold = Shards if config.shard_optimizer else Replicas
+        teaches = plan.objective.target_share > 0 and not plan.recorded_teacher
+        model = Distillation(
+            self.drafter,
+            TargetHead(target) if teaches else None,
+            plan.unroll_steps,
+            plan.objective,
+            plan.recorded_teacher,
+        )
+        hold = Shards if plan.shard_optimizer else Replicas
         self.parallel: Parallel = hold(model, accelerator)
         # Of the parameters that this process holds.
-        self.optimizer = accelerator.prepare(adamw(self.drafter, config))
-        decay = config.step_decay ** torch.arange(config.unroll_steps, dtype=torch.float64)
+        self.optimizer = accelerator.prepare(adamw(self.drafter, plan.weight_decay))
+        decay = plan.step_decay ** torch.arange(plan.unroll_steps, dtype=torch.float64)
         self.step_shares = decay / decay.sum()
 
     def run(self, resume: bool = False) -> TrainingResult:
@@ -129,39 +120,38 @@ class Trainer:
 
         Raises:
             TrainingError: the loss is not a number any more, or a checkpoint cannot be written.
-            ConfigError: there is nothing to resume, or it was made otherwise.
+            ConfigError: the checkpoint is damaged.
         """
-        started = time.monotonic()
+        started, plan = time.monotonic(), self.plan
         first, loss = self._start(resume)
         losses: list[float] = []
         acceptance = Acceptance(0, 0)
-        steps = self.plan.steps(first)
+        steps = plan.batches.steps(first)
         self.drafter.train()
         with progress_bar(self.console, disable=not self.accelerator.is_main_process) as bar:
-            task = bar.add_task(
-                "training the drafter", total=self.num_steps, completed=first, status=""
-            )
-            for step in range(first + 1, self.num_steps + 1):
+            total = plan.num_steps
+            task = bar.add_task("training the drafter", total=total, completed=first, status="")
+            for step in range(first + 1, total + 1):
                 value = self._step(step, next(steps), loss)
                 losses.append(value)
                 loss = value if math.isnan(loss) else 0.95 * loss + 0.05 * value
-                last = step == self.num_steps
-                if len(self.held_out) and (last or step % self.config.evaluate_every == 0):
+                last = step == total
+                if len(self.held_out) and (last or step % plan.evaluate_every == 0):
                     acceptance = self._estimate(step)
-                if self.checkpoints and (last or step % self.config.save_every == 0):
+                if self.checkpoints and (last or step % plan.save_every == 0):
                     self._save(step, loss)
-                status = f"{self.config.loss} {loss:.3f}"
+                status = f"{plan.objective.kind} {loss:.3f}"
                 if acceptance.steps:
                     status += f", {acceptance.tokens_per_step:.2f} tokens per target step"
                 bar.update(task, completed=step, status=status)
         self.drafter.eval()
-        return TrainingResult(self.num_steps, loss, losses, acceptance, time.monotonic() - started)
+        return TrainingResult(total, loss, losses, acceptance, time.monotonic() - started)
 
     def dry_run(self) -> float:
         """Seconds that one step takes without the optimizer; the weights stay as they are."""
         started = time.monotonic()
         self.drafter.train()
-        self._backward(next(self.plan.steps()))
+        self._backward(next(self.plan.batches.steps()))
         self.optimizer.zero_grad()
         self.drafter.eval()
         return time.monotonic() - started
@@ -171,19 +161,8 @@ class Trainer:
         if not resume:
             return 0, math.nan
         assert self.checkpoints is not None
-        progress = self.checkpoints.newest()
-        if progress.record != self.record:
-            differing = ", ".join(
-                f"{key}: {self.record.get(key)!r}, not {progress.record.get(key)!r}"
-                for key in {**self.record, **progress.record}
-                if self.record.get(key) != progress.record.get(key)
-            )
-            raise ConfigError(
-                f"{self.checkpoints.folder} cannot be resumed with other settings or data "
-                f"({differing}): use those, or another output folder"
-            )
         # The wrapped optimizer's state is what was saved, and is loaded where the parameters are.
-        self.checkpoints.load(
+        progress = self.checkpoints.load(
             lambda weights, state: self.parallel.load(weights, self.optimizer.optimizer, state)
         )
         return progress.step, progress.loss
@@ -194,13 +173,13 @@ class Trainer:
         norm = self._clip_gradients()
         if not (math.isfinite(loss) and math.isfinite(norm)):
             self._stop(step, loss, norm, smoothed)
-        factor = warmup_cosine(step - 1, self.config.warmup_steps, self.num_steps)
+        factor = warmup_cosine(step - 1, self.plan.warmup_steps, self.plan.num_steps)
+        rate = self.plan.learning_rate * factor
         for group in self.optimizer.param_groups:
-            group["lr"] = self.config.learning_rate * factor
+            group["lr"] = rate
         self.optimizer.step()
         self.optimizer.zero_grad()
         values = {f"loss/step_{j}": value for j, value in enumerate(per_step.tolist(), start=1)}
-        rate = self.config.learning_rate * factor
         self.accelerator.log(
             {"loss": loss, "learning_rate": rate, "gradient_norm": norm, **values}, step
         )
@@ -208,22 +187,20 @@ class Trainer:
 
     def _clip_gradients(self) -> float:
         """Scale gradients down to the highest norm; returns the norm that they had."""
-        norm = self.accelerator.clip_grad_norm_(
-            self.drafter.parameters(), self.config.max_grad_norm
-        )
+        norm = self.accelerator.clip_grad_norm_(self.drafter.parameters(), self.plan.max_grad_norm)
         return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
     def _backward(self, blocks: list[list[int]]) -> tuple[float, Tensor]:
         """Gradients of one optimizer step's blocks; its loss, and [L] that of each step."""
-        accelerator, config = self.accelerator, self.config
+        accelerator, plan = self.accelerator, self.plan
         batches = list(self._own_batches(blocks))
         counts = sum(
-            (count_rows(batch.generated, config.unroll_steps) for batch in batches),
-            torch.zeros(config.unroll_steps, dtype=torch.int64),
+            (count_rows(batch.generated, plan.unroll_steps) for batch in batches),
+            torch.zeros(plan.unroll_steps, dtype=torch.int64),
         )
         counts = accelerator.reduce(counts.to(accelerator.device), "sum").clamp(min=1)
         row_weights = (self.step_shares.to(counts.device) / counts).float()
-        sums = torch.zeros(config.unroll_steps, device=accelerator.device)
+        sums = torch.zeros(plan.unroll_steps, device=accelerator.device)
         for index, batch in enumerate(batches):
             on_device = batch.to(accelerator.device)
             with accelerator.autocast():
@@ -239,7 +216,7 @@ class Trainer:
 
     def _own_batches(self, blocks: list[list[int]]) -> Iterator[TextBatch]:
         """This process's part of a step's blocks, as many batches as any other process has."""
-        size, accelerator = self.config.micro_batch_size, self.accelerator
+        size, accelerator = self.plan.micro_batch_size, self.accelerator
         own = blocks[accelerator.process_index :: accelerator.num_processes]
         if len(blocks) % accelerator.num_processes:
             raise ConfigError(
@@ -248,21 +225,16 @@ class Trainer:
             )
         for start in range(0, len(own), size):
             rows = [[self.rows[row] for row in block] for block in own[start : start + size]]
-            batch = TextBatch.of(rows, self.config.unroll_steps + 2)
-            if self.config.teacher == "data" and batch.top_tokens is None:
-                raise ConfigError(
-                    "training: --teacher data needs data that was generated with --top-logprobs"
-                )
-            yield batch
+            yield TextBatch.of(rows, self.plan.unroll_steps + 2)
 
     def _estimate(self, step: int) -> Acceptance:
         acceptance = Acceptance(0, 0)
         drafter = self.parallel.whole_drafter()
         # A target that is shared out runs everywhere or nowhere.
-        if self.accelerator.is_main_process or self.config.target_parallel == "fsdp":
+        if self.accelerator.is_main_process or self.plan.shards_target:
             drafter.eval()
             acceptance = estimate_acceptance(
-                drafter, self.target, self.held_out, self.speculation, batch_size=8
+                drafter, self.target, self.held_out, self.plan.shape, batch_size=8
             )
             drafter.train()
             self.accelerator.log({"tokens_per_target_step": acceptance.tokens_per_step}, step)
@@ -292,12 +264,14 @@ class Trainer:
 
 
 @contextmanager
-def processes(config: TrainingConfig, output: Path | None = None) -> Iterator[Accelerator]:
+def processes(
+    precision: Precision, unroll_steps: int, output: Path | None
+) -> Iterator[Accelerator]:
     """`make_accelerator`, with the end of its logs and of the group of processes.
 
     Let go of the group (`Parallel.close`) in the body.
     """
-    accelerator = make_accelerator(config, output)
+    accelerator = make_accelerator(precision, unroll_steps, output)
     try:
         yield accelerator
     except BaseException:
@@ -309,12 +283,15 @@ def processes(config: TrainingConfig, output: Path | None = None) -> Iterator[Ac
     accelerator.end_training()
 
 
-def make_accelerator(config: TrainingConfig, output: Path | None = None) -> Accelerator:
+def make_accelerator(
+    precision: Precision = "no", unroll_steps: int = 2, output: Path | None = None
+) -> Accelerator:
     """The processes and their devices, as `accelerate launch` started them.
 
     Args:
-        config: says the precision.
-        output: TensorBoard's logs go to `logs` in there; None for none.
+        precision: of matrix products.
+        unroll_steps: L.
+        output: TensorBoard's logs, once begun, go to a folder in there; None for none.
 
     Raises:
         ConfigError: `accelerate launch` was told to share the drafter out itself.
@@ -327,29 +304,25 @@ def make_accelerator(config: TrainingConfig, output: Path | None = None) -> Acce
                 "to share the optimizer's state out, --target-parallel fsdp for the target"
             )
     # With one step rnn_u takes no part, which data parallelism has to know.
-    kwargs = DistributedDataParallelKwargs(find_unused_parameters=config.unroll_steps == 1)
-    accelerator = Accelerator(
-        mixed_precision=config.precision,
+    kwargs = DistributedDataParallelKwargs(find_unused_parameters=unroll_steps == 1)
+    return Accelerator(
+        mixed_precision=precision,
         log_with=None if output is None else "tensorboard",
         project_dir=None if output is None else str(output),
         kwargs_handlers=[kwargs],
     )
-    if output is not None:
-        values = {k: v for k, v in asdict(config).items() if v is not None}
-        accelerator.init_trackers("logs", config=values)
-    return accelerator
 
 
-def adamw(drafter: DraftHead, config: TrainingConfig) -> torch.optim.AdamW:
-    """AdamW; biases are not decayed."""
+def adamw(drafter: DraftHead, weight_decay: float) -> torch.optim.AdamW:
+    """AdamW; biases are not decayed. Each step sets the learning rate."""
     matrices = [p for p in drafter.parameters() if p.ndim > 1]
     biases = [p for p in drafter.parameters() if p.ndim <= 1]
     groups = [
-        {"params": matrices, "weight_decay": config.weight_decay},
+        {"params": matrices, "weight_decay": weight_decay},
         {"params": biases, "weight_decay": 0.0},
     ]
     # Fused: otherwise an update makes temporary tensors of the size of all parameters.
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(0.9, 0.95), fused=True)
+    return torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
 
 
 def warmup_cosine(step: int, warmup_steps: int, num_steps: int) -> float:

@@ -1,0 +1,93 @@
+"""The plan of a training: made, and refused, while no weights are there."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from redrafter_testing.models.small_trainings import SHAPE, VOCAB_SIZE, job, run
+from redrafter_testing.models.tiny_models import make_drafter
+from vllm_redrafter.cli.main import app
+from vllm_redrafter.training.resolution import TrainingJob, resolve
+from vllm_redrafter.utils.errors import ConfigError
+
+
+@pytest.fixture
+def bare(target: Path, tmp_path: Path) -> Path:
+    """The target's configuration and tokenizer alone."""
+    folder = shutil.copytree(target, tmp_path / "bare")
+    (folder / "model.safetensors").unlink()
+    return folder
+
+
+def asked(bare: Path, data: Path, **settings: Any) -> TrainingJob:
+    return replace(job(bare, data, bare.parent / "out", **settings), other_target=True)
+
+
+def test_a_plan_says_what_will_be_done(bare: Path, data: Path) -> None:
+    settings = {"draft_vocab_size": 16, "target_layers": "1", "micro_batch_size": 1}
+    plan = resolve(asked(bare, data, **settings, loss="ce"), (2, "cpu"))
+    assert (plan.target, plan.target_parts, plan.start) == (str(bare), "whole", None)
+    assert (len(plan.rows), len(plan.held_out)) == (20, 4)
+    head = plan.head.config
+    assert (head.vocab_size, head.hidden_size, head.target_layers) == (VOCAB_SIZE, 128, (1,))
+    assert plan.head.kept is not None and len(plan.head.kept) == head.draft_vocab_size == 16
+    assert (plan.loop.num_steps, plan.loop.shape) == (4, SHAPE)
+    assert plan.loop.objective.target_share == 0
+    assert plan.record["settings"]["unroll_steps"] == 3
+    assert "4 steps of 2 blocks on 2 × cpu" in plan.table()["steps"]
+
+
+def test_a_drafter_to_go_on_from_brings_its_sizes(bare: Path, data: Path, tmp_path: Path) -> None:
+    drafter = make_drafter(tmp_path / "drafter", VOCAB_SIZE)
+    training = replace(asked(bare, data, target_layers="1,2"), initial_drafter=str(drafter))
+    plan = resolve(training)
+    assert plan.head.initial == str(drafter) and plan.head.config.target_layers == (1, 2)
+    assert plan.settings["exit_dim"] == 128
+
+
+@pytest.mark.usefixtures("fresh_accelerate")
+def test_a_plan_says_where_a_run_goes_on(target: Path, data: Path, tmp_path: Path) -> None:
+    training = job(target, data, tmp_path)
+    run(training)
+    plan = resolve(training, resume=True)
+    assert plan.start is not None and plan.start.step == 4
+    assert plan.table()["begins"] == "after step 4"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, r"multiple of micro_batch_size × processes \(2 × 2\)"),
+        ({"draft_vocab_size": 65}, "draft_vocab_size 65 exceeds the target's vocabulary"),
+        ({"target_layers": "9"}, "target_layers: layers 9 are asked for"),
+        ({"loss": "acceptance", "acceptance_k": "64", "batch_size": 4}, "must be below the 64"),
+    ],
+    ids=str,
+)
+def test_what_does_not_go_together_is_refused_before_weights_are_loaded(
+    settings: dict[str, Any], message: str, bare: Path, data: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve(asked(bare, data, **settings), (2, "cpu"))
+
+
+@pytest.mark.usefixtures("fresh_accelerate")
+def test_a_dry_run_prints_the_plan(target: Path, data: Path, tmp_path: Path) -> None:
+    sizes = ["--batch-size=2", "--micro-batch-size=2", "--block-length=64", "--unroll-steps=3"]
+    command = ["train", str(target), f"--data={data}", f"--output={tmp_path / 'out'}"]
+    result = CliRunner().invoke(app, [*command, *sizes, "--held-out=4", "--dry-run"])
+    assert result.exit_code == 0, result.output
+    training = job(target, data, tmp_path / "out", max_steps=None, warmup_steps=100, save_every=500)
+    training = replace(
+        training, speculation=replace(SHAPE, num_speculative_tokens=12, beam_width=4)
+    )
+    printed = "".join(result.output.split())
+    for part, words in resolve(training).table().items():
+        assert part + "".join(words.split()) in printed
+    assert "nothingwaswritten" in printed and not (tmp_path / "out").exists()

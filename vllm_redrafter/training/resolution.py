@@ -1,0 +1,295 @@
+"""From what a training was told to its plan: the one place that reads the settings."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig
+
+from vllm_redrafter.checkpoints.reading import load_config
+from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.data.captured import CapturedRows, check_hidden_size, states_of
+from vllm_redrafter.data.rows import TextRows
+from vllm_redrafter.data.source import read_all, split
+from vllm_redrafter.data.target_files import load_from
+from vllm_redrafter.heads.head import HeadConfig
+from vllm_redrafter.heads.registry import NAMES, head_name
+from vllm_redrafter.heads.target_layers import layers_of, parsed_layers
+from vllm_redrafter.training.batches import BatchPlan
+from vllm_redrafter.training.checkpointing import Checkpoints
+from vllm_redrafter.training.choices import TargetParallel
+from vllm_redrafter.training.initialisation import most_used_tokens, weights_digest
+from vllm_redrafter.training.objective import KL_DECAY, TEMPERATURE, Objective
+from vllm_redrafter.training.plan import HeadPlan, LoopPlan, TargetParts, TrainingPlan
+from vllm_redrafter.training.training_config import TrainingConfig
+from vllm_redrafter.utils.errors import ConfigError
+
+NO_MATTER = ("evaluate_every", "save_every", "target_parallel", "shard_optimizer")
+"""Settings that the weights do not depend on."""
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """What to train, and from what.
+
+    Attributes:
+        target: folder or hub id.
+        data: folders that generate-data wrote; all of their rows are learned from.
+        output: the drafter's folder; its checkpoints go to `checkpoints` in there.
+        config: how.
+        speculation: the shape that tokens per target step are estimated for.
+        other_target: the data may come from another target with the same tokenizer.
+        initial_drafter: folder or hub id of a drafter to train on; None to begin with a new one.
+        hidden_states: folders that capture wrote, one for each of `data`; the target's layers are
+            not loaded then. None of them: the target computes its hidden states in training.
+    """
+
+    target: str
+    data: tuple[Path, ...]
+    output: Path
+    config: TrainingConfig
+    speculation: ReDrafterConfig
+    other_target: bool = False
+    initial_drafter: str | None = None
+    hidden_states: tuple[Path, ...] = ()
+
+
+def resolve(
+    job: TrainingJob,
+    processes: tuple[int, str] = (1, "cpu"),
+    resume: bool = False,
+    dry_run: bool = False,
+) -> TrainingPlan:
+    """Read data, configurations and checkpoints, and say what will be done; no weights are loaded.
+
+    Args:
+        job: what to train.
+        processes: how many, and of which kind of device.
+        resume: go on from the newest checkpoint in the output folder.
+        dry_run: nothing will be written, so that an earlier run's checkpoints may be there.
+
+    Raises:
+        ConfigError: settings, data, target, drafter and checkpoints that do not go together.
+    """
+    output = job.output.expanduser()
+    checkpoints = Checkpoints(output)
+    if not (resume or dry_run) and checkpoints.paths():
+        raise ConfigError(
+            f"{output} has checkpoints of an earlier run: --resume goes on with it; to start "
+            "afresh give another --output, or delete it"
+        )
+    parts = _target_parts(job.config.target_parallel, bool(job.hidden_states))
+    sizes = load_from(AutoConfig, job.target).get_text_config()
+    config, head = _with_head(job.config, job.initial_drafter, sizes)
+    written = read_all(job.data, job.target, not job.other_target)
+    data = split(written, config.held_out, config.seed, config.block_length)
+    data.check_vocabulary(sizes.vocab_size)
+    head = head or _new_head(config, data.rows, sizes)
+    rows: TextRows = data.rows
+    held_out: TextRows = data.held_out
+    if job.hidden_states:
+        states = states_of(written, job.hidden_states, not job.other_target)
+        layers = head.config.target_layers
+        rows = CapturedRows(data.rows, states, layers)
+        held_out = CapturedRows(data.held_out, states, layers)
+        check_hidden_size(rows, sizes.hidden_size)
+    settings = {key: value for key, value in asdict(config).items() if value is not None}
+    record = {
+        **({"hidden_states": "captured"} if job.hidden_states else {}),
+        "settings": {key: value for key, value in settings.items() if key not in NO_MATTER},
+        **({"initial_drafter": {"sha256": weights_digest(head.initial)}} if head.initial else {}),
+        "speculation": asdict(job.speculation),
+        **data.record(),
+    }
+    return TrainingPlan(
+        job.target,
+        config.target_dtype,
+        parts,
+        head,
+        rows,
+        held_out,
+        data.rows.num_cut,
+        loop_plan(config, job.speculation, rows, head.config, processes[0]),
+        processes,
+        output,
+        checkpoints.resumable(record) if resume else None,
+        settings,
+        record,
+    )
+
+
+def loop_plan(
+    config: TrainingConfig,
+    shape: ReDrafterConfig,
+    rows: TextRows,
+    head: HeadConfig,
+    processes: int = 1,
+) -> LoopPlan:
+    """The training loop that the settings ask for.
+
+    Args:
+        config: the settings.
+        shape: that tokens per target step are estimated for.
+        rows: to learn from.
+        head: the drafter's sizes.
+        processes: that share the loop.
+
+    Raises:
+        ConfigError: settings that do not fit the head, the rows or the number of processes.
+    """
+    if config.batch_size % (config.micro_batch_size * processes):
+        raise ConfigError(
+            f"training: batch_size {config.batch_size} must be a multiple of micro_batch_size "
+            f"× processes ({config.micro_batch_size} × {processes})"
+        )
+    shared = {
+        "target_parallel fsdp shares the target": config.target_parallel == "fsdp",
+        "shard_optimizer shares the drafter": config.shard_optimizer,
+    }
+    for what in (what for what, asked in shared.items() if asked and processes == 1):
+        raise ConfigError(
+            f"training: {what} out over processes, and there is one: start several (accelerate "
+            "launch --num_processes N), or leave it out"
+        )
+    batches = BatchPlan(rows.lengths, config.block_length, config.batch_size, config.seed)
+    if config.teacher == "data" and rows[0].top_tokens is None:
+        raise ConfigError(
+            "training: --teacher data needs data that was generated with --top-logprobs"
+        )
+    head.require_beam_length("training: unroll_steps", config.unroll_steps)
+    return LoopPlan(
+        batches=batches,
+        num_steps=config.max_steps or batches.num_steps(config.epochs),
+        objective=_objective(config, shape.beam_width, head.num_ranked_tokens),
+        recorded_teacher=config.teacher == "data",
+        shape=shape,
+        shards_target=config.target_parallel == "fsdp",
+        **{f.name: getattr(config, f.name) for f in fields(LoopPlan) if hasattr(config, f.name)},
+    )
+
+
+def new_head_config(config: TrainingConfig, vocab_size: int, hidden_size: int) -> HeadConfig:
+    """The sizes of a new head.
+
+    Args:
+        config: the settings, the target's layers by number.
+        vocab_size, hidden_size: the target's.
+
+    Raises:
+        ConfigError: sizes that cannot be.
+    """
+    return NAMES[config.head].config_class.of_target(
+        vocab_size,
+        hidden_size,
+        config.unroll_steps,
+        exit_dim=config.exit_dim,
+        num_draft_layers=config.num_draft_layers,
+        draft_vocab_size=config.draft_vocab_size,
+        target_layers=_layers(config),
+    )
+
+
+def _target_parts(parallel: TargetParallel, captured: bool) -> TargetParts:
+    """As much of the target as a process reads."""
+    if parallel != "no" and captured:
+        raise ConfigError(
+            f"training: target_parallel {parallel} shares out the target's "
+            "layers, and with --hidden-states none is loaded: leave one of the two out"
+        )
+    if parallel != "no":
+        return "a share of its layers"
+    return "without its layers" if captured else "whole"
+
+
+def _with_head(
+    config: TrainingConfig, initial: str | None, sizes: Any
+) -> tuple[TrainingConfig, HeadPlan | None]:
+    """The settings with layers by number and the drafter's own sizes, and a drafter to go on from.
+
+    Raises:
+        ConfigError: no such drafter, it drafts for a target of other sizes, or a setting says
+            something else than its checkpoint; or the target has no such layers.
+    """
+    config = _with_named_layers(config, sizes)
+    if initial is None:
+        return config, None
+    found = load_config(initial)
+    config = _with_named_layers(_with_sizes_of(found, initial, config), sizes)
+    if (found.vocab_size, found.hidden_size) != (sizes.vocab_size, sizes.hidden_size):
+        raise ConfigError(
+            f"training: initial_drafter {initial!r} drafts for a target with a vocabulary of "
+            f"{found.vocab_size} and hidden size {found.hidden_size}; this one has "
+            f"{sizes.vocab_size} and {sizes.hidden_size}: give a drafter of this target, or leave "
+            "initial_drafter out"
+        )
+    return config, HeadPlan(replace(found, target_layers=_layers(config)), initial)
+
+
+def _with_named_layers(config: TrainingConfig, sizes: Any) -> TrainingConfig:
+    if config.target_layers is None:
+        return config
+    layers = layers_of(config.target_layers, sizes.num_hidden_layers, "training: target_layers")
+    return replace(config, target_layers=",".join(map(str, layers)))
+
+
+def _layers(config: TrainingConfig) -> tuple[int, ...]:
+    """The layers of settings that have them by number."""
+    layers = parsed_layers(config.target_layers, "training: target_layers")
+    assert layers is not None
+    return layers
+
+
+def _with_sizes_of(found: HeadConfig, initial: str, config: TrainingConfig) -> TrainingConfig:
+    """The settings of a training that goes on from a drafter: its sizes are that drafter's."""
+    defaults = TrainingConfig()
+    names = [f.name for f in fields(found) if hasattr(config, f.name)]
+    sizes = {name: getattr(found, name) for name in names if name != "target_layers"}
+    # One of another package has no name here.
+    sizes["head"] = head_name(found) or defaults.head
+    for name, own in (*sizes.items(), ("init", defaults.init)):
+        asked = getattr(config, name)
+        if asked not in (getattr(defaults, name), own):
+            reason = f"it has {own}" if name in sizes else "nothing is initialised"
+            raise ConfigError(
+                f"training: {name} {asked} does not fit initial_drafter {initial!r}: {reason}; "
+                f"leave {name} out, or train from the beginning"
+            )
+    # A drafter that reads none may read some from now on.
+    own, asked = ",".join(map(str, found.target_layers)) or None, config.target_layers
+    if own is not None and asked not in (None, own):
+        raise ConfigError(
+            f"training: target_layers {asked} does not fit initial_drafter {initial!r}: it reads "
+            f"layers {own}; leave target_layers out, or train from the beginning"
+        )
+    return replace(config, **sizes, target_layers=asked or own)
+
+
+def _new_head(config: TrainingConfig, rows: TextRows, sizes: Any) -> HeadPlan:
+    kept, coverage = None, 1.0
+    if config.draft_vocab_size is not None:
+        kept, coverage = most_used_tokens(rows, sizes.vocab_size, config.draft_vocab_size)
+    head = new_head_config(config, sizes.vocab_size, sizes.hidden_size)
+    return HeadPlan(head, None, kept, coverage, config.init == "lm_head", config.seed)
+
+
+def _objective(config: TrainingConfig, beam_width: int, num_tokens: int) -> Objective:
+    """What is minimised; W is the default of `acceptance_k`, of the tokens that are ranked."""
+    target_share = {"kl": 1.0, "ce": 0.0, "mix": config.kl_weight}.get(config.loss)
+    if target_share is None:
+        target_share = 1.0 - (config.text_share or 0.0)
+    if config.loss != "acceptance":
+        top: tuple[int, ...] = ()
+    elif max(top := config.best_by_step(beam_width)) >= num_tokens:
+        raise ConfigError(
+            f"training: acceptance_k {max(top)} must be below the {num_tokens} tokens that the "
+            "drafter ranks: give a smaller --acceptance-k, or rank more tokens"
+        )
+    return Objective(
+        config.loss,
+        target_share,
+        KL_DECAY if config.kl_decay is None else config.kl_decay,
+        top,
+        config.acceptance_temperature or TEMPERATURE,
+    )
