@@ -130,6 +130,8 @@ def _figures(result: TrainingResult) -> dict[str, Any]:
 
 def _print_plan(console: Console, plan: TrainingPlan) -> None:
     table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     for part, words in plan.table().items():
         table.add_row(part, escape(words))
     console.print(table)
