@@ -1,4 +1,4 @@
-"""Options of the command line, made from settings (`settings.py`)."""
+"""Options of the command line, made from settings (`utils/settings.py`)."""
 
 from __future__ import annotations
 
