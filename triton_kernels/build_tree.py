@@ -195,7 +195,7 @@ def build_tree(
         BLOCK_SLOTS=block_slots,
         HAS_ENTRIES=has_entries,
         HAS_NODE_LIMITS=node_limits is not None,
-        HAS_ODDS=scored is not None,
+        HAS_LOG_ODDS=scored is not None,
         # 16 comparisons per thread at a time: 128 would not fit its registers.
         num_warps=max(4, min(16, block * chunk // 512)),
     )

@@ -54,7 +54,7 @@ def _select_nodes(
     tokens,  # [R, L, WIDTH] int32 or int64
     back_pointers,  # [R, L, WIDTH] int32 or int64
     log_probs,  # [R, L, WIDTH] fp32
-    log_odds,  # [R, L, WIDTH] fp32; read where HAS_ODDS
+    log_odds,  # [R, L, WIDTH] fp32; read where HAS_LOG_ODDS
     entries,  # [R] int32 or int64; read where HAS_ENTRIES
     chains,  # [R] int32; read where HAS_NODE_LIMITS
     limits,  # [R] int32; likewise
@@ -62,8 +62,8 @@ def _select_nodes(
     out_parents,  # [entries, SLOTS] int32, written
     out_depths,  # [entries, SLOTS] int32, written
     out_num_nodes,  # [entries] int32, written
-    out_log_probs,  # [entries, SLOTS] fp32, written where HAS_ODDS
-    out_log_odds,  # [entries, SLOTS] fp32, written where HAS_ODDS
+    out_log_probs,  # [entries, SLOTS] fp32, written where HAS_LOG_ODDS
+    out_log_odds,  # [entries, SLOTS] fp32, written where HAS_LOG_ODDS
     WIDTH: tl.constexpr,
     NUM: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -72,7 +72,7 @@ def _select_nodes(
     BLOCK_SLOTS: tl.constexpr,
     HAS_ENTRIES: tl.constexpr,
     HAS_NODE_LIMITS: tl.constexpr,
-    HAS_ODDS: tl.constexpr,
+    HAS_LOG_ODDS: tl.constexpr,
 ):
     """One request: rank the candidates, write the best as nodes, blank the unused slots."""
     request = tl.program_id(0)
@@ -103,7 +103,7 @@ def _select_nodes(
     tl.store(out_tokens + at, token.to(tl.int32), mask=is_node)
     tl.store(out_parents + at, tl.where(has_parent, parent_rank + 1, 0), mask=is_node)
     tl.store(out_depths + at, level + 1, mask=is_node)
-    if HAS_ODDS:
+    if HAS_LOG_ODDS:
         tl.store(out_log_probs + at, scores, mask=is_node)
         own_log_odds = tl.load(log_odds + request * NUM + index, mask=is_node, other=0.0)
         tl.store(out_log_odds + at, own_log_odds, mask=is_node)
@@ -118,7 +118,7 @@ def _select_nodes(
     if HAS_NODE_LIMITS:
         num_nodes = tl.minimum(num_nodes, tl.load(limits + request) + 1)
     tl.store(out_num_nodes + entry, num_nodes)
-    if HAS_ODDS:
+    if HAS_LOG_ODDS:
         no_score = tl.where(slot == 0, 0.0, float("-inf"))
         tl.store(out_log_probs + entry * SLOTS + slot, no_score, mask=unused | (slot == 0))
         tl.store(

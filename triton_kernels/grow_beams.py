@@ -68,7 +68,7 @@ def _grow_beams(
     HAS_ABOVE: tl.constexpr,
     HAS_TO_TARGET: tl.constexpr,
     HAS_SURVIVAL: tl.constexpr,
-    MAX_ODDS: tl.constexpr,
+    MAX_LOG_ODDS: tl.constexpr,
 ):
     """One request."""
     request = tl.program_id(0)
@@ -104,7 +104,7 @@ def _grow_beams(
     tl.store(last_tokens + request * WIDTH + rank, token, mask=kept)
     tl.store(parents + request * WIDTH + rank, row, mask=kept)
     if HAS_SURVIVAL:
-        own_log_odds = _log_odds(given_parent, MAX_ODDS)
+        own_log_odds = _log_odds(given_parent, MAX_LOG_ODDS)
         survival = _log_sigmoid(tl.load(slope) * own_log_odds + tl.load(biases + level))
         if HAS_ABOVE:
             survival += tl.load(log_survival + beam_above, mask=is_candidate, other=0.0)
@@ -204,7 +204,7 @@ def grow_beams(
         HAS_ABOVE=level > 0,
         HAS_TO_TARGET=to_target is not None,
         HAS_SURVIVAL=survival is not None,
-        MAX_ODDS=MAX_LOG_ODDS,
+        MAX_LOG_ODDS=MAX_LOG_ODDS,
         num_warps=max(1, min(8, block // 128)),
     )
 

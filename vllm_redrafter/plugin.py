@@ -241,7 +241,7 @@ def _start_front_end(original: Callable[..., None], *args: Any, **kwargs: Any) -
 
 
 def _is_v2(vllm_config: VllmConfig) -> bool:
-    ours = (names.V2_WORKER, names.V2_INTERPRETED_WORKER)
+    ours = (names.CUDA_WORKER, names.CUDA_INTERPRETED_WORKER)
     return (
         vllm_config.speculative_config is not None
         and vllm_config.parallel_config.worker_cls in ours
@@ -279,7 +279,7 @@ def _validate_spec_decode(
     original: Callable[..., None], params: Any, speculative_config: SpeculativeConfig | None
 ) -> None:
     proposer = None if speculative_config is None else speculative_config.model
-    if proposer not in (names.CPU_PROPOSER, names.V2_SPECULATOR):
+    if proposer not in (names.CPU_PROPOSER, names.CUDA_SPECULATOR):
         return original(params, speculative_config)
     from vllm.exceptions import VLLMValidationError
 
@@ -288,7 +288,7 @@ def _validate_spec_decode(
         check_request(params.extra_args, speculative_config.num_speculative_tokens)
     except ConfigError as error:
         raise VLLMValidationError(str(error), parameter="extra_args") from error
-    if proposer == names.V2_SPECULATOR:
+    if proposer == names.CUDA_SPECULATOR:
         return None
     if getattr(params, "thinking_token_budget", None) is not None:
         raise VLLMValidationError(

@@ -152,7 +152,7 @@ def front_end(
     return start
 
 
-@pytest.mark.parametrize("worker", [names.CPU_WORKER, names.V2_WORKER])
+@pytest.mark.parametrize("worker", [names.CPU_WORKER, names.CUDA_WORKER])
 def test_a_front_end_gets_our_logger_and_a_directory_while_it_starts(
     folder: Path, worker: str
 ) -> None:

@@ -29,10 +29,10 @@ from vllm_redrafter.checkpoints.writing import save_drafter, write_files
 from vllm_redrafter.heads.head import DraftHead, HeadConfig
 from vllm_redrafter.heads.registry import (
     NAMES,
+    foreign_head,
     head_class,
     heads,
     is_head,
-    others_head,
     written_types,
 )
 from vllm_redrafter.utils.errors import ConfigError
@@ -147,7 +147,7 @@ def _sizes(
 def _head_of(source: str, values: Mapping[str, Any]) -> type[DraftHead]:
     """The head that a config.json names; one that names none is read as the oldest, Apple's."""
     model_type = values.get("model_type")
-    if (others := others_head(values)) is not None:
+    if (others := foreign_head(values)) is not None:
         return others
     if model_type is None:
         return next(iter(NAMES.values()))

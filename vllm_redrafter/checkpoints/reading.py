@@ -22,10 +22,10 @@ from vllm_redrafter.checkpoints.tensors import (
 from vllm_redrafter.heads.head import DraftHead, HeadConfig
 from vllm_redrafter.heads.registry import (
     build_head,
+    foreign_head,
     head_class,
     head_config,
     is_head,
-    others_head,
     written_types,
 )
 from vllm_redrafter.utils.errors import ConfigError, one_line
@@ -63,7 +63,7 @@ def load_config(model: str, revision: str | None = None) -> HeadConfig:
         ConfigError: no such checkpoint, or not a ReDrafter's.
     """
     values = read_config(model, revision)
-    if (others := others_head(values)) is not None:
+    if (others := foreign_head(values)) is not None:
         return others.config_class.from_dict(others.from_foreign_config(values))
     if not is_redrafter(values):
         found = values.get("model_type", "none")
@@ -92,7 +92,7 @@ def check_checkpoint(model: str, revision: str | None = None) -> HeadConfig:
     Raises:
         ConfigError: see `load_drafter`.
     """
-    if others_head(read_config(model, revision)) is None:
+    if foreign_head(read_config(model, revision)) is None:
         return _checked(model, revision)
     with _convertible(model):
         return _checked(model, revision)

@@ -53,8 +53,8 @@ def engine_here() -> Engine:
         # The CUDA engine under Triton's interpreter: made for tests.
         if envs.VLLM_USE_V2_MODEL_RUNNER:
             return Engine(
-                names.V2_INTERPRETED_WORKER,
-                names.V2_SPECULATOR,
+                names.CUDA_INTERPRETED_WORKER,
+                names.CUDA_SPECULATOR,
                 is_v2=True,
                 refusals=v2.refusals,
                 apply_default_schedule=schedule.apply_default_schedule,
@@ -70,10 +70,10 @@ def engine_here() -> Engine:
     if current_platform.is_cuda():
         from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
-        register_backend(AttentionBackendEnum.CUSTOM, names.V2_TREE_ATTENTION)
+        register_backend(AttentionBackendEnum.CUSTOM, names.CUDA_TREE_ATTENTION)
         return Engine(
-            names.V2_WORKER,
-            names.V2_SPECULATOR,
+            names.CUDA_WORKER,
+            names.CUDA_SPECULATOR,
             is_v2=True,
             refusals=v2.refusals,
             apply_default_schedule=schedule.apply_default_schedule,

@@ -67,7 +67,7 @@ def _register_installed() -> None:
         register(entry.load())
 
 
-def others_head(values: Mapping[str, Any]) -> type[DraftHead] | None:
+def foreign_head(values: Mapping[str, Any]) -> type[DraftHead] | None:
     """The head of which another program wrote this config.json; None where there is no such."""
     return next((head for head in heads().values() if head.is_foreign(values)), None)
 

@@ -47,8 +47,8 @@ def speculate(
 
 def test_the_v2_engine_is_chosen(small_target: Path, small_drafter: Path) -> None:
     config = speculate(small_target, small_drafter)
-    assert config.parallel_config.worker_cls == names.V2_INTERPRETED_WORKER
-    assert config.speculative_config.model == names.V2_SPECULATOR
+    assert config.parallel_config.worker_cls == names.CUDA_INTERPRETED_WORKER
+    assert config.speculative_config.model == names.CUDA_SPECULATOR
     assert config.additional_config[names.METHOD]["beam_width"] == 3
     assert config.use_v2_model_runner
     assert config._get_v2_model_runner_unsupported_features() == []
@@ -111,9 +111,9 @@ def test_cuda_gets_its_worker_and_attention_backend(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
     monkeypatch.setattr(type(current_platform), "is_cuda", lambda self: True)
     engine = engine_here()
-    assert (engine.worker, engine.proposer) == (names.V2_WORKER, names.V2_SPECULATOR)
+    assert (engine.worker, engine.proposer) == (names.CUDA_WORKER, names.CUDA_SPECULATOR)
     assert engine.arguments == {"attention_backend": AttentionBackendEnum.CUSTOM}
-    assert AttentionBackendEnum.CUSTOM.get_path() == names.V2_TREE_ATTENTION
+    assert AttentionBackendEnum.CUSTOM.get_path() == names.CUDA_TREE_ATTENTION
 
 
 def test_other_platforms_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ def test_what_a_user_gets_who_sets_nothing(
     found = json.loads(done.stdout.splitlines()[-1])
     sizes = found.pop("sizes")
     assert found == {
-        "worker": names.V2_WORKER,
+        "worker": names.CUDA_WORKER,
         "attention": "CUSTOM",
         "model_runner_v2": True,
         "asynchronous": True,

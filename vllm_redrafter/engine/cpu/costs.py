@@ -62,7 +62,7 @@ def warm_up_sizes(runner: CPUModelRunner, most: int) -> None:
     """Run passes of 1, 2, 3... rows, up to the most that a request's step has, for a second.
 
     oneDNN makes code for each number of rows when it first meets it: the first answers would wait
-    for it, and their steps seem to be so dear.
+    for it, and their steps seem to be so expensive.
     """
     ends = perf_counter() + WARM_UP_SECONDS
     for rows in range(1, most + 1):

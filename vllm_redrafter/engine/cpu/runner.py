@@ -377,9 +377,9 @@ class CPUTreeModelRunner(CPUModelRunner):
         return drafter
 
     def _most_nodes(self, request_ids: list[str], max_nodes: int) -> npt.NDArray[np.int64]:
-        """[R]: the most nodes of each request, by the scheduler's node_limit and its own."""
-        node_limits = [self.requests[request].sampling_params.extra_args for request in request_ids]
-        return np.array([spec_tokens(node_limit, max_nodes) for node_limit in node_limits])
+        """[R]: the most nodes of each request, by the scheduler's limit and its own."""
+        options = [self.requests[request].sampling_params.extra_args for request in request_ids]
+        return np.array([spec_tokens(each, max_nodes) for each in options])
 
     def _needs_chain(self, request_ids: list[str]) -> Tensor | None:
         """[R] bool: requests with a grammar, which vLLM advances along a chain; None if none."""

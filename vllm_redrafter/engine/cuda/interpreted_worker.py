@@ -19,7 +19,7 @@ from vllm.v1.worker.cpu import model_runner as cpu_model_runner
 from vllm_redrafter.engine.cuda.runner import GPUTreeModelRunner
 from vllm_redrafter.engine.cuda.worker import CountingWorker, WakingWorker
 from vllm_redrafter.engine.stats import HostEvent
-from vllm_redrafter.utils.names import V2_TREE_ATTENTION
+from vllm_redrafter.utils.names import CUDA_TREE_ATTENTION
 from vllm_redrafter.utils.patching import patched
 
 
@@ -49,7 +49,7 @@ class InterpretedWorker(CountingWorker, WakingWorker, cpu_worker.CPUWorker):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # The CPU platform always asks for CPU_ATTN; only this process sees the override.
-        register_backend(AttentionBackendEnum.CPU_ATTN, V2_TREE_ATTENTION)
+        register_backend(AttentionBackendEnum.CPU_ATTN, CUDA_TREE_ATTENTION)
         super().__init__(*args, **kwargs)
 
     def init_device(self) -> None:

@@ -65,8 +65,8 @@ class TreeModelState(DefaultModelState):
         params = new_req_data.sampling_params
         chain = self._every_request_needs_chain or (params is not None and needs_chain(params))
         most = self.speculator.config.num_speculative_tokens
-        node_limit = None if params is None else params.extra_args
-        self.speculator.add_request(req_index, chain, spec_tokens(node_limit, most))
+        options = None if params is None else params.extra_args
+        self.speculator.add_request(req_index, chain, spec_tokens(options, most))
 
     def apply_staged_writes(self) -> None:
         super().apply_staged_writes()

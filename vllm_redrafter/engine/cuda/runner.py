@@ -60,7 +60,7 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         with (
             patched(model_runner, "init_model_state", self._make_model_state),
-            patched(model_runner, "set_eagle3_aux_hidden_state_layers", self._hand_out_layers),
+            patched(model_runner, "set_eagle3_aux_hidden_state_layers", self._enable_aux_states),
         ):
             super().load_model(*args, **kwargs)
         with DeviceMemoryProfiler() as memory:
@@ -140,7 +140,7 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
             if getattr(layer, "kv_cache_dtype", "").startswith("fp8")
         }
 
-    def _hand_out_layers(self, target: nn.Module, *_: Any) -> None:
+    def _enable_aux_states(self, target: nn.Module, *_: Any) -> None:
         enable_aux_hidden_states(target, self.speculator.target_layers)
 
     def _make_model_state(

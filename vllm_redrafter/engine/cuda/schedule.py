@@ -107,7 +107,7 @@ def apply_default_schedule(vllm_config: VllmConfig) -> None:
     """
     scheduler = vllm_config.scheduler_config
     if scheduler.scheduler_cls is None:
-        own = names.V2_ASYNC_SCHEDULER if scheduler.async_scheduling else names.V2_SCHEDULER
+        own = names.CUDA_ASYNC_SCHEDULER if scheduler.async_scheduling else names.CUDA_SCHEDULER
         scheduler.scheduler_cls = own
     speculative = vllm_config.speculative_config
     assert speculative is not None

@@ -12,7 +12,7 @@ from vllm.v1.worker.worker_base import WorkerBase
 from vllm_redrafter.engine import published
 from vllm_redrafter.engine.cuda.runner import GPUTreeModelRunner
 from vllm_redrafter.engine.published import Publisher
-from vllm_redrafter.utils.names import V2_TREE_ATTENTION
+from vllm_redrafter.utils.names import CUDA_TREE_ATTENTION
 
 
 class CountingWorker(WorkerBase):
@@ -68,7 +68,7 @@ class ReDrafterWorker(CountingWorker, WakingWorker, Worker):
     """vLLM's GPU worker with our model runner and attention backend."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        register_backend(AttentionBackendEnum.CUSTOM, V2_TREE_ATTENTION)
+        register_backend(AttentionBackendEnum.CUSTOM, CUDA_TREE_ATTENTION)
         super().__init__(*args, **kwargs)
 
     def _make_model_runner(self) -> GPUTreeModelRunner:

@@ -27,7 +27,7 @@ def use() -> None:
     """Engines started in this process draft with the oracle, whatever else is as always."""
     from vllm_redrafter.utils import names
 
-    names.V2_SPECULATOR = V2_ORACLE
+    names.CUDA_SPECULATOR = V2_ORACLE
 
 
 def use_with_async_scheduling() -> None:
