@@ -8,7 +8,7 @@ and Z_b the normaliser of its beam's 50 best logits,
 
 One launch does what softmax, addition, selection, back-pointers and the choice of the states to
 go on from are as operations of torch. Where a budget needs it, each kept node's log-odds given its
-parent and its log-survival come with it (`budget/calibration.py` has their formulas):
+parent and its log-survival come with it (`budget/acceptance.py` has their formulas):
 
     f = log(q / (1 - q)), q = exp(z - Z_b);    s = s_b + log sigmoid(w f + bias of the level)
 """
@@ -26,7 +26,7 @@ from vllm_redrafter.triton_kernels.ordered_keys import BEHIND_ALL, ordered_pair
 from vllm_redrafter.triton_kernels.top_candidates import TopTokens
 
 MAX_LOG_ODDS = 40.0
-"""As in `budget/calibration.py`; a test holds the two together."""
+"""As in `budget/acceptance.py`; a test holds the two together."""
 
 
 @triton.jit

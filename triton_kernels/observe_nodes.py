@@ -7,7 +7,7 @@ its depth, y whether it was accepted, and a = sigmoid(w f + b_d), the sums over 
     a (1 - a) (f f, f, 1), (y - a) (f, 1), 1        by depth
     1, q, y                                         by tenths of q = sigmoid(f), and of q = a
 
-are what `budget/calibration.py` refits and judges itself by. The first launch sums over each
+are what `budget/acceptance.py` refits and judges itself by. The first launch sums over each
 request's nodes, the second over requests, always in the same order: all ranks of tensor
 parallelism get the same bits.
 """
@@ -27,7 +27,7 @@ COLUMNS = 6
 """Sums by depth."""
 
 BINS = 10
-"""As in `budget/calibration.py`; a test holds the two together."""
+"""As in `budget/acceptance.py`; a test holds the two together."""
 
 TILE = 32
 """Requests and sums that the second launch adds at a time."""

@@ -1,1 +1,1 @@
-"""How many nodes the whole batch verifies, and whether it drafts at all: docs/architecture.md."""
+"""How many nodes the whole batch verifies, and whether it drafts at all: docs/serving.md."""

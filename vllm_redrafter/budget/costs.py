@@ -1,21 +1,30 @@
-"""What a step costs: tables measured at start-up, and how they follow the steps' own times."""
+"""What a step costs: a table that is measured at start-up, corrected by the steps' own times."""
 
 from __future__ import annotations
 
 import json
+import math
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from vllm_redrafter.tree.policy import SearchShape
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.json_files import read_json
 
 FORMAT = "vllm-redrafter costs"
+
+KINDS = DRAFT, PLAIN, CHAINS, TREES = range(4)
+"""Drafts, and the kinds of steps that costs distinguish: trees take tree attention."""
+MEMORY, PSEUDO_SAMPLES = 16, 1.0
+"""Samples that a correction is the median of; and as how many what is known without them counts."""
 
 Floats = npt.NDArray[np.floating[Any]]
 
@@ -151,3 +160,81 @@ def curve_at(curve: tuple[Floats, Floats], size: npt.ArrayLike) -> Floats:
         slope = (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2])
         values = values + np.maximum(at - sizes[-1], 0.0) * max(slope, 0.0)
     return np.asarray(values)
+
+
+class StepTimes:
+    """Seconds of steps and drafts: the table's, corrected by what was seen of them since.
+
+    The table knows the target's passes, without context and in a quiet moment; not what vLLM does
+    around them, nor attention over the context. A kind of step takes so many seconds more, a draft
+    so many times as long, for about so many requests. The least disturbed word on that is a median.
+
+    What the best arm takes longer once its correction is known, all others would take longer as
+    well: the machine is slower for a while, or contexts are longer. The others are learned while
+    they are explored, compared with the steps around them. Only ratios of costs count.
+
+    Attributes:
+        table: what was measured at start-up.
+        pace: what steps take at present over what their corrections say.
+    """
+
+    def __init__(self, table: CostTable, most_rows: int) -> None:
+        """Begin with the table's, of up to so many rows."""
+        self.table, self.pace = table, 1.0
+        self._verify = table.verify_seconds(np.arange(most_rows + 1))
+        self._samples: dict[tuple[int, int], deque[float]] = {}
+        self._priors: dict[tuple[int, int], float] = {}
+        self._corrections: dict[tuple[int, int], float] = {}
+        self._paces: deque[float] = deque(maxlen=MEMORY)
+
+    def stepped(self, kind: int, requests: int, rows: int, seconds: float, explores: bool) -> None:
+        """A step of this kind took `seconds`, its draft's left out; of the best arm, or another."""
+        samples = self._samples.get((kind, bucket(requests)), ())
+        if len(samples) == MEMORY and not explores:
+            self._paces.append(seconds / (self._verify[rows] + median(samples)))
+            self.pace = median(self._paces)
+        else:
+            self._learn(kind, requests, seconds / self.pace - self._verify[rows])
+
+    def drafted(self, shape: SearchShape, requests: int, seconds: float) -> None:
+        """A draft by this search took `seconds`."""
+        usual = self.table.draft_seconds(requests, *shape)
+        self._learn(DRAFT, requests, seconds / self.pace / usual - 1.0)
+
+    def step_seconds(self, kind: int, requests: int) -> Floats:
+        """[rows] V of steps of this kind, for 0, 1, 2... rows."""
+        return np.maximum(self._verify + self._correction(kind, requests), self._verify / 10)
+
+    def draft_seconds(self, shape: SearchShape, requests: int) -> float:
+        """D of this search."""
+        usual = self.table.draft_seconds(requests, *shape)
+        return usual * max(1.0 + self._correction(DRAFT, requests), 0.1)
+
+    def _learn(self, kind: int, requests: int, sample: float) -> None:
+        at = kind, bucket(requests)
+        if at not in self._samples:
+            self._samples[at] = deque(maxlen=MEMORY)
+            self._priors[at] = self._correction(kind, requests)
+        samples = self._samples[at]
+        samples.append(sample)
+        seen = len(samples)
+        own = seen * median(samples) + PSEUDO_SAMPLES * self._priors[at]
+        self._corrections[at] = own / (seen + PSEUDO_SAMPLES)
+
+    def _correction(self, kind: int, requests: int) -> float:
+        """That of the nearest number of requests; of the other kinds' the least where this kind was
+        never seen, as vLLM does the same around all of them."""
+        here = bucket(requests)
+        if (kind, here) in self._corrections:
+            return self._corrections[kind, here]
+        nearest: dict[int, tuple[int, float]] = {}
+        for (other, at), value in self._corrections.items():
+            nearest[other] = min(nearest.get(other, (1 << 30, 0.0)), (abs(at - here), value))
+        if kind in nearest:
+            return nearest[kind][1]
+        return min((v for k, (_, v) in nearest.items() if DRAFT not in (k, kind)), default=0.0)
+
+
+def bucket(requests: int) -> int:
+    """Half octaves: numbers of requests that are planned for alike."""
+    return round(2.0 * math.log2(max(requests, 1)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -33,20 +32,6 @@ def search_shape(config: ReDrafterConfig, max_nodes: int) -> SearchShape:
     if max_nodes < config.beam_length:
         return SearchShape(1, max_nodes)
     return SearchShape(config.beam_width, config.beam_length)
-
-
-@cache
-def search_tiers(config: ReDrafterConfig, max_nodes: int) -> tuple[SearchShape, ...]:
-    """The searches to choose among: a chain, half the width, all of it, by length.
-
-    Args:
-        config: the most that is searched.
-        max_nodes: what a step can verify per request; at least 1.
-    """
-    width, length = search_shape(config, max_nodes)
-    widths = sorted({1, -(-width // 2), width})
-    lengths = sorted({1, -(-length // 2), length})
-    return tuple(SearchShape(w, n) for w in widths for n in lengths)
 
 
 def allowed_nodes(explored: ExploredNodes, tree: TreeKind) -> Tensor | None:

@@ -1,10 +1,10 @@
 """How probable nodes are to be accepted, learned from the walks: greedy and sampled requests apart.
 
-A request that samples accepts the drafter's best token less often than one that takes the most
-probable token. One model for both would be wrong for either, by more the more they alternate.
+A sampled request accepts the drafter's best token less often than a greedy one. One model for both
+would be wrong for either, by more the more they alternate.
 
-The mathematics is that of `budget/calibration.py`, which says it in torch for any device; about
-numba see `ranking.py`. A test holds the two equal.
+What is observed in each step is compiled; `budget/acceptance.py` says it in torch, for any device;
+about numba see `ranking.py`. A test holds the two equal.
 """
 
 from __future__ import annotations
@@ -15,29 +15,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vllm_redrafter.budget.calibration import (
+from vllm_redrafter.budget.acceptance import (
     BINS,
-    DAMPING_OBSERVATIONS,
-    INITIAL_OBSERVATIONS,
-    MAX_BIAS_STEP,
-    MAX_SLOPE_STEP,
-    RIDGE,
     AcceptanceEstimator,
     Calibration,
+    RefitSchedule,
 )
 from vllm_redrafter.budget.choice import Flags
-from vllm_redrafter.budget.refits import RefitsByNodes
 from vllm_redrafter.utils.compiled import compiled
 
 Array = npt.NDArray[Any]
 
-LIMITS = RIDGE, INITIAL_OBSERVATIONS, DAMPING_OBSERVATIONS, MAX_SLOPE_STEP, MAX_BIAS_STEP
-"""Given to the compiled refit, and not read by it: numba keeps what it compiled until this file
-changes, and these stand in another."""
+FIRST_REFIT, LONGEST_REFIT = 4, 16
+"""Verifying steps before the first refit, and at most from one to the next."""
 
 
 class AcceptanceModel:
-    """An `AcceptanceEstimator` of requests that take the most probable token, and one of others.
+    """An `AcceptanceEstimator` of greedy requests, and one of sampled requests.
 
     Attributes:
         slopes, biases: [2] and [2, L] float32, of either.
@@ -50,7 +44,7 @@ class AcceptanceModel:
         self._states = [
             (e.slope.numpy(), e.biases.numpy(), e.statistics.numpy()) for e in self._estimators
         ]
-        self._refits = [RefitsByNodes() for _ in self._estimators]
+        self._refits = [RefitSchedule(FIRST_REFIT, LONGEST_REFIT) for _ in self._estimators]
         self.slopes = np.stack([slope[0] for slope, *_ in self._states])
         self.biases = np.stack([biases for _, biases, _ in self._states])
 
@@ -65,8 +59,10 @@ class AcceptanceModel:
         log-odds, depths, and whether accepted."""
         for kind, state in enumerate(self._states):
             nodes = _observe(sampled, log_odds, depths, accepted, kind == 1, *state)
-            if nodes and self._refits[kind].due(nodes):
-                self._refit(kind)
+            if nodes and self._refits[kind].due():
+                self._estimators[kind].refit()
+                slope, biases, _ = state
+                self.slopes[kind], self.biases[kind] = slope[0], biases
 
     def calibration(self) -> Calibration:
         """The expected calibration errors since the last reset, of all nodes together."""
@@ -83,11 +79,6 @@ class AcceptanceModel:
         """Begin to measure the calibration errors anew."""
         for estimator in self._estimators:
             estimator.reset_calibration()
-
-    def _refit(self, kind: int) -> None:
-        slope, biases, statistics = self._states[kind]
-        _refit(slope, biases, statistics, self._estimators[kind].learned.numpy(), *LIMITS)
-        self.slopes[kind], self.biases[kind] = slope[0], biases
 
 
 @compiled
@@ -136,40 +127,3 @@ def _observe(
             bins[which, of_bin, 1] += predicted
             bins[which, of_bin, 2] += y
     return observed
-
-
-@compiled
-def _refit(
-    slope: Array,
-    biases: Array,
-    statistics: Array,
-    learned: Array,
-    ridge: float,
-    least: float,
-    most: float,
-    max_slope_step: float,
-    max_bias_step: float,
-) -> None:
-    """See `AcceptanceEstimator.refit`; the nodes were observed, so that the sums are finite.
-
-    Args:
-        slope, biases, statistics, learned: of one estimator, changed.
-        ridge, least, most, max_slope_step, max_bias_step: see `LIMITS`.
-    """
-    sums = statistics[: 6 * biases.shape[0]].reshape(biases.shape[0], 6)
-    # The information of the slope and its gradient, the biases eliminated.
-    information, gradient, total = ridge, 0.0, 0.0
-    for a, b, c, g0, g1, count in sums:
-        information += a - b * b / (c + ridge)
-        gradient += g0 - b * g1 / (c + ridge)
-        total += count
-    step = gradient / information * total / (total + min(learned.sum() + least, most))
-    # A draft that is more probable is not less probable to be accepted.
-    step = max(min(max(step, -max_slope_step), max_slope_step), -slope[0])
-    for depth, (_, b, c, _, g1, count) in enumerate(sums):
-        damped = count / (count + min(learned[depth] + least, most))
-        bias_step = (g1 - b * step) / (c + ridge) * damped
-        biases[depth] += min(max(bias_step, -max_bias_step), max_bias_step)
-        learned[depth] = min(learned[depth] + count, most)
-    slope[0] += step
-    sums[:] = 0.0

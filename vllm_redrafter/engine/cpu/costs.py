@@ -12,10 +12,11 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from vllm_redrafter.budget.choice import unlimited
 from vllm_redrafter.budget.costs import CostTable, DraftCost, VerifyCost
+from vllm_redrafter.budget.planner import search_arms
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
 from vllm_redrafter.engine.embedding import shared_embedding
-from vllm_redrafter.tree.policy import SearchShape, search_shape, search_tiers
+from vllm_redrafter.tree.policy import SearchShape, search_shape
 
 Search = Callable[[SearchShape, int], None]
 """Draft by this search, for so many requests."""
@@ -30,7 +31,7 @@ def measure_costs(runner: CPUModelRunner, proposer: TreeProposer) -> CostTable:
     """Time searches, and passes of the target without context, of growing size.
 
     What a step costs besides, and with context, is learned from the steps themselves
-    (`budget/drift.py`).
+    (`budget/costs.py`).
 
     Args:
         runner: with weights and KV cache in place.
@@ -89,10 +90,10 @@ def _search(proposer: TreeProposer, requests: int) -> Search:
 def _draft_costs(
     runner: CPUModelRunner, draft: Search, config: ReDrafterConfig, requests: int
 ) -> Iterator[DraftCost]:
-    tiers = search_tiers(config, config.num_speculative_tokens)
-    lengths = {tier.beam_length for tier in tiers}
+    arms = search_arms(config)
+    lengths = {arm.beam_length for arm in arms}
     # A level costs as much as another: the shortest and the longest search say it all.
-    shapes = [tier for tier in tiers if tier.beam_length in (min(lengths), max(lengths))]
+    shapes = [arm for arm in arms if arm.beam_length in (min(lengths), max(lengths))]
     for shape in shapes:
         timed = _growing(
             requests,

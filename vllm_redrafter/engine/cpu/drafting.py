@@ -8,13 +8,12 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from vllm_redrafter.budget.batch_budget import FIRST_DRAFTS, FIRST_STEPS, BatchBudget, Plan
-from vllm_redrafter.budget.choice import Flags, Terms
+from vllm_redrafter.budget.choice import Flags
+from vllm_redrafter.budget.planner import BatchPlanner
 from vllm_redrafter.engine.cpu.proposer import Draft, TreeProposer
 from vllm_redrafter.engine.cpu.walk import accepted_nodes, judged_nodes
 from vllm_redrafter.engine.stats import StepStats
 from vllm_redrafter.tree.acceptance import AcceptedPath
-from vllm_redrafter.tree.policy import search_shape
 from vllm_redrafter.tree.token_tree import TokenTree
 
 
@@ -29,7 +28,7 @@ class FixedDrafting:
 
         Args:
             request_ids: of R requests, those that have drawn a token.
-            sampled: [R] bool, those that sample it; the others take the most probable one.
+            sampled: [R] bool, those that sample it.
             max_nodes: what the next step can verify per request; at least 1.
         """
         return True
@@ -93,70 +92,34 @@ class FixedDrafting:
 
 
 class AdaptiveDrafting(FixedDrafting):
-    """As many nodes of the whole batch as pay, by a search that pays, or none."""
+    """As many nodes of the whole batch as are worth it, by the search that is the fastest, or none.
 
-    def __init__(self, proposer: TreeProposer, budget: BatchBudget, stats: StepStats) -> None:
+    Attributes:
+        planner: decides whether to draft and by which search, and what to verify of it.
+    """
+
+    def __init__(self, proposer: TreeProposer, planner: BatchPlanner, stats: StepStats) -> None:
         super().__init__(proposer)
-        self.budget, self.stats = budget, stats
+        self.planner, self.stats = planner, stats
         # By request: [K+1], the draft's log-odds of the tree drafted last.
         self._log_odds: dict[str, npt.NDArray[np.float32]] = {}
         # The last draft, and its requests.
         self._drafted: list[str] = []
         self._draft: Draft | None = None
-        self._plan = Plan(None, pays=False)
-        self._terms: Terms | None = None
-        # Steps for which both still hold, if all is as it was.
-        self._holds = 0
         # Of the step: its requests, which of them sample, and how much may be verified.
         self._requests: list[str] = []
         self._max_nodes = 0
         self._sampled = np.zeros(0, dtype=np.bool_)
-        self._warm_up()
-
-    def _warm_up(self) -> None:
-        """Let numba compile the budget's loops now: see `warm_up.py`."""
-        config = self.budget.config
-        budget = BatchBudget(config, self.budget.costs, max_requests=1)
-        shape = search_shape(config, config.num_speculative_tokens)
-        explored = np.zeros((1, shape.beam_length, shape.beam_width), np.float32)
-        sampled = np.zeros(1, dtype=np.bool_)
-        for _ in range(FIRST_DRAFTS):
-            budget.drafted(shape, explored, sampled, 1.0)
-        for _ in range(FIRST_STEPS + 1):
-            budget.plan(sampled, None, config.num_speculative_tokens)
-        budget.terms(1, Plan(shape, pays=True))
 
     def pays(self, request_ids: Sequence[str], sampled: Flags, max_nodes: int) -> bool:
-        """See `FixedDrafting.pays`; a probe counts as if it did."""
-        before, self._requests = self._requests, list(request_ids)
-        joined = None
-        # Mostly they are the same, in the same order, which is found sooner.
-        if before != self._requests:
-            known = frozenset(before)
-            new = [request not in known for request in request_ids]
-            joined = np.array(new) if any(new) else None
-        elif self._goes_on(max_nodes):
-            return self._plan.shape is not None
-        self._max_nodes = max_nodes
-        self._sampled = sampled
-        self._plan = plan = self.budget.plan(sampled, joined, max_nodes)
-        self._holds = plan.steps - 1
-        drafts = plan.shape is not None
-        self._terms = self.budget.terms(len(request_ids), plan) if drafts else None
-        return drafts
+        """See `FixedDrafting.pays`; an exploration counts as if it did."""
+        self._requests, self._max_nodes, self._sampled = list(request_ids), max_nodes, sampled
+        return self.planner.plan(sampled, max_nodes) is not None
 
     def skips_draft(self, request_ids: Sequence[str], max_nodes: int) -> bool:
-        """See `FixedDrafting.skips_draft`: not drafted for, and the plan holds."""
-        at_rest = self._plan.shape is None and self._requests == request_ids
-        return at_rest and self._goes_on(max_nodes)
-
-    def _goes_on(self, max_nodes: int) -> bool:
-        """Does the last plan hold for another step of its requests? Then this is one of them."""
-        if not self._holds or max_nodes != self._max_nodes:
-            return False
-        self._holds -= 1
-        self.budget.again()
-        return True
+        """See `FixedDrafting.skips_draft`: nothing was drafted for this very batch."""
+        same = max_nodes == self._max_nodes and self._requests == request_ids
+        return same and self.planner.pass_plain_step()
 
     def draft(
         self,
@@ -167,8 +130,9 @@ class AdaptiveDrafting(FixedDrafting):
         most: npt.NDArray[np.int64],
     ) -> TokenTree:
         """See `FixedDrafting.draft`."""
-        shape, terms = self._plan.shape, self._terms
-        assert shape is not None and terms is not None
+        shape = self.planner.shape
+        assert shape is not None
+        terms = self.planner.terms(len(request_ids))
         draft = self.proposer.propose_best(hidden, roots, chain, most, self._sampled, shape, terms)
         self.stats.expected_tokens += draft.expected
         self._drafted, self._draft = list(request_ids), draft
@@ -177,10 +141,8 @@ class AdaptiveDrafting(FixedDrafting):
 
     def took(self, requests: int, seconds: float) -> None:
         """Learn what such a draft costs, and what the search found."""
-        assert self._plan.shape is not None and self._draft is not None
-        if not self.budget.learns:
-            return
-        self.budget.drafted(self._plan.shape, self._draft.explored, self._sampled, seconds)
+        assert self._draft is not None
+        self.planner.drafted(self._draft.explored, self._sampled, seconds)
 
     def judge(
         self,
@@ -190,13 +152,10 @@ class AdaptiveDrafting(FixedDrafting):
         accepted: AcceptedPath,
     ) -> None:
         """Learn how probable a node is to be accepted."""
-        # Mostly they are the same.
         if request_ids == self._drafted:
             assert self._draft is not None
             drafted = self._draft.survival, self._draft.tree
-            self.budget.verified(*accepted_nodes(sampled, *drafted, tree, accepted))
-        if not self.budget.learns:
-            return
+            self.planner.verified(*accepted_nodes(sampled, *drafted, tree, accepted))
         slots = tree.tokens.shape[1]
         none = np.zeros(slots, dtype=np.float32)
         log_odds = np.stack([self._log_odds.get(request, none)[:slots] for request in request_ids])
@@ -205,7 +164,7 @@ class AdaptiveDrafting(FixedDrafting):
 
     def stepped(self, kind: int, requests: int, rows: int, seconds: float) -> None:
         """Learn what such a step costs."""
-        self.budget.stepped(kind, requests, rows, seconds)
+        self.planner.stepped(kind, requests, rows, seconds)
 
     def forget(self, request_id: str) -> None:
         self._log_odds.pop(request_id, None)

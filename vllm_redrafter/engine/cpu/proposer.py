@@ -116,7 +116,7 @@ class TreeProposer:
             hidden, root_tokens, chain, most: see `propose`.
             sampled: [R] bool, requests that sample; the others take the most probable token.
             shape: the search.
-            terms: what verifying is worth, `truth_of_others` being of those that sample.
+            terms: what verifying costs and is worth.
         """
         found = self.explore(hidden, root_tokens, shape)
         candidates = candidate_log_probs(found, self.config.tree, chain)

@@ -1,6 +1,6 @@
 """The trees of a search: nodes ranked by how probable they are to be accepted, as many as pay.
 
-The mathematics is that of `budget/calibration.py` and `token_tree.py`, which say it in torch for
+The mathematics is that of `budget/acceptance.py` and `token_tree.py`, which say it in torch for
 any device, and of `budget/choice.py`. A step of a small target takes a few milliseconds, of which
 some hundred calls of torch on a few dozen numbers are a large part; numba compiles the loops. Tests
 hold them equal.
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vllm_redrafter.budget.calibration import MAX_LOG_ODDS
+from vllm_redrafter.budget.acceptance import MAX_LOG_ODDS
 from vllm_redrafter.utils.compiled import compiled
 
 Array = npt.NDArray[Any]
@@ -32,8 +32,8 @@ def best_trees(
     biases: Array,
     most: Array,
     max_nodes: int,
-    truth: float,
-    truth_of_others: float,
+    greedy_ratio: float,
+    sampled_ratio: float,
     draft_seconds: float,
     verify_seconds: Array,
     nothing_seconds: float,
@@ -52,8 +52,8 @@ def best_trees(
             not sample, and of those that do.
         most: [R] int64, the most nodes of each request, roots not counted; at most K.
         max_nodes: K.
-        truth, truth_of_others, draft_seconds, verify_seconds, nothing_seconds, least: see
-            `budget.choice.Terms`; the others are those that sample.
+        greedy_ratio, sampled_ratio, draft_seconds, verify_seconds, nothing_seconds, least: see
+            `budget.choice.Terms`.
 
     Returns:
         tokens, parents, depths: [R, K+1] int32, of the trees (see `TokenTree`).
@@ -78,7 +78,9 @@ def best_trees(
             level, beam = order[r, node - 1] // width, order[r, node - 1] % width
             node_log_odds[r, node] = log_odds[r, level, beam]
             survival[r, node] = math.exp(log_survival[r, level, beam])
-            probable[r, node - 1] = survival[r, node] * (truth_of_others if sampled[r] else truth)
+            probable[r, node - 1] = survival[r, node] * (
+                sampled_ratio if sampled[r] else greedy_ratio
+            )
     costs = (draft_seconds, verify_seconds, nothing_seconds)
     kept, expected = _worth_verifying(probable, costs, least)
     for r in range(len(roots)):
@@ -94,7 +96,7 @@ def best_trees(
 def _worth_verifying(
     probable: Array, costs: tuple[float, Array, float], least: int
 ) -> tuple[Array, float]:
-    """See `budget.choice.best_shares`.
+    """How long each request's prefix is, by the rule of `budget.choice`.
 
     Args:
         probable: [R, K] float64, descending along each request; 0 where there is no node.

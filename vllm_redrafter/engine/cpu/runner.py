@@ -36,8 +36,8 @@ from vllm.v1.spec_decode.metadata import SpecDecodeMetadata
 from vllm.v1.worker import gpu_model_runner
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
-from vllm_redrafter.budget.batch_budget import CHAINS, PLAIN, TREES, BatchBudget
-from vllm_redrafter.budget.costs import CostTable
+from vllm_redrafter.budget.costs import CHAINS, PLAIN, TREES, CostTable
+from vllm_redrafter.budget.planner import BatchPlanner
 from vllm_redrafter.engine.attention_check import check_attention
 from vllm_redrafter.engine.cpu.attention import TreeAttentionBackend
 from vllm_redrafter.engine.cpu.costs import measure_costs, warm_up_sizes
@@ -129,8 +129,8 @@ class CPUTreeModelRunner(CPUModelRunner):
         self.costs = measure_costs(self, self.proposer)
         warm_up_sizes(self, min(config.num_speculative_tokens + 1, self.max_num_tokens))
         logger.info("ReDrafter measured its costs in %.1f s", perf_counter() - started)
-        budget = BatchBudget(config, self.costs, self.max_num_reqs)
-        self.drafting = AdaptiveDrafting(self.proposer, budget, self.stats)
+        planner = BatchPlanner(config, self.costs, self.max_num_reqs)
+        self.drafting = AdaptiveDrafting(self.proposer, planner, self.stats)
 
     def _on_request_state_removed(self, req_id: str, req_state: Any) -> None:
         super()._on_request_state_removed(req_id, req_state)

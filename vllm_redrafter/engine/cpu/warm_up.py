@@ -10,9 +10,8 @@ import numpy as np
 import torch
 
 from vllm_redrafter.budget.choice import unlimited
-from vllm_redrafter.budget.refits import NODES, STEPS
 from vllm_redrafter.engine.cpu import tree_sequences
-from vllm_redrafter.engine.cpu.acceptance_model import AcceptanceModel
+from vllm_redrafter.engine.cpu.acceptance_model import FIRST_REFIT, AcceptanceModel
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
 from vllm_redrafter.engine.cpu.verification import verification_step
 from vllm_redrafter.engine.cpu.walk import Walk, accepted_nodes, judged_nodes, moves
@@ -51,6 +50,6 @@ def warm_up(proposer: TreeProposer) -> None:
     accepted_nodes(greedy, survival, tree, step.tree, accepted)
     _, *judged = judged_nodes(step.tree, accepted.path, np.zeros((1, rows), dtype=np.float32))
     acceptance = AcceptanceModel(proposer.config.beam_length)
-    for _ in range(max(STEPS, NODES)):
+    for _ in range(FIRST_REFIT):
         acceptance.judge(np.zeros(len(judged[0]), dtype=np.bool_), *judged)
     tree_sequences.warm_up(proposer.dtype)

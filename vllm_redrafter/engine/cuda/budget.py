@@ -3,9 +3,8 @@
 `AdaptiveVerificationManager` chooses how many draft tokens the whole batch verifies, from costs
 that it measures at start-up and from the confidences of a step ago, and admits each request's
 first ones on the device. A tree's nodes come in the order of their survival probability, so a
-request's first nodes are again a tree. Added here: where no budget is worth the draft, the next
-steps neither draft nor verify (`vllm_redrafter/budget/gate.py`), and where the last levels of a
-draft are not worth their time, it has fewer (`vllm_redrafter/budget/draft_lengths.py`).
+request's first nodes are again a tree. Added here: whether the next steps draft, and how long their
+drafts are (`vllm_redrafter/budget/planner.py`, whose arms are plain decoding and these lengths).
 """
 
 from __future__ import annotations
@@ -24,9 +23,10 @@ from vllm.v1.worker.gpu.async_utils import StepTimingSample
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerificationManager
 
-from vllm_redrafter.budget.choice import Choice, best_budget
-from vllm_redrafter.budget.draft_lengths import LengthChoice
-from vllm_redrafter.budget.gate import Gate, worth_drafting
+from vllm_redrafter.budget.acceptance import SurvivalProfile, usual_profile
+from vllm_redrafter.budget.choice import Floats, best_common_budget
+from vllm_redrafter.budget.costs import bucket
+from vllm_redrafter.budget.planner import ArmChoice
 from vllm_redrafter.engine.cuda.stale_depths import StaleDepths
 from vllm_redrafter.engine.cuda.stats import StepTimer
 
@@ -63,19 +63,18 @@ class TreeBudget(AdaptiveVerificationManager):
             depths: [slots, K] int32 on the device, of the nodes drafted last.
         """
         super().__init__(*args, **kwargs)
-        self.gate, self.meter = Gate(), meter
-        self.lengths = LengthChoice(lengths, self.num_speculative_steps)
+        self.meter, self.lengths = meter, tuple(lengths)
+        # Plain decoding, then a draft of each length.
+        self.arms = ArmChoice((0, len(self.lengths)))
+        self._arm, self._explores = len(self.lengths), False
+        longest = self.lengths[-1]
+        self.profile = SurvivalProfile(usual_profile(longest, self.num_speculative_steps))
         self._depths = StaleDepths(depths, self._copy_stream)
         # Of the draft that is made now, and of those whose confidences are read and copied.
-        self._length = self._copied = self.lengths.longest
+        self._length = self._copied = longest
         self._read = 0
         self._profiled: list[int] = []
-        self._draft_costs: list[npt.NDArray[np.floating[Any]]] = []
-        # Compiled now, and not while the first requests wait.
-        best_budget(np.ones((1, 1)), 1, draft_seconds=1.0, verify_seconds=np.ones(3))
-        self._pays, self._probing = True, False
-        # Tokens per second expected of drafting, over plain decoding's.
-        self._gain = 1.0
+        self._draft_costs: list[Floats] = []
         # Are there drafts of the last step; and has the host read the confidences of the last ones?
         self._drafted, self._up_to_date = True, False
         self._usual = np.ones(self.num_speculative_steps, dtype=np.float32)
@@ -83,30 +82,29 @@ class TreeBudget(AdaptiveVerificationManager):
         self._has_tree = np.zeros(self.req_states.max_num_reqs, dtype=np.bool_)
 
     def drafts_now(self, possible: bool) -> bool:
-        """Shall the step that is running end with a draft? To be asked once in each.
+        """Shall the step that is running end with a draft?
 
         Args:
             possible: vLLM has room for draft tokens in the next one.
         """
-        self._drafted = possible and self.gate.opens(self._pays, gain=self._gain)
-        self._probing = self._drafted and not self._pays
+        self._drafted = possible and self._arm > 0
         if possible and not self._drafted:
             self.meter.count_undrafted()
         return self._drafted
 
     def next_length(self, most: int) -> int:
-        """How many levels the draft that begins searches; to be asked once for each.
+        """How many levels the draft that begins searches.
 
         Args:
             most: no node of a deeper one would be verified.
         """
-        self._length = min(self.lengths.next(), most)
+        self._length = min(self.lengths[self._arm - 1], most)
         return self._length
 
     @property
     def warm_up_length(self) -> int:
         """How many levels the draft of a dummy run searches."""
-        return self._profiled[-1] if self._profiled else self.lengths.longest
+        return self._profiled[-1] if self._profiled else self.lengths[-1]
 
     @property
     def is_profiling(self) -> bool:
@@ -122,8 +120,8 @@ class TreeBudget(AdaptiveVerificationManager):
         for batch in super().batches_to_profile(capture_sizes):
             is_new = size < min(batch["num_tokens"], self.req_states.max_num_reqs)
             size = batch["num_tokens"]
-            shorter = self.lengths.lengths[:-1] if is_new else ()
-            for length in (self.lengths.longest, *shorter * PROFILE_REPLAYS):
+            shorter = self.lengths[:-1] if is_new else ()
+            for length in (self.lengths[-1], *shorter * PROFILE_REPLAYS):
                 self._profiled.append(length)
                 yield batch | {"randomize_inputs": True}
 
@@ -131,7 +129,7 @@ class TreeBudget(AdaptiveVerificationManager):
         """As vLLM does for the longest drafts; and the same for the others."""
         profiled, self._profiled = self._profiled, []
         self._draft_costs = []
-        for length in self.lengths.lengths:
+        for length in self.lengths:
             # vLLM takes drafts' costs from full graphs alone, steps' from all samples.
             super().set_initial_cost_curves(
                 [
@@ -176,7 +174,7 @@ class TreeBudget(AdaptiveVerificationManager):
         new = self._pending_resets.copy()
         super().record_confidences(confidence_probs, input_batch)
         self._stale_confidences[self._stale_idx].np[new] = self._usual
-        if len(self.lengths.lengths) > 1:
+        if len(self.lengths) > 1:
             self._depths.record(self._copy_events[self._stale_idx ^ 1], new)
             self._read, self._copied = self._copied, self._length if self._drafted else 0
 
@@ -193,18 +191,16 @@ class TreeBudget(AdaptiveVerificationManager):
         num_tokens = super().get_num_tokens(num_tokens_per_req, draft_tokens)
         assert self._batch_budget is not None
         drafts, others, budget = self._batch_budget
-        # Whether to draft is another question: the next drafts will be of all requests.
-        best = self._consider({**drafts, **padding}, others)
         chosen = budget
         if not self._drafted:
             chosen = 0
-        elif self._probing:
-            # A probe that verified nothing would find out nothing.
+        elif self._explores:
+            # An exploration that verified nothing would find out nothing.
             room = self._max_total_logits - len(drafts) * self.num_bonus_tokens
             # A number of Python's: of numpy's, torch compiles vLLM's choice anew.
             chosen = max(budget, min(int(np.count_nonzero([*drafts.values()])), room))
-        if chosen:
-            self.meter.expect(best.tokens)
+        # Whether to draft is another question: the next drafts will be of all requests.
+        self._plan({**drafts, **padding}, others, chosen)
         self._batch_budget = drafts, others, chosen
         return num_tokens - budget + chosen
 
@@ -223,15 +219,14 @@ class TreeBudget(AdaptiveVerificationManager):
         scheduled = zip(draft_tokens.items(), has_tree, strict=True)
         return {request: len(drafts) for (request, drafts), has in scheduled if not has}
 
-    def _consider(self, drafts: Mapping[str, int], others: Mapping[str, int]) -> Choice:
-        """Find the best budget, and whether it is faster than plain decoding, the draft included.
+    def _plan(self, drafts: Mapping[str, int], others: Mapping[str, int], chosen: int) -> None:
+        """Choose what the step that begins drafts, by what is known of the drafts it verifies.
 
         Args:
             drafts: how many draft tokens each request has in the step.
             others: how many other tokens.
+            chosen: how many draft tokens are verified.
         """
-        assert self.cost_tables is not None
-        draft_costs, verify_costs = self.cost_tables
         slots = np.fromiter(map(self.req_states.req_id_to_index.__getitem__, drafts), np.int64)
         lengths = np.fromiter(drafts.values(), np.int64)
         rows = np.fromiter(others.values(), np.int64)
@@ -239,44 +234,74 @@ class TreeBudget(AdaptiveVerificationManager):
         if lengths.any():
             self._usual += (confidences[lengths > 0].mean(axis=0) - self._usual) / MEMORY
         survival = np.cumprod(confidences, axis=1, dtype=np.float64)
-        sampling, plain = self._sampling(slots, rows), int(rows.sum())
         survival[np.arange(survival.shape[1]) >= lengths[:, None]] = 0
-        self._consider_lengths(survival, slots, plain)
-        best = best_budget(
-            survival, sampling, draft_costs[len(drafts)], verify_costs[plain - sampling :]
-        )
-        plain_rate = sampling / verify_costs[plain]
-        self._gain = float(best.tokens_per_second / plain_rate)
-        self._pays = worth_drafting(self._gain, self._pays)
-        return best
-
-    def _consider_lengths(
-        self, survival: npt.NDArray[np.float64], slots: npt.NDArray[np.int64], plain: int
-    ) -> None:
-        """Choose how long the next drafts are; by what was read now, if that is a survey.
-
-        Args:
-            survival: [R, K]; what the usual drafts would not have found is taken out.
-            slots: [R], whose it is.
-            plain: rows of the step without drafts.
-        """
-        if not self._draft_costs:
+        sampling, plain = self._sampling(slots, rows), int(rows.sum())
+        if chosen:
+            best = np.sort(survival, axis=None)[::-1][:chosen]
+            self.meter.expect(sampling + float(best.sum()))
+        if not sampling:
             return
-        assert self.cost_tables is not None
-        verify, requests, lengths = self.cost_tables[1], len(slots), self.lengths
-        costs = np.array([of_length[requests] for of_length in self._draft_costs])
-        surveyed, self._read = self._read == lengths.longest, 0  # Only once.
-        if surveyed:
+
+        def rates() -> Floats:
+            self._learn(survival, slots)
+            return self._rates(len(slots), sampling, plain)
+
+        step = self.arms.next(bucket(len(slots)), rates)
+        self._arm, self._explores = step.arm, step.explores and step.arm > 0
+        if self._arm and self._draft_costs:
+            assert self.cost_tables is not None
+            self.cost_tables = self._draft_costs[self._arm - 1], self.cost_tables[1]
+
+    def _learn(self, survival: Floats, slots: npt.NDArray[np.int64]) -> None:
+        """Take the draft that is read now, of `slots` [R], into the profile; survival is [R, K]."""
+        length, self._read = self._read, 0
+        if not length or not len(slots):
+            return
+        if len(self.lengths) > 1:
             depths = self._depths.read(slots)
             drafted = (depths[:, 0] > 0) & (survival[:, 0] > 0)
-            lengths.learn(survival[drafted], depths[drafted])
-        lengths.consider(requests, plain, costs, verify)
-        if surveyed:
-            survival[depths > lengths.best] = 0
-        self.cost_tables = self._draft_costs[lengths.lengths.index(lengths.best)], verify
+            if drafted.any():
+                self.profile.drafted(by_level(survival[drafted], depths[drafted], length))
+
+    def _rates(self, requests: int, sampling: int, plain: int) -> Floats:
+        """Tokens per second of each arm.
+
+        Args:
+            requests: R.
+            sampling: how many of them output a token.
+            plain: rows of the step without drafts.
+        """
+        assert self.cost_tables is not None
+        verify = self.cost_tables[1][plain - sampling :]
+        most = min(self.num_speculative_steps, (verify.shape[0] - 1) // sampling - 1)
+        rates = [sampling / verify[sampling]]
+        for costs, length in zip(self._draft_costs, self.lengths, strict=True):
+            nodes = self.profile.survival[:length]
+            best = best_common_budget(nodes, most, sampling, costs[requests], verify)
+            rates.append(best.tokens_per_second)
+        return np.array(rates)
 
     def _sampling(self, slots: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> int:
         """How many requests output a token: not those whose prompt is not read to its end."""
         states = self.req_states
         read = states.num_computed_tokens_np[slots] + rows
         return int(np.count_nonzero(read >= states.prefill_len.np[slots]))
+
+
+def by_level(survival: Floats, depths: npt.NDArray[np.int32], length: int) -> Floats:
+    """Nodes by their level, and by their rank within it.
+
+    Args:
+        survival: [R, K], descending along each request; 0 where there is no node.
+        depths: [R, K], the nodes' levels, from 1 on.
+        length: L, the most of them.
+
+    Returns:
+        [R, L, K]; 0 where there is no node.
+    """
+    at_level = depths[:, :, None] == np.arange(1, length + 1)
+    request, node, level = np.nonzero(at_level & (survival > 0)[:, :, None])
+    rank = (at_level.cumsum(axis=1) - 1)[request, node, level]
+    found = np.zeros((survival.shape[0], length, survival.shape[1]))
+    found[request, level, rank] = survival[request, node]
+    return found

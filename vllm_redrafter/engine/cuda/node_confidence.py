@@ -1,7 +1,7 @@
 """How probable it is that the target accepts each drafted node: what the batch's budget goes by.
 
 Predicted from the drafter's own probabilities, and learned from what became of the nodes that were
-verified (`vllm_redrafter/budget/calibration.py`), on the device: the draft's CUDA graph holds it.
+verified (`vllm_redrafter/budget/acceptance.py`), on the device: the draft's CUDA graph holds it.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from vllm_redrafter.budget.calibration import AcceptanceEstimator, log_odds_of
-from vllm_redrafter.budget.refits import RefitsBySteps
+from vllm_redrafter.budget.acceptance import AcceptanceEstimator, RefitSchedule, log_odds_of
 from vllm_redrafter.engine.cuda.verification import Verification
 from vllm_redrafter.tree.beam_search import ExploredNodes
 from vllm_redrafter.triton_kernels.build_tree import ScoredTrees
 from vllm_redrafter.triton_kernels.observe_nodes import VerifiedTrees, num_sums, observe_nodes
+
+FIRST_REFIT, LONGEST_REFIT = 8, 100
+"""Verifying steps before the first refit, which is a dozen launches, and at most from one to the
+next, as in vLLM's `acceptance_estimator.py`."""
 
 
 class NodeConfidence:
@@ -44,7 +47,7 @@ class NodeConfidence:
         self.estimator = AcceptanceEstimator(max_depth, device)
         self.probs = torch.zeros(requests, slots - 1, device=device)
         self._sums = torch.zeros(requests, num_sums(max_depth), device=device)
-        self._refits = RefitsBySteps()
+        self._refits = RefitSchedule(FIRST_REFIT, LONGEST_REFIT)
 
     def learn(self, slots: Tensor) -> None:
         """Add what became of the trees that the step has verified; before others replace them.

@@ -26,7 +26,7 @@ from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 from vllm.v1.worker.gpu.states import RequestState
 
-from vllm_redrafter.budget.draft_lengths import draft_lengths, length_for
+from vllm_redrafter.budget.planner import draft_lengths
 from vllm_redrafter.checkpoints.reading import load_drafter
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.engine.cuda.draft_graphs import DraftGraphManager, length_of
@@ -405,6 +405,11 @@ def lengths_of_drafts(vllm_config: VllmConfig, shape: SearchShape, fixed: bool) 
         return lengths
     wanted = {length_for(lengths, k) for k in nodes_by_batch_size(vllm_config) if k}
     return tuple(sorted(wanted | {longest}))
+
+
+def length_for(lengths: Sequence[int], nodes: int) -> int:
+    """The shortest length, of ascending ones, that has all levels of any tree of so many nodes."""
+    return next((length for length in lengths if length >= nodes), lengths[-1])
 
 
 def can_adapt(vllm_config: VllmConfig, config: ReDrafterConfig) -> bool:

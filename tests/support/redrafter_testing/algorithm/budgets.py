@@ -1,21 +1,22 @@
-"""A budget at work on machines whose costs are known, with drafters whose worth is."""
+"""A planner at work on machines whose costs are known, with drafters whose worth is."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from vllm_redrafter.budget.batch_budget import CHAINS, PLAIN, TREES, BatchBudget, Plan
-from vllm_redrafter.budget.choice import Flags, Floats, best_shares
-from vllm_redrafter.budget.costs import CostTable, DraftCost, VerifyCost
+from redrafter_testing.algorithm.trimming import best_trim
+from vllm_redrafter.budget.choice import Flags, Floats
+from vllm_redrafter.budget.costs import CHAINS, PLAIN, TREES, CostTable, DraftCost, VerifyCost
+from vllm_redrafter.budget.planner import BatchPlanner, search_arms
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.tree.policy import SearchShape, search_tiers
+from vllm_redrafter.tree.policy import SearchShape
 
 CONFIG = ReDrafterConfig(12, beam_width=4, beam_length=5)
 
 
 def machine(row: float, level: float = 0.02, config: ReDrafterConfig = CONFIG) -> CostTable:
     """A step of one row takes 1 second, each further one `row`; a level of a draft `level`."""
-    tiers = search_tiers(config, config.num_speculative_tokens)
+    tiers = search_arms(config)
     return CostTable(
         target="t",
         drafter="d",
@@ -43,48 +44,72 @@ def greedy(requests: int) -> Flags:
     return np.zeros(requests, dtype=np.bool_)
 
 
-def kind_of(plan: Plan) -> int:
-    if plan.shape is None:
-        return PLAIN
-    return CHAINS if plan.shape.beam_width == 1 else TREES
+class Machine:
+    """Steps and drafts whose seconds are known.
+
+    Attributes:
+        table: what is measured at start-up.
+        overhead: seconds of each step beyond it.
+        slower: by kind, what a step takes over the table and the overhead.
+        noise: standard deviation of a step's time over its mean.
+        cold: what the first step, and the first draft, after plain steps take over others.
+        pace: what everything takes over the usual.
+        drift: when not 1, the pace of every second span of so many seconds.
+    """
+
+    def __init__(
+        self,
+        table: CostTable,
+        overhead: float = 0.0,
+        trees: float = 1.0,
+        noise: float = 0.0,
+        cold: float = 1.0,
+    ) -> None:
+        self.table, self.overhead, self.trees = table, overhead, trees
+        self.noise, self.cold, self.pace = noise, cold, 1.0
+        self._rng = np.random.default_rng(0)
+
+    def step(self, kind: int, rows: int) -> float:
+        seconds = float(self.table.verify_seconds(rows)) + self.overhead
+        return seconds * (self.trees if kind == TREES else 1.0) * self._noise()
+
+    def draft(self, shape: SearchShape, requests: int) -> float:
+        return self.table.draft_seconds(requests, *shape) * self._noise()
+
+    def _noise(self) -> float:
+        return self.pace * max(self._rng.normal(1.0, self.noise), 0.1)
 
 
 def run(
-    budget: BatchBudget,
+    planner: BatchPlanner,
+    machine: Machine,
     requests: int,
     accept: float,
     steps: int,
-    slower: float = 1.0,
-    pace: float = 1.0,
     samples: bool = False,
-    noise: float = 0.0,
-    cold: float = 1.0,
-) -> list[tuple[Plan, int]]:
-    """Let a drafter of known worth draft: by step, the plan and the nodes verified.
+) -> list[tuple[SearchShape | None, int, float, float]]:
+    """Let a drafter draft whose best token is right with probability `accept`.
 
-    Steps that verify take `slower` times what the table says, and all, drafts too, `pace` times;
-    each step differs from that by some share of it, whose standard deviation is `noise`. The first
-    draft behind a plain step, and the step that verifies it, take `cold` times as long.
+    Returns:
+        By step: the search, the nodes verified, the seconds, and the tokens expected of it.
     """
-    decided, rng = [], np.random.default_rng(0)
-    sampled = np.full(requests, samples)
-    behind_plain = True
+    done, sampled = [], np.full(requests, samples)
+    was_plain = True
     for _ in range(steps):
-        plan = budget.plan(sampled, None, CONFIG.num_speculative_tokens)
-        nodes, drafts = 0, plan.shape is not None
-        colder = cold if drafts and behind_plain else 1.0
-        behind_plain = not drafts
-        if plan.shape is not None:
-            explored = survival(plan.shape, requests, accept)
-            draft = budget.costs.draft_seconds(requests, *plan.shape)
-            budget.drafted(plan.shape, explored, sampled, pace * colder * draft)
-            ranked = np.sort(explored.reshape(requests, -1), axis=1)[:, ::-1][:, :12]
-            terms = budget.terms(requests, plan)
-            nodes = int(best_shares(ranked, sampled, terms)[0].sum())
-        rows = requests + nodes
-        seconds = float(budget.costs.verify_seconds(rows)) * (slower if nodes else 1.0) * pace
-        seconds *= colder
-        seconds *= max(rng.normal(1.0, noise), 0.1)
-        budget.stepped(kind_of(plan) if nodes else PLAIN, requests, rows, seconds)
-        decided.append((plan, nodes))
-    return decided
+        shape = planner.plan(sampled, planner.config.num_speculative_tokens)
+        nodes, draft, tokens = 0, 0.0, float(requests)
+        colder = machine.cold if shape is not None and was_plain else 1.0
+        was_plain = shape is None
+        if shape is not None:
+            explored = survival(shape, requests, accept)
+            draft = machine.draft(shape, requests) * colder
+            planner.drafted(explored, sampled, draft)
+            most = planner.config.num_speculative_tokens
+            ranked = np.sort(explored.reshape(requests, -1), axis=1)[:, ::-1][:, :most]
+            kept, choice = best_trim(ranked, sampled, planner.terms(requests))
+            nodes, tokens = int(kept.sum()), choice.tokens
+        kind = PLAIN if not nodes else CHAINS if shape.beam_width == 1 else TREES
+        seconds = machine.step(kind, requests + nodes) * colder
+        planner.stepped(kind, requests, requests + nodes, seconds)
+        done.append((shape, nodes, seconds + draft, tokens))
+    return done

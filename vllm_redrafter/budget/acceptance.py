@@ -20,10 +20,14 @@ whatever the tree (`acceptance.py`).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from vllm_redrafter.budget.choice import Floats
 
 MAX_LOG_ODDS = 40.0
 INITIAL_SLOPE = 0.5
@@ -38,6 +42,10 @@ MAX_SLOPE_STEP, MAX_BIAS_STEP = 0.3, 3.0
 """What one refit changes at most: either moves a node of log-odds 10 by 3."""
 BINS = 10
 """Bins of the calibration error."""
+HORIZON, STARTING_WEIGHT = 64, 16
+"""Drafts that a profile of survival reaches back, and as how many its beginning counts."""
+EXPECTED_NODES, RATIO_NODES = 512.0, 32.0
+"""Nodes that a ratio of accepted to expected ones reaches back, and as how many 1 counts in it."""
 
 
 def log_odds_of(log_probs: Tensor, back_pointers: Tensor) -> Tensor:
@@ -189,3 +197,70 @@ class Calibration:
     draft: float
     calibrated: float
     judged: int
+
+
+class RefitSchedule:
+    """When a calibration is fitted again: soon at first, as a new drafter is to be known soon."""
+
+    def __init__(self, first: int, longest: int) -> None:
+        """After `first` verifying steps, then after twice as many each time, up to `longest`."""
+        self._steps, self._after, self._longest = 0, first, longest
+
+    def due(self) -> bool:
+        """Is it now? To be asked once per verifying step."""
+        self._steps += 1
+        if self._steps < self._after:
+            return False
+        self._steps, self._after = 0, min(2 * self._after, self._longest)
+        return True
+
+
+class SurvivalProfile:
+    """How probable the nodes of the next search are to be accepted, before it is made.
+
+    Attributes:
+        survival: [L, W] by level and rank within it, running means over drafts.
+    """
+
+    def __init__(self, survival: Floats) -> None:
+        """Begin with what is expected of a drafter, [L, W]."""
+        self.survival = np.array(survival, dtype=np.float64)
+        self._drafts = STARTING_WEIGHT
+        self._expected = self._accepted = 0.0
+
+    def drafted(self, survival: Floats) -> None:
+        """Learn from a draft: [R, L', W'] survival probabilities of what it explored.
+
+        What it did not explore moves along: deeper levels with the last one explored, lower ranks
+        with the best of their level. How probable a node is given its parent changes less from text
+        to text than how probable the parent is.
+        """
+        self._drafts = min(self._drafts + 1, HORIZON)
+        _, length, width = survival.shape
+        best = self.survival[:, :1]
+        before = best.copy()
+        explored = self.survival[:length, :width]
+        explored += (survival.mean(axis=0) - explored) / self._drafts
+        best[length:] *= best[length - 1] / before[length - 1]
+        rest = self.survival[:, 1:]
+        rest[:length, width - 1 :] *= (best / before)[:length]
+        rest[length:] *= (best / before)[length:]
+        np.minimum(self.survival, 1.0, out=self.survival)
+
+    def verified(self, expected: float, accepted: float) -> None:
+        """Learn how many nodes were accepted where so many were expected to be."""
+        kept = math.exp(-expected / EXPECTED_NODES)
+        self._expected = kept * self._expected + expected
+        self._accepted = kept * self._accepted + accepted
+
+    @property
+    def acceptance_ratio(self) -> float:
+        """What survival probabilities are to be multiplied by: those verified are the ones of which
+        a calibration thinks most, by some percent too much."""
+        return (self._accepted + RATIO_NODES) / (self._expected + RATIO_NODES)
+
+
+def usual_profile(beam_length: int, beam_width: int) -> Floats:
+    """[L, W] survival of a drafter of which nothing is known: like the shipped one's."""
+    levels, ranks = np.arange(1, beam_length + 1), np.arange(beam_width)
+    return np.asarray(0.55 ** levels[:, None] * 0.35**ranks)

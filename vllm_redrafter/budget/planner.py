@@ -1,0 +1,256 @@
+"""What the next steps run: plain decoding, or a draft by one of the searches, whichever is faster.
+
+Each is an *arm*. What an arm yields is reckoned from costs and survival probabilities, which are
+right for what was run of late, and for the others only as long as text and load stay as they were.
+So the best arm is run, and now and then another one for a few steps, the one that was left alone
+for longest. Its steps are compared with those around them: see `StepTimes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from vllm_redrafter.budget.acceptance import SurvivalProfile, usual_profile
+from vllm_redrafter.budget.choice import Flags, Floats, Terms, best_common_budget
+from vllm_redrafter.budget.costs import CHAINS, PLAIN, TREES, CostTable, StepTimes, bucket
+from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.tree.policy import SearchShape, search_shape
+
+MARGIN = 1.03
+"""An arm is left for one that yields so many times as much."""
+BLOCK = 8
+"""Steps for which a choice is kept, and that an exploration takes."""
+FIRST_INTERVAL, LONGEST_INTERVAL = 64, 512
+"""Steps from one exploration to the next, at first and at most; doubled while a choice stands."""
+EXPLORATION_SHARE = 0.01
+"""Of the time, what explorations may lose."""
+UNCOUNTED = 3
+"""Steps after a change between drafting and not that are slower: what they read left the caches."""
+
+
+class Step(NamedTuple):
+    """What a step runs.
+
+    Attributes:
+        arm: its number; 0 is plain decoding.
+        explores: another arm is expected to yield more.
+        steps: for how many steps it is settled, this one included, while the batch stays alike.
+    """
+
+    arm: int
+    explores: bool
+    steps: int
+
+
+@dataclass
+class _Bucket:
+    """Batches that are planned for alike.
+
+    Attributes:
+        best: the arm that yields most.
+        interval: from one exploration to the next, in steps.
+        explored: when the last one ended.
+        ran: when arms were run last.
+    """
+
+    best: int
+    explored: float
+    interval: int = FIRST_INTERVAL
+    ran: dict[int, int] = field(default_factory=dict)
+
+
+class ArmChoice:
+    """Chooses an arm for each step, by what is expected of them, and explores."""
+
+    def __init__(self, explored: Sequence[int]) -> None:
+        """
+        Args:
+            explored: arms that between them tell what there is to know of all.
+        """
+        self._explored = explored
+        self._buckets: dict[Hashable, _Bucket] = {}
+        self._known: set[int] = set()
+        self._clock, self._left = 0, 0
+        self._at: Hashable = None
+        self._step = Step(0, False, 0)
+
+    def next(self, at: Hashable, rates: Callable[[], Floats]) -> Step:
+        """The step that begins; to be asked for once in each.
+
+        Args:
+            at: what batches have in common that are planned for alike.
+            rates: gives the tokens per second expected of each arm, 0 of what cannot be run.
+        """
+        self._clock += 1
+        if at == self._at and self._left:
+            self._left -= 1
+        else:
+            self._step, self._at = self._choose(at, rates()), at
+            self._left = BLOCK - 1
+        self._buckets[at].ran[self._step.arm] = self._clock
+        return self._step._replace(steps=1 + self._left)
+
+    def pass_step(self) -> bool:
+        """A step of the same batch begins: may it run the same, without being planned?"""
+        if not self._left:
+            return False
+        self._left -= 1
+        self._clock += 1
+        return True
+
+    def _choose(self, at: Hashable, rates: Floats) -> Step:
+        known = self._buckets.setdefault(at, _Bucket(self._step.arm, self._clock))
+        best = int(rates.argmax())
+        if rates[best] > MARGIN * rates[known.best]:
+            known.best, known.interval = best, FIRST_INTERVAL
+        self._known.add(known.best)
+        others = [arm for arm in self._explored if arm != known.best and rates[arm] > 0]
+        if not others:
+            return Step(known.best, False, BLOCK)
+        # Of arms that were never run, those that draft the most come first.
+        other = max(others, key=lambda arm: (arm not in known.ran, -known.ran.get(arm, -arm)))
+        lost = BLOCK * (1.0 - rates[other] / rates[known.best])
+        wait = max(known.interval, lost / EXPLORATION_SHARE)
+        if other in self._known and self._clock - known.explored < wait:
+            return Step(known.best, False, BLOCK)
+        self._known.add(other)
+        known.explored = self._clock + BLOCK
+        known.interval = min(2 * known.interval, LONGEST_INTERVAL)
+        return Step(other, True, BLOCK)
+
+
+class BatchPlanner:
+    """Plans the drafts of one engine, and learns from its steps: all on the host.
+
+    Attributes:
+        config: the most that is drafted.
+        times: what steps and drafts take.
+        profiles: what drafts are worth to greedy requests, and to sampled ones.
+        shape: of the search that the last plan was; None for plain decoding.
+    """
+
+    def __init__(self, config: ReDrafterConfig, costs: CostTable, max_requests: int) -> None:
+        """Start from measured costs, of all searches in `search_arms`, for so many requests."""
+        self.config = config
+        self.times = StepTimes(costs, max_requests * (config.num_speculative_tokens + 1))
+        usual = usual_profile(config.beam_length, config.beam_width)
+        self.profiles = [SurvivalProfile(usual) for _ in range(2)]
+        self.arms = (None, *search_arms(config))
+        # All that a search may find, and what chains and plain steps take.
+        lengths = len(draft_lengths(search_shape(config, config.num_speculative_tokens)[1]))
+        self._choice = ArmChoice(sorted({0, lengths, len(self.arms) - 1}))
+        self.shape: SearchShape | None = None
+        self._explores = False
+        # Steps since what is run changed between drafting and not.
+        self._settled = 0
+
+    def plan(self, sampled: Flags, max_nodes: int) -> SearchShape | None:
+        """Choose the search for a batch; None to draft nothing. To be asked once in each step.
+
+        Args:
+            sampled: [N] bool, of the requests that have drawn a token: those that sample it.
+            max_nodes: what the next step can verify per request; at least 1.
+        """
+        requests, of_sampled = sampled.shape[0], int(np.count_nonzero(sampled))
+        at = bucket(requests), of_sampled > 0, of_sampled < requests, max_nodes
+        step = self._choice.next(at, lambda: self._rates(requests, of_sampled, max_nodes))
+        shape = self.arms[step.arm]
+        self._settled = self._settled + 1 if (shape is None) == (self.shape is None) else 0
+        self.shape, self._explores = shape, step.explores
+        return shape
+
+    def pass_plain_step(self) -> bool:
+        """A step of the same batch begins: may it be plain, as the last one was?"""
+        if self.shape is not None or not self._choice.pass_step():
+            return False
+        self._settled += 1
+        return True
+
+    def terms(self, requests: int) -> Terms:
+        """By what to choose which nodes are verified of what is drafted for so many requests."""
+        assert self.shape is not None
+        kind = _kind_of(self.shape)
+        rows = requests * (self.config.num_speculative_tokens + 1)
+        verify = self.times.step_seconds(kind, requests)[: rows + 1]
+        # To verify nothing takes no branches.
+        chains = verify if kind == CHAINS else self.times.step_seconds(CHAINS, requests)
+        greedy, of_sampled = self.profiles
+        return Terms(
+            greedy.acceptance_ratio,
+            of_sampled.acceptance_ratio,
+            self.times.draft_seconds(self.shape, requests),
+            verify,
+            float(chains[requests]),
+            # An exploration that verified nothing would find out nothing.
+            requests if self._explores else 0,
+        )
+
+    def drafted(self, survival: Floats, sampled: Flags, seconds: float) -> None:
+        """Learn from a draft.
+
+        Args:
+            survival: [N, L, W], how probable its nodes are to be accepted.
+            sampled: [N] bool, of requests that sample.
+            seconds: what it took.
+        """
+        assert self.shape is not None
+        if self._settled >= UNCOUNTED:
+            self.times.drafted(self.shape, survival.shape[0], seconds)
+        for profile, of_kind in zip(self.profiles, (~sampled, sampled), strict=True):
+            if of_kind.any():
+                profile.drafted(survival if of_kind.all() else survival[of_kind])
+
+    def verified(self, expected: tuple[float, float], accepted: tuple[float, float]) -> None:
+        """Learn from a step how many nodes were accepted, and how many were to be, by their
+        survival probabilities: of greedy requests, and of sampled ones."""
+        for profile, *of_kind in zip(self.profiles, expected, accepted, strict=True):
+            profile.verified(*of_kind)
+
+    def stepped(self, kind: int, requests: int, rows: int, seconds: float) -> None:
+        """Learn from a step's time, its draft's left out."""
+        if self._settled >= UNCOUNTED:
+            self.times.stepped(kind, requests, rows, seconds, self._explores)
+
+    def _rates(self, requests: int, of_sampled: int, max_nodes: int) -> Floats:
+        """Tokens per second of each arm."""
+        verify = {kind: self.times.step_seconds(kind, requests) for kind in (PLAIN, CHAINS, TREES)}
+        # A step that verifies does all that a plain one does: where that seems to be slower, it is
+        # no gain of drafting.
+        rates = [requests / min(verify[PLAIN][requests], verify[CHAINS][requests])]
+        greedy, of_others = self.profiles
+        survival = (requests - of_sampled) / requests * greedy.acceptance_ratio * greedy.survival
+        survival += of_sampled / requests * of_others.acceptance_ratio * of_others.survival
+        most = search_shape(self.config, max_nodes)
+        for arm in self.arms[1:]:
+            assert arm is not None
+            if arm.beam_width > most.beam_width or arm.beam_length > most.beam_length:
+                rates.append(0.0)
+                continue
+            nodes = survival[: arm.beam_length, : arm.beam_width]
+            draft = self.times.draft_seconds(arm, requests)
+            costs = draft, verify[_kind_of(arm)]
+            best = best_common_budget(nodes, max_nodes, requests, *costs)
+            rates.append(best.tokens_per_second)
+        return np.array(rates)
+
+
+def search_arms(config: ReDrafterConfig) -> tuple[SearchShape, ...]:
+    """The searches to choose among: a chain, half the width, all of it, by length."""
+    width, length = search_shape(config, config.num_speculative_tokens)
+    widths = sorted({1, -(-width // 2), width})
+    return tuple(SearchShape(w, n) for w in widths for n in draft_lengths(length))
+
+
+def draft_lengths(longest: int) -> tuple[int, ...]:
+    """One level, half of them, all of them: ascending."""
+    return tuple(sorted({1, -(-longest // 2), longest}))
+
+
+def _kind_of(shape: SearchShape | None) -> int:
+    if shape is None:
+        return PLAIN
+    return CHAINS if shape.beam_width == 1 else TREES
