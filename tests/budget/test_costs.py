@@ -7,7 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from vllm_redrafter.budget.costs import CostTable, DraftCost, VerifyCost
+from vllm_redrafter.budget.costs import (
+    CHAINS,
+    MEMORY,
+    PLAIN,
+    TREES,
+    CostTable,
+    DraftCost,
+    StepTimes,
+    VerifyCost,
+)
+from vllm_redrafter.tree.policy import SearchShape
 from vllm_redrafter.utils.errors import ConfigError
 
 
@@ -89,3 +99,56 @@ def test_another_file_is_refused_by_name(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"costs\.json: not a table of costs"):
         CostTable.read(path)
+
+
+def ran(times: StepTimes, kind: int, requests: int, seconds: float, count: int = MEMORY) -> None:
+    for _ in range(count):
+        times.stepped(kind, requests, requests, seconds, explores=False)
+
+
+def test_steps_of_each_kind_are_corrected_by_what_they_took() -> None:
+    times = StepTimes(table(), 9)
+    ran(times, PLAIN, 1, 13.0)
+    ran(times, TREES, 1, 16.0)
+    plain, trees = (times.step_seconds(kind, 1)[1] for kind in (PLAIN, TREES))
+    assert 12.0 < plain < 13.1 and 15.0 < trees < 16.1
+    # What was never seen takes the least that vLLM adds to the others.
+    assert times.step_seconds(CHAINS, 1)[1] == plain
+
+
+def test_the_nearest_number_of_requests_stands_for_others() -> None:
+    times = StepTimes(table(), 9)
+    ran(times, PLAIN, 1, 11.0)
+    ran(times, PLAIN, 8, 28.0)
+    few, many = times.step_seconds(PLAIN, 2), times.step_seconds(PLAIN, 6)
+    assert few.tolist() == times.step_seconds(PLAIN, 1).tolist()
+    assert many.tolist() == times.step_seconds(PLAIN, 8).tolist()
+
+
+def test_the_first_sample_counts_at_once() -> None:
+    times = StepTimes(table(), 9)
+    before = times.step_seconds(PLAIN, 1)[1]
+    ran(times, PLAIN, 1, 20.0, count=1)
+    assert times.step_seconds(PLAIN, 1)[1] > before + 1.0
+
+
+def test_a_slow_phase_of_the_machine_is_none_of_the_arm_that_is_run() -> None:
+    times = StepTimes(table(), 9)
+    ran(times, PLAIN, 1, 10.0)
+    ran(times, CHAINS, 1, 10.0)
+    before = times.step_seconds(CHAINS, 1)[1] / times.step_seconds(PLAIN, 1)[1]
+    ran(times, PLAIN, 1, 20.0, count=2 * MEMORY)
+    assert times.pace == pytest.approx(2.0, rel=0.05)
+    for _ in range(MEMORY):
+        times.stepped(CHAINS, 1, 1, 20.0, explores=True)
+    after = times.step_seconds(CHAINS, 1)[1] / times.step_seconds(PLAIN, 1)[1]
+    assert after == pytest.approx(before, rel=0.02)
+
+
+def test_drafts_take_so_many_times_as_long_as_was_measured() -> None:
+    times, shape = StepTimes(table(), 9), SearchShape(4, 5)
+    for _ in range(MEMORY):
+        times.drafted(shape, 1, 6.0)
+    assert times.draft_seconds(shape, 1) == pytest.approx(6.0, rel=0.15)
+    shorter = times.draft_seconds(SearchShape(4, 1), 1)
+    assert shorter == pytest.approx(times.draft_seconds(shape, 1) / 3.0)

@@ -59,7 +59,7 @@ def test_on_cpu(tmp_path: Path) -> None:
         speculative_config=speculative(tmp_path / "drafter"),
         **arguments,
     ) as llm:
-        llm.rpc(forced_budget.force, forced_budget.RandomBudget)
+        llm.rpc(forced_budget.force, forced_budget.RandomPlanner)
         assert llm.run(asked) == expected
         assert llm.run(one_of(asked)) == expected_of_one
         check_counters(llm, accepted=20)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vllm_redrafter.budget import calibration
-from vllm_redrafter.budget.calibration import AcceptanceEstimator, log_odds_of
+from vllm_redrafter.budget.acceptance import AcceptanceEstimator, log_odds_of
 from vllm_redrafter.triton_kernels import grow_beams as kernel
 from vllm_redrafter.triton_kernels.grow_beams import BeamBuffers, grow_beams, naive_grow_beams
 from vllm_redrafter.triton_kernels.top_candidates import TopTokens, naive_top_candidates

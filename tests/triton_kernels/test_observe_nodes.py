@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vllm_redrafter.budget import calibration
-from vllm_redrafter.budget.calibration import AcceptanceEstimator
+from vllm_redrafter.budget.acceptance import AcceptanceEstimator
 from vllm_redrafter.triton_kernels import observe_nodes as kernel
 from vllm_redrafter.triton_kernels.observe_nodes import VerifiedTrees, num_sums, observe_nodes
 

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from vllm_redrafter.budget.batch_budget import FIRST_DRAFTS
-from vllm_redrafter.budget.calibration import MAX_LOG_ODDS, AcceptanceEstimator
-from vllm_redrafter.budget.refits import NODES, STEPS
-from vllm_redrafter.engine.cpu.acceptance_model import AcceptanceModel
+from vllm_redrafter.budget.acceptance import MAX_LOG_ODDS, AcceptanceEstimator, RefitSchedule
+from vllm_redrafter.engine.cpu.acceptance_model import FIRST_REFIT, LONGEST_REFIT, AcceptanceModel
 
 DEPTHS = 3
+NODES = 40
+DRAFTS = 28
+"""Those after which a drafter is known: three refits."""
 
 
 def accepts(model: AcceptanceModel, sampled: bool) -> float:
@@ -60,7 +61,7 @@ def test_a_drafter_is_known_after_its_first_drafts(accepted: float) -> None:
     greedy, found = np.zeros(5, np.bool_), []
     for seed in range(20):
         random, model = np.random.default_rng(seed), AcceptanceModel(5)
-        for _ in range(FIRST_DRAFTS):
+        for _ in range(DRAFTS):
             right = np.cumprod(random.random(5) < accepted).astype(np.bool_)
             judged = slice(0, int(right.sum()) + 1)
             model.judge(*(nodes[judged] for nodes in (greedy, log_odds, depths, right)))
@@ -69,15 +70,19 @@ def test_a_drafter_is_known_after_its_first_drafts(accepted: float) -> None:
     assert abs(np.mean(found) - truth) < 0.4 * abs(expected_tokens(AcceptanceModel(5)) - truth)
 
 
-@pytest.mark.parametrize(("nodes", "steps"), [(NODES, STEPS), (1, NODES)])
-def test_a_refit_waits_for_steps_and_for_nodes(nodes: int, steps: int) -> None:
-    model = AcceptanceModel(DEPTHS)
+@pytest.mark.parametrize("nodes", [1, NODES])
+def test_refits_come_soon_and_then_more_seldom(nodes: int) -> None:
+    model, refits = AcceptanceModel(DEPTHS), []
     before = accepts(model, False)
     step = np.zeros(nodes, np.float32), np.ones(nodes, np.int32), np.ones(nodes, np.bool_)
-    for _ in range(steps):
-        assert accepts(model, False) == before
+    for number in range(1, FIRST_REFIT + 4 * LONGEST_REFIT):
         model.judge(np.zeros(nodes, np.bool_), *step)
-    assert accepts(model, False) > before
+        if accepts(model, False) != before:
+            assert accepts(model, False) > before
+            refits.append(number)
+            before = accepts(model, False)
+    assert refits[0] == FIRST_REFIT
+    assert np.diff(refits).tolist() == [8, *[LONGEST_REFIT] * 3]
 
 
 def test_the_calibration_is_over_all_nodes() -> None:
@@ -96,17 +101,18 @@ def test_the_calibration_is_over_all_nodes() -> None:
 def test_it_learns_what_the_estimator_of_any_device_learns() -> None:
     random, model = np.random.default_rng(1), AcceptanceModel(DEPTHS)
     estimator = AcceptanceEstimator(DEPTHS)
-    for _ in range(40):
-        for _ in range(STEPS):
-            log_odds = random.normal(0.0, 3.0, NODES).astype(np.float32)
-            log_odds[0] = -MAX_LOG_ODDS
-            depths = random.integers(1, DEPTHS, NODES).astype(np.int32)
-            accepted = random.random(NODES) < 1.0 / (1.0 + np.exp(1.0 - 0.7 * log_odds))
-            model.judge(np.ones(NODES, np.bool_), log_odds, depths, accepted)
-            step = map(torch.from_numpy, (log_odds, depths, accepted))
-            nodes = dict(zip(("log_odds", "depths", "accepted"), step, strict=True))
-            estimator.observe(judged=torch.ones(NODES, dtype=torch.bool), **nodes)
-        estimator.refit()
+    refits = RefitSchedule(FIRST_REFIT, LONGEST_REFIT)
+    for _ in range(700):
+        log_odds = random.normal(0.0, 3.0, NODES).astype(np.float32)
+        log_odds[0] = -MAX_LOG_ODDS
+        depths = random.integers(1, DEPTHS, NODES).astype(np.int32)
+        accepted = random.random(NODES) < 1.0 / (1.0 + np.exp(1.0 - 0.7 * log_odds))
+        model.judge(np.ones(NODES, np.bool_), log_odds, depths, accepted)
+        step = map(torch.from_numpy, (log_odds, depths, accepted))
+        nodes = dict(zip(("log_odds", "depths", "accepted"), step, strict=True))
+        estimator.observe(judged=torch.ones(NODES, dtype=torch.bool), **nodes)
+        if refits.due():
+            estimator.refit()
     assert model.slopes[1] == pytest.approx(estimator.slope.item(), rel=1e-4)
     assert model.biases[1] == pytest.approx(estimator.biases.numpy(), rel=1e-4)
     assert model.slopes[1] == pytest.approx(0.7, abs=0.1)

@@ -11,20 +11,20 @@ import pytest
 from vllm import SamplingParams
 
 from redrafter_testing.engines.cpu_engine import cpu_engine
-from redrafter_testing.engines.forced_budget import OpenGate, RandomBudget, ShutGate, force
+from redrafter_testing.engines.forced_budget import AlwaysDrafts, NeverDrafts, RandomPlanner, force
 from redrafter_testing.engines.forked_engine import Engine
 from redrafter_testing.oracles import oracle as oracles
 from redrafter_testing.requests import workloads
 from redrafter_testing.requests.answers import assert_logprobs_close, tokens_of
-from vllm_redrafter.budget.batch_budget import BatchBudget
 from vllm_redrafter.budget.costs import CostTable
+from vllm_redrafter.budget.planner import BatchPlanner
 
 pytestmark = pytest.mark.engine
 
 K = 15
 GREEDY = workloads.greedy(count=64, max_tokens=128)
 FEW = replace(GREEDY, prompts=GREEDY.prompts[:4], params=GREEDY.params[:4])
-BUDGETS = [RandomBudget, OpenGate, ShutGate, None]
+PLANNERS = [RandomPlanner, AlwaysDrafts, NeverDrafts, None]
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +47,8 @@ def oracle(target: Path, oracle_drafter: Path) -> Iterator[Engine]:
         yield llm
 
 
-@pytest.fixture(params=BUDGETS, ids=lambda kind: kind.__name__ if kind else "its own")
-def budget(request: pytest.FixtureRequest, oracle: Engine) -> Iterator[type[BatchBudget] | None]:
+@pytest.fixture(params=PLANNERS, ids=lambda kind: kind.__name__ if kind else "its own")
+def planner(request: pytest.FixtureRequest, oracle: Engine) -> Iterator[type[BatchPlanner] | None]:
     oracle.rpc(force, request.param)
     oracle.rpc("reset_redrafter_stats")
     yield request.param
@@ -56,21 +56,21 @@ def budget(request: pytest.FixtureRequest, oracle: Engine) -> Iterator[type[Batc
 
 
 def test_greedy_output_equals_plain(
-    budget: type[BatchBudget] | None, oracle: Engine, plain: dict[str, list[Any]]
+    planner: type[BatchPlanner] | None, oracle: Engine, plain: dict[str, list[Any]]
 ) -> None:
     expected = [[tokens[:128] for tokens in answer] for answer in tokens_of(plain["greedy"])]
     assert tokens_of(oracle.run(GREEDY)) == expected
     stats = oracle.rpc("redrafter_stats")[0]
-    if budget is ShutGate:
+    if planner is NeverDrafts:
         assert stats["drafted_tokens"] == 0
     else:
         assert stats["sampled_tokens"] > stats["verifications"] > 0
-    if budget in (ShutGate, RandomBudget):
+    if planner in (NeverDrafts, RandomPlanner):
         assert stats["undrafted_steps"] > 0
 
 
 def test_chains_grammars_and_sampling_parameters_in_one_batch(
-    budget: type[BatchBudget] | None, oracle: Engine, plain: dict[str, list[Any]]
+    planner: type[BatchPlanner] | None, oracle: Engine, plain: dict[str, list[Any]]
 ) -> None:
     answers = oracle.run(workloads.MIXED)
     assert tokens_of(answers) == tokens_of(plain["mixed"])
@@ -95,7 +95,7 @@ def limited_to(tokens: list[int]) -> workloads.Workload:
 def test_no_request_has_more_nodes_verified_than_it_asks_for(
     oracle: Engine, plain: dict[str, list[Any]]
 ) -> None:
-    oracle.rpc(force, OpenGate)
+    oracle.rpc(force, AlwaysDrafts)
     expected = [[tokens[:128] for tokens in a] for a in tokens_of(plain["greedy"])[:4]]
     for node_limits in ([0, 0, 0, 0], [3, 3, 3, 3], [0, 1, 5, K]):
         oracle.rpc("reset_redrafter_stats")
@@ -114,7 +114,7 @@ def test_a_wish_that_cannot_be_met_is_refused(oracle: Engine, node_limit: Any) -
 
 
 def test_the_engine_learns_how_probable_its_nodes_are(oracle: Engine) -> None:
-    oracle.rpc(force, OpenGate)
+    oracle.rpc(force, AlwaysDrafts)
     oracle.rpc("reset_redrafter_stats")
     oracle.run(GREEDY)
     found = oracle.rpc("redrafter_stats")[0]

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from redrafter_testing.algorithm.budgets import CONFIG, machine
-from vllm_redrafter.budget.batch_budget import BatchBudget, Plan
 from vllm_redrafter.budget.choice import Flags
+from vllm_redrafter.budget.planner import BatchPlanner
 from vllm_redrafter.engine.cpu.drafting import AdaptiveDrafting, FixedDrafting
 from vllm_redrafter.engine.cpu.proposer import Draft, TreeProposer
 from vllm_redrafter.engine.stats import StepStats
@@ -18,44 +18,43 @@ from vllm_redrafter.tree.policy import SearchShape
 from vllm_redrafter.tree.token_tree import TokenTree
 
 K = CONFIG.num_speculative_tokens
-NOTHING, CHAIN = Plan(None, pays=False, steps=4), Plan(SearchShape(1, 2), pays=True, steps=4)
+CHAIN = SearchShape(1, 2)
 
 
-class GivenPlans(BatchBudget):
-    """Plans what it is told to, and counts how often it was asked and how often not."""
+class GivenPlans(BatchPlanner):
+    """Plans what it is told to, and lets so many plain steps pass after each."""
 
-    def __init__(self, *plans: Plan) -> None:
+    def __init__(self, *plans: SearchShape | None, passing: int = 0) -> None:
         super().__init__(CONFIG, machine(row=0.1), max_requests=8)
-        self.plans = list(plans)
-        self.held = 0
+        self.plans, self.passing = list(plans), passing
+        self.passed = 0
 
-    def plan(self, sampled: Flags, joined: Flags | None, max_nodes: int) -> Plan:
-        return self.plans.pop(0)
+    def plan(self, sampled: Flags, max_nodes: int) -> SearchShape | None:
+        self.shape = self.plans.pop(0)
+        return self.shape
 
-    def again(self) -> None:
-        self.held += 1
+    def pass_plain_step(self) -> bool:
+        self.passed += 1
+        return self.shape is None and self.passed <= self.passing
 
 
-def drafting(*plans: Plan) -> tuple[AdaptiveDrafting, GivenPlans]:
-    budget = GivenPlans(*plans)
+def drafting(*plans: SearchShape | None, passing: int = 0) -> tuple[AdaptiveDrafting, GivenPlans]:
+    planner = GivenPlans(*plans, passing=passing)
     # Nothing is drafted here.
     proposer = cast(TreeProposer, cast(Any, object()))
-    return AdaptiveDrafting(proposer, budget, StepStats()), budget
+    return AdaptiveDrafting(proposer, planner, StepStats()), planner
 
 
 def asked(drafting: AdaptiveDrafting, requests: list[str], max_nodes: int = K) -> bool:
     return drafting.pays(requests, np.zeros(len(requests), dtype=np.bool_), max_nodes)
 
 
-def test_a_plan_to_draft_nothing_is_settled_for_as_many_steps_as_it_holds() -> None:
-    made, budget = drafting(NOTHING, CHAIN)
+def test_a_plan_to_draft_nothing_is_settled_for_as_many_steps_as_the_planner_says() -> None:
+    made, _ = drafting(None, CHAIN, passing=2)
     assert not made.skips_draft(["a", "b"], K)
     assert not asked(made, ["a", "b"])
-    # Those of the plan after its first, whichever way they are asked for.
     assert made.skips_draft(["a", "b"], K)
-    assert not asked(made, ["a", "b"])
     assert made.skips_draft(["a", "b"], K)
-    assert budget.held == 3
     assert not made.skips_draft(["a", "b"], K)
     assert asked(made, ["a", "b"])
 
@@ -65,22 +64,21 @@ def test_a_plan_to_draft_nothing_is_settled_for_as_many_steps_as_it_holds() -> N
     [(["a"], K), (["b", "a"], K), (["a", "b", "c"], K), (["a", "b"], K - 1), (["a", "b"], 0)],
 )
 def test_nothing_is_settled_for_another_step(requests: list[str], max_nodes: int) -> None:
-    made, budget = drafting(NOTHING)
+    made, planner = drafting(None, passing=2)
     asked(made, ["a", "b"])
     assert not made.skips_draft(requests, max_nodes)
-    assert budget.held == 0
+    assert planner.passed == 0
 
 
 def test_nothing_is_settled_while_drafts_are_made() -> None:
-    made, budget = drafting(CHAIN)
+    made, _ = drafting(CHAIN, passing=2)
     assert asked(made, ["a"])
     assert not made.skips_draft(["a"], K)
-    assert asked(made, ["a"]) and budget.held == 1
     assert not FixedDrafting(made.proposer).skips_draft(["a"], K)
 
 
 def test_what_is_expected_is_counted_and_the_trees_are_the_draft_s() -> None:
-    made, budget = drafting(CHAIN)
+    made, planner = drafting(CHAIN)
     survival = np.zeros((2, K + 1), dtype=np.float32)
     slots = torch.zeros(2, K + 1, dtype=torch.int32)
     tree = TokenTree(slots.clone(), slots.clone(), slots.clone(), torch.tensor([3, 1]).int())
@@ -96,6 +94,6 @@ def test_what_is_expected_is_counted_and_the_trees_are_the_draft_s() -> None:
     none = torch.zeros(2)
     assert made.draft(["a", "b"], none, none, None, np.full(2, K)) is tree
     *_, shape, terms = given
-    assert (shape, terms.least) == (CHAIN.shape, 0)
-    assert terms.draft_seconds == budget.draft_seconds(2, shape)
+    assert (shape, terms.least) == (CHAIN, 0)
+    assert terms.draft_seconds == planner.times.draft_seconds(CHAIN, 2)
     assert made.stats.expected_tokens == 2.7

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from vllm_redrafter.budget.calibration import AcceptanceEstimator, log_odds_of
-from vllm_redrafter.budget.choice import Terms, best_shares, unlimited
+from redrafter_testing.algorithm.trimming import best_trim
+from vllm_redrafter.budget.acceptance import AcceptanceEstimator, log_odds_of
+from vllm_redrafter.budget.choice import Terms, unlimited
 from vllm_redrafter.config import TreeKind
 from vllm_redrafter.engine.cpu.ranking import best_trees
 from vllm_redrafter.tree.beam_search import ExploredNodes
@@ -166,7 +167,7 @@ def test_trees_have_the_first_nodes_of_each_request_that_are_worth_verifying(
 
     *whole, all_log_odds, all_survival, visited, _ = trees(unlimited(rows))
     *found, log_odds, survival, explored_too, expected = trees(terms)
-    nodes, choice = best_shares(all_survival[:, 1:], sampled, terms)
+    nodes, choice = best_trim(all_survival[:, 1:], sampled, terms)
     prefix = TokenTree(*map(torch.from_numpy, whole)).prefix(torch.from_numpy(nodes + 1).int())
     for field, array in zip(fields(TokenTree), found, strict=True):
         assert np.array_equal(array, getattr(prefix, field.name).numpy())

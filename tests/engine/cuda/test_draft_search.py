@@ -21,7 +21,7 @@ if not ON_GPU:
         "vllm_redrafter.engine.cuda.draft_search",
     )
 
-from vllm_redrafter.budget.calibration import AcceptanceEstimator, log_odds_of  # noqa: E402
+from vllm_redrafter.budget.acceptance import AcceptanceEstimator, log_odds_of  # noqa: E402
 from vllm_redrafter.engine.cuda.draft_search import DraftSearch  # noqa: E402
 from vllm_redrafter.heads.gated import GatedConfig, GatedHead  # noqa: E402
 from vllm_redrafter.heads.head import DraftHead  # noqa: E402

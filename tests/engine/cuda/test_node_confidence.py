@@ -17,8 +17,11 @@ if not ON_GPU:
         "vllm_redrafter.engine.cuda.node_confidence",
     )
 
-from vllm_redrafter.budget.refits import AFTER, FIRST_AFTER  # noqa: E402
-from vllm_redrafter.engine.cuda.node_confidence import NodeConfidence  # noqa: E402
+from vllm_redrafter.engine.cuda.node_confidence import (  # noqa: E402
+    FIRST_REFIT,
+    LONGEST_REFIT,
+    NodeConfidence,
+)
 from vllm_redrafter.engine.cuda.verification import Verification  # noqa: E402
 from vllm_redrafter.tree.beam_search import ExploredNodes  # noqa: E402
 from vllm_redrafter.triton_kernels.build_tree import ScoredTrees  # noqa: E402
@@ -81,7 +84,7 @@ def test_refits_follow_what_was_accepted_soon_and_then_as_seldom_as_vllms(
 ) -> None:
     walk(confidence)  # each time
     before, refits = confidence.estimator.biases.clone(), []
-    for step in range(1, 4 * AFTER):
+    for step in range(1, 4 * LONGEST_REFIT):
         confidence.learn(torch.tensor([2]))
         confidence.count_step()
         if not torch.equal(confidence.estimator.biases, before):
@@ -89,7 +92,7 @@ def test_refits_follow_what_was_accepted_soon_and_then_as_seldom_as_vllms(
             after = confidence.estimator.biases
             assert after[1] > before[1], "all nodes of depth 2 were accepted"
             before = after.clone()
-    assert refits[0] == FIRST_AFTER
+    assert refits[0] == FIRST_REFIT
     waits = [later - sooner for sooner, later in pairwise(refits)]
-    assert waits == [16, 32, 64, AFTER, AFTER]
-    assert confidence.estimator.calibration().judged == 3 * (4 * AFTER - 1)
+    assert waits == [16, 32, 64, LONGEST_REFIT, LONGEST_REFIT]
+    assert confidence.estimator.calibration().judged == 3 * (4 * LONGEST_REFIT - 1)

@@ -50,11 +50,10 @@ class Machine:
     Attributes:
         table: what is measured at start-up.
         overhead: seconds of each step beyond it.
-        slower: by kind, what a step takes over the table and the overhead.
+        trees: what a step that verifies trees takes over others of as many rows.
         noise: standard deviation of a step's time over its mean.
         cold: what the first step, and the first draft, after plain steps take over others.
         pace: what everything takes over the usual.
-        drift: when not 1, the pace of every second span of so many seconds.
     """
 
     def __init__(

@@ -8,7 +8,9 @@ import numpy.typing as npt
 from vllm_redrafter.budget.choice import Choice, Flags, Floats, Terms, best_budget
 
 
-def best_trim(survival: Floats, sampled: Flags, terms: Terms) -> tuple[npt.NDArray[np.int64], Choice]:
+def best_trim(
+    survival: Floats, sampled: Flags, terms: Terms
+) -> tuple[npt.NDArray[np.int64], Choice]:
     """How many of its first nodes each request verifies, and what is expected of it.
 
     Args:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable
 from typing import Any
 
-from vllm_redrafter.budget import refits
-from vllm_redrafter.budget.draft_lengths import LengthChoice
-from vllm_redrafter.budget.gate import Gate
+from vllm_redrafter.budget.choice import Floats
+from vllm_redrafter.budget.planner import ArmChoice, Step
+from vllm_redrafter.engine.cuda import node_confidence
 
 GRAPHS = (2, 8, 32, 96)
 """Rows of each. There is one for steps of any lengths. The largest batch has 104: its full graph is
@@ -23,50 +23,47 @@ def use() -> None:
 
     recorded_graphs.use(GRAPHS)
     oracle_v2.use()
-    refits.AFTER = 10
+    node_confidence.LONGEST_REFIT = 10
 
 
-class RandomGate:
-    """Open with a given probability, whatever drafting pays."""
-
-    def __init__(self, probability: float) -> None:
-        self._probability, self._random = probability, random.Random(0)
-
-    def opens(self, pays: bool, gain: float) -> bool:
-        return self._random.random() < self._probability
-
-
-class RandomLengths(LengthChoice):
-    """Any length, whatever it pays.
+class RandomArms:
+    """Any arm, whatever it yields.
 
     Attributes:
-        chosen: how often each was.
+        chosen: how often each length was.
     """
 
-    def __init__(self, lengths: Sequence[int], max_nodes: int) -> None:
-        super().__init__(lengths, max_nodes)
+    def __init__(self, lengths: tuple[int, ...], drafting: float) -> None:
+        """
+        Args:
+            lengths: of the arms that draft, in their order.
+            drafting: the share of steps that draft.
+        """
         self.chosen: Counter[int] = Counter()
-        self._random = random.Random(2)
+        self._lengths, self._drafting = lengths, drafting
+        self._random = random.Random(0)
 
-    def next(self) -> int:
-        length = self._random.choice(self.lengths)
-        self.chosen[length] += 1
-        return length
+    def next(self, at: Hashable, rates: Callable[[], Floats]) -> Step:
+        rates()  # What is learned where a choice is made is learned.
+        if self._random.random() >= self._drafting:
+            return Step(0, False, 1)
+        arm = self._random.randint(1, len(self._lengths))
+        self.chosen[self._lengths[arm - 1]] += 1
+        return Step(arm, False, 1)
 
 
-def force(worker: Any, gate: float, budgets: bool = True) -> None:
+def force(worker: Any, drafting: float, budgets: bool = True) -> None:
     """Decide at random from here on, and remember what was decided.
 
     Args:
         worker: a V2 worker whose engine is adaptive.
-        gate: the share of steps that draft.
+        drafting: the share of steps that draft.
         budgets: every step's budget is any number up to the nodes at hand; False leaves vLLM's.
     """
     leave_alone(worker)
     manager = worker.model_runner.adaptive_verification
     kind, choices = type(manager), random.Random(1)
-    manager.gate = RandomGate(gate)
-    manager.lengths = RandomLengths(manager.lengths.lengths, manager.num_speculative_steps)
+    manager.arms = RandomArms(manager.lengths, drafting)
     worker.admitted = []
 
     def get_num_tokens(*args: Any) -> int:
@@ -93,8 +90,7 @@ def leave_alone(worker: Any) -> None:
         del worker.costs
     for name in ("get_num_tokens", "reallocate_drafts"):
         vars(manager).pop(name, None)
-    manager.gate = Gate()
-    manager.lengths = LengthChoice(manager.lengths.lengths, manager.num_speculative_steps)
+    manager.arms = ArmChoice((0, len(manager.lengths)))
     worker.admitted = []
 
 
@@ -114,7 +110,7 @@ def admitted(worker: Any) -> list[list[int]]:
 
 def lengths(worker: Any) -> dict[int, int]:
     """How many drafts had so many levels, since `force`."""
-    return dict(worker.model_runner.adaptive_verification.lengths.chosen)
+    return dict(worker.model_runner.adaptive_verification.arms.chosen)
 
 
 def estimator(worker: Any) -> tuple[list[float], int]:

@@ -1,4 +1,4 @@
-"""What tests ask of a CPU worker's budget, from inside its process, by `Engine.rpc`."""
+"""What tests ask of a CPU worker's planner, from inside its process, by `Engine.rpc`."""
 
 from __future__ import annotations
 
@@ -7,48 +7,70 @@ from typing import Any
 
 import numpy as np
 
-from vllm_redrafter.budget.batch_budget import BatchBudget, Plan
-from vllm_redrafter.budget.choice import Choice, Flags
-from vllm_redrafter.tree.policy import search_tiers
+from vllm_redrafter.budget.choice import Flags, Terms, unlimited
+from vllm_redrafter.budget.planner import BatchPlanner
+from vllm_redrafter.tree.policy import SearchShape, search_shape
 
 
-class RandomBudget(BatchBudget):
-    """Another search, or none, every few steps, and of its nodes any number for each request."""
+class AlwaysDrafts(BatchPlanner):
+    """Drafts at every step, and verifies all of it."""
+
+    def plan(self, sampled: Flags, max_nodes: int) -> SearchShape | None:
+        self.shape = search_shape(self.config, max_nodes)
+        return self.shape
+
+    def pass_plain_step(self) -> bool:
+        return False
+
+    def terms(self, requests: int) -> Terms:
+        return unlimited(requests * (self.config.num_speculative_tokens + 1))
+
+
+class RandomPlanner(AlwaysDrafts):
+    """Another search, or none, at most steps, and any number of its nodes."""
 
     random = random.Random(0)
 
-    def plan(self, sampled: Flags, joined: Flags | None, max_nodes: int) -> Plan:
-        shapes = (None, *search_tiers(self.config, max_nodes))
-        return Plan(self.random.choice(shapes), pays=True, steps=self.random.randint(1, 3))
+    def plan(self, sampled: Flags, max_nodes: int) -> SearchShape | None:
+        most = search_shape(self.config, max_nodes)
+        possible = [
+            arm
+            for arm in self.arms
+            if arm is None
+            or (arm.beam_width <= most.beam_width and arm.beam_length <= most.beam_length)
+        ]
+        self.shape = self.random.choice(possible)
+        return self.shape
 
-    def share(self, survival: Any, sampled: Flags, plan: Plan) -> tuple[Any, Choice]:
-        found = (survival > 0).sum(axis=1)
-        nodes = np.array([self.random.randint(0, most) for most in found], dtype=np.int64)
-        return nodes, Choice(int(nodes.sum()), float(len(sampled)), 1.0)
+    def pass_plain_step(self) -> bool:
+        return self.shape is None and self.random.random() < 0.5
+
+    def terms(self, requests: int) -> Terms:
+        """Of the nodes, the best ones of the whole batch: any number of them."""
+        rows = requests * (self.config.num_speculative_tokens + 1)
+        nodes = self.random.randint(0, rows - requests)
+        verify = np.where(np.arange(rows + 1) <= requests + nodes, 1.0, 1e6)
+        return Terms(1.0, 1.0, 0.0, verify, 1.0, 0)
 
 
-class OpenGate(BatchBudget):
-    """Drafts at every step, and verifies all of it."""
-
-    def plan(self, sampled: Flags, joined: Flags | None, max_nodes: int) -> Plan:
-        return Plan(search_tiers(self.config, max_nodes)[-1], pays=True)
-
-    def share(self, survival: Any, sampled: Flags, plan: Plan) -> tuple[Any, Choice]:
-        nodes = (survival > 0).sum(axis=1)
-        return nodes, Choice(int(nodes.sum()), float(len(sampled)), 1.0)
-
-
-class ShutGate(BatchBudget):
+class NeverDrafts(BatchPlanner):
     """Never drafts; mostly without being asked."""
 
-    def plan(self, sampled: Flags, joined: Flags | None, max_nodes: int) -> Plan:
-        return Plan(None, pays=False, steps=8)
+    passed = 0
+
+    def plan(self, sampled: Flags, max_nodes: int) -> SearchShape | None:
+        self.passed = 0
+        return None
+
+    def pass_plain_step(self) -> bool:
+        self.passed += 1
+        return self.passed < 8
 
 
-def force(worker: Any, budget: type[BatchBudget] | None) -> None:
-    """Let a budget of this kind decide; None for the engine's own again."""
+def force(worker: Any, planner: type[BatchPlanner] | None) -> None:
+    """Let a planner of this kind decide; None for the engine's own again."""
     drafting = worker.model_runner.drafting
-    own = vars(worker).setdefault("own_budget", drafting.budget)
-    drafting.budget = own
-    if budget is not None:
-        drafting.budget = budget(own.config, own.costs, worker.model_runner.max_num_reqs)
+    own = vars(worker).setdefault("own_planner", drafting.planner)
+    drafting.planner = own
+    if planner is not None:
+        drafting.planner = planner(own.config, own.times.table, worker.model_runner.max_num_reqs)

@@ -10,8 +10,16 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 from torch import Tensor
 
-from vllm_redrafter.budget import calibration
-from vllm_redrafter.budget.calibration import MAX_LOG_ODDS, AcceptanceEstimator, log_odds_of
+from vllm_redrafter.budget import acceptance
+from vllm_redrafter.budget.acceptance import (
+    MAX_LOG_ODDS,
+    STARTING_WEIGHT,
+    AcceptanceEstimator,
+    RefitSchedule,
+    SurvivalProfile,
+    log_odds_of,
+    usual_profile,
+)
 from vllm_redrafter.tree.beam_search import ExploredNodes
 from vllm_redrafter.tree.token_tree import TokenTree
 
@@ -179,7 +187,7 @@ def test_later_refits_weigh_new_nodes_against_those_before() -> None:
     for _ in range(20):
         estimator.observe(torch.zeros(50), depths, every, half)
         estimator.refit()
-    assert float(estimator.learned) == calibration.DAMPING_OBSERVATIONS
+    assert float(estimator.learned) == acceptance.DAMPING_OBSERVATIONS
     before = float(estimator.biases)
     estimator.observe(torch.zeros(50), depths, every, every)
     estimator.refit()
@@ -202,9 +210,9 @@ def test_a_depth_without_observations_keeps_its_bias() -> None:
     estimator = AcceptanceEstimator(3)
     estimator.observe(log_odds, torch.full((500,), 2), torch.ones_like(accepted), accepted)
     estimator.refit()
-    untouched = torch.tensor([calibration.INITIAL_BIAS] * 2)
+    untouched = torch.tensor([acceptance.INITIAL_BIAS] * 2)
     assert torch.equal(estimator.biases[[0, 2]], untouched)
-    assert estimator.biases[1] != calibration.INITIAL_BIAS
+    assert estimator.biases[1] != acceptance.INITIAL_BIAS
 
 
 def test_the_slope_stays_positive_even_if_the_drafter_is_wrong_where_it_is_sure() -> None:
@@ -222,7 +230,7 @@ def test_one_observation_moves_little() -> None:
         torch.tensor([3.0]), torch.tensor([1]), torch.tensor([True]), torch.tensor([False])
     )
     estimator.refit()
-    assert abs(float(estimator.slope) - calibration.INITIAL_SLOPE) < 0.2
+    assert abs(float(estimator.slope) - acceptance.INITIAL_SLOPE) < 0.2
 
 
 def test_the_calibration_error_falls_when_an_overconfident_drafter_is_calibrated() -> None:
@@ -244,5 +252,29 @@ def test_probabilities_of_one_and_empty_slots_have_finite_log_odds() -> None:
     pointers = torch.zeros(1, 2, 2, dtype=torch.int64)
     log_probs = torch.tensor([[[0.0, -torch.inf], [0.0, -torch.inf]]])
     log_odds = log_odds_of(log_probs, pointers)
-    assert log_odds.abs().max() <= calibration.MAX_LOG_ODDS
+    assert log_odds.abs().max() <= acceptance.MAX_LOG_ODDS
     assert torch.isfinite(log_odds).all()
+
+
+def test_refits_wait_twice_as_long_each_time_up_to_the_longest() -> None:
+    schedule = RefitSchedule(4, 16)
+    due = [step for step in range(1, 61) if schedule.due()]
+    assert due == [4, 12, 28, 44, 60]
+
+
+def test_a_draft_moves_what_it_explored_and_the_rest_moves_along() -> None:
+    usual = usual_profile(4, 3)
+    profile = SurvivalProfile(usual)
+    profile.drafted(usual[None, :2, :1] / 2.0)
+    moved = profile.survival / usual
+    # As one of so many drafts.
+    expected = 1.0 - 0.5 / (STARTING_WEIGHT + 1)
+    assert moved == pytest.approx(np.full((4, 3), expected))
+
+
+def test_an_acceptance_ratio_is_learned_from_what_was_accepted() -> None:
+    profile = SurvivalProfile(usual_profile(2, 1))
+    assert profile.acceptance_ratio == 1.0
+    for _ in range(2000):
+        profile.verified(expected=10.0, accepted=8.0)
+    assert profile.acceptance_ratio == pytest.approx(0.8, abs=0.02)
