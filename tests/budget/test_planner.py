@@ -90,9 +90,7 @@ def test_a_useless_drafter_costs_little(requests: int) -> None:
     assert yields(planner, Machine(table, cold=1.3), requests, 0.02, 1000) >= 0.97 * plain
 
 
-@pytest.mark.xfail(
-    strict=True, reason="two explorations of 8 drafts move the profile too little: found after 1050"
-)
+@pytest.mark.xfail(strict=True, reason="found after 1050 steps")
 def test_a_drafter_that_becomes_good_is_used() -> None:
     table = machine(0.1)
     planner, at = BatchPlanner(CONFIG, table, 32), Machine(table, noise=0.05, cold=1.3)
