@@ -43,7 +43,7 @@ MAX_SLOPE_STEP, MAX_BIAS_STEP = 0.3, 3.0
 BINS = 10
 """Bins of the calibration error."""
 HORIZON, STARTING_WEIGHT = 64, 16
-"""Drafts that a profile of survival reaches back, and as how many its beginning counts."""
+"""Drafts that a profile of survival reaches back; requests' drafts that its beginning counts as."""
 EXPECTED_NODES, RATIO_NODES = 512.0, 32.0
 """Nodes that a ratio of accepted to expected ones reaches back, and as how many 1 counts in it."""
 
@@ -225,7 +225,7 @@ class SurvivalProfile:
     def __init__(self, survival: Floats) -> None:
         """Begin with what is expected of a drafter, [L, W]."""
         self.survival = np.array(survival, dtype=np.float64)
-        self._drafts = STARTING_WEIGHT
+        self._drafted = STARTING_WEIGHT
         self._expected = self._accepted = 0.0
 
     def drafted(self, survival: Floats) -> None:
@@ -235,17 +235,22 @@ class SurvivalProfile:
         with the best of their level. How probable a node is given its parent changes less from text
         to text than how probable the parent is.
         """
-        self._drafts = min(self._drafts + 1, HORIZON)
-        _, length, width = survival.shape
+        requests, length, width = survival.shape
+        self._drafted += requests
+        rate = max(requests / self._drafted, 1.0 / HORIZON)
         best = self.survival[:, :1]
         before = best.copy()
         explored = self.survival[:length, :width]
-        explored += (survival.mean(axis=0) - explored) / self._drafts
+        explored += rate * (survival.mean(axis=0) - explored)
         best[length:] *= best[length - 1] / before[length - 1]
         rest = self.survival[:, 1:]
         rest[:length, width - 1 :] *= (best / before)[:length]
         rest[length:] *= (best / before)[length:]
         np.minimum(self.survival, 1.0, out=self.survival)
+
+    def fade(self) -> None:
+        """Nothing was drafted for long: what was learned before counts as little as a beginning."""
+        self._drafted = min(self._drafted, STARTING_WEIGHT)
 
     def verified(self, expected: float, accepted: float) -> None:
         """Learn how many nodes were accepted where so many were expected to be."""

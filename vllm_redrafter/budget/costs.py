@@ -214,7 +214,9 @@ class StepTimes:
         at = kind, bucket(requests)
         if at not in self._samples:
             self._samples[at] = deque(maxlen=MEMORY)
-            self._priors[at] = self._correction(kind, requests)
+            # Where nothing else is known, the first sample says it all.
+            known = any(of != DRAFT for of, _ in self._corrections) or kind == DRAFT
+            self._priors[at] = self._correction(kind, requests) if known else sample
         samples = self._samples[at]
         samples.append(sample)
         seen = len(samples)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vllm_redrafter.budget.acceptance import SurvivalProfile, usual_profile
+from vllm_redrafter.budget.acceptance import HORIZON, SurvivalProfile, usual_profile
 from vllm_redrafter.budget.choice import Flags, Floats, Terms, best_common_budget
 from vllm_redrafter.budget.costs import CHAINS, PLAIN, TREES, CostTable, StepTimes, bucket
 from vllm_redrafter.config import ReDrafterConfig
@@ -159,6 +159,9 @@ class BatchPlanner:
         at = bucket(requests), of_sampled > 0, of_sampled < requests, max_nodes
         step = self._choice.next(at, lambda: self._rates(requests, of_sampled, max_nodes))
         shape = self.arms[step.arm]
+        if shape is not None and self.shape is None and self._settled >= HORIZON:
+            for profile in self.profiles:
+                profile.fade()
         self._settled = self._settled + 1 if (shape is None) == (self.shape is None) else 0
         self.shape, self._explores = shape, step.explores
         return shape
