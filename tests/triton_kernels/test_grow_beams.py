@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vllm_redrafter.budget import calibration
+from vllm_redrafter.budget import acceptance
 from vllm_redrafter.budget.acceptance import AcceptanceEstimator, log_odds_of
 from vllm_redrafter.triton_kernels import grow_beams as kernel
 from vllm_redrafter.triton_kernels.grow_beams import BeamBuffers, grow_beams, naive_grow_beams
@@ -117,7 +117,7 @@ def test_log_odds_of_any_probability_are_those_of_float64(device: torch.device) 
     estimator = AcceptanceEstimator(1, device)
     grow_beams(top, 0, 1, out, survival=(estimator.slope, estimator.biases))
     exact = in_order.double() - torch.log(-torch.expm1(in_order.double()))
-    limit = calibration.MAX_LOG_ODDS
+    limit = acceptance.MAX_LOG_ODDS
     torch.testing.assert_close(out.log_odds[0].cpu(), exact.clamp(-limit, limit).float())
     assert limit == kernel.MAX_LOG_ODDS
 

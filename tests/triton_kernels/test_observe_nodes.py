@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vllm_redrafter.budget import calibration
+from vllm_redrafter.budget import acceptance
 from vllm_redrafter.budget.acceptance import AcceptanceEstimator
 from vllm_redrafter.triton_kernels import observe_nodes as kernel
 from vllm_redrafter.triton_kernels.observe_nodes import VerifiedTrees, num_sums, observe_nodes
@@ -95,7 +95,7 @@ def test_what_was_not_verified_teaches_nothing(device: torch.device) -> None:
 
 
 def test_bins_are_the_estimator_s() -> None:
-    assert kernel.BINS == calibration.BINS
+    assert kernel.BINS == acceptance.BINS
     estimator = AcceptanceEstimator(DEPTHS)
     assert estimator.statistics.shape == (num_sums(DEPTHS),)
 
