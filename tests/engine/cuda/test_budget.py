@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +13,7 @@ import torch
 from vllm.v1.worker.gpu.async_utils import StepTimingSample
 from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 
-from vllm_redrafter.budget.draft_lengths import SURVEY_INTERVAL
-from vllm_redrafter.budget.gate import FAR_PAUSE, FIRST_PAUSE
+from vllm_redrafter.budget.planner import BLOCK, FIRST_INTERVAL, ArmChoice
 from vllm_redrafter.engine.cuda.budget import TreeBudget
 from vllm_redrafter.engine.cuda.stats import StepTimer
 
@@ -84,7 +84,8 @@ def budget(monkeypatch: pytest.MonkeyPatch, compiled: list[Any]) -> TreeBudget:
         lengths=LENGTHS,
         depths=torch.zeros(SLOTS, K, dtype=torch.int32),
     )
-    made.cost_tables = np.full(SLOTS + 1, 0.2), 1.0 + 0.001 * np.arange(ROWS + 1)
+    made._draft_costs = [np.full(SLOTS + 1, 0.2)] * len(LENGTHS)
+    made.cost_tables = made._draft_costs[-1], 1.0 + 0.001 * np.arange(ROWS + 1)
     made._has_tree[:] = True  # of requests that were there before
     return made
 
@@ -94,6 +95,9 @@ def step(budget: TreeBudget, confidences: list[float], requests: int = 2) -> tup
     ids = [str(slot) for slot in range(requests)]
     rows = budget.get_num_tokens(dict.fromkeys(ids, 1 + K), {i: [0] * K for i in ids})
     drafts = budget.drafts_now(possible=True)
+    if drafts:
+        levels = torch.arange(1, K + 1, dtype=torch.int32)
+        budget._depths._depths[:requests] = levels.clamp(max=budget.next_length(K))
     batch: Any = SimpleNamespace(
         num_reqs=requests,
         idx_mapping=torch.arange(requests),
@@ -109,61 +113,72 @@ def steps(
     return [step(budget, confidences, requests) for _ in range(count)]
 
 
+def runs(drafts: list[bool]) -> list[tuple[bool, int]]:
+    """For how many steps in a row it drafts, or does not."""
+    return [(kind, len(list(group))) for kind, group in groupby(drafts)]
+
+
 def test_drafting_goes_on_while_it_pays(budget: TreeBudget) -> None:
-    assert steps(budget, 20, GOOD) == [(2 * K, True)] * 20
+    assert steps(budget, 500, GOOD) == [(2 * K, True)] * 500
 
 
 def test_drafting_that_does_not_pay_stops_and_nothing_is_verified_then(budget: TreeBudget) -> None:
-    taken = steps(budget, FIRST_PAUSE + 8, BAD)
+    taken = steps(budget, 300, BAD)
     # Of new requests nothing is known, and what is read of them is a step old.
     assert taken[:2] == [(2 * K, True)] * 2
-    drafted = [drafts for _, drafts in taken]
-    first = drafted.index(False)
-    assert drafted[first : first + FIRST_PAUSE] == [False] * FIRST_PAUSE
-    assert all(verified == 0 for verified, _ in taken[first + 1 :][: FIRST_PAUSE - 1])
+    found = runs([drafts for _, drafts in taken])
+    assert found[1][0] is False and found[1][1] >= FIRST_INTERVAL - BLOCK
+    first = found[0][1]
+    assert all(verified == 0 for verified, _ in taken[first + 1 : first + found[1][1]])
 
 
-def test_a_probe_verifies_a_node_per_request_and_is_read_without_another_draft(
-    budget: TreeBudget,
-) -> None:
-    steps(budget, 12, BAD)
-    while not step(budget, GOOD)[1]:  # up to the next probe, which finds drafts better
-        pass
-    verified, drafts = step(budget, GOOD)
-    assert verified >= 2, "a probe that verifies nothing finds out nothing"
-    assert not drafts, "its confidences are still on their way"
-    assert step(budget, GOOD) == (0, True)
-    assert steps(budget, 3, GOOD)[1:] == [(2 * K, True)] * 2
+def test_an_exploration_verifies_a_node_per_request(budget: TreeBudget) -> None:
+    steps(budget, 200, BAD)
+    assert budget.cost_tables is not None
+    # No node pays.
+    budget.cost_tables = budget.cost_tables[0], 10.0 ** np.arange(ROWS + 1)
+    taken = steps(budget, 3000, BAD)
+    drafts = [drafts for _, drafts in taken]
+    begins = [i for i in range(1, len(taken) - BLOCK) if drafts[i] and not drafts[i - 1]]
+    assert begins
+    for begin in begins:
+        assert taken[begin : begin + BLOCK] == [(0, True)] + [(2, True)] * (BLOCK - 1)
+        assert taken[begin + BLOCK][1] is False
 
 
-def test_the_gate_opens_at_once_when_the_batch_becomes_one_that_pays(budget: TreeBudget) -> None:
+def test_a_drafter_that_becomes_good_is_used(budget: TreeBudget) -> None:
+    steps(budget, 1000, BAD)
+    assert steps(budget, 2000, GOOD)[-500:] == [(2 * K, True)] * 500
+
+
+def test_a_batch_for_which_drafts_pay_drafts_at_once(budget: TreeBudget) -> None:
     draft, verify = np.full(SLOTS + 1, 0.2), 1.0 + 0.001 * np.arange(ROWS + 1)
     verify[2 * SLOTS :] += 9.0  # more than one node for each of 8 requests is expensive
     draft[SLOTS] = 5.0
+    budget._draft_costs = [draft] * len(LENGTHS)
     budget.cost_tables = draft, verify
-    steps(budget, 12, GOOD, requests=SLOTS)
+    steps(budget, 12 + BLOCK, GOOD, requests=SLOTS)
     assert not step(budget, GOOD, requests=SLOTS)[1]
     assert step(budget, GOOD, requests=2)[1]
 
 
 def test_a_new_request_is_expected_to_be_as_the_others(budget: TreeBudget) -> None:
-    steps(budget, 60, BAD)
-    assert not budget._pays
+    steps(budget, 40, BAD, requests=3)
     budget.add_request(2)
-    step(budget, BAD, requests=3)
-    assert not budget._pays, "vLLM would expect all of its nodes to be accepted"
+    usual = budget._stale_confidences[budget._stale_idx].np[2]
+    assert usual == pytest.approx(budget._usual)
+    assert usual[0] < 0.6, "vLLM would expect all of its nodes to be accepted"
 
 
-def test_a_request_that_comes_while_the_gate_is_shut_does_not_open_it(budget: TreeBudget) -> None:
-    steps(budget, 60, BAD)
-    while not step(budget, BAD)[1]:  # a probe's confidences are copied twice
-        pass
-    budget.add_request(2)
-    paid = []
-    for _ in range(2 * FAR_PAUSE):
-        step(budget, BAD, requests=3)
-        paid.append(budget._pays)
-    assert not any(paid)
+def test_a_step_without_room_for_nodes_is_planned(budget: TreeBudget) -> None:
+    budget.get_num_tokens({"0": 1, "1": ROWS - 1}, {})
+    assert budget.drafts_now(possible=True)
+
+
+def test_a_drafter_of_one_level_is_learned_of_as_well(budget: TreeBudget) -> None:
+    budget.lengths, budget._draft_costs = (1,), budget._draft_costs[:1]
+    budget._arm, budget.arms = 1, ArmChoice((1,))
+    assert not any(drafts for _, drafts in steps(budget, 150, BAD)[120:])
 
 
 def admitted(budget: TreeBudget, requests: Sequence[int]) -> list[int]:
@@ -201,10 +216,10 @@ def test_a_request_that_vllm_pads_gets_no_nodes_until_it_has_a_tree(budget: Tree
 
 
 @torch.inference_mode()
-def test_a_probe_gives_no_node_to_a_request_without_a_tree(budget: TreeBudget) -> None:
+def test_an_exploration_gives_no_node_to_a_request_without_a_tree(budget: TreeBudget) -> None:
     budget.cost_tables = np.full(SLOTS + 1, 0.2), 10.0 ** np.arange(ROWS + 1)  # no node pays
     drafted(budget, [0, 1])
-    budget._probing = True
+    budget._explores = True
     budget.add_request(2)
     nodes = admitted(budget, [0, 1, 2])
     assert sum(nodes) == 2 and nodes[2] == 0
@@ -224,7 +239,7 @@ def test_what_is_decided_is_counted(budget: TreeBudget) -> None:
     stats = budget.meter.read()
     survival = np.cumprod(GOOD).sum()
     assert stats.expected_tokens == pytest.approx(2 * (2 * (1 + K) + 2 * (1 + survival)))
-    steps(budget, 12, BAD)
+    steps(budget, 200, BAD)
     assert budget.meter.read().undrafted_steps > 5
 
 
@@ -263,20 +278,20 @@ def test_drafts_get_shorter_where_their_last_levels_bring_nothing(
     monkeypatch.setattr(adaptive_verification, "get_tp_group", lambda: OneRank())
     budget.req_states.max_num_batched_tokens = ROWS
     timed(budget, lambda length: 0.1 * length, [1, 4, 8, ROWS])
-    depths = budget._depths._depths
 
     def lengths(confidences: list[float], count: int) -> list[int]:
         found = []
         for _ in range(count):
             step(budget, confidences)
-            found.append(budget.next_length(3))
-            depths[:2] = torch.arange(1, K + 1).clamp(max=found[-1])
+            found.append(budget._length)
         return found
 
     assert set(lengths(GOOD, 60)) == {3}
-    shallow = lengths([0.9, 0.01, 0.0], 120)
-    assert shallow[-2 * SURVEY_INTERVAL :].count(1) >= 2 * SURVEY_INTERVAL - 3
-    assert 3 in shallow[-2 * SURVEY_INTERVAL :], "without a survey it would stay so"
+    shallow = lengths([0.9, 0.01, 0.0], 1000)[-600:]
+    assert shallow.count(1) / len(shallow) > 0.9
+    assert 3 in shallow, "without an exploration it would stay so"
+    while budget._length != 1:
+        step(budget, [0.9, 0.01, 0.0])
     assert budget.cost_tables is not None
     assert budget.cost_tables[0][2] == pytest.approx(0.1)
 

@@ -23,7 +23,7 @@ from vllm.v1.worker.gpu.async_utils import StepTimingSample
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerificationManager
 
-from vllm_redrafter.budget.acceptance import SurvivalProfile, usual_profile
+from vllm_redrafter.budget.acceptance import HORIZON, SurvivalProfile, usual_profile
 from vllm_redrafter.budget.choice import Floats, best_common_budget
 from vllm_redrafter.budget.costs import bucket
 from vllm_redrafter.budget.planner import ArmChoice
@@ -64,9 +64,11 @@ class TreeBudget(AdaptiveVerificationManager):
         """
         super().__init__(*args, **kwargs)
         self.meter, self.lengths = meter, tuple(lengths)
-        # Plain decoding, then a draft of each length.
-        self.arms = ArmChoice((0, len(self.lengths)))
+        # Plain decoding, then a draft of each length. Only the longest is explored: what a plain
+        # step takes was measured at start-up.
+        self.arms = ArmChoice((len(self.lengths),))
         self._arm, self._explores = len(self.lengths), False
+        self._plain_steps = 0  # In a row.
         longest = self.lengths[-1]
         self.profile = SurvivalProfile(usual_profile(longest, self.num_speculative_steps))
         self._depths = StaleDepths(depths, self._copy_stream)
@@ -174,9 +176,8 @@ class TreeBudget(AdaptiveVerificationManager):
         new = self._pending_resets.copy()
         super().record_confidences(confidence_probs, input_batch)
         self._stale_confidences[self._stale_idx].np[new] = self._usual
-        if len(self.lengths) > 1:
-            self._depths.record(self._copy_events[self._stale_idx ^ 1], new)
-            self._read, self._copied = self._copied, self._length if self._drafted else 0
+        self._depths.record(self._copy_events[self._stale_idx ^ 1], new)
+        self._read, self._copied = self._copied, self._length if self._drafted else 0
 
     def get_num_tokens(
         self, num_tokens_per_req: dict[str, int], draft_tokens: dict[str, list[int]]
@@ -239,29 +240,27 @@ class TreeBudget(AdaptiveVerificationManager):
         if chosen:
             best = np.sort(survival, axis=None)[::-1][:chosen]
             self.meter.expect(sampling + float(best.sum()))
+        self._learn(survival, slots)
         if not sampling:
             return
-
-        def rates() -> Floats:
-            self._learn(survival, slots)
-            return self._rates(len(slots), sampling, plain)
-
-        step = self.arms.next(bucket(len(slots)), rates)
-        self._arm, self._explores = step.arm, step.explores and step.arm > 0
-        if self._arm and self._draft_costs:
+        step = self.arms.next(bucket(len(slots)), lambda: self._rates(len(slots), sampling, plain))
+        if step.arm and self._plain_steps >= HORIZON:
+            self.profile.fade()
+        self._plain_steps = 0 if step.arm else self._plain_steps + 1
+        self._arm, self._explores = step.arm, step.explores
+        if self._arm:
             assert self.cost_tables is not None
             self.cost_tables = self._draft_costs[self._arm - 1], self.cost_tables[1]
 
     def _learn(self, survival: Floats, slots: npt.NDArray[np.int64]) -> None:
         """Take the draft that is read now, of `slots` [R], into the profile; survival is [R, K]."""
         length, self._read = self._read, 0
-        if not length or not len(slots):
+        if not length:
             return
-        if len(self.lengths) > 1:
-            depths = self._depths.read(slots)
-            drafted = (depths[:, 0] > 0) & (survival[:, 0] > 0)
-            if drafted.any():
-                self.profile.drafted(by_level(survival[drafted], depths[drafted], length))
+        depths = self._depths.read(slots)
+        drafted = (depths[:, 0] > 0) & (survival[:, 0] > 0)
+        if drafted.any():
+            self.profile.drafted(by_level(survival[drafted], depths[drafted], length))
 
     def _rates(self, requests: int, sampling: int, plain: int) -> Floats:
         """Tokens per second of each arm.
@@ -272,9 +271,14 @@ class TreeBudget(AdaptiveVerificationManager):
             plain: rows of the step without drafts.
         """
         assert self.cost_tables is not None
-        verify = self.cost_tables[1][plain - sampling :]
+        seconds = self.cost_tables[1]
+        # A full step has no room for nodes: the next one is not expected to be full as well.
+        others = min(plain - sampling, seconds.shape[0] - 1 - 2 * sampling)
+        verify = seconds[max(others, 0) :]
         most = min(self.num_speculative_steps, (verify.shape[0] - 1) // sampling - 1)
         rates = [sampling / verify[sampling]]
+        if not most:
+            return np.array(rates + [0.0] * len(self.lengths))
         for costs, length in zip(self._draft_costs, self.lengths, strict=True):
             nodes = self.profile.survival[:length]
             best = best_common_budget(nodes, most, sampling, costs[requests], verify)

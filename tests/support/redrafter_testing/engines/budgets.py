@@ -44,7 +44,7 @@ class RandomArms:
         self._random = random.Random(0)
 
     def next(self, at: Hashable, rates: Callable[[], Floats]) -> Step:
-        rates()  # What is learned where a choice is made is learned.
+        """As `ArmChoice` does it."""
         if self._random.random() >= self._drafting:
             return Step(0, False, 1)
         arm = self._random.randint(1, len(self._lengths))
@@ -86,11 +86,11 @@ def leave_alone(worker: Any) -> None:
     """Undo `force` and `make_verification_free`."""
     manager = worker.model_runner.adaptive_verification
     if hasattr(worker, "costs"):
-        manager.cost_tables, manager._max_total_logits = worker.costs
+        manager.cost_tables, manager._draft_costs, manager._max_total_logits = worker.costs
         del worker.costs
     for name in ("get_num_tokens", "reallocate_drafts"):
         vars(manager).pop(name, None)
-    manager.arms = ArmChoice((0, len(manager.lengths)))
+    manager.arms = ArmChoice((len(manager.lengths),))
     worker.admitted = []
 
 
@@ -98,8 +98,10 @@ def make_verification_free(worker: Any, rows: int) -> None:
     """Steps cost the same whatever they verify; `rows` of logits are what the sampler takes."""
     manager = worker.model_runner.adaptive_verification
     draft, verify = manager.cost_tables
-    worker.costs = manager.cost_tables, manager._max_total_logits
+    worker.costs = manager.cost_tables, manager._draft_costs, manager._max_total_logits
+    # Each plan takes the draft's costs from the second.
     manager.cost_tables = 0 * draft, 0 * verify + 1
+    manager._draft_costs = [0 * costs for costs in manager._draft_costs]
     manager._max_total_logits = rows
 
 
