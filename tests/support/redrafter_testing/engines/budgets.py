@@ -64,6 +64,7 @@ def force(worker: Any, drafting: float, budgets: bool = True) -> None:
     manager = worker.model_runner.adaptive_verification
     kind, choices = type(manager), random.Random(1)
     manager.arms = RandomArms(manager.lengths, drafting)
+    manager._arm = 0  # Of steps without draft tokens, which are not planned.
     worker.admitted = []
 
     def get_num_tokens(*args: Any) -> int:
