@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vllm_redrafter.budget import acceptance
 from vllm_redrafter.budget.acceptance import (
+    DAMPING_OBSERVATIONS,
     MAX_LOG_ODDS,
     STARTING_WEIGHT,
     AcceptanceEstimator,
@@ -20,6 +21,7 @@ from vllm_redrafter.budget.acceptance import (
     log_odds_of,
     usual_profile,
 )
+from vllm_redrafter.checkpoints.acceptance_record import AcceptanceRecord
 from vllm_redrafter.tree.beam_search import ExploredNodes
 from vllm_redrafter.tree.token_tree import TokenTree
 
@@ -264,7 +266,7 @@ def test_refits_wait_twice_as_long_each_time_up_to_the_longest() -> None:
 
 def test_a_draft_moves_what_it_explored_and_the_rest_moves_along() -> None:
     usual = usual_profile(4, 3)
-    profile = SurvivalProfile(usual)
+    profile = SurvivalProfile(4, 3)
     profile.drafted(usual[None, :2, :1] / 2.0)
     moved = profile.survival / usual
     # As one of so many drafts.
@@ -273,8 +275,38 @@ def test_a_draft_moves_what_it_explored_and_the_rest_moves_along() -> None:
 
 
 def test_an_acceptance_ratio_is_learned_from_what_was_accepted() -> None:
-    profile = SurvivalProfile(usual_profile(2, 1))
+    profile = SurvivalProfile(2, 1)
     assert profile.acceptance_ratio == 1.0
     for _ in range(2000):
         profile.verified(expected=10.0, accepted=8.0)
     assert profile.acceptance_ratio == pytest.approx(0.8, abs=0.02)
+
+
+RECORD = AcceptanceRecord(0.9, (0.3, -0.4), ((0.6, 0.2), (0.3, 0.1)))
+
+
+def test_a_profile_begins_with_what_was_recorded_and_goes_on_in_the_usual_shape() -> None:
+    usual = usual_profile(4, 3)
+    profile = SurvivalProfile(4, 3, RECORD)
+    assert profile.survival[:2, :2] == pytest.approx(np.array(RECORD.survival))
+    assert profile.survival[2:] == pytest.approx(usual[2:] * 0.3 / usual[1, 0])
+    assert profile.survival[:2, 2] == pytest.approx(usual[:2, 2] * [0.6, 0.3] / usual[:2, 0])
+    # Of a smaller search, what it has of it; a draft moves it as far as any other profile.
+    small = SurvivalProfile(1, 1, RECORD)
+    assert small.survival == pytest.approx(np.array([[0.6]]))
+    small.drafted(np.zeros((STARTING_WEIGHT, 1, 1)))
+    assert small.survival == pytest.approx(np.array([[0.3]]))
+
+
+def test_a_record_of_nodes_that_were_never_accepted_leaves_room_to_learn() -> None:
+    profile = SurvivalProfile(2, 2, AcceptanceRecord(0.5, (-9.0,), ((0.0, 0.0),)))
+    profile.drafted(np.full((64, 1, 2), 0.8))
+    assert np.isfinite(profile.survival).all()
+    assert profile.survival[0] == pytest.approx([0.64, 0.64])
+
+
+def test_an_estimator_begins_with_what_was_recorded_as_firmly_as_it_holds_anything() -> None:
+    estimator = AcceptanceEstimator(3, record=RECORD)
+    assert estimator.slope.tolist() == pytest.approx([0.9])
+    assert estimator.biases.tolist() == pytest.approx([0.3, -0.4, -0.4])
+    assert estimator.learned.tolist() == [DAMPING_OBSERVATIONS] * 3

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from vllm_redrafter.budget.choice import Floats
+from vllm_redrafter.checkpoints.acceptance_record import AcceptanceRecord
 
 MAX_LOG_ODDS = 40.0
 INITIAL_SLOPE = 0.5
@@ -44,6 +45,8 @@ BINS = 10
 """Bins of the calibration error."""
 HORIZON, STARTING_WEIGHT = 64, 16
 """Drafts that a profile of survival reaches back; requests' drafts that its beginning counts as."""
+LEAST_SURVIVAL = 1e-9
+"""Of a node in a profile: it is what others' changes are divided by."""
 EXPECTED_NODES, RATIO_NODES = 512.0, 32.0
 """Nodes that a ratio of accepted to expected ones reaches back, and as how many 1 counts in it."""
 
@@ -80,8 +83,13 @@ class AcceptanceEstimator:
             DAMPING_OBSERVATIONS.
     """
 
-    def __init__(self, max_depth: int, device: torch.device | str = "cpu") -> None:
-        """Start with the constants, for nodes of depths 1 to `max_depth`."""
+    def __init__(
+        self,
+        max_depth: int,
+        device: torch.device | str = "cpu",
+        record: AcceptanceRecord | None = None,
+    ) -> None:
+        """For nodes of depths 1 to `max_depth`: start with what was measured, or the constants."""
         make = {"dtype": torch.float32, "device": device}
         self.slope = torch.full((1,), INITIAL_SLOPE, **make)  # type: ignore[call-overload]
         self.biases = torch.full((max_depth,), INITIAL_BIAS, **make)  # type: ignore[call-overload]
@@ -93,6 +101,16 @@ class AcceptanceEstimator:
         # [draft's probability or calibrated, bin, (count, predicted, accepted)]
         self._bins = self.statistics[by_depth:].view(2, BINS, 3)
         self.learned = torch.zeros(max_depth, **make)  # type: ignore[call-overload]
+        if record is not None:
+            self.start_from(record)
+
+    def start_from(self, record: AcceptanceRecord) -> None:
+        """Begin with what was measured; deeper nodes than it has are as its deepest ones."""
+        depths, last = self.biases.shape[0], record.biases[-1]
+        biases = [*record.biases[:depths], *[last] * (depths - len(record.biases))]
+        self.slope.fill_(record.slope)
+        self.biases.copy_(torch.tensor(biases))
+        self.learned.fill_(DAMPING_OBSERVATIONS)
 
     def log_survival(self, log_odds: Tensor, log_probs: Tensor, back_pointers: Tensor) -> Tensor:
         """The log of the survival probability of every explored node.
@@ -222,9 +240,13 @@ class SurvivalProfile:
         survival: [L, W] by level and rank within it, running means over drafts.
     """
 
-    def __init__(self, survival: Floats) -> None:
-        """Begin with what is expected of a drafter, [L, W]."""
-        self.survival = np.array(survival, dtype=np.float64)
+    def __init__(
+        self, beam_length: int, beam_width: int, record: AcceptanceRecord | None = None
+    ) -> None:
+        """Begin with what was measured of the drafter, if it was, for searches of up to [L, W]."""
+        self.survival = usual_profile(beam_length, beam_width)
+        if record is not None:
+            self._move(np.array(record.survival)[:beam_length, :beam_width], 1.0)
         self._drafted = STARTING_WEIGHT
         self._expected = self._accepted = 0.0
 
@@ -235,13 +257,17 @@ class SurvivalProfile:
         with the best of their level. How probable a node is given its parent changes less from text
         to text than how probable the parent is.
         """
-        requests, length, width = survival.shape
+        requests = survival.shape[0]
         self._drafted += requests
-        rate = max(requests / self._drafted, 1.0 / HORIZON)
+        self._move(survival.mean(axis=0), max(requests / self._drafted, 1.0 / HORIZON))
+
+    def _move(self, explored: Floats, rate: float) -> None:
+        """Towards [L', W'] of what was explored."""
+        length, width = explored.shape
         best = self.survival[:, :1]
         before = best.copy()
-        explored = self.survival[:length, :width]
-        explored += rate * (survival.mean(axis=0) - explored)
+        self.survival[:length, :width] += rate * (explored - self.survival[:length, :width])
+        np.maximum(self.survival, LEAST_SURVIVAL, out=self.survival)
         best[length:] *= best[length - 1] / before[length - 1]
         rest = self.survival[:, 1:]
         rest[:length, width - 1 :] *= (best / before)[:length]

@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vllm_redrafter.budget.acceptance import HORIZON, SurvivalProfile, usual_profile
+from vllm_redrafter.budget.acceptance import HORIZON, SurvivalProfile
 from vllm_redrafter.budget.choice import Flags, Floats, Terms, best_common_budget
 from vllm_redrafter.budget.costs import CHAINS, PLAIN, TREES, CostTable, StepTimes, bucket
+from vllm_redrafter.checkpoints.acceptance_record import NOTHING_RECORDED, ByKind
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.tree.policy import SearchShape, search_shape
 
@@ -133,12 +134,24 @@ class BatchPlanner:
         shape: of the search that the last plan was; None for plain decoding.
     """
 
-    def __init__(self, config: ReDrafterConfig, costs: CostTable, max_requests: int) -> None:
-        """Start from measured costs, of all searches in `search_arms`, for so many requests."""
+    def __init__(
+        self,
+        config: ReDrafterConfig,
+        costs: CostTable,
+        max_requests: int,
+        recorded: ByKind = NOTHING_RECORDED,
+    ) -> None:
+        """
+        Args:
+            config: the most that is drafted.
+            costs: measured, of all searches in `search_arms`.
+            max_requests: of a batch.
+            recorded: how the drafter's nodes were accepted where it was measured.
+        """
         self.config = config
         self.times = StepTimes(costs, max_requests * (config.num_speculative_tokens + 1))
-        usual = usual_profile(config.beam_length, config.beam_width)
-        self.profiles = [SurvivalProfile(usual) for _ in range(2)]
+        shape = config.beam_length, config.beam_width
+        self.profiles = [SurvivalProfile(*shape, record) for record in recorded.either()]
         self.arms = (None, *search_arms(config))
         # All that a search may find, and what chains and plain steps take.
         lengths = len(draft_lengths(search_shape(config, config.num_speculative_tokens)[1]))

@@ -12,6 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from vllm_redrafter.checkpoints.acceptance_record import ByKind, acceptance_of
 from vllm_redrafter.checkpoints.drafter_files import UNREADABLE, read_config, weights_path
 from vllm_redrafter.checkpoints.tensors import (
     DRAFT_TO_TARGET,
@@ -100,6 +101,7 @@ def check_checkpoint(model: str, revision: str | None = None) -> HeadConfig:
 
 def _checked(model: str, revision: str | None) -> HeadConfig:
     config = load_config(model, revision)
+    recorded_acceptance(model, revision)
     path = weights_path(model, revision)
     try:
         with safe_open(path, framework="pt") as file:
@@ -115,6 +117,18 @@ def _checked(model: str, revision: str | None) -> HeadConfig:
     except UNREADABLE as error:
         raise ConfigError(f"{path}: not readable as safetensors: {one_line(error)}") from error
     return config
+
+
+def recorded_acceptance(model: str, revision: str | None = None) -> ByKind:
+    """How its nodes were accepted where it was measured.
+
+    Raises:
+        ConfigError: the record is broken.
+    """
+    try:
+        return acceptance_of(read_config(model, revision))
+    except ConfigError as error:
+        raise ConfigError(f"{model}: {error}") from error
 
 
 def load_drafter(

@@ -53,6 +53,28 @@ class ListRows(list[TextRow]):
         return np.array([len(row.tokens) for row in self])
 
 
+class SomeRows:
+    """Some of other rows.
+
+    Args:
+        rows: the others.
+        indices: which of them, in order.
+    """
+
+    def __init__(self, rows: TextRows, indices: Sequence[int]) -> None:
+        self.rows, self.indices = rows, list(indices)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.asarray(self.rows.lengths)[np.asarray(self.indices, dtype=np.int64)]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int, /) -> TextRow:
+        return self.rows[self.indices[index]]
+
+
 class DatasetRows:
     """Rows of a dataset that `generate-data` wrote, read from disk when they are asked for.
 

@@ -110,6 +110,17 @@ def replay(
         batch: B blocks; each run of generated tokens has at least one token before it.
         config: beam width, beam length, K and kind of tree.
     """
+    return replay_searches(search_of(drafter, embed, outputs, batch, config), batch, config)
+
+
+def search_of(
+    drafter: DraftHead,
+    embed: Callable[[Tensor], Tensor],
+    outputs: TargetOutputs,
+    batch: TextBatch,
+    config: ReDrafterConfig,
+) -> Search:
+    """The drafter's search as wide and long as the config has it; see `replay`."""
     # The target may be of lower precision than a drafter in training.
     dtype = drafter.dtype
     hidden = outputs.hidden.to(dtype)
@@ -122,7 +133,7 @@ def replay(
         roots = batch.tokens[row, root]
         return beam_search(drafter, embed_as_drafter, hidden[row, root - 1], roots, *shape)
 
-    return replay_searches(search, batch, config)
+    return search
 
 
 def replay_searches(search: Search, batch: TextBatch, config: ReDrafterConfig) -> Acceptance:

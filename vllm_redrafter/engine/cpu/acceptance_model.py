@@ -22,6 +22,7 @@ from vllm_redrafter.budget.acceptance import (
     RefitSchedule,
 )
 from vllm_redrafter.budget.choice import Flags
+from vllm_redrafter.checkpoints.acceptance_record import NOTHING_RECORDED, ByKind
 from vllm_redrafter.utils.compiled import compiled
 
 Array = npt.NDArray[Any]
@@ -37,9 +38,11 @@ class AcceptanceModel:
         slopes, biases: [2] and [2, L] float32, of either.
     """
 
-    def __init__(self, max_depth: int) -> None:
-        """For nodes of depths 1 to `max_depth`."""
-        self._estimators = [AcceptanceEstimator(max_depth) for _ in range(2)]
+    def __init__(self, max_depth: int, recorded: ByKind = NOTHING_RECORDED) -> None:
+        """For nodes of depths 1 to `max_depth`; begin with what was measured of the drafter."""
+        self._estimators = [
+            AcceptanceEstimator(max_depth, record=record) for record in recorded.either()
+        ]
         # Slope, biases and statistics of each, which the passes below change where they are.
         self._states = [
             (e.slope.numpy(), e.biases.numpy(), e.statistics.numpy()) for e in self._estimators

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from vllm.config import VllmConfig
 
 from vllm_redrafter.budget.choice import Flags, Terms
-from vllm_redrafter.checkpoints.reading import load_drafter
+from vllm_redrafter.checkpoints.reading import load_drafter, recorded_acceptance
 from vllm_redrafter.engine.cpu.acceptance_model import AcceptanceModel
 from vllm_redrafter.engine.cpu.packed_weights import packed
 from vllm_redrafter.engine.cpu.ranking import best_trees, selected_nodes
@@ -52,6 +52,7 @@ class TreeProposer:
     Attributes:
         config: the most that is drafted.
         target_layers: that the drafter reads beside the last hidden state.
+        recorded: how its nodes were accepted where the drafter was measured.
         acceptance: how probable a node is to be accepted, learned by whoever judges the drafts.
     """
 
@@ -61,11 +62,12 @@ class TreeProposer:
         self.config = settings.config
         self.target_layers = settings.target_layers
         self.dtype = vllm_config.model_config.dtype
-        self.acceptance = AcceptanceModel(self.config.beam_length)
 
     def load_model(self, target: nn.Module) -> None:
         """Read the checkpoint and pack it; the target's embedding is shared, not copied."""
         self.drafter = load_drafter(self.model, self.dtype, self.revision).packed(packed)
+        self.recorded = recorded_acceptance(self.model, self.revision)
+        self.acceptance = AcceptanceModel(self.config.beam_length, self.recorded)
         self.embed = shared_embedding(target)
 
     def propose(

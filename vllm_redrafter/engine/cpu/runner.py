@@ -129,7 +129,7 @@ class CPUTreeModelRunner(CPUModelRunner):
         self.costs = measure_costs(self, self.proposer)
         warm_up_sizes(self, min(config.num_speculative_tokens + 1, self.max_num_tokens))
         logger.info("ReDrafter measured its costs in %.1f s", perf_counter() - started)
-        planner = BatchPlanner(config, self.costs, self.max_num_reqs)
+        planner = BatchPlanner(config, self.costs, self.max_num_reqs, self.proposer.recorded)
         self.drafting = AdaptiveDrafting(self.proposer, planner, self.stats)
 
     def _on_request_state_removed(self, req_id: str, req_state: Any) -> None:

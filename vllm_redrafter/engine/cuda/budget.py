@@ -23,10 +23,11 @@ from vllm.v1.worker.gpu.async_utils import StepTimingSample
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerificationManager
 
-from vllm_redrafter.budget.acceptance import HORIZON, SurvivalProfile, usual_profile
+from vllm_redrafter.budget.acceptance import HORIZON, SurvivalProfile
 from vllm_redrafter.budget.choice import Floats, best_common_budget
 from vllm_redrafter.budget.costs import bucket
 from vllm_redrafter.budget.planner import ArmChoice
+from vllm_redrafter.checkpoints.acceptance_record import AcceptanceRecord
 from vllm_redrafter.engine.cuda.stale_depths import StaleDepths
 from vllm_redrafter.engine.cuda.stats import StepTimer
 
@@ -53,6 +54,7 @@ class TreeBudget(AdaptiveVerificationManager):
         meter: StepTimer,
         lengths: Sequence[int],
         depths: Tensor,
+        recorded: AcceptanceRecord | None = None,
         **kwargs: Any,
     ) -> None:
         """As vLLM makes it.
@@ -61,6 +63,7 @@ class TreeBudget(AdaptiveVerificationManager):
             meter: counts what is decided.
             lengths: how many levels a draft may have, ascending.
             depths: [slots, K] int32 on the device, of the nodes drafted last.
+            recorded: how the drafter's nodes were accepted where it was measured.
         """
         super().__init__(*args, **kwargs)
         self.meter, self.lengths = meter, tuple(lengths)
@@ -70,7 +73,7 @@ class TreeBudget(AdaptiveVerificationManager):
         self._arm, self._explores = len(self.lengths), False
         self._plain_steps = 0  # In a row.
         longest = self.lengths[-1]
-        self.profile = SurvivalProfile(usual_profile(longest, self.num_speculative_steps))
+        self.profile = SurvivalProfile(longest, int(self.num_speculative_steps), recorded)
         self._depths = StaleDepths(depths, self._copy_stream)
         # Of the draft that is made now, and of those whose confidences are read and copied.
         self._length = self._copied = longest

@@ -74,6 +74,7 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
             meter=speculator.meter,
             lengths=speculator.lengths,
             depths=speculator.trees.depths[:-1, 1:],
+            recorded=speculator.recorded,
         )
         with (
             patched(adaptive_verification, "AdaptiveVerificationManager", budget),

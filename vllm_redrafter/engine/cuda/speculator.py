@@ -27,7 +27,7 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 from vllm.v1.worker.gpu.states import RequestState
 
 from vllm_redrafter.budget.planner import draft_lengths
-from vllm_redrafter.checkpoints.reading import load_drafter
+from vllm_redrafter.checkpoints.reading import load_drafter, recorded_acceptance
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.engine.cuda.draft_graphs import DraftGraphManager, length_of
 from vllm_redrafter.engine.cuda.draft_search import DraftSearch
@@ -138,6 +138,10 @@ class TreeSpeculator(BaseSpeculator):
         if self.config.head_dtype == "fp8":
             self._in_fp8 = quantise(self.drafter, self.vllm_config)
         self.embed = shared_embedding(target)
+        # Greedy and sampled requests share one model here.
+        self.recorded = recorded_acceptance(self.checkpoint, self.revision).either().greedy
+        if self.recorded is not None and self.confidence is not None:
+            self.confidence.estimator.start_from(self.recorded)
         if self.device.type == "cuda":
             self.searches = self.searches_on_kernels(target)
 

@@ -1,0 +1,96 @@
+"""How a drafter's nodes were accepted where it was measured: what a server expects of it at first.
+
+`train` and `evaluate --record` write it into config.json, as `acceptance`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from vllm_redrafter.utils.errors import ConfigError
+
+ENTRY = "acceptance"
+
+
+@dataclass(frozen=True)
+class AcceptanceRecord:
+    """Of greedy requests, or of sampled ones.
+
+    Attributes:
+        slope, biases: the calibration, the latter of depths 1 to L
+            (`vllm_redrafter/budget/acceptance.py`).
+        survival: [L][W], how probable nodes are to be accepted, by level and rank within it.
+    """
+
+    slope: float
+    biases: tuple[float, ...]
+    survival: tuple[tuple[float, ...], ...]
+
+    def __post_init__(self) -> None:
+        """
+        Raises:
+            ConfigError: values that no measurement gives.
+        """
+        if not (math.isfinite(self.slope) and self.slope >= 0):
+            raise ConfigError(f"slope must be a number of at least 0, got {self.slope}")
+        if not self.biases or not all(map(math.isfinite, self.biases)):
+            raise ConfigError(f"biases must be numbers, one for each depth, got {self.biases}")
+        widths = {len(level) for level in self.survival}
+        if len(self.survival) != len(self.biases) or len(widths) != 1 or 0 in widths:
+            raise ConfigError(f"survival must have {len(self.biases)} levels of the same width")
+        if not all(0 <= p <= 1 for level in self.survival for p in level):
+            raise ConfigError("survival must hold probabilities, from 0 to 1")
+
+
+class ByKind(NamedTuple):
+    """What is known of either kind of request; None where nothing is."""
+
+    greedy: AcceptanceRecord | None = None
+    sampled: AcceptanceRecord | None = None
+
+    def either(self) -> ByKind:
+        """What is known of one kind alone stands for the other, too."""
+        return ByKind(self.greedy or self.sampled, self.sampled or self.greedy)
+
+
+NOTHING_RECORDED = ByKind()
+
+
+def acceptance_of(config: Mapping[str, Any]) -> ByKind:
+    """What a checkpoint's config.json records.
+
+    Raises:
+        ConfigError: it is no record; the entry is named.
+    """
+    entry = config.get(ENTRY, {})
+    if not isinstance(entry, Mapping) or not entry.keys() <= {*ByKind._fields}:
+        raise _broken(ENTRY, f"expected entries of {' and '.join(ByKind._fields)}, got {entry!r}")
+    return ByKind(**{kind: _record(f"{ENTRY}.{kind}", values) for kind, values in entry.items()})
+
+
+def acceptance_entry(measured: ByKind) -> dict[str, Any]:
+    """The way back: an entry of config.json; none where nothing was measured."""
+    known = {kind: asdict(record) for kind, record in measured._asdict().items() if record}
+    return {ENTRY: known} if known else {}
+
+
+def _record(where: str, values: Any) -> AcceptanceRecord:
+    try:
+        slope, biases, survival = values["slope"], values["biases"], values["survival"]
+        return AcceptanceRecord(float(slope), _floats(biases), tuple(map(_floats, survival)))
+    except (KeyError, TypeError, ValueError, ConfigError) as error:
+        raise _broken(where, str(error)) from error
+
+
+def _floats(values: Sequence[Any]) -> tuple[float, ...]:
+    return tuple(map(float, values))
+
+
+def _broken(where: str, reason: str) -> ConfigError:
+    return ConfigError(
+        f"config.json, {where}: {reason}; measure it again with `vllm-redrafter evaluate "
+        "--record`, or delete the entry"
+    )

@@ -1,0 +1,150 @@
+"""How a drafter's nodes are accepted: what its checkpoint tells servers (`AcceptanceRecord`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vllm_redrafter.budget.acceptance import AcceptanceEstimator, log_odds_of
+from vllm_redrafter.checkpoints.acceptance_record import AcceptanceRecord, ByKind
+from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.data.rows import SomeRows, TextRows
+from vllm_redrafter.heads.head import DraftHead
+from vllm_redrafter.training.batches import TextBatch
+from vllm_redrafter.training.estimate import Search, batches, replay_searches, search_of
+from vllm_redrafter.training.target import read_target
+from vllm_redrafter.tree.beam_search import ExploredNodes
+
+REFITS = 50
+"""Damped Newton steps on all nodes: each moves a parameter by a few units at most."""
+DIGITS = 4
+"""Of what is recorded."""
+
+
+@dataclass(frozen=True)
+class JudgedNodes:
+    """What the searches of a replay explored.
+
+    Attributes:
+        log_probs: [N, L, W] float32, of the search.
+        back_pointers: [N, L, W] int64.
+        judged: [N, L, W] bool: nodes whose parent was accepted, before the text ended.
+        accepted: [N, L, W] bool.
+    """
+
+    log_probs: Tensor
+    back_pointers: Tensor
+    judged: Tensor
+    accepted: Tensor
+
+    @classmethod
+    def of(cls, explored: ExploredNodes, written: Tensor) -> JudgedNodes:
+        """Compare searches with what the text goes on with, [N, L]; -1 beyond its end."""
+        nodes = explored.log_probs > -torch.inf
+        known = (written >= 0).unsqueeze(2)
+        matches = (explored.tokens == written.unsqueeze(2)) & nodes
+        reached = torch.ones_like(nodes[:, 0])
+        judged: list[Tensor] = []
+        accepted: list[Tensor] = []
+        for level in range(nodes.shape[1]):
+            if level:
+                reached = accepted[-1].gather(1, explored.back_pointers[:, level])
+            judged.append(reached & nodes[:, level] & known[:, level])
+            accepted.append(reached & matches[:, level])
+        searched = explored.log_probs, explored.back_pointers
+        by_level = torch.stack(judged, dim=1), torch.stack(accepted, dim=1)
+        return cls(*(part.cpu() for part in (*searched, *by_level)))
+
+    @classmethod
+    def joined(cls, parts: Sequence[JudgedNodes]) -> JudgedNodes:
+        """Of all these searches."""
+        names = [field.name for field in fields(cls)]
+        return cls(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
+
+
+@torch.no_grad()
+def measure_acceptance(
+    drafter: DraftHead,
+    target: Any,
+    rows: TextRows,
+    sampled: Tensor,
+    shape: ReDrafterConfig,
+    batch_size: int = 8,
+) -> ByKind:
+    """Replay the decoding of target-written text, and learn which nodes it accepts.
+
+    Args:
+        drafter: the draft head.
+        target: the transformers model that wrote the text.
+        rows: the text.
+        sampled: [rows] bool, those that were sampled; the others were written greedily.
+        shape: in which the drafter is served.
+        batch_size: rows read by the target at once.
+
+    Returns:
+        What is known of either kind of text.
+    """
+    found = []
+    for of_kind in (~sampled, sampled):
+        some = SomeRows(rows, of_kind.nonzero().flatten().tolist())
+        parts = _judged(drafter, target, some, shape, batch_size)
+        found.append(fitted(parts) if parts is not None and parts.judged.any() else None)
+    return ByKind(*found)
+
+
+def _judged(
+    drafter: DraftHead, target: Any, rows: TextRows, shape: ReDrafterConfig, batch_size: int
+) -> JudgedNodes | None:
+    """Of all searches that decoding makes; None where there is no text."""
+    found: list[JudgedNodes] = []
+    embed = target.get_input_embeddings()
+    for batch in batches(rows, batch_size, embed.weight.device):
+        outputs = read_target(target, batch, drafter.config.target_layers)
+        search = search_of(drafter, embed, outputs, batch, shape)
+        replay_searches(_observed(search, batch, found), batch, shape)
+    return JudgedNodes.joined(found) if found else None
+
+
+def _observed(search: Search, batch: TextBatch, found: list[JudgedNodes]) -> Search:
+    """A search that adds to `found` what became of its nodes."""
+
+    def observed(row: Tensor, root: Tensor) -> ExploredNodes:
+        explored = search(row, root)
+        following = _following(batch, row, root, explored.tokens.shape[1])
+        found.append(JudgedNodes.of(explored, following))
+        return explored
+
+    return observed
+
+
+def _following(batch: TextBatch, row: Tensor, root: Tensor, length: int) -> Tensor:
+    """[A, length] what the target wrote after its tokens[row, root]; -1 beyond the answer's end."""
+    at = root.unsqueeze(1) + torch.arange(1, length + 1, device=root.device)
+    inside = at < batch.tokens.shape[1]
+    at = at.clamp(max=batch.tokens.shape[1] - 1)
+    row = row.unsqueeze(1)
+    goes_on = (batch.generated[row, at] & inside).cumprod(dim=1).bool()
+    return batch.tokens[row, at].masked_fill(~goes_on, -1)
+
+
+def fitted(nodes: JudgedNodes) -> AcceptanceRecord:
+    """The calibration that explains the nodes best, and the mean survival that it predicts."""
+    length = nodes.log_probs.shape[1]
+    log_odds = log_odds_of(nodes.log_probs, nodes.back_pointers)
+    depths = torch.arange(1, length + 1)[:, None].expand_as(log_odds)
+    of_judged = [part[nodes.judged] for part in (log_odds, depths, nodes.judged, nodes.accepted)]
+    estimator = AcceptanceEstimator(length)
+    for _ in range(REFITS):
+        estimator.observe(*of_judged)
+        estimator.refit()
+    found = nodes.log_probs, nodes.back_pointers
+    survival = estimator.log_survival(log_odds, *found).exp().mean(dim=0)
+    return AcceptanceRecord(
+        round(float(estimator.slope), DIGITS),
+        tuple(round(bias, DIGITS) for bias in estimator.biases.tolist()),
+        tuple(tuple(round(p, DIGITS) for p in level) for level in survival.tolist()),
+    )
