@@ -94,11 +94,13 @@ def test_a_round_trip_through_apples_form_is_bit_exact(
     assert (tmp_path / "a/config.json").read_text() == (tmp_path / "c/config.json").read_text()
 
 
-def test_our_own_form_keeps_the_draft_vocabulary_and_the_record(
+def test_our_own_form_keeps_the_draft_vocabulary_and_the_records(
     tmp_path: Path, destination: Path
 ) -> None:
     shape = {"num_speculative_tokens": 9, "beam_width": 3, "beam_length": 4}
-    tensors = write(tmp_path / "a", REDUCED, verifier="org/target", shape=shape, training=TRAINING)
+    acceptance = {"greedy": {"slope": 0.5, "biases": [0.1], "survival": [[0.4, 0.2]]}}
+    records = {"verifier": "org/target", "training": TRAINING, "acceptance": acceptance}
+    tensors = write(tmp_path / "a", REDUCED, shape=shape, **records)
     (tmp_path / "a/README.md").write_text("# its card")
     convert(str(tmp_path / "a"), destination)
     assert_bits(destination, tensors)

@@ -14,6 +14,11 @@ import pytest
 
 from redrafter_testing.models.checkpoints import PROJECTED, edit_config
 from vllm_redrafter.checkpoints import drafter_files, recording
+from vllm_redrafter.checkpoints.acceptance_record import (
+    AcceptanceRecord,
+    ByKind,
+    acceptance_of,
+)
 from vllm_redrafter.checkpoints.conversion import convert
 from vllm_redrafter.checkpoints.drafter_files import read_config
 from vllm_redrafter.checkpoints.reading import shape_of
@@ -76,6 +81,13 @@ def test_every_other_entry_stays(folder: Path) -> None:
     found = json.loads((folder / "config.json").read_text())
     assert found == by_hand
     assert list(found) == list(by_hand)
+
+
+def test_how_nodes_are_accepted_is_recorded_where_it_was_measured(folder: Path) -> None:
+    measured = ByKind(sampled=AcceptanceRecord(0.5, (0.25,), ((0.75, 0.125),)))
+    record_shape(str(folder), SHAPE, measured)
+    record_shape(str(folder), SHAPE)
+    assert acceptance_of(read_config(str(folder))) == measured
 
 
 def test_the_weights_and_the_file_s_mode_stay(folder: Path) -> None:

@@ -14,6 +14,7 @@ from redrafter_testing.models.small_trainings import SHAPE, VOCAB_SIZE, job, run
 from redrafter_testing.models.tiny_models import make_drafter
 from redrafter_testing.models.training_data import write_data
 from vllm_redrafter.budget.costs import CostTable, DraftCost, VerifyCost
+from vllm_redrafter.checkpoints.acceptance_record import acceptance_of
 from vllm_redrafter.checkpoints.drafter_files import read_config
 from vllm_redrafter.cli.main import app
 from vllm_redrafter.config import ReDrafterConfig
@@ -102,6 +103,11 @@ def test_evaluate_records_the_shape_that_it_recommends(
     served, _ = validated({"model": str(drafter), "beam_length": 9, "tree": "beams"})
     assert served == replace(expected, beam_length=9, tree="beams")
     after = read_config(str(drafter))
+    recorded = acceptance_of(after)
+    assert recorded.greedy is not None and recorded.sampled is None, "the data is greedy"
+    size = len(recorded.greedy.survival), len(recorded.greedy.survival[0])
+    assert size == (expected.beam_length, expected.beam_width)
+    del after["acceptance"]
     for entry in ("proposal_methods", "default_proposal_method"):
         del after["speculators_config"][entry]
     assert after == before

@@ -111,7 +111,7 @@ def test_a_head_in_fp8_is_evaluated_with_its_rounded_weights(
     for name, value in others.items():
         monkeypatch.setattr(evaluation, name, lambda *_, value=value: value)
     info = SimpleNamespace(sampling=SimpleNamespace(temperature=0, top_p=1))
-    written = SimpleNamespace(infos=(info,), dataset=[])
+    written = SimpleNamespace(infos=(info,), dataset=[], sampled=torch.zeros(0).bool())
     monkeypatch.setattr(evaluation, "read_all", lambda *_: written)
     monkeypatch.setattr(evaluation, "DatasetRows", lambda *_: rows())
     reading = EvaluationConfig(head_dtype=head_dtype)

@@ -30,6 +30,7 @@ from redrafter_testing.models.small_trainings import SHAPE, VOCAB_SIZE, job, run
 from redrafter_testing.models.tiny_models import add_tokenizer, make_seeing_target, make_target
 from redrafter_testing.models.training_data import write_data
 from redrafter_testing.models.transformers_states import write_states_of
+from vllm_redrafter.checkpoints.acceptance_record import acceptance_of
 from vllm_redrafter.checkpoints.drafter_files import read_config
 from vllm_redrafter.checkpoints.reading import check_checkpoint, load_drafter
 from vllm_redrafter.cli.main import app
@@ -60,6 +61,10 @@ def test_a_drafter_comes_with_its_record_and_its_card(
     assert record["training"]["data"]["rows"] == 20
     assert [source["conversations"] for source in record["training"]["sources"]] == [24]
     assert record["training"]["result"]["tokens_per_step"] == result.acceptance.tokens_per_step
+    recorded = acceptance_of(record)
+    assert recorded.greedy is not None and recorded.sampled is None, "the data is greedy"
+    size = len(recorded.greedy.survival), len(recorded.greedy.survival[0])
+    assert size == (SHAPE.beam_length, SHAPE.beam_width)
     card = (tmp_path / "README.md").read_text()
     assert f"ReDrafter for {target}" in card and "library_name: vllm" in card
     assert f"{result.acceptance.tokens_per_step:.2f} tokens per target step" in card

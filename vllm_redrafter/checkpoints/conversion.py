@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from vllm_redrafter.checkpoints.acceptance_record import ENTRY
 from vllm_redrafter.checkpoints.drafter_files import CARD_FILE, read_config, resolve_file
 from vllm_redrafter.checkpoints.reading import build_drafter, shape_of, verifier_of
 from vllm_redrafter.checkpoints.tensors import (
@@ -39,6 +40,8 @@ from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.files import whole_folder
 
 Layout = Literal["own", "apple"]
+RECORDS = ("training", ENTRY)
+"""Entries of config.json that stay as they are."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -62,7 +65,7 @@ class _Source:
     tensors: dict[str, Tensor]
     verifier: str | None
     shape: dict[str, Any]
-    training: Any
+    records: dict[str, Any]
     notes: list[str]
 
 
@@ -107,8 +110,8 @@ def convert(
             if to == "apple":
                 write_files(drafter, partial, to, {})
             else:
-                extra = {} if found.training is None else {"training": found.training}
-                save_drafter(drafter, partial, verifier or found.verifier, found.shape, **extra)
+                target = verifier or found.verifier
+                save_drafter(drafter, partial, target, found.shape, **found.records)
             if card:
                 shutil.copyfile(card, partial / CARD_FILE)
     except (OSError, SafetensorError) as error:
@@ -176,8 +179,8 @@ def _read(source: str) -> _Source:
     if config.draft_vocab_size is not None:
         check_draft_vocabulary(where, tensors[DRAFT_TO_TARGET], config.vocab_size)
     notes = [f"read {', '.join(path.name for path in paths)}", *derived]
-    recorded = verifier_of(values), shape_of(values), values.get("training")
-    return _Source(config, tensors, *recorded, notes)
+    records = {entry: values[entry] for entry in RECORDS if values.get(entry) is not None}
+    return _Source(config, tensors, verifier_of(values), shape_of(values), records, notes)
 
 
 def _check_fits_apple(source: str, found: _Source) -> list[str]:
@@ -199,7 +202,8 @@ def _check_fits_apple(source: str, found: _Source) -> list[str]:
             "target, and Apple's code gives its drafters the last hidden state alone: train "
             "without --target-layers for it"
         )
-    entries = {"training record": found.training, "verifier": found.verifier, "shape": found.shape}
+    records = {f"{entry} record": value for entry, value in found.records.items()}
+    entries = {**records, "verifier": found.verifier, "shape": found.shape}
     left_out = " and ".join(name for name, value in entries.items() if value)
     return [f"left out, having no place in Apple's config.json: {left_out}"] if left_out else []
 

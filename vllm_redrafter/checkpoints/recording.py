@@ -7,6 +7,11 @@ import os
 from dataclasses import asdict
 from pathlib import Path
 
+from vllm_redrafter.checkpoints.acceptance_record import (
+    NOTHING_RECORDED,
+    ByKind,
+    acceptance_entry,
+)
 from vllm_redrafter.checkpoints.drafter_files import CONFIG_FILE, read_config
 from vllm_redrafter.checkpoints.reading import proposal_of
 from vllm_redrafter.config import ReDrafterConfig
@@ -42,7 +47,7 @@ def check_recordable(model: str) -> Path:
     return path
 
 
-def record_shape(model: str, shape: ReDrafterConfig) -> Path:
+def record_shape(model: str, shape: ReDrafterConfig, acceptance: ByKind = NOTHING_RECORDED) -> Path:
     """Make a shape the one that a checkpoint is served in where nothing else is said (`shape_of`).
 
     The first proposal method in config.json gets the shape; where there is none, it is added. All
@@ -51,6 +56,7 @@ def record_shape(model: str, shape: ReDrafterConfig) -> Path:
     Args:
         model: the checkpoint's folder.
         shape: K, beam width and beam length; its other settings are not recorded.
+        acceptance: how its nodes are accepted, recorded too where it was measured.
 
     Returns:
         The config.json that was written.
@@ -65,6 +71,7 @@ def record_shape(model: str, shape: ReDrafterConfig) -> Path:
         first, *others = recorded.get("proposal_methods") or [{"proposal_type": METHOD}]
         recorded.setdefault("default_proposal_method", first.get("proposal_type", METHOD))
         recorded["proposal_methods"] = [first | proposal_of(asdict(shape)), *others]
+        config |= acceptance_entry(acceptance)
         with whole_file(path) as file:
             os.fchmod(file.fileno(), path.stat().st_mode)
             file.write((json.dumps(config, indent=2) + "\n").encode())

@@ -142,8 +142,8 @@ def evaluate(
         bool,
         typer.Option(
             "--record",
-            help="Write the recommended shape into the drafter's config.json: vLLM takes it where "
-            "no other is given.",
+            help="Write the recommended shape into the drafter's config.json, which vLLM takes "
+            "where no other is given, and how its nodes are accepted.",
         ),
     ] = False,
     other_target: OtherTarget = False,
@@ -186,7 +186,7 @@ def evaluate(
     found = evaluation.evaluate(job, console)
     evaluation.print_evaluation(console, found)
     if record:
-        typer.echo(f"recorded in {record_shape(drafter, found.best.shape)}")
+        typer.echo(f"recorded in {record_shape(drafter, found.best.shape, found.acceptance)}")
     if json_file:
         evaluation.write_json(found, json_file)
     if plot:

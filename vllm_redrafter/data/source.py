@@ -39,6 +39,12 @@ class WrittenData:
     dataset: Any
     conversations: Tensor
 
+    @property
+    def sampled(self) -> Tensor:
+        """[rows] bool: the target's tokens were sampled, not the most probable ones."""
+        of_parts = zip(self.infos, self.parts, strict=True)
+        return torch.cat([torch.full((len(p),), i.sampling.temperature > 0) for i, p in of_parts])
+
 
 @dataclass(frozen=True)
 class TrainingData:

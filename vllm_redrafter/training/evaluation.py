@@ -13,6 +13,11 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from vllm_redrafter.checkpoints.acceptance_record import (
+    NOTHING_RECORDED,
+    ByKind,
+    acceptance_entry,
+)
 from vllm_redrafter.checkpoints.fit import differences_from
 from vllm_redrafter.checkpoints.reading import load_drafter
 from vllm_redrafter.config import ReDrafterConfig
@@ -23,6 +28,7 @@ from vllm_redrafter.heads.fp8 import rounded_rows
 from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.heads.target_layers import missing_layers
 from vllm_redrafter.training.estimate import Acceptance, batches, replay, top_accuracy
+from vllm_redrafter.training.measured_acceptance import measure_acceptance
 from vllm_redrafter.training.target import load_ends, load_target, read_target
 from vllm_redrafter.training.training_config import EvaluationConfig
 from vllm_redrafter.utils.errors import ConfigError
@@ -69,10 +75,12 @@ class Evaluation:
     Attributes:
         results: one per shape.
         accuracy: [L, RANKS] shares of positions whose token is among the drafter's best.
+        acceptance: how nodes of the fastest shape are accepted.
     """
 
     results: list[ShapeResult]
     accuracy: Tensor
+    acceptance: ByKind = NOTHING_RECORDED
 
     @property
     def best(self) -> ShapeResult:
@@ -98,6 +106,7 @@ class Evaluation:
                     f"top-{rank}": self.accuracy[:, column].tolist()
                     for column, rank in enumerate(RANKS)
                 },
+                **acceptance_entry(self.acceptance),
             },
             indent=2,
         )
@@ -205,12 +214,14 @@ class Material:
         drafter: the draft head, of the target's dtype.
         target: the transformers model; its two ends alone where the rows bring hidden states.
         rows: text that it wrote.
+        sampled: [rows] bool, which of it was sampled, not written greedily.
         sampling: how it was written, in words.
     """
 
     drafter: DraftHead
     target: Any
     rows: TextRows
+    sampled: Tensor
     sampling: str
 
 
@@ -259,7 +270,7 @@ def load_material(
         )
     ways = dict.fromkeys((i.sampling.temperature, i.sampling.top_p) for i in written.infos)
     sampling = " and ".join(f"temperature {way[0]:g}, top-p {way[1]:g}" for way in ways)
-    return Material(head, model, rows, sampling)
+    return Material(head, model, rows, written.sampled[indices], sampling)
 
 
 def evaluate(job: EvaluationJob, console: Console | None = None) -> Evaluation:
@@ -284,7 +295,10 @@ def evaluate(job: EvaluationJob, console: Console | None = None) -> Evaluation:
             f"{found.sampling}"
         )
     grid = [replace(shape, head_dtype=job.config.head_dtype) for shape in job.grid]
-    return evaluate_shapes(found.drafter, found.target, found.rows, grid, job.costs, console)
+    models_and_text = found.drafter, found.target, found.rows
+    evaluation = evaluate_shapes(*models_and_text, grid, job.costs, console)
+    acceptance = measure_acceptance(*models_and_text, found.sampled, evaluation.best.shape)
+    return replace(evaluation, acceptance=acceptance)
 
 
 def print_evaluation(console: Console, evaluation: Evaluation) -> None:

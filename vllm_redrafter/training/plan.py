@@ -94,6 +94,7 @@ class TrainingPlan:
         head: the drafter.
         rows: to learn from; with hidden states where they are captured.
         held_out: to estimate tokens per target step on.
+        held_out_sampled: [rows] bool, which of them were sampled.
         num_cut: how many of `rows` are longer than a block.
         loop: the steps.
         processes: how many, and of which kind of device.
@@ -109,6 +110,7 @@ class TrainingPlan:
     head: HeadPlan
     rows: TextRows
     held_out: TextRows
+    held_out_sampled: Tensor
     num_cut: int
     loop: LoopPlan
     processes: tuple[int, str]

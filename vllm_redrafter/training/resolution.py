@@ -110,6 +110,7 @@ def resolve(
         head,
         rows,
         held_out,
+        written.sampled[data.held_out.indices],
         data.rows.num_cut,
         loop_plan(config, job.speculation, rows, head.config, processes[0]),
         processes,

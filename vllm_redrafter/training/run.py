@@ -13,6 +13,11 @@ from rich.markup import escape
 from rich.table import Table
 from safetensors import SafetensorError
 
+from vllm_redrafter.checkpoints.acceptance_record import (
+    NOTHING_RECORDED,
+    ByKind,
+    acceptance_entry,
+)
 from vllm_redrafter.checkpoints.drafter_files import CARD_FILE
 from vllm_redrafter.checkpoints.reading import SHAPE_KEYS
 from vllm_redrafter.checkpoints.writing import save_drafter
@@ -20,6 +25,7 @@ from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.training.checkpointing import Checkpoints
 from vllm_redrafter.training.initialisation import continued_drafter, new_drafter
+from vllm_redrafter.training.measured_acceptance import measure_acceptance
 from vllm_redrafter.training.model_card import model_card
 from vllm_redrafter.training.plan import HeadPlan, TargetParts, TrainingPlan
 from vllm_redrafter.training.resolution import TrainingJob, resolve
@@ -90,30 +96,47 @@ def train(
                 return None
             result = trainer.run(resume)
             drafter = trainer.parallel.whole_drafter().to(target.dtype)
+            acceptance = _acceptance(drafter, trainer, plan)
             if accelerator.is_main_process:
                 record = {**plan.record, "result": _figures(result)}
-                save_result(drafter, plan.output, plan.target, plan.loop.shape, record)
+                served = plan.loop.shape
+                save_result(drafter, plan.output, plan.target, served, record, acceptance)
                 console.print(_summary(result, plan.output))
             return result
 
 
 def save_result(
-    drafter: DraftHead, output: Path, target: str, shape: ReDrafterConfig, training: dict[str, Any]
+    drafter: DraftHead,
+    output: Path,
+    target: str,
+    shape: ReDrafterConfig,
+    training: dict[str, Any],
+    acceptance: ByKind = NOTHING_RECORDED,
 ) -> None:
-    """Write the drafter, its record and its model card.
+    """Write the drafter, its records and its model card.
 
     Raises:
         TrainingError: it could not be written (a full disk, say).
     """
     try:
         served = {name: getattr(shape, name) for name in SHAPE_KEYS}
-        save_drafter(drafter, output, target, served, training=training)
+        measured = acceptance_entry(acceptance)
+        save_drafter(drafter, output, target, served, training=training, **measured)
         (output / CARD_FILE).write_text(model_card(drafter.config, target, training))
     except (OSError, SafetensorError) as error:
         raise TrainingError(
             f"the drafter could not be written to {output}: {error}; its weights are in "
             f"{output / 'checkpoints'}: make room and start again with --resume"
         ) from error
+
+
+def _acceptance(drafter: DraftHead, trainer: Trainer, plan: TrainingPlan) -> ByKind:
+    """How the held-out text's tokens are accepted, where this process knows."""
+    # A target that is shared out runs everywhere or nowhere.
+    if not (trainer.accelerator.is_main_process or trainer.plan.shards_target):
+        return NOTHING_RECORDED
+    text = plan.held_out, plan.held_out_sampled
+    return measure_acceptance(drafter.eval(), trainer.target, *text, plan.loop.shape)
 
 
 def _drafter(head: HeadPlan, target: Any) -> DraftHead:

@@ -33,6 +33,8 @@ from vllm_redrafter.engine.cuda.stats import StepTimer
 
 MEMORY = 16.0
 """Steps that what is expected of a new request reaches back."""
+LEARNED_REQUESTS = 32
+"""Of a draft, for how many requests its nodes are learned from at most: the host has other work."""
 PROFILE_REPLAYS = 3
 """Times that a draft of a batch size and a length is timed at start-up, where it is not of full
 length: those vLLM times as it does steps."""
@@ -260,7 +262,8 @@ class TreeBudget(AdaptiveVerificationManager):
         length, self._read = self._read, 0
         if not length:
             return
-        depths = self._depths.read(slots)
+        some = slice(None, None, -(-len(slots) // LEARNED_REQUESTS))
+        survival, depths = survival[some], self._depths.read(slots[some])
         drafted = (depths[:, 0] > 0) & (survival[:, 0] > 0)
         if drafted.any():
             self.profile.drafted(by_level(survival[drafted], depths[drafted], length))
