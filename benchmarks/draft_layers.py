@@ -23,15 +23,14 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
 from shared_parts import machine, results
-from shared_parts.arguments import integer, positive, script_parser
-from shared_parts.timing import Timing
+from shared_parts.arguments import integer, positive, results_file, script_parser
+from shared_parts.stopwatch import Stopwatch
 from torch import Tensor
 
 from vllm_redrafter.heads.gated_layers import EPSILON
@@ -49,14 +48,6 @@ from vllm_redrafter.triton_kernels.gated_layer import (
 
 TOLERANCE = 2e-2
 """Of a bf16 result, relative to the largest number of the reference's."""
-
-
-class Stopwatch(Protocol):
-    device: torch.device
-
-    def in_graph(self, launch: Callable[[], object]) -> Timing: ...
-
-    def copy_bandwidth(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -93,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         help="at most 64 (default 4 16 64)",
     )
     add("--repeats", type=positive, default=30, help="of each launch (default 30)")
-    add("--output", type=Path, help="write all figures to this JSON file")
+    add("--output", type=results_file, help="write all figures to this JSON file")
     options = command.parse_args(argv)
     if not torch.cuda.is_available():
         command.error("torch finds no GPU, and nothing is timed without one")
@@ -123,7 +114,7 @@ def layers(stopwatch: Stopwatch, hidden: int, rows: int) -> Iterator[Layer]:
     cell = cell_launch(x, weight, bias, out)
     cell()
     check(out, expected_cell(x, weight, bias), "the cell")
-    yield Layer("cell", hidden, rows, weight.nbytes, stopwatch.in_graph(cell).median)
+    yield Layer("cell", hidden, rows, weight.nbytes, stopwatch.in_graph(cell))
     joined = torch.cat([x, x], dim=1)
     yield library_product(stopwatch, joined, weight)
     small = weight[:hidden, :hidden].contiguous()
@@ -134,14 +125,14 @@ def layers(stopwatch: Stopwatch, hidden: int, rows: int) -> Iterator[Layer]:
 
     block()
     check(out, naive_draft_layer(Product(x, small), rows, **given), "the block")
-    yield Layer("block", hidden, rows, small.nbytes, stopwatch.in_graph(block).median)
+    yield Layer("block", hidden, rows, small.nbytes, stopwatch.in_graph(block))
     yield library_product(stopwatch, x, small)
 
 
 def library_product(stopwatch: Stopwatch, x: Tensor, weight: Tensor) -> Layer:
     """x W^T by torch."""
     out = x.new_empty(len(x), len(weight))
-    took = stopwatch.in_graph(lambda: torch.mm(x, weight.t(), out=out)).median
+    took = stopwatch.in_graph(lambda: torch.mm(x, weight.t(), out=out))
     return Layer("its product", weight.shape[1], len(x), weight.nbytes, took)
 
 

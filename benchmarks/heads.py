@@ -23,7 +23,7 @@ from heads_parts.texts import Texts
 from heads_parts.training import Material, run, str_of
 from heads_parts.variants import VARIANTS, Variant, named
 from shared_parts import machine, results
-from shared_parts.arguments import integer, positive, script_parser, tree_shape
+from shared_parts.arguments import integer, positive, results_file, script_parser, tree_shape
 from transformers import AutoConfig
 
 from vllm_redrafter.config import ReDrafterConfig
@@ -66,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
         default="float32",
         help="of those drafts; heads are trained in float32 (default float32)",
     )
-    made.add_argument("--output", type=Path, help="JSON with all figures")
+    made.add_argument("--output", type=results_file, help="JSON with all figures")
     return made
 
 

@@ -24,7 +24,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import triton
@@ -38,7 +37,7 @@ from kernel_parts.cases import (
 from kernel_parts.compiler import ARCHITECTURES, Architecture, Kernel, compile_launches
 from rich.table import Table
 from shared_parts import machine, results
-from shared_parts.arguments import script_parser
+from shared_parts.arguments import results_file, script_parser
 from shared_parts.results import wide_console
 
 COLUMNS = ("registers", "stack", "shared", "warps", "blocks", "multiplies", "copies", "ahead")
@@ -50,7 +49,7 @@ def main() -> None:
         "--architectures", nargs="+", choices=list(ARCHITECTURES), default=["sm_90"]
     )
     parser.add_argument("--quick", action="store_true", help="one shape per kernel")
-    parser.add_argument("--output", type=Path, help="JSON with all figures")
+    parser.add_argument("--output", type=results_file, help="JSON with all figures")
     arguments = parser.parse_args()
     console = wide_console()
     found: list[dict[str, Any]] = []

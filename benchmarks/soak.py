@@ -34,7 +34,7 @@ from typing import Any
 
 import aiohttp
 from shared_parts import machine, results
-from shared_parts.arguments import not_negative, positive, script_parser
+from shared_parts.arguments import not_negative, positive, results_file, script_parser
 from soak_parts.arrivals import arrivals
 from soak_parts.client import Client, Outcome
 from soak_parts.comparison import difference
@@ -80,7 +80,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add("--logs", type=Path, help="folder for the servers' logs (default: a temporary one)")
     add("--at-once", action="store_true", help="start both servers at once: quicker, more memory")
-    add("--output", type=Path, help="write all figures to this JSON file")
+    add("--output", type=results_file, help="write all figures to this JSON file")
     args = parser.parse_args(given)
     if (args.model is None) != (args.drafter is None):
         parser.error("--model and --drafter: give both or neither")

@@ -28,7 +28,7 @@ from typing import get_args
 
 from rich.console import Console
 from shared_parts import machine, results
-from shared_parts.arguments import beams, positive, script_parser
+from shared_parts.arguments import beams, positive, results_file, script_parser
 from step_cost_parts.floor import Device, Weights, draft_launches, floors, print_floors
 from step_cost_parts.jobs import SHAPES, Job, jobs
 from step_cost_parts.report import Cost, as_json, print_report
@@ -53,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
     add("--launches", type=positive, help=launches)
     add("--launch-time", type=float, default=2.0, help="for floors, µs each (default 2, assumed)")
     add("--steps", type=positive, default=100, help="timed, per case (default 100)")
-    add("--output", type=Path, help="write all measurements to this JSON file")
+    add("--output", type=results_file, help="write all measurements to this JSON file")
     add("--job", type=Path, help=argparse.SUPPRESS)
     return made
 

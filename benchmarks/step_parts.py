@@ -29,12 +29,11 @@ from __future__ import annotations
 
 import argparse
 from itertools import product
-from pathlib import Path
 
 import torch
 from cpu_parts import attention, draft
 from shared_parts import machine, results
-from shared_parts.arguments import beams, positive, script_parser
+from shared_parts.arguments import beams, positive, results_file, script_parser
 
 PARTS = ("draft", "attention")
 
@@ -47,7 +46,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--requests", type=positive, nargs="+", default=[1, 8])
     parser.add_argument("--repeats", type=positive, default=30)
     parser.add_argument("--threads", type=positive, help="default: as many as torch takes")
-    parser.add_argument("--output", type=Path, help="write all figures to this JSON file")
+    parser.add_argument("--output", type=results_file, help="write all figures to this JSON file")
     of_draft = parser.add_argument_group("draft")
     of_draft.add_argument(
         "--head",

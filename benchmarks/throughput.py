@@ -58,6 +58,7 @@ from shared_parts.arguments import (
     json_object,
     not_negative,
     positive,
+    results_file,
     script_parser,
 )
 from throughput_parts.dataset import read_dataset
@@ -186,7 +187,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="JSON",
         help="more arguments of vllm.LLM",
     )
-    add("--output", type=Path, help="write all measurements to this JSON file")
+    add("--output", type=results_file, help="write all measurements to this JSON file")
     return made
 
 
@@ -214,7 +215,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         try:
             methods = _methods(args, Path(folder) / "random-drafter")
-            _check_output(args)
             prompts = _prompts(args, console)
         except (InputError, ConfigError) as error:
             command.error(str(error))
@@ -238,12 +238,6 @@ def _methods(args: argparse.Namespace, random_drafter: Path) -> list[Method]:
     if args.random_drafter:
         write_random_drafter(args.drafter, random_drafter, args.seed)
     return methods
-
-
-def _check_output(args: argparse.Namespace) -> None:
-    """An hour of measuring shall not end at a folder that does not exist."""
-    if args.output is not None and not args.output.parent.is_dir():
-        raise InputError(f"--output {args.output}: no such folder")
 
 
 def _prompts(args: argparse.Namespace, console: Console) -> TokensByTask:

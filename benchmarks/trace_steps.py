@@ -24,7 +24,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 from shared_parts import results
-from shared_parts.arguments import positive, script_parser
+from shared_parts.arguments import positive, results_file, script_parser
 from shared_parts.traces import Step, busiest, host_calls, read_events, steps
 
 
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     command.add_argument(
         "--kernels", type=positive, default=12, help="the busiest to name (default 12)"
     )
-    command.add_argument("--output", type=Path, help="write all figures to this JSON file")
+    command.add_argument("--output", type=results_file, help="write all figures to this JSON file")
     options = command.parse_args(argv)
     console, found = results.wide_console(), []
     for path in options.traces:

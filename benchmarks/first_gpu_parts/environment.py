@@ -12,44 +12,30 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
+import torch
 from shared_parts import machine, results
-from shared_parts.arguments import script_parser
+from shared_parts.arguments import results_file, script_parser
+from shared_parts.gpu import driver
 
 
 def main() -> int:
     parser = script_parser(__doc__)
-    parser.add_argument("--output", type=Path, help="write what was found to this JSON file")
+    parser.add_argument("--output", type=results_file, help="write all to this JSON file")
     output: Path | None = parser.parse_args().output
     if shutil.which("nvidia-smi"):
         subprocess.run(["nvidia-smi"], check=False)
-    device = described_device()
-    found = {**machine.describe(device["name"]), "device": device, "missing": missing()}
-    found["versions"]["triton"] = metadata.version("triton")
-    results.write(output, found)
-    for name, value in (found["versions"] | device).items():
-        print(f"{name}: {value}")
-    for reason in found["missing"]:
-        print(reason, file=sys.stderr)
-    return 1 if found["missing"] else 0
-
-
-def described_device() -> dict[str, Any]:
-    """The first GPU, as torch sees it."""
-    import torch
-    from shared_parts.gpu import driver
-
-    properties = torch.cuda.get_device_properties(0)
-    return {
-        "name": properties.name,
-        "capability": f"{properties.major}.{properties.minor}",
-        "memory_gib": round(properties.total_memory / 2**30, 1),
-        "multiprocessors": properties.multi_processor_count,
-        "l2_mib": round(properties.L2_cache_size / 2**20, 1),
-        "cuda": torch.version.cuda,
+    found = {
+        **machine.describe(torch.cuda.get_device_name()),
+        "capability": torch.cuda.get_device_capability(),
         "driver": driver(),
+        "cuda": torch.version.cuda,
+        "missing": missing(),
     }
+    results.write(output, found)
+    for name, value in found.items():
+        print(f"{name}: {value}")
+    return 1 if found["missing"] else 0
 
 
 def missing() -> list[str]:

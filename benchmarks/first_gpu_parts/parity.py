@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from shared_parts import machine, results
-from shared_parts.arguments import script_parser
+from shared_parts.arguments import results_file, script_parser
 
 from first_gpu_parts.models import VOCABULARY, write_drafter, write_target
 
@@ -82,7 +82,7 @@ class Difference:
 
 def main() -> int:
     parser = script_parser(__doc__)
-    parser.add_argument("--output", type=Path, help="write the comparison to this JSON file")
+    parser.add_argument("--output", type=results_file, help="write all to this JSON file")
     parser.add_argument("--half", action="store_true", help="float16, prompts by FlashAttention")
     parser.add_argument("--job", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -6,6 +6,7 @@ import argparse
 import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 
@@ -81,3 +82,11 @@ def json_object(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError("expected a JSON object")
     return value
+
+
+def results_file(text: str) -> Path:
+    """A file to write: an hour of measuring shall not end at a folder that does not exist."""
+    path = Path(text)
+    if path.is_dir() or not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a folder, or its folder does not exist")
+    return path

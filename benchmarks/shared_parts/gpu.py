@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
+from statistics import median
 from typing import Any
 
 import torch
-
-from shared_parts.timing import Timing
 
 WARM_UPS = 5
 cuda: Any = torch.cuda  # its classes are untyped where torch is built without CUDA
@@ -34,40 +33,30 @@ class Gpu:
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(self.device)[0]
 
-    def in_graph(self, launch: Callable[[], object]) -> Timing:
-        """Replayed from a CUDA graph, as an engine's decoding step is: the device's time alone."""
+    def in_graph(self, launch: Callable[[], object]) -> float:
+        """Microseconds, the median: replayed from a CUDA graph, as an engine's decoding step is."""
         _warm_up(launch)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             launch()
         _warm_up(graph.replay)
-        return self._timed(graph.replay, wait=False)
-
-    def launched(self, launch: Callable[[], object]) -> Timing:
-        """Called from Python on an idle device: its own launching is part of the time."""
-        _warm_up(launch)
-        return self._timed(launch, wait=True)
-
-    def _timed(self, launch: Callable[[], object], wait: bool) -> Timing:
         pairs = []
         for _ in range(self.repeats):
             before, after = (cuda.Event(enable_timing=True) for _ in range(2))
             self._flushed.sum()
-            if wait:
-                torch.cuda.synchronize()
             before.record()
-            launch()
+            graph.replay()
             after.record()
             pairs.append((before, after))
         torch.cuda.synchronize()
-        return Timing([1000 * before.elapsed_time(after) for before, after in pairs])
+        return 1000 * median(before.elapsed_time(after) for before, after in pairs)
 
     def copy_bandwidth(self) -> float:
         """GB/s of a large copy on the device, bytes read and written."""
         size = min(2 << 30, self.free_bytes // 4)
         source = torch.zeros(size, dtype=torch.uint8, device=self.device)
         copy = torch.empty_like(source)
-        return 2 * size / self.in_graph(lambda: copy.copy_(source)).median / 1000
+        return 2 * size / self.in_graph(lambda: copy.copy_(source)) / 1000
 
     def describe(self) -> dict[str, Any]:
         return {"driver": driver(), "cuda": torch.version.cuda}

@@ -15,6 +15,8 @@ from vllm_redrafter.tree.token_tree import TokenTree
 
 BEAM_LENGTH = 5
 INT_BYTES = 4
+BLOCK_SIZE = 16
+SEED = 0
 
 
 @dataclass(frozen=True)
@@ -105,8 +107,6 @@ class Case:
     context: int
     shape: TreeShape
     dtype: torch.dtype = torch.bfloat16
-    block_size: int = 16
-    seed: int = 0
 
     def __str__(self) -> str:
         return (
@@ -116,7 +116,7 @@ class Case:
 
     @cached_property
     def explored(self) -> ExploredNodes:
-        generator = torch.Generator().manual_seed(self.seed)
+        generator = torch.Generator().manual_seed(SEED)
         return random_search(self.batch, self.shape.width, self.shape.length, generator)
 
     @cached_property
@@ -134,13 +134,13 @@ class Case:
 
     @property
     def blocks_per_request(self) -> int:
-        return -(-(self.context + self.shape.nodes) // self.block_size)
+        return -(-(self.context + self.shape.nodes) // BLOCK_SIZE)
 
     @property
     def own_blocks_per_beam(self) -> int:
         """What a beam as a sequence of its own does not share: from its first row's block on."""
         longest = max(len(path) for paths in self.paths for path in paths)
-        return -(-(self.context % self.block_size + longest) // self.block_size)
+        return -(-(self.context % BLOCK_SIZE + longest) // BLOCK_SIZE)
 
     @property
     def num_blocks(self) -> int:
@@ -150,7 +150,7 @@ class Case:
     @property
     def cache_bytes(self) -> int:
         """Of the K and V caches, with the blocks that beams apart have of their own."""
-        return self.num_blocks * self.block_size * self._key_bytes
+        return self.num_blocks * BLOCK_SIZE * self._key_bytes
 
     @property
     def floor_bytes(self) -> int:
@@ -163,7 +163,7 @@ class Case:
         rows = sum(nodes)
         keys = sum(self.context + n for n in nodes)
         query = rows * self.heads.query * self.heads.dim * self.dtype.itemsize
-        blocks = sum(-(-(self.context + n) // self.block_size) for n in nodes)
+        blocks = sum(-(-(self.context + n) // BLOCK_SIZE) for n in nodes)
         words = rows * self.tree.ancestors.shape[2]
         return keys * self._key_bytes + 2 * query + (blocks + words) * INT_BYTES
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tree_attention_parts.cases import Case
+from tree_attention_parts.cases import BLOCK_SIZE, SEED, Case
 from vllm_redrafter.tree.token_tree import pack_bits
 
 
@@ -50,16 +50,16 @@ class Problem:
 
 def make_problem(case: Case, device: torch.device) -> Problem:
     """Normal random queries, keys and values; blocks scattered over the cache."""
-    generator = torch.Generator(device).manual_seed(case.seed)
+    generator = torch.Generator(device).manual_seed(SEED)
     heads, tree = case.heads, case.tree
 
     def normal(*size: int) -> Tensor:
         made = torch.empty(size, dtype=case.dtype, device=device)
         return made.normal_(generator=generator)
 
-    cache_size = (case.num_blocks, case.block_size, heads.kv, heads.dim)
+    cache_size = (case.num_blocks, BLOCK_SIZE, heads.kv, heads.dim)
     keys, values = normal(*cache_size), normal(*cache_size)
-    order = torch.randperm(case.num_blocks, generator=torch.Generator().manual_seed(case.seed))
+    order = torch.randperm(case.num_blocks, generator=torch.Generator().manual_seed(SEED))
     shared = case.batch * case.blocks_per_request
     table = order[:shared].view(case.batch, -1)
     starts = _starts(tree.num_nodes.tolist())
@@ -118,7 +118,7 @@ def _lay_out_beams(case: Case, table: Tensor, spare: Tensor, starts: Sequence[in
     A beam shares the context's full blocks. Its own ones begin with the keys of the context's
     last, partly filled block, followed by its path's rows in order.
     """
-    size, n, own = case.block_size, case.context, case.own_blocks_per_beam
+    size, n, own = BLOCK_SIZE, case.context, case.own_blocks_per_beam
     full = n // size
     lengths: list[int] = []
     rows: list[int] = []

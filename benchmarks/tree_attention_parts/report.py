@@ -1,26 +1,11 @@
-"""From times to bandwidths and ratios. Imports neither torch nor Triton."""
+"""A run's results, and their tables. Imports neither torch nor Triton."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from shared_parts.timing import Timing
-
-
-@dataclass(frozen=True)
-class Missing:
-    """Why there is no time: shown in the table's cell and in full below it."""
-
-    reason: str
-
-
-Cell = Timing | Missing
-
-
-def ratio(above: Cell, below: Cell) -> float | None:
-    if isinstance(above, Missing) or isinstance(below, Missing):
-        return None
-    return above.median / below.median
+from rich.table import Table
 
 
 @dataclass(frozen=True)
@@ -44,15 +29,14 @@ class Check:
 
 @dataclass(frozen=True)
 class AttentionResult:
-    """One case.
+    """One case; times are medians in microseconds.
 
     Attributes:
         heads, batch, context, nodes: what was measured; `nodes` is the tree shape's label.
         rows: nodes of all trees together.
         leaves: of all trees together: how many beams there are without dedup.
         floor_bytes: see `Case.floor_bytes`.
-        tree: from a CUDA graph, as are the others but `launched`.
-        launched: the same, called from Python.
+        tree: all nodes at once.
         one_node: (a) plain decoding by the same kernel.
         beams: (b) every leaf's path a sequence of its own.
     """
@@ -64,22 +48,62 @@ class AttentionResult:
     rows: int
     leaves: int
     floor_bytes: int
-    tree: Cell
-    launched: Cell
-    one_node: Cell
-    beams: Cell
-
-    def __str__(self) -> str:
-        return f"{self.heads}, batch {self.batch}, context {self.context}, nodes {self.nodes}"
+    tree: float
+    one_node: float
+    beams: float
 
     @property
-    def gbps(self) -> float | None:
+    def gbps(self) -> float:
         """Of the floor's bytes; what the kernel moves beyond them does not count."""
-        if isinstance(self.tree, Missing):
-            return None
-        return self.floor_bytes / self.tree.median / 1000
+        return self.floor_bytes / self.tree / 1000
 
 
-def floor_us(num_bytes: int, copy_gbps: float) -> float:
-    """The time that these bytes take at the measured copy bandwidth."""
-    return num_bytes / copy_gbps / 1000
+def _table(title: str, caption: str, left: Sequence[str], right: Sequence[str]) -> Table:
+    made = Table(title=title, caption=caption, caption_justify="left")
+    for name in left:
+        made.add_column(name, no_wrap=True)
+    for name in right:
+        made.add_column(name, justify="right")
+    return made
+
+
+def check_table(checks: Sequence[Check]) -> Table:
+    made = _table(
+        "Against the references",
+        "error: the largest difference, as a share of the reference's largest number (float64).",
+        ("kernel", "case"),
+        ("error", "allowed", "verdict"),
+    )
+    for check in checks:
+        verdict = "agrees" if check.ok else "DIFFERS"
+        figures = f"{check.error:.1e}", f"{check.tolerance:g}"
+        made.add_row(check.kernel, check.case, *figures, verdict)
+    return made
+
+
+def attention_table(results: Sequence[AttentionResult], copy_gbps: float) -> Table:
+    made = _table(
+        "Tree attention",
+        f"floor: the bytes that have to move, at the measured copy bandwidth, {copy_gbps:.0f} "
+        "GB/s. × one node: to plain decoding by the same kernel. beams apart: their time to the "
+        "tree's.",
+        ("heads",),
+        (
+            *("batch", "context", "nodes", "floor µs", "µs", "GB/s", "of copy"),
+            *("× one node", "beams apart ÷ tree"),
+        ),
+    )
+    for result in results:
+        made.add_row(
+            result.heads,
+            str(result.batch),
+            str(result.context),
+            result.nodes,
+            f"{result.floor_bytes / copy_gbps / 1000:.1f}",
+            f"{result.tree:.1f}",
+            f"{result.gbps:.0f}",
+            f"{result.gbps / copy_gbps:.0%}",
+            f"{result.tree / result.one_node:.2f}",
+            f"{result.beams / result.tree:.2f}",
+        )
+    return made

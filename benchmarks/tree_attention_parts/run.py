@@ -13,26 +13,12 @@ from typing import Any
 import torch
 from rich.console import Console
 from shared_parts import results
-from shared_parts.timing import Timing
+from shared_parts.stopwatch import Stopwatch
 
 from tree_attention_parts.cases import Case, Heads, TreeShape
 from tree_attention_parts.check import check_kernels
-from tree_attention_parts.measure import (
-    Settings,
-    Stopwatch,
-    measure_attention,
-)
-from tree_attention_parts.report import (
-    AttentionResult,
-    Check,
-    Missing,
-    floor_us,
-)
-from tree_attention_parts.tables import (
-    Footnotes,
-    attention_table,
-    check_table,
-)
+from tree_attention_parts.measure import TooLargeError, measure_attention
+from tree_attention_parts.report import AttentionResult, Check, attention_table, check_table
 
 
 @dataclass
@@ -42,7 +28,8 @@ class Report:
     Attributes:
         surroundings: machine, versions, options.
         copy_gbps: None where nothing is timed.
-        skipped: cases that were not measured, and why.
+        skipped: cases that are too large, and why.
+        failed: cases that could not be measured otherwise, and why.
     """
 
     surroundings: dict[str, Any]
@@ -51,28 +38,15 @@ class Report:
     copy_gbps: float | None = None
     attention: list[AttentionResult] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
 
     def save(self) -> None:
-        results.write(self.path, self.as_json())
-
-    def as_json(self) -> dict[str, Any]:
-        known: dict[str, Any] = {
-            "benchmark": "tree_attention",
-            **self.surroundings,
+        values = asdict(self)
+        for check in values["checks"]:
             # None, which JSON has, for infinite, which it has not.
-            "checks": [
-                {**asdict(check), "error": check.error if check.error < torch.inf else None}
-                for check in self.checks
-            ],
-        }
-        if self.copy_gbps is None:
-            return {**known, "timings": None}
-        return {
-            **known,
-            "copy_gbps": self.copy_gbps,
-            "timings": {"attention": [asdict(result) for result in self.attention]},
-            "skipped": self.skipped,
-        }
+            check["error"] = check["error"] if check["error"] < torch.inf else None
+        del values["path"]
+        results.write(self.path, {**values.pop("surroundings"), **values})
 
 
 def check_interpreted(report: Report, console: Console) -> bool:
@@ -94,14 +68,8 @@ def check(checks: Iterable[Check], report: Report, console: Console) -> bool:
     return all(found.ok for found in report.checks)
 
 
-def run(
-    stopwatch: Stopwatch,
-    cases: Sequence[Case],
-    settings: Settings,
-    report: Report,
-    console: Console,
-) -> bool:
-    """Check, then time; whether all our kernels agreed with their references and ran."""
+def run(stopwatch: Stopwatch, cases: Sequence[Case], report: Report, console: Console) -> bool:
+    """Check, then time; whether all kernels agreed with their references and ran."""
     heads = list(dict.fromkeys(case.heads for case in cases))
     shapes = [TreeShape.parse("16"), TreeShape.parse("8x5")]
     dtypes = [cases[0].dtype, torch.float32]
@@ -109,45 +77,23 @@ def run(
         console.print("A kernel is wrong; nothing is timed.")
         return False
     report.copy_gbps = stopwatch.copy_bandwidth()
-    console.print(f"Copy bandwidth: {report.copy_gbps:.0f} GB/s\n")
-    sweep(stopwatch, cases, settings, report, console)
-
-    notes = Footnotes()
-    console.print(attention_table(report.attention, report.copy_gbps, notes))
-    for line in (*notes.lines(), *report.skipped):
-        console.print(line, markup=False)
-    own = [cell for result in report.attention for cell in (result.tree, result.launched)]
-    return all(isinstance(cell, Timing) for cell in own)
-
-
-def sweep(
-    stopwatch: Stopwatch,
-    cases: Sequence[Case],
-    settings: Settings,
-    report: Report,
-    console: Console,
-) -> None:
-    """Attention in all cases."""
-    assert report.copy_gbps is not None
     for case in cases:
-        announce(case, report.copy_gbps, console)
-        result = measure_attention(stopwatch, case, settings)
-        if isinstance(result, Missing):
-            skip(str(case), result, report, console)
-        else:
-            report.attention.append(result)
-            time = result.tree
-            said = time.reason if isinstance(time, Missing) else f"{time.median:.1f} µs"
-            console.print(f"  {said}", markup=False)
+        measure(stopwatch, case, report, console)
         report.save()
+    console.print(attention_table(report.attention, report.copy_gbps))
+    return not report.failed
 
 
-def announce(case: Case, copy_gbps: float, console: Console) -> None:
-    """The floor, before anything is timed."""
-    floor = floor_us(case.floor_bytes, copy_gbps)
-    console.print(f"{case}: {case.floor_bytes / 1e6:.1f} MB, floor {floor:.1f} µs")
-
-
-def skip(what: str, why: Missing, report: Report, console: Console) -> None:
-    report.skipped.append(f"{what}: {why.reason}")
-    console.print(f"  {why.reason}", markup=False)
+def measure(stopwatch: Stopwatch, case: Case, report: Report, console: Console) -> None:
+    """A case's figures, or why it has none: the next one is measured all the same."""
+    try:
+        result = measure_attention(stopwatch, case)
+    except TooLargeError as error:
+        report.skipped.append(f"{case}: {error}")
+        console.print(report.skipped[-1], markup=False)
+    except Exception as error:
+        report.failed.append(f"{case}: {error!r}")
+        console.print(report.failed[-1], markup=False)
+    else:
+        report.attention.append(result)
+        console.print(f"{case}: {result.tree:.1f} µs")

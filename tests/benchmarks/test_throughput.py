@@ -52,7 +52,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         ("--prompt a --temperature nan", "expected a number of at least 0"),
         ("--prompt a --engine-args [1]", "expected a JSON object"),
         ("--prompt a --engine-args {", "not JSON"),
-        ("--prompt a --output nowhere/a.json", "no such folder"),
+        ("--prompt a --output nowhere/a.json", "its folder does not exist"),
         ("--prompt a --drafter /nowhere", "no such folder"),
         ("--prompt a --model /nowhere", "--model /nowhere"),
         ("--prompt a --max-tokens 600", "no prompt fits"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from shared_parts.arguments import (
     json_object,
     not_negative,
     positive,
+    results_file,
     script_parser,
     tree_shape,
 )
@@ -30,6 +32,7 @@ from shared_parts.arguments import (
         (beams, "16x5", (16, 5)),
         (tree_shape, "4x5:12", (4, 5, 12)),
         (json_object, '{"a": [1]}', {"a": [1]}),
+        (results_file, "a.json", Path("a.json")),
     ],
 )
 def test_a_value_is_read(read: Callable[[str], Any], text: str, value: Any) -> None:
@@ -50,6 +53,8 @@ def test_a_value_is_read(read: Callable[[str], Any], text: str, value: Any) -> N
         (tree_shape, "4x5", r"'4x5': expected WxL:K .*, as in 4x5:12"),
         (json_object, "[1]", "expected a JSON object"),
         (json_object, "{", "not JSON"),
+        (results_file, ".", "is a folder"),
+        (results_file, "missing/a.json", "its folder does not exist"),
     ],
 )
 def test_a_value_that_is_none_is_named(read: Callable[[str], Any], text: str, message: str) -> None:

@@ -63,7 +63,3 @@ def test_one_node_is_the_root_with_the_same_context() -> None:
     assert problem.plain.ancestors[:, 0, 0].tolist() == [1, 1]
     assert problem.plain.key_cache is problem.tree.key_cache
     assert torch.equal(problem.plain.block_table, problem.tree.block_table)
-
-
-def climb(parents: list[int], node: int) -> set[int]:
-    return {node} | (climb(parents, parents[node]) if node else set())

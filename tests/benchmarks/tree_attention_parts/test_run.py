@@ -34,13 +34,12 @@ def load(path: Path) -> Any:
     return json.loads(path.read_text())
 
 
-def test_every_comparison_is_measured_or_says_why_not(measured: Path) -> None:
-    first, second, third = load(measured / "sweep.json")["timings"]["attention"]
+def test_every_comparison_is_measured(measured: Path) -> None:
+    first, second, third = load(measured / "sweep.json")["attention"]
 
-    timed = {"microseconds": [10.0, 30.0, 20.0]}
     for result in (first, second, third):
-        for name in ("tree", "launched", "one_node", "beams"):
-            assert result[name] == timed, result
+        for name in ("tree", "one_node", "beams"):
+            assert result[name] == 20.0, result
     assert (third["nodes"], third["leaves"], third["heads"]) == ("3x2", 6, "tiny")
 
 
@@ -48,29 +47,29 @@ def test_cases_beyond_memory_are_skipped_aloud(measured: Path) -> None:
     skipped = "the KV cache would take 0.04 GB, more than 80% of the 0.01 GB of GPU memory"
 
     assert skipped in load(measured / "sweep.json")["skipped"][0]
-    said = (measured / "sweep.txt").read_text()
-    assert said.count(skipped) == 2  # as it happens, and below the tables
+    assert skipped in (measured / "sweep.txt").read_text()
 
 
 def test_a_wrong_kernel_is_not_timed(measured: Path) -> None:
-    assert load(measured / "wrong.json")["timings"] is None
+    written = load(measured / "wrong.json")
+    assert (written["copy_gbps"], written["attention"]) == (None, [])
+    assert written["checks"][0]["error"] is None
     assert "nothing is timed" in (measured / "wrong.txt").read_text()
 
 
 def test_success_means_that_our_kernels_are_right_and_ran(measured: Path) -> None:
     passed = load(measured / "passed.json")
     assert passed == {"sweep": True, "wrong": False, "failing": False}
-    (result, *_) = load(measured / "failing.json")["timings"]["attention"]
-    assert result["tree"] == {"reason": "failed: ValueError: out of luck"}
+    (failed,) = load(measured / "failing.json")["failed"]
+    assert failed.endswith("nodes 4: ValueError('out of luck')")
 
 
 def test_options_reach_the_measurement(measured: Path) -> None:
     written = load(measured / "options.json")
 
-    assert written["options"]["contexts"] == [30]
     assert (written["driver"], written["machine"]["gpu"]) == ("none", "not a GPU")
-    assert "triton" in written["versions"]
-    (result,) = written["timings"]["attention"]
+    assert "triton" in written["versions"] and written["repeats"] == 1
+    (result,) = written["attention"]
     assert {name: result[name] for name in ("heads", "batch", "context", "nodes")} == {
         "heads": "tiny",
         "batch": 1,
