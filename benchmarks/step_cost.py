@@ -2,7 +2,6 @@ r"""What one ReDrafter step costs over one plain decoding step, on a GPU.
 
     python benchmarks/step_cost.py --output results.json
     python benchmarks/step_cost.py --targets llama-7b --nodes 32 --batches 1 --contexts 512
-    python benchmarks/step_cost.py --floor    # without a GPU: what a step must cost at least
 
 Targets have the shapes of real models and random weights (`load_format=dummy`), drafters likewise:
 a step's time depends on shapes, not on values, and almost nothing is accepted, so contexts stay
@@ -22,14 +21,12 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import product
 from pathlib import Path
 from typing import get_args
 
 from rich.console import Console
 from shared_parts import machine, results
 from shared_parts.arguments import beams, positive, results_file, script_parser
-from step_cost_parts.floor import Device, Weights, draft_launches, floors, print_floors
 from step_cost_parts.jobs import SHAPES, Job, jobs
 from step_cost_parts.report import Cost, as_json, print_report
 
@@ -46,12 +43,6 @@ def parser() -> argparse.ArgumentParser:
     add("--beams", type=beams, default=(16, 5), metavar="WxL", help="(default 16x5)")
     add("--draft-vocab-size", type=positive, help="of the drafters (default: the target's)")
     add("--head-dtype", choices=get_args(HeadDtype), default="auto", help="(default auto)")
-    add("--floor", action="store_true", help="bytes over bandwidth, and launches; nothing is run")
-    add("--bandwidth", type=float, default=4.8, help="for floors, TB/s (default 4.8, an H200's)")
-    add("--rate", type=float, default=989, help="for floors, bf16 TFLOP/s (default 989, likewise)")
-    launches = "for floors, of a draft (default: those of the CUDA engine, 38 for 5 tokens)"
-    add("--launches", type=positive, help=launches)
-    add("--launch-time", type=float, default=2.0, help="for floors, µs each (default 2, assumed)")
     add("--steps", type=positive, default=100, help="timed, per case (default 100)")
     add("--output", type=results_file, help="write all measurements to this JSON file")
     add("--job", type=Path, help=argparse.SUPPRESS)
@@ -66,41 +57,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         job = Job(**json.loads(options.job.read_text()))
         print(json.dumps([asdict(cost) for cost in measure(job)]))
         return 0
-    console = Console()
-    if options.floor:
-        report_floors(options, console)
-        return 0
     import torch
 
     if not torch.cuda.is_available():
         print(
             "step_cost.py times CUDA graphs on a GPU, and torch finds none here; nothing is "
-            "measured. --floor needs none; on a CPU, benchmarks/throughput.py compares whole runs.",
+            "measured. On a CPU, benchmarks/throughput.py compares whole runs.",
             file=sys.stderr,
         )
         return 2
     surroundings = machine.describe(torch.cuda.get_device_name())
+    costs: list[Cost] = []
     with tempfile.TemporaryDirectory() as name:
-        costs = [
-            cost for job in jobs(options, Path(name)) for cost in in_own_process(job, Path(name))
-        ]
-    print_report(costs, console)
-    report_floors(options, console)
-    results.write(options.output, {**surroundings, "steps": as_json(costs)})
+        for job in jobs(options, Path(name)):
+            costs += in_own_process(job, Path(name))
+            # A later engine may run out of time.
+            results.write(options.output, {**surroundings, "steps": as_json(costs)})
+    print_report(costs, Console())
     return 0
-
-
-def report_floors(options: argparse.Namespace, console: Console) -> None:
-    """A table per target: the least that its steps cost on the device that the options tell."""
-    device = Device(options.bandwidth * 1e12, options.rate * 1e12)
-    cases = list(product(options.batches, options.contexts))
-    for target in options.targets:
-        shape = SHAPES[target]
-        weights = Weights.of(shape, options.draft_vocab_size, options.head_dtype)
-        launches = options.launches or draft_launches(options.beams[1])
-        seconds = launches * options.launch_time * 1e-6
-        found = floors(shape, weights, device, options.beams, options.nodes, cases, seconds)
-        print_floors(target, found, console)
 
 
 def in_own_process(job: Job, folder: Path) -> list[Cost]:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-
-PAPER_TOKENS_PER_STEP = 4.2
-"""ReDrafter's paper (arXiv 2403.09919), Vicuna 7B and 13B on MT-Bench, greedy."""
 
 PARTS = ("draft", "verify", "accept", "compact", "gap")
 
@@ -52,67 +49,23 @@ class Cost:
         )
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """A ReDrafter step beside a plain one of the same target, batch and context."""
-
-    cost: Cost
-    plain: Cost
-
-    @property
-    def ratio(self) -> float:
-        """How many plain steps one ReDrafter step takes."""
-        return self.cost.step / self.plain.step
-
-    def speedup(self, tokens_per_step: float) -> float:
-        """Over plain decoding, which outputs one token per step and request."""
-        return tokens_per_step / self.ratio
+def as_json(costs: Sequence[Cost]) -> list[dict[str, Any]]:
+    """The figures; `ratio` is how many plain steps of the same kind one ReDrafter step takes."""
+    plain = {(c.target, c.requests, c.context): c.step for c in costs if c.nodes == 0}
+    return [{**asdict(c), "ratio": c.step / plain[c.target, c.requests, c.context]} for c in costs]
 
 
-def comparisons(costs: Iterable[Cost]) -> list[Comparison]:
-    """Every ReDrafter step with its plain one; those without one are left out."""
-    costs = list(costs)
-    plain = {(c.target, c.requests, c.context): c for c in costs if c.nodes == 0}
-    return [
-        Comparison(cost, plain[key])
-        for cost in costs
-        if cost.nodes and (key := (cost.target, cost.requests, cost.context)) in plain
-    ]
-
-
-def print_report(costs: Iterable[Cost], console: Console) -> None:
-    """A table per target; times in milliseconds."""
-    found = comparisons(costs)
-    for target in dict.fromkeys(c.cost.target for c in found):
-        table = Table(title=f"{target}: one decoding step, ms")
-        for name in ("batch", "context", "K", "plain", "ReDrafter", "ratio", *PARTS):
-            table.add_column(name, justify="right")
-        table.add_column(f"speed-up at {PAPER_TOKENS_PER_STEP} tokens/step", justify="right")
-        for c in found:
-            if c.cost.target == target:
-                table.add_row(*_cells(c))
-        console.print(table)
-    console.print(
-        f"The speed-up is arithmetic: {PAPER_TOKENS_PER_STEP} tokens per step, which the paper "
-        "reports for trained drafters, over the ratio; weights here are random. The ratio is "
-        "also the tokens per step from which on speculation is faster."
-    )
-
-
-def _cells(c: Comparison) -> list[str]:
-    return [
-        str(c.cost.requests),
-        str(c.cost.context),
-        str(c.cost.nodes),
-        f"{c.plain.step:.2f}",
-        f"{c.cost.step:.2f}",
-        f"{c.ratio:.2f}",
-        *(f"{c.cost.parts[part]:.2f}" for part in PARTS),
-        f"{c.speedup(PAPER_TOKENS_PER_STEP):.2f}",
-    ]
-
-
-def as_json(costs: Iterable[Cost]) -> list[dict[str, Any]]:
-    costs = list(costs)
-    ratio = {id(c.cost): c.ratio for c in comparisons(costs)}
-    return [{**vars(cost), "ratio": ratio.get(id(cost))} for cost in costs]
+def print_report(costs: Sequence[Cost], console: Console) -> None:
+    """A table of all targets; times in milliseconds."""
+    table = Table(title="One decoding step, ms")
+    for name in ("target", "batch", "context", "K", "step", "ratio", *PARTS):
+        table.add_column(name, justify="left" if name == "target" else "right")
+    for cost in as_json(costs):
+        table.add_row(
+            *(str(cost[name]) for name in ("target", "requests", "context", "nodes")),
+            f"{cost['step']:.2f}",
+            f"{cost['ratio']:.2f}",
+            *(f"{cost['parts'][part]:.2f}" for part in PARTS),
+        )
+    console.print(table)
+    console.print("ratio: to a plain step, K = 0; so many tokens must a step yield to pay.")
