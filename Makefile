@@ -17,7 +17,7 @@ test: .venv/.ready
 
 # 2,000 requests to a server that drafts and to plain vLLM: 157 s on one core (AVX2, 2026-11-22).
 soak: .venv/.ready
-	.venv/bin/python benchmarks/soak.py --requests 2000 --at-once $(ARGS)
+	.venv/bin/python benchmarks/soak.py --requests 2000 $(ARGS)
 
 lint: .venv/.ready
 	.venv/bin/ruff check

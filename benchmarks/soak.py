@@ -26,37 +26,33 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, closing
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import aiohttp
 from shared_parts import machine, results
 from shared_parts.arguments import not_negative, positive, results_file, script_parser
 from soak_parts.arrivals import arrivals
-from soak_parts.client import Client, Outcome
+from soak_parts.client import Client, Outcome, all_at_most
 from soak_parts.comparison import difference
-from soak_parts.load import Look, Run, all_again, apply, capacity
-from soak_parts.models import write_models
-from soak_parts.report import (
-    PREEMPTIONS,
-    USAGE,
-    Report,
-    counted,
-    first_tokens,
-    gaps,
-    percentiles,
-)
+from soak_parts.load import apply, capacity
+from soak_parts.models import VOCABULARY, write_models
+from soak_parts.report import PREEMPTIONS, USAGE, Report, counted
 from soak_parts.requests import Request, requests
 from soak_parts.server import Server, ServerError
 
 from vllm_redrafter.engine.cpu.environment import cpu_variables
 
 NAME = "target"
-BLOCK = 32
 WARM_UP = 64
+LOAD = 0.9
+"""Of the server's capacity."""
+
+IN_FLIGHT = 32
+SPEC_TOKENS = 8
+BLOCK, BLOCKS = 32, 64
+"""Tokens of a block, and blocks of a KV cache that is too small."""
 
 
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
@@ -66,20 +62,10 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     add("--drafter", help="the ReDrafter checkpoint for it")
     add("--requests", type=positive, default=2000, help="(default 2000)")
     add("--seconds", type=not_negative, default=3600.0, help="send no longer (default 3600)")
-    add("--load", type=not_negative, default=0.9, help="of the server's capacity (default 0.9)")
-    add("--in-flight", type=positive, default=32, help="vLLM's max_num_seqs (default 32)")
-    add("--blocks", type=positive, default=64, help=f"of {BLOCK} tokens: the KV cache (default 64)")
-    add("--spec-tokens", type=positive, default=8, help="K (default 8)")
-    add("--vocabulary", type=positive, default=512, help="ids of prompts are below it")
     add("--seed", type=int, default=0, help="of requests and arrivals (default 0)")
-    add(
-        "--most-growth",
-        type=not_negative,
-        default=100.0,
-        help="of memory, MiB beyond plain vLLM's (default 100)",
-    )
+    growth = "of memory, MiB beyond plain vLLM's (default 100)"
+    add("--most-growth", type=not_negative, default=100.0, help=growth)
     add("--logs", type=Path, help="folder for the servers' logs (default: a temporary one)")
-    add("--at-once", action="store_true", help="start both servers at once: quicker, more memory")
     add("--output", type=results_file, help="write all figures to this JSON file")
     args = parser.parse_args(given)
     if (args.model is None) != (args.drafter is None):
@@ -97,7 +83,7 @@ def main(given: Sequence[str] | None = None) -> int:
         logs.mkdir(parents=True, exist_ok=True)
         if args.model is None:
             args.model, args.drafter = map(str, write_models(folder))
-        asked = requests(args.requests, args.vocabulary, args.seed)
+        asked = requests(args.requests, VOCABULARY, args.seed)
         try:
             report = asyncio.run(soak(args, asked, logs))
         except ServerError as error:
@@ -123,113 +109,87 @@ def main(given: Sequence[str] | None = None) -> int:
 
 
 async def soak(args: argparse.Namespace, asked: list[Request], logs: Path) -> Report:
-    """Both servers, one under load after the other."""
+    """Both servers, started at once; one under load, and then the other."""
     with ExitStack() as until_the_end:
+        drafting_server, plain_server = (
+            until_the_end.enter_context(closing(Server(given, logs / log, environment())))
+            for given, log in ((drafting(args), "drafting.log"), (plain(args), "plain.log"))
+        )
+        for server in (drafting_server, plain_server):
+            server.wait_until_ready()
+        async with session() as opened:
+            report, answered = await under_load(args, drafting_server, opened, asked)
+            await compare(args, plain_server, opened, answered, report)
+    return report
 
-        def start_plain() -> Server:
-            return until_the_end.push(Server(plain(args), logs / "plain.log", environment()))
 
-        early = start_plain() if args.at_once else None
-        with Server(drafting(args, args.drafter), logs / "drafting.log", environment()) as server:
-            if early is not None:
-                early.wait_until_ready()
-            loaded = await under_load(args, server, asked)
-        server = start_plain() if early is None else early
-        server.wait_until_ready()
-        run, before, after = loaded.run, loaded.before, loaded.after
-        answered = [
-            (request, outcome)
-            for request, outcome in zip(asked, run.outcomes, strict=True)
-            if outcome is not None and outcome.answered
-        ]
-        bodies = [request.for_plain() for request, _ in answered]
-        expected, plain_looks = await asked_again(args, server, bodies)
-    blocks = args.blocks - 1  # vLLM keeps one to itself
-    return Report(
-        sent=sum(outcome is not None for outcome in run.outcomes),
+async def under_load(
+    args: argparse.Namespace, server: Server, opened: aiohttp.ClientSession, asked: list[Request]
+) -> tuple[Report, list[tuple[Request, Outcome]]]:
+    """All requests, at a rate around the server's capacity: what came of them, and answers."""
+    client = Client(opened, server.address, NAME)
+    # First what is made for first requests, grammars among it: it is no measure of capacity.
+    for seed in (1, 2):
+        rate = LOAD * await capacity(client, warm_up(args.seed + seed), IN_FLIGHT)
+    before, memory_before = await quiet_metrics(server, client), server.resident_mib()
+    times = arrivals(len(asked), rate, args.seed)
+    outcomes, seconds = await apply(client, asked, times, args.seconds)
+    after = await quiet_metrics(server, client)
+    sent = [(request, o) for request, o in zip(asked, outcomes, strict=True) if o is not None]
+    answered = [(request, outcome) for request, outcome in sent if outcome.answered]
+    blocks = BLOCKS - 1  # vLLM keeps one to itself
+    report = Report(
+        sent=len(sent),
         answered=len(answered),
-        aborted=sum(outcome is not None and outcome.aborted for outcome in run.outcomes),
-        errors=errors(asked, run),
-        differences=differences(answered, expected),
+        aborted=sum(outcome.aborted for _, outcome in sent),
+        errors=[f"{r}: {outcome.error}" for r, outcome in sent if outcome.error is not None],
         preemptions=int(after[PREEMPTIONS] - before[PREEMPTIONS]),
-        offered_rate=loaded.rate,
-        seconds=run.seconds,
-        first_token=percentiles(first_tokens(run.outcomes)),
-        between_tokens=percentiles(gaps(run.outcomes)),
+        offered_rate=rate,
+        seconds=seconds,
         counters=counted(before, after),
         free_blocks=(
             blocks - round(before[USAGE] * blocks),
             blocks - round(after[USAGE] * blocks),
         ),
-        looks=run.looks,
-        plain_looks=plain_looks,
+        memory=(memory_before, server.resident_mib()),
         most_growth=args.most_growth,
     )
+    return report, answered
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A server under load: requests per second, what came of them, metrics before and after."""
-
-    rate: float
-    run: Run
-    before: dict[str, float]
-    after: dict[str, float]
-
-
-async def under_load(args: argparse.Namespace, server: Server, asked: list[Request]) -> Loaded:
-    """All requests, at a rate around the server's capacity."""
-    async with session() as opened:
-        client = Client(opened, server.address, NAME)
-        # First what is made for first requests, grammars among it: it is no measure of capacity.
-        for seed in (1, 2):
-            warm_up = requests(WARM_UP, args.vocabulary, args.seed + seed)
-            bodies = [request.body for request in warm_up]
-            rate = args.load * await capacity(client, bodies, args.in_flight)
-        before = await quiet_metrics(server, client)
-        times = arrivals(len(asked), rate, args.seed)
-        run = await apply(server, client, asked, times, args.seconds)
-        return Loaded(rate, run, before, await quiet_metrics(server, client))
-
-
-async def asked_again(
-    args: argparse.Namespace, server: Server, bodies: Sequence[dict[str, Any]]
-) -> tuple[list[Outcome], list[Look]]:
-    """Plain vLLM's answers, and looks at its memory."""
-    warm_up = requests(WARM_UP, args.vocabulary, args.seed + 1)
-    async with session() as opened:
-        client = Client(opened, server.address, NAME)
-        await capacity(client, [request.for_plain() for request in warm_up], args.in_flight)
-        return await all_again(server, client, bodies, args.in_flight)
-
-
-def errors(asked: Sequence[Request], run: Run) -> list[str]:
-    return [
-        f"request {request.number} ({request.kind}): {outcome.error}"
-        for request, outcome in zip(asked, run.outcomes, strict=True)
-        if outcome is not None and outcome.error is not None
-    ]
-
-
-def differences(
-    answered: Sequence[tuple[Request, Outcome]], expected: Sequence[Outcome]
-) -> list[str]:
-    found = []
+async def compare(
+    args: argparse.Namespace,
+    server: Server,
+    opened: aiohttp.ClientSession,
+    answered: Sequence[tuple[Request, Outcome]],
+    report: Report,
+) -> None:
+    """Ask plain vLLM the same, and put down how it answers otherwise, and its memory."""
+    client = Client(opened, server.address, NAME)
+    await capacity(client, warm_up(args.seed + 1), IN_FLIGHT)
+    before = server.resident_mib()
+    bodies = [request.for_plain() for request, _ in answered]
+    expected = await all_at_most(client, bodies, IN_FLIGHT)
+    report.plain_memory = before, server.resident_mib()
     for (request, ours), theirs in zip(answered, expected, strict=True):
         what = difference(request, ours, theirs)
         if what is not None:
-            found.append(f"request {request.number} ({request.kind}): {what}")
-    return found
+            report.differences.append(f"{request}: {what}")
 
 
-def drafting(args: argparse.Namespace, drafter: str | Path) -> list[str]:
+def warm_up(seed: int) -> list[dict[str, object]]:
+    """Bodies of requests that both servers know."""
+    return [request.for_plain() for request in requests(WARM_UP, VOCABULARY, seed)]
+
+
+def drafting(args: argparse.Namespace) -> list[str]:
     """The server that is tested: prompts are read in chunks, and the KV cache is too small."""
-    speculative = {"model": str(drafter), "num_speculative_tokens": args.spec_tokens}
+    speculative = {"model": args.drafter, "num_speculative_tokens": SPEC_TOKENS}
     return [
         *common(args),
         *("--speculative-config", json.dumps(speculative)),
-        *("--num-gpu-blocks-override", str(args.blocks)),
-        *("--max-num-batched-tokens", str(args.in_flight * (1 + args.spec_tokens) + 160)),
+        *("--num-gpu-blocks-override", str(BLOCKS)),
+        *("--max-num-batched-tokens", str(IN_FLIGHT * (1 + SPEC_TOKENS) + 160)),
     ]
 
 
@@ -242,7 +202,7 @@ def common(args: argparse.Namespace) -> list[str]:
     return [
         args.model,
         *("--served-model-name", NAME, "--dtype", "float32", "--enforce-eager"),
-        *("--max-num-seqs", str(args.in_flight), "--block-size", str(BLOCK)),
+        *("--max-num-seqs", str(IN_FLIGHT), "--block-size", str(BLOCK)),
     ]
 
 

@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from time import perf_counter
 from typing import Any
 
 import aiohttp
@@ -47,15 +46,11 @@ class Outcome:
         choices: its answers.
         aborted: its client went away.
         error: what the server said instead of an answer; None where it answered.
-        first: seconds from sending to the first token, of a stream.
-        gaps: seconds between a stream's chunks, by the tokens in the later one.
     """
 
     choices: list[Choice]
     aborted: bool = False
     error: str | None = None
-    first: float | None = None
-    gaps: list[float] = field(default_factory=list)
 
     @property
     def answered(self) -> bool:
@@ -113,7 +108,6 @@ class Client:
     async def _stream(
         self, body: Mapping[str, Any], outcome: Outcome, abort_after: int | None
     ) -> None:
-        sent = before = perf_counter()
         async with self._session.post(self._url, json={**body, "model": self._model}) as response:
             if response.status != 200:
                 outcome.error = f"HTTP {response.status}: {(await response.text())[:300]}"
@@ -121,29 +115,16 @@ class Client:
             async for line in response.content:
                 if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
                     continue
-                now = perf_counter()
                 values = json.loads(line[6:])
                 if "error" in values:
                     outcome.error = json.dumps(values["error"])[:300]
                     return
-                tokens = sum(len(part.get("token_ids") or []) for part in values["choices"])
                 for part in values["choices"]:
                     outcome.choices[part["index"]].add(part)
-                if not tokens:
-                    continue
-                if outcome.first is None:
-                    outcome.first = now - sent
-                else:
-                    # A step's tokens come together: the gap before each of them is its share.
-                    outcome.gaps += [(now - before) / tokens] * tokens
-                before = now
-                if abort_after is not None and _length(outcome) > abort_after:
+                length = sum(len(choice.tokens) for choice in outcome.choices)
+                if abort_after is not None and length > abort_after:
                     outcome.aborted = True
                     return
-
-
-def _length(outcome: Outcome) -> int:
-    return sum(len(choice.tokens) for choice in outcome.choices)
 
 
 async def all_at_most(

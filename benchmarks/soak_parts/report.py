@@ -2,66 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
-
-import numpy as np
-
-from soak_parts.client import Outcome
-from soak_parts.load import Look
 
 SHOWN = 10
 """Differences and errors that are listed; all are counted."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Report:
-    """The figures of a run; seconds, MiB, and counts of requests unless something else is said.
+    """The figures of a run; seconds, and counts of requests unless something else is said.
 
     Attributes:
         sent: requests that went out.
         answered: those that ended by themselves; every one of them was compared.
         aborted: those whose client went away.
         errors: what the server said to those that it did not answer.
-        differences: from plain vLLM: what was asked for, and what differs.
         preemptions: requests that the scheduler threw out of the KV cache, each time counted.
         offered_rate: requests per second that arrived.
         seconds: from the first arrival to the last end.
-        first_token, between_tokens: median and 99th percentile of the streams' seconds.
         counters: steps, verifications and so on, of the server's metrics.
         free_blocks: of the KV cache, before and after.
-        looks: at the memory of the server's processes.
-        plain_looks: likewise of plain vLLM's, at what it was asked.
+        memory: MiB of the server's processes, before and after.
         most_growth: of that memory, beyond plain vLLM's.
+        plain_memory: plain vLLM's, before and after it was asked the same.
+        differences: from plain vLLM: what was asked for, and what differs.
     """
 
     sent: int
     answered: int
     aborted: int
     errors: list[str]
-    differences: list[str]
     preemptions: int
     offered_rate: float
     seconds: float
-    first_token: tuple[float, float]
-    between_tokens: tuple[float, float]
     counters: dict[str, float]
     free_blocks: tuple[int, int]
-    looks: list[Look]
-    plain_looks: list[Look]
+    memory: tuple[float, float]
     most_growth: float
+    plain_memory: tuple[float, float] = (0.0, 0.0)
+    differences: list[str] = field(default_factory=list)
 
     @property
     def growth(self) -> float:
-        """Of the resident memory, from the start to the end, beyond what plain vLLM's grew by.
+        """Of the memory, beyond what plain vLLM's grew by.
 
         That grows, too: by allocators' arenas, compiled grammars, hashes of blocks.
         """
-        ours, plain = (
-            looks[-1].total_mib - looks[0].total_mib for looks in (self.looks, self.plain_looks)
-        )
-        return ours - plain
+        (ours, ours_after), (plain, plain_after) = self.memory, self.plain_memory
+        return (ours_after - ours) - (plain_after - plain)
 
     def failures(self) -> list[str]:
         """What must not be; nothing if all is well."""
@@ -90,12 +80,9 @@ class Report:
 
     def lines(self) -> list[str]:
         """For a reader."""
-        milliseconds = [
-            f"p50 {1000 * pair[0]:.0f} ms, p99 {1000 * pair[1]:.0f} ms"
-            for pair in (self.first_token, self.between_tokens)
-        ]
         counted = ", ".join(f"{name} {value:.0f}" for name, value in self.counters.items())
         listed = [f"  {what}" for what in (self.errors[:SHOWN] + self.differences[:SHOWN])]
+        memory, plain = (f"{a:.0f} → {b:.0f}" for a, b in (self.memory, self.plain_memory))
         return [
             f"requests       {self.sent} in {self.seconds:.0f} s, {self.offered_rate:.1f} a second "
             "arriving",
@@ -105,34 +92,10 @@ class Report:
             *listed,
             f"aborted        {self.aborted}",
             f"preemptions    {self.preemptions}",
-            f"first token    {milliseconds[0]}",
-            f"between tokens {milliseconds[1]}",
             f"speculation    {counted}",
-            f"memory         {_shown(self.looks)} MiB",
-            f"  plain vLLM's {_shown(self.plain_looks)} MiB",
+            f"memory         {memory} MiB, plain vLLM's {plain}",
             f"free KV blocks {self.free_blocks[0]} at the start, {self.free_blocks[1]} at the end",
         ]
-
-
-def _shown(looks: Sequence[Look]) -> str:
-    return " → ".join(f"{look.total_mib:.0f}" for look in looks)
-
-
-def percentiles(values: Sequence[float]) -> tuple[float, float]:
-    """Median and 99th percentile; zeros where there is no value."""
-    if not values:
-        return 0.0, 0.0
-    return float(np.percentile(values, 50)), float(np.percentile(values, 99))
-
-
-def first_tokens(outcomes: Sequence[Outcome | None]) -> list[float]:
-    """Seconds of the streams that got a token."""
-    return [o.first for o in outcomes if o is not None and o.first is not None]
-
-
-def gaps(outcomes: Sequence[Outcome | None]) -> list[float]:
-    """Seconds between tokens, of all streams."""
-    return [gap for o in outcomes if o is not None for gap in o.gaps]
 
 
 COUNTERS = {

@@ -66,6 +66,9 @@ class Request:
     body: dict[str, Any]
     abort_after: int | None
 
+    def __str__(self) -> str:
+        return f"request {self.number} ({self.kind})"
+
     def for_plain(self) -> dict[str, Any]:
         """The body without what only ReDrafter knows."""
         return {key: value for key, value in self.body.items() if key != "vllm_xargs"}

@@ -14,7 +14,8 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
+
+import psutil
 
 from vllm_redrafter.utils.files import tail
 
@@ -22,10 +23,7 @@ COMMAND = (sys.executable, "-P", "-m", "vllm.entrypoints.cli.main", "serve")
 SECONDS_TO_START = 240.0
 SECONDS_TO_END = 30.0
 SECONDS_BETWEEN_LOOKS = 0.2
-PAGE = os.sysconf("SC_PAGE_SIZE")
 MIB = 1 << 20
-TITLES = {"EngineCore": "engine core", "Worker": "worker"}
-"""A part of a process's title, and what the process is."""
 
 PR_SET_PDEATHSIG = 1
 """Of Linux's prctl: the signal that a process gets when its parent has ended."""
@@ -36,7 +34,7 @@ class ServerError(RuntimeError):
 
 
 class Server:
-    """Starts when it is made, is ready in the block, and gone after it with all of its processes.
+    """Starts when it is made, and has to be closed.
 
     Args:
         arguments: vLLM's, but for host and port.
@@ -62,43 +60,14 @@ class Server:
                 preexec_fn=_end_with_parent,
             )
 
-    def __enter__(self) -> Server:
-        try:
-            self.wait_until_ready()
-        except BaseException:
-            self._end()
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._end()
-
-    def processes(self) -> dict[int, str]:
-        """Its processes that are alive: name by id."""
-        found = {}
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdecimal():
-                with suppress(OSError, ValueError):
-                    state, name = _status(entry)
-                    group = os.getpgid(int(entry.name))
-                    if group == self.process.pid and state != "Z":
-                        found[int(entry.name)] = name
+    def resident_mib(self) -> float:
+        """Memory of all of its processes; what they share counts for each."""
+        leader = psutil.Process(self.process.pid)
+        found = 0.0
+        for process in (leader, *leader.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                found += process.memory_info().rss / MIB
         return found
-
-    def resident_mib(self) -> dict[str, float]:
-        """Memory of its processes, by what they are; what they share counts for each."""
-        total: dict[str, float] = {}
-        for process, name in self.processes().items():
-            kind = next((kind for title, kind in TITLES.items() if title in name), "front end")
-            with suppress(OSError):
-                pages = int(Path(f"/proc/{process}/statm").read_text().split()[1])
-                total[kind] = total.get(kind, 0.0) + pages * PAGE / MIB
-        return total
 
     def metrics(self) -> dict[str, float]:
         """Its counters and gauges, each summed over engines; labels are left out."""
@@ -128,7 +97,8 @@ class Server:
                 time.sleep(SECONDS_BETWEEN_LOOKS)
         raise ServerError(f"the server did not start; the end of {self.log}:\n{tail(self.log)}")
 
-    def _end(self) -> None:
+    def close(self) -> None:
+        """End all of its processes."""
         self.process.terminate()
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(SECONDS_TO_END)
@@ -140,10 +110,3 @@ class Server:
 def _end_with_parent() -> None:
     """Should this process be killed, its server is asked to end."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def _status(entry: Path) -> tuple[str, str]:
-    """A process's state, and its command line, which vLLM replaces with a title."""
-    state = (entry / "stat").read_text().rsplit(")", 1)[1].split()[0]
-    command = (entry / "cmdline").read_bytes().decode(errors="replace")
-    return state, " ".join(command.split("\0")[:2]).strip()
