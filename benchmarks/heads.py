@@ -17,7 +17,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
-import torch
 from heads_parts.report import rows_of, table
 from heads_parts.texts import Texts
 from heads_parts.training import Material, run, str_of
@@ -43,7 +42,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--data", type=Path, required=True, help="to learn from, and to measure on")
     made.add_argument("--measure", type=Path, action="append", default=[], help="to measure on")
     made.add_argument("--runs", type=Path, required=True, help="folder of the runs' figures")
-    made.add_argument("--states", type=Path, help="folder for the target's hidden states")
     made.add_argument("--conversations", type=positive, default=256, help="rows of --data")
     made.add_argument("--held-out", type=positive, default=40, help="rows of each text")
     made.add_argument("--head", action="append", choices=[v.name for v in VARIANTS])
@@ -56,15 +54,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--epochs", type=positive, default=2)
     made.add_argument(
         "--unroll-steps", type=positive, default=4, help="how far heads learn to draft (default 4)"
-    )
-    made.add_argument(
-        "--repeats", type=integer(0), default=0, help="of each head's draft, for its time"
-    )
-    made.add_argument(
-        "--dtype",
-        choices=["float32", "bfloat16"],
-        default="float32",
-        help="of those drafts; heads are trained in float32 (default float32)",
     )
     made.add_argument("--output", type=results_file, help="JSON with all figures")
     return made
@@ -84,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 teacher = {"teacher": "target"} if loss == "ce" else {}
                 config = TrainingConfig(**settings | teacher, loss=loss, seed=seed)
                 make_run(variant, config, material, options)
-    report(variants, TrainingConfig(**settings), material, options)
+    report(variants, material, options)
     return 0
 
 
@@ -108,10 +97,9 @@ def read_material(options: argparse.Namespace) -> Material:
     sizes = AutoConfig.from_pretrained(options.target).get_text_config()
     layers = layers_of(options.target_layers, sizes.num_hidden_layers, "--target-layers")
     length = training_settings(options)["block_length"]
-    kept = options.states or options.runs / "states"
 
     def text(folder: Path, number: int) -> Texts:
-        return Texts(options.target, folder, number, layers, length, kept)
+        return Texts(options.target, folder, number, layers, length, options.runs / "states")
 
     learnt = text(options.data, options.conversations)
     others = [text(folder, options.held_out) for folder in options.measure]
@@ -153,31 +141,16 @@ def make_run(
     print(path.name, f"{figures['seconds']:.0f} s", flush=True)
 
 
-def report(
-    variants: Sequence[Variant],
-    config: TrainingConfig,
-    material: Material,
-    options: argparse.Namespace,
-) -> None:
+def report(variants: Sequence[Variant], material: Material, options: argparse.Namespace) -> None:
     """The table of all runs of these heads, and the files."""
     runs = [json.loads(path.read_text()) for path in sorted(options.runs.glob("*.json"))]
     order = [variant.name for variant in variants]
     runs = sorted((r for r in runs if r["head"] in order), key=lambda r: order.index(r["head"]))
-    times = {}
-    if options.repeats:
-        from heads_parts.timing import milliseconds
-
-        dtype = getattr(torch, options.dtype)
-        times = milliseconds(variants, config, material, options.repeats, dtype)
-    rows = rows_of(runs, times)
-    console = results.wide_console()
-    console.print(table(rows))
+    results.wide_console().print(table(rows_of(runs)))
     record = {
         **machine.describe(gpu=None),
         "shapes": [str_of(shape) for shape in material.shapes],
         "target_layers": list(material.layers),
-        "milliseconds_per_draft": times,
-        "drafts": {"dtype": options.dtype, "draft_vocab_size": options.draft_vocab_size},
         "runs": runs,
     }
     results.write(options.output, record)

@@ -35,6 +35,8 @@ from cpu_parts import attention, draft
 from shared_parts import machine, results
 from shared_parts.arguments import beams, positive, results_file, script_parser
 
+from vllm_redrafter.heads.registry import NAMES
+
 PARTS = ("draft", "attention")
 
 
@@ -50,9 +52,9 @@ def arguments() -> argparse.Namespace:
     of_draft = parser.add_argument_group("draft")
     of_draft.add_argument(
         "--head",
-        choices=["recurrent", "gated"],
+        choices=list(NAMES),
         default="gated",
-        help="Apple's, or this project's (default gated)",
+        help="by the names of `train --head` (default gated)",
     )
     of_draft.add_argument("--vocab-size", type=positive, default=8192)
     of_draft.add_argument("--hidden-size", type=positive, default=512)

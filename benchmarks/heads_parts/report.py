@@ -21,26 +21,24 @@ class Row:
         loss: that it was trained with.
         values: tokens per step of each seed, by text and shape.
         parameters: all of its parameters.
-        milliseconds: per draft; None where it was not measured.
     """
 
     head: str
     loss: str
     values: Mapping[tuple[str, str], Sequence[float]]
     parameters: int
-    milliseconds: float | None
 
     def mean(self, text: str, shape: str) -> float:
         return mean(self.values[text, shape])
 
 
-def rows_of(runs: Sequence[Mapping[str, Any]], milliseconds: Mapping[str, float]) -> list[Row]:
+def rows_of(runs: Sequence[Mapping[str, Any]]) -> list[Row]:
     """A row per head and loss, in the order in which they first come."""
     grouped: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for run in sorted(runs, key=lambda run: run["seed"]):
         grouped.setdefault((run["head"], run["loss"]), []).append(run)
     return [
-        Row(head, loss, _values(same), same[0]["parameters"], milliseconds.get(head))
+        Row(head, loss, _values(same), same[0]["parameters"])
         for (head, loss), same in grouped.items()
     ]
 
@@ -58,7 +56,7 @@ def _values(runs: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], list[flo
 def table(rows: Sequence[Row]) -> Table:
     """Tokens per step: mean, lowest to highest seed, and over the first row's mean."""
     made = Table(title="Tokens per target step")
-    for column in ("head", "loss", "seeds", "parameters", "ms per draft"):
+    for column in ("head", "loss", "seeds", "parameters"):
         made.add_column(column, justify="left" if column in ("head", "loss") else "right")
     columns = list(dict.fromkeys(column for row in rows for column in row.values))
     for text, shape in columns:
@@ -69,7 +67,6 @@ def table(rows: Sequence[Row]) -> Table:
             row.loss,
             str(len(next(iter(row.values.values())))),
             f"{row.parameters / 1e6:.2f} M",
-            "" if row.milliseconds is None else f"{row.milliseconds:.2f}",
             *(_cell(row, rows[0], *column) for column in columns),
         )
     return made

@@ -8,10 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import torch
 from accelerate import Accelerator
 from rich.console import Console
-from torch import Tensor
 
 from heads_parts.texts import answers_alone, narrowed
 from heads_parts.variants import Variant
@@ -78,9 +76,8 @@ def _trained(
     variant: Variant, config: TrainingConfig, material: Material
 ) -> tuple[Measure, int, float]:
     """How to measure what was trained, its parameters, and its loss at the end."""
-    kept = kept_tokens(config, material)
     config = settings_of(variant, config, material)
-    head = new_variant(config, material, kept)
+    head = new_variant(config, material)
     width = head.config.hidden_width
     learnt = answers_alone(narrowed(material.learnt, width))
     trainer = Trainer(
@@ -97,22 +94,16 @@ def _trained(
     def measure(rows: ListRows, shape: ReDrafterConfig) -> Acceptance:
         return estimate_acceptance(head.eval(), material.target, narrowed(rows, width), shape)
 
-    return measure, num_parameters(head), loss
+    return measure, sum(parameter.numel() for parameter in head.parameters()), loss
 
 
-def kept_tokens(config: TrainingConfig, material: Material) -> Tensor | None:
-    """The draft vocabulary of all heads; None for all tokens."""
-    if config.draft_vocab_size is None:
-        return None
-    size = material.sizes.vocab_size
-    return most_used_tokens(material.learnt, size, config.draft_vocab_size)[0]
-
-
-def new_variant(config: TrainingConfig, material: Material, kept: Tensor | None) -> DraftHead:
-    """A head before its first step."""
-    sizes = new_head_config(config, material.sizes.vocab_size, material.sizes.hidden_size)
+def new_variant(config: TrainingConfig, material: Material) -> DraftHead:
+    """A head before its first step; all heads have the same draft vocabulary."""
+    vocabulary, hidden = material.sizes.vocab_size, material.sizes.hidden_size
+    assert config.draft_vocab_size is not None
+    kept = most_used_tokens(material.learnt, vocabulary, config.draft_vocab_size)[0]
     lm_head = material.target.get_output_embeddings() if config.init == "lm_head" else None
-    return new_drafter(sizes, lm_head, kept, config.seed)
+    return new_drafter(new_head_config(config, vocabulary, hidden), lm_head, kept, config.seed)
 
 
 def settings_of(variant: Variant, config: TrainingConfig, material: Material) -> TrainingConfig:
@@ -124,8 +115,3 @@ def settings_of(variant: Variant, config: TrainingConfig, material: Material) ->
         num_draft_layers=variant.num_draft_layers,
         target_layers=",".join(map(str, layers)) or None,
     )
-
-
-def num_parameters(head: torch.nn.Module) -> int:
-    """All of them, the vocabulary-wide layer's too."""
-    return sum(parameter.numel() for parameter in head.parameters())

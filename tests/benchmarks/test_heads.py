@@ -27,7 +27,7 @@ def test_runs_are_made_once_and_reported_together(
         *(str(target), "--data", str(tmp_path / "text"), "--measure", str(tmp_path / "other")),
         *("--runs", str(runs), "--conversations", "20", "--held-out", "4", "--epochs", "1"),
         *("--shape", "2x2:2", "--shape", "2x3:4", "--target-layers", "1,2"),
-        *("--draft-vocab-size", "40", "--repeats", "1", "--unroll-steps", "3"),
+        *("--draft-vocab-size", "40", "--unroll-steps", "3"),
         *("--output", str(output)),
     ]
     some = [part for name in HEADS for part in ("--head", name)]
@@ -38,7 +38,6 @@ def test_runs_are_made_once_and_reported_together(
     record = json.loads(output.read_text())
     assert [run["head"] for run in record["runs"]] == HEADS
     assert record["shapes"] == ["2x2:2", "2x3:4"] and record["target_layers"] == [1, 2]
-    assert all(time > 0 for time in record["milliseconds_per_draft"].values())
     for run in record["runs"]:
         assert run["learnt_rows"] == 16
         assert list(run["texts"]) == ["greedy", "greedy, text 2"]
