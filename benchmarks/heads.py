@@ -19,13 +19,19 @@ from typing import Any, get_args
 
 from heads_parts.report import rows_of, table
 from heads_parts.texts import Texts
-from heads_parts.training import Material, run, str_of
+from heads_parts.training import Material, run
 from heads_parts.variants import VARIANTS, Variant, named
 from shared_parts import machine, results
-from shared_parts.arguments import integer, positive, results_file, script_parser, tree_shape
+from shared_parts.arguments import (
+    integer,
+    positive,
+    results_file,
+    script_parser,
+    shape_text,
+    tree_shape,
+)
 from transformers import AutoConfig
 
-from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import ListRows
 from vllm_redrafter.heads.target_layers import AUTO, layers_of
 from vllm_redrafter.training.choices import LossKind
@@ -113,18 +119,13 @@ def read_material(options: argparse.Namespace) -> Material:
         learnt=ListRows(rows[options.held_out :]),
         measured=measured,
         layers=layers,
-        shapes=[shape_of(shape) for shape in options.shape or map(tree_shape, SHAPES)],
+        shapes=options.shape or [*map(tree_shape, SHAPES)],
         accelerator=make_accelerator(),
     )
 
 
 def name_of(text: Texts) -> str:
     return "greedy" if text.temperature == 0 else f"temperature {text.temperature:g}"
-
-
-def shape_of(shape: tuple[int, int, int]) -> ReDrafterConfig:
-    width, length, nodes = shape
-    return ReDrafterConfig(nodes, width, length)
 
 
 def make_run(
@@ -149,7 +150,7 @@ def report(variants: Sequence[Variant], material: Material, options: argparse.Na
     results.wide_console().print(table(rows_of(runs)))
     record = {
         **machine.describe(gpu=None),
-        "shapes": [str_of(shape) for shape in material.shapes],
+        "shapes": [shape_text(shape) for shape in material.shapes],
         "target_layers": list(material.layers),
         "runs": runs,
     }

@@ -5,10 +5,9 @@ r"""Plain decoding, ReDrafter and vLLM's n-gram speculation side by side.
         --output results.json
 
 ReDrafter comes in fixed shapes, whose K nodes are verified in every step, and adaptive: a step
-verifies as many nodes as pay, or none. With --other-drafter it is measured with a second drafter
-as well, for which of two is the faster; with --random-drafter with one of random weights, for what
-a useless one costs; with --plain-again plain decoding in a second engine, for how much the figures
-of two like engines differ.
+verifies as many nodes as pay, or none. With --random-drafter it is measured with a drafter of
+random weights as well, for what a useless one costs; with --plain-again plain decoding in a second
+engine, for how much the figures of two like engines differ.
 
 `--suite chat summary code math` asks what people ask, task by task; a dataset whose rows have a
 `category`, as MT-Bench's, is divided by it. Then there are figures of each task, and of all tasks:
@@ -42,8 +41,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
@@ -51,10 +49,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 from shared_parts import machine, results
 from shared_parts.arguments import (
-    fraction,
     json_object,
     not_negative,
     positive,
@@ -63,7 +60,7 @@ from shared_parts.arguments import (
 )
 from throughput_parts.dataset import read_dataset
 from throughput_parts.engine import Case, Job
-from throughput_parts.methods import NGRAM_NOTE, InputError, Method, plan, with_drafter
+from throughput_parts.methods import NGRAM_NOTE, InputError, Method, plan, with_random_drafter
 from throughput_parts.process import EngineError, environment
 from throughput_parts.prompts import ByTask, TokensByTask, choose, tokenize
 from throughput_parts.random_drafter import write_random_drafter
@@ -75,7 +72,6 @@ from throughput_parts.turns import Entry, alone, side_by_side
 
 from vllm_redrafter import ConfigError
 from vllm_redrafter.checkpoints.reading import check_checkpoint
-from vllm_redrafter.data.text_checks import half_character
 
 
 def parser() -> argparse.ArgumentParser:
@@ -83,7 +79,6 @@ def parser() -> argparse.ArgumentParser:
     add = made.add_argument
     add("--model", required=True, help="the target: folder or hub id")
     add("--drafter", required=True, help="the ReDrafter checkpoint: folder or hub id")
-    add("--prompt", action="append", default=[], help="a prompt; may be repeated")
     add(
         "--dataset",
         type=Path,
@@ -138,29 +133,17 @@ def parser() -> argparse.ArgumentParser:
         metavar="WxL:K",
         help="the adaptive method's maxima of the same (default 4x5:12)",
     )
-    add("--no-adaptive", action="store_true", help="leave the adaptive method out")
     add(
         "--plain-again",
         action="store_true",
         help="plain decoding in a second engine: how much the figures of two like engines differ",
     )
     add(
-        "--other-drafter",
-        metavar="DRAFTER",
-        help="the adaptive method with this drafter as well: which of two is the faster one?",
-    )
-    add(
         "--random-drafter",
         action="store_true",
         help="the adaptive method with a drafter of random weights as well",
     )
-    add(
-        "--ngram-tokens",
-        **several,
-        metavar="[C=]K",
-        help="tokens that n-gram speculation proposes; C= for concurrency C only (default 5)",
-    )
-    add("--no-ngram", action="store_true", help="leave n-gram speculation out")
+    add("--no-ngram", action="store_true", help="leave n-gram speculation (5 tokens) out")
     add(
         "--side-by-side",
         action="store_true",
@@ -168,7 +151,6 @@ def parser() -> argparse.ArgumentParser:
         "by --engine-args, in gpu_memory_utilization and kv_cache_memory_bytes",
     )
     add("--temperature", **several, type=not_negative, help="(default 0 0.7)")
-    add("--top-p", type=fraction, default=1.0, help="of what is sampled (default 1: everything)")
     add("--repeats", type=positive, default=3, help="of everything (default 3)")
     add(
         "--starts",
@@ -179,7 +161,6 @@ def parser() -> argparse.ArgumentParser:
     add("--seed", type=int, default=0, help="of the choice of prompts and of sampling (default 0)")
     add("--dtype", default="auto", help="vLLM's (default auto)")
     add("--max-model-len", type=positive, help="vLLM's")
-    add("--enforce-eager", action=argparse.BooleanOptionalAction, default=False, help="vLLM's")
     add(
         "--engine-args",
         type=json_object,
@@ -197,12 +178,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     # Not argparse defaults: `extend` would add to them.
     args.concurrency = args.concurrency or [1, 4, 8]
     args.shape = args.shape or ["2x4:6"]
-    if args.ngram_tokens and args.no_ngram:
-        command.error("--ngram-tokens and --no-ngram exclude each other: give one of them")
-    args.ngram_tokens = [] if args.no_ngram else args.ngram_tokens or ["5"]
-    if args.adaptive and args.no_adaptive:
-        command.error("--adaptive and --no-adaptive exclude each other: give one of them")
-    args.adaptive = [] if args.no_adaptive else args.adaptive or ["4x5:12"]
+    args.adaptive = args.adaptive or ["4x5:12"]
     if (args.min_tokens or 0) > args.max_tokens:
         command.error(
             f"--min-tokens {args.min_tokens} is more than --max-tokens {args.max_tokens}: "
@@ -216,7 +192,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         try:
             methods = _methods(args, Path(folder) / "random-drafter")
             prompts = _prompts(args, console)
-        except (InputError, ConfigError) as error:
+        except (argparse.ArgumentTypeError, InputError, ConfigError) as error:
             command.error(str(error))
         try:
             _compare(args, methods, prompts, console)
@@ -226,16 +202,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _methods(args: argparse.Namespace, random_drafter: Path) -> list[Method]:
     """What is compared; a drafter of random weights is written where one is asked for."""
-    methods = plan(args.drafter, args.concurrency, args.shape, args.ngram_tokens, args.adaptive)
+    methods = plan(args.drafter, args.concurrency, args.shape, args.adaptive, not args.no_ngram)
+    check_checkpoint(args.drafter)
     if args.plain_again:
         methods.append(replace(methods[0], name="plain again"))
-    if args.other_drafter:
-        methods += with_drafter(methods, "other drafter", args.other_drafter)
     if args.random_drafter:
-        methods += with_drafter(methods, "random drafter", str(random_drafter))
-    for drafter in filter(None, (args.drafter, args.other_drafter)):
-        check_checkpoint(drafter)
-    if args.random_drafter:
+        methods += with_random_drafter(methods, str(random_drafter))
         write_random_drafter(args.drafter, random_drafter, args.seed)
     return methods
 
@@ -273,16 +245,10 @@ def _prompts(args: argparse.Namespace, console: Console) -> TokensByTask:
 
 def _asked(args: argparse.Namespace, console: Console) -> ByTask:
     """What is asked, as it was given."""
-    if sum(map(bool, (args.prompt, args.dataset, args.suite))) != 1:
-        raise InputError("give prompts with one of --prompt, --dataset and --suite")
-    if any(not prompt.strip() for prompt in args.prompt):
-        raise InputError("--prompt is empty")
-    if any(half_character(prompt) for prompt in args.prompt):
-        raise InputError("--prompt has a byte that is not UTF-8")
+    if bool(args.dataset) == bool(args.suite):
+        raise InputError("give prompts with one of --dataset and --suite")
     if args.suite:
         return read_suites(args.suite)
-    if args.prompt:
-        return {None: args.prompt}
     asked, left_out = read_dataset(args.dataset)
     if left_out.count:
         console.print(str(left_out), markup=False, highlight=False, soft_wrap=True)
@@ -304,11 +270,14 @@ def _compare(
     entries = _entries(args, methods, prompts, is_cpu)
     report: dict[str, Any] = {**machine.describe(gpu), "settings": settings}
     measured: list[Measurement] = []
-    with _bar(args.starts * args.repeats, entries, console) as update:
+    repeats = args.starts * args.repeats
+    with Progress(console=console) as progress:
+        measurements_in_all = repeats * sum(len(entry.cases) for entry in entries)
+        update = partial(progress.update, progress.add_task("", total=measurements_in_all))
         all_runs = (
             side_by_side(entries, variables, update, args.starts, args.repeats, at_once=not is_cpu)
             if is_cpu or args.side_by_side
-            else alone(entries, variables, update, args.starts * args.repeats)
+            else alone(entries, variables, update, repeats)
         )
         for repeat, found in enumerate(all_runs):
             runs = {label: with_totals(of_method) for label, of_method in found.items()}
@@ -320,20 +289,6 @@ def _compare(
             # After each repeat: should a later one fail, this much is not lost.
             results.write(args.output, report)
     print_table(rows, settings, Console())
-
-
-@contextmanager
-def _bar(repeats: int, entries: Sequence[Entry], console: Console) -> Iterator[Callable[..., None]]:
-    """A progress bar; yields what updates its `repeat` and `description`, or lets it `advance`."""
-    with Progress(
-        TextColumn(f"repeat {{task.fields[repeat]}} of {repeats}, {{task.description}}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-    ) as progress:
-        total = repeats * sum(len(entry.cases) for entry in entries)
-        yield partial(progress.update, progress.add_task("", total=total, repeat=1))
 
 
 def _entries(
@@ -360,7 +315,6 @@ def _job(args: argparse.Namespace, method: Method, prompts: TokensByTask) -> Job
         "dtype": args.dtype,
         "max_model_len": args.max_model_len,
         "max_num_seqs": max(method.levels),
-        "enforce_eager": args.enforce_eager,
         # Every level answers the same prompts: later ones would find them in the cache.
         "enable_prefix_caching": False,
         "disable_log_stats": False,  # its counters are read
@@ -376,7 +330,6 @@ def _job(args: argparse.Namespace, method: Method, prompts: TokensByTask) -> Job
         ignore_eos=args.ignore_eos,
         timed_parts=method.drafts_with_redrafter,
         tasks=[task for task, found in prompts.items() if task is not None for _ in found],
-        top_p=args.top_p,
         min_tokens=args.min_tokens,
     )
 
@@ -385,10 +338,9 @@ def _settings(
     args: argparse.Namespace, prompts: TokensByTask, variables: dict[str, str]
 ) -> dict[str, Any]:
     """What was asked for, without this machine's paths."""
-    left_out = ("output", "no_adaptive", "no_ngram")
-    settings = {k: v for k, v in vars(args).items() if k not in left_out}
-    for name in ("model", "drafter", "other_drafter"):
-        if settings[name] is not None and (given := Path(settings[name])).is_dir():
+    settings = {k: v for k, v in vars(args).items() if k != "output"}
+    for name in ("model", "drafter"):
+        if (given := Path(settings[name])).is_dir():
             settings[name] = given.resolve().name
     settings["dataset"] = args.dataset.name if args.dataset else None
     answered = list(chain.from_iterable(prompts.values()))

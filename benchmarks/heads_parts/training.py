@@ -10,6 +10,7 @@ from typing import Any
 
 from accelerate import Accelerator
 from rich.console import Console
+from shared_parts.arguments import shape_text
 
 from heads_parts.texts import answers_alone, narrowed
 from heads_parts.variants import Variant
@@ -58,15 +59,10 @@ def run(variant: Variant, config: TrainingConfig, material: Material) -> dict[st
     seconds = time.monotonic() - started
     shapes = list(material.shapes)
     figures = {
-        text: {str_of(shape): asdict(trained(rows, shape)) for shape in shapes}
+        text: {shape_text(shape): asdict(trained(rows, shape)) for shape in shapes}
         for text, rows in material.measured.items()
     }
     return {"last_loss": loss, "seconds": seconds, "parameters": parameters, "texts": figures}
-
-
-def str_of(shape: ReDrafterConfig) -> str:
-    """`WxL:K`."""
-    return f"{shape.beam_width}x{shape.beam_length}:{shape.num_speculative_tokens}"
 
 
 Measure = Callable[[ListRows, ReDrafterConfig], Acceptance]

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from vllm_redrafter import ConfigError, ReDrafterConfig
+
 
 def script_parser(doc: str | None) -> argparse.ArgumentParser:
     """A parser whose help begins with the docstring's first line and ends with the rest of it."""
@@ -35,25 +37,13 @@ positive = integer(1)
 
 def not_negative(text: str) -> float:
     """A finite number of at least 0."""
-    value = _number(text)
-    if value is None or not 0 <= value < float("inf"):
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r}: expected a number of at least 0")
     return value
-
-
-def fraction(text: str) -> float:
-    """A number above 0, and at most 1."""
-    value = _number(text)
-    if value is None or not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a fraction, above 0 and at most 1")
-    return value
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
 
 
 def beams(text: str) -> tuple[int, int]:
@@ -62,15 +52,23 @@ def beams(text: str) -> tuple[int, int]:
     return positive(width), positive(length)
 
 
-def tree_shape(text: str) -> tuple[int, int, int]:
-    """`WxL:K`: beam width, beam length, and the tree nodes that are verified."""
+def tree_shape(text: str) -> ReDrafterConfig:
+    """`WxL:K`: beam width, beam length, and the most tree nodes that are verified."""
     found = re.fullmatch(r"(\d+)x(\d+):(\d+)", text)
     if not found:
         raise argparse.ArgumentTypeError(
             f"{text!r}: expected WxL:K (beam width, beam length, tree nodes), as in 4x5:12"
         )
     width, length, nodes = map(int, found.groups())
-    return width, length, nodes
+    try:
+        return ReDrafterConfig(nodes, width, length)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from error
+
+
+def shape_text(shape: ReDrafterConfig) -> str:
+    """As `tree_shape` reads it."""
+    return f"{shape.beam_width}x{shape.beam_length}:{shape.num_speculative_tokens}"
 
 
 def json_object(text: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,29 +23,20 @@ def read_dataset(path: Path) -> tuple[ByTask, LeftOut]:
     """
     try:
         openings, left_out = read_openings(path)
-        if _category(_row_at(path, openings[0].source)) is None:
-            return {None: [_prompt(opening) for opening in openings]}, left_out
-        return _by_category(path, openings), left_out
+        categories = {place: _category(row) for place, row in READERS[path.suffix](path)}
+        divided = categories[openings[0].source] is not None
+        found: ByTask = {}
+        for opening in openings:
+            category = categories[opening.source] if divided else None
+            if divided and category is None:
+                raise ConfigError(
+                    f"{opening.source}: no 'category' that is text, which the first row has; give "
+                    "every row one, or none"
+                )
+            found.setdefault(category, []).append(_prompt(opening))
     except ConfigError as error:
         raise InputError(f"--dataset {error}") from error
-
-
-def _row_at(path: Path, place: str) -> Any:
-    return next(row for at, row in READERS[path.suffix](path) if at == place)
-
-
-def _by_category(path: Path, openings: Sequence[Conversation]) -> ByTask:
-    categories = {at: _category(row) for at, row in READERS[path.suffix](path)}
-    found: ByTask = {}
-    for opening in openings:
-        category = categories.get(opening.source)
-        if category is None:
-            raise ConfigError(
-                f"{opening.source}: no 'category' that is text, which the first row has; give "
-                "every row one, or none"
-            )
-        found.setdefault(category, []).append(_prompt(opening))
-    return found
+    return found, left_out
 
 
 def _category(row: Any) -> str | None:

@@ -59,7 +59,6 @@ class Job:
         ignore_eos: output that many in any case.
         timed_parts: the worker is ReDrafter's, which says where its time went.
         tasks: one per prompt; empty where prompts have none.
-        top_p: of requests that sample.
         min_tokens: the most tokens of a request are drawn from here to `max_tokens`; None for
             `max_tokens` of all.
     """
@@ -72,7 +71,6 @@ class Job:
     ignore_eos: bool
     timed_parts: bool
     tasks: list[str] = field(default_factory=list)
-    top_p: float = 1.0
     min_tokens: int | None = None
 
     def prompts_of(self, task: str | None) -> list[list[int]]:
@@ -170,7 +168,6 @@ def measure(llm: Any, job: Job, case: Case) -> Run:
         params = [
             SamplingParams(
                 temperature=case.temperature,
-                top_p=job.top_p if case.temperature else 1.0,
                 max_tokens=length,
                 ignore_eos=job.ignore_eos,
                 output_kind=RequestOutputKind.DELTA,

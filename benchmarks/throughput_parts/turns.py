@@ -66,7 +66,6 @@ def side_by_side(
         with ExitStack() as stack:
             engines = start_all(seeded, variables, stack, update, at_once)
             for repeat in range(start * repeats, (start + 1) * repeats):
-                update(repeat=repeat + 1)
                 yield in_turns(entries, engines, update, repeat)
 
 
@@ -76,11 +75,19 @@ def alone(
     update: Callable[..., None],
     repeats: int,
 ) -> Iterator[dict[str, list[Run]]]:
-    """As `side_by_side`, with engines that have the machine for themselves, and are started for
-    every repeat."""
+    """As `side_by_side`, with engines that have the machine for themselves: in each repeat a fresh
+    one after the other, each with all of its cases."""
     for repeat in range(repeats):
-        update(repeat=repeat + 1)
-        yield one_by_one(entries, variables, update, repeat)
+        runs: dict[str, list[Run]] = {entry.label: [] for entry in entries}
+        for entry in rotated(entries, repeat):
+            update(description=entry.label)
+            job = replace(entry.job, seed=entry.job.seed + repeat)
+            with EngineProcess(job, variables) as engine:
+                engine.wait_until_started()
+                for case in entry.cases:
+                    runs[entry.label].append(engine.measure(case))
+                    update(advance=1)
+        yield runs
 
 
 def start_all(
@@ -148,29 +155,6 @@ def in_turns(
             # An idle engine polls for messages, for a second and more.
             engine.pause()
             update(advance=1)
-    return runs
-
-
-def one_by_one(
-    entries: Sequence[Entry],
-    variables: dict[str, str],
-    update: Callable[..., None],
-    repeat: int,
-) -> dict[str, list[Run]]:
-    """One repeat with a fresh engine after the other, each with all of its cases.
-
-    Raises:
-        EngineError: one failed.
-    """
-    runs: dict[str, list[Run]] = {entry.label: [] for entry in entries}
-    for entry in rotated(entries, repeat):
-        update(description=entry.label)
-        job = replace(entry.job, seed=entry.job.seed + repeat)
-        with EngineProcess(job, variables) as engine:
-            engine.wait_until_started()
-            for case in entry.cases:
-                runs[entry.label].append(engine.measure(case))
-                update(advance=1)
     return runs
 
 

@@ -19,6 +19,7 @@ from redrafter_testing.benchmarks.throughput_runs import PARTS, run
 from redrafter_testing.models.tiny_models import add_tokenizer, make_drafter, make_target
 
 SCRIPT = Path(throughput.__file__)
+ASK = "--suite math --no-chat"
 
 
 @pytest.fixture(scope="module")
@@ -31,32 +32,25 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("", "one of --prompt, --dataset and --suite"),
-        ("--prompt a --dataset b.txt", "one of --prompt, --dataset and --suite"),
-        ("--suite chat --dataset b.txt", "one of --prompt, --dataset and --suite"),
-        ("--suite chat --prompt a", "one of --prompt, --dataset and --suite"),
+        ("--temperature 0", "one of --dataset and --suite"),
+        ("--suite chat --dataset b.txt", "one of --dataset and --suite"),
         ("--suite chat poems", "--suite poems: expected one of chat, summary, code, math, or all"),
         ("--suite chat", "no chat template; --no-chat asks in bare text"),
         ("--suite chat --no-chat --max-tokens 511", "chat: no prompt fits"),
         ("--dataset nowhere.txt", "nowhere.txt: no such file"),
-        ("--prompt=", "--prompt is empty"),
-        ("--prompt a --shape 2x4", "expected WxL:K"),
-        ("--prompt a --adaptive 4x5", "--adaptive '4x5': expected WxL:K"),
-        ("--prompt a --adaptive 4x5:12 --no-adaptive", "exclude each other"),
-        ("--prompt a --ngram-tokens 3 --no-ngram", "exclude each other"),
-        ("--prompt a --random-drafter --no-adaptive", "leave out --no-adaptive"),
-        ("--prompt a --other-drafter /nowhere", "no such folder"),
-        ("--prompt a --prompts-per-request 0", "expected an integer of at least 1"),
-        ("--prompt a --concurrency 0", "expected an integer of at least 1"),
-        ("--prompt a --temperature -1", "expected a number of at least 0"),
-        ("--prompt a --temperature nan", "expected a number of at least 0"),
-        ("--prompt a --engine-args [1]", "expected a JSON object"),
-        ("--prompt a --engine-args {", "not JSON"),
-        ("--prompt a --output nowhere/a.json", "its folder does not exist"),
-        ("--prompt a --drafter /nowhere", "no such folder"),
-        ("--prompt a --model /nowhere", "--model /nowhere"),
-        ("--prompt a --max-tokens 600", "no prompt fits"),
-        ("--prompt a --max-tokens 8 --min-tokens 9", "--min-tokens 9 is more than"),
+        (f"{ASK} --shape 2x4", "'2x4': expected WxL:K"),
+        (f"{ASK} --adaptive 4x5", "'4x5': expected WxL:K"),
+        (f"{ASK} --prompts-per-request 0", "expected an integer of at least 1"),
+        (f"{ASK} --concurrency 0", "expected an integer of at least 1"),
+        (f"{ASK} --temperature -1", "expected a number of at least 0"),
+        (f"{ASK} --temperature nan", "expected a number of at least 0"),
+        (f"{ASK} --engine-args [1]", "expected a JSON object"),
+        (f"{ASK} --engine-args {{", "not JSON"),
+        (f"{ASK} --output nowhere/a.json", "its folder does not exist"),
+        (f"{ASK} --drafter /nowhere", "no such folder"),
+        (f"{ASK} --model /nowhere", "--model /nowhere"),
+        (f"{ASK} --max-tokens 600", "no prompt fits"),
+        (f"{ASK} --max-tokens 8 --min-tokens 9", "--min-tokens 9 is more than"),
     ],
 )
 def test_bad_input_ends_before_any_engine_starts(
@@ -126,10 +120,11 @@ def test_from_arguments_to_files_without_an_engine(
     events = without_engines(monkeypatch, is_cpu)
     output = tmp_path / "out.json"
     arguments = ["--model", str(models[0]), "--drafter", str(models[1]), "--repeats", "2"]
-    arguments += ["--prompt", "name", "--prompt", "value", "--concurrency", "1", "4"]
+    dataset = tmp_path / "prompts.txt"
+    dataset.write_text("name\nvalue\n")
+    arguments += ["--dataset", str(dataset), "--concurrency", "1", "4"]
     arguments += ["--shape", "1=2x4:6", "4=1x3:3", "--output", str(output)]
     arguments += ["--random-drafter", "--plain-again", "--prompts-per-request", "2"]
-    arguments += ["--other-drafter", str(models[1])]
 
     throughput.main(arguments)
 
@@ -137,13 +132,13 @@ def test_from_arguments_to_files_without_an_engine(
     report = json.loads(text)
     assert str(tmp_path.parent) not in text, "a results file must not hold this machine's paths"
     starts = [event for event in events if event.startswith("start")]
-    if is_cpu:  # all of the eight engines at once
-        assert events[:8] == starts == ["start 0"] * 8 and events[-8:] == ["end"] * 8
+    if is_cpu:  # all of the seven engines at once
+        assert events[:7] == starts == ["start 0"] * 7 and events[-7:] == ["end"] * 7
     else:
-        assert starts == ["start 0"] * 8 + ["start 1"] * 8
+        assert starts == ["start 0"] * 7 + ["start 1"] * 7
         assert events.index("end") < events.index("start 0", 1), "two engines at a time"
     # Two levels, at each ReDrafter has one shape; two temperatures, but for n-grams on CPUs.
-    rows = 2 * 2 * 2 + 2 * (1 if is_cpu else 2) + 4 * 2 * 2
+    rows = 2 * 2 * 2 + 2 * (1 if is_cpu else 2) + 3 * 2 * 2
     assert len(report["rows"]) == rows
     assert {m["concurrency"]: m["requests"] for m in report["measurements"]} == {1: 2, 4: 4}
     (adaptive, *_) = [row for row in report["rows"] if row["method"] == "adaptive"]
@@ -169,12 +164,12 @@ def test_suites_are_measured_by_task_and_in_total(
     output = tmp_path / "out.json"
     arguments = ["--model", str(models[0]), "--drafter", str(models[1]), "--no-chat"]
     arguments += ["--suite", "math", "code", "--num-prompts", "5", "--concurrency", "1", "2"]
-    arguments += ["--no-adaptive", "--temperature", "0", "--repeats", "1", "--output", str(output)]
+    arguments += ["--temperature", "0", "--repeats", "1", "--output", str(output)]
 
     throughput.main(arguments)
 
     report = json.loads(output.read_text())
-    assert events.count("measure") == 3 * 2 * 2, "methods, levels and tasks"
+    assert events.count("measure") == 4 * 2 * 2, "methods, levels and tasks"
     assert report["settings"]["suite"] == ["math", "code"]
     assert report["settings"]["num_prompts"] == 10, "five of each task"
     found = [row for row in report["rows"] if row["method"] == "ReDrafter"]
@@ -196,15 +191,16 @@ def test_suites_are_measured_by_task_and_in_total(
 
 @pytest.mark.engine
 def test_three_methods_through_real_engines(tmp_path: Path, models: tuple[Path, Path]) -> None:
-    output = tmp_path / "out.json"
+    output, dataset = tmp_path / "out.json", tmp_path / "prompts.txt"
+    dataset.write_text("name:value1\nlist:[7]\nvalue:[14]\n")
     options = (
-        "--dtype float32 --enforce-eager --repeats 1 --concurrency 2 --temperature 0 "
-        "--max-tokens 24 --ignore-eos --prompt name:value1 --prompt list:[7] --prompt value:[14] "
+        "--dtype float32 --repeats 1 --concurrency 2 --temperature 0 "
+        '--max-tokens 24 --ignore-eos --engine-args {"enforce_eager":true} '
         "--adaptive 2x4:8 --no-ngram"
     )
     command = [sys.executable, str(SCRIPT), "--model", str(models[0]), "--drafter", str(models[1])]
     ended = process_trees.run(
-        [*command, *options.split(), "--output", output],
+        [*command, *options.split(), "--dataset", dataset, "--output", output],
         timeout=400,
         env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"},  # a third of vLLM's imports
     )

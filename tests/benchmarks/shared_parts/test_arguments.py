@@ -10,15 +10,17 @@ from typing import Any
 import pytest
 from shared_parts.arguments import (
     beams,
-    fraction,
     integer,
     json_object,
     not_negative,
     positive,
     results_file,
     script_parser,
+    shape_text,
     tree_shape,
 )
+
+from vllm_redrafter import ReDrafterConfig
 
 
 @pytest.mark.parametrize(
@@ -28,9 +30,8 @@ from shared_parts.arguments import (
         (integer(0), "0", 0),
         (integer(1, 128), "128", 128),
         (not_negative, "0.7", 0.7),
-        (fraction, "1", 1.0),
         (beams, "16x5", (16, 5)),
-        (tree_shape, "4x5:12", (4, 5, 12)),
+        (tree_shape, "4x5:12", ReDrafterConfig(12, 4, 5)),
         (json_object, '{"a": [1]}', {"a": [1]}),
         (results_file, "a.json", Path("a.json")),
     ],
@@ -47,10 +48,9 @@ def test_a_value_is_read(read: Callable[[str], Any], text: str, value: Any) -> N
         (integer(1, 128), "129", "from 1 to 128"),
         (not_negative, "x", "'x': expected a number of at least 0"),
         (not_negative, "inf", "expected a number of at least 0"),
-        (fraction, "0", "expected a fraction"),
-        (fraction, "nan", "expected a fraction"),
         (beams, "16", "'': expected an integer"),
         (tree_shape, "4x5", r"'4x5': expected WxL:K .*, as in 4x5:12"),
+        (tree_shape, "4x5:128", "'4x5:128': .* between 1 and 127"),
         (json_object, "[1]", "expected a JSON object"),
         (json_object, "{", "not JSON"),
         (results_file, ".", "is a folder"),
@@ -60,6 +60,10 @@ def test_a_value_is_read(read: Callable[[str], Any], text: str, value: Any) -> N
 def test_a_value_that_is_none_is_named(read: Callable[[str], Any], text: str, message: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=message):
         read(text)
+
+
+def test_a_shape_is_written_as_it_is_read() -> None:
+    assert shape_text(tree_shape("4x5:12")) == "4x5:12"
 
 
 def test_help_begins_with_the_docstrings_first_line_and_ends_with_the_rest() -> None:

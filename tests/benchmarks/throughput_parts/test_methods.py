@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from argparse import ArgumentTypeError
 
 import pytest
-from throughput_parts.methods import FurtherDrafter, InputError, plan, with_drafter
-
-from vllm_redrafter import ConfigError
+from throughput_parts.methods import InputError, plan, with_random_drafter
 
 
 def test_a_method_gets_one_engine_for_all_its_levels() -> None:
-    plain, ngram, redrafter, adaptive = plan("drafter", [4, 1, 4], ["2x4:6"], ["5"], ["4x5:12"])
+    plain, ngram, redrafter, adaptive = plan(
+        "drafter", [4, 1, 4], ["2x4:6"], ["4x5:12"], ngram=True
+    )
 
     assert (plain.label, plain.levels, plain.speculative_config) == ("plain", (1, 4), None)
     assert (ngram.label, ngram.levels) == ("n-gram 5", (1, 4))
@@ -40,29 +40,23 @@ def test_a_method_gets_one_engine_for_all_its_levels() -> None:
     }
 
 
-@pytest.mark.parametrize("name", get_args(FurtherDrafter))
-def test_a_further_drafter_is_measured_adaptively(name: FurtherDrafter) -> None:
-    methods = plan("drafter", [1, 4], ["2x4:6"], ["5"], ["4x5:12", "1x3:3", "4x5:12"])
-    large, small = with_drafter(methods, name, "further")
+def test_a_random_drafter_is_measured_adaptively() -> None:
+    methods = plan("drafter", [1, 4], ["2x4:6"], ["4x5:12", "1x3:3", "4x5:12"], ngram=True)
+    large, small = with_random_drafter(methods, "random")
 
-    assert (large.label, small.label) == (f"{name} 4x5:12", f"{name} 1x3:3")
+    assert (large.label, small.label) == ("random drafter 4x5:12", "random drafter 1x3:3")
     (adaptive,) = [method for method in methods if method.label == "adaptive 4x5:12"]
     assert large.levels == adaptive.levels
-    assert large.speculative_config == {**(adaptive.speculative_config or {}), "model": "further"}
-    with pytest.raises(
-        InputError, match=f"--{name.replace(' ', '-')} is .*leave out --no-adaptive"
-    ):
-        with_drafter(plan("drafter", [1], ["2x4:6"], ["5"]), name, "further")
+    assert large.speculative_config == {**(adaptive.speculative_config or {}), "model": "random"}
 
 
 def test_shapes_are_measured_at_the_level_they_are_bound_to() -> None:
     shapes = ["1=3x5:12", "8=1x3:3", "1=1x3:3", "2x4:6"]
-    methods = plan("drafter", [1, 4, 8], shapes, ["1=7", "4"])
+    methods = plan("drafter", [1, 4, 8], shapes, [], ngram=True)
 
     assert {m.label: m.levels for m in methods} == {
         "plain": (1, 4, 8),
-        "n-gram 7": (1,),
-        "n-gram 4": (1, 4, 8),
+        "n-gram 5": (1, 4, 8),
         "ReDrafter 3x5:12": (1,),
         "ReDrafter 1x3:3": (1, 8),
         "ReDrafter 2x4:6": (1, 4, 8),
@@ -70,7 +64,7 @@ def test_shapes_are_measured_at_the_level_they_are_bound_to() -> None:
 
 
 def test_sampled_ngram_speculation_is_left_out_on_cpus() -> None:
-    plain, ngram, redrafter = plan("drafter", [1], ["2x4:6"], ["5"])
+    plain, ngram, redrafter = plan("drafter", [1], ["2x4:6"], [], ngram=True)
     for method in (plain, redrafter):
         assert method.temperatures([0, 0.7], is_cpu=True) == [0, 0.7]
     assert ngram.temperatures([0, 0.7], is_cpu=True) == [0]
@@ -79,20 +73,20 @@ def test_sampled_ngram_speculation_is_left_out_on_cpus() -> None:
 
 @pytest.mark.parametrize("shape", ["", "2x4", "2:4x6", "2x4:6:8", "x4:6", "-1x4:6", "=2x4:6"])
 def test_a_malformed_shape_is_refused(shape: str) -> None:
-    with pytest.raises(InputError, match=r"expected WxL:K"):
-        plan("drafter", [1], [shape], ["5"])
+    with pytest.raises(ArgumentTypeError, match=r"expected (WxL:K|an integer)"):
+        plan("drafter", [1], [shape], [], ngram=False)
 
 
 def test_a_shape_that_redrafter_refuses_is_refused_here() -> None:
-    with pytest.raises(ConfigError, match="between 1 and 127"):
-        plan("drafter", [1], ["2x4:128"], ["5"])
+    with pytest.raises(ArgumentTypeError, match=r"'2x4:128': .* between 1 and 127"):
+        plan("drafter", [1], ["2x4:128"], [], ngram=False)
 
 
 def test_a_level_that_is_not_measured_cannot_be_bound() -> None:
     with pytest.raises(InputError, match="concurrency 2, which is not measured"):
-        plan("drafter", [1, 4], ["2x4:6", "2=1x3:3"], ["5"])
+        plan("drafter", [1, 4], ["2x4:6", "2=1x3:3"], [], ngram=False)
 
 
 def test_a_level_without_a_shape_is_refused() -> None:
     with pytest.raises(InputError, match="nothing is given for concurrency 4"):
-        plan("drafter", [1, 4], ["1=2x4:6"], ["5"])
+        plan("drafter", [1, 4], ["1=2x4:6"], [], ngram=False)
