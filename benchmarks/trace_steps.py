@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             events = read_events(path)
         except (OSError, ValueError) as error:
             command.error(f"{path}: {error}; give traces of the torch profiler, as it writes them")
-        lines, kernels = by_kind(steps(events)), busiest([events])[: options.kernels]
+        lines, kernels = by_kind(steps(events)), busiest(events)[: options.kernels]
         if not lines:
             command.error(f"{path}: no step of a target on a GPU is in it")
         calls = host_calls(events)

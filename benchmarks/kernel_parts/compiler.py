@@ -85,7 +85,6 @@ class Kernel:
         blocks: thread blocks that a multiprocessor holds at a time; 0: it cannot be launched.
         instruction: what multiplies matrices: tcgen05, wgmma, mma.sync, FMA or nothing.
         copy_bytes: of the widest asynchronous copy from memory; 0: there is none.
-        load_bytes: of the widest load from memory to registers.
         ahead: groups of copies that are for later steps of the main loop when one computes.
         loop: machine instructions in the longest loop, branches of it included.
         barriers: places where all threads of a block wait for each other.
@@ -99,7 +98,6 @@ class Kernel:
     blocks: int
     instruction: str
     copy_bytes: int
-    load_bytes: int
     ahead: int
     loop: int
     barriers: int
@@ -170,7 +168,6 @@ def _read(architecture: Architecture, name: str, kernel: Any) -> Kernel:
         blocks=resident_blocks(architecture, registers, shared, warps),
         instruction=_matrix_instruction(ptx, machine_code),
         copy_bytes=max((int(size, 0) for size in copies), default=0),
-        load_bytes=_widest_load(ptx),
         ahead=_copies_ahead(kernel.asm["ttgir"]),
         loop=longest_loop(machine_code),
         barriers=ptx.count("bar.sync"),
@@ -203,11 +200,6 @@ def _matrix_instruction(ptx: str, machine_code: str) -> str:
         if marker in ptx:
             return name
     return "FMA" if machine_code.count("FFMA") > FEW_FMA else ""
-
-
-def _widest_load(ptx: str) -> int:
-    loads = re.findall(r"ld\.global\S*?(?:\.v(\d))?\.b(\d+)", ptx)
-    return max((int(count or 1) * int(bits) // 8 for count, bits in loads), default=0)
 
 
 def _copies_ahead(ttgir: str) -> int:

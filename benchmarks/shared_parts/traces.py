@@ -45,10 +45,10 @@ def read_events(trace: Path) -> list[dict[str, Any]]:
     return events
 
 
-def busiest(traces: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+def busiest(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Kernels by the time that all of their calls took, most first."""
     found: dict[str, dict[str, Any]] = {}
-    for event in (event for trace in traces for event in trace):
+    for event in events:
         if event.get("cat") == "kernel":
             name = event["name"]
             kernel = found.setdefault(name, {"name": name, "calls": 0, "ms": 0.0})

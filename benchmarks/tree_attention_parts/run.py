@@ -88,7 +88,7 @@ def measure(stopwatch: Stopwatch, case: Case, report: Report, console: Console) 
     """A case's figures, or why it has none: the next one is measured all the same."""
     try:
         result = measure_attention(stopwatch, case)
-    except TooLargeError as error:
+    except (TooLargeError, torch.OutOfMemoryError) as error:
         report.skipped.append(f"{case}: {error}")
         console.print(report.skipped[-1], markup=False)
     except Exception as error:
