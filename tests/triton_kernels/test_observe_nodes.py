@@ -60,7 +60,7 @@ def expected_statistics(
             within = 0 < node < trees.num_verified[request]
             judged[request, node] = within and token >= 0 and parent in path
     estimator.observe(log_odds[entries].cpu(), trees.depths.cpu(), judged, accepted)
-    return torch.cat([estimator._sums.flatten(), estimator._bins.flatten()])
+    return estimator.statistics
 
 
 @pytest.mark.parametrize(("requests", "slots"), [(1, 2), (3, 13)])

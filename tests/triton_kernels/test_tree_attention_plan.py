@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from redrafter_testing.algorithm.tree_batches import bushy, chain
+from redrafter_testing.gpu.memory_pool import MemoryPool
 from redrafter_testing.gpu.tree_attention_launch import Launch, Shape, assert_close
 from vllm_redrafter.triton_kernels import tree_attention as tree_attention_module
 from vllm_redrafter.triton_kernels import tree_attention_plan
@@ -90,28 +91,13 @@ def test_each_request_has_the_parts_that_its_own_length_asks_for(
 ) -> None:
     """Parts that a request does not have are neither written nor read: they stay NaN."""
     monkeypatch.setattr(tree_attention_module, "plan_split", lambda **_: split)
-    merged = Recorded(tree_attention_module._merge_parts)
-    monkeypatch.setattr(tree_attention_module, "_merge_parts", merged)
     batch = launch([(n, chain(5)) for n in context_lens], Shape(kv_heads=1, group=1))
-    batch.check(sliding_window=window)
-    (part_lse,) = (arguments[1] for arguments in merged.arguments)
-    assert part_lse.shape[2] == split.parts
+    pool = MemoryPool()
+    with pool:
+        batch.check(sliding_window=window)
+    (part_lse,) = (new for new in pool.tensors if new.shape == (len(batch.query), 1, split.parts))
     written = part_lse[batch.rows, 0].isfinite().view(len(parts), 5, -1).any(dim=1)
     assert written.sum(dim=1).tolist() == parts
-
-
-class Recorded:
-    """A kernel whose launches' arguments are kept."""
-
-    def __init__(self, kernel: Any) -> None:
-        self.kernel, self.arguments = kernel, list[Any]()
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        def call(*args: Any, **kwargs: Any) -> None:
-            self.arguments.append(args)
-            self.kernel[grid](*args, **kwargs)
-
-        return call
 
 
 def test_by_default_a_tensor_is_made_and_parts_are_planned(launch: Callable[..., Launch]) -> None:

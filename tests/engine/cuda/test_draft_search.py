@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import pytest
@@ -31,10 +32,13 @@ from vllm_redrafter.heads.registry import NAMES, new_head  # noqa: E402
 from vllm_redrafter.tree.beam_search import beam_search  # noqa: E402
 from vllm_redrafter.tree.policy import SearchShape  # noqa: E402
 from vllm_redrafter.tree.sharding import VocabularyShard  # noqa: E402
+from vllm_redrafter.triton_kernels.draft_layers import MAX_ROWS  # noqa: E402
 
 HIDDEN, VOCAB = 16, 70
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 SHAPE = SearchShape(3, 3)
+MANY = MAX_ROWS // SHAPE.beam_width + 1
+"""Requests whose beams are more than the small kernels take."""
 Head = TypeVar("Head", bound=DraftHead)
 
 
@@ -135,21 +139,19 @@ def medusa_of(**sizes: Any) -> MedusaHead:
     return random_weights(MedusaHead(config).to(DEVICE))
 
 
-@pytest.mark.parametrize("max_rows", [None, 2], ids=["kernels", "torch"])
+@pytest.mark.parametrize("count", [2, MANY], ids=["kernels", "torch"])
 @pytest.mark.parametrize("sizes", [{"bias": True}, {"num_draft_layers": 3, "draft_vocab_size": 30}])
 def test_a_head_that_sees_no_token_ranks_once_for_all_beams(
-    sizes: dict[str, Any], max_rows: int | None, monkeypatch: pytest.MonkeyPatch
+    sizes: dict[str, Any], count: int
 ) -> None:
-    if max_rows is not None:
-        monkeypatch.setitem(DraftSearch._step.__globals__, "MAX_ROWS", max_rows)
     drafter = medusa_of(**sizes)
-    search = DraftSearch(drafter, embedding(), embedding(), SHAPE, max_requests=3)
+    search = DraftSearch(drafter, embedding(), embedding(), SHAPE, max_requests=count + 1)
     rows: list[int] = []
     for layer in drafter.vocabulary_layers:
         layer.register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0])))
-    search.explore(*requests(2))
-    assert rows == [2] * SHAPE.beam_length
-    assert_found(search, drafter, embedding(), *requests(2))
+    search.explore(*requests(count))
+    assert rows == [count] * SHAPE.beam_length
+    assert_found(search, drafter, embedding(), *requests(count))
 
 
 def test_an_embedding_that_is_no_lookup_is_asked() -> None:
@@ -182,38 +184,32 @@ def test_a_vocabulary_wide_layer_is_asked_and_not_read() -> None:
     assert_found(search, drafter, embed, *requests(2))
 
 
-def test_more_rows_than_the_small_kernels_take_are_torch_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_rows_than_the_small_kernels_take_are_torch_s() -> None:
     """The first level has few rows, the others more."""
-    monkeypatch.setitem(DraftSearch._step.__globals__, "MAX_ROWS", 3)
     drafter, embed = drafter_of(), embedding()
-    search = DraftSearch(drafter, embed, embed, SHAPE, max_requests=2)
-    assert_found(search, drafter, embed, *requests(2))
+    search = DraftSearch(drafter, embed, embed, SHAPE, max_requests=MANY)
+    assert_found(search, drafter, embed, *requests(MANY))
 
 
-def shard_s_search(embed: nn.Embedding) -> DraftSearch:
-    """Of the first of two ranks, which run one after the other here."""
+def shard_s_search(embed: nn.Embedding, pool: MemoryPool | None = None) -> DraftSearch:
+    """Of the first of two ranks, which run one after the other here; its memory is the pool's."""
     shards = [VocabularyShard(VOCAB, rank, 2, lambda part: part) for rank in range(2)]
     parts = [drafter_of() for _ in shards]
     for part, shard in zip(parts, shards, strict=True):
         shard.cut(part)
 
+    layers = [part.vocabulary_layers[0] for part in parts]
+    read: list[Tensor] = []  # by the first rank's layer, which the second's has to read, too
+    layers[0].register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
+
     def gather(_: Tensor) -> Tensor:
-        state = search._features_of_last
-        told = [
-            s.best_here(p.vocabulary_layers[0](state)) for s, p in zip(shards, parts, strict=True)
-        ]
+        features = read[-1]
+        told = [s.best_here(layer(features)) for s, layer in zip(shards, layers, strict=True)]
         return torch.cat(told, dim=-1)
 
     shard = VocabularyShard(VOCAB, 0, 2, gather)
-    search = DraftSearch(parts[0], embed, embed, SHAPE, max_requests=2, shard=shard)
-    features_of = search._features_of
-
-    def remembered(*args: Tensor) -> Tensor:
-        search._features_of_last = features_of(*args)  # type: ignore[attr-defined]
-        return search._features_of_last
-
-    search._features_of = remembered  # type: ignore[method-assign]
-    return search
+    with pool or nullcontext():
+        return DraftSearch(parts[0], embed, embed, SHAPE, max_requests=2, shard=shard)
 
 
 def test_a_shard_s_search_is_the_whole_s() -> None:
@@ -230,17 +226,9 @@ def test_a_search_needs_nothing_of_what_was_in_its_memory(new: Callable[[], Draf
     assert_found(search, drafter, embed, *requests(2))
 
 
-def test_a_shard_s_search_needs_nothing_of_what_was_in_its_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    embed, pool, new = embedding(), MemoryPool(), DraftSearch.__init__
-
-    def in_pool(*args: Any, **kwargs: Any) -> None:
-        with pool:
-            new(*args, **kwargs)
-
-    monkeypatch.setattr(DraftSearch, "__init__", in_pool)
-    search = shard_s_search(embed)
+def test_a_shard_s_search_needs_nothing_of_what_was_in_its_memory() -> None:
+    embed, pool = embedding(), MemoryPool()
+    search = shard_s_search(embed, pool)
     pool.discard()
     assert_found(search, drafter_of(), embed, *requests(2))
 
@@ -289,7 +277,7 @@ def test_a_graph_of_a_search_reads_what_is_in_its_inputs_now(
     expected = beam_search(drafter, embed, *inputs, *SHAPE)
     assert torch.equal(found.tokens, expected.tokens)
     torch.testing.assert_close(found.log_probs, expected.log_probs, rtol=1e-4, atol=1e-4)
-    assert len(graph._recording.nodes) == launches
+    assert graph.num_nodes == launches
 
 
 @pytest.mark.parametrize("name", NAMES)

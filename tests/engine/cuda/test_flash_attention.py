@@ -111,7 +111,7 @@ def test_rows_of_an_image_go_through_triton(
 
 
 def attention_layer(**variant: Any) -> TreeAttentionImpl:
-    made = TreeAttentionImpl(
+    return TreeAttentionImpl(
         HEADS,
         HEAD_SIZE,
         0.2,
@@ -122,16 +122,16 @@ def attention_layer(**variant: Any) -> TreeAttentionImpl:
         variant.get("soft_cap"),
         sinks=variant.get("sinks"),
     )
-    assert made._flash_attention is not None
-    return made
 
 
 def attention(
     layer: dict[str, Any], metadata: TreeAttentionMetadata, **variant: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What ours makes of the batch, trees left out, and all rows' attention in float64."""
+    """What ours makes of the batch, trees' rows being 7, and all rows' attention in float64."""
     impl = attention_layer(**variant)
-    impl._attend_trees = lambda layer, query, *_: query.fill_(0)  # type: ignore[method-assign]
+    assert flash_attention.flash_attention(impl) is not None
+    trees: Any = SimpleNamespace(attend=lambda q, k, v, out, **_: out.fill_(7))
+    metadata.tree_attention = lambda block_size: trees  # type: ignore[method-assign]
     one = torch.ones(1, device=DEVICE)
     scales = SimpleNamespace(_q_scale=one, _k_scale=one, _v_scale=one)
     out = torch.zeros_like(layer["query"])
@@ -174,7 +174,7 @@ def test_prompts_and_plain_decodes_are_attention(
         staged: Any = None
         metadata.set_trees(TreeRows(staged, len(trees), rows, 9, len(trees), rest))
     out, expected = attention(layer, metadata, **variant)
-    assert (out[:rows] == 0).all(), "the trees' rows"
+    assert (out[:rows] == 7).all(), "the trees' rows"
     error = (out[rows:] - expected[rows:]).norm(dim=-1) / expected[rows:].norm(dim=-1)
     assert error.max() < 2e-2
 

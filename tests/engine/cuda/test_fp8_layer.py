@@ -72,12 +72,12 @@ def test_a_layer_multiplies_with_the_rounded_weights() -> None:
 def test_other_weights_come_into_the_same_memory() -> None:
     plain, x = linear_layer(), inputs(128)
     layer = Fp8Layer(plain, CONFIG)
-    address = layer.packed.data_ptr()
+    address = layer.packed.weight.data_ptr()
     other = 0.1 * torch.randn(256, 128)
     layer.replace(other)
     expected = F.linear(x, rounded_rows(other.to(plain.weight)))
     torch.testing.assert_close(layer(x), expected, **CLOSE)
-    assert layer.packed.data_ptr() == address
+    assert layer.packed.weight.data_ptr() == address
 
 
 @pytest.mark.usefixtures("kernel")
@@ -126,13 +126,12 @@ def test_vllm_s_kernel_takes_the_layer_as_its_own(monkeypatch: pytest.MonkeyPatc
     supported = classmethod(lambda cls, capability=None: (True, None))
     monkeypatch.setattr(MarlinFP8ScaledMMLinearKernel, "is_supported", supported)
     layer = Fp8Layer(plain, CONFIG)
-    assert isinstance(layer._kernel, MarlinFP8ScaledMMLinearKernel)
     ((weight, sizes),) = repacked
     assert sizes == {"size_k": 128, "size_n": 256, "num_bits": 8}
     # Four weights of a column in each number, the first in its last byte.
     quantised, scales = quantise_rows(plain.weight)
     assert torch.equal(weight.T.contiguous().view(torch.float8_e4m3fn), quantised)
-    packed = layer._packed[0].weight_scale
+    packed = layer.packed.weight_scale
     assert (packed.dtype, packed.shape) == (torch.bfloat16, (1, 256))
     # Times 2 to the 120, the difference of the exponents' biases; in another order.
     found = (packed.float() / 2.0**120).flatten().sort().values

@@ -41,6 +41,7 @@ class DraftSearch:
 
     Attributes:
         beams: what the last search found.
+        table: the embedding that kernels read themselves, see `__init__`.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class DraftSearch:
             survival: ranks nodes by their survival; None ranks them by log-probability.
         """
         self._drafter, self._embed, self._shard = drafter, embed, shard
-        self._table = table
+        self.table = table
         weight = drafter.vocabulary_layers[0].weight
         width, length = shape
         self.beams = BeamBuffers(max_requests, length, width, weight.device)
@@ -121,7 +122,7 @@ class DraftSearch:
         rows = tokens.shape[0]
         parents = self.beams.parents[:rows]
         if self._launches is not None and rows <= MAX_ROWS:
-            embedded = None if self._table is not None else self._embed(tokens)
+            embedded = None if self.table is not None else self._embed(tokens)
             return self._launches.step(condition, state, tokens, parents, embedded)
         if state is None:
             return self._drafter.start(condition, self._embed(tokens))

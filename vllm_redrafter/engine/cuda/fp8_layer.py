@@ -47,21 +47,20 @@ class Fp8Layer(nn.Linear):
         self._packed = (self._pack(weight),)
 
     @property
-    def packed(self) -> Tensor:
-        """The weights, as vLLM's kernel reads them."""
-        weight: Tensor = self._packed[0].weight
-        return weight
+    def packed(self) -> Any:
+        """What vLLM takes for a layer: `weight` and `weight_scale` as its kernel reads them."""
+        return self._packed[0]
 
     def replace(self, weight: Tensor) -> None:
         """Take other weights [out, in], into the same memory: CUDA graphs hold its addresses."""
         # Quantised where it is: on a GPU that serves there may be no room for 16 bits of each.
         packed = self._pack(weight.to(self.weight.dtype))
-        for old, new in zip(self._packed[0].parameters(), packed.parameters(), strict=True):
+        for old, new in zip(self.packed.parameters(), packed.parameters(), strict=True):
             old.data.copy_(new)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
-        out: Tensor = self._kernel.apply_weights(self._packed[0], x)
+        out: Tensor = self._kernel.apply_weights(self.packed, x)
         return out
 
     def _pack(self, weight: Tensor) -> Any:

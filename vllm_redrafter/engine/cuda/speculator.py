@@ -62,6 +62,9 @@ class TreeSpeculator(BaseSpeculator):
         chains: [slots] int32 on the device, 1 for requests that get a chain.
         limits: [slots] int32 on the device, the most nodes that each request wants.
         verification: of the trees drafted here; tells which row each next draft starts from.
+        hidden: [slots, (1 + n) H], in batch order, what the last draft started from.
+        slots: [slots] int64, the request slots of its rows; that of padding is one further.
+        drafts: [slots, K] int64, its draft tokens.
         meter: the step's statistics, the other parts' included.
         shard: this rank's part of the draft vocabulary; None without tensor parallelism.
         confidence: of the drafted nodes, where the batch shares a budget; else None.
@@ -103,13 +106,13 @@ class TreeSpeculator(BaseSpeculator):
         hidden_size = vllm_config.model_config.get_hidden_size()
         # A draft's inputs and output, in batch order.
         width = (1 + len(self.target_layers)) * hidden_size
-        self._hidden = torch.zeros(slots, width, dtype=self.dtype, device=device)
-        self._hidden_parts = torch.split(self._hidden, hidden_size, dim=1)
+        self.hidden = torch.zeros(slots, width, dtype=self.dtype, device=device)
+        self._hidden_parts = torch.split(self.hidden, hidden_size, dim=1)
         self._roots = torch.zeros(slots, dtype=torch.int64, device=device)
-        self._slots = torch.full((slots,), slots, dtype=torch.int64, device=device)
+        self.slots = torch.full((slots,), slots, dtype=torch.int64, device=device)
         self._chain = torch.zeros(slots, dtype=torch.int32, device=device)
         self._limit = torch.full((slots,), k, dtype=torch.int32, device=device)
-        self._drafts = torch.zeros(slots, k, dtype=torch.int64, device=device)
+        self.drafts = torch.zeros(slots, k, dtype=torch.int64, device=device)
 
         self.confidence: NodeConfidence | None = None
         if can_adapt(vllm_config, self.config):
@@ -238,7 +241,7 @@ class TreeSpeculator(BaseSpeculator):
         assert self.graphs is not None
         if not self.graphs.needs_capture():
             return
-        self._slots.fill_(self.max_num_reqs)
+        self.slots.fill_(self.max_num_reqs)
 
         def create_forward_fn(
             desc: BatchExecutionDescriptor, warmup: bool
@@ -295,10 +298,10 @@ class TreeSpeculator(BaseSpeculator):
         if self.graphs is not None and not is_profile:
             desc = self.graphs.dispatch_draft(requests, length)
             padded = desc.num_tokens
-        self._slots[requests:padded].fill_(self.max_num_reqs)
+        self.slots[requests:padded].fill_(self.max_num_reqs)
         self.verification.note_verified(verified, padded)
         if dummy_run:
-            self._slots[:requests].fill_(self.max_num_reqs)
+            self.slots[:requests].fill_(self.max_num_reqs)
         else:
             states = [last_hidden_states, *(aux_hidden_states or ())]
             self._load(input_batch, states, last_sampled)
@@ -308,7 +311,7 @@ class TreeSpeculator(BaseSpeculator):
                 self.graphs.run_fullgraph(desc)
             else:
                 self.draft(padded, length)
-        return self._drafts[:requests]
+        return self.drafts[:requests]
 
     def _drafts_now(self, num_speculative_tokens: int | None) -> bool:
         possible = num_speculative_tokens != 0
@@ -329,7 +332,7 @@ class TreeSpeculator(BaseSpeculator):
             self.verification.note_verified(verified, verified)
             self.confidence.learn(slots)
         self.trees.num_nodes.index_fill_(0, slots, 1)
-        return self._drafts[: input_batch.num_reqs].zero_()
+        return self.drafts[: input_batch.num_reqs].zero_()
 
     def _load(
         self, input_batch: InputBatch, states: Sequence[Tensor], last_sampled: Tensor
@@ -347,7 +350,7 @@ class TreeSpeculator(BaseSpeculator):
         torch.index_select(last_sampled.view(-1), 0, slots, out=self._roots[:requests])
         torch.index_select(self.chains.gpu, 0, slots, out=self._chain[:requests])
         torch.index_select(self.limits.gpu, 0, slots, out=self._limit[:requests])
-        self._slots[:requests].copy_(slots)
+        self.slots[:requests].copy_(slots)
 
     @torch.inference_mode()
     def draft(self, requests: int, length: int) -> None:
@@ -355,10 +358,10 @@ class TreeSpeculator(BaseSpeculator):
 
         Before the trees of the step that is ending are written over, it is learned from them.
         """
-        roots, slots = self._roots[:requests], self._slots[:requests]
+        roots, slots = self._roots[:requests], self.slots[:requests]
         if self.confidence is not None:
             self.confidence.learn(slots)
-        hidden = self._hidden[:requests]
+        hidden = self.hidden[:requests]
         if self.searches is not None:
             explored, log_odds = self.searches[length].explore(hidden, roots)
         else:
@@ -375,7 +378,7 @@ class TreeSpeculator(BaseSpeculator):
             entries=slots,
             log_odds=log_odds,
             node_limits=NodeLimits(self._chain[:requests], self._limit[:requests]),
-            rows=DraftRows(self._drafts[:requests], probs),
+            rows=DraftRows(self.drafts[:requests], probs),
         )
 
     def explore(self, hidden: Tensor, roots: Tensor, length: int) -> ExploredNodes:

@@ -17,13 +17,14 @@ kept: list[Tensor] = []
 def keep(worker: Any) -> None:
     """For `Engine.rpc`: keep the hidden states that drafts start from, from here on."""
     speculator = worker.model_runner.speculator
-    load = speculator._load
+    propose = speculator.propose
 
-    def load_and_keep(input_batch: Any, *inputs: Any) -> None:
-        load(input_batch, *inputs)
-        kept.extend(speculator._hidden[: input_batch.num_reqs].clone())
+    def propose_and_keep(input_batch: Any, *inputs: Any, **others: Any) -> Tensor:
+        drafts: Tensor = propose(input_batch, *inputs, **others)
+        kept.extend(speculator.hidden[: input_batch.num_reqs].clone())
+        return drafts
 
-    speculator._load = load_and_keep
+    speculator.propose = propose_and_keep
 
 
 def starts(worker: Any) -> list[list[float]]:

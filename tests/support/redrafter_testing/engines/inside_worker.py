@@ -56,21 +56,36 @@ def drafter_tensors(worker: Any) -> tuple[dict[str, int], dict[str, torch.Tensor
 
 def pretend_graphs_with_other_scales(worker: Any) -> None:
     """As if graphs had been captured, and then the next reload brought other K and V scales."""
-    runner = worker.model_runner
+    runner, layer = worker.model_runner, attention_layers(worker)[0]
     runner.cudagraph_manager.graphs["captured"] = None
-    scales = iter([{"layer": (1.0, 1.0)}, {"layer": (0.5, 1.0)}])
-    runner._cache_scales = lambda: next(scales)
+    worker.dtype_of_layer, layer.kv_cache_dtype = layer.kv_cache_dtype, "fp8"
+    replace = runner.speculator.replace_weights
+
+    def replace_and_scale(tensors: dict[str, torch.Tensor]) -> None:
+        replace(tensors)
+        layer._k_scale_float /= 2
+
+    runner.speculator.replace_weights = replace_and_scale
 
 
 def pretend_no_graphs(worker: Any) -> None:
+    layer = attention_layers(worker)[0]
+    layer.kv_cache_dtype = worker.dtype_of_layer
+    layer._k_scale_float *= 2
     worker.model_runner.cudagraph_manager.graphs.clear()
-    del worker.model_runner._cache_scales
+    del worker.model_runner.speculator.replace_weights
+
+
+def attention_layers(worker: Any) -> list[Any]:
+    return list(worker.vllm_config.compilation_config.static_forward_context.values())
 
 
 def kv_caches(worker: Any) -> list[tuple[str, float, float]]:
     """Per attention layer: the dtype of its cache, and what K and V are divided by."""
-    layers = worker.vllm_config.compilation_config.static_forward_context.values()
-    return [(layer.kv_cache_dtype, layer._k_scale_float, layer._v_scale_float) for layer in layers]
+    return [
+        (layer.kv_cache_dtype, layer._k_scale_float, layer._v_scale_float)
+        for layer in attention_layers(worker)
+    ]
 
 
 def made_by_the_gpu_worker(worker: Any) -> list[str]:

@@ -30,6 +30,11 @@ class MemoryPool(TorchDispatchMode):
         self.add(tensor for tensor in _tensors(result) if _memory(tensor) not in given)
         return result
 
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """What was allocated."""
+        return list(self._allocated.values())
+
     def add(self, tensors: Iterable[torch.Tensor]) -> None:
         """Tensors that are in the pool besides."""
         self._allocated.update((_memory(tensor), tensor.detach()) for tensor in tensors)

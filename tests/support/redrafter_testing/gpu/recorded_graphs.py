@@ -148,6 +148,12 @@ class RecordedGraph:
         for node in self._recording.nodes:
             node()
 
+    @property
+    def num_nodes(self) -> int:
+        """How many operations and kernels a replay runs."""
+        assert self._recording is not None
+        return len(self._recording.nodes)
+
     def _keeps(self, other: RecordedGraph) -> bool:
         """Pieces of a step read what the pieces before them wrote, as vLLM keeps it."""
         return other is not self and self.kind == other.kind == "piece"
@@ -388,15 +394,15 @@ def draft_on_kernels(worker: Any) -> tuple[int, bool, bool]:
     runner = worker.model_runner
     speculator, confidence = runner.speculator, runner.speculator.confidence
     generator = torch.Generator().manual_seed(0)
-    speculator._hidden[0] = torch.randn(speculator._hidden.shape[1], generator=generator)
-    speculator._slots[0] = entry = speculator.max_num_reqs
+    speculator.hidden[0] = torch.randn(speculator.hidden.shape[1], generator=generator)
+    speculator.slots[0] = entry = speculator.max_num_reqs
     longest = speculator.lengths[-1]
     speculator.verification.note_verified(0, 1)
 
     def drafted() -> list[torch.Tensor]:
         trees = speculator.trees
         fields = (trees.tokens, trees.parents, trees.depths, trees.num_nodes, trees.ancestors)
-        return [speculator._drafts[0].clone(), *(field[entry].clone() for field in fields)]
+        return [speculator.drafts[0].clone(), *(field[entry].clone() for field in fields)]
 
     def on_kernels(wanted: bool) -> None:
         speculator.searches = speculator.searches_on_kernels(runner.model) if wanted else None
@@ -410,7 +416,7 @@ def draft_on_kernels(worker: Any) -> tuple[int, bool, bool]:
         speculator.draft(1, longest)
         expected = drafted()
         on_kernels(True)
-        reads_table = speculator.searches[longest]._table is not None
+        reads_table = speculator.searches[longest].table is not None
         with torch.cuda.graph(graph):
             speculator.draft(1, longest)
         speculator.trees.tokens[entry] = -77
@@ -419,8 +425,8 @@ def draft_on_kernels(worker: Any) -> tuple[int, bool, bool]:
         # Which a GPU has in fewer launches than are recorded here: a norm is one.
         fusing = RecordedGraph()
         with torch.cuda.graph(fusing):
-            speculator.drafter.fused(speculator._hidden[:1])
-        launches = len(graph._recording.nodes) - len(fusing._recording.nodes)
+            speculator.drafter.fused(speculator.hidden[:1])
+        launches = graph.num_nodes - fusing.num_nodes
         return launches, reads_table, same
     finally:
         on_kernels(False)

@@ -49,5 +49,5 @@ def how_often(worker: Any) -> dict[int, int]:
 
 def weights(worker: Any) -> tuple[int, torch.Tensor]:
     """For `Engine.rpc`: where the layer's weights lie, and a copy of them in float32."""
-    weight = worker.model_runner.speculator.drafter.vocabulary_layers[0].packed
+    weight = worker.model_runner.speculator.drafter.vocabulary_layers[0].packed.weight
     return weight.data_ptr(), weight.float()
