@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from vllm import SamplingParams
+from vllm.config import VllmConfig
 from vllm.config import vllm as vllm_config
 from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
 from vllm.exceptions import VLLMValidationError
@@ -94,16 +95,21 @@ def test_k_by_batch_size_reaches_vllm_s_scheduler(target: Path, drafter: Path) -
     assert config.speculative_config.num_speculative_tokens_per_batch_size
 
 
-def test_k_by_batch_size_is_kept_for_our_worker_alone(target: Path, drafter: Path) -> None:
+def test_k_by_batch_size_is_kept_for_our_worker_alone(
+    target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """vLLM 0.33 drops it for methods that it does not know, on its V1 runner."""
     ngram = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}
-    asked = []
-    for config in (
+    configs = (
         configure(target),
         configure(target, speculative_config=ngram),
         speculate(target, drafter),
-    ):
-        plugin._disable_dynamic_k(asked.append, config)
+    )
+    name, asked = "_maybe_disable_dynamic_sd_for_v1", list[Any]()
+    monkeypatch.setattr(VllmConfig, name, lambda config: asked.append(config), raising=False)
+    plugin.register()
+    for config in configs:
+        config._maybe_disable_dynamic_sd_for_v1()
     assert [config.speculative_config and config.speculative_config.method for config in asked] == [
         None,
         "ngram",

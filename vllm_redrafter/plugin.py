@@ -212,14 +212,20 @@ def _watch_counters(args: EngineArgs, vllm_config: VllmConfig) -> None:
         return
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    _wrap(AsyncLLM, "__init__", _start_front_end)
+    _wrap(AsyncLLM, "__init__", start_front_end)
 
 
 def _publishes_counters(vllm_config: VllmConfig) -> bool:
     return vllm_config.parallel_config.worker_cls in names.WORKERS
 
 
-def _start_front_end(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+def start_front_end(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+    """`AsyncLLM.__init__` with our stat logger, where a ReDrafter speculates and is counted.
+
+    Args:
+        original: AsyncLLM's.
+        args, kwargs: its arguments.
+    """
     bound = inspect.signature(original).bind(*args, **kwargs)
     given = bound.arguments
     # Of several API servers the first counts for all, as the counters are the whole engine's.

@@ -60,7 +60,7 @@ def test_bad_input_ends_before_any_engine_starts(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(throughput, "_compare", lambda *_: pytest.fail("went on"))
+    monkeypatch.setattr(turns, "EngineProcess", lambda *_: pytest.fail("an engine starts"))
     model, drafter = map(str, models)
     with pytest.raises(SystemExit) as ended:
         throughput.main(["--model", model, "--drafter", drafter, *arguments.split()])

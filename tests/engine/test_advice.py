@@ -23,7 +23,7 @@ def test_slow_data_is_not_generated_in_silence(
     def started(dtype: torch.dtype) -> str:
         engine = SimpleNamespace(advice=offline.advice_here(dtype))
         monkeypatch.setattr(offline, "OfflineEngine", lambda target, settings: engine)
-        assert data._start_vllm("target", GenerationSettings()) is engine
+        assert data.start_vllm("target", GenerationSettings()) is engine
         return capsys.readouterr().err
 
     assert "--dtype float32 is faster" in started(torch.bfloat16)

@@ -34,7 +34,10 @@ GREEDY = replace(SETTINGS, sampling=replace(SETTINGS.sampling, temperature=0.0))
 class FakeLLM:
     """Repeats prompts, the longer ones later."""
 
+    last: FakeLLM
+
     def __init__(self, arguments: Any) -> None:
+        FakeLLM.last = self
         self.arguments, self.loop = arguments, asyncio.get_running_loop()
         self.model_config = SimpleNamespace(max_model_len=64)
         self.ended = False
@@ -71,7 +74,7 @@ def test_each_turn_is_answered_once_and_those_of_added_ones_too() -> None:
         if len(found) == 1:
             waiting.append(OpenTurn(3, 0, [6], 8, seed=3))
     assert sorted(found) == [(i, i, True) for i in range(4)]
-    llm: Any = engine._llm
+    llm = FakeLLM.last
     assert llm.arguments.data_parallel_size == 2 and llm.arguments.block_size == 32
     engine.close()
     assert llm.ended

@@ -159,7 +159,7 @@ def test_a_front_end_gets_our_logger_and_a_directory_while_it_starts(
     seen: list[int] = []
     theirs = [SchedulerStats]
     start = front_end(folder, seen)
-    loggers: Any = plugin._start_front_end(start, config(worker), None, True, stat_loggers=theirs)
+    loggers: Any = plugin.start_front_end(start, config(worker), None, True, stat_loggers=theirs)
     assert loggers == [SchedulerStats, ReDrafterStatLogger]
     assert theirs == [SchedulerStats]
     assert seen == [1]
@@ -173,7 +173,7 @@ def test_the_first_of_several_api_servers_uses_the_directory_of_the_process_befo
     seen: list[int] = []
     addresses = {"input_address": "tcp://"}
     loggers = [
-        plugin._start_front_end(
+        plugin.start_front_end(
             front_end(folder, seen), config(), None, True, None, addresses, client_index=index
         )
         for index in (1, 0)
@@ -192,5 +192,5 @@ def test_a_front_end_without_redrafter_or_statistics_is_left_alone(
 ) -> None:
     seen: list[int] = []
     start = front_end(folder, seen)
-    assert plugin._start_front_end(start, config(worker), None, log_stats) is None
+    assert plugin.start_front_end(start, config(worker), None, log_stats) is None
     assert seen == [0]

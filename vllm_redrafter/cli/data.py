@@ -71,7 +71,7 @@ def make_prompts(
                 raise ConfigError(f"--{name} is for prompts that the target writes, not for --text")
         summary = texts.cut_prompts(target, text, output, settings)
     else:
-        summary = own_prompts.make_prompts(target, output, _start_vllm, settings, console)
+        summary = own_prompts.make_prompts(target, output, start_vllm, settings, console)
     console.print(str(summary))
 
 
@@ -135,7 +135,7 @@ def generate_data(
         if endpoint:
             return _ask_servers(target, endpoint, output, settings, endpoints, console)
         console.print(f"starting the engine with {target}", markup=False)
-        return _start_vllm(target, settings)
+        return start_vllm(target, settings)
 
     conversations, left_out = read_prompts(prompts, split, settings.strict)
     if left_out.count:
@@ -145,8 +145,8 @@ def generate_data(
         console.print(str(summary))
 
 
-def _start_vllm(target: str, settings: GenerationSettings) -> Any:
-    """The engine that lets the target write; vLLM is imported here and not before."""
+def start_vllm(target: str, settings: GenerationSettings) -> Any:
+    """The engine that lets the target write, and its advice; vLLM is imported here, not before."""
     # Its log would run through the progress bar; whoever wants it says so in the environment.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     engine: Any

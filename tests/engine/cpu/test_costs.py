@@ -1,4 +1,4 @@
-"""What is run at start-up so that no request waits for it."""
+"""What is run at start-up so that no request waits for it, or to know what it costs."""
 
 from __future__ import annotations
 
@@ -7,40 +7,71 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.engine.cpu import costs
 
 
+class FakeRunner:
+    """A target without requests: notes how many rows its passes have, and what they read."""
+
+    def __init__(self) -> None:
+        self.passes: list[tuple[int, Tensor, Tensor]] = []
+        self.seconds = 0.0
+        self.table = torch.randn(50, 4)
+        self.input_ids = SimpleNamespace(gpu=torch.zeros(32, dtype=torch.int32))
+        self.inputs_embeds = SimpleNamespace(gpu=torch.zeros(32, 4))
+        self.model_config = SimpleNamespace(get_vocab_size=lambda: 50, model="target")
+        self.supports_mm_inputs, self.enable_prompt_embeds = True, False
+        self.max_num_reqs, self.max_num_tokens = 4, 32
+        self.lora_config = object()  # logits are left out
+
+    def get_model(self) -> Any:
+        return SimpleNamespace(embed_input_ids=self.table.__getitem__, modules=list)
+
+    def wait(self, *_: Any) -> None:
+        self.seconds += 0.25
+
+    def _dummy_run(self, rows: int, **_: Any) -> tuple[None, None]:
+        read = self.input_ids.gpu.clone(), self.inputs_embeds.gpu.clone()
+        self.passes.append((rows, *read))
+        self.wait()
+        return None, None
+
+
 @pytest.fixture
-def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The rows of the target's passes, each of which takes a quarter of a second."""
-    made: list[int] = []
-    monkeypatch.setattr(costs, "_target_pass", lambda _, rows: made.append(rows))
-    monkeypatch.setattr(costs, "perf_counter", lambda: 0.25 * len(made))
+def runner(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Its passes take a quarter of a second each."""
+    made = FakeRunner()
+    monkeypatch.setattr(costs, "perf_counter", lambda: made.seconds)
     return made
 
 
-def test_each_number_of_rows_is_met_once(passes: list[int]) -> None:
-    costs.warm_up_sizes(None, 3)  # type: ignore[arg-type]
-    assert passes == [1, 2, 3]
+def test_each_number_of_rows_is_met_once(runner: Any) -> None:
+    costs.warm_up_sizes(runner, 3)
+    assert [rows for rows, *_ in runner.passes] == [1, 2, 3]
 
 
-def test_a_large_target_meets_as_many_as_the_time_allows(passes: list[int]) -> None:
-    costs.warm_up_sizes(None, 100)  # type: ignore[arg-type]
-    assert passes[-1] == len(passes) == 4 * costs.WARM_UP_SECONDS + 1
+def test_a_large_target_meets_as_many_as_the_time_allows(runner: Any) -> None:
+    costs.warm_up_sizes(runner, 100)
+    rows, *_ = runner.passes[-1]
+    assert rows == len(runner.passes) == 4 * costs.WARM_UP_SECONDS + 1
 
 
-def test_a_target_that_reads_embeddings_is_measured_with_those_of_different_tokens() -> None:
-    table = torch.randn(50, 4)
-    runner: Any = SimpleNamespace(
-        input_ids=SimpleNamespace(gpu=torch.zeros(32, dtype=torch.int32)),
-        inputs_embeds=SimpleNamespace(gpu=torch.zeros(32, 4)),
-        model_config=SimpleNamespace(get_vocab_size=lambda: 50),
-        supports_mm_inputs=True,
-        enable_prompt_embeds=False,
-        get_model=lambda: SimpleNamespace(embed_input_ids=table.__getitem__, modules=list),
+def test_a_target_that_reads_embeddings_is_measured_with_those_of_different_tokens(
+    runner: Any,
+) -> None:
+    proposer: Any = SimpleNamespace(
+        config=ReDrafterConfig(4, 2, 2),
+        model="drafter",
+        dtype=torch.float32,
+        drafter=SimpleNamespace(config=SimpleNamespace(hidden_width=4)),
+        propose_best=runner.wait,
     )
-    costs._fill_inputs(runner)
-    tokens = runner.input_ids.gpu
-    assert tokens.unique().numel() > 16
-    assert torch.equal(runner.inputs_embeds.gpu, table[tokens])
+    measured = costs.measure_costs(runner, proposer)
+    assert {rows for rows, *_ in runner.passes} == {cost.rows for cost in measured.verify}
+    assert len(measured.verify) > 1
+    for _, tokens, embeddings in runner.passes:
+        assert tokens.unique().numel() > 16
+        assert torch.equal(embeddings, runner.table[tokens])

@@ -14,8 +14,7 @@ from vllm.v1.utils import CpuGpuBuffer
 from redrafter_testing.engines.cpu_layouts import ORDERS, lay_out, layout_of
 from vllm_redrafter.engine.cpu import kv_cache
 from vllm_redrafter.engine.cpu.cache_layout import as_integers
-from vllm_redrafter.engine.cpu.kv_cache import LayerStack, compact, stack_layers
-from vllm_redrafter.engine.cpu.runner import CPUTreeModelRunner
+from vllm_redrafter.engine.cpu.kv_cache import LayerStack, compact, compact_groups, stack_layers
 from vllm_redrafter.engine.cpu.walk import moves
 
 BLOCK_SIZE, KV_HEADS, HEAD_SIZE, BLOCKS = 32, 2, 32, 3
@@ -129,10 +128,8 @@ def test_slots_are_read_where_vllm_computes_them() -> None:
     slots.gpu.copy_(torch.randperm(BLOCKS * BLOCK_SIZE))
     rows = random_rows(layers=2)
     caches = lay_out("vector", rows)
-    runner = SimpleNamespace(
-        _kv_stacks=[[stack_of(caches, "vector")]],
-        input_batch=SimpleNamespace(block_table=[SimpleNamespace(slot_mapping=slots)]),
-    )
-    CPUTreeModelRunner._move_kv_rows(runner, torch.tensor([3, 7]), torch.tensor([1, 2]))
+    tables = [SimpleNamespace(slot_mapping=slots)]
+    groups = [[stack_of(caches, "vector")]]
+    compact_groups(groups, tables, torch.tensor([3, 7]), torch.tensor([1, 2]))
     read, written = slots.gpu[[3, 7]].tolist(), slots.gpu[[1, 2]].tolist()
     assert torch.equal(caches, lay_out("vector", move_slots(rows, read, written)))

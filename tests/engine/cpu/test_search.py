@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from vllm_redrafter.engine.cpu import packed_weights
-from vllm_redrafter.engine.cpu.search import FOLDS, _top_of_many, search
+from vllm_redrafter.engine.cpu.search import FOLDS, search, top_of_many
 from vllm_redrafter.heads.head import SearchHead
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.tree.beam_search import ExploredNodes, beam_search
@@ -99,9 +99,9 @@ def test_what_is_not_a_number_is_no_candidate() -> None:
     assert found.log_probs.isfinite().all()
 
 
-def top_of_many(values: Tensor, most: int) -> tuple[list[float], list[int]]:
+def best_of(values: Tensor, most: int) -> tuple[list[float], list[int]]:
     best, index = np.empty(most, dtype=np.float32), np.empty(most, dtype=np.int64)
-    found = _top_of_many(values.numpy(), best, index)
+    found = top_of_many(values.numpy(), best, index)
     return best[:found].tolist(), index[:found].tolist()
 
 
@@ -113,7 +113,7 @@ def test_of_many_values_the_largest_are_found_the_first_of_equal_ones_first(
     torch.manual_seed(size)
     values = torch.randint(kinds_of_values, (size,)).float()
     ordered = values.sort(descending=True, stable=True)
-    best, index = top_of_many(values, 50)
+    best, index = best_of(values, 50)
     assert best == ordered.values[:50].tolist()
     assert index == ordered.indices[:50].tolist()
 
@@ -125,7 +125,7 @@ def test_of_many_values_those_that_are_none_are_left_out(numbers: int) -> None:
     values[::2] = -torch.inf
     at = torch.randperm(8192)[:numbers]
     values[at] = torch.randn(numbers)
-    best, index = top_of_many(values, 50)
+    best, index = best_of(values, 50)
     assert len(best) == min(numbers, 50)
     assert best == values[at].sort(descending=True).values[:50].tolist()
     assert best == values[index].tolist()

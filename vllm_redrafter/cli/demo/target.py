@@ -122,7 +122,7 @@ def train(
     fast = copy.deepcopy(model).to(fast_dtype())
     optimizers = _optimizers(model, settings)
     smoothed = 0.0
-    with progress_bar(console) as progress, _native_muon():
+    with progress_bar(console) as progress, native_muon():
         task = progress.add_task("training the target", total=settings.num_steps, status="")
         for step in range(settings.num_steps):
             factor = warmup_cosine(step, settings.warmup_steps, settings.num_steps)
@@ -148,7 +148,7 @@ def _optimizers(model: Any, settings: TargetSettings) -> list[torch.optim.Optimi
     ]
 
 
-def _native_muon() -> AbstractContextManager[None]:
+def native_muon() -> AbstractContextManager[None]:
     """While the body runs, Muon computes in a precision that this processor has.
 
     torch's orthogonalises in bfloat16 whatever the processor, and has no option for it. Without

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import groupby, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -63,6 +63,23 @@ def stack_layers(caches: Iterable[Tensor]) -> list[Tensor]:
         else:
             stacks.extend(layer.unsqueeze(0) for layer in layers)
     return stacks
+
+
+def compact_groups(
+    groups: Sequence[Iterable[LayerStack]], block_tables: Any, source: Tensor, destination: Tensor
+) -> None:
+    """Copy KV rows between rows of the batch, in the layers of all cache groups.
+
+    Args:
+        groups: by cache group, its layers.
+        block_tables: vLLM's, by cache group.
+        source, destination: [N] int64, rows of the batch; see `compact`.
+    """
+    for group, stacks in enumerate(groups):
+        # `gpu` is where vLLM writes: its `cpu` twin is the same tensor only until the batch is
+        # made anew, for several cache groups, and by 0.33 unless --block-size is given.
+        slots = block_tables[group].slot_mapping.gpu
+        compact(stacks, slots[source].long(), slots[destination].long())
 
 
 def compact(stacks: Iterable[LayerStack], source: Tensor, destination: Tensor) -> None:

@@ -42,7 +42,7 @@ from vllm_redrafter.engine.attention_check import check_attention
 from vllm_redrafter.engine.cpu.attention import TreeAttentionBackend
 from vllm_redrafter.engine.cpu.costs import measure_costs, warm_up_sizes
 from vllm_redrafter.engine.cpu.drafting import AdaptiveDrafting, FixedDrafting
-from vllm_redrafter.engine.cpu.kv_cache import LayerStack, compact, stack_layers
+from vllm_redrafter.engine.cpu.kv_cache import LayerStack, compact, compact_groups, stack_layers
 from vllm_redrafter.engine.cpu.path_sampler import sample_paths, sample_roots
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
 from vllm_redrafter.engine.cpu.step_clock import StepClock
@@ -259,17 +259,11 @@ class CPUTreeModelRunner(CPUModelRunner):
         with self.stats.measure("compact"):
             source, destination = moves(accepted.path, step.root_rows)
             if source.numel():
-                self._move_kv_rows(source, destination)
+                block_tables = self.input_batch.block_table
+                compact_groups(self._kv_stacks, block_tables, source, destination)
         self.stats.count_sampled(step.drafted, accepted.num_sampled.numpy())
         self._step = None
         return output
-
-    def _move_kv_rows(self, source: Tensor, destination: Tensor) -> None:
-        for group, stacks in enumerate(self._kv_stacks):
-            # `gpu` is where vLLM writes: its `cpu` twin is the same tensor only until the batch is
-            # made anew, for several cache groups, and by 0.33 unless --block-size is given.
-            slots = self.input_batch.block_table[group].slot_mapping.gpu
-            compact(stacks, slots[source].long(), slots[destination].long())
 
     def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
         # vLLM winds back the generators of requests whose sample is discarded (a prompt not yet

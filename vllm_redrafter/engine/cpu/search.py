@@ -25,7 +25,7 @@ from vllm_redrafter.utils.compiled import compiled
 Array = npt.NDArray[Any]
 
 FOLDS = 32
-"""Values of a column that `_top_of_many` looks at together."""
+"""Values of a column that `top_of_many` looks at together."""
 
 
 @torch.inference_mode()
@@ -99,7 +99,7 @@ def _extend(
     for r in range(requests):
         for parent in range(parents):
             if parent < ranked:
-                found = _top_of_many(logits[r, parent], values, best)
+                found = top_of_many(logits[r, parent], values, best)
                 total = 0.0
                 for rank in range(found):
                     total += math.exp(values[rank] - values[0])
@@ -120,10 +120,18 @@ def _extend(
 
 
 @compiled
-def _top_of_many(values: Array, best: Array, index: Array) -> int:
-    """`_top`, of so many values that comparing them one by one takes longer than what is found.
+def top_of_many(values: Array, best: Array, index: Array) -> int:
+    """The N largest of many values, where comparing them one by one would take too long.
 
-    They stand in columns, FOLDS to each. Of N columns with the largest maxima each has a value at
+    Args:
+        values: those that are NaN or -inf are left out.
+        best: [N], written: the largest, descending.
+        index: [N] int64, written: where they stand; of equal ones the first comes first.
+
+    Returns:
+        How many there are, at most N.
+
+    Values stand in columns, FOLDS to each. Of N columns with the largest maxima each has a value at
     least as large as the least of these maxima: what is below that is not among the N largest. The
     maxima are found by vector instructions, and few columns are left to look through.
     """

@@ -62,15 +62,15 @@ class Watch(TorchDispatchMode):
 
 def watch_cpu() -> None:
     """For `setup` of a CPU engine, which then measures all sizes, however slow this machine is."""
-    from vllm_redrafter.engine.cpu import costs
+    from vllm_redrafter.engine.cpu import costs, runner
 
-    target_pass = costs._target_pass
+    measure_costs = runner.measure_costs
 
-    def watched(runner: Any, rows: int) -> None:
-        with Watch(runner.input_ids.gpu, runner.is_padding):
-            target_pass(runner, rows)
+    def watched(measured: Any, proposer: Any) -> Any:
+        with Watch(measured.input_ids.gpu, measured.is_padding):
+            return measure_costs(measured, proposer)
 
-    costs._target_pass = watched
+    runner.measure_costs = watched
     costs.MOST_SECONDS, costs.MOST_REPEATS, costs.WARM_UP_SECONDS = 60.0, 1, 0.0
 
 
@@ -84,7 +84,7 @@ def watch_v2() -> None:
 
     def watched(runner: Any, *args: Any, **kwargs: Any) -> Any:
         budget, buffers = runner.adaptive_verification, runner.input_buffers
-        if budget is None or not budget._profiled:
+        if budget is None or not budget.is_profiling:
             return dummy_run(runner, *args, **kwargs)
         with Watch(buffers.input_ids, buffers.is_padding):
             return dummy_run(runner, *args, **kwargs)
