@@ -26,9 +26,10 @@ from vllm_redrafter.data.rows import ListRows
 from vllm_redrafter.heads.recurrent import RecurrentHead
 from vllm_redrafter.training.estimate import estimate_acceptance
 from vllm_redrafter.training.initialisation import new_drafter
+from vllm_redrafter.training.processes import make_accelerator
 from vllm_redrafter.training.resolution import loop_plan, new_head_config
 from vllm_redrafter.training.target import load_target
-from vllm_redrafter.training.trainer import Trainer, make_accelerator
+from vllm_redrafter.training.trainer import Trainer
 from vllm_redrafter.training.training_config import TrainingConfig
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

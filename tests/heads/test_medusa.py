@@ -36,8 +36,9 @@ from vllm_redrafter.training.distillation import Distillation
 from vllm_redrafter.training.estimate import top_accuracy
 from vllm_redrafter.training.evaluation import evaluate_shapes
 from vllm_redrafter.training.objective import Objective
+from vllm_redrafter.training.processes import make_accelerator
 from vllm_redrafter.training.resolution import loop_plan
-from vllm_redrafter.training.trainer import Trainer, make_accelerator
+from vllm_redrafter.training.trainer import Trainer
 from vllm_redrafter.training.training_config import StepCosts, TrainingConfig
 from vllm_redrafter.tree.beam_search import ExploredNodes, beam_search
 from vllm_redrafter.tree.policy import SearchShape

@@ -34,8 +34,9 @@ from vllm_redrafter.training.checkpointing import Checkpoints
 from vllm_redrafter.training.choices import LossKind
 from vllm_redrafter.training.estimate import estimate_acceptance
 from vllm_redrafter.training.initialisation import most_used_tokens, new_drafter
+from vllm_redrafter.training.processes import make_accelerator
 from vllm_redrafter.training.resolution import loop_plan, new_head_config
-from vllm_redrafter.training.trainer import Trainer, make_accelerator, warmup_cosine
+from vllm_redrafter.training.trainer import Trainer, warmup_cosine
 from vllm_redrafter.training.training_config import TrainingConfig
 from vllm_redrafter.utils.errors import ConfigError, TrainingError
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 from typing import Any
@@ -86,3 +87,13 @@ def weights_path(model: str, revision: str | None = None) -> Path:
             "`vllm-redrafter convert` makes one"
         )
     return path
+
+
+def weights_digest(model: str) -> str:
+    """The sha256 of a checkpoint's weights.
+
+    Raises:
+        ConfigError: see `weights_path`.
+    """
+    with weights_path(model).open("rb") as weights:
+        return hashlib.file_digest(weights, "sha256").hexdigest()

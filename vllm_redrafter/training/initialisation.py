@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vllm_redrafter.checkpoints.drafter_files import weights_path
 from vllm_redrafter.checkpoints.reading import load_drafter
-from vllm_redrafter.data.rows import TextRow, TextRows
+from vllm_redrafter.data.rows import TextRows
 from vllm_redrafter.heads.head import DraftHead, HeadConfig
 from vllm_redrafter.heads.registry import build_head
 from vllm_redrafter.utils.errors import ConfigError
@@ -67,12 +63,6 @@ def _fused(drafter: DraftHead, layers: tuple[int, ...]) -> DraftHead:
     return larger
 
 
-def weights_digest(drafter: str) -> str:
-    """The sha256 of a drafter's weights, by which a training run knows what it began with."""
-    with Path(weights_path(drafter)).open("rb") as weights:
-        return hashlib.file_digest(weights, "sha256").hexdigest()
-
-
 def most_used_tokens(rows: TextRows, vocab_size: int, kept: int) -> tuple[Tensor, float]:
     """The tokens that the target used most.
 
@@ -93,11 +83,8 @@ def most_used_tokens(rows: TextRows, vocab_size: int, kept: int) -> tuple[Tensor
             "leave it out to rank all tokens"
         )
     counts = torch.zeros(vocab_size, dtype=torch.int64)
-    for row in _each(rows):
+    for index in range(len(rows)):
+        row = rows[index]
         counts += torch.bincount(row.tokens[row.generated], minlength=vocab_size)
     best = counts.sort(descending=True, stable=True).indices[:kept].sort().values
     return best, float(counts[best].sum() / counts.sum().clamp(min=1))
-
-
-def _each(rows: TextRows) -> Iterator[TextRow]:
-    return (rows[index] for index in range(len(rows)))

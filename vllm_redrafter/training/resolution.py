@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import AutoConfig
 
+from vllm_redrafter.checkpoints.drafter_files import weights_digest
 from vllm_redrafter.checkpoints.reading import load_config
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.captured import CapturedRows, check_hidden_size, states_of
@@ -20,7 +21,7 @@ from vllm_redrafter.heads.target_layers import layers_of, parsed_layers
 from vllm_redrafter.training.batches import BatchPlan
 from vllm_redrafter.training.checkpointing import Checkpoints
 from vllm_redrafter.training.choices import TargetParallel
-from vllm_redrafter.training.initialisation import most_used_tokens, weights_digest
+from vllm_redrafter.training.initialisation import most_used_tokens
 from vllm_redrafter.training.objective import KL_DECAY, TEMPERATURE, Objective
 from vllm_redrafter.training.plan import HeadPlan, LoopPlan, TargetParts, TrainingPlan
 from vllm_redrafter.training.training_config import TrainingConfig

@@ -19,6 +19,7 @@ from vllm_redrafter.checkpoints.acceptance_record import (
     acceptance_entry,
 )
 from vllm_redrafter.checkpoints.drafter_files import CARD_FILE
+from vllm_redrafter.checkpoints.model_card import model_card
 from vllm_redrafter.checkpoints.reading import SHAPE_KEYS
 from vllm_redrafter.checkpoints.writing import save_drafter
 from vllm_redrafter.config import ReDrafterConfig
@@ -26,12 +27,12 @@ from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.training.checkpointing import Checkpoints
 from vllm_redrafter.training.initialisation import continued_drafter, new_drafter
 from vllm_redrafter.training.measured_acceptance import measure_acceptance
-from vllm_redrafter.training.model_card import model_card
 from vllm_redrafter.training.plan import HeadPlan, TargetParts, TrainingPlan
+from vllm_redrafter.training.processes import processes
 from vllm_redrafter.training.resolution import TrainingJob, resolve
 from vllm_redrafter.training.sharded_target import bytes_here, load_sharded_target
 from vllm_redrafter.training.target import load_ends, load_target
-from vllm_redrafter.training.trainer import Trainer, TrainingResult, processes
+from vllm_redrafter.training.trainer import Trainer, TrainingResult
 from vllm_redrafter.utils.errors import TrainingError
 
 __all__ = ["TrainingJob", "train"]

@@ -8,17 +8,13 @@ resumed therefore takes the same steps as one that was never stopped.
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs
 from rich.console import Console
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -27,7 +23,6 @@ from vllm_redrafter.data.rows import TextRows
 from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.training.batches import TextBatch
 from vllm_redrafter.training.checkpointing import Checkpoints, RunProgress
-from vllm_redrafter.training.choices import Precision
 from vllm_redrafter.training.distillation import Distillation, count_rows
 from vllm_redrafter.training.estimate import Acceptance, estimate_acceptance
 from vllm_redrafter.training.parallel import Parallel, Replicas, Shards
@@ -35,13 +30,6 @@ from vllm_redrafter.training.plan import LoopPlan
 from vllm_redrafter.training.target import TargetHead, read_target
 from vllm_redrafter.utils.errors import ConfigError, TrainingError
 from vllm_redrafter.utils.progress import progress_bar
-
-PLUGINS = {
-    "ACCELERATE_USE_FSDP": "FSDP",
-    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
-    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
-}
-"""By the variable that `accelerate launch` sets."""
 
 
 @dataclass(frozen=True)
@@ -261,56 +249,6 @@ class Trainer:
             f"step {step}: the loss is {loss} and its gradient's norm {norm}; {left}: go on from "
             "there with a lower --learning-rate and another --output, or look for bad data"
         )
-
-
-@contextmanager
-def processes(
-    precision: Precision, unroll_steps: int, output: Path | None
-) -> Iterator[Accelerator]:
-    """`make_accelerator`, with the end of its logs and of the group of processes.
-
-    Let go of the group (`Parallel.close`) in the body.
-    """
-    accelerator = make_accelerator(precision, unroll_steps, output)
-    try:
-        yield accelerator
-    except BaseException:
-        # NCCL's group ends when all processes end it, and others may wait for this one elsewhere:
-        # there it ends with the process.
-        if accelerator.device.type == "cpu":
-            accelerator.end_training()
-        raise
-    accelerator.end_training()
-
-
-def make_accelerator(
-    precision: Precision = "no", unroll_steps: int = 2, output: Path | None = None
-) -> Accelerator:
-    """The processes and their devices, as `accelerate launch` started them.
-
-    Args:
-        precision: of matrix products.
-        unroll_steps: L.
-        output: TensorBoard's logs, once begun, go to a folder in there; None for none.
-
-    Raises:
-        ConfigError: `accelerate launch` was told to share the drafter out itself.
-    """
-    for name, plugin in PLUGINS.items():
-        if os.environ.get(name, "false").lower() == "true":
-            raise ConfigError(
-                f"training: accelerate's {plugin} would replace drafter and optimizer by its own, "
-                "whose checkpoints nobody else reads: start without it, and give --shard-optimizer "
-                "to share the optimizer's state out, --target-parallel fsdp for the target"
-            )
-    # With one step rnn_u takes no part, which data parallelism has to know.
-    kwargs = DistributedDataParallelKwargs(find_unused_parameters=unroll_steps == 1)
-    return Accelerator(
-        mixed_precision=precision,
-        log_with=None if output is None else "tensorboard",
-        project_dir=None if output is None else str(output),
-        kwargs_handlers=[kwargs],
-    )
 
 
 def adamw(drafter: DraftHead, weight_decay: float) -> torch.optim.AdamW:

@@ -1,0 +1,71 @@
+"""The processes of a training and their devices, by accelerate."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs
+
+from vllm_redrafter.training.choices import Precision
+from vllm_redrafter.utils.errors import ConfigError
+
+PLUGINS = {
+    "ACCELERATE_USE_FSDP": "FSDP",
+    "ACCELERATE_USE_DEEPSPEED": "DeepSpeed",
+    "ACCELERATE_USE_MEGATRON_LM": "Megatron-LM",
+}
+"""By the variable that `accelerate launch` sets."""
+
+
+@contextmanager
+def processes(
+    precision: Precision, unroll_steps: int, output: Path | None
+) -> Iterator[Accelerator]:
+    """`make_accelerator`, with the end of its logs and of the group of processes.
+
+    Let go of the group (`Parallel.close`) in the body.
+    """
+    accelerator = make_accelerator(precision, unroll_steps, output)
+    try:
+        yield accelerator
+    except BaseException:
+        # NCCL's group ends when all processes end it, and others may wait for this one elsewhere:
+        # there it ends with the process.
+        if accelerator.device.type == "cpu":
+            accelerator.end_training()
+        raise
+    accelerator.end_training()
+
+
+def make_accelerator(
+    precision: Precision = "no", unroll_steps: int = 2, output: Path | None = None
+) -> Accelerator:
+    """The processes and their devices, as `accelerate launch` started them.
+
+    Args:
+        precision: of matrix products.
+        unroll_steps: L.
+        output: TensorBoard's logs, once begun, go to a folder in there; None for none.
+
+    Raises:
+        ConfigError: `accelerate launch` was told to share the drafter out itself.
+    """
+    for name, plugin in PLUGINS.items():
+        if os.environ.get(name, "false").lower() == "true":
+            raise ConfigError(
+                f"training: accelerate's {plugin} would replace drafter and optimizer by its own, "
+                "whose checkpoints nobody else reads: start without it, and give --shard-optimizer "
+                "to share the optimizer's state out, --target-parallel fsdp for the target"
+            )
+    # With one step rnn_u takes no part, which data parallelism has to know.
+    kwargs = DistributedDataParallelKwargs(find_unused_parameters=unroll_steps == 1)
+    return Accelerator(
+        mixed_precision=precision,
+        log_with=None if output is None else "tensorboard",
+        project_dir=None if output is None else str(output),
+        kwargs_handlers=[kwargs],
+    )
