@@ -1,34 +1,32 @@
-"""The grid, the costs and the recommendation; the replay itself is test_estimate.py's."""
+"""The grid and the costs; the replay itself is test_estimate.py's."""
 
 from __future__ import annotations
 
 import io
-import json
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from rich.console import Console
+from transformers import AutoConfig
 
 from redrafter_testing.models.cycle_language import HIDDEN_SIZE, VOCAB_SIZE, CycleTarget, rows
+from redrafter_testing.models.small_trainings import VOCAB_SIZE as SMALL_VOCAB_SIZE
 from redrafter_testing.models.training_data import answered
+from vllm_redrafter import save_drafter
 from vllm_redrafter.config import HeadDtype, ReDrafterConfig
 from vllm_redrafter.data.rows import ListRows
 from vllm_redrafter.heads.fp8 import rounded_rows
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
-from vllm_redrafter.training import evaluation
 from vllm_redrafter.training.estimate import estimate_acceptance
 from vllm_redrafter.training.evaluation import (
     RANKS,
     Evaluation,
     EvaluationJob,
-    draw_heat_map,
+    evaluate,
     evaluate_shapes,
-    print_evaluation,
+    load_models,
     shapes,
-    write_json,
 )
 from vllm_redrafter.training.training_config import EvaluationConfig, StepCosts
 from vllm_redrafter.utils.errors import ConfigError
@@ -81,46 +79,21 @@ def test_dear_nodes_make_small_trees_the_best() -> None:
     assert free.num_speculative_tokens == 6
 
 
-def test_figures_are_printed_written_and_drawn(tmp_path: Path) -> None:
-    found = evaluated()
-    console = Console(file=io.StringIO(), width=150)
-    print_evaluation(console, found)
-    printed = console.file.getvalue()  # type: ignore[attr-defined]
-    best = found.best
-    assert f"--spec-tokens {best.shape.num_speculative_tokens}" in printed
-    assert f"{best.acceptance.tokens_per_step:.2f}" in printed
-    figures = json.loads(found.to_json())
-    assert len(figures["results"]) == len(found.results)
-    with pytest.raises(ConfigError, match=r"--json .* cannot be written"):
-        write_json(found, tmp_path / "none" / "figures.json")
-    draw_heat_map(found, tmp_path / "map.png")
-    assert (tmp_path / "map.png").stat().st_size > 1000
-    with pytest.raises(ConfigError, match=r"cannot be written"):
-        draw_heat_map(found, tmp_path / "none" / "map.png")
-
-
 @pytest.mark.parametrize("head_dtype", ["auto", "fp8"])
 def test_a_head_in_fp8_is_evaluated_with_its_rounded_weights(
-    monkeypatch: pytest.MonkeyPatch, head_dtype: HeadDtype
+    target: Path, data: Path, tmp_path: Path, head_dtype: HeadDtype
 ) -> None:
-    torch.manual_seed(0)
-    config = RecurrentConfig(VOCAB_SIZE, HIDDEN_SIZE, exit_dim=16)
-    drafter, target = RecurrentHead(config), CycleTarget()
-    weight = drafter.vocabulary_layers[0].weight.detach().clone()
-    others = {"load_target": target, "load_drafter": drafter, "differences_from": ()}
-    for name, value in others.items():
-        monkeypatch.setattr(evaluation, name, lambda *_, value=value: value)
-    info = SimpleNamespace(sampling=SimpleNamespace(temperature=0, top_p=1))
-    written = SimpleNamespace(infos=(info,), dataset=[], sampled=torch.zeros(0).bool())
-    monkeypatch.setattr(evaluation, "read_all", lambda *_: written)
-    monkeypatch.setattr(evaluation, "DatasetRows", lambda *_: rows())
-    reading = EvaluationConfig(head_dtype=head_dtype)
-    found = evaluation.load_material("target", "drafter", [Path("data")], reading, device="cpu")
-    used = found.drafter.vocabulary_layers[0].weight
+    hidden_size = AutoConfig.from_pretrained(target).hidden_size
+    drafter = RecurrentHead(RecurrentConfig(SMALL_VOCAB_SIZE, hidden_size, exit_dim=16))
+    save_drafter(drafter, tmp_path)
+    weight = drafter.vocabulary_layers[0].weight
+    _, found = load_models(str(target), str(tmp_path), "auto", head_dtype, "cpu")
+    used = found.vocabulary_layers[0].weight
     assert torch.equal(used, rounded_rows(weight) if head_dtype == "fp8" else weight)
     assert torch.equal(used, weight) == (head_dtype == "auto")
-    job = EvaluationJob("target", "drafter", (Path("data"),), shapes([2], [2], [2]), StepCosts())
-    (result,) = evaluation.evaluate(replace(job, config=reading)).results
+    grid, config = shapes([2], [2], [2]), EvaluationConfig(head_dtype=head_dtype)
+    job = EvaluationJob(str(target), str(tmp_path), (data,), grid, StepCosts(), config)
+    (result,) = evaluate(job).results
     assert result.shape.head_dtype == head_dtype
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from vllm_redrafter.budget.costs import CostTable, DraftCost, VerifyCost
+from vllm_redrafter.cli.evaluation_report import recommendation
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.training.estimate import Acceptance
-from vllm_redrafter.training.evaluation import Evaluation, ShapeResult, recommendation
+from vllm_redrafter.training.evaluation import Evaluation, ShapeResult
 from vllm_redrafter.training.measured_costs import MeasuredCosts, widths_of
 from vllm_redrafter.training.training_config import StepCosts
 from vllm_redrafter.utils.errors import ConfigError

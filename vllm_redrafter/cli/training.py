@@ -155,6 +155,7 @@ def evaluate(
     from rich.console import Console
 
     from vllm_redrafter.checkpoints.recording import check_recordable, record_shape
+    from vllm_redrafter.cli import evaluation_report as report
     from vllm_redrafter.training import evaluation
     from vllm_redrafter.training.measured_costs import MeasuredCosts, read_costs, widths_of
 
@@ -184,13 +185,13 @@ def evaluate(
     )
     console = Console()
     found = evaluation.evaluate(job, console)
-    evaluation.print_evaluation(console, found)
+    report.print_evaluation(console, found)
     if record:
         typer.echo(f"recorded in {record_shape(drafter, found.best.shape, found.acceptance)}")
     if json_file:
-        evaluation.write_json(found, json_file)
+        report.write_json(found, json_file)
     if plot:
-        evaluation.draw_heat_map(found, plot)
+        report.draw_heat_map(found, plot)
 
 
 def _integers(option: str, text: str) -> list[int]:

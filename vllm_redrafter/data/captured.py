@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vllm_redrafter.data.hidden_states import StatesInfo, StoredStates, text_fingerprint
-from vllm_redrafter.data.rows import DatasetRows, TextRow, TextRows, row_lengths
+from vllm_redrafter.data.rows import DatasetRows, TextRow, row_lengths
 from vllm_redrafter.data.source import WrittenData
 from vllm_redrafter.utils.errors import ConfigError
 
@@ -22,16 +22,27 @@ class CapturedRows:
     Args:
         rows: possibly of several folders, one after the other.
         states: of each of these folders, in the same order.
+        hidden_size: H of the target that they are read with.
         layers: whose hidden states are wanted besides the last ones; see `target_layers.py`.
 
     Raises:
-        ConfigError: a row is longer than what was captured, or a layer was not.
+        ConfigError: a row is longer than what was captured, a layer was not, or H is another.
     """
 
     def __init__(
-        self, rows: DatasetRows, states: Sequence[StoredStates], layers: Sequence[int] = ()
+        self,
+        rows: DatasetRows,
+        states: Sequence[StoredStates],
+        hidden_size: int,
+        layers: Sequence[int] = (),
     ) -> None:
         self.rows, self.states = rows, states
+        for part in states:
+            if hidden_size != part.info.hidden_size:
+                raise ConfigError(
+                    f"{part.folder}: hidden states of size {part.info.hidden_size}, the target "
+                    f"has {hidden_size}: capture again with this target"
+                )
         self._columns = [_columns(part, layers) for part in states]
         self._ends = np.cumsum([len(part) for part in states])
         shortest = min(states, key=lambda part: part.info.max_length)
@@ -78,24 +89,6 @@ def _columns(states: StoredStates, layers: Sequence[int]) -> Tensor | None:
     size = states.info.hidden_size
     parts = torch.split(torch.arange(states.info.width), size)
     return torch.cat([parts[0], *(parts[1 + found.index(layer)] for layer in layers)])
-
-
-def check_hidden_size(rows: TextRows, size: int) -> None:
-    """Are the rows' hidden states, where they bring some, of the target's size?
-
-    Args:
-        rows: with hidden states or without.
-        size: H of the target that they are read with.
-
-    Raises:
-        ConfigError: they are of another size.
-    """
-    for states in rows.states if isinstance(rows, CapturedRows) else ():
-        if size != states.info.hidden_size:
-            raise ConfigError(
-                f"{states.folder}: hidden states of size {states.info.hidden_size}, the target "
-                f"has {size}: capture again with this target"
-            )
 
 
 def states_of(

@@ -27,8 +27,8 @@ from vllm_redrafter.tree.beam_search import ExploredNodes, beam_search
 from vllm_redrafter.tree.policy import search_shape
 from vllm_redrafter.tree.token_tree import TokenTree
 
-Search = Callable[[Tensor, Tensor], ExploredNodes]
-"""Searches from roots that a block and a position in it each name."""
+Observer = Callable[[ExploredNodes, TextBatch, Tensor, Tensor], None]
+"""Is told of a step: the searches, the text, and their roots, tokens[row, root], both [A] int64."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,7 @@ def replay(
     outputs: TargetOutputs,
     batch: TextBatch,
     config: ReDrafterConfig,
+    observe: Observer | None = None,
 ) -> Acceptance:
     """Decode all answers at once by jumps, as the engine would.
 
@@ -109,18 +110,8 @@ def replay(
         outputs: the target's, for `batch`.
         batch: B blocks; each run of generated tokens has at least one token before it.
         config: beam width, beam length, K and kind of tree.
+        observe: is told of each step's searches.
     """
-    return replay_searches(search_of(drafter, embed, outputs, batch, config), batch, config)
-
-
-def search_of(
-    drafter: DraftHead,
-    embed: Callable[[Tensor], Tensor],
-    outputs: TargetOutputs,
-    batch: TextBatch,
-    config: ReDrafterConfig,
-) -> Search:
-    """The drafter's search as wide and long as the config has it; see `replay`."""
     # The target may be of lower precision than a drafter in training.
     dtype = drafter.dtype
     hidden = outputs.hidden.to(dtype)
@@ -129,29 +120,16 @@ def search_of(
     def embed_as_drafter(tokens: Tensor) -> Tensor:
         return embed(tokens).to(dtype)
 
-    def search(row: Tensor, root: Tensor) -> ExploredNodes:
-        roots = batch.tokens[row, root]
-        return beam_search(drafter, embed_as_drafter, hidden[row, root - 1], roots, *shape)
-
-    return search
-
-
-def replay_searches(search: Search, batch: TextBatch, config: ReDrafterConfig) -> Acceptance:
-    """`replay` with any search.
-
-    Args:
-        search: from the roots tokens[row, root], both [A] int64, as wide and long as the config
-            has it.
-        batch: B blocks; each run of generated tokens has at least one token before it.
-        config: beam length, K and kind of tree.
-    """
     row, root, last = answers(batch.generated)
     steps = tokens = 0
     by_depth = torch.zeros(config.beam_length, dtype=torch.int64)
     while (running := (root < last).nonzero().squeeze(1)).numel():
-        at, end = root[running], last[running]
-        explored = search(row[running], at)
-        depth = _accepted_depth(explored, batch.tokens, row[running], at, end, config)
+        block, at, end = row[running], root[running], last[running]
+        roots = batch.tokens[block, at]
+        explored = beam_search(drafter, embed_as_drafter, hidden[block, at - 1], roots, *shape)
+        if observe is not None:
+            observe(explored, batch, block, at)
+        depth = _accepted_depth(explored, batch.tokens, block, at, end, config)
         output = torch.minimum(depth + 1, end - at)
         root[running] += output
         steps, tokens = steps + running.numel(), tokens + int(output.sum())

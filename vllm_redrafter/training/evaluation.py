@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
-from vllm_redrafter.checkpoints.acceptance_record import (
-    NOTHING_RECORDED,
-    ByKind,
-    acceptance_entry,
-)
+from vllm_redrafter.checkpoints.acceptance_record import NOTHING_RECORDED, ByKind
 from vllm_redrafter.checkpoints.fit import differences_from
 from vllm_redrafter.checkpoints.reading import load_drafter
-from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.data.captured import CapturedRows, check_hidden_size, states_of
+from vllm_redrafter.config import HeadDtype, ReDrafterConfig
+from vllm_redrafter.data.captured import CapturedRows, states_of
 from vllm_redrafter.data.rows import DatasetRows, TextRows
-from vllm_redrafter.data.source import held_out_conversations, read_all
+from vllm_redrafter.data.source import WrittenData, held_out_conversations, read_all
 from vllm_redrafter.heads.fp8 import rounded_rows
 from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.heads.target_layers import missing_layers
+from vllm_redrafter.training.choices import TargetDtype
 from vllm_redrafter.training.estimate import Acceptance, batches, replay, top_accuracy
 from vllm_redrafter.training.measured_acceptance import measure_acceptance
 from vllm_redrafter.training.target import load_ends, load_target, read_target
@@ -86,30 +81,6 @@ class Evaluation:
     def best(self) -> ShapeResult:
         """The fastest at the given costs."""
         return max(self.results, key=lambda result: result.speed_up)
-
-    def to_json(self) -> str:
-        """All figures."""
-        return json.dumps(
-            {
-                "results": [
-                    {
-                        **asdict(result.shape),
-                        "tokens_per_step": result.acceptance.tokens_per_step,
-                        "steps": result.acceptance.steps,
-                        "accepted_by_depth": result.acceptance.by_depth,
-                        "speed_up": result.speed_up,
-                    }
-                    for result in self.results
-                ],
-                "costs": self.results[0].costs.facts(),
-                "top_accuracy": {
-                    f"top-{rank}": self.accuracy[:, column].tolist()
-                    for column, rank in enumerate(RANKS)
-                },
-                **acceptance_entry(self.acceptance),
-            },
-            indent=2,
-        )
 
 
 def shapes(
@@ -206,71 +177,43 @@ class EvaluationJob:
     hidden_states: tuple[Path, ...] = ()
 
 
-@dataclass(frozen=True)
-class Material:
-    """What an evaluation works on.
-
-    Attributes:
-        drafter: the draft head, of the target's dtype.
-        target: the transformers model; its two ends alone where the rows bring hidden states.
-        rows: text that it wrote.
-        sampled: [rows] bool, which of it was sampled, not written greedily.
-        sampling: how it was written, in words.
-    """
-
-    drafter: DraftHead
-    target: Any
-    rows: TextRows
-    sampled: Tensor
-    sampling: str
-
-
-def load_material(
+def load_models(
     target: str,
     drafter: str,
-    data: Sequence[Path],
-    config: EvaluationConfig,
-    other_target: bool = False,
-    device: str | None = None,
-    hidden_states: Sequence[Path] = (),
-) -> Material:
-    """Load both models and the text; the parameters are those of `EvaluationJob`.
+    target_dtype: TargetDtype,
+    head_dtype: HeadDtype,
+    device: str,
+    ends_only: bool = False,
+) -> tuple[Any, DraftHead]:
+    """The target and its drafter, which is of the target's dtype.
+
+    Args:
+        target, drafter: folders or hub ids.
+        target_dtype, head_dtype: see `EvaluationConfig`.
+        device: where to put them.
+        ends_only: leave the target's layers out.
 
     Raises:
-        ConfigError: input that cannot work.
+        ConfigError: no such models, or the drafter was trained for another target.
     """
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    written = read_all(data, target, not other_target)
-    indices = list(range(len(written.dataset)))
-    if config.held_out is not None:
-        away = held_out_conversations(written.conversations, config.held_out, config.seed)
-        indices = away.nonzero().flatten().tolist()
-    read = DatasetRows(written.dataset, indices, config.max_length)
-    rows: TextRows = read
-    states = states_of(written, hidden_states, not other_target) if hidden_states else []
-    model = (load_ends if states else load_target)(target, config.target_dtype, device)
+    model = (load_ends if ends_only else load_target)(target, target_dtype, device)
     head = load_drafter(drafter, model.dtype).to(device)
-    if states:
-        rows = captured = CapturedRows(read, states, head.config.target_layers)
-        check_hidden_size(captured, model.config.get_text_config().hidden_size)
-    if config.head_dtype == "fp8":
-        for layer in head.vocabulary_layers:
-            layer.weight.data = rounded_rows(layer.weight)
     for size in differences_from(head.config, model.config):
         raise ConfigError(
             f"drafter {drafter!r} has {size.entry} {size.drafter}, target {target!r} "
             f"{size.target}: give the target it was trained for"
         )
     num_layers = getattr(model.config.get_text_config(), "num_hidden_layers", None)
-    # Captured states have been asked for their layers.
-    if not states and (missing := missing_layers(head.config.target_layers, num_layers)):
+    # Captured states are asked for their layers instead.
+    if not ends_only and (missing := missing_layers(head.config.target_layers, num_layers)):
         raise ConfigError(
             f"drafter {drafter!r} does not fit target {target!r}: {missing}: give the target it "
             "was trained for"
         )
-    ways = dict.fromkeys((i.sampling.temperature, i.sampling.top_p) for i in written.infos)
-    sampling = " and ".join(f"temperature {way[0]:g}, top-p {way[1]:g}" for way in ways)
-    return Material(head, model, rows, written.sampled[indices], sampling)
+    if head_dtype == "fp8":
+        for layer in head.vocabulary_layers:
+            layer.weight.data = rounded_rows(layer.weight)
+    return model, head
 
 
 def evaluate(job: EvaluationJob, console: Console | None = None) -> Evaluation:
@@ -279,129 +222,35 @@ def evaluate(job: EvaluationJob, console: Console | None = None) -> Evaluation:
     Raises:
         ConfigError: input that cannot work.
     """
+    config, check_target = job.config, not job.other_target
     job.costs.check(job.grid)
-    found = load_material(
-        job.target,
-        job.drafter,
-        job.data,
-        job.config,
-        job.other_target,
-        job.device,
-        job.hidden_states,
+    written = read_all(job.data, job.target, check_target)
+    text = _text(written, config.held_out, config.seed, config.max_length)
+    states = states_of(written, job.hidden_states, check_target) if job.hidden_states else []
+    device = job.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    target, drafter = load_models(
+        job.target, job.drafter, config.target_dtype, config.head_dtype, device, bool(states)
     )
+    rows: TextRows = text
+    if states:
+        sizes = drafter.config
+        rows = CapturedRows(text, states, sizes.hidden_size, sizes.target_layers)
     if console:
-        console.print(
-            f"{len(found.rows)} rows, {found.rows.lengths.sum():,} tokens, written at "
-            f"{found.sampling}"
-        )
-    grid = [replace(shape, head_dtype=job.config.head_dtype) for shape in job.grid]
-    models_and_text = found.drafter, found.target, found.rows
-    evaluation = evaluate_shapes(*models_and_text, grid, job.costs, console)
-    acceptance = measure_acceptance(*models_and_text, found.sampled, evaluation.best.shape)
+        ways = dict.fromkeys((i.sampling.temperature, i.sampling.top_p) for i in written.infos)
+        sampling = " and ".join(f"temperature {way[0]:g}, top-p {way[1]:g}" for way in ways)
+        tokens = rows.lengths.sum()
+        console.print(f"{len(rows)} rows, {tokens:,} tokens, written at {sampling}")
+    grid = [replace(shape, head_dtype=config.head_dtype) for shape in job.grid]
+    evaluation = evaluate_shapes(drafter, target, rows, grid, job.costs, console)
+    sampled = written.sampled[text.indices]
+    acceptance = measure_acceptance(drafter, target, rows, sampled, evaluation.best.shape)
     return replace(evaluation, acceptance=acceptance)
 
 
-def print_evaluation(console: Console, evaluation: Evaluation) -> None:
-    """Tables: the grid, acceptance by depth, top-k accuracy; and what to use."""
-    table = Table(title="Tokens per target step")
-    for column in ("beam width", "beam length", "K", "tokens per step", "speed-up at these costs"):
-        table.add_column(column, justify="right")
-    table.add_column("acceptance by depth")
-    best = evaluation.best
-    for result in evaluation.results:
-        shape, acceptance = result.shape, result.acceptance
-        by_depth = " ".join(f"{count / acceptance.steps:.2f}" for count in acceptance.by_depth)
-        table.add_row(
-            str(shape.beam_width),
-            str(shape.beam_length),
-            str(shape.num_speculative_tokens),
-            f"{acceptance.tokens_per_step:.2f}",
-            f"{result.speed_up:.2f}×",
-            by_depth,
-            style="bold green" if result is best else "",
-        )
-    console.print(table)
-    table = Table(title="The text's token among the drafter's best (teacher-forced)")
-    table.add_column("step", justify="right")
-    for rank in RANKS:
-        table.add_column(f"top {rank}", justify="right")
-    for step, shares in enumerate(evaluation.accuracy.tolist(), start=1):
-        table.add_row(str(step), *(f"{share:.3f}" for share in shares))
-    console.print(table)
-    console.print(recommendation(best))
-
-
-def recommendation(best: ShapeResult) -> str:
-    """What to serve with, by which costs."""
-    shape = best.shape
-    text = (
-        f"{best.costs}: --spec-tokens {shape.num_speculative_tokens}, beam_width "
-        f"{shape.beam_width}, beam_length {shape.beam_length} "
-        f"({best.acceptance.tokens_per_step:.2f} tokens per step, {best.speed_up:.2f}×)."
-    )
-    if best.speed_up > 1:
-        return text
-    return f"{text} Even this is not faster than plain decoding."
-
-
-def write_json(evaluation: Evaluation, path: Path) -> None:
-    """All figures, as JSON.
-
-    Raises:
-        ConfigError: the file cannot be written.
-    """
-    try:
-        path.write_text(evaluation.to_json() + "\n")
-    except OSError as error:
-        raise ConfigError(f"--json {path}: cannot be written: {error}") from error
-
-
-def draw_heat_map(evaluation: Evaluation, path: Path) -> None:
-    """Tokens per step: a panel per K, beam widths against beam lengths.
-
-    Raises:
-        ConfigError: matplotlib is not installed, or the file cannot be written.
-    """
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ConfigError('--plot needs matplotlib: pip install "vllm-redrafter[train]"') from error
-    matplotlib.use("Agg")  # draws without a display
-    import matplotlib.pyplot as plt
-
-    results = evaluation.results
-    nodes = sorted({result.shape.num_speculative_tokens for result in results})
-    widths = sorted({result.shape.beam_width for result in results})
-    lengths = sorted({result.shape.beam_length for result in results})
-    size = (max(2.5, 0.8 * len(widths) + 1) * len(nodes), 0.6 * len(lengths) + 2)
-    figure, panels = plt.subplots(
-        1, len(nodes), figsize=size, squeeze=False, sharey=True, layout="constrained"
-    )
-    values = [result.acceptance.tokens_per_step for result in results]
-    for panel, k in zip(panels[0], nodes, strict=True):
-        grid = torch.full((len(lengths), len(widths)), torch.nan)
-        for result in results:
-            if result.shape.num_speculative_tokens == k:
-                row = lengths.index(result.shape.beam_length)
-                column = widths.index(result.shape.beam_width)
-                value = result.acceptance.tokens_per_step
-                grid[row, column] = value
-                panel.text(column, row, f"{value:.2f}", ha="center", va="center", color="white")
-        panel.imshow(
-            grid.numpy(),
-            vmin=min(1.0, *values),
-            vmax=max(values) * 1.15,
-            cmap="viridis",
-            origin="lower",
-        )
-        panel.set_title(f"K = {k}")
-        panel.set_xticks(range(len(widths)), [str(width) for width in widths])
-        panel.set_yticks(range(len(lengths)), [str(length) for length in lengths])
-        panel.set_xlabel("beam width")
-    panels[0][0].set_ylabel("beam length")
-    figure.suptitle("Tokens per target step", y=1.06)
-    try:
-        figure.savefig(path, dpi=110, bbox_inches="tight")
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--plot {path}: cannot be written: {error}") from error
-    plt.close(figure)
+def _text(written: WrittenData, held_out: int | None, seed: int, max_length: int) -> DatasetRows:
+    """All rows, or those of the conversations that a training held out."""
+    indices = list(range(len(written.dataset)))
+    if held_out is not None:
+        away = held_out_conversations(written.conversations, held_out, seed)
+        indices = away.nonzero().flatten().tolist()
+    return DatasetRows(written.dataset, indices, max_length)

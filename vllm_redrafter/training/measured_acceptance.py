@@ -15,7 +15,7 @@ from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import SomeRows, TextRows
 from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.training.batches import TextBatch
-from vllm_redrafter.training.estimate import Search, batches, replay_searches, search_of
+from vllm_redrafter.training.estimate import batches, replay
 from vllm_redrafter.training.target import read_target
 from vllm_redrafter.tree.beam_search import ExploredNodes
 
@@ -101,24 +101,16 @@ def _judged(
 ) -> JudgedNodes | None:
     """Of all searches that decoding makes; None where there is no text."""
     found: list[JudgedNodes] = []
+
+    def observe(explored: ExploredNodes, batch: TextBatch, row: Tensor, root: Tensor) -> None:
+        following = _following(batch, row, root, explored.tokens.shape[1])
+        found.append(JudgedNodes.of(explored, following))
+
     embed = target.get_input_embeddings()
     for batch in batches(rows, batch_size, embed.weight.device):
         outputs = read_target(target, batch, drafter.config.target_layers)
-        search = search_of(drafter, embed, outputs, batch, shape)
-        replay_searches(_observed(search, batch, found), batch, shape)
+        replay(drafter, embed, outputs, batch, shape, observe)
     return JudgedNodes.joined(found) if found else None
-
-
-def _observed(search: Search, batch: TextBatch, found: list[JudgedNodes]) -> Search:
-    """A search that adds to `found` what became of its nodes."""
-
-    def observed(row: Tensor, root: Tensor) -> ExploredNodes:
-        explored = search(row, root)
-        following = _following(batch, row, root, explored.tokens.shape[1])
-        found.append(JudgedNodes.of(explored, following))
-        return explored
-
-    return observed
 
 
 def _following(batch: TextBatch, row: Tensor, root: Tensor, length: int) -> Tensor:

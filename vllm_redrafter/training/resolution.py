@@ -11,9 +11,9 @@ from transformers import AutoConfig
 from vllm_redrafter.checkpoints.drafter_files import weights_digest
 from vllm_redrafter.checkpoints.reading import load_config
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.data.captured import CapturedRows, check_hidden_size, states_of
+from vllm_redrafter.data.captured import CapturedRows, states_of
 from vllm_redrafter.data.rows import TextRows
-from vllm_redrafter.data.source import read_all, split
+from vllm_redrafter.data.source import TrainingData, WrittenData, read_all, split
 from vllm_redrafter.data.target_files import load_from
 from vllm_redrafter.heads.head import HeadConfig
 from vllm_redrafter.heads.registry import NAMES, head_name
@@ -88,37 +88,24 @@ def resolve(
     data = split(written, config.held_out, config.seed, config.block_length)
     data.check_vocabulary(sizes.vocab_size)
     head = head or _new_head(config, data.rows, sizes)
-    rows: TextRows = data.rows
-    held_out: TextRows = data.held_out
-    if job.hidden_states:
-        states = states_of(written, job.hidden_states, not job.other_target)
-        layers = head.config.target_layers
-        rows = CapturedRows(data.rows, states, layers)
-        held_out = CapturedRows(data.held_out, states, layers)
-        check_hidden_size(rows, sizes.hidden_size)
+    rows, held_out = _with_states(job, written, data, head.config)
     settings = {key: value for key, value in asdict(config).items() if value is not None}
-    record = {
-        **({"hidden_states": "captured"} if job.hidden_states else {}),
-        "settings": {key: value for key, value in settings.items() if key not in NO_MATTER},
-        **({"initial_drafter": {"sha256": weights_digest(head.initial)}} if head.initial else {}),
-        "speculation": asdict(job.speculation),
-        **data.record(),
-    }
+    record = _record(job, settings, data)
     return TrainingPlan(
-        job.target,
-        config.target_dtype,
-        parts,
-        head,
-        rows,
-        held_out,
-        written.sampled[data.held_out.indices],
-        data.rows.num_cut,
-        loop_plan(config, job.speculation, rows, head.config, processes[0]),
-        processes,
-        output,
-        checkpoints.resumable(record) if resume else None,
-        settings,
-        record,
+        target=job.target,
+        target_dtype=config.target_dtype,
+        target_parts=parts,
+        head=head,
+        rows=rows,
+        held_out=held_out,
+        held_out_sampled=written.sampled[data.held_out.indices],
+        num_cut=data.rows.num_cut,
+        loop=loop_plan(config, job.speculation, rows, head.config, processes[0]),
+        processes=processes,
+        output=output,
+        start=checkpoints.resumable(record) if resume else None,
+        settings=settings,
+        record=record,
     )
 
 
@@ -203,6 +190,33 @@ def _target_parts(parallel: TargetParallel, captured: bool) -> TargetParts:
     if parallel != "no":
         return "a share of its layers"
     return "without its layers" if captured else "whole"
+
+
+def _with_states(
+    job: TrainingJob, written: WrittenData, data: TrainingData, head: HeadConfig
+) -> tuple[TextRows, TextRows]:
+    """The rows to learn from, and those held out: with hidden states where they are captured."""
+    if not job.hidden_states:
+        return data.rows, data.held_out
+    states = states_of(written, job.hidden_states, not job.other_target)
+    return (
+        CapturedRows(data.rows, states, head.hidden_size, head.target_layers),
+        CapturedRows(data.held_out, states, head.hidden_size, head.target_layers),
+    )
+
+
+def _record(job: TrainingJob, settings: dict[str, Any], data: TrainingData) -> dict[str, Any]:
+    """All that the weights depend on."""
+    record: dict[str, Any] = {
+        "settings": {key: value for key, value in settings.items() if key not in NO_MATTER},
+        "speculation": asdict(job.speculation),
+        **data.record(),
+    }
+    if job.hidden_states:
+        record["hidden_states"] = "captured"
+    if job.initial_drafter is not None:
+        record["initial_drafter"] = {"sha256": weights_digest(job.initial_drafter)}
+    return record
 
 
 def _with_head(

@@ -1,0 +1,144 @@
+"""What `vllm-redrafter evaluate` found: as tables, as JSON, and as a heat map."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from vllm_redrafter.checkpoints.acceptance_record import acceptance_entry
+from vllm_redrafter.training.evaluation import RANKS, Evaluation, ShapeResult
+from vllm_redrafter.utils.errors import ConfigError
+
+
+def print_evaluation(console: Console, evaluation: Evaluation) -> None:
+    """Tables: the grid, acceptance by depth, top-k accuracy; and what to use."""
+    table = Table(title="Tokens per target step")
+    for column in ("beam width", "beam length", "K", "tokens per step", "speed-up at these costs"):
+        table.add_column(column, justify="right")
+    table.add_column("acceptance by depth")
+    best = evaluation.best
+    for result in evaluation.results:
+        shape, acceptance = result.shape, result.acceptance
+        by_depth = " ".join(f"{count / acceptance.steps:.2f}" for count in acceptance.by_depth)
+        table.add_row(
+            str(shape.beam_width),
+            str(shape.beam_length),
+            str(shape.num_speculative_tokens),
+            f"{acceptance.tokens_per_step:.2f}",
+            f"{result.speed_up:.2f}×",
+            by_depth,
+            style="bold green" if result is best else "",
+        )
+    console.print(table)
+    table = Table(title="The text's token among the drafter's best (teacher-forced)")
+    table.add_column("step", justify="right")
+    for rank in RANKS:
+        table.add_column(f"top {rank}", justify="right")
+    for step, shares in enumerate(evaluation.accuracy.tolist(), start=1):
+        table.add_row(str(step), *(f"{share:.3f}" for share in shares))
+    console.print(table)
+    console.print(recommendation(best))
+
+
+def recommendation(best: ShapeResult) -> str:
+    """What to serve with, by which costs."""
+    shape = best.shape
+    text = (
+        f"{best.costs}: --spec-tokens {shape.num_speculative_tokens}, beam_width "
+        f"{shape.beam_width}, beam_length {shape.beam_length} "
+        f"({best.acceptance.tokens_per_step:.2f} tokens per step, {best.speed_up:.2f}×)."
+    )
+    if best.speed_up > 1:
+        return text
+    return f"{text} Even this is not faster than plain decoding."
+
+
+def figures(evaluation: Evaluation) -> dict[str, Any]:
+    """All figures, for a JSON file."""
+    return {
+        "results": [
+            {
+                **asdict(result.shape),
+                "tokens_per_step": result.acceptance.tokens_per_step,
+                "steps": result.acceptance.steps,
+                "accepted_by_depth": result.acceptance.by_depth,
+                "speed_up": result.speed_up,
+            }
+            for result in evaluation.results
+        ],
+        "costs": evaluation.results[0].costs.facts(),
+        **acceptance_entry(evaluation.acceptance),
+        "top_accuracy": {
+            f"top-{rank}": evaluation.accuracy[:, column].tolist()
+            for column, rank in enumerate(RANKS)
+        },
+    }
+
+
+def write_json(evaluation: Evaluation, path: Path) -> None:
+    """All figures, as JSON.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    try:
+        path.write_text(json.dumps(figures(evaluation), indent=2) + "\n")
+    except OSError as error:
+        raise ConfigError(f"--json {path}: cannot be written: {error}") from error
+
+
+def draw_heat_map(evaluation: Evaluation, path: Path) -> None:
+    """Tokens per step: a panel per K, beam widths against beam lengths.
+
+    Raises:
+        ConfigError: matplotlib is not installed, or the file cannot be written.
+    """
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise ConfigError('--plot needs matplotlib: pip install "vllm-redrafter[train]"') from error
+    matplotlib.use("Agg")  # draws without a display
+    import matplotlib.pyplot as plt
+
+    results = evaluation.results
+    nodes = sorted({result.shape.num_speculative_tokens for result in results})
+    widths = sorted({result.shape.beam_width for result in results})
+    lengths = sorted({result.shape.beam_length for result in results})
+    size = (max(2.5, 0.8 * len(widths) + 1) * len(nodes), 0.6 * len(lengths) + 2)
+    figure, panels = plt.subplots(
+        1, len(nodes), figsize=size, squeeze=False, sharey=True, layout="constrained"
+    )
+    values = [result.acceptance.tokens_per_step for result in results]
+    for panel, k in zip(panels[0], nodes, strict=True):
+        grid = torch.full((len(lengths), len(widths)), torch.nan)
+        for result in results:
+            if result.shape.num_speculative_tokens == k:
+                row = lengths.index(result.shape.beam_length)
+                column = widths.index(result.shape.beam_width)
+                value = result.acceptance.tokens_per_step
+                grid[row, column] = value
+                panel.text(column, row, f"{value:.2f}", ha="center", va="center", color="white")
+        panel.imshow(
+            grid.numpy(),
+            vmin=min(1.0, *values),
+            vmax=max(values) * 1.15,
+            cmap="viridis",
+            origin="lower",
+        )
+        panel.set_title(f"K = {k}")
+        panel.set_xticks(range(len(widths)), [str(width) for width in widths])
+        panel.set_yticks(range(len(lengths)), [str(length) for length in lengths])
+        panel.set_xlabel("beam width")
+    panels[0][0].set_ylabel("beam length")
+    figure.suptitle("Tokens per target step", y=1.06)
+    try:
+        figure.savefig(path, dpi=110, bbox_inches="tight")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--plot {path}: cannot be written: {error}") from error
+    plt.close(figure)
