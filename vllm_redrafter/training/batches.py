@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from vllm_redrafter.data.rows import TextRow
+from vllm_redrafter.data.rows import TextRow, TextRows
 from vllm_redrafter.utils.errors import ConfigError
 
 OPEN_BLOCKS = 64
@@ -180,3 +180,13 @@ class BatchPlan:
             epoch = self.epoch(number)
             yield from epoch[first:]
             first, number = max(first - len(epoch), 0), number + 1
+
+
+def batches_by_length(
+    rows: TextRows, batch_size: int, device: torch.device | str, min_length: int = 0
+) -> Iterator[TextBatch]:
+    """All rows, those of about the same length together."""
+    order = rows.lengths.argsort().tolist()
+    for start in range(0, len(order), batch_size):
+        chunk = [[rows[index]] for index in order[start : start + batch_size]]
+        yield TextBatch.of(chunk, min_length).to(device)

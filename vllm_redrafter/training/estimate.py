@@ -9,7 +9,7 @@ it, with the sampling parameters that the text was written with.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import TextRows
 from vllm_redrafter.heads.head import DraftHead
-from vllm_redrafter.training.batches import TextBatch
+from vllm_redrafter.training.batches import TextBatch, batches_by_length
 from vllm_redrafter.training.distillation import predictions
 from vllm_redrafter.training.target import TargetOutputs, read_target
 from vllm_redrafter.tree.acceptance import accept_path
@@ -57,16 +57,6 @@ class Acceptance:
         return Acceptance(self.steps + other.steps, self.tokens + other.tokens, by_depth)
 
 
-def batches(
-    rows: TextRows, batch_size: int, device: torch.device | str, min_length: int = 0
-) -> Iterator[TextBatch]:
-    """All rows, those of about the same length together."""
-    order = rows.lengths.argsort().tolist()
-    for start in range(0, len(order), batch_size):
-        chunk = [[rows[index]] for index in order[start : start + batch_size]]
-        yield TextBatch.of(chunk, min_length).to(device)
-
-
 def estimate_acceptance(
     drafter: DraftHead,
     target: Any,
@@ -85,7 +75,7 @@ def estimate_acceptance(
     """
     total = Acceptance(0, 0)
     embed = target.get_input_embeddings()
-    for batch in batches(rows, batch_size, embed.weight.device):
+    for batch in batches_by_length(rows, batch_size, embed.weight.device):
         outputs = read_target(target, batch, drafter.config.target_layers)
         total += replay(drafter, embed, outputs, batch, config)
     return total
@@ -187,7 +177,7 @@ def top_accuracy(
     hits = torch.zeros(num_steps, len(ranks))
     counts = torch.zeros(num_steps, 1)
     device = target.get_input_embeddings().weight.device
-    for batch in batches(rows, 8, device, num_steps + 2):
+    for batch in batches_by_length(rows, 8, device, num_steps + 2):
         outputs = read_target(target, batch, drafter.config.target_layers)
         found = predictions(drafter, batch.generated, outputs, num_steps)
         labels = batch.tokens.flatten()[found.start + found.step + 1]

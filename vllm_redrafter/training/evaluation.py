@@ -21,8 +21,9 @@ from vllm_redrafter.data.source import WrittenData, held_out_conversations, read
 from vllm_redrafter.heads.fp8 import rounded_rows
 from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.heads.target_layers import missing_layers
+from vllm_redrafter.training.batches import batches_by_length
 from vllm_redrafter.training.choices import TargetDtype
-from vllm_redrafter.training.estimate import Acceptance, batches, replay, top_accuracy
+from vllm_redrafter.training.estimate import Acceptance, replay, top_accuracy
 from vllm_redrafter.training.measured_acceptance import measure_acceptance
 from vllm_redrafter.training.target import load_ends, load_target, read_target
 from vllm_redrafter.training.training_config import EvaluationConfig
@@ -136,7 +137,7 @@ def evaluate_shapes(
     with progress_bar(console) as progress:
         num_replays = len(grid) * -(-len(rows) // batch_size)
         task = progress.add_task("replaying", total=num_replays, status="")
-        for batch in batches(rows, batch_size, embed.weight.device):
+        for batch in batches_by_length(rows, batch_size, embed.weight.device):
             outputs = read_target(target, batch, drafter.config.target_layers)
             for index, shape in enumerate(grid):
                 totals[index] += replay(drafter, embed, outputs, batch, shape)

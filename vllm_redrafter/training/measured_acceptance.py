@@ -14,8 +14,8 @@ from vllm_redrafter.checkpoints.acceptance_record import AcceptanceRecord, ByKin
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import SomeRows, TextRows
 from vllm_redrafter.heads.head import DraftHead
-from vllm_redrafter.training.batches import TextBatch
-from vllm_redrafter.training.estimate import batches, replay
+from vllm_redrafter.training.batches import TextBatch, batches_by_length
+from vllm_redrafter.training.estimate import replay
 from vllm_redrafter.training.target import read_target
 from vllm_redrafter.tree.beam_search import ExploredNodes
 
@@ -107,7 +107,7 @@ def _judged(
         found.append(JudgedNodes.of(explored, following))
 
     embed = target.get_input_embeddings()
-    for batch in batches(rows, batch_size, embed.weight.device):
+    for batch in batches_by_length(rows, batch_size, embed.weight.device):
         outputs = read_target(target, batch, drafter.config.target_layers)
         replay(drafter, embed, outputs, batch, shape, observe)
     return JudgedNodes.joined(found) if found else None

@@ -101,18 +101,18 @@ def train(
             if accelerator.is_main_process:
                 record = {**plan.record, "result": _figures(result)}
                 served = plan.loop.shape
-                save_result(drafter, plan.output, plan.target, served, record, acceptance)
+                _save_result(drafter, plan.output, plan.target, served, record, acceptance)
                 console.print(_summary(result, plan.output))
             return result
 
 
-def save_result(
+def _save_result(
     drafter: DraftHead,
     output: Path,
     target: str,
     shape: ReDrafterConfig,
     training: dict[str, Any],
-    acceptance: ByKind = NOTHING_RECORDED,
+    acceptance: ByKind,
 ) -> None:
     """Write the drafter, its records and its model card.
 
