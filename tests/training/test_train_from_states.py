@@ -234,8 +234,9 @@ def test_an_evaluation_finds_the_same_without_the_layers(
 ) -> None:
     asked = trained, f"--data={data}", "--held-out=4"
     computed = evaluated(target, *asked)
+    # Layers of no size can be left out, but not loaded.
     ends = shutil.copytree(target, tmp_path / "ends") / "model.safetensors"
-    weights = {name: w for name, w in load_file(ends).items() if ".layers." not in name}
+    weights = {n: w[:0] if ".layers." in n else w for n, w in load_file(ends).items()}
     save_file(weights, ends, {"format": "pt"})
     captured = evaluated(ends.parent, *asked, f"--hidden-states={states}", "--other-target")
     assert captured == computed
