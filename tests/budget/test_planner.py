@@ -40,6 +40,12 @@ def test_every_explored_arm_is_run_at_start_up() -> None:
     assert set(choose(ArmChoice((0, 2)), [1.0, 2.0, 0.1], 3 * BLOCK)) == {0, 1, 2}
 
 
+def test_an_arm_that_seemed_best_before_it_was_run_is_run_at_start_up() -> None:
+    choice = ArmChoice((0, 2))
+    assert choose(choice, [2.0, 1.0, 0.5], BLOCK) == [2] * BLOCK
+    assert choose(choice, [1.0, 2.0, 0.5], BLOCK) == [0] * BLOCK
+
+
 def test_an_arm_that_cannot_be_run_is_not_explored() -> None:
     assert set(choose(ArmChoice((0, 2)), [1.0, 2.0, 0.0], 2000)) == {0, 1}
 

@@ -294,4 +294,4 @@ class SurvivalProfile:
 def usual_profile(beam_length: int, beam_width: int) -> Floats:
     """[L, W] survival of a drafter of which nothing is known: like the shipped one's."""
     levels, ranks = np.arange(1, beam_length + 1), np.arange(beam_width)
-    return np.asarray(0.55 ** levels[:, None] * 0.35**ranks)
+    return np.asarray(0.5 ** levels[:, None] * 0.35**ranks)

@@ -108,20 +108,22 @@ class ArmChoice:
         best = int(rates.argmax())
         if rates[best] > MARGIN * rates[known.best]:
             known.best, known.interval = best, FIRST_INTERVAL
-        self._known.add(known.best)
         others = [arm for arm in self._explored if arm != known.best and rates[arm] > 0]
         if not others:
-            return Step(known.best, False, BLOCK)
+            return self._run(known.best, explores=False)
         # Of arms that were never run, those that draft the most come first.
         other = max(others, key=lambda arm: (arm not in known.ran, -known.ran.get(arm, -arm)))
         lost = BLOCK * (1.0 - rates[other] / rates[known.best])
         wait = max(known.interval, lost / EXPLORATION_SHARE)
         if other in self._known and self._clock - known.explored < wait:
-            return Step(known.best, False, BLOCK)
-        self._known.add(other)
+            return self._run(known.best, explores=False)
         known.explored = self._clock + BLOCK
         known.interval = min(2 * known.interval, LONGEST_INTERVAL)
-        return Step(other, True, BLOCK)
+        return self._run(other, explores=True)
+
+    def _run(self, arm: int, explores: bool) -> Step:
+        self._known.add(arm)
+        return Step(arm, explores, BLOCK)
 
 
 class BatchPlanner:
