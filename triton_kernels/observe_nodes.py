@@ -4,10 +4,9 @@ A node is accepted if it is on the path that the walk took, and judged if it was
 parent is on the path: only then could it be accepted. With f the drafter's log-odds of a node, d
 its depth, y whether it was accepted, and a = sigmoid(w f + b_d), the sums over the judged nodes of
 
-    a (1 - a) (f f, f, 1), (y - a) (f, 1), 1        by depth
-    1, q, y                                         by tenths of q = sigmoid(f), and of q = a
+    a (1 - a) (f f, f, 1), (y - a) (f, 1), 1
 
-are what `budget/acceptance.py` refits and judges itself by. The first launch sums over each
+by depth are what `budget/acceptance.py` refits itself by. The first launch sums over each
 request's nodes, the second over requests, always in the same order: all ranks of tensor
 parallelism get the same bits.
 """
@@ -26,9 +25,6 @@ from vllm_redrafter.triton_kernels.checks import require, require_same_device
 COLUMNS = 6
 """Sums by depth."""
 
-BINS = 10
-"""As in `budget/acceptance.py`; a test holds the two together."""
-
 TILE = 32
 """Requests and sums that the second launch adds at a time."""
 
@@ -36,22 +32,6 @@ TILE = 32
 @triton.jit
 def _sigmoid(x):
     return 1.0 / (1.0 + tl.exp(-x))
-
-
-@triton.jit
-def _count_bins(
-    q,  # [BLOCK] fp32 values
-    accepted,  # [BLOCK] fp32 values
-    judged,  # [BLOCK]
-    out,  # [BINS, 3] fp32, written
-    BINS: tl.constexpr,
-):
-    of_bin = tl.minimum((q * BINS).to(tl.int32), BINS - 1)
-    for index in range(BINS):
-        here = ((of_bin == index) & judged).to(tl.float32)
-        tl.store(out + index * 3, tl.sum(here, axis=0))
-        tl.store(out + index * 3 + 1, tl.sum(here * q, axis=0))
-        tl.store(out + index * 3 + 2, tl.sum(here * accepted, axis=0))
 
 
 @triton.jit
@@ -65,12 +45,11 @@ def _observe_nodes(
     path,  # [R, SLOTS] int32
     slope,  # [1] fp32
     biases,  # [DEPTHS] fp32
-    sums,  # [R, DEPTHS * COLUMNS + 2 * BINS * 3] fp32, written
+    sums,  # [R, DEPTHS, COLUMNS] fp32, written
     SLOTS: tl.constexpr,
     BLOCK: tl.constexpr,
     DEPTHS: tl.constexpr,
     COLUMNS: tl.constexpr,
-    BINS: tl.constexpr,
 ):
     """One request."""
     request = tl.program_id(0)
@@ -94,7 +73,7 @@ def _observe_nodes(
     a = _sigmoid(tl.load(slope) * f + tl.load(biases + level))
     y = accepted.to(tl.float32)
     weight, residual = a * (1.0 - a), y - a
-    to = sums + request * (DEPTHS * COLUMNS + 6 * BINS)
+    to = sums + request * DEPTHS * COLUMNS
     for index in range(DEPTHS):
         here = (judged & (depth == index + 1)).to(tl.float32)
         row = to + index * COLUMNS
@@ -104,8 +83,6 @@ def _observe_nodes(
         tl.store(row + 3, tl.sum(here * residual * f, axis=0))
         tl.store(row + 4, tl.sum(here * residual, axis=0))
         tl.store(row + 5, tl.sum(here, axis=0))
-    _count_bins(_sigmoid(f), y, judged, to + DEPTHS * COLUMNS, BINS)
-    _count_bins(a, y, judged, to + DEPTHS * COLUMNS + 3 * BINS, BINS)
 
 
 @triton.jit(do_not_specialize=["REQUESTS"])
@@ -148,11 +125,6 @@ class VerifiedTrees(NamedTuple):
     path: Tensor
 
 
-def num_sums(max_depth: int) -> int:
-    """How many statistics there are for depths 1 to `max_depth`: by depth, then by bins."""
-    return max_depth * COLUMNS + 2 * BINS * 3
-
-
 def observe_nodes(
     entries: Tensor,
     log_odds: Tensor,
@@ -169,15 +141,14 @@ def observe_nodes(
         log_odds: [entries, K+1] fp32, the drafter's log-odds of each node.
         trees: of these requests.
         slope, biases: [1] and [L] fp32, of the estimator.
-        sums: [R or more, num_sums(L)] fp32, written.
-        statistics: [num_sums(L)] fp32, added to: [L, 6] by depth, then [2, 10, 3] by bins of the
-            drafter's probabilities and of the calibrated ones.
+        sums: [R or more, L, 6] fp32, written.
+        statistics: [L, 6] fp32, added to.
 
     Raises:
         ValueError: an argument's dtype, device, shape or stride does not fit; it is named.
     """
     requests, slots = entries.shape[0], log_odds.shape[1]
-    depths, num = biases.shape[0], num_sums(biases.shape[0])
+    depths, num = biases.shape[0], biases.shape[0] * COLUMNS
     rows = (trees.tokens.shape[0], slots)
     shapes: dict[str, tuple[Tensor, tuple[int, ...], torch.dtype]] = {
         "entries": (entries, (requests,), torch.int64),
@@ -189,8 +160,8 @@ def observe_nodes(
         "trees.path": (trees.path, rows, torch.int32),
         "slope": (slope, (1,), torch.float32),
         "biases": (biases, (depths,), torch.float32),
-        "sums": (sums, (sums.shape[0], num), torch.float32),
-        "statistics": (statistics, (num,), torch.float32),
+        "sums": (sums, (sums.shape[0], depths, COLUMNS), torch.float32),
+        "statistics": (statistics, (depths, COLUMNS), torch.float32),
     }
     for name, (tensor, shape, dtype) in shapes.items():
         require(
@@ -215,7 +186,6 @@ def observe_nodes(
         BLOCK=block,
         DEPTHS=depths,
         COLUMNS=COLUMNS,
-        BINS=BINS,
         num_warps=1 if block <= 32 else 4,
     )
     _add_sums[(triton.cdiv(num, TILE),)](sums, statistics, requests, num, TILE=TILE, num_warps=4)

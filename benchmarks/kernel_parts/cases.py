@@ -21,7 +21,7 @@ from vllm_redrafter.triton_kernels.compact_kv import CacheTable, compact_kv
 from vllm_redrafter.triton_kernels.draft_layers import Product, draft_layer
 from vllm_redrafter.triton_kernels.gated_layer import Rows, gated_cell, scale_normed
 from vllm_redrafter.triton_kernels.grow_beams import BeamBuffers, grow_beams
-from vllm_redrafter.triton_kernels.observe_nodes import VerifiedTrees, num_sums, observe_nodes
+from vllm_redrafter.triton_kernels.observe_nodes import COLUMNS, VerifiedTrees, observe_nodes
 from vllm_redrafter.triton_kernels.rope_positions import add_depths
 from vllm_redrafter.triton_kernels.stage_trees import StagedTrees, stage_trees
 from vllm_redrafter.triton_kernels.top_candidates import TopTokens, top_candidates
@@ -197,8 +197,8 @@ def learn(slots: int, depths: int, requests: int = 2) -> None:
         VerifiedTrees(tree, tree, tree, integers(requests), tree),
         torch.zeros(1),
         torch.zeros(depths),
-        torch.zeros(requests, num_sums(depths)),
-        torch.zeros(num_sums(depths)),
+        torch.zeros(requests, depths, COLUMNS),
+        torch.zeros(depths, COLUMNS),
     )
 
 

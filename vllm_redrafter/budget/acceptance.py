@@ -21,7 +21,6 @@ whatever the tree (`acceptance.py`).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -41,8 +40,6 @@ RIDGE = 0.5
 """Information that every parameter has beside its nodes': as of two nodes of even log_odds."""
 MAX_SLOPE_STEP, MAX_BIAS_STEP = 0.3, 3.0
 """What one refit changes at most: either moves a node of log-odds 10 by 3."""
-BINS = 10
-"""Bins of the calibration error."""
 HORIZON, STARTING_WEIGHT = 64, 16
 """Drafts that a profile of survival reaches back; requests' drafts that its beginning counts as."""
 LEAST_SURVIVAL = 1e-9
@@ -77,8 +74,8 @@ class AcceptanceEstimator:
     Attributes:
         slope: [1] float32, w.
         biases: [L] float32, b of depths 1 to L.
-        statistics: [6 L + 60] float32, what `observe` adds to and `refit` reads: by depth, then
-            by bins. `triton_kernels/observe_nodes.py` adds to it, too.
+        statistics: [L, 6] float32, what `observe` adds to and `refit` reads; so does
+            `triton_kernels/observe_nodes.py`.
         learned: [L] float32, by depth, how many observations the bias was learned from; at most
             DAMPING_OBSERVATIONS.
     """
@@ -94,12 +91,8 @@ class AcceptanceEstimator:
         self.slope = torch.full((1,), INITIAL_SLOPE, **make)  # type: ignore[call-overload]
         self.biases = torch.full((max_depth,), INITIAL_BIAS, **make)  # type: ignore[call-overload]
         self._depths = torch.arange(1, max_depth + 1, device=device)
-        by_depth = 6 * max_depth
-        self.statistics = torch.zeros(by_depth + 6 * BINS, **make)  # type: ignore[call-overload]
         # By depth: the information matrix's a, b, c, the gradient's g0, g1, and the count.
-        self._sums = self.statistics[:by_depth].view(max_depth, 6)
-        # [draft's probability or calibrated, bin, (count, predicted, accepted)]
-        self._bins = self.statistics[by_depth:].view(2, BINS, 3)
+        self.statistics = torch.zeros(max_depth, 6, **make)  # type: ignore[call-overload]
         self.learned = torch.zeros(max_depth, **make)  # type: ignore[call-overload]
         if record is not None:
             self.start_from(record)
@@ -159,8 +152,7 @@ class AcceptanceEstimator:
             residual,
             torch.ones_like(f),
         ]
-        self._sums += by_depth @ torch.stack(columns, dim=1)
-        self._count_bins(torch.stack([torch.sigmoid(f), p]), y, by_depth.sum(dim=0))
+        self.statistics += by_depth @ torch.stack(columns, dim=1)
 
     def refit(self) -> None:
         """One damped Newton step on the statistics gathered since the last, which begin anew.
@@ -168,7 +160,7 @@ class AcceptanceEstimator:
         The information matrix is an arrowhead (one slope, a bias per depth): it is solved by
         eliminating the biases.
         """
-        a, b, c, g0, g1, count = self._sums.unbind(dim=1)
+        a, b, c, g0, g1, count = self.statistics.unbind(dim=1)
         c = c + RIDGE
         step = (g0.sum() - (b * g1 / c).sum()) / (a.sum() + RIDGE - (b * b / c).sum())
         total = count.sum()
@@ -181,40 +173,7 @@ class AcceptanceEstimator:
         self.slope += step
         self.biases += bias_step.nan_to_num(0.0, 0.0, 0.0).clamp(-MAX_BIAS_STEP, MAX_BIAS_STEP)
         self.learned.add_(count.nan_to_num(0.0)).clamp_(max=DAMPING_OBSERVATIONS)
-        self._sums.zero_()
-
-    def calibration(self) -> Calibration:
-        """The expected calibration errors since the last reset; waits for the device."""
-        number, predicted, accepted = self._bins.double().cpu().unbind(dim=2)
-        errors = (predicted - accepted).abs().sum(dim=1) / number.sum(dim=1).clamp(min=1)
-        draft, calibrated = errors.tolist()
-        return Calibration(draft, calibrated, judged=int(number[0].sum()))
-
-    def reset_calibration(self) -> None:
-        """Begin to measure the calibration error anew."""
-        self._bins.zero_()
-
-    def _count_bins(self, predicted: Tensor, accepted: Tensor, judged: Tensor) -> None:
-        """predicted [2, N] probabilities, accepted [N] 0 or 1, judged [N] 0 or 1."""
-        of_bin = (predicted * BINS).long().clamp(max=BINS - 1)
-        in_bin = of_bin.unsqueeze(1) == torch.arange(BINS, device=of_bin.device)[:, None]
-        values = torch.stack([torch.ones_like(predicted), predicted, accepted.expand(2, -1)], dim=2)
-        self._bins += (in_bin.float() * judged) @ values
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """Expected calibration error: mean over nodes of |predicted - accepted| by bins of a tenth.
-
-    Attributes:
-        draft: of the draft's own probabilities.
-        calibrated: of what was predicted from them.
-        judged: over how many nodes.
-    """
-
-    draft: float
-    calibrated: float
-    judged: int
+        self.statistics.zero_()
 
 
 class RefitSchedule:

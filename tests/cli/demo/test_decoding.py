@@ -23,7 +23,7 @@ class Engine:
         for _ in asked.prompts:
             on_answer()
         self._calls += 1
-        stats: dict[str, Any] = {"sampled_tokens": 6, "verifications": 2, "calibration_error": 0.5}
+        stats: dict[str, Any] = {"sampled_tokens": 6, "verifications": 2, "draft": 0.5}
         return Decoded(float(self._calls), [[[self._calls]]], stats if self._has_stats else {})
 
 

@@ -85,19 +85,6 @@ def test_refits_come_soon_and_then_more_seldom(nodes: int) -> None:
     assert np.diff(refits).tolist() == [8, *[LONGEST_REFIT] * 3]
 
 
-def test_the_calibration_is_over_all_nodes() -> None:
-    model = AcceptanceModel(DEPTHS)
-    judge(model, 400, greedy=0.8, sampling=0.3)
-    model.reset_calibration()
-    assert model.calibration().judged == 0
-    judge(model, 400, greedy=0.8, sampling=0.3)
-    found = model.calibration()
-    assert 400 * 40 * 0.9 < found.judged <= 400 * 40
-    # Even log-odds are off by 0.3 for the ones and by 0.2 for the others.
-    assert found.draft == pytest.approx(0.25, abs=0.03)
-    assert found.calibrated < 0.05
-
-
 def test_it_learns_what_the_estimator_of_any_device_learns() -> None:
     random, model = np.random.default_rng(1), AcceptanceModel(DEPTHS)
     estimator = AcceptanceEstimator(DEPTHS)
@@ -116,7 +103,3 @@ def test_it_learns_what_the_estimator_of_any_device_learns() -> None:
     assert model.slopes[1] == pytest.approx(estimator.slope.item(), rel=1e-4)
     assert model.biases[1] == pytest.approx(estimator.biases.numpy(), rel=1e-4)
     assert model.slopes[1] == pytest.approx(0.7, abs=0.1)
-    found, expected = model.calibration(), estimator.calibration()
-    assert found.judged == expected.judged
-    assert found.draft == pytest.approx(expected.draft, rel=1e-4)
-    assert found.calibrated == pytest.approx(expected.calibrated, rel=1e-2)

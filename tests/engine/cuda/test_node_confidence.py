@@ -95,4 +95,3 @@ def test_refits_follow_what_was_accepted_soon_and_then_as_seldom_as_vllms(
     assert refits[0] == FIRST_REFIT
     waits = [later - sooner for sooner, later in pairwise(refits)]
     assert waits == [16, 32, 64, LONGEST_REFIT, LONGEST_REFIT]
-    assert confidence.estimator.calibration().judged == 3 * (4 * LONGEST_REFIT - 1)

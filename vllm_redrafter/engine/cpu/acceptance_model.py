@@ -15,12 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vllm_redrafter.budget.acceptance import (
-    BINS,
-    AcceptanceEstimator,
-    Calibration,
-    RefitSchedule,
-)
+from vllm_redrafter.budget.acceptance import AcceptanceEstimator, RefitSchedule
 from vllm_redrafter.budget.choice import Flags
 from vllm_redrafter.checkpoints.acceptance_record import NOTHING_RECORDED, ByKind
 from vllm_redrafter.utils.compiled import compiled
@@ -67,22 +62,6 @@ class AcceptanceModel:
                 slope, biases, _ = state
                 self.slopes[kind], self.biases[kind] = slope[0], biases
 
-    def calibration(self) -> Calibration:
-        """The expected calibration errors since the last reset, of all nodes together."""
-        both = [estimator.calibration() for estimator in self._estimators]
-        judged = sum(found.judged for found in both)
-        shares = [found.judged / max(judged, 1) for found in both]
-        return Calibration(
-            draft=sum(s * c.draft for s, c in zip(shares, both, strict=True) if s),
-            calibrated=sum(s * c.calibrated for s, c in zip(shares, both, strict=True) if s),
-            judged=judged,
-        )
-
-    def reset_calibration(self) -> None:
-        """Begin to measure the calibration errors anew."""
-        for estimator in self._estimators:
-            estimator.reset_calibration()
-
 
 @compiled
 def _observe(
@@ -105,9 +84,6 @@ def _observe(
     Returns:
         How many nodes were observed.
     """
-    by_depth = 6 * biases.shape[0]
-    sums = statistics[:by_depth].reshape(biases.shape[0], 6)
-    bins = statistics[by_depth:].reshape(2, BINS, 3)
     observed = 0
     for node in range(log_odds.shape[0]):
         if sampled[node] != kind:
@@ -117,16 +93,10 @@ def _observe(
         y = 1.0 if accepted[node] else 0.0
         p = 1.0 / (1.0 + math.exp(-(slope[0] * f + biases[at])))
         weight, residual = p * (1.0 - p), y - p
-        sums[at, 0] += weight * f * f
-        sums[at, 1] += weight * f
-        sums[at, 2] += weight
-        sums[at, 3] += residual * f
-        sums[at, 4] += residual
-        sums[at, 5] += 1.0
-        for which in range(2):
-            predicted = p if which else 1.0 / (1.0 + math.exp(-f))
-            of_bin = min(int(predicted * BINS), BINS - 1)
-            bins[which, of_bin, 0] += 1.0
-            bins[which, of_bin, 1] += predicted
-            bins[which, of_bin, 2] += y
+        statistics[at, 0] += weight * f * f
+        statistics[at, 1] += weight * f
+        statistics[at, 2] += weight
+        statistics[at, 3] += residual * f
+        statistics[at, 4] += residual
+        statistics[at, 5] += 1.0
     return observed

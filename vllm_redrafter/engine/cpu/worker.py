@@ -72,14 +72,7 @@ class ReDrafterCPUWorker(cpu_worker.CPUWorker):
 
     def redrafter_stats(self) -> dict[str, float]:
         """Counters since the last reset; `LLM.collective_rpc("redrafter_stats")`."""
-        runner = self.model_runner
-        calibration = runner.proposer.acceptance.calibration()
-        return {
-            **asdict(runner.stats),
-            "judged_nodes": calibration.judged,
-            "draft_calibration_error": calibration.draft,
-            "calibration_error": calibration.calibrated,
-        }
+        return asdict(self.model_runner.stats)
 
     def redrafter_costs(self) -> str:
         """The costs measured at start-up, as the file that `evaluate --costs` reads;
@@ -93,4 +86,3 @@ class ReDrafterCPUWorker(cpu_worker.CPUWorker):
         if self.publisher is not None:
             self.publisher.carry(stats)
         stats.reset()
-        self.model_runner.proposer.acceptance.reset_calibration()

@@ -15,7 +15,7 @@ from vllm_redrafter.budget.acceptance import AcceptanceEstimator, RefitSchedule,
 from vllm_redrafter.engine.cuda.verification import Verification
 from vllm_redrafter.tree.beam_search import ExploredNodes
 from vllm_redrafter.triton_kernels.build_tree import ScoredTrees
-from vllm_redrafter.triton_kernels.observe_nodes import VerifiedTrees, num_sums, observe_nodes
+from vllm_redrafter.triton_kernels.observe_nodes import COLUMNS, VerifiedTrees, observe_nodes
 
 FIRST_REFIT, LONGEST_REFIT = 8, 100
 """Verifying steps before the first refit, which is a dozen launches, and at most from one to the
@@ -46,7 +46,7 @@ class NodeConfidence:
         self.on_kernels = device.type == "cuda"
         self.estimator = AcceptanceEstimator(max_depth, device)
         self.probs = torch.zeros(requests, slots - 1, device=device)
-        self._sums = torch.zeros(requests, num_sums(max_depth), device=device)
+        self._sums = torch.zeros(requests, max_depth, COLUMNS, device=device)
         self._refits = RefitSchedule(FIRST_REFIT, LONGEST_REFIT)
 
     def learn(self, slots: Tensor) -> None:

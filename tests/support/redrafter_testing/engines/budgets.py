@@ -116,8 +116,7 @@ def lengths(worker: Any) -> dict[int, int]:
     return dict(worker.model_runner.adaptive_verification.arms.chosen)
 
 
-def estimator(worker: Any) -> tuple[list[float], int]:
-    """The acceptance estimator's slope and biases, and how many nodes it has seen judged."""
+def estimator(worker: Any) -> list[float]:
+    """The acceptance estimator's slope and biases."""
     estimator = worker.model_runner.speculator.confidence.estimator
-    learned = [*estimator.slope.tolist(), *estimator.biases.tolist()]
-    return learned, estimator.calibration().judged
+    return [*estimator.slope.tolist(), *estimator.biases.tolist()]

@@ -74,3 +74,8 @@ def force(worker: Any, planner: type[BatchPlanner] | None) -> None:
     drafting.planner = own
     if planner is not None:
         drafting.planner = planner(own.config, own.times.table, worker.model_runner.max_num_reqs)
+
+
+def slope(worker: Any) -> float:
+    """By how much greedy nodes of greater log-odds are more probable to be accepted."""
+    return float(worker.model_runner.proposer.acceptance.slopes[0])
