@@ -74,6 +74,6 @@ def test_output_equals_plain_from_graphs_whatever_each_step_s_budget(
         llm.rpc(recorded_graphs.replay, True)
         llm.rpc(budgets.force, 0.8)
         assert llm.run(asked) == expected
-        assert llm.counter(ACCEPTED) > 5, "trees were hardly used"
+        assert llm.counter(ACCEPTED) > 2, "trees were hardly used"
         (replayed,) = llm.rpc(recorded_graphs.how_often_replayed)
     assert replayed.get("model", 0) > 3, replayed
