@@ -1,0 +1,142 @@
+"""Continuations found in a text, against looking for them one place at a time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from redrafter_testing.algorithm.context_matches import slow_matches
+from vllm_redrafter.tree.beam_search import ExploredNodes
+from vllm_redrafter.tree.context_matches import (
+    ContextMatches,
+    JoinedNodes,
+    find_matches,
+    joined,
+    with_matches,
+)
+
+TEXTS = st.lists(st.integers(0, 2), min_size=1, max_size=40)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(TEXTS, min_size=1, max_size=4), st.integers(1, 3), st.integers(1, 8))
+def test_the_longest_and_of_these_the_newest_matches_are_found(
+    texts: list[list[int]], num_paths: int, path_length: int
+) -> None:
+    num_tokens = torch.tensor([len(text) for text in texts])
+    # What stands behind a text is of other requests, and looks like a continuation.
+    padded = torch.tensor([(text + text * 50)[:50] for text in texts])
+    found = find_matches(padded, num_tokens, num_paths, path_length, 3)
+    expected = [slow_matches(text, num_paths, path_length) for text in texts]
+    assert found.tokens.tolist() == [paths for paths, _ in expected]
+    assert found.lengths.tolist() == [lengths for _, lengths in expected]
+
+
+@pytest.mark.parametrize("largest", [2**31 - 1, 0])
+def test_any_token_id_can_be_matched(largest: int) -> None:
+    text = torch.tensor([[largest, 7, 9, largest]])
+    found = find_matches(text, torch.tensor([4]), 1, 3, 2**31)
+    assert found.tokens.tolist() == [[[7, 9, largest]]]
+    assert found.lengths.tolist() == [[1]]
+
+
+def test_a_path_ends_before_what_is_no_token() -> None:
+    found = find_matches(torch.tensor([[1, 9, 1, 2, 9, 1]]), torch.tensor([6]), 2, 4, 9)
+    assert found.tokens.tolist() == [[[2, -1, -1, -1], [-1] * 4]]
+    assert found.lengths.tolist() == [[2, 0]]
+
+
+def test_what_repeats_with_a_period_goes_on_with_it() -> None:
+    found = find_matches(torch.tensor([[5, 1, 2, 3, 1, 2, 3, 1]]), torch.tensor([8]), 2, 7, 10)
+    assert found.tokens.tolist() == [[[2, 3, 1, 2, 3, 1, 2], [-1] * 7]]
+    assert found.lengths.tolist() == [[4, 0]]
+
+
+# --- joined ---
+
+
+def grids(seed: int) -> tuple[ExploredNodes, ContextMatches]:
+    """A search over few tokens, and paths that share some of its nodes; without some of each."""
+    random = torch.Generator().manual_seed(seed)
+
+    def draw(high: int, *shape: int) -> torch.Tensor:
+        return torch.randint(high, shape, generator=random)
+
+    requests, length, width, num_paths, depth = 4, 3, 3, 2, 5
+    tokens, pointers = draw(4, requests, length, width), draw(width, requests, length, width)
+    # Children of one node carry different tokens, and a node's parent is one.
+    log_probs = torch.zeros(requests, length, width)
+    for r in range(requests):
+        for level in range(length):
+            seen = set()
+            for beam in range(width):
+                above = int(pointers[r, level, beam]) if level else 0
+                child = above, int(tokens[r, level, beam])
+                orphan = level > 0 and log_probs[r, level - 1, above] == -torch.inf
+                if child in seen or orphan or draw(5, 1) == 0:
+                    log_probs[r, level, beam] = -torch.inf
+                else:
+                    seen.add(child)
+                    log_probs[r, level, beam] = (
+                        float(log_probs[r, level - 1, above]) - 1.0 if level else -1.0
+                    )
+    paths = draw(4, requests, num_paths, depth)
+    paths[:, 1, 0] = (paths[:, 0, 0] + 1) % 4
+    paths[0, 0, 2:] = -1
+    lengths = draw(5, requests, num_paths) + 1
+    lengths[1, 1], paths[1, 1] = 0, -1
+    return ExploredNodes(tokens, pointers, log_probs), ContextMatches(paths, lengths)
+
+
+def paths_of(nodes: JoinedNodes, r: int) -> dict[tuple[int, ...], tuple[float, int]]:
+    """Of each node, by the tokens from the root on: its log-probability and length of match."""
+    explored, found = nodes.explored, {}
+    at: dict[tuple[int, int], tuple[int, ...]] = {}
+    for level, beam in nodes.is_node[r].nonzero().tolist():
+        above = at[level - 1, int(explored.back_pointers[r, level, beam])] if level else ()
+        path = (*above, int(explored.tokens[r, level, beam]))
+        assert path not in found, "a node stands twice"
+        at[level, beam] = path
+        found[path] = (
+            float(explored.log_probs[r, level, beam]),
+            int(nodes.match_lengths[r, level, beam]),
+        )
+    return found
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_joined_nodes_are_those_of_both_and_no_node_stands_twice(seed: int) -> None:
+    explored, matches = grids(seed)
+    found = joined(explored, matches)
+    none = ContextMatches(matches.tokens.new_full((4, 0, 5), -1), matches.lengths[:, :0])
+    for r in range(4):
+        expected = paths_of(joined(explored, none), r)
+        for tokens, length in zip(
+            matches.tokens[r].tolist(), matches.lengths[r].tolist(), strict=True
+        ):
+            ends = tokens.index(-1) if -1 in tokens else len(tokens)
+            for depth in range(1, ends + 1 if length else 1):
+                path = tuple(tokens[:depth])
+                expected[path] = expected.get(path, (-float("inf"), 0))[0], length
+        assert paths_of(found, r) == expected
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_node_of_both_is_as_probable_as_the_more_confident_says(seed: int) -> None:
+    explored, matches = grids(seed)
+    probabilities = torch.rand(5, 5, generator=torch.Generator().manual_seed(seed))
+    nodes, found = joined(explored, matches), with_matches(explored, matches, probabilities)
+    assert torch.equal(found.tokens, nodes.explored.tokens)
+    assert torch.equal(found.log_probs > -torch.inf, nodes.is_node)
+    for r, level, beam in nodes.is_node.nonzero().tolist():
+        parent = int(found.back_pointers[r, level, beam])
+        above = float(found.log_probs[r, level - 1, parent]) if level else 0.0
+        by_search = by_match = -float("inf")
+        if nodes.explored.log_probs[r, level, beam] > -torch.inf:
+            by_search = -1.0  # every node of these searches, given its parent
+        if length := int(nodes.match_lengths[r, level, beam]):
+            by_match = float(probabilities[length - 1, level].log())
+        expected = above + max(by_search, by_match)
+        assert float(found.log_probs[r, level, beam]) == pytest.approx(expected, abs=1e-5)

@@ -1,0 +1,179 @@
+"""Continuations of a text's last tokens, found where these tokens stand in it before.
+
+Text that repeats (quotes, edits, code, summaries) goes on as it went on before. A *match* is an
+earlier place of the longest suffix of the text, up to LONGEST_MATCH tokens; a *path* is what
+follows it there. A path that reaches the text's end goes on with its own beginning, as a copy that
+overlaps itself does (LZ77): what repeats with a period is continued with it.
+
+Only a request's own text is looked at.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from vllm_redrafter.tree.beam_search import ExploredNodes
+
+LONGEST_MATCH = 5
+"""Tokens of a suffix that are compared: longer ones bring no better continuations."""
+
+
+class ContextMatches(NamedTuple):
+    """The best M paths of R requests, of D tokens each: the longest matches, of these the newest.
+
+    Paths of a request differ in their first tokens.
+
+    Attributes:
+        tokens: [R, M, D] int64; -1 where there is no path, and from where one ends.
+        lengths: [R, M] int64, tokens of the match, from 1 to LONGEST_MATCH; 0 where there is none.
+    """
+
+    tokens: Tensor
+    lengths: Tensor
+
+
+def find_matches(
+    text: Tensor, num_tokens: Tensor, num_paths: int, path_length: int, vocab_size: int
+) -> ContextMatches:
+    """Look at every place of the texts.
+
+    Args:
+        text: [R, T] integers; what is behind a request's tokens is ignored.
+        num_tokens: [R] integers, how many tokens each request has; at least 1.
+        num_paths: M.
+        path_length: D.
+        vocab_size: what is no token below that ends a path: a placeholder of an image, say.
+    """
+    text, last = text.long(), num_tokens.long() - 1
+    match_lengths = _match_lengths(text, last)
+    place = torch.arange(text.shape[1], device=text.device)
+    # Longer matches first, of these newer ones.
+    following = text.roll(-1, dims=1)
+    is_none = (match_lengths == 0) | (following >= vocab_size)
+    rank = (match_lengths * text.shape[1] + place).masked_fill(is_none, -1)
+    tokens, lengths = [], []
+    for _ in range(num_paths):
+        best = rank.argmax(dim=1, keepdim=True)
+        found = rank.gather(1, best) >= 0
+        path = _path(text, best, last, path_length)
+        goes_on = (path < vocab_size).cumprod(dim=1).bool()
+        tokens.append(path.masked_fill(~(found & goes_on), -1))
+        lengths.append(match_lengths.gather(1, best).masked_fill(~found, 0).squeeze(1))
+        rank = rank.masked_fill(following == path[:, :1], -1)
+    return ContextMatches(torch.stack(tokens, dim=1), torch.stack(lengths, dim=1))
+
+
+def _match_lengths(text: Tensor, last: Tensor) -> Tensor:
+    """[R, T]: how many tokens up to each place are the text's last ones; 0 from its end on."""
+    requests, size = text.shape
+    place = torch.arange(size, device=text.device)
+    agrees = (place < last[:, None]).expand(requests, size)
+    total = torch.zeros(requests, size, dtype=torch.int64, device=text.device)
+    for back in range(LONGEST_MATCH):
+        own = text.gather(1, (last[:, None] - back).clamp(min=0))
+        # Before the text's first token stands nothing.
+        inside = (place >= back) & (last[:, None] >= back)
+        agrees = agrees & inside & (text.roll(back, dims=1) == own)
+        total += agrees
+    return total
+
+
+def _path(text: Tensor, place: Tensor, last: Tensor, path_length: int) -> Tensor:
+    """[R, D]: what follows the places [R, 1], over and over where it reaches the text's end."""
+    period = (last[:, None] - place).clamp(min=1)
+    ahead = torch.arange(path_length, device=text.device) % period
+    return text.gather(1, (place + 1 + ahead).clamp(max=text.shape[1] - 1))
+
+
+class JoinedNodes(NamedTuple):
+    """A search's nodes and those of paths, which share what both have.
+
+    The grid has the levels of the longer of both, and a column more for each path. A path's nodes
+    that the search explored too stand where the search has them; the others hang below them, in the
+    path's column.
+
+    Attributes:
+        explored: [R, L', W + M], as of a search; the log-probability is -inf where the search has
+            no node.
+        match_lengths: [R, L', W + M] int64, of the path that a node is on; 0 for none.
+    """
+
+    explored: ExploredNodes
+    match_lengths: Tensor
+
+    @property
+    def is_node(self) -> Tensor:
+        """[R, L', W + M] bool."""
+        return (self.explored.log_probs > -torch.inf) | (self.match_lengths > 0)
+
+
+def joined(explored: ExploredNodes, matches: ContextMatches) -> JoinedNodes:
+    """A search's nodes [R, L, W] and M paths of D tokens in one grid; no node stands there twice.
+
+    A loop over paths and levels: the engines have it compiled (`engine/cpu/joining.py`,
+    `triton_kernels/join_paths.py`).
+    """
+    requests, length, width = explored.tokens.shape
+    num_paths, depth = matches.tokens.shape[1:]
+    below = (0, num_paths, 0, max(depth - length, 0))
+    tokens, pointers = (pad(part, below) for part in (explored.tokens, explored.back_pointers))
+    log_probs = pad(explored.log_probs, below, value=-torch.inf)
+    match_lengths = torch.zeros_like(tokens)
+    row = torch.arange(requests, device=tokens.device)
+    for path in range(num_paths):
+        own, on = width + path, matches.lengths[:, path]
+        beam, shared = torch.zeros_like(row), torch.ones_like(row, dtype=torch.bool)
+        for level in range(depth):
+            token = matches.tokens[:, path, level]
+            on = torch.where(token >= 0, on, 0)
+            same = (tokens[:, level] == token[:, None]) & (log_probs[:, level] > -torch.inf)
+            if level:
+                same &= pointers[:, level] == beam[:, None]
+            shared = shared & (on > 0) & same.any(dim=1)
+            at = torch.where(shared, same.long().argmax(dim=1), own)
+            is_new = (on > 0) & ~shared
+            tokens[:, level, own] = torch.where(is_new, token, 0)
+            pointers[:, level, own] = torch.where(is_new, beam, 0) if level else 0
+            match_lengths[row, level, at] = torch.where(on > 0, on, match_lengths[row, level, at])
+            beam = at
+    return JoinedNodes(ExploredNodes(tokens, pointers, log_probs), match_lengths)
+
+
+def with_matches(
+    explored: ExploredNodes, matches: ContextMatches, probabilities: Tensor
+) -> ExploredNodes:
+    """A search's nodes and those of paths, as of one search.
+
+    Args:
+        explored: [R, L, W].
+        matches: M paths of D tokens.
+        probabilities: [LONGEST_MATCH, D] float32, of a path's nodes given their parents, by length
+            of the match and depth.
+
+    Returns:
+        [R, max(L, D), W + M]. A node that both have is as probable as the more confident says.
+    """
+    nodes = joined(explored, matches)
+    drafted, lengths = nodes.explored.log_probs, nodes.match_lengths
+    levels: list[Tensor] = []
+    for level in range(lengths.shape[1]):
+        pointers = nodes.explored.back_pointers[:, level]
+        above = torch.zeros_like(drafted[:, 0])
+        given_parent = drafted[:, level]
+        if level:
+            above = levels[-1].gather(1, pointers)
+            parents = drafted[:, level - 1].gather(1, pointers)
+            given_parent = torch.where(
+                given_parent > -torch.inf, given_parent - parents, -torch.inf
+            )
+        if level < probabilities.shape[1]:
+            matched = probabilities[(lengths[:, level] - 1).clamp(min=0), level].log()
+            matched = matched.masked_fill(lengths[:, level] == 0, -torch.inf)
+            given_parent = torch.maximum(given_parent, matched)
+        levels.append(above + given_parent)
+    scores = torch.stack(levels, dim=1)
+    return ExploredNodes(nodes.explored.tokens, nodes.explored.back_pointers, scores)
