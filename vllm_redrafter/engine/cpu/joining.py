@@ -1,0 +1,78 @@
+"""`joined` of `tree/context_matches.py` on the host, compiled: see `ranking.py`."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from vllm_redrafter.utils.compiled import compiled
+
+Array = npt.NDArray[Any]
+
+
+class Candidates(NamedTuple):
+    """What may be in the trees of R requests.
+
+    Attributes:
+        tokens, back_pointers: [R, L, W] int64.
+        log_probs: [R, L, W] float32, of the search, cumulative; -inf where it has no node.
+        match_lengths: [R, L, W] int64, of the path that a node is on; 0 for none.
+    """
+
+    tokens: Array
+    back_pointers: Array
+    log_probs: Array
+    match_lengths: Array
+
+
+@compiled
+def joined_nodes(
+    tokens: Array, back_pointers: Array, log_probs: Array, paths: Array, path_lengths: Array
+) -> tuple[Array, Array, Array, Array]:
+    """A search's nodes and paths in one grid.
+
+    Args:
+        tokens, back_pointers: [R, L, W] int64, of the search; L and W may be 0.
+        log_probs: [R, L, W] float32; -inf where there is no node.
+        paths: [R, M, D] int64; -1 from where one ends.
+        path_lengths: [R, M] int64, of the matches; 0 where there is none.
+
+    Returns:
+        tokens, back_pointers, log_probs, match_lengths: [R, max(L, D), W + M], see `JoinedNodes`.
+    """
+    requests, length, width = tokens.shape
+    num_paths, depth = paths.shape[1:]
+    shape = (requests, max(length, depth), width + num_paths)
+    all_tokens = np.zeros(shape, dtype=np.int64)
+    pointers = np.zeros(shape, dtype=np.int64)
+    all_log_probs = np.full(shape, -np.inf, dtype=np.float32)
+    match_lengths = np.zeros(shape, dtype=np.int64)
+    all_tokens[:, :length, :width] = tokens
+    pointers[:, :length, :width] = back_pointers
+    all_log_probs[:, :length, :width] = log_probs
+    for r in range(requests):
+        for path in range(num_paths):
+            if not path_lengths[r, path]:
+                continue
+            beam, shared = 0, True
+            for level in range(depth):
+                token = paths[r, path, level]
+                if token < 0:
+                    break
+                at = width + path
+                if shared and level < length:
+                    for other in range(width):
+                        same = tokens[r, level, other] == token
+                        below = level == 0 or back_pointers[r, level, other] == beam
+                        if same and below and log_probs[r, level, other] > -np.inf:
+                            at = other
+                            break
+                shared = at < width
+                if not shared:
+                    all_tokens[r, level, at] = token
+                    pointers[r, level, at] = beam if level else 0
+                match_lengths[r, level, at] = path_lengths[r, path]
+                beam = at
+    return all_tokens, pointers, all_log_probs, match_lengths
