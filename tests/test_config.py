@@ -137,12 +137,24 @@ def test_an_unknown_dtype_of_the_head_is_refused_and_the_known_ones_are_named(dt
     assert f"head_dtype must be one of auto, fp8, got {dtype!r}" in str(error.value)
 
 
+@pytest.mark.parametrize("matches", [-1, 5, 1.0, True, "2"])
+def test_a_number_of_context_matches_out_of_range_is_named(matches: Any) -> None:
+    with pytest.raises(ConfigError) as error:
+        ReDrafterConfig(16, context_matches=matches)
+    assert "context_matches must be between 0 and 4 (" in str(error.value)
+    assert repr(matches) in str(error.value)
+
+
+def test_a_path_is_no_longer_than_a_step_can_verify() -> None:
+    assert [ReDrafterConfig(k).path_length for k in (3, 8, 12)] == [3, 8, 8]
+
+
 def test_a_search_explores_width_times_length_nodes() -> None:
     assert ReDrafterConfig(16, beam_width=4, beam_length=5).max_explored == 20
 
 
 def test_own_keys_are_those_unknown_to_vllm() -> None:
-    own = ("beam_width", "beam_length", "tree", "adaptive", "head_dtype")
+    own = ("beam_width", "beam_length", "tree", "adaptive", "context_matches", "head_dtype")
     assert ReDrafterConfig.own_keys() == own
 
 

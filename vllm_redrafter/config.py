@@ -16,6 +16,12 @@ WORD_BITS = 32
 TOP_TOKENS = 50
 """Draft logits keep their top 50 before the log-softmax (Apple's `warp_logits`)."""
 
+MOST_MATCHES = 4
+"""Continuations of a request's text at most: of more, hardly one is accepted."""
+
+LONGEST_PATH = 8
+"""Tokens of such a continuation."""
+
 TreeKind = Literal["explored", "beams"]
 HeadDtype = Literal["auto", "fp8"]
 
@@ -47,6 +53,8 @@ class ReDrafterConfig:
             only those on a finished beam (the paper's prefix dedup).
         adaptive: K, W and L are maxima: every step verifies as many nodes of the whole batch as
             pay, and drafts only where drafting pays. Without it, they hold at every step.
+        context_matches: M, how many continuations that a request's own text has of its last tokens
+            are candidates beside the drafter's; 0 for none.
         head_dtype: of the weights of the drafter's vocabulary-wide layer: the target's own, or
             `fp8`, which is half to read on a GPU.
 
@@ -59,6 +67,7 @@ class ReDrafterConfig:
     beam_length: int = 5
     tree: TreeKind = "explored"
     adaptive: bool = True
+    context_matches: int = 0
     head_dtype: HeadDtype = "auto"
 
     def __post_init__(self) -> None:
@@ -91,10 +100,21 @@ class ReDrafterConfig:
                 f"speculative config: head_dtype must be one of {', '.join(get_args(HeadDtype))}, "
                 f"got {self.head_dtype!r}"
             )
+        m = self.context_matches
+        if isinstance(m, bool) or not isinstance(m, int) or not 0 <= m <= MOST_MATCHES:
+            raise ConfigError(
+                f"speculative config: context_matches must be between 0 and {MOST_MATCHES} "
+                f"(continuations found in a request's own text; 0 for none), got {m!r}"
+            )
         if not isinstance(self.adaptive, bool):
             raise ConfigError(
                 f"speculative config: adaptive must be true or false, got {self.adaptive!r}"
             )
+
+    @property
+    def path_length(self) -> int:
+        """D, the tokens of a continuation found in the text."""
+        return min(LONGEST_PATH, self.num_speculative_tokens)
 
     @property
     def max_explored(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -15,6 +16,7 @@ from vllm_redrafter.budget.planner import (
     EXPLORATION_SHARE,
     FIRST_INTERVAL,
     LONGEST_INTERVAL,
+    MATCHES_ALONE,
     ArmChoice,
     BatchPlanner,
     search_arms,
@@ -147,3 +149,39 @@ def test_no_more_is_searched_than_may_be_verified() -> None:
         if shape is not None:
             planner.drafted(survival(shape, 2, 0.9), np.zeros(2, dtype=np.bool_), 0.02)
     assert {shape.beam_width for shape in shapes if shape is not None} == {1}
+
+
+@pytest.mark.parametrize(("path", "used"), [(0.9, True), (0.02, False)])
+def test_matches_alone_are_verified_where_they_yield_more_than_plain_steps_and_drafts(
+    path: float, used: bool
+) -> None:
+    """The drafter's best token is right in a tenth of cases; drafts are expensive."""
+    config, requests, accept = replace(CONFIG, context_matches=2), 4, 0.1
+    steps = Machine(machine(0.02, level=0.3), noise=0.05)
+    planner = BatchPlanner(config, steps.table, 32)
+    sampled, chosen = np.zeros(requests, dtype=np.bool_), []
+    alone = np.broadcast_to(path ** np.arange(1, 9), (requests, 2, 8)) * [[1.0], [0.1]]
+    nodes = np.zeros((requests, K))
+    for _ in range(1500):
+        shape = planner.plan(sampled, K)
+        chosen.append(shape)
+        explored = np.zeros((requests, 0, 0))
+        if shape is not None:
+            if shape != MATCHES_ALONE:
+                explored = survival(shape, requests, accept)
+                planner.drafted(explored, sampled, steps.draft(shape, requests))
+            both = np.concatenate(
+                [alone.reshape(requests, -1), explored.reshape(requests, -1)], axis=1
+            )
+            ranked = np.sort(both, axis=1)[:, ::-1][:, :K]
+            nodes[:, : ranked.shape[1]] = ranked
+            planner.matched(nodes, explored, alone)
+        kind = PLAIN if shape is None else TREES
+        rows = requests if shape is None else 4 * requests
+        planner.stepped(kind, requests, rows, steps.step(kind, rows))
+    share = np.mean([shape == MATCHES_ALONE for shape in chosen[500:]])
+    assert share > 0.9 if used else share < 0.1
+
+
+def test_without_matches_there_is_no_arm_for_them() -> None:
+    assert MATCHES_ALONE not in BatchPlanner(CONFIG, machine(0.1), 8).arms

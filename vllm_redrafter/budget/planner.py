@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vllm_redrafter.budget.acceptance import HORIZON, SurvivalProfile
-from vllm_redrafter.budget.choice import Flags, Floats, Terms, best_common_budget
+from vllm_redrafter.budget.choice import Flags, Floats, Terms, best_budget, best_common_budget
 from vllm_redrafter.budget.costs import CHAINS, PLAIN, TREES, CostTable, StepTimes, bucket
 from vllm_redrafter.checkpoints.acceptance_record import NOTHING_RECORDED, ByKind
 from vllm_redrafter.config import ReDrafterConfig
@@ -31,6 +31,11 @@ EXPLORATION_SHARE = 0.01
 """Of the time, what explorations may lose."""
 UNCOUNTED = 3
 """Steps after a change between drafting and not that are slower: what they read left the caches."""
+
+
+MATCHES_ALONE = SearchShape(0, 0)
+"""No search: what paths found in the text are verified, if any are worth it."""
+STEPS = PLAIN, CHAINS, TREES
 
 
 class Step(NamedTuple):
@@ -154,10 +159,15 @@ class BatchPlanner:
         self.times = StepTimes(costs, max_requests * (config.num_speculative_tokens + 1))
         shape = config.beam_length, config.beam_width
         self.profiles = [SurvivalProfile(*shape, record) for record in recorded.either()]
-        self.arms = (None, *search_arms(config))
-        # All that a search may find, and what chains and plain steps take.
-        lengths = len(draft_lengths(search_shape(config, config.num_speculative_tokens)[1]))
-        self._choice = ArmChoice(sorted({0, lengths, len(self.arms) - 1}))
+        searches = search_arms(config)
+        matching = (MATCHES_ALONE,) if config.context_matches else ()
+        self.arms = (None, *matching, *searches)
+        # What plain steps, matches and chains take, and all that a search may find.
+        chain = SearchShape(1, max(arm.beam_length for arm in searches))
+        explored = {None, *matching, chain, searches[-1]}
+        self._choice = ArmChoice([arm for arm, shape in enumerate(self.arms) if shape in explored])
+        # By how much matches raise the yield of plain steps, and of searches.
+        self._alone, self._beside = Gain(), Gain()
         self.shape: SearchShape | None = None
         self._explores = False
         # Steps since what is run changed between drafting and not.
@@ -197,10 +207,11 @@ class BatchPlanner:
         # To verify nothing takes no branches.
         chains = verify if kind == CHAINS else self.times.step_seconds(CHAINS, requests)
         greedy, of_sampled = self.profiles
+        drafts = self.shape != MATCHES_ALONE
         return Terms(
             greedy.acceptance_ratio,
             of_sampled.acceptance_ratio,
-            self.times.draft_seconds(self.shape, requests),
+            self.times.draft_seconds(self.shape, requests) if drafts else 0.0,
             verify,
             float(chains[requests]),
             # An exploration that verified nothing would find out nothing.
@@ -222,6 +233,28 @@ class BatchPlanner:
             if of_kind.any():
                 profile.drafted(survival if of_kind.all() else survival[of_kind])
 
+    def matched(self, probable: Floats, explored: Floats, alone: Floats) -> None:
+        """Learn what paths found in the text are worth.
+
+        Args:
+            probable: [N, K], how probable nodes are to be accepted, by the search and by paths.
+            explored: [N, L, W], by the search without paths; empty where nothing was searched.
+            alone: [N, M, D], by paths without the search.
+        """
+        requests = len(probable)
+        plain, _, trees = (self.times.step_seconds(kind, requests) for kind in STEPS)
+
+        def rate(survival: Floats, draft_seconds: float) -> float:
+            ranked = np.sort(survival.reshape(requests, -1), axis=1)[:, ::-1]
+            nodes = ranked[:, : self.config.num_speculative_tokens]
+            return best_budget(nodes, requests, draft_seconds, trees).tokens_per_second
+
+        self._alone.learn(rate(alone, 0.0) * plain[requests] / requests)
+        if explored.size:
+            assert self.shape is not None
+            draft = self.times.draft_seconds(self.shape, requests)
+            self._beside.learn(rate(probable, draft) / rate(explored, draft))
+
     def verified(self, expected: tuple[float, float], accepted: tuple[float, float]) -> None:
         """Learn from a step how many nodes were accepted, and how many were to be, by their
         survival probabilities: of greedy requests, and of sampled ones."""
@@ -235,7 +268,7 @@ class BatchPlanner:
 
     def _rates(self, requests: int, of_sampled: int, max_nodes: int) -> Floats:
         """Tokens per second of each arm."""
-        verify = {kind: self.times.step_seconds(kind, requests) for kind in (PLAIN, CHAINS, TREES)}
+        verify = {kind: self.times.step_seconds(kind, requests) for kind in STEPS}
         # A step that verifies does all that a plain one does: where that seems to be slower, it is
         # no gain of drafting.
         rates = [requests / min(verify[PLAIN][requests], verify[CHAINS][requests])]
@@ -245,6 +278,9 @@ class BatchPlanner:
         most = search_shape(self.config, max_nodes)
         for arm in self.arms[1:]:
             assert arm is not None
+            if arm == MATCHES_ALONE:
+                rates.append(rates[0] * self._alone.mean)
+                continue
             if arm.beam_width > most.beam_width or arm.beam_length > most.beam_length:
                 rates.append(0.0)
                 continue
@@ -252,7 +288,7 @@ class BatchPlanner:
             draft = self.times.draft_seconds(arm, requests)
             costs = draft, verify[_kind_of(arm)]
             best = best_common_budget(nodes, max_nodes, requests, *costs)
-            rates.append(best.tokens_per_second)
+            rates.append(best.tokens_per_second * self._beside.mean)
         return np.array(rates)
 
 
@@ -266,6 +302,22 @@ def search_arms(config: ReDrafterConfig) -> tuple[SearchShape, ...]:
 def draft_lengths(longest: int) -> tuple[int, ...]:
     """One level, half of them, all of them: ascending."""
     return tuple(sorted({1, -(-longest // 2), longest}))
+
+
+class Gain:
+    """A running mean of ratios, over the last drafts.
+
+    Attributes:
+        mean: 1 at first.
+    """
+
+    def __init__(self) -> None:
+        self.mean, self._seen = 1.0, 0
+
+    def learn(self, ratio: float) -> None:
+        """Take a ratio of at least 1 in."""
+        self._seen = min(self._seen + 1, HORIZON)
+        self.mean += (max(ratio, 1.0) - self.mean) / self._seen
 
 
 def _kind_of(shape: SearchShape | None) -> int:

@@ -1,0 +1,50 @@
+"""How probable paths found in the text are to be accepted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from vllm_redrafter.budget.match_acceptance import MEMORY, MatchAcceptance, prior_acceptance
+from vllm_redrafter.tree.context_matches import LONGEST_MATCH
+
+DEPTH = 4
+
+
+def test_the_prior_rises_with_the_match_and_with_what_was_accepted_of_the_path() -> None:
+    prior = prior_acceptance(DEPTH)
+    assert prior.shape == (LONGEST_MATCH, DEPTH)
+    assert (np.diff(prior, axis=0) > 0).all() and (np.diff(prior, axis=1) > 0).all()
+    assert (prior > 0).all() and (prior < 1).all()
+
+
+def test_what_is_accepted_is_learned_by_kind_length_and_depth() -> None:
+    found = MatchAcceptance(DEPTH)
+    before = found.probabilities.copy()
+    kept = found.probabilities
+    random = np.random.default_rng(0)
+    size = 4000
+    sampled, depths = np.ones(size, dtype=np.bool_), np.full(size, 3)
+    found.observe(sampled, np.full(size, 2), depths, random.random(size) < 0.4)
+    assert found.probabilities[1, 1, 2] == pytest.approx(0.4, abs=0.03)
+    before[1, 1, 2] = found.probabilities[1, 1, 2]
+    assert np.array_equal(found.probabilities, before)
+    assert kept is found.probabilities, "engines hold it"
+
+
+def test_older_observations_fade() -> None:
+    found = MatchAcceptance(DEPTH)
+    one, size = np.zeros(1, dtype=np.bool_), int(MEMORY)
+    for accepted in (True, False):
+        for _ in range(8 * size):
+            found.observe(one, np.ones(1, np.int64), np.ones(1, np.int32), np.array([accepted]))
+    assert found.probabilities[0, 0, 0] < 0.01
+
+
+def test_a_single_observation_moves_little() -> None:
+    found = MatchAcceptance(DEPTH)
+    before = found.probabilities[0, 0, 0]
+    found.observe(
+        np.zeros(1, np.bool_), np.ones(1, np.int64), np.ones(1, np.int32), np.zeros(1, np.bool_)
+    )
+    assert 0.8 * before < found.probabilities[0, 0, 0] < before

@@ -1,0 +1,67 @@
+"""How probable it is that the target goes on as its text went on before: learned while serving.
+
+A node of a path is accepted the more probably, given its parent, the longer the match is and the
+more of the path was accepted before. So there is a probability for each length of a match and each
+depth, of greedy and of sampled requests: a Beta distribution's mean, whose prior was measured once,
+and whose observations fade.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from vllm_redrafter.budget.choice import Flags
+from vllm_redrafter.tree.context_matches import LONGEST_MATCH
+
+PRIOR_WEIGHT = 8.0
+"""Observations that the prior counts as."""
+MEMORY = 256.0
+"""Observations of a length and depth that are remembered."""
+
+
+class MatchAcceptance:
+    """The probabilities, and what they were learned from.
+
+    Attributes:
+        probabilities: [2, LONGEST_MATCH, D] float32, of greedy and of sampled requests, by length
+            of the match and by depth, from 1 on.
+    """
+
+    def __init__(self, path_length: int) -> None:
+        """Begin with the prior, for paths of D tokens."""
+        prior = np.stack([prior_acceptance(path_length)] * 2)
+        self._judged = np.full(prior.shape, PRIOR_WEIGHT)
+        self._accepted = PRIOR_WEIGHT * prior
+        self.probabilities = prior.astype(np.float32)
+
+    def observe(
+        self,
+        sampled: Flags,
+        match_lengths: npt.NDArray[np.int64],
+        depths: npt.NDArray[np.int32],
+        accepted: Flags,
+    ) -> None:
+        """Learn from judged nodes that are on paths, [N] each: whether of requests that sample, the
+        lengths of the matches, the nodes' depths, and whether accepted."""
+        if not len(match_lengths):
+            return
+        at = sampled.astype(np.int64), match_lengths - 1, depths - 1
+        np.add.at(self._judged, at, 1.0)
+        np.add.at(self._accepted, at, accepted)
+        kept = np.minimum(MEMORY / self._judged, 1.0)
+        self._judged *= kept
+        self._accepted *= kept
+        self.probabilities[:] = self._accepted / self._judged
+
+
+def prior_acceptance(path_length: int) -> npt.NDArray[np.float64]:
+    """[LONGEST_MATCH, D] of text of which nothing is known.
+
+    What was accepted of a path lengthens the match. Of SmolLM2-135M-Instruct's greedy answers, the
+    first tokens behind matches of 1 to 5 tokens were right in 17, 45, 62, 67 and 79 % of cases, the
+    second in 46, 62, 67, 72 and 82 %.
+    """
+    lengths = np.arange(1, LONGEST_MATCH + 1)[:, None]
+    depths = np.arange(path_length)
+    return np.asarray(0.85 - 0.67 * 0.6 ** (lengths - 1.0 + depths))
