@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -132,6 +134,20 @@ def test_replay_is_that_of_one_answer_at_a_time(
     # Every answer's tokens after its first one are output by some step.
     assert expected.tokens == 10 + 6 + 0 + 0 + 11 + 4 + 4
     assert expected.by_depth[0] > 0
+
+
+def test_what_the_text_went_on_with_before_is_accepted_beside_the_draft() -> None:
+    """A drafter that knows nothing, and a text that repeats with a period of ten."""
+    torch.manual_seed(5)
+    drafter, target = RecurrentHead(RecurrentConfig(8, 16, exit_dim=8)).eval(), CycleTarget()
+    text = rows(num=10, length=45, prompt=25)
+    config = ReDrafterConfig(8, 2, 2)
+    alone = estimate_acceptance(drafter, target, text, config)
+    both = estimate_acceptance(drafter, target, text, replace(config, context_matches=1))
+    assert alone.tokens == both.tokens
+    # Eight tokens of the path and one more, twice; then the last one.
+    assert both.steps == 10 * 3 < alone.steps
+    assert both.by_depth == (30, *[20] * 7)
 
 
 def test_replay_drafts_what_the_engines_draft_for_few_nodes(target: LlamaForCausalLM) -> None:

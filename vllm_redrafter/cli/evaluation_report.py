@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from vllm_redrafter.checkpoints.acceptance_record import acceptance_entry
-from vllm_redrafter.training.evaluation import RANKS, Evaluation, ShapeResult
+from vllm_redrafter.training.evaluation import CONTEXT_MATCHES, RANKS, Evaluation, ShapeResult
 from vllm_redrafter.utils.errors import ConfigError
 
 
@@ -44,6 +44,12 @@ def print_evaluation(console: Console, evaluation: Evaluation) -> None:
         table.add_row(str(step), *(f"{share:.3f}" for share in shares))
     console.print(table)
     console.print(recommendation(best))
+    if evaluation.with_matches.steps:
+        both = evaluation.with_matches.tokens_per_step
+        console.print(
+            f"With {CONTEXT_MATCHES} continuations found in the text beside it (context_matches): "
+            f"{both:.2f} tokens per step instead of {best.acceptance.tokens_per_step:.2f}."
+        )
 
 
 def recommendation(best: ShapeResult) -> str:
@@ -74,6 +80,7 @@ def figures(evaluation: Evaluation) -> dict[str, Any]:
         ],
         "costs": evaluation.results[0].costs.facts(),
         **acceptance_entry(evaluation.acceptance),
+        "tokens_per_step_with_matches": evaluation.with_matches.tokens_per_step,
         "top_accuracy": {
             f"top-{rank}": evaluation.accuracy[:, column].tolist()
             for column, rank in enumerate(RANKS)

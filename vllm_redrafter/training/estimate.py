@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vllm_redrafter.budget.match_acceptance import prior_acceptance
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import TextRows
 from vllm_redrafter.heads.head import DraftHead
@@ -24,6 +25,7 @@ from vllm_redrafter.training.distillation import predictions
 from vllm_redrafter.training.target import TargetOutputs, read_target
 from vllm_redrafter.tree.acceptance import accept_path
 from vllm_redrafter.tree.beam_search import ExploredNodes, beam_search
+from vllm_redrafter.tree.context_matches import find_matches, with_matches
 from vllm_redrafter.tree.policy import search_shape
 from vllm_redrafter.tree.token_tree import TokenTree
 
@@ -106,26 +108,40 @@ def replay(
     dtype = drafter.dtype
     hidden = outputs.hidden.to(dtype)
     shape = search_shape(config, config.num_speculative_tokens)
+    vocab_size = drafter.config.vocab_size
 
     def embed_as_drafter(tokens: Tensor) -> Tensor:
         return embed(tokens).to(dtype)
 
     row, root, last = answers(batch.generated)
     steps = tokens = 0
-    by_depth = torch.zeros(config.beam_length, dtype=torch.int64)
+    depth = max(config.beam_length, config.path_length if config.context_matches else 0)
+    by_depth = torch.zeros(depth, dtype=torch.int64)
     while (running := (root < last).nonzero().squeeze(1)).numel():
         block, at, end = row[running], root[running], last[running]
         roots = batch.tokens[block, at]
         explored = beam_search(drafter, embed_as_drafter, hidden[block, at - 1], roots, *shape)
         if observe is not None:
             observe(explored, batch, block, at)
-        depth = _accepted_depth(explored, batch.tokens, block, at, end, config)
-        output = torch.minimum(depth + 1, end - at)
+        if config.context_matches:
+            explored = _with_matches(explored, batch.tokens[block], at, config, vocab_size)
+        accepted = _accepted_depth(explored, batch.tokens, block, at, end, config)
+        output = torch.minimum(accepted + 1, end - at)
         root[running] += output
         steps, tokens = steps + running.numel(), tokens + int(output.sum())
-        reached = torch.bincount(depth.cpu(), minlength=config.beam_length + 1)
+        reached = torch.bincount(accepted.cpu(), minlength=depth + 1)
         by_depth += reached.flip(0).cumsum(0).flip(0)[1:]
     return Acceptance(steps, tokens, tuple(by_depth.tolist()))
+
+
+def _with_matches(
+    explored: ExploredNodes, text: Tensor, root: Tensor, config: ReDrafterConfig, vocab_size: int
+) -> ExploredNodes:
+    """The search and what the text [A, T] up to the roots went on with before."""
+    sizes = config.context_matches, config.path_length
+    matches = find_matches(text, root + 1, *sizes, vocab_size)
+    prior = torch.from_numpy(prior_acceptance(config.path_length)).float().to(text.device)
+    return with_matches(explored, matches, prior)
 
 
 def answers(generated: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -23,13 +23,20 @@ from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.heads.target_layers import missing_layers
 from vllm_redrafter.training.batches import batches_by_length
 from vllm_redrafter.training.choices import TargetDtype
-from vllm_redrafter.training.estimate import Acceptance, replay, top_accuracy
+from vllm_redrafter.training.estimate import (
+    Acceptance,
+    estimate_acceptance,
+    replay,
+    top_accuracy,
+)
 from vllm_redrafter.training.measured_acceptance import measure_acceptance
 from vllm_redrafter.training.target import load_ends, load_target, read_target
 from vllm_redrafter.training.training_config import EvaluationConfig
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.progress import progress_bar
 
+CONTEXT_MATCHES = 2
+"""Of which an evaluation says what they bring; of more, hardly one is accepted."""
 RANKS = (1, 2, 4, 8)
 """k of the top-k accuracies."""
 
@@ -72,11 +79,13 @@ class Evaluation:
         results: one per shape.
         accuracy: [L, RANKS] shares of positions whose token is among the drafter's best.
         acceptance: how nodes of the fastest shape are accepted.
+        with_matches: of the fastest shape beside CONTEXT_MATCHES continuations found in the text.
     """
 
     results: list[ShapeResult]
     accuracy: Tensor
     acceptance: ByKind = NOTHING_RECORDED
+    with_matches: Acceptance = field(default_factory=lambda: Acceptance(0, 0))
 
     @property
     def best(self) -> ShapeResult:
@@ -245,7 +254,9 @@ def evaluate(job: EvaluationJob, console: Console | None = None) -> Evaluation:
     evaluation = evaluate_shapes(drafter, target, rows, grid, job.costs, console)
     sampled = written.sampled[text.indices]
     acceptance = measure_acceptance(drafter, target, rows, sampled, evaluation.best.shape)
-    return replace(evaluation, acceptance=acceptance)
+    beside = replace(evaluation.best.shape, context_matches=CONTEXT_MATCHES)
+    with_matches = estimate_acceptance(drafter, target, rows, beside, batch_size=16)
+    return replace(evaluation, acceptance=acceptance, with_matches=with_matches)
 
 
 def _text(written: WrittenData, held_out: int | None, seed: int, max_length: int) -> DatasetRows:
