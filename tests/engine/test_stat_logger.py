@@ -29,6 +29,8 @@ FIRST = StepStats(
     sampled_tokens=120,
     expected_tokens=121.5,
     undrafted_steps=10,
+    matched_tokens=40,
+    accepted_matched_tokens=30,
 )
 LATER = StepStats(steps=30, verifications=50, drafted_tokens=170, sampled_tokens=120)
 
@@ -72,6 +74,8 @@ def metrics(vllm_config: Any, engine: int = 0) -> dict[str, float | None]:
             "sampled_tokens",
             "expected_tokens",
             "undrafted_steps",
+            "matched_nodes",
+            "accepted_matched_nodes",
         )
     }
 
@@ -88,7 +92,7 @@ def test_metrics_are_what_the_worker_counted_by_engine() -> None:
         logger.record(SchedulerStats(), IterationStats(), mm_cache_stats=None, engine_idx=engine)
         logger.record(SchedulerStats(), None, mm_cache_stats=None, engine_idx=engine)
     assert set(metrics(vllm_config, 0).values()) == {0.0}
-    assert list(metrics(vllm_config, 1).values()) == [30, 50, 170, 120, 121.5, 10]
+    assert list(metrics(vllm_config, 1).values()) == [30, 50, 170, 120, 121.5, 10, 40, 30]
 
 
 def test_the_log_tells_of_the_interval_and_is_silent_when_nothing_happened(
@@ -106,7 +110,7 @@ def test_the_log_tells_of_the_interval_and_is_silent_when_nothing_happened(
     logger.log()
     assert said == [
         "Engine 003: ReDrafter: 25.0 % of steps not drafted, 3.40 nodes per verification, "
-        "2.40 tokens, 2.43 expected",
+        "2.40 tokens, 2.43 expected, 75 % of 40 nodes found in the text accepted",
         "Engine 003: ReDrafter: 100.0 % of steps not drafted",
     ]
 

@@ -201,7 +201,7 @@ class BatchPlanner:
     def terms(self, requests: int) -> Terms:
         """By what to choose which nodes are verified of what is drafted for so many requests."""
         assert self.shape is not None
-        kind = _kind_of(self.shape)
+        kind = self._kind_of(self.shape)
         rows = requests * (self.config.num_speculative_tokens + 1)
         verify = self.times.step_seconds(kind, requests)[: rows + 1]
         # To verify nothing takes no branches.
@@ -266,6 +266,12 @@ class BatchPlanner:
         if self._settled >= UNCOUNTED:
             self.times.stepped(kind, requests, rows, seconds, self._explores)
 
+    def _kind_of(self, shape: SearchShape | None) -> int:
+        if shape is None:
+            return PLAIN
+        # Paths beside a chain branch off it.
+        return CHAINS if shape.beam_width == 1 and not self.config.context_matches else TREES
+
     def _rates(self, requests: int, of_sampled: int, max_nodes: int) -> Floats:
         """Tokens per second of each arm."""
         verify = {kind: self.times.step_seconds(kind, requests) for kind in STEPS}
@@ -286,7 +292,7 @@ class BatchPlanner:
                 continue
             nodes = survival[: arm.beam_length, : arm.beam_width]
             draft = self.times.draft_seconds(arm, requests)
-            costs = draft, verify[_kind_of(arm)]
+            costs = draft, verify[self._kind_of(arm)]
             best = best_common_budget(nodes, max_nodes, requests, *costs)
             rates.append(best.tokens_per_second * self._beside.mean)
         return np.array(rates)
@@ -318,9 +324,3 @@ class Gain:
         """Take a ratio of at least 1 in."""
         self._seen = min(self._seen + 1, HORIZON)
         self.mean += (max(ratio, 1.0) - self.mean) / self._seen
-
-
-def _kind_of(shape: SearchShape | None) -> int:
-    if shape is None:
-        return PLAIN
-    return CHAINS if shape.beam_width == 1 else TREES

@@ -34,6 +34,8 @@ class Counters(NamedTuple):
     sampled_tokens: float
     expected_tokens: float
     undrafted_steps: float
+    matched_tokens: float
+    accepted_matched_tokens: float
 
     @classmethod
     def of(cls, stats: StepStats) -> Counters:

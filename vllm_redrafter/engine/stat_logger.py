@@ -33,6 +33,14 @@ METRICS = {
         "redrafter:undrafted_steps",
         "Engine steps after which nothing was drafted, as it would not have paid.",
     ),
+    "matched_tokens": (
+        "redrafter:matched_nodes",
+        "Tree nodes verified that continue the request's own text as it went on before.",
+    ),
+    "accepted_matched_tokens": (
+        "redrafter:accepted_matched_nodes",
+        "Those of them that were accepted.",
+    ),
 }
 
 
@@ -89,6 +97,9 @@ def described(counters: Counters) -> str:
         ]
         if counters.expected_tokens:
             parts.append(f"{counters.expected_tokens / verifications:.2f} expected")
+    if matched := counters.matched_tokens:
+        accepted = 100 * counters.accepted_matched_tokens / matched
+        parts.append(f"{accepted:.0f} % of {matched:.0f} nodes found in the text accepted")
     return ", ".join(parts)
 
 

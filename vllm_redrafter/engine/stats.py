@@ -19,6 +19,8 @@ class StepStats:
         drafted_tokens: tree nodes verified, roots not counted.
         sampled_tokens: tokens that the verifications output.
         expected_tokens: tokens that they were expected to output, by the batch's budget.
+        matched_tokens: nodes verified that are on paths found in the requests' own texts.
+        accepted_matched_tokens: those of them that were accepted.
         undrafted_steps: engine steps after which nothing was drafted, as it would not have paid.
         draft: seconds in beam search and tree building.
         forward: seconds in the target's forward pass, tree attention included.
@@ -32,6 +34,8 @@ class StepStats:
     drafted_tokens: int = 0
     sampled_tokens: int = 0
     expected_tokens: float = 0.0
+    matched_tokens: int = 0
+    accepted_matched_tokens: int = 0
     undrafted_steps: int = 0
     draft: float = 0.0
     forward: float = 0.0

@@ -41,6 +41,7 @@ def oracle(target: Path, oracle_drafter: Path) -> Iterator[Engine]:
         "num_speculative_tokens": K,
         "beam_width": oracles.WIDTH,
         "beam_length": oracles.LENGTH,
+        "context_matches": 2,
     }
     with cpu_engine(
         target,
@@ -73,6 +74,8 @@ def test_greedy_output_equals_plain(
         assert stats["sampled_tokens"] > stats["verifications"] > 0
     if planner in (NeverDrafts, RandomPlanner):
         assert stats["undrafted_steps"] > 0
+    if planner in (RandomPlanner, AlwaysDrafts):
+        assert stats["accepted_matched_tokens"] > 0, "paths were not used"
 
 
 def test_chains_grammars_and_sampling_parameters_in_one_batch(

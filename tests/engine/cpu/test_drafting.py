@@ -74,7 +74,7 @@ def test_nothing_is_settled_while_drafts_are_made() -> None:
     made, _ = drafting(CHAIN, passing=2)
     assert asked(made, ["a"])
     assert not made.skips_draft(["a"], K)
-    assert not FixedDrafting(made.proposer).skips_draft(["a"], K)
+    assert not FixedDrafting(made.proposer, StepStats()).skips_draft(["a"], K)
 
 
 def test_what_is_expected_is_counted_and_the_trees_are_the_draft_s() -> None:
@@ -87,13 +87,14 @@ def test_what_is_expected_is_counted_and_the_trees_are_the_draft_s() -> None:
     class Found:
         def propose_best(self, *args: Any) -> Draft:
             given.extend(args)
-            return Draft(tree, survival, survival, survival[:, None], 2.7)
+            return Draft(tree, survival, survival, survival, survival, survival[:, None], 2.7)
 
     made.proposer = cast(TreeProposer, cast(Any, Found()))
     assert asked(made, ["a", "b"])
     none = torch.zeros(2)
     assert made.draft(["a", "b"], none, none, None, np.full(2, K)) is tree
-    *_, shape, terms = given
+    *_, shape, terms, matches = given
+    assert matches is None
     assert (shape, terms.least) == (CHAIN, 0)
     assert terms.draft_seconds == planner.times.draft_seconds(CHAIN, 2)
     assert made.stats.expected_tokens == 2.7

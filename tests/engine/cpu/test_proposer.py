@@ -40,7 +40,7 @@ def proposer(tmp_path: Path) -> TreeProposer:
 
 def propose(proposer: TreeProposer, max_nodes: int) -> torch.Tensor:
     """[R, K+1] parents of the trees that a step of so many nodes gets; -1 beyond their nodes."""
-    tree = proposer.propose(torch.randn(R, H), torch.arange(R), None, np.full(R, max_nodes))
+    tree, _ = proposer.propose(torch.randn(R, H), torch.arange(R), None, np.full(R, max_nodes))
     assert (tree.num_nodes == max_nodes + 1).all()
     return tree.parents.masked_fill(~tree.is_node, -1)
 
@@ -73,7 +73,7 @@ def test_a_policy_decides_alike_with_a_budget_without_one_and_in_evaluate(
     def trees() -> list[TokenTree]:
         explored = proposer.explore(hidden, roots, shape)
         return [
-            proposer.propose(hidden, roots, None, most),
+            proposer.propose(hidden, roots, None, most)[0],
             proposer.propose_best(hidden, roots, None, most, greedy, shape, terms).tree,
             TokenTree.from_explored(roots, explored, max_nodes=12),
         ]

@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from torch import Tensor
@@ -14,11 +15,14 @@ from redrafter_testing.algorithm.trimming import best_trim
 from vllm_redrafter.budget.acceptance import AcceptanceEstimator, log_odds_of
 from vllm_redrafter.budget.choice import Terms, unlimited
 from vllm_redrafter.config import TreeKind
+from vllm_redrafter.engine.cpu.joining import joined_nodes
 from vllm_redrafter.engine.cpu.ranking import best_trees
 from vllm_redrafter.tree.beam_search import ExploredNodes
+from vllm_redrafter.tree.context_matches import LONGEST_MATCH, ContextMatches, joined
 from vllm_redrafter.tree.policy import candidate_log_probs
 from vllm_redrafter.tree.token_tree import TokenTree, select_nodes
 
+Array = npt.NDArray[Any]
 MAX_NODES = 12
 
 
@@ -47,6 +51,14 @@ def estimator_of(slope: Tensor, biases: Tensor) -> AcceptanceEstimator:
     made.slope.fill_(slope)
     made.biases.copy_(biases)
     return made
+
+
+def no_matches(explored: ExploredNodes) -> Array:
+    return np.zeros(explored.tokens.shape, dtype=np.int64)
+
+
+def no_probabilities(length: int) -> Array:
+    return np.zeros((2, LONGEST_MATCH, length), dtype=np.float32)
 
 
 @pytest.mark.parametrize("tree", ["explored", "beams"])
@@ -87,24 +99,27 @@ def test_trees_and_probabilities_are_those_of_the_torch_functions(
         roots.numpy(),
         explored.tokens.numpy(),
         explored.back_pointers.numpy(),
-        explored.log_probs.numpy(),
         allowed.numpy(),
+        no_matches(explored),
         sampled.numpy(),
         slopes.numpy(),
         biases.numpy(),
+        no_probabilities(length),
         most.numpy(),
         MAX_NODES,
         *unlimited(requests * (MAX_NODES + 1)),
     )
-    tokens, parents, depths, num_nodes, node_log_odds, survival, all_survival = map(
+    tokens, parents, depths, num_nodes, node_log_odds, lengths, survival, _, all_survival = map(
         torch.from_numpy, arrays
     )
+    assert not lengths.any()
     assert expected_tokens == pytest.approx(float(survival[:, 1:].sum() + (num_nodes > 1).sum()))
     assert torch.equal(num_nodes, expected.num_nodes)
     assert torch.equal(tokens, expected.tokens)
     assert torch.equal(parents, expected.parents)
     assert torch.equal(depths, expected.depths)
-    assert torch.allclose(all_survival, log_survival.exp(), atol=1e-6)
+    may_be = log_survival.masked_fill(allowed == -torch.inf, -torch.inf).exp()
+    assert torch.allclose(all_survival, may_be, atol=1e-6)
 
     def of_nodes(values: Tensor) -> Tensor:
         return values.flatten(1).gather(1, index).masked_fill(~expected.is_node[:, 1:], 0.0)
@@ -127,10 +142,11 @@ def test_a_parent_comes_before_a_child_that_is_as_probable() -> None:
         certain.tokens.numpy(),
         certain.back_pointers.numpy(),
         certain.log_probs.numpy(),
-        torch.ones(1, 4, 1).numpy(),
+        no_matches(certain),
         torch.zeros(1, dtype=torch.bool).numpy(),
         torch.tensor([100.0, 1.0]).numpy(),
         torch.zeros(2, 4).numpy(),
+        no_probabilities(4),
         torch.tensor([4]).numpy(),
         4,
         *unlimited(5),
@@ -156,17 +172,20 @@ def test_trees_have_the_first_nodes_of_each_request_that_are_worth_verifying(
             explored.tokens.numpy(),
             explored.back_pointers.numpy(),
             explored.log_probs.numpy(),
-            explored.log_probs.numpy(),
+            no_matches(explored),
             sampled,
             np.array([0.4, 0.8], dtype=np.float32),
             np.zeros((2, length), dtype=np.float32),
+            no_probabilities(length),
             np.full(requests, MAX_NODES),
             MAX_NODES,
             *terms,
         )
 
-    *whole, all_log_odds, all_survival, visited, _ = trees(unlimited(rows))
-    *found, log_odds, survival, explored_too, expected = trees(terms)
+    *whole, all_log_odds, _, all_survival, all_probable, visited, _ = trees(unlimited(rows))
+    *found, log_odds, _, survival, probable, explored_too, expected = trees(terms)
+    ratio = np.where(sampled, terms.sampled_ratio, terms.greedy_ratio)[:, None]
+    assert probable == pytest.approx(all_probable * ratio)
     nodes, choice = best_trim(all_survival[:, 1:], sampled, terms)
     prefix = TokenTree(*map(torch.from_numpy, whole)).prefix(torch.from_numpy(nodes + 1).int())
     for field, array in zip(fields(TokenTree), found, strict=True):
@@ -178,3 +197,56 @@ def test_trees_have_the_first_nodes_of_each_request_that_are_worth_verifying(
     assert expected == pytest.approx(choice.tokens - requests + np.count_nonzero(nodes))
     # The counters that it is added to are sent to other processes, which no number of numpy's can.
     assert type(expected) is float
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_node_that_is_on_a_path_too_is_as_probable_as_the_more_confident_source_says(
+    seed: int,
+) -> None:
+    requests, length, width, num_paths, depth = 4, 3, 3, 2, 5
+    explored = search(seed, requests, length, width)
+    explored.tokens[:] %= 4
+    random = torch.Generator().manual_seed(seed)
+    paths = torch.randint(4, (requests, num_paths, depth), generator=random)
+    paths[:, 1, 0] = (paths[:, 0, 0] + 1) % 4
+    matches = ContextMatches(paths, torch.randint(6, (requests, num_paths), generator=random))
+    expected = joined(explored, matches)
+    arrays = [part.numpy() for part in vars(explored).values()]
+    found = joined_nodes(*arrays, paths.numpy(), matches.lengths.numpy())
+    for array, part in zip(
+        found, (*vars(expected.explored).values(), expected.match_lengths), strict=True
+    ):
+        is_node = expected.is_node.numpy()
+        assert np.array_equal(array[is_node], part.numpy()[is_node])
+
+    sampled = np.arange(requests) % 2 == 1
+    slopes = np.array([0.4, 0.8], dtype=np.float32)
+    biases = np.linspace(-0.5, 0.5, 2 * depth, dtype=np.float32).reshape(2, depth)
+    probabilities = torch.rand(2, LONGEST_MATCH, depth, generator=random).numpy()
+    most = np.full(requests, MAX_NODES)
+    terms = unlimited(requests * (MAX_NODES + 1))
+    calibration = slopes, biases, probabilities
+    roots = np.arange(requests)
+    *tree, log_odds, lengths, survival, _, of_search, _ = best_trees(
+        roots, *found, sampled, *calibration, most, MAX_NODES, *terms
+    )
+    _, parents, depths, num_nodes = tree
+    for r in range(requests):
+        kind = int(sampled[r])
+        assert (np.diff(survival[r, : num_nodes[r]]) <= 1e-6).all()
+        for node in range(1, num_nodes[r]):
+            level, above = depths[r, node] - 1, survival[r, parents[r, node]]
+            by_draft, by_match = 0.0, 0.0
+            if log_odds[r, node] > -np.inf:
+                f = slopes[kind] * log_odds[r, node] + biases[kind, level]
+                by_draft = 1.0 / (1.0 + np.exp(-f))
+            if lengths[r, node]:
+                by_match = probabilities[kind, lengths[r, node] - 1, level]
+            assert by_draft or by_match
+            assert survival[r, node] == pytest.approx(above * max(by_draft, by_match), rel=1e-4)
+    # What the search alone would be expected to bring.
+    alone = best_trees(
+        roots, *arrays, no_matches(explored), sampled, *calibration, most, MAX_NODES, *terms
+    )[-2]
+    assert of_search[:, :length, :width] == pytest.approx(alone)
+    assert not of_search[:, length:].any() and not of_search[:, :, width:].any()

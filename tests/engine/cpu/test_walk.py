@@ -64,10 +64,13 @@ def test_the_judged_nodes_are_those_whose_parent_was_accepted() -> None:
     tree = TokenTree(tokens, parents, depths, torch.tensor([7], dtype=torch.int32))
     sampled = torch.tensor([[2, 9, 5, 9, 9, 9, 9, 0]], dtype=torch.int32)
     accepted = walked(tree, sampled)
-    log_odds = np.arange(8, dtype=np.float32)[None]
-    of_request, judged, judged_depths, was_accepted = judged_nodes(tree, accepted.path, log_odds)
+    sources = np.arange(16, dtype=np.float32).reshape(1, 2, 8)
+    of_request, judged, match_lengths, judged_depths, was_accepted = judged_nodes(
+        tree, accepted.path, sources
+    )
     assert of_request.tolist() == [0, 0, 0]
     assert judged.tolist() == [1, 2, 5]
+    assert match_lengths.tolist() == [9, 10, 13]
     assert judged_depths.tolist() == [1, 1, 2]
     assert was_accepted.tolist() == [False, True, True]
 

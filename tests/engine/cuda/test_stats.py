@@ -50,11 +50,11 @@ def test_what_the_device_counted_reaches_the_front_end_a_step_late(
     meter: StepTimer, subscriber: Subscriber
 ) -> None:
     step(meter)
-    assert subscriber.read() == Counters(1, 0, 0, 0, 1.5, 1)
+    assert subscriber.read() == Counters(1, 0, 0, 0, 1.5, 1, 0, 0)
     step(meter)
-    assert subscriber.read() == Counters(2, 1, 2, 2, 3.0, 2)
+    assert subscriber.read() == Counters(2, 1, 2, 2, 3.0, 2, 0, 0)
     meter.publish()
-    assert subscriber.read() == Counters(2, 2, 4, 4, 3.0, 2)
+    assert subscriber.read() == Counters(2, 2, 4, 4, 3.0, 2, 0, 0)
 
 
 def test_a_reset_takes_nothing_from_the_front_ends_totals(
@@ -65,8 +65,8 @@ def test_a_reset_takes_nothing_from_the_front_ends_totals(
     assert Counters.of(meter.read()) == Counters.none()
     step(meter)
     meter.publish()
-    assert subscriber.read() == Counters(2, 2, 4, 4, 3.0, 2)
-    assert Counters.of(meter.read()) == Counters(1, 1, 2, 2, 1.5, 1)
+    assert subscriber.read() == Counters(2, 2, 4, 4, 3.0, 2, 0, 0)
+    assert Counters.of(meter.read()) == Counters(1, 1, 2, 2, 1.5, 1, 0, 0)
 
 
 def test_times_are_taken_from_the_first_reset_on(meter: StepTimer, subscriber: Subscriber) -> None:

@@ -70,11 +70,11 @@ class ContextIndex:
         return ContextMatches(*map(torch.from_numpy, found))
 
     def _slots_of(self, requests: Sequence[str]) -> Ints:
-        known = self._slot_of
-        if not known.keys() >= set(requests):
+        known, present = self._slot_of, set(requests)
+        if not known.keys() >= present:
             free = set(range(self._slots)) - set(known.values())
             # Preempted requests are entered anew when they come back.
-            absent = [request for request in known if request not in set(requests)]
+            absent = [request for request in known if request not in present]
             for request in requests:
                 if request not in known:
                     if not free:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,14 +15,19 @@ from vllm_redrafter.engine.cpu.proposer import Draft, TreeProposer
 from vllm_redrafter.engine.cpu.walk import accepted_nodes, judged_nodes
 from vllm_redrafter.engine.stats import StepStats
 from vllm_redrafter.tree.acceptance import AcceptedPath
+from vllm_redrafter.tree.context_matches import ContextMatches
 from vllm_redrafter.tree.token_tree import TokenTree
+
+Array = npt.NDArray[Any]
 
 
 class FixedDrafting:
     """K nodes per request, by one search, at every step."""
 
-    def __init__(self, proposer: TreeProposer) -> None:
-        self.proposer = proposer
+    def __init__(self, proposer: TreeProposer, stats: StepStats) -> None:
+        self.proposer, self.stats = proposer, stats
+        # By request: [2, K+1], log-odds and lengths of matches of the tree drafted last.
+        self._sources: dict[str, npt.NDArray[np.float32]] = {}
 
     def pays(self, request_ids: Sequence[str], sampled: Flags, max_nodes: int) -> bool:
         """Shall this step draft at all? Asked before every draft.
@@ -49,6 +55,7 @@ class FixedDrafting:
         roots: Tensor,
         chain: Tensor | None,
         most: npt.NDArray[np.int64],
+        matches: ContextMatches | None = None,
     ) -> TokenTree:
         """Draft for R requests.
 
@@ -58,11 +65,15 @@ class FixedDrafting:
             roots: [R] int64, the last sampled tokens.
             chain: [R] bool, requests that need a chain; None where none does.
             most: [R], the most nodes of each request; somewhere above 0.
+            matches: of their texts; None where nobody looked.
 
         Returns:
             Trees with K + 1 slots.
         """
-        return self.proposer.propose(hidden, roots, chain, most)
+        tree, match_lengths = self.proposer.propose(hidden, roots, chain, most, matches)
+        if matches is not None:
+            self._remember(request_ids, np.zeros(match_lengths.shape), match_lengths)
+        return tree
 
     def took(self, requests: int, seconds: float) -> None:
         """Learn from the time of the last draft, for R requests: nothing, here."""
@@ -75,7 +86,36 @@ class FixedDrafting:
         accepted: AcceptedPath,
     ) -> None:
         """Learn from what was accepted of the trees of R requests, those that sample ([R] bool)
-        and others: nothing, here."""
+        and others."""
+        if self._sources:
+            self._judged(request_ids, sampled, tree, accepted)
+
+    def _remember(self, request_ids: Sequence[str], log_odds: Array, match_lengths: Array) -> None:
+        """Keep where the nodes of R requests come from, [R, K+1] each, until they are judged."""
+        sources = np.stack([log_odds, match_lengths], axis=1).astype(np.float32)
+        self._sources.update(zip(request_ids, sources, strict=True))
+
+    def _judged(
+        self, request_ids: Sequence[str], sampled: Flags, tree: TokenTree, accepted: AcceptedPath
+    ) -> tuple[Flags, Array, Array, Flags]:
+        """Learn how probable nodes on paths are to be accepted, and count them.
+
+        Returns:
+            Of judged nodes: whether their requests sample, log-odds, depths, whether accepted.
+        """
+        slots = tree.tokens.shape[1]
+        none = np.zeros((2, slots), dtype=np.float32)
+        sources = np.stack([self._sources.get(r, none)[:, :slots] for r in request_ids])
+        of_request, log_odds, match_lengths, depths, was_accepted = judged_nodes(
+            tree, accepted.path, sources
+        )
+        kinds, on_path = sampled[of_request], match_lengths > 0
+        self.stats.matched_tokens += int(((sources[:, 1] > 0) & tree.is_node.numpy()).sum())
+        self.stats.accepted_matched_tokens += int(np.count_nonzero(on_path & was_accepted))
+        self.proposer.match_acceptance.observe(
+            kinds[on_path], match_lengths[on_path], depths[on_path], was_accepted[on_path]
+        )
+        return kinds, log_odds, depths, was_accepted
 
     def stepped(self, kind: int, requests: int, rows: int, seconds: float) -> None:
         """Learn from the time of a step, its draft's left out: nothing, here.
@@ -89,6 +129,7 @@ class FixedDrafting:
 
     def forget(self, request_id: str) -> None:
         """The request has left the engine."""
+        self._sources.pop(request_id, None)
 
 
 class AdaptiveDrafting(FixedDrafting):
@@ -99,10 +140,8 @@ class AdaptiveDrafting(FixedDrafting):
     """
 
     def __init__(self, proposer: TreeProposer, planner: BatchPlanner, stats: StepStats) -> None:
-        super().__init__(proposer)
-        self.planner, self.stats = planner, stats
-        # By request: [K+1], the draft's log-odds of the tree drafted last.
-        self._log_odds: dict[str, npt.NDArray[np.float32]] = {}
+        super().__init__(proposer, stats)
+        self.planner = planner
         # The last draft, and its requests.
         self._drafted: list[str] = []
         self._draft: Draft | None = None
@@ -128,21 +167,28 @@ class AdaptiveDrafting(FixedDrafting):
         roots: Tensor,
         chain: Tensor | None,
         most: npt.NDArray[np.int64],
+        matches: ContextMatches | None = None,
     ) -> TokenTree:
         """See `FixedDrafting.draft`."""
         shape = self.planner.shape
         assert shape is not None
         terms = self.planner.terms(len(request_ids))
-        draft = self.proposer.propose_best(hidden, roots, chain, most, self._sampled, shape, terms)
+        draft = self.proposer.propose_best(
+            hidden, roots, chain, most, self._sampled, shape, terms, matches
+        )
         self.stats.expected_tokens += draft.expected
         self._drafted, self._draft = list(request_ids), draft
-        self._log_odds.update(zip(request_ids, draft.log_odds, strict=True))
+        self._remember(request_ids, draft.log_odds, draft.match_lengths)
+        if matches is not None:
+            alone = self.proposer.path_survival(matches, self._sampled)
+            self.planner.matched(draft.probable, draft.explored, alone)
         return draft.tree
 
     def took(self, requests: int, seconds: float) -> None:
         """Learn what such a draft costs, and what the search found."""
         assert self._draft is not None
-        self.planner.drafted(self._draft.explored, self._sampled, seconds)
+        if self._draft.explored.size:
+            self.planner.drafted(self._draft.explored, self._sampled, seconds)
 
     def judge(
         self,
@@ -156,15 +202,11 @@ class AdaptiveDrafting(FixedDrafting):
             assert self._draft is not None
             drafted = self._draft.survival, self._draft.tree
             self.planner.verified(*accepted_nodes(sampled, *drafted, tree, accepted))
-        slots = tree.tokens.shape[1]
-        none = np.zeros(slots, dtype=np.float32)
-        log_odds = np.stack([self._log_odds.get(request, none)[:slots] for request in request_ids])
-        of_request, *nodes = judged_nodes(tree, accepted.path, log_odds)
-        self.proposer.acceptance.judge(sampled[of_request], *nodes)
+        kinds, log_odds, depths, was_accepted = self._judged(request_ids, sampled, tree, accepted)
+        by_draft = log_odds > -np.inf
+        nodes = log_odds[by_draft], depths[by_draft], was_accepted[by_draft]
+        self.proposer.acceptance.judge(kinds[by_draft], *nodes)
 
     def stepped(self, kind: int, requests: int, rows: int, seconds: float) -> None:
         """Learn what such a step costs."""
         self.planner.stepped(kind, requests, rows, seconds)
-
-    def forget(self, request_id: str) -> None:
-        self._log_odds.pop(request_id, None)

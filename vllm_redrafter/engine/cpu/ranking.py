@@ -26,10 +26,11 @@ def best_trees(
     tokens: Array,
     back_pointers: Array,
     log_probs: Array,
-    candidates: Array,
+    match_lengths: Array,
     sampled: Array,
     slopes: Array,
     biases: Array,
+    match_probabilities: Array,
     most: Array,
     max_nodes: int,
     greedy_ratio: float,
@@ -38,18 +39,19 @@ def best_trees(
     verify_seconds: Array,
     nothing_seconds: float,
     least: int,
-) -> tuple[Array, Array, Array, Array, Array, Array, Array, float]:
+) -> tuple[Array, Array, Array, Array, Array, Array, Array, Array, Array, float]:
     """Select each request's most probable nodes, as many as the batch's best budget has.
 
     Args:
         roots: [R] int64, the last sampled tokens.
-        tokens, back_pointers: [R, L, W] int64, of the search.
-        log_probs: [R, L, W] float32, cumulative; -inf where there is no node.
-        candidates: [R, L, W] float32, see `policy.candidate_log_probs`: -inf for nodes that may not
-            be in the tree.
+        tokens, back_pointers: [R, L, W] int64, of the nodes that may be in the trees.
+        log_probs: [R, L, W] float32, of the search, cumulative; -inf where it has no node.
+        match_lengths: [R, L, W] int64, of the path that a node is on; 0 for none.
         sampled: [R] bool, requests that sample.
         slopes, biases: [2] and [2, L or more] float32, of the acceptance models of requests that do
             not sample, and of those that do.
+        match_probabilities: [2, lengths, L or more] float32, of nodes on paths given their parents,
+            likewise.
         most: [R] int64, the most nodes of each request, roots not counted; at most K.
         max_nodes: K.
         greedy_ratio, sampled_ratio, draft_seconds, verify_seconds, nothing_seconds, least: see
@@ -59,16 +61,24 @@ def best_trees(
         tokens, parents, depths: [R, K+1] int32, of the trees (see `TokenTree`).
         num_nodes: [R] int32, roots counted.
         log_odds: [R, K+1] float32, the draft's log-odds of each node given its parent; 0 for the
-            root.
+            root, -inf for what is on a path alone.
+        node_match_lengths: [R, K+1] int64, `match_lengths` of the nodes.
         survival: [R, K+1] float32; 1 for the root, 0 in unused slots.
-        explored: [R, L, W] float32, the survival probabilities of all that was visited.
+        probable: [R, K] float64, how probable nodes are to be accepted, those too that are not
+            worth verifying.
+        explored: [R, L, W] float32, the survival probabilities of the search's nodes without paths.
         expected: the tokens of those requests that verify something.
     """
-    log_odds, log_survival = _scored(back_pointers, log_probs, sampled, slopes, biases)
-    scores = np.where(candidates == -np.inf, candidates, log_survival)
-    trees = selected_nodes(roots, tokens, back_pointers, scores, most, max_nodes)
+    no_match = np.zeros_like(match_lengths)
+    calibration = (slopes, biases, match_probabilities)
+    log_odds, of_search = scored(back_pointers, log_probs, no_match, sampled, *calibration)
+    log_survival = of_search
+    if match_lengths.any():
+        _, log_survival = scored(back_pointers, log_probs, match_lengths, sampled, *calibration)
+    trees = selected_nodes(roots, tokens, back_pointers, log_survival, most, max_nodes)
     tree_tokens, parents, depths, num_nodes, order = trees
     node_log_odds = np.zeros(tree_tokens.shape, dtype=np.float32)
+    node_match_lengths = np.zeros(tree_tokens.shape, dtype=np.int64)
     survival = np.zeros(tree_tokens.shape, dtype=np.float32)
     probable = np.zeros(order.shape)
     width = tokens.shape[2]
@@ -77,6 +87,7 @@ def best_trees(
         for node in range(1, num_nodes[r]):
             level, beam = order[r, node - 1] // width, order[r, node - 1] % width
             node_log_odds[r, node] = log_odds[r, level, beam]
+            node_match_lengths[r, node] = match_lengths[r, level, beam]
             survival[r, node] = math.exp(log_survival[r, level, beam])
             probable[r, node - 1] = survival[r, node] * (
                 sampled_ratio if sampled[r] else greedy_ratio
@@ -86,10 +97,20 @@ def best_trees(
     for r in range(len(roots)):
         for node in range(kept[r] + 1, num_nodes[r]):
             tree_tokens[r, node], parents[r, node], depths[r, node] = -1, 0, 0
-            node_log_odds[r, node], survival[r, node] = 0.0, 0.0
+            node_log_odds[r, node], node_match_lengths[r, node], survival[r, node] = 0.0, 0, 0.0
         num_nodes[r] = kept[r] + 1
-    explored = np.exp(log_survival)
-    return tree_tokens, parents, depths, num_nodes, node_log_odds, survival, explored, expected
+    return (
+        tree_tokens,
+        parents,
+        depths,
+        num_nodes,
+        node_log_odds,
+        node_match_lengths,
+        survival,
+        probable,
+        np.exp(of_search),
+        expected,
+    )
 
 
 @compiled
@@ -132,35 +153,58 @@ def _worth_verifying(
 
 
 @compiled
-def _scored(
-    back_pointers: Array, log_probs: Array, sampled: Array, slopes: Array, biases: Array
+def scored(
+    back_pointers: Array,
+    log_probs: Array,
+    match_lengths: Array,
+    sampled: Array,
+    slopes: Array,
+    biases: Array,
+    match_probabilities: Array,
 ) -> tuple[Array, Array]:
-    """[R, L, W] float32 each: the draft's log-odds given the parent, the logs of survival."""
-    log_odds = np.full(log_probs.shape, -MAX_LOG_ODDS, dtype=np.float32)
+    """The draft's log-odds given the parent, and the logs of survival.
+
+    A node that is on a path, too, is as probable as the more confident of both sources says.
+
+    Args:
+        back_pointers, log_probs, match_lengths, sampled, slopes, biases, match_probabilities: see
+            `best_trees`.
+
+    Returns:
+        [R, L, W] float32 each; -inf where the search has no node, or nobody has one.
+    """
+    log_odds = np.full(log_probs.shape, -np.inf, dtype=np.float32)
     log_survival = np.full(log_probs.shape, -np.inf, dtype=np.float32)
     requests, length, width = log_probs.shape
     for r in range(requests):
         kind = 1 if sampled[r] else 0
         for level in range(length):
             for beam in range(width):
-                if log_probs[r, level, beam] == -np.inf:
-                    continue
-                above, log_survival_above = 0.0, 0.0
-                if level:
-                    parent = back_pointers[r, level, beam]
-                    above = log_probs[r, level - 1, parent]
-                    log_survival_above = log_survival[r, level - 1, parent]
-                given_parent = min(log_probs[r, level, beam] - above, 0.0)
-                denominator = -math.expm1(given_parent)
-                f = MAX_LOG_ODDS
-                if denominator > 0.0:
-                    f = given_parent - math.log(denominator)
-                f = max(-MAX_LOG_ODDS, min(f, MAX_LOG_ODDS))
-                log_odds[r, level, beam] = f
-                # The log of the sigmoid; its argument is bounded as the log-odds are.
-                accepted = -math.log1p(math.exp(-(slopes[kind] * f + biases[kind, level])))
+                parent = back_pointers[r, level, beam] if level else 0
+                accepted = -np.inf
+                if log_probs[r, level, beam] > -np.inf:
+                    above = log_probs[r, level - 1, parent] if level else 0.0
+                    f = _log_odds(log_probs[r, level, beam] - above)
+                    log_odds[r, level, beam] = f
+                    # The log of the sigmoid; its argument is bounded as the log-odds are.
+                    accepted = -math.log1p(math.exp(-(slopes[kind] * f + biases[kind, level])))
+                matched = match_lengths[r, level, beam]
+                if matched:
+                    accepted = max(
+                        accepted, math.log(match_probabilities[kind, matched - 1, level])
+                    )
+                log_survival_above = log_survival[r, level - 1, parent] if level else 0.0
                 log_survival[r, level, beam] = log_survival_above + accepted
     return log_odds, log_survival
+
+
+@compiled
+def _log_odds(log_prob: float) -> float:
+    """Of a probability's logarithm; within +-MAX_LOG_ODDS."""
+    denominator = -math.expm1(min(log_prob, 0.0))
+    if denominator <= 0.0:
+        return MAX_LOG_ODDS
+    return max(-MAX_LOG_ODDS, min(min(log_prob, 0.0) - math.log(denominator), MAX_LOG_ODDS))
 
 
 @compiled

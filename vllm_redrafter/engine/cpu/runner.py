@@ -40,6 +40,7 @@ from vllm_redrafter.budget.costs import CHAINS, PLAIN, TREES, CostTable
 from vllm_redrafter.budget.planner import BatchPlanner
 from vllm_redrafter.engine.attention_check import check_attention
 from vllm_redrafter.engine.cpu.attention import TreeAttentionBackend
+from vllm_redrafter.engine.cpu.context_index import ContextIndex
 from vllm_redrafter.engine.cpu.costs import measure_costs, warm_up_sizes
 from vllm_redrafter.engine.cpu.drafting import AdaptiveDrafting, FixedDrafting
 from vllm_redrafter.engine.cpu.kv_cache import LayerStack, compact, compact_groups, stack_layers
@@ -51,6 +52,7 @@ from vllm_redrafter.engine.cpu.walk import moves
 from vllm_redrafter.engine.request_options import spec_tokens
 from vllm_redrafter.engine.stats import StepStats
 from vllm_redrafter.engine.target_layers import enable_aux_hidden_states, gathered
+from vllm_redrafter.tree.context_matches import ContextMatches
 from vllm_redrafter.utils.patching import patched
 
 logger = init_logger("vllm.redrafter")
@@ -83,8 +85,14 @@ class CPUTreeModelRunner(CPUModelRunner):
         # The step's kind, requests and rows, where its time can be compared with others'.
         self._timed: tuple[int, int, int] | None = None
         self._clock = StepClock()
+        self._texts: ContextIndex | None = None
+        config = self.proposer.config
+        if config.context_matches and config.tree != "beams":
+            sizes = config.context_matches, config.path_length
+            vocab_size = self.model_config.get_vocab_size()
+            self._texts = ContextIndex(self.max_num_reqs, *sizes, vocab_size)
         self.costs: CostTable | None = None
-        self.drafting = FixedDrafting(self.proposer)
+        self.drafting = FixedDrafting(self.proposer, self.stats)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
@@ -136,6 +144,8 @@ class CPUTreeModelRunner(CPUModelRunner):
         super()._on_request_state_removed(req_id, req_state)
         self._links.pop(req_id, None)
         self.drafting.forget(req_id)
+        if self._texts is not None:
+            self._texts.forget(req_id)
 
     # 0 -- a step at rest
 
@@ -348,7 +358,9 @@ class CPUTreeModelRunner(CPUModelRunner):
         last_rows = self._last_rows
         rows = self._logits_rows if last_rows is None else self._logits_rows[last_rows]
         hidden = gathered(states, rows[list(active)])
-        tree = self.drafting.draft(request_ids, hidden, roots, self._needs_chain(request_ids), most)
+        matches = self._matches(active, request_ids)
+        chain = self._needs_chain(request_ids)
+        tree = self.drafting.draft(request_ids, hidden, roots, chain, most, matches)
         links = np.stack([tree.parents.numpy(), tree.depths.numpy()], axis=1)
         self._links.update(zip(request_ids, links, strict=True))
         drafts: list[list[int]] = [[] for _ in self.input_batch.req_ids]
@@ -356,6 +368,14 @@ class CPUTreeModelRunner(CPUModelRunner):
         for i, row, nodes in zip(active, tokens, num_nodes, strict=True):
             drafts[i] = row[1:nodes]
         return drafts
+
+    def _matches(self, active: Sequence[int], request_ids: list[str]) -> ContextMatches | None:
+        """Where the texts of the `active` requests go on as they did before."""
+        if self._texts is None:
+            return None
+        batch, rows = self.input_batch, np.asarray(active)
+        num_tokens = batch.num_tokens_no_spec[rows]
+        return self._texts.matches(request_ids, batch.token_ids_cpu, rows, num_tokens)
 
     def _time_step(self, draft_seconds: float) -> None:
         """Tell the drafting what the step took, where it was one of those that it reckons with."""

@@ -80,21 +80,21 @@ def moves(path: Tensor, first_row: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def judged_nodes(
-    tree: TokenTree, path: Tensor, log_odds: npt.NDArray[np.float32]
-) -> tuple[Array, Array, Array, Array]:
+    tree: TokenTree, path: Tensor, sources: npt.NDArray[np.float32]
+) -> tuple[Array, Array, Array, Array, Array]:
     """The nodes that a walk judged: those whose parent was accepted.
 
     Args:
         tree: the verified trees.
         path: [R, T] int64, see `AcceptedPath`.
-        log_odds: [R, T], the draft's log-odds of each node.
+        sources: [R, 2, T], each node's log-odds by the draft, and the length of its match.
 
     Returns:
-        Of N judged nodes: request [N] int64, log-odds [N] float32, depths [N] int32, whether
-        accepted [N] bool.
+        Of N judged nodes: request [N] int64, log-odds [N] float32, lengths of matches [N] int64,
+        depths [N] int32, whether accepted [N] bool.
     """
-    judged: tuple[Array, Array, Array, Array] = _judged(*_arrays(tree), path.numpy(), log_odds)
-    return judged
+    judged: tuple[Array, ...] = _judged(*_arrays(tree), path.numpy(), sources)
+    return judged  # type: ignore[return-value]
 
 
 def accepted_nodes(
@@ -163,9 +163,10 @@ def _moves(path: Array, first_row: Array) -> tuple[Array, Array]:
 
 @compiled
 def _judged(
-    tokens: Array, parents: Array, depths: Array, num_nodes: Array, path: Array, log_odds: Array
-) -> tuple[Array, Array, Array, Array]:
+    tokens: Array, parents: Array, depths: Array, num_nodes: Array, path: Array, sources: Array
+) -> tuple[Array, Array, Array, Array, Array]:
     most = tokens.size
+    of_match = np.empty(most, dtype=np.int64)
     of_request = np.empty(most, dtype=np.int64)
     of_log_odds = np.empty(most, dtype=np.float32)
     of_depth = np.empty(most, dtype=np.int32)
@@ -177,11 +178,18 @@ def _judged(
             # The scheduler's padding, -1, was never drafted.
             if tokens[r, node] >= 0 and path[r, depths[r, above]] == above:
                 of_request[count] = r
-                of_log_odds[count] = log_odds[r, node]
+                of_log_odds[count] = sources[r, 0, node]
+                of_match[count] = int(sources[r, 1, node])
                 of_depth[count] = depths[r, node]
                 accepted[count] = path[r, depths[r, node]] == node
                 count += 1
-    return of_request[:count], of_log_odds[:count], of_depth[:count], accepted[:count]
+    return (
+        of_request[:count],
+        of_log_odds[:count],
+        of_match[:count],
+        of_depth[:count],
+        accepted[:count],
+    )
 
 
 @compiled

@@ -12,6 +12,7 @@ import torch
 from vllm_redrafter.budget.choice import unlimited
 from vllm_redrafter.engine.cpu import tree_sequences
 from vllm_redrafter.engine.cpu.acceptance_model import FIRST_REFIT, AcceptanceModel
+from vllm_redrafter.engine.cpu.context_index import ContextIndex
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
 from vllm_redrafter.engine.cpu.verification import verification_step
 from vllm_redrafter.engine.cpu.walk import Walk, accepted_nodes, judged_nodes, moves
@@ -30,8 +31,11 @@ def warm_up(proposer: TreeProposer) -> None:
     greedy = np.zeros(1, dtype=np.bool_)
     all_nodes = np.full(1, most)
     shape = search_shape(proposer.config, most)
-    proposer.propose_best(hidden, root, None, all_nodes, greedy, shape, unlimited(most + 1))
-    tree = proposer.propose(hidden, root, None, all_nodes)
+    index = ContextIndex(1, max(proposer.config.context_matches, 1), proposer.config.path_length, 1)
+    matches = index.matches(["0"], np.zeros((1, 2), np.int32), np.zeros(1, np.int64), np.array([2]))
+    terms = unlimited(most + 1)
+    proposer.propose_best(hidden, root, None, all_nodes, greedy, shape, terms, matches)
+    tree, _ = proposer.propose(hidden, root, None, all_nodes, matches)
     links = np.stack([tree.parents[0].numpy(), tree.depths[0].numpy()])
     rows = int(tree.num_nodes)
     step = verification_step(
@@ -48,8 +52,9 @@ def warm_up(proposer: TreeProposer) -> None:
     moves(accepted.path, step.root_rows)
     survival = np.zeros((1, most + 1), dtype=np.float32)
     accepted_nodes(greedy, survival, tree, step.tree, accepted)
-    _, *judged = judged_nodes(step.tree, accepted.path, np.zeros((1, rows), dtype=np.float32))
+    sources = np.zeros((1, 2, rows), dtype=np.float32)
+    _, log_odds, _, *judged = judged_nodes(step.tree, accepted.path, sources)
     acceptance = AcceptanceModel(proposer.config.beam_length)
     for _ in range(FIRST_REFIT):
-        acceptance.judge(np.zeros(len(judged[0]), dtype=np.bool_), *judged)
+        acceptance.judge(np.zeros(len(log_odds), dtype=np.bool_), log_odds, *judged)
     tree_sequences.warm_up(proposer.dtype)

@@ -1,0 +1,61 @@
+"""Continuations found in the text, verified beside the drafter's and alone: output is plain's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from redrafter_testing.engines.cpu_engine import cpu_engine
+from redrafter_testing.engines.forced_budget import force
+from redrafter_testing.engines.forked_engine import Engine
+from redrafter_testing.engines.matching import MatchesAlone
+from redrafter_testing.requests import few_tokens
+from redrafter_testing.requests.answers import single_tokens_of
+
+pytestmark = pytest.mark.engine
+
+SETTINGS = {"num_speculative_tokens": 12, "beam_width": 3, "beam_length": 3, "context_matches": 3}
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["adaptive", "fixed"])
+def engine(
+    request: pytest.FixtureRequest, few_tokens_target: Path, few_tokens_drafter: Path
+) -> Iterator[Engine]:
+    """Too few blocks for all requests: some are preempted."""
+    config = {"model": str(few_tokens_drafter), "adaptive": request.param, **SETTINGS}
+    with cpu_engine(
+        few_tokens_target,
+        skip_tokenizer_init=True,
+        speculative_config=config,
+        enable_prefix_caching=True,
+        max_num_batched_tokens=160,
+        num_gpu_blocks_override=17,
+    ) as llm:
+        if request.param:
+            llm.rpc(force, MatchesAlone)
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def plain(few_tokens_target: Path) -> dict[str, list[list[int]]]:
+    with cpu_engine(few_tokens_target, skip_tokenizer_init=True) as llm:
+        return {
+            sampling: single_tokens_of(llm.run(few_tokens.requests(sampling)))
+            for sampling in few_tokens.SAMPLING
+        }
+
+
+@pytest.mark.parametrize("sampling", few_tokens.SAMPLING)
+def test_output_equals_plain(
+    sampling: str, engine: Engine, plain: dict[str, list[list[int]]]
+) -> None:
+    preempted = engine.counter("vllm:num_preemptions")
+    engine.rpc("reset_redrafter_stats")
+    answers = single_tokens_of(engine.run(few_tokens.requests(sampling)))
+    assert answers == plain[sampling]
+    (stats,) = engine.rpc("redrafter_stats")
+    assert stats["accepted_matched_tokens"] > 10, "paths were hardly used"
+    assert stats["matched_tokens"] >= stats["accepted_matched_tokens"]
+    assert engine.counter("vllm:num_preemptions") > preempted

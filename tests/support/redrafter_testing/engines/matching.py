@@ -1,0 +1,16 @@
+"""A planner that drafts nothing and verifies what is found in the text: see `forced_budget.py`."""
+
+from __future__ import annotations
+
+from redrafter_testing.engines.forced_budget import AlwaysDrafts
+from vllm_redrafter.budget.choice import Flags
+from vllm_redrafter.budget.planner import MATCHES_ALONE
+from vllm_redrafter.tree.policy import SearchShape
+
+
+class MatchesAlone(AlwaysDrafts):
+    """All of it, at every step."""
+
+    def plan(self, sampled: Flags, max_nodes: int) -> SearchShape | None:
+        self.shape = MATCHES_ALONE
+        return self.shape
