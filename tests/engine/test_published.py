@@ -49,7 +49,7 @@ def test_another_process_reads_what_a_worker_published_even_after_it_was_killed(
 ) -> None:
     published.open_directory()
     subprocess.run([sys.executable, "-P", "-c", WORKER], check=False)
-    assert Subscriber(1).read() == (7, 14, 0, 0, 31.5, 0)
+    assert Subscriber(1).read() == (7, 14, 0, 0, 31.5, 0, 0, 0)
 
 
 def test_totals_go_on_when_statistics_are_reset(folder: Path) -> None:
