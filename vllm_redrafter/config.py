@@ -17,7 +17,7 @@ TOP_TOKENS = 50
 """Draft logits keep their top 50 before the log-softmax (Apple's `warp_logits`)."""
 
 MOST_MATCHES = 4
-"""Continuations of a request's text at most: of more, hardly one is accepted."""
+"""Continuations of a request's text at most."""
 
 LONGEST_PATH = 8
 """Tokens of such a continuation."""
@@ -105,6 +105,11 @@ class ReDrafterConfig:
             raise ConfigError(
                 f"speculative config: context_matches must be between 0 and {MOST_MATCHES} "
                 f"(continuations found in a request's own text; 0 for none), got {m!r}"
+            )
+        if m and self.tree == "beams":
+            raise ConfigError(
+                f"speculative config: context_matches={m} adds nodes that are on no finished beam, "
+                "which tree='beams' leaves out: take tree='explored', or context_matches 0"
             )
         if not isinstance(self.adaptive, bool):
             raise ConfigError(

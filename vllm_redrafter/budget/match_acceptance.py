@@ -2,8 +2,7 @@
 
 A node of a path is accepted the more probably, given its parent, the longer the match is and the
 more of the path was accepted before. So there is a probability for each length of a match and each
-depth, of greedy and of sampled requests: a Beta distribution's mean, whose prior was measured once,
-and whose observations fade.
+depth, of greedy and of sampled requests: a Beta distribution's mean, whose observations fade.
 """
 
 from __future__ import annotations
@@ -56,12 +55,7 @@ class MatchAcceptance:
 
 
 def prior_acceptance(path_length: int) -> npt.NDArray[np.float64]:
-    """[LONGEST_MATCH, D] of text of which nothing is known.
-
-    What was accepted of a path lengthens the match. Of SmolLM2-135M-Instruct's greedy answers, the
-    first tokens behind matches of 1 to 5 tokens were right in 17, 45, 62, 67 and 79 % of cases, the
-    second in 46, 62, 67, 72 and 82 %.
-    """
+    """[LONGEST_MATCH, D] of text of which nothing is known: what was accepted lengthens a match."""
     lengths = np.arange(1, LONGEST_MATCH + 1)[:, None]
     depths = np.arange(path_length)
     return np.asarray(0.85 - 0.67 * 0.6 ** (lengths - 1.0 + depths))

@@ -18,7 +18,7 @@ once per model, and keeps the nodes that are best on average; here the nodes are
 for this very text. And a level's probabilities are normalised over its 50 best tokens, as all
 drafts' are: each node of that level gains the same factor, the inverse of what those tokens have of
 the probability. Nodes of one level keep their order; between levels it counts a little for the
-deeper ones, until what is learned about each depth (`budget/calibration.py`) makes up for it.
+deeper ones, until what is learned about each depth (`budget/acceptance.py`) makes up for it.
 """
 
 from __future__ import annotations

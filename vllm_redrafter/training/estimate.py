@@ -65,6 +65,7 @@ def estimate_acceptance(
     rows: TextRows,
     config: ReDrafterConfig,
     batch_size: int = 64,
+    observe: Observer | None = None,
 ) -> Acceptance:
     """Replay the decoding of target-written text.
 
@@ -74,12 +75,13 @@ def estimate_acceptance(
         rows: the text; each run of generated tokens is one answer.
         config: beam width, beam length, K and kind of tree.
         batch_size: rows read by the target at once.
+        observe: is told of each step's searches.
     """
     total = Acceptance(0, 0)
     embed = target.get_input_embeddings()
     for batch in batches_by_length(rows, batch_size, embed.weight.device):
         outputs = read_target(target, batch, drafter.config.target_layers)
-        total += replay(drafter, embed, outputs, batch, config)
+        total += replay(drafter, embed, outputs, batch, config, observe)
     return total
 
 

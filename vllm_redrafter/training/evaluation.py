@@ -36,7 +36,7 @@ from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.progress import progress_bar
 
 CONTEXT_MATCHES = 2
-"""Of which an evaluation says what they bring; of more, hardly one is accepted."""
+"""Of which an evaluation says what they bring."""
 RANKS = (1, 2, 4, 8)
 """k of the top-k accuracies."""
 

@@ -14,9 +14,8 @@ from vllm_redrafter.checkpoints.acceptance_record import AcceptanceRecord, ByKin
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import SomeRows, TextRows
 from vllm_redrafter.heads.head import DraftHead
-from vllm_redrafter.training.batches import TextBatch, batches_by_length
-from vllm_redrafter.training.estimate import replay
-from vllm_redrafter.training.target import read_target
+from vllm_redrafter.training.batches import TextBatch
+from vllm_redrafter.training.estimate import estimate_acceptance
 from vllm_redrafter.tree.beam_search import ExploredNodes
 
 REFITS = 50
@@ -106,10 +105,7 @@ def _judged(
         following = _following(batch, row, root, explored.tokens.shape[1])
         found.append(JudgedNodes.of(explored, following))
 
-    embed = target.get_input_embeddings()
-    for batch in batches_by_length(rows, batch_size, embed.weight.device):
-        outputs = read_target(target, batch, drafter.config.target_layers)
-        replay(drafter, embed, outputs, batch, shape, observe)
+    estimate_acceptance(drafter, target, rows, shape, batch_size, observe)
     return JudgedNodes.joined(found) if found else None
 
 

@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from vllm_redrafter.tree.beam_search import ExploredNodes
 
 LONGEST_MATCH = 5
-"""Tokens of a suffix that are compared: longer ones bring no better continuations."""
+"""Tokens of a suffix that are compared."""
 
 
 class ContextMatches(NamedTuple):
@@ -114,8 +114,7 @@ class JoinedNodes(NamedTuple):
 def joined(explored: ExploredNodes, matches: ContextMatches) -> JoinedNodes:
     """A search's nodes [R, L, W] and M paths of D tokens in one grid; no node stands there twice.
 
-    A loop over paths and levels: the engines have it compiled (`engine/cpu/joining.py`,
-    `triton_kernels/join_paths.py`).
+    A loop over paths and levels; the CPU engine has it compiled (`engine/cpu/joining.py`).
     """
     requests, length, width = explored.tokens.shape
     num_paths, depth = matches.tokens.shape[1:]

@@ -87,7 +87,7 @@ class CPUTreeModelRunner(CPUModelRunner):
         self._clock = StepClock()
         self._texts: ContextIndex | None = None
         config = self.proposer.config
-        if config.context_matches and config.tree != "beams":
+        if config.context_matches:
             sizes = config.context_matches, config.path_length
             vocab_size = self.model_config.get_vocab_size()
             self._texts = ContextIndex(self.max_num_reqs, *sizes, vocab_size)
