@@ -9,6 +9,10 @@ verifies as many nodes as pay, or none. With --random-drafter it is measured wit
 random weights as well, for what a useless one costs; with --plain-again plain decoding in a second
 engine, for how much the figures of two like engines differ.
 
+`--context-matches 0 2` measures ReDrafter's methods with and without branches of continuations that
+were found in a request's own text, and --matches-alone these without a drafter. vLLM's n-gram
+speculation does the latter with one chain of --ngram-tokens.
+
 `--suite chat summary code math` asks what people ask, task by task; a dataset whose rows have a
 `category`, as MT-Bench's, is divided by it. Then there are figures of each task, and of all tasks:
 their tokens over their seconds.
@@ -52,6 +56,7 @@ from rich.console import Console
 from rich.progress import Progress
 from shared_parts import machine, results
 from shared_parts.arguments import (
+    integer,
     json_object,
     not_negative,
     positive,
@@ -72,6 +77,7 @@ from throughput_parts.turns import Entry, alone, side_by_side
 
 from vllm_redrafter import ConfigError
 from vllm_redrafter.checkpoints.reading import check_checkpoint
+from vllm_redrafter.config import MOST_MATCHES
 
 
 def parser() -> argparse.ArgumentParser:
@@ -134,6 +140,20 @@ def parser() -> argparse.ArgumentParser:
         help="the adaptive method's maxima of the same (default 4x5:12)",
     )
     add(
+        "--context-matches",
+        **several,
+        type=integer(0, MOST_MATCHES),
+        default=[],
+        metavar="M",
+        help="measure each fixed and adaptive shape with each of these numbers of continuations "
+        "found in the text (default: once, with the engine's own default)",
+    )
+    add(
+        "--matches-alone",
+        action="store_true",
+        help="these continuations without a drafter as well, with K of --adaptive",
+    )
+    add(
         "--plain-again",
         action="store_true",
         help="plain decoding in a second engine: how much the figures of two like engines differ",
@@ -143,7 +163,8 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="the adaptive method with a drafter of random weights as well",
     )
-    add("--no-ngram", action="store_true", help="leave n-gram speculation (5 tokens) out")
+    add("--ngram-tokens", type=positive, default=5, help="of n-gram speculation (default 5)")
+    add("--no-ngram", action="store_true", help="leave n-gram speculation out")
     add(
         "--side-by-side",
         action="store_true",
@@ -202,7 +223,15 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _methods(args: argparse.Namespace, random_drafter: Path) -> list[Method]:
     """What is compared; a drafter of random weights is written where one is asked for."""
-    methods = plan(args.drafter, args.concurrency, args.shape, args.adaptive, not args.no_ngram)
+    methods = plan(
+        args.drafter,
+        args.concurrency,
+        args.shape,
+        args.adaptive,
+        None if args.no_ngram else args.ngram_tokens,
+        args.context_matches,
+        args.matches_alone,
+    )
     check_checkpoint(args.drafter)
     if args.plain_again:
         methods.append(replace(methods[0], name="plain again"))

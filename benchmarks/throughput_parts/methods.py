@@ -1,5 +1,8 @@
 """What is compared: plain decoding, n-gram speculation and ReDrafter, each in its shapes.
 
+ReDrafter's methods are measured with each number of continuations found in the text that is asked
+for (`context_matches`), and these alone, without a drafter.
+
 A fixed shape may be bound to a concurrency level, because the number of tokens that pays to verify
 shrinks as the batch grows: `1=3x5:12 8=1x3:3`. Without `C=` it is measured at every level. The
 adaptive method finds that number itself, so its shapes are maxima and are measured everywhere.
@@ -15,14 +18,12 @@ from shared_parts.arguments import positive, shape_text, tree_shape
 
 from vllm_redrafter import ReDrafterConfig
 
-MethodName = Literal["plain", "plain again", "n-gram", "ReDrafter", "adaptive", "random drafter"]
+MethodName = Literal[
+    "plain", "plain again", "n-gram", "matches alone", "ReDrafter", "adaptive", "random drafter"
+]
 
-NGRAM = {
-    "method": "ngram",
-    "num_speculative_tokens": 5,
-    "prompt_lookup_max": 4,
-    "prompt_lookup_min": 2,
-}
+MATCHES_ALONE = 2
+"""Continuations found in the text, where there is no drafter beside them."""
 
 NGRAM_NOTE = (
     "n-gram speculation is measured at temperature 0 only: with vLLM's CPU backend (0.32.0) its "
@@ -44,8 +45,8 @@ class Method:
 
     Attributes:
         name: which way; `plain again` is plain decoding in a second engine; `ReDrafter` verifies K
-            nodes in every step, `adaptive` at most K, as many as pay, and `random drafter` is
-            adaptive with a drafter of random weights.
+            nodes in every step, `adaptive` at most K, as many as pay, `random drafter` is adaptive
+            with a drafter of random weights, and `matches alone` without one.
         shape: how it speculates, as given on the command line; empty for plain decoding.
         levels: numbers of requests in flight, ascending.
         speculative_config: vLLM's setting of that name.
@@ -67,7 +68,7 @@ class Method:
     @property
     def is_adaptive(self) -> bool:
         """Whether it decides by what steps cost, which it measures when it starts as well."""
-        return self.name in ("adaptive", "random drafter")
+        return self.name in ("matches alone", "adaptive", "random drafter")
 
     def temperatures(self, asked: Sequence[float], is_cpu: bool) -> list[float]:
         """Those at which the method can be measured, of those asked for; see NGRAM_NOTE."""
@@ -80,7 +81,9 @@ def plan(
     levels: Sequence[int],
     shapes: Sequence[str],
     adaptive: Sequence[str],
-    ngram: bool,
+    ngram_tokens: int | None,
+    context_matches: Sequence[int] = (),
+    matches_alone: bool = False,
 ) -> list[Method]:
     """The engines to measure, as few as will do: one per method and shape.
 
@@ -89,22 +92,33 @@ def plan(
         levels: numbers of requests in flight.
         shapes: each `[C=]WxL:K`, all K nodes verified in every step.
         adaptive: each `WxL:K`, the maxima of an adaptive method.
-        ngram: measure n-gram speculation.
+        ngram_tokens: how many n-gram speculation drafts; None leaves it out.
+        context_matches: how many continuations found in the text the shapes are measured with, each
+            with each number; empty for the engine's default.
+        matches_alone: measure them without a drafter too, with K of each adaptive shape.
 
     Raises:
         argparse.ArgumentTypeError: bad syntax, or a shape that ReDrafter refuses.
         InputError: a level that no shape is measured at.
     """
     levels = sorted(set(levels))
-    methods = [Method("plain", "", tuple(levels), None)]
-    if ngram:
-        methods.append(Method("n-gram", "5", tuple(levels), NGRAM))
-    for shape, at in _levels_of([_bound_shape(text) for text in shapes], levels).items():
-        config = _config(drafter, replace(shape, adaptive=False))
-        methods.append(Method("ReDrafter", shape_text(shape), at, config))
-    for maxima in dict.fromkeys(map(tree_shape, adaptive)):
-        config = _config(drafter, maxima)
-        methods.append(Method("adaptive", shape_text(maxima), tuple(levels), config))
+    everywhere = tuple(levels)
+    methods = [Method("plain", "", everywhere, None)]
+    if ngram_tokens:
+        methods.append(Method("n-gram", str(ngram_tokens), everywhere, _ngram(ngram_tokens)))
+    maxima = list(dict.fromkeys(map(tree_shape, adaptive)))
+    if matches_alone:
+        for k in dict.fromkeys(shape.num_speculative_tokens for shape in maxima):
+            methods.append(Method("matches alone", str(k), everywhere, _without_drafter(k)))
+    fixed = _levels_of([_bound_shape(text) for text in shapes], levels)
+    for matches in dict.fromkeys(context_matches) or [None]:
+        found = "" if matches is None else f", matches {matches}"
+        for shape, at in fixed.items():
+            config = _config(drafter, replace(shape, adaptive=False), matches)
+            methods.append(Method("ReDrafter", shape_text(shape) + found, at, config))
+        for shape in maxima:
+            config = _config(drafter, shape, matches)
+            methods.append(Method("adaptive", shape_text(shape) + found, everywhere, config))
     return methods
 
 
@@ -121,7 +135,24 @@ def with_random_drafter(methods: Sequence[Method], drafter: str) -> list[Method]
     ]
 
 
-def _config(drafter: str, shape: ReDrafterConfig) -> dict[str, Any]:
+def _ngram(num_tokens: int) -> dict[str, Any]:
+    return {
+        "method": "ngram",
+        "num_speculative_tokens": num_tokens,
+        "prompt_lookup_max": 4,
+        "prompt_lookup_min": 2,
+    }
+
+
+def _without_drafter(num_tokens: int) -> dict[str, Any]:
+    return {
+        "method": "redrafter",
+        "num_speculative_tokens": num_tokens,
+        "context_matches": MATCHES_ALONE,
+    }
+
+
+def _config(drafter: str, shape: ReDrafterConfig, context_matches: int | None) -> dict[str, Any]:
     config = {
         "model": drafter,
         "num_speculative_tokens": shape.num_speculative_tokens,
@@ -129,6 +160,8 @@ def _config(drafter: str, shape: ReDrafterConfig) -> dict[str, Any]:
         "beam_length": shape.beam_length,
         "adaptive": shape.adaptive,
     }
+    if context_matches is not None:
+        config["context_matches"] = context_matches
     if not shape.adaptive:
         # At every batch: on a GPU the default schedule would lower it.
         config["num_speculative_tokens_per_batch_size"] = [[1, 1, shape.num_speculative_tokens]]

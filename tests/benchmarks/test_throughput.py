@@ -40,6 +40,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         ("--dataset nowhere.txt", "nowhere.txt: no such file"),
         (f"{ASK} --shape 2x4", "'2x4': expected WxL:K"),
         (f"{ASK} --adaptive 4x5", "'4x5': expected WxL:K"),
+        (f"{ASK} --context-matches 5", "expected an integer from 0 to 4"),
+        (f"{ASK} --ngram-tokens 0", "expected an integer of at least 1"),
         (f"{ASK} --prompts-per-request 0", "expected an integer of at least 1"),
         (f"{ASK} --concurrency 0", "expected an integer of at least 1"),
         (f"{ASK} --temperature -1", "expected a number of at least 0"),
@@ -165,11 +167,19 @@ def test_suites_are_measured_by_task_and_in_total(
     arguments = ["--model", str(models[0]), "--drafter", str(models[1]), "--no-chat"]
     arguments += ["--suite", "math", "code", "--num-prompts", "5", "--concurrency", "1", "2"]
     arguments += ["--temperature", "0", "--repeats", "1", "--output", str(output)]
+    arguments += ["--context-matches", "2", "--matches-alone", "--ngram-tokens", "7"]
 
     throughput.main(arguments)
 
     report = json.loads(output.read_text())
-    assert events.count("measure") == 4 * 2 * 2, "methods, levels and tasks"
+    assert events.count("measure") == 5 * 2 * 2, "methods, levels and tasks"
+    assert list(dict.fromkeys((row["method"], row["shape"]) for row in report["rows"])) == [
+        ("plain", ""),
+        ("n-gram", "7"),
+        ("matches alone", "12"),
+        ("ReDrafter", "2x4:6, matches 2"),
+        ("adaptive", "4x5:12, matches 2"),
+    ]
     assert report["settings"]["suite"] == ["math", "code"]
     assert report["settings"]["num_prompts"] == 10, "five of each task"
     found = [row for row in report["rows"] if row["method"] == "ReDrafter"]

@@ -10,7 +10,7 @@ from throughput_parts.methods import InputError, plan, with_random_drafter
 
 def test_a_method_gets_one_engine_for_all_its_levels() -> None:
     plain, ngram, redrafter, adaptive = plan(
-        "drafter", [4, 1, 4], ["2x4:6"], ["4x5:12"], ngram=True
+        "drafter", [4, 1, 4], ["2x4:6"], ["4x5:12"], ngram_tokens=5
     )
 
     assert (plain.label, plain.levels, plain.speculative_config) == ("plain", (1, 4), None)
@@ -40,8 +40,36 @@ def test_a_method_gets_one_engine_for_all_its_levels() -> None:
     }
 
 
+def test_shapes_are_measured_with_each_number_of_matches() -> None:
+    methods = plan("drafter", [1], ["2x4:6"], ["4x5:12"], 12, [2, 0, 2])
+
+    assert {m.label: (m.speculative_config or {}).get("context_matches") for m in methods} == {
+        "plain": None,
+        "n-gram 12": None,
+        "ReDrafter 2x4:6, matches 2": 2,
+        "adaptive 4x5:12, matches 2": 2,
+        "ReDrafter 2x4:6, matches 0": 0,
+        "adaptive 4x5:12, matches 0": 0,
+    }
+    assert (methods[1].speculative_config or {})["num_speculative_tokens"] == 12
+
+
+def test_matches_alone_have_no_drafter() -> None:
+    methods = plan("d", [4, 1], ["2x4:6"], ["4x5:12", "2x2:12", "1x3:3"], None, (), True)
+
+    alone = [method for method in methods if method.name == "matches alone"]
+    assert [method.label for method in alone] == ["matches alone 12", "matches alone 3"]
+    assert alone[0].speculative_config == {
+        "method": "redrafter",
+        "num_speculative_tokens": 12,
+        "context_matches": 2,
+    }
+    assert alone[0].levels == (1, 4)
+    assert alone[0].is_adaptive and alone[0].drafts_with_redrafter
+
+
 def test_a_random_drafter_is_measured_adaptively() -> None:
-    methods = plan("drafter", [1, 4], ["2x4:6"], ["4x5:12", "1x3:3", "4x5:12"], ngram=True)
+    methods = plan("drafter", [1, 4], ["2x4:6"], ["4x5:12", "1x3:3", "4x5:12"], ngram_tokens=5)
     large, small = with_random_drafter(methods, "random")
 
     assert (large.label, small.label) == ("random drafter 4x5:12", "random drafter 1x3:3")
@@ -52,7 +80,7 @@ def test_a_random_drafter_is_measured_adaptively() -> None:
 
 def test_shapes_are_measured_at_the_level_they_are_bound_to() -> None:
     shapes = ["1=3x5:12", "8=1x3:3", "1=1x3:3", "2x4:6"]
-    methods = plan("drafter", [1, 4, 8], shapes, [], ngram=True)
+    methods = plan("drafter", [1, 4, 8], shapes, [], ngram_tokens=5)
 
     assert {m.label: m.levels for m in methods} == {
         "plain": (1, 4, 8),
@@ -64,7 +92,7 @@ def test_shapes_are_measured_at_the_level_they_are_bound_to() -> None:
 
 
 def test_sampled_ngram_speculation_is_left_out_on_cpus() -> None:
-    plain, ngram, redrafter = plan("drafter", [1], ["2x4:6"], [], ngram=True)
+    plain, ngram, redrafter = plan("drafter", [1], ["2x4:6"], [], ngram_tokens=5)
     for method in (plain, redrafter):
         assert method.temperatures([0, 0.7], is_cpu=True) == [0, 0.7]
     assert ngram.temperatures([0, 0.7], is_cpu=True) == [0]
@@ -74,19 +102,19 @@ def test_sampled_ngram_speculation_is_left_out_on_cpus() -> None:
 @pytest.mark.parametrize("shape", ["", "2x4", "2:4x6", "2x4:6:8", "x4:6", "-1x4:6", "=2x4:6"])
 def test_a_malformed_shape_is_refused(shape: str) -> None:
     with pytest.raises(ArgumentTypeError, match=r"expected (WxL:K|an integer)"):
-        plan("drafter", [1], [shape], [], ngram=False)
+        plan("drafter", [1], [shape], [], ngram_tokens=None)
 
 
 def test_a_shape_that_redrafter_refuses_is_refused_here() -> None:
     with pytest.raises(ArgumentTypeError, match=r"'2x4:128': .* between 1 and 127"):
-        plan("drafter", [1], ["2x4:128"], [], ngram=False)
+        plan("drafter", [1], ["2x4:128"], [], ngram_tokens=None)
 
 
 def test_a_level_that_is_not_measured_cannot_be_bound() -> None:
     with pytest.raises(InputError, match="concurrency 2, which is not measured"):
-        plan("drafter", [1, 4], ["2x4:6", "2=1x3:3"], [], ngram=False)
+        plan("drafter", [1, 4], ["2x4:6", "2=1x3:3"], [], ngram_tokens=None)
 
 
 def test_a_level_without_a_shape_is_refused() -> None:
     with pytest.raises(InputError, match="nothing is given for concurrency 4"):
-        plan("drafter", [1, 4], ["1=2x4:6"], [], ngram=False)
+        plan("drafter", [1, 4], ["1=2x4:6"], [], ngram_tokens=None)

@@ -19,7 +19,7 @@ from redrafter_testing.benchmarks.throughput_runs import fake_job
 
 
 def test_every_repeat_starts_with_another_method() -> None:
-    methods = plan("drafter", [1], ["2x4:6"], [], ngram=True)
+    methods = plan("drafter", [1], ["2x4:6"], [], ngram_tokens=5)
     firsts = [rotated(methods, repeat)[0].name for repeat in range(4)]
     assert firsts == ["plain", "n-gram", "ReDrafter", "plain"]
     assert {m.name for m in rotated(methods, 1)} == {m.name for m in methods}
