@@ -23,7 +23,9 @@ BEST = ShapeResult(ReDrafterConfig(6, 3, 2), Acceptance(100, 187, (60, 27)), Ste
 
 @pytest.fixture
 def found() -> Evaluation:
-    return Evaluation([WORSE, BEST], torch.tensor([[0.5, 0.625, 0.75, 1.0], [0.25] * len(RANKS)]))
+    accuracy = torch.tensor([[0.5, 0.625, 0.75, 1.0], [0.25] * len(RANKS)])
+    matches = {"with_matches": Acceptance(100, 243), "matches_alone": Acceptance(100, 138)}
+    return Evaluation([WORSE, BEST], accuracy, **matches)
 
 
 def test_the_tables_have_all_shapes_and_the_best_is_recommended(found: Evaluation) -> None:
@@ -33,6 +35,8 @@ def test_the_tables_have_all_shapes_and_the_best_is_recommended(found: Evaluatio
     for figure in ("1.25", "1.87", "0.20 0.05", "0.60 0.27", "0.625"):
         assert figure in printed
     assert "--spec-tokens 6, beam_width 3, beam_length 2 (1.87 tokens per step" in printed
+    assert "of this tree: 1.87; with 2 continuations" in printed
+    assert "(context_matches): 2.43; of these alone, without a drafter: 1.38." in printed
 
 
 def test_all_figures_are_written(found: Evaluation, tmp_path: Path) -> None:
@@ -40,6 +44,8 @@ def test_all_figures_are_written(found: Evaluation, tmp_path: Path) -> None:
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert [each["tokens_per_step"] for each in figures["results"]] == [1.25, 1.87]
     assert [each["num_speculative_tokens"] for each in figures["results"]] == [2, 6]
+    assert figures["tokens_per_step_with_matches"] == 2.43
+    assert figures["tokens_per_step_of_matches_alone"] == 1.38
     assert figures["top_accuracy"]["top-2"] == [0.625, 0.25]
     with pytest.raises(ConfigError, match=r"--json .* cannot be written"):
         write_json(found, tmp_path / "none" / "figures.json")

@@ -15,7 +15,12 @@ from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import ListRows, TextRow
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.training.batches import TextBatch
-from vllm_redrafter.training.estimate import Acceptance, estimate_acceptance, top_accuracy
+from vllm_redrafter.training.estimate import (
+    Acceptance,
+    estimate_acceptance,
+    estimate_matches_alone,
+    top_accuracy,
+)
 from vllm_redrafter.training.target import TargetHead, read_target
 from vllm_redrafter.tree.beam_search import beam_search
 from vllm_redrafter.tree.token_tree import TokenTree
@@ -148,6 +153,22 @@ def test_what_the_text_went_on_with_before_is_accepted_beside_the_draft() -> Non
     # Eight tokens of the path and one more, twice; then the last one.
     assert both.steps == 10 * 3 < alone.steps
     assert both.by_depth == (30, *[20] * 7)
+
+
+def test_without_a_drafter_what_the_text_went_on_with_before_is_accepted() -> None:
+    """The text is `a b c a x a b c a`, answered from x on."""
+    a, b, c, x = range(4)
+    text = ListRows([answered([a, b, c, a], [x, a, b, c, a])])
+    config = ReDrafterConfig(8, context_matches=1)
+    # x is new; `a` went on with x just before, not with b; `a b` went on with `c a`.
+    assert estimate_matches_alone(text, config, V) == Acceptance(3, 4, (1, 1, *[0] * 6))
+    both = replace(config, context_matches=2)
+    # `a` went on with `b c a` too.
+    assert estimate_matches_alone(text, both, V) == Acceptance(2, 4, (1, 1, 1, *[0] * 5))
+    other = ListRows([answered([a, b, c, a], [x, a]), answered([c], [b, x, c])])
+    alone = ListRows([other[0]]), ListRows([other[1]])
+    expected = estimate_matches_alone(alone[0], both, V) + estimate_matches_alone(alone[1], both, V)
+    assert estimate_matches_alone(other, both, V) == expected
 
 
 def test_replay_drafts_what_the_engines_draft_for_few_nodes(target: LlamaForCausalLM) -> None:

@@ -45,6 +45,8 @@ def test_evaluate_prints_writes_and_draws(target: Path, data: Path, tmp_path: Pa
     trained = read_config(str(drafter))["training"]["result"]["tokens_per_step"]
     assert figures["results"][-1]["tokens_per_step"] == pytest.approx(trained)
     assert figures["costs"] == {"assumed": {"draft": 0.02, "verify": 0.005}}
+    assert figures["tokens_per_step_with_matches"] >= figures["tokens_per_step_of_matches_alone"]
+    assert figures["tokens_per_step_of_matches_alone"] > 1
 
     measured = ["--costs", str(written_costs(tmp_path)), "--requests=2"]
     result = CliRunner().invoke(app, [*command, *grid[1:], *files, *measured])

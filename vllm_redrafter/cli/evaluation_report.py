@@ -45,11 +45,18 @@ def print_evaluation(console: Console, evaluation: Evaluation) -> None:
     console.print(table)
     console.print(recommendation(best))
     if evaluation.with_matches.steps:
-        both = evaluation.with_matches.tokens_per_step
-        console.print(
-            f"With {CONTEXT_MATCHES} continuations found in the text beside it (context_matches): "
-            f"{both:.2f} tokens per step instead of {best.acceptance.tokens_per_step:.2f}."
-        )
+        console.print(_matches(evaluation))
+
+
+def _matches(evaluation: Evaluation) -> str:
+    """What continuations found in the text bring to the fastest shape, and alone."""
+    alone, both = evaluation.matches_alone, evaluation.with_matches
+    return (
+        f"Tokens per step of this tree: {evaluation.best.acceptance.tokens_per_step:.2f}; with "
+        f"{CONTEXT_MATCHES} continuations found in the text beside it (context_matches): "
+        f"{both.tokens_per_step:.2f}; of these alone, without a drafter: "
+        f"{alone.tokens_per_step:.2f}."
+    )
 
 
 def recommendation(best: ShapeResult) -> str:
@@ -81,6 +88,7 @@ def figures(evaluation: Evaluation) -> dict[str, Any]:
         "costs": evaluation.results[0].costs.facts(),
         **acceptance_entry(evaluation.acceptance),
         "tokens_per_step_with_matches": evaluation.with_matches.tokens_per_step,
+        "tokens_per_step_of_matches_alone": evaluation.matches_alone.tokens_per_step,
         "top_accuracy": {
             f"top-{rank}": evaluation.accuracy[:, column].tolist()
             for column, rank in enumerate(RANKS)

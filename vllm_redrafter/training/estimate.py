@@ -32,6 +32,9 @@ from vllm_redrafter.tree.token_tree import TokenTree
 Observer = Callable[[ExploredNodes, TextBatch, Tensor, Tensor], None]
 """Is told of a step: the searches, the text, and their roots, tokens[row, root], both [A] int64."""
 
+Draft = Callable[[Tensor, Tensor], ExploredNodes]
+"""Drafts at the roots tokens[row, root], both [A] int64."""
+
 
 @dataclass(frozen=True)
 class Acceptance:
@@ -85,6 +88,29 @@ def estimate_acceptance(
     return total
 
 
+def estimate_matches_alone(
+    rows: TextRows, config: ReDrafterConfig, vocab_size: int, batch_size: int = 64
+) -> Acceptance:
+    """Replay the decoding of text without a drafter, by what its own text went on with before.
+
+    Args:
+        rows: the text; each run of generated tokens is one answer.
+        config: K, and how many continuations.
+        vocab_size: the target's.
+        batch_size: rows replayed at once.
+    """
+    total = Acceptance(0, 0)
+    for batch in batches_by_length(rows, batch_size, "cpu"):
+
+        def draft(block: Tensor, at: Tensor, text: Tensor = batch.tokens) -> ExploredNodes:
+            nothing = block.new_empty(len(block), 0, 0)
+            explored = ExploredNodes(nothing, nothing, nothing.float())
+            return _with_matches(explored, text[block], at, config, vocab_size)
+
+        total += _replayed(batch, config, config.path_length, draft)
+    return total
+
+
 def replay(
     drafter: DraftHead,
     embed: Callable[[Tensor], Tensor],
@@ -115,19 +141,27 @@ def replay(
     def embed_as_drafter(tokens: Tensor) -> Tensor:
         return embed(tokens).to(dtype)
 
-    row, root, last = answers(batch.generated)
-    steps = tokens = 0
-    depth = max(config.beam_length, config.path_length if config.context_matches else 0)
-    by_depth = torch.zeros(depth, dtype=torch.int64)
-    while (running := (root < last).nonzero().squeeze(1)).numel():
-        block, at, end = row[running], root[running], last[running]
+    def draft(block: Tensor, at: Tensor) -> ExploredNodes:
         roots = batch.tokens[block, at]
         explored = beam_search(drafter, embed_as_drafter, hidden[block, at - 1], roots, *shape)
         if observe is not None:
             observe(explored, batch, block, at)
         if config.context_matches:
             explored = _with_matches(explored, batch.tokens[block], at, config, vocab_size)
-        accepted = _accepted_depth(explored, batch.tokens, block, at, end, config)
+        return explored
+
+    depth = max(config.beam_length, config.path_length if config.context_matches else 0)
+    return _replayed(batch, config, depth, draft)
+
+
+def _replayed(batch: TextBatch, config: ReDrafterConfig, depth: int, draft: Draft) -> Acceptance:
+    """Decode all answers of a batch with drafts of up to `depth` tokens."""
+    row, root, last = answers(batch.generated)
+    steps = tokens = 0
+    by_depth = torch.zeros(depth, dtype=torch.int64)
+    while (running := (root < last).nonzero().squeeze(1)).numel():
+        block, at, end = row[running], root[running], last[running]
+        accepted = _accepted_depth(draft(block, at), batch.tokens, block, at, end, config)
         output = torch.minimum(accepted + 1, end - at)
         root[running] += output
         steps, tokens = steps + running.numel(), tokens + int(output.sum())

@@ -26,6 +26,7 @@ from vllm_redrafter.training.choices import TargetDtype
 from vllm_redrafter.training.estimate import (
     Acceptance,
     estimate_acceptance,
+    estimate_matches_alone,
     replay,
     top_accuracy,
 )
@@ -80,12 +81,14 @@ class Evaluation:
         accuracy: [L, RANKS] shares of positions whose token is among the drafter's best.
         acceptance: how nodes of the fastest shape are accepted.
         with_matches: of the fastest shape beside CONTEXT_MATCHES continuations found in the text.
+        matches_alone: of these without a drafter, with K of the same shape.
     """
 
     results: list[ShapeResult]
     accuracy: Tensor
     acceptance: ByKind = NOTHING_RECORDED
     with_matches: Acceptance = field(default_factory=lambda: Acceptance(0, 0))
+    matches_alone: Acceptance = field(default_factory=lambda: Acceptance(0, 0))
 
     @property
     def best(self) -> ShapeResult:
@@ -256,7 +259,10 @@ def evaluate(job: EvaluationJob, console: Console | None = None) -> Evaluation:
     acceptance = measure_acceptance(drafter, target, rows, sampled, evaluation.best.shape)
     beside = replace(evaluation.best.shape, context_matches=CONTEXT_MATCHES)
     with_matches = estimate_acceptance(drafter, target, rows, beside, batch_size=16)
-    return replace(evaluation, acceptance=acceptance, with_matches=with_matches)
+    alone = estimate_matches_alone(text, beside, drafter.config.vocab_size)
+    return replace(
+        evaluation, acceptance=acceptance, with_matches=with_matches, matches_alone=alone
+    )
 
 
 def _text(written: WrittenData, held_out: int | None, seed: int, max_length: int) -> DatasetRows:
