@@ -1,0 +1,1 @@
+"""Parts of context_matches.py."""
