@@ -16,11 +16,11 @@ from vllm_redrafter.budget.planner import (
     EXPLORATION_SHARE,
     FIRST_INTERVAL,
     LONGEST_INTERVAL,
-    MATCHES_ALONE,
     ArmChoice,
     BatchPlanner,
-    search_arms,
+    arms_of,
 )
+from vllm_redrafter.tree.policy import MATCH_CHAIN, MATCH_TREE
 
 K = CONFIG.num_speculative_tokens
 
@@ -76,7 +76,7 @@ def test_another_batch_is_chosen_for_anew() -> None:
 def best_yield(machine: Machine, requests: int, accept: float) -> float:
     """Tokens per second of the best that can be run at every step."""
     best = requests / machine.step(PLAIN, requests)
-    for shape in search_arms(CONFIG):
+    for shape in arms_of(CONFIG, has_drafter=True):
         ranked = np.sort(survival(shape, 1, accept).ravel())[::-1][:K]
         kind = CHAINS if shape.beam_width == 1 else TREES
         for nodes in range(1, len(ranked) + 1):
@@ -157,7 +157,7 @@ def test_matches_alone_are_verified_where_they_yield_more_than_plain_steps_and_d
 ) -> None:
     """The drafter's best token is right in a tenth of cases; drafts are expensive."""
     config, requests, accept = replace(CONFIG, context_matches=2), 4, 0.1
-    steps = Machine(machine(0.02, level=0.3), noise=0.05)
+    steps = Machine(machine(0.02, level=0.3, config=config), noise=0.05)
     planner = BatchPlanner(config, steps.table, 32)
     sampled, chosen = np.zeros(requests, dtype=np.bool_), []
     alone = np.broadcast_to(path ** np.arange(1, 9), (requests, 2, 8)) * [[1.0], [0.1]]
@@ -167,7 +167,7 @@ def test_matches_alone_are_verified_where_they_yield_more_than_plain_steps_and_d
         chosen.append(shape)
         explored = np.zeros((requests, 0, 0))
         if shape is not None:
-            if shape != MATCHES_ALONE:
+            if shape.beam_length:
                 explored = survival(shape, requests, accept)
                 planner.drafted(explored, sampled, steps.draft(shape, requests))
             both = np.concatenate(
@@ -176,12 +176,20 @@ def test_matches_alone_are_verified_where_they_yield_more_than_plain_steps_and_d
             ranked = np.sort(both, axis=1)[:, ::-1][:, :K]
             nodes[:, : ranked.shape[1]] = ranked
             planner.matched(nodes, explored, alone)
-        kind = PLAIN if shape is None else TREES
+        kind = PLAIN if shape is None else CHAINS if shape.beam_width == 1 else TREES
         rows = requests if shape is None else 4 * requests
         planner.stepped(kind, requests, rows, steps.step(kind, rows))
-    share = np.mean([shape == MATCHES_ALONE for shape in chosen[500:]])
+    share = np.mean([shape in (MATCH_CHAIN, MATCH_TREE) for shape in chosen[500:]])
     assert share > 0.9 if used else share < 0.1
 
 
 def test_without_matches_there_is_no_arm_for_them() -> None:
-    assert MATCHES_ALONE not in BatchPlanner(CONFIG, machine(0.1), 8).arms
+    arms = BatchPlanner(CONFIG, machine(0.1), 8).arms
+    assert {MATCH_CHAIN, MATCH_TREE}.isdisjoint(arms)
+
+
+def test_without_a_drafter_matches_are_verified_or_nothing() -> None:
+    config = replace(CONFIG, context_matches=2)
+    table = replace(machine(0.02, config=config), drafter=None)
+    assert BatchPlanner(config, table, 8).arms == (None, MATCH_CHAIN, MATCH_TREE)
+    assert BatchPlanner(replace(config, context_matches=1), table, 8).arms == (None, MATCH_CHAIN)

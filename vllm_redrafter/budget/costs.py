@@ -51,8 +51,9 @@ class CostTable:
 
     Attributes:
         target, drafter, device: what was measured, in words.
+            The drafter is None where there is none.
         draft: searches of one level and of the longest length for each width; a level costs as
-            much as another.
+            much as another. Of no level: matches alone.
         verify: steps of ascending numbers of rows.
 
     Raises:
@@ -60,7 +61,7 @@ class CostTable:
     """
 
     target: str
-    drafter: str
+    drafter: str | None
     device: str
     draft: tuple[DraftCost, ...]
     verify: tuple[VerifyCost, ...]
@@ -68,8 +69,11 @@ class CostTable:
     def __post_init__(self) -> None:
         if not self.draft or not self.verify:
             raise ConfigError("costs: a table without entries; measure it again")
-        for entry in (*self.draft, *self.verify):
-            if not all(isinstance(v, int | float) and 0 < v < np.inf for v in entry):
+        entries: tuple[DraftCost | VerifyCost, ...] = (*self.draft, *self.verify)
+        for entry in entries:
+            # A draft without a search has no levels; but whatever is done takes time.
+            numbers = all(isinstance(v, int | float) and 0 <= v < np.inf for v in entry)
+            if not numbers or not entry.seconds:
                 raise ConfigError(f"costs: {entry} holds a value that is not a positive number")
 
     def draft_seconds(self, requests: int, beam_width: int, beam_length: int) -> float:

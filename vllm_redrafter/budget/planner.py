@@ -19,7 +19,7 @@ from vllm_redrafter.budget.choice import Flags, Floats, Terms, best_budget, best
 from vllm_redrafter.budget.costs import CHAINS, PLAIN, TREES, CostTable, StepTimes, bucket
 from vllm_redrafter.checkpoints.acceptance_record import NOTHING_RECORDED, ByKind
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.tree.policy import SearchShape, search_shape
+from vllm_redrafter.tree.policy import MATCH_CHAIN, MATCH_TREE, SearchShape, search_shape
 
 MARGIN = 1.03
 """An arm is left for one that yields so many times as much."""
@@ -33,9 +33,8 @@ UNCOUNTED = 3
 """Steps after a change between drafting and not that are slower: what they read left the caches."""
 
 
-MATCHES_ALONE = SearchShape(0, 0)
-"""No search: what paths found in the text are verified, if any are worth it."""
-STEPS = PLAIN, CHAINS, TREES
+GAIN_INTERVAL = 4
+"""Drafts from one that what matches are worth is learned from to the next: it takes a while."""
 
 
 class Step(NamedTuple):
@@ -151,7 +150,7 @@ class BatchPlanner:
         """
         Args:
             config: the most that is drafted.
-            costs: measured, of all searches in `search_arms`.
+            costs: measured, of all arms in `arms_of`.
             max_requests: of a batch.
             recorded: how the drafter's nodes were accepted where it was measured.
         """
@@ -159,15 +158,15 @@ class BatchPlanner:
         self.times = StepTimes(costs, max_requests * (config.num_speculative_tokens + 1))
         shape = config.beam_length, config.beam_width
         self.profiles = [SurvivalProfile(*shape, record) for record in recorded.either()]
-        searches = search_arms(config)
-        matching = (MATCHES_ALONE,) if config.context_matches else ()
-        self.arms = (None, *matching, *searches)
+        self.arms = (None, *arms_of(config, costs.drafter is not None))
+        longest = max((arm.beam_length for arm in self.arms if arm is not None), default=0)
         # What plain steps, matches and chains take, and all that a search may find.
-        chain = SearchShape(1, max(arm.beam_length for arm in searches))
-        explored = {None, *matching, chain, searches[-1]}
+        explored = {None, MATCH_CHAIN, SearchShape(1, longest), self.arms[-1]}
         self._choice = ArmChoice([arm for arm, shape in enumerate(self.arms) if shape in explored])
-        # By how much matches raise the yield of plain steps, and of searches.
-        self._alone, self._beside = Gain(), Gain()
+        # By how much matches raise the yield of plain steps, and of searches: by kind of step.
+        self._alone = {CHAINS: Gain(), TREES: Gain()}
+        self._beside = {CHAINS: Gain(), TREES: Gain()}
+        self._matched_drafts = 0
         self.shape: SearchShape | None = None
         self._explores = False
         # Steps since what is run changed between drafting and not.
@@ -201,17 +200,16 @@ class BatchPlanner:
     def terms(self, requests: int) -> Terms:
         """By what to choose which nodes are verified of what is drafted for so many requests."""
         assert self.shape is not None
-        kind = self._kind_of(self.shape)
+        kind = _kind_of(self.shape)
         rows = requests * (self.config.num_speculative_tokens + 1)
         verify = self.times.step_seconds(kind, requests)[: rows + 1]
         # To verify nothing takes no branches.
         chains = verify if kind == CHAINS else self.times.step_seconds(CHAINS, requests)
         greedy, of_sampled = self.profiles
-        drafts = self.shape != MATCHES_ALONE
         return Terms(
             greedy.acceptance_ratio,
             of_sampled.acceptance_ratio,
-            self.times.draft_seconds(self.shape, requests) if drafts else 0.0,
+            self.times.draft_seconds(self.shape, requests),
             verify,
             float(chains[requests]),
             # An exploration that verified nothing would find out nothing.
@@ -241,19 +239,27 @@ class BatchPlanner:
             explored: [N, L, W], by the search without paths; empty where nothing was searched.
             alone: [N, M, D], by paths without the search.
         """
+        self._matched_drafts += 1
+        if self._matched_drafts % GAIN_INTERVAL:
+            return
+        assert self.shape is not None
         requests = len(probable)
-        plain, _, trees = (self.times.step_seconds(kind, requests) for kind in STEPS)
 
-        def rate(survival: Floats, draft_seconds: float) -> float:
+        def rate(survival: Floats, shape: SearchShape) -> float:
             ranked = np.sort(survival.reshape(requests, -1), axis=1)[:, ::-1]
             nodes = ranked[:, : self.config.num_speculative_tokens]
-            return best_budget(nodes, requests, draft_seconds, trees).tokens_per_second
+            draft = self.times.draft_seconds(shape, requests)
+            verify = self.times.step_seconds(_kind_of(shape), requests)
+            return best_budget(nodes, requests, draft, verify).tokens_per_second
 
-        self._alone.learn(rate(alone, 0.0) * plain[requests] / requests)
+        plain = requests / self._plain_seconds(requests)
+        best = alone.sum(axis=2).argmax(axis=1)
+        paths = {MATCH_CHAIN: alone[np.arange(requests), best], MATCH_TREE: alone}
+        for shape in paths.keys() & set(self.arms):
+            self._alone[_kind_of(shape)].learn(rate(paths[shape], shape) / plain)
         if explored.size:
-            assert self.shape is not None
-            draft = self.times.draft_seconds(self.shape, requests)
-            self._beside.learn(rate(probable, draft) / rate(explored, draft))
+            gain = rate(probable, self.shape) / rate(explored, self.shape)
+            self._beside[_kind_of(self.shape)].learn(gain)
 
     def verified(self, expected: tuple[float, float], accepted: tuple[float, float]) -> None:
         """Learn from a step how many nodes were accepted, and how many were to be, by their
@@ -266,36 +272,45 @@ class BatchPlanner:
         if self._settled >= UNCOUNTED:
             self.times.stepped(kind, requests, rows, seconds, self._explores)
 
-    def _kind_of(self, shape: SearchShape | None) -> int:
-        if shape is None:
-            return PLAIN
-        # Paths beside a chain branch off it.
-        return CHAINS if shape.beam_width == 1 and not self.config.context_matches else TREES
-
     def _rates(self, requests: int, of_sampled: int, max_nodes: int) -> Floats:
         """Tokens per second of each arm."""
-        verify = {kind: self.times.step_seconds(kind, requests) for kind in STEPS}
-        # A step that verifies does all that a plain one does: where that seems to be slower, it is
-        # no gain of drafting.
-        rates = [requests / min(verify[PLAIN][requests], verify[CHAINS][requests])]
+        verify = {kind: self.times.step_seconds(kind, requests) for kind in (CHAINS, TREES)}
+        rates = [requests / self._plain_seconds(requests)]
         greedy, of_others = self.profiles
         survival = (requests - of_sampled) / requests * greedy.acceptance_ratio * greedy.survival
         survival += of_sampled / requests * of_others.acceptance_ratio * of_others.survival
         most = search_shape(self.config, max_nodes)
         for arm in self.arms[1:]:
             assert arm is not None
-            if arm == MATCHES_ALONE:
-                rates.append(rates[0] * self._alone.mean)
+            kind = _kind_of(arm)
+            if not arm.beam_length:
+                rates.append(rates[0] * self._alone[kind].mean)
                 continue
             if arm.beam_width > most.beam_width or arm.beam_length > most.beam_length:
                 rates.append(0.0)
                 continue
             nodes = survival[: arm.beam_length, : arm.beam_width]
             draft = self.times.draft_seconds(arm, requests)
-            costs = draft, verify[self._kind_of(arm)]
-            best = best_common_budget(nodes, max_nodes, requests, *costs)
-            rates.append(best.tokens_per_second * self._beside.mean)
+            best = best_common_budget(nodes, max_nodes, requests, draft, verify[kind])
+            rates.append(best.tokens_per_second * self._beside[kind].mean)
         return np.array(rates)
+
+    def _plain_seconds(self, requests: int) -> float:
+        """A step that verifies does all that a plain one does: where that seems to be slower, it is
+        no gain of drafting."""
+        kinds = PLAIN, CHAINS
+        return min(float(self.times.step_seconds(kind, requests)[requests]) for kind in kinds)
+
+
+def _kind_of(shape: SearchShape) -> int:
+    return CHAINS if shape.beam_width == 1 else TREES
+
+
+def arms_of(config: ReDrafterConfig, has_drafter: bool) -> tuple[SearchShape, ...]:
+    """What to choose among, plain decoding aside: matches alone, and searches."""
+    # A single path is a chain.
+    matching = (MATCH_CHAIN, MATCH_TREE)[: config.context_matches]
+    return matching + (search_arms(config) if has_drafter else ())
 
 
 def search_arms(config: ReDrafterConfig) -> tuple[SearchShape, ...]:

@@ -12,10 +12,18 @@ from vllm_redrafter.tree.beam_search import ExploredNodes
 
 
 class SearchShape(NamedTuple):
-    """How wide and how long to search: W beams of L tokens."""
+    """How wide and how long to search: W beams of L tokens.
+
+    Of a search of width 1 a chain is verified. Where L is 0 nothing is searched: paths found in the
+    text (`context_matches.py`) are all that there is.
+    """
 
     beam_width: int
     beam_length: int
+
+
+MATCH_CHAIN, MATCH_TREE = SearchShape(1, 0), SearchShape(2, 0)
+"""No search: the best path, or all of them."""
 
 
 def search_shape(config: ReDrafterConfig, max_nodes: int) -> SearchShape:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.engine.cpu import costs
+from vllm_redrafter.tree.policy import SearchShape
 
 
 class FakeRunner:
@@ -66,7 +67,9 @@ def test_a_target_that_reads_embeddings_is_measured_with_those_of_different_toke
         config=ReDrafterConfig(4, 2, 2),
         model="drafter",
         dtype=torch.float32,
-        drafter=SimpleNamespace(config=SimpleNamespace(hidden_width=4)),
+        drafter=object(),
+        hidden_width=4,
+        shape=lambda nodes: SearchShape(2, 2),
         propose_best=runner.wait,
     )
     measured = costs.measure_costs(runner, proposer)

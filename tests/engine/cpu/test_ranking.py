@@ -16,7 +16,7 @@ from vllm_redrafter.budget.acceptance import AcceptanceEstimator, log_odds_of
 from vllm_redrafter.budget.choice import Terms, unlimited
 from vllm_redrafter.config import TreeKind
 from vllm_redrafter.engine.cpu.joining import joined_nodes
-from vllm_redrafter.engine.cpu.ranking import best_trees
+from vllm_redrafter.engine.cpu.ranking import best_trees, on_best_path
 from vllm_redrafter.tree.beam_search import ExploredNodes
 from vllm_redrafter.tree.context_matches import LONGEST_MATCH, ContextMatches, joined
 from vllm_redrafter.tree.policy import candidate_log_probs
@@ -250,3 +250,25 @@ def test_a_node_that_is_on_a_path_too_is_as_probable_as_the_more_confident_sourc
     )[-2]
     assert of_search[:, :length, :width] == pytest.approx(alone)
     assert not of_search[:, length:].any() and not of_search[:, :, width:].any()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_best_path_is_the_one_of_which_the_most_tokens_are_expected(seed: int) -> None:
+    explored = search(seed, requests=4, length=4, width=3)
+    pointers, scores = explored.back_pointers.numpy(), explored.log_probs.numpy()
+
+    def path_to(r: int, level: int, beam: int) -> list[tuple[int, int]]:
+        above = path_to(r, level - 1, pointers[r, level, beam]) if level else []
+        return [*above, (level, beam)]
+
+    kept = on_best_path(pointers, scores)
+    for r in range(4):
+        paths = [path_to(r, *node) for node in np.ndindex(4, 3) if scores[r][node] > -np.inf]
+        best = max(paths, key=lambda path: sum(np.exp(scores[r][node]) for node in path))
+        assert [tuple(node) for node in np.argwhere(kept[r] > -np.inf)] == best
+        assert all(kept[r][node] == scores[r][node] for node in best)
+
+
+def test_no_node_is_on_the_best_path_where_there_is_none() -> None:
+    none = np.full((1, 3, 2), -np.inf, dtype=np.float32)
+    assert np.array_equal(on_best_path(np.zeros((1, 3, 2), dtype=np.int64), none), none)

@@ -12,13 +12,13 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from vllm_redrafter.budget.choice import unlimited
 from vllm_redrafter.budget.costs import CostTable, DraftCost, VerifyCost
-from vllm_redrafter.budget.planner import search_arms
-from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.budget.planner import arms_of
+from vllm_redrafter.engine.cpu.context_index import ContextIndex
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
 from vllm_redrafter.engine.embedding import shared_embedding
-from vllm_redrafter.tree.policy import SearchShape, search_shape
+from vllm_redrafter.tree.policy import SearchShape
 
-Search = Callable[[SearchShape, int], None]
+Draft = Callable[[SearchShape, int], None]
 """Draft by this search, for so many requests."""
 
 MOST_REPEATS = 10
@@ -28,7 +28,7 @@ WARM_UP_SECONDS = 1.0
 
 
 def measure_costs(runner: CPUModelRunner, proposer: TreeProposer) -> CostTable:
-    """Time searches, and passes of the target without context, of growing size.
+    """Time drafts, and passes of the target without context, of growing size.
 
     What a step costs besides, and with context, is learned from the steps themselves
     (`budget/costs.py`).
@@ -40,19 +40,19 @@ def measure_costs(runner: CPUModelRunner, proposer: TreeProposer) -> CostTable:
     config = proposer.config
     requests = runner.max_num_reqs
     _fill_inputs(runner)
-    draft = _search(proposer, requests)
+    draft = _drafts(proposer, requests, runner.model_config.get_vocab_size())
     rows = min(requests * (config.num_speculative_tokens + 1), runner.max_num_tokens)
     return CostTable(
         target=str(runner.model_config.model),
         drafter=proposer.model,
         device="cpu",
-        draft=tuple(_draft_costs(runner, draft, config, requests)),
+        draft=tuple(_draft_costs(runner, draft, proposer, requests)),
         verify=tuple(
             VerifyCost(size, seconds)
             for size, seconds in _growing(
                 rows,
                 lambda size: _target_pass(runner, size),
-                before=lambda: draft(search_shape(config, config.num_speculative_tokens), 1),
+                before=lambda: draft(proposer.shape(config.num_speculative_tokens), 1),
                 seconds=MOST_SECONDS,
             )
         ),
@@ -72,28 +72,36 @@ def warm_up_sizes(runner: CPUModelRunner, most: int) -> None:
         _target_pass(runner, rows)
 
 
-def _search(proposer: TreeProposer, requests: int) -> Search:
-    hidden = torch.zeros(requests, proposer.drafter.config.hidden_width, dtype=proposer.dtype)
+def _drafts(proposer: TreeProposer, requests: int, vocab_size: int) -> Draft:
+    config = proposer.config
+    hidden = torch.zeros(requests, proposer.hidden_width, dtype=proposer.dtype)
     roots = torch.zeros(requests, dtype=torch.int64)
-
-    most = np.full(requests, proposer.config.num_speculative_tokens)
+    most = np.full(requests, config.num_speculative_tokens)
     greedy = np.zeros(requests, dtype=np.bool_)
-    terms = unlimited(requests * (proposer.config.num_speculative_tokens + 1))
+    terms = unlimited(requests * (config.num_speculative_tokens + 1))
+    # Texts of one token over and over, in which everything matches.
+    texts = ContextIndex(requests, max(config.context_matches, 1), config.path_length, vocab_size)
+    table, names = np.zeros((requests, 16), np.int32), [str(r) for r in range(requests)]
+    rows, num_tokens = np.arange(requests), np.full(requests, table.shape[1])
 
-    def search(shape: SearchShape, size: int) -> None:
-        of_requests = most[:size], greedy[:size]
-        proposer.propose_best(hidden[:size], roots[:size], None, *of_requests, shape, terms)
+    def draft(shape: SearchShape, size: int) -> None:
+        matches = None
+        if config.context_matches:
+            matches = texts.matches(names[:size], table, rows[:size], num_tokens[:size])
+        of_requests = hidden[:size], roots[:size], None, most[:size], greedy[:size]
+        proposer.propose_best(*of_requests, shape, terms, matches)
 
-    return search
+    return draft
 
 
 def _draft_costs(
-    runner: CPUModelRunner, draft: Search, config: ReDrafterConfig, requests: int
+    runner: CPUModelRunner, draft: Draft, proposer: TreeProposer, requests: int
 ) -> Iterator[DraftCost]:
-    arms = search_arms(config)
-    lengths = {arm.beam_length for arm in arms}
+    arms = arms_of(proposer.config, proposer.drafter is not None)
+    lengths = {arm.beam_length for arm in arms} - {0}
     # A level costs as much as another: the shortest and the longest search say it all.
-    shapes = [arm for arm in arms if arm.beam_length in (min(lengths), max(lengths))]
+    said = {0, min(lengths, default=0), max(lengths, default=0)}
+    shapes = [arm for arm in arms if arm.beam_length in said]
     for shape in shapes:
         timed = _growing(
             requests,

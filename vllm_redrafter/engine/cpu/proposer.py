@@ -12,17 +12,24 @@ from vllm.config import VllmConfig
 
 from vllm_redrafter.budget.choice import Flags, Terms
 from vllm_redrafter.budget.match_acceptance import MatchAcceptance
+from vllm_redrafter.checkpoints.acceptance_record import NOTHING_RECORDED
 from vllm_redrafter.checkpoints.reading import load_drafter, recorded_acceptance
 from vllm_redrafter.engine.cpu.acceptance_model import AcceptanceModel
 from vllm_redrafter.engine.cpu.joining import Candidates, joined_nodes
 from vllm_redrafter.engine.cpu.packed_weights import packed
-from vllm_redrafter.engine.cpu.ranking import best_trees, scored, selected_nodes
+from vllm_redrafter.engine.cpu.ranking import best_trees, on_best_path, scored, selected_nodes
 from vllm_redrafter.engine.cpu.search import search
 from vllm_redrafter.engine.embedding import shared_embedding
 from vllm_redrafter.engine.speculation import Settings
+from vllm_redrafter.heads.head import SearchHead
 from vllm_redrafter.tree.beam_search import ExploredNodes
 from vllm_redrafter.tree.context_matches import ContextMatches
-from vllm_redrafter.tree.policy import SearchShape, candidate_log_probs, search_shape
+from vllm_redrafter.tree.policy import (
+    MATCH_TREE,
+    SearchShape,
+    candidate_log_probs,
+    search_shape,
+)
 from vllm_redrafter.tree.token_tree import TokenTree
 
 Floats = npt.NDArray[np.float32]
@@ -72,13 +79,25 @@ class TreeProposer:
         self.target_layers = settings.target_layers
         self.dtype = vllm_config.model_config.dtype
         self.match_acceptance = MatchAcceptance(self.config.path_length)
+        self.drafter: SearchHead | None = None
+        self.recorded = NOTHING_RECORDED
 
     def load_model(self, target: nn.Module) -> None:
         """Read the checkpoint and pack it; the target's embedding is shared, not copied."""
-        self.drafter = load_drafter(self.model, self.dtype, self.revision).packed(packed)
-        self.recorded = recorded_acceptance(self.model, self.revision)
+        if self.model is not None:
+            self.drafter = load_drafter(self.model, self.dtype, self.revision).packed(packed)
+            self.recorded = recorded_acceptance(self.model, self.revision)
+            self.embed = shared_embedding(target)
         self.acceptance = AcceptanceModel(self.config.beam_length, self.recorded)
-        self.embed = shared_embedding(target)
+
+    @property
+    def hidden_width(self) -> int:
+        """(1 + n) H, what a draft reads of each request; 0 without a drafter."""
+        return self.drafter.config.hidden_width if self.drafter is not None else 0
+
+    def shape(self, max_nodes: int) -> SearchShape:
+        """The search for a step that verifies at most so many nodes per request."""
+        return MATCH_TREE if self.drafter is None else search_shape(self.config, max_nodes)
 
     def propose(
         self,
@@ -102,7 +121,7 @@ class TreeProposer:
             (trees with K + 1 slots whatever the step's limit, so that trees of different steps can
             be verified together; [R, K+1] the lengths of their nodes' matches, 0 for none).
         """
-        shape = search_shape(self.config, int(most.max()))
+        shape = self.shape(int(most.max()))
         nodes = self._candidates(hidden, root_tokens, chain, shape, matches)
         length = nodes.tokens.shape[1]
         # The draft's own probabilities, as they are.
@@ -110,6 +129,8 @@ class TreeProposer:
         sampled = np.zeros(len(root_tokens), dtype=np.bool_)
         probabilities = self.match_acceptance.probabilities
         _, scores = scored(*nodes[1:], sampled, slopes, biases, probabilities)
+        if shape.beam_width == 1:
+            scores = on_best_path(nodes.back_pointers, scores)
         *arrays, order = selected_nodes(
             root_tokens.numpy(),
             nodes.tokens,
@@ -158,6 +179,7 @@ class TreeProposer:
             most,
             self.config.num_speculative_tokens,
             *terms,
+            shape.beam_width == 1,
         )
         of_search = explored[:, : shape.beam_length, : shape.beam_width]
         trees = TokenTree(*map(torch.from_numpy, tree))
@@ -180,7 +202,7 @@ class TreeProposer:
         matches: ContextMatches | None,
     ) -> Candidates:
         """What may be in the trees: of the search, and a column more for each path."""
-        if shape.beam_width:
+        if shape.beam_length:
             found = self.explore(hidden, root_tokens, shape)
             allowed = candidate_log_probs(found, self.config.tree, chain)
             nodes = found.tokens.numpy(), found.back_pointers.numpy(), allowed.numpy()
@@ -196,4 +218,5 @@ class TreeProposer:
 
     def explore(self, hidden: Tensor, root_tokens: Tensor, shape: SearchShape) -> ExploredNodes:
         """What the drafter finds that continues the roots."""
+        assert self.drafter is not None
         return search(self.drafter, self.embed, hidden, root_tokens, shape)

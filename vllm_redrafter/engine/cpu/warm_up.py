@@ -16,7 +16,6 @@ from vllm_redrafter.engine.cpu.context_index import ContextIndex
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
 from vllm_redrafter.engine.cpu.verification import verification_step
 from vllm_redrafter.engine.cpu.walk import Walk, accepted_nodes, judged_nodes, moves
-from vllm_redrafter.tree.policy import search_shape
 
 
 def warm_up(proposer: TreeProposer) -> None:
@@ -26,11 +25,11 @@ def warm_up(proposer: TreeProposer) -> None:
         proposer: with its weights in place.
     """
     most = proposer.config.num_speculative_tokens
-    hidden = torch.zeros(1, proposer.drafter.config.hidden_width, dtype=proposer.dtype)
+    hidden = torch.zeros(1, proposer.hidden_width, dtype=proposer.dtype)
     root = torch.zeros(1, dtype=torch.int64)
     greedy = np.zeros(1, dtype=np.bool_)
     all_nodes = np.full(1, most)
-    shape = search_shape(proposer.config, most)
+    shape = proposer.shape(most)
     index = ContextIndex(1, max(proposer.config.context_matches, 1), proposer.config.path_length, 1)
     matches = index.matches(["0"], np.zeros((1, 2), np.int32), np.zeros(1, np.int64), np.array([2]))
     terms = unlimited(most + 1)

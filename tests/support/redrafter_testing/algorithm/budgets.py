@@ -7,7 +7,7 @@ import numpy as np
 from redrafter_testing.algorithm.trimming import best_trim
 from vllm_redrafter.budget.choice import Flags, Floats
 from vllm_redrafter.budget.costs import CHAINS, PLAIN, TREES, CostTable, DraftCost, VerifyCost
-from vllm_redrafter.budget.planner import BatchPlanner, search_arms
+from vllm_redrafter.budget.planner import BatchPlanner, arms_of
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.tree.policy import SearchShape
 
@@ -16,13 +16,13 @@ CONFIG = ReDrafterConfig(12, beam_width=4, beam_length=5)
 
 def machine(row: float, level: float = 0.02, config: ReDrafterConfig = CONFIG) -> CostTable:
     """A step of one row takes 1 second, each further one `row`; a level of a draft `level`."""
-    tiers = search_arms(config)
+    tiers = arms_of(config, has_drafter=True)
     return CostTable(
         target="t",
         drafter="d",
         device="paper",
         draft=tuple(
-            DraftCost(n, width, length, level * length * n**0.5)
+            DraftCost(n, width, length, level * max(length, 0.01) * n**0.5)
             for width, length in tiers
             for n in (1, 64)
         ),

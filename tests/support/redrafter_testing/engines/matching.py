@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from redrafter_testing.engines.forced_budget import AlwaysDrafts
 from vllm_redrafter.budget.choice import Flags
-from vllm_redrafter.budget.planner import MATCHES_ALONE
-from vllm_redrafter.tree.policy import SearchShape
+from vllm_redrafter.tree.policy import MATCH_TREE, SearchShape
 
 
 class MatchesAlone(AlwaysDrafts):
     """All of it, at every step."""
 
     def plan(self, sampled: Flags, max_nodes: int) -> SearchShape | None:
-        self.shape = MATCHES_ALONE
+        self.shape = MATCH_TREE
         return self.shape
