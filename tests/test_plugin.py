@@ -25,6 +25,7 @@ from vllm_redrafter import ConfigError, plugin
 from vllm_redrafter.checkpoints.recording import record_shape
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.engine import published
+from vllm_redrafter.engine.speculation import Settings
 from vllm_redrafter.utils import names
 
 plugin.register()
@@ -46,6 +47,9 @@ def drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
+
+
+TWELVE = {"num_speculative_tokens": 12}
 
 
 def configure(target: Path, **arguments: Any) -> Any:
@@ -297,7 +301,37 @@ def test_proposal_methods_of_another_form_are_passed_over(
     assert speculate(target, recorded).speculative_config.num_speculative_tokens == 12
 
 
+def test_without_a_drafter_continuations_found_in_the_text_are_verified(target: Path) -> None:
+    config = configure(target, speculative_config={"method": "redrafter", **TWELVE})
+    from_flags = configure(target, spec_method="redrafter", spec_tokens=12)
+    for made in (config, from_flags):
+        assert made.parallel_config.worker_cls == names.CPU_WORKER
+        settings = Settings.of(made)
+        assert (settings.model, settings.config.context_matches) == (None, 2)
+
+
 # Refusals. Each message names the value and what to do.
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"beam_width": 3, "tree": "beams"}, "beam_width, tree without a drafter.*--spec-model"),
+        ({"head_dtype": "fp8"}, "head_dtype without a drafter: name a drafter.*or leave"),
+        ({"context_matches": 0}, "context_matches=0 there is nothing to verify: name a drafter"),
+        ({"model": 7}, "'model' must name the ReDrafter checkpoint.*got 7"),
+    ],
+)
+def test_settings_that_mean_nothing_without_a_drafter(
+    target: Path, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        configure(target, speculative_config={"method": "redrafter", **TWELVE, **settings})
+
+
+def test_num_speculative_tokens_is_missing_without_a_drafter(target: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--spec-tokens\) is missing, and there is no drafter"):
+        configure(target, spec_method="redrafter")
 
 
 @pytest.mark.parametrize(

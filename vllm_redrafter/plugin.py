@@ -1,9 +1,9 @@
 """Everything that is changed in vLLM, in one file.
 
 vLLM calls `register` (entry point group `vllm.general_plugins`) in each of its processes. Six of
-vLLM's methods are wrapped, and act only where a ReDrafter checkpoint is the speculative model:
+vLLM's methods are wrapped, and act only where ReDrafter is asked for:
 
-- `EngineArgs.create_engine_config`: recognise the checkpoint, validate, choose our worker.
+- `EngineArgs.create_engine_config`: recognise the request, validate, choose our worker.
   vLLM's own plug-in for proposers (`method="custom_class"`) passes no hidden states and verifies
   chains; this wrap can go when vLLM lets a plug-in register a speculative method (RFC #36219).
 - `SamplingParams._validate_spec_decode`: vLLM refuses min-p and logit bias when it speculates;
@@ -34,7 +34,13 @@ from vllm_redrafter.engine import published
 from vllm_redrafter.engine.attention_check import RAY
 from vllm_redrafter.engine.request_options import check_request
 from vllm_redrafter.engine.selection import Engine, engine_here
-from vllm_redrafter.engine.speculative_config import PASSED_ON, is_ours, requested_of, validated
+from vllm_redrafter.engine.speculative_config import (
+    OF_DRAFTER,
+    PASSED_ON,
+    is_ours,
+    requested_of,
+    validated,
+)
 from vllm_redrafter.heads.head import HeadConfig
 from vllm_redrafter.heads.target_layers import missing_layers
 from vllm_redrafter.utils import names
@@ -43,7 +49,7 @@ from vllm_redrafter.utils.names import METHOD, SUPPORTED_VLLM
 from vllm_redrafter.utils.patching import patched
 
 if TYPE_CHECKING:
-    from vllm.config import SpeculativeConfig, VllmConfig
+    from vllm.config import ModelConfig, SpeculativeConfig, VllmConfig
     from vllm.engine.arg_utils import EngineArgs
 
 
@@ -89,11 +95,11 @@ def _create_engine_config(
     engine = engine_here()
     _check_arguments(args, engine)
     settings = {
-        "model": requested["model"],
+        "model": requested.get("model"),
         "revision": requested.get("revision"),
         **vars(config),
         "own_graph_sizes": _sets_graph_sizes(args),
-        "target_layers": list(drafter.target_layers) or None,
+        "target_layers": (list(drafter.target_layers) or None) if drafter else None,
     }
     changed = {
         "speculative_config": {
@@ -118,11 +124,11 @@ def _create_engine_config(
         # The caller's arguments stay as they were: an engine may be made from them again.
         _set_all(args, before)
     _check_target(vllm_config, drafter, engine)
+    _announce(settings, drafter)
     parallel = vllm_config.parallel_config
     # Only here is it settled: vLLM's CPU platform makes "mp" of "uni".
     if engine.executor is not None and parallel.distributed_executor_backend == "mp":
         parallel.distributed_executor_backend = engine.executor
-    _announce(settings, drafter.advice)
     engine.apply_default_schedule(vllm_config)
     _watch_counters(args, vllm_config)
     return vllm_config
@@ -134,16 +140,20 @@ def _sets_graph_sizes(args: EngineArgs) -> bool:
     return any(getattr(place, key) is not None for place in places for key in keys)
 
 
-def _announce(settings: Mapping[str, Any], advice: str | None) -> None:
+def _announce(settings: Mapping[str, Any], drafter: HeadConfig | None) -> None:
     from vllm.logger import init_logger
 
+    unused = OF_DRAFTER if drafter is None else ()
     described = ", ".join(
-        f"{key}={value!r}" for key, value in settings.items() if value is not None
+        f"{key}={value!r}"
+        for key, value in settings.items()
+        if value is not None and key not in unused
     )
+    source = "continuations found in the text alone" if drafter is None else "ReDrafter"
     logger = init_logger("vllm.redrafter")
-    logger.info("Speculating with ReDrafter: %s", described)
-    if advice is not None:
-        logger.info("ReDrafter: %s", advice)
+    logger.info("Speculating with %s: %s", source, described)
+    if drafter is not None and drafter.advice is not None:
+        logger.info("ReDrafter: %s", drafter.advice)
 
 
 def _set_all(owner: Any, values: Mapping[str, Any]) -> None:
@@ -180,9 +190,16 @@ def _check_arguments(args: EngineArgs, engine: Engine) -> None:
         )
 
 
-def _check_target(vllm_config: VllmConfig, drafter: HeadConfig, engine: Engine) -> None:
+def _check_target(vllm_config: VllmConfig, drafter: HeadConfig | None, engine: Engine) -> None:
     """Refuse what cannot work before any process starts."""
     model = vllm_config.model_config
+    if drafter is not None:
+        _check_fit(drafter, model)
+    for reason in engine.refusals(vllm_config):
+        raise ConfigError(f"ReDrafter cannot speculate for {model.model!r}: {reason}")
+
+
+def _check_fit(drafter: HeadConfig, model: ModelConfig) -> None:
     for size in size_differences(drafter, model.get_hidden_size(), model.get_vocab_size()):
         raise ConfigError(
             f"the drafter's {size.what} is {size.drafter}, that of the target {model.model!r} is "
@@ -193,8 +210,6 @@ def _check_target(vllm_config: VllmConfig, drafter: HeadConfig, engine: Engine) 
             f"ReDrafter cannot speculate for {model.model!r}: {missing}; use the drafter that was "
             "trained for this target"
         )
-    for reason in engine.refusals(vllm_config):
-        raise ConfigError(f"ReDrafter cannot speculate for {model.model!r}: {reason}")
 
 
 # AsyncLLM

@@ -15,7 +15,7 @@ class Settings:
     """What the user asked for.
 
     Attributes:
-        model: the drafter's checkpoint, a folder or a hub id.
+        model: the drafter's checkpoint, a folder or a hub id; None where there is no drafter.
         revision: of the hub repository.
         config: our part of the speculative config.
         own_graph_sizes: the user has set the sizes of CUDA graphs.
@@ -24,7 +24,7 @@ class Settings:
             its configuration.
     """
 
-    model: str
+    model: str | None
     revision: str | None
     config: ReDrafterConfig
     own_graph_sizes: bool = False

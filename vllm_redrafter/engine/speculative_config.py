@@ -25,6 +25,8 @@ from vllm_redrafter.utils.names import METHOD
 VLLM_KEYS = ("method", "model", "revision", "num_speculative_tokens")
 """Keys of vLLM's speculative config that mean something here, besides our own."""
 PASSED_ON = ("num_speculative_tokens_per_batch_size",)
+OF_DRAFTER = ("revision", "beam_width", "beam_length", "tree", "head_dtype")
+"""Keys that mean something only where there is a drafter."""
 
 
 def requested_of(args: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -135,8 +137,10 @@ def _own_keys() -> tuple[str, ...]:
     return ReDrafterConfig.own_keys()
 
 
-def validated(requested: Mapping[str, Any]) -> tuple[ReDrafterConfig, HeadConfig]:
+def validated(requested: Mapping[str, Any]) -> tuple[ReDrafterConfig, HeadConfig | None]:
     """How to speculate, what was not said taken from the checkpoint; and what the drafter is.
+
+    Without a drafter (None), continuations found in a request's own text are all that is verified.
 
     Raises:
         ConfigError: unknown keys, values out of range, a checkpoint that cannot be served.
@@ -147,9 +151,12 @@ def validated(requested: Mapping[str, Any]) -> tuple[ReDrafterConfig, HeadConfig
             f"speculative config: unknown key(s) {', '.join(unknown)} for a ReDrafter; "
             f"known are {', '.join(sorted(known))}"
         )
-    if not isinstance(requested.get("model"), str):
+    if requested.get("model") is None:
+        return _without_drafter(requested), None
+    if not isinstance(requested["model"], str):
         raise ConfigError(
-            "speculative config: 'model' must name the ReDrafter checkpoint (folder or hub id)"
+            "speculative config: 'model' must name the ReDrafter checkpoint (folder or hub id), "
+            f"got {requested['model']!r}"
         )
     if not isinstance(requested.get("revision"), str | None):
         raise ConfigError(
@@ -157,8 +164,7 @@ def validated(requested: Mapping[str, Any]) -> tuple[ReDrafterConfig, HeadConfig
             f"{requested['revision']!r}"
         )
     checkpoint = requested["model"], requested.get("revision")
-    keys = ("num_speculative_tokens", *_own_keys())
-    given = {key: requested[key] for key in keys if key in requested}
+    given = _given(requested)
     shape = _recorded_besides(given, *checkpoint) | given
     if "num_speculative_tokens" not in shape:
         raise ConfigError(
@@ -172,6 +178,33 @@ def validated(requested: Mapping[str, Any]) -> tuple[ReDrafterConfig, HeadConfig
     config = ReDrafterConfig(**shape)
     head.require_beam_length("speculative config", config.beam_length)
     return config, head
+
+
+def _without_drafter(requested: Mapping[str, Any]) -> ReDrafterConfig:
+    remedy = "name a drafter with 'model' (--spec-model)"
+    if useless := [key for key in OF_DRAFTER if key in requested]:
+        raise ConfigError(
+            f"speculative config: {', '.join(useless)} without a drafter: {remedy}, or leave "
+            "this out to verify only continuations found in the text"
+        )
+    if "num_speculative_tokens" not in requested:
+        raise ConfigError(
+            "speculative config: num_speculative_tokens (--spec-tokens) is missing, and there is "
+            "no drafter that records it: the most tree nodes verified per request and step, "
+            "between 1 and 127"
+        )
+    config = ReDrafterConfig(**_given(requested))
+    if not config.context_matches:
+        raise ConfigError(
+            "speculative config: without a drafter and with context_matches=0 there is nothing to "
+            f"verify: {remedy}, or leave context_matches out"
+        )
+    return config
+
+
+def _given(requested: Mapping[str, Any]) -> dict[str, Any]:
+    keys = ("num_speculative_tokens", *_own_keys())
+    return {key: requested[key] for key in keys if key in requested}
 
 
 def _recorded_besides(given: Mapping[str, Any], model: str, revision: str | None) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -16,15 +17,22 @@ from redrafter_testing.requests.answers import single_tokens_of
 
 pytestmark = pytest.mark.engine
 
-SETTINGS = {"num_speculative_tokens": 12, "beam_width": 3, "beam_length": 3, "context_matches": 3}
+SETTINGS = {"num_speculative_tokens": 12, "context_matches": 3}
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["adaptive", "fixed"])
+@pytest.fixture(
+    scope="module",
+    params=product([True, False], [True, False]),
+    ids=["adaptive", "adaptive without a drafter", "fixed", "fixed without a drafter"],
+)
 def engine(
     request: pytest.FixtureRequest, few_tokens_target: Path, few_tokens_drafter: Path
 ) -> Iterator[Engine]:
     """Too few blocks for all requests: some are preempted."""
-    config = {"model": str(few_tokens_drafter), "adaptive": request.param, **SETTINGS}
+    adaptive, has_drafter = request.param
+    config = {"method": "redrafter", "adaptive": adaptive, **SETTINGS}
+    if has_drafter:
+        config |= {"model": str(few_tokens_drafter), "beam_width": 3, "beam_length": 3}
     with cpu_engine(
         few_tokens_target,
         skip_tokenizer_init=True,
@@ -33,7 +41,7 @@ def engine(
         max_num_batched_tokens=160,
         num_gpu_blocks_override=17,
     ) as llm:
-        if request.param:
+        if adaptive:
             llm.rpc(force, MatchesAlone)
         yield llm
 
