@@ -145,11 +145,6 @@ def test_a_number_of_context_matches_out_of_range_is_named(matches: Any) -> None
     assert repr(matches) in str(error.value)
 
 
-def test_matches_beside_finished_beams_alone_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"context_matches=2 .* take tree='explored'"):
-        ReDrafterConfig(16, tree="beams", context_matches=2)
-
-
 def test_a_path_is_no_longer_than_a_step_can_verify() -> None:
     assert [ReDrafterConfig(k).path_length for k in (3, 8, 12)] == [3, 8, 8]
 

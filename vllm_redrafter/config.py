@@ -49,8 +49,8 @@ class ReDrafterConfig:
             not counted; vLLM's own setting.
         beam_width: W, the beams kept by the search.
         beam_length: L, the tokens drafted per beam.
-        tree: `explored` verifies the K most probable nodes that the search visited; `beams`
-            only those on a finished beam (the paper's prefix dedup).
+        tree: `explored` verifies the K most probable nodes that the search visited; `beams`, of
+            these, only those on a finished beam (the paper's prefix dedup).
         adaptive: K, W and L are maxima: every step verifies as many nodes of the whole batch as
             pay, and drafts only where drafting pays. Without it, they hold at every step.
         context_matches: M, how many continuations that a request's own text has of its last tokens
@@ -67,7 +67,7 @@ class ReDrafterConfig:
     beam_length: int = 5
     tree: TreeKind = "explored"
     adaptive: bool = True
-    context_matches: int = 0
+    context_matches: int = 2
     head_dtype: HeadDtype = "auto"
 
     def __post_init__(self) -> None:
@@ -105,11 +105,6 @@ class ReDrafterConfig:
             raise ConfigError(
                 f"speculative config: context_matches must be between 0 and {MOST_MATCHES} "
                 f"(continuations found in a request's own text; 0 for none), got {m!r}"
-            )
-        if m and self.tree == "beams":
-            raise ConfigError(
-                f"speculative config: context_matches={m} adds nodes that are on no finished beam, "
-                "which tree='beams' leaves out: take tree='explored', or context_matches 0"
             )
         if not isinstance(self.adaptive, bool):
             raise ConfigError(
