@@ -21,8 +21,11 @@ from vllm_redrafter.utils.compiled import compiled
 Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
 
+START, CAPACITY, TOKENS, ENTRIES = range(4)
 FIRST_CAPACITY = 1024
-"""Tokens of a text that there is room for at first; doubled for all when one is longer."""
+"""Tokens of a text that there is room for at first; doubled as it grows."""
+TABLE_SIZE = 8
+"""Cells of a hash table for each token: LONGEST_MATCH entries, so that most are found at once."""
 MULTIPLIER = 0x9E3779B1
 """Odd, of 32 bits, with as many ones as zeros (Knuth's multiplicative hashing)."""
 
@@ -31,24 +34,30 @@ class ContextIndex:
     """The texts of up to `slots` requests, and where their suffixes stand.
 
     Of each suffix the newest places are kept, as many as there are paths, whose next tokens differ.
+    A request has a region of one array: its text, a hash table, and the entries of the table.
     """
 
     def __init__(self, slots: int, num_paths: int, path_length: int, vocab_size: int) -> None:
         """For M paths of D tokens; a path ends before what is no token of the vocabulary."""
         self.num_paths, self.path_length, self.vocab_size = num_paths, path_length, vocab_size
-        self._slots = slots
         self._slot_of: dict[str, int] = {}
-        # By slot: tokens of the text, and entries in use.
-        self._lengths = np.zeros(slots, dtype=np.int64)
-        self._entries = np.zeros(slots, dtype=np.int64)
-        self._make_room(FIRST_CAPACITY)
+        # By slot: where its region begins, for how many tokens it is, and tokens and entries in it.
+        self._regions = np.zeros((slots, 4), dtype=np.int64)
+        self._memory = np.zeros(0, dtype=np.int32)
+        self._end = 0
+        # Regions that are not in use, by the number of tokens.
+        self._free: dict[int, list[int]] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the regions, in use or not."""
+        return self._memory.itemsize * self._end
 
     def forget(self, request: str) -> None:
         """The request has left."""
         slot = self._slot_of.pop(request, None)
         if slot is not None:
-            self._lengths[slot] = self._entries[slot] = 0
-            self._table[slot] = 0
+            self._release(slot)
 
     def matches(
         self, requests: Sequence[str], table: Array, rows: Ints, num_tokens: Ints
@@ -61,18 +70,18 @@ class ContextIndex:
             rows: [R], of the table.
             num_tokens: [R], how many tokens each has.
         """
-        longest = int(num_tokens.max(initial=0))
-        if longest > self._text.shape[1]:
-            self._grow(longest)
         slots = self._slots_of(requests)
-        _append(slots, table, rows, num_tokens, self.vocab_size, *self._state)
-        found = _lookup(slots, self.path_length, self.vocab_size, *self._state)
+        for r in np.flatnonzero(num_tokens > self._regions[slots, CAPACITY]):
+            self._make_room(slots[r], int(num_tokens[r]))
+        state = self.num_paths, self._regions, self._memory
+        _append(slots, table, rows, num_tokens, self.vocab_size, *state)
+        found = _lookup(slots, self.path_length, self.vocab_size, *state)
         return ContextMatches(*map(torch.from_numpy, found))
 
     def _slots_of(self, requests: Sequence[str]) -> Ints:
         known, present = self._slot_of, set(requests)
         if not known.keys() >= present:
-            free = set(range(self._slots)) - set(known.values())
+            free = set(range(len(self._regions))) - set(known.values())
             # Preempted requests are entered anew when they come back.
             absent = [request for request in known if request not in present]
             for request in requests:
@@ -83,25 +92,43 @@ class ContextIndex:
                     known[request] = free.pop()
         return np.array([known[request] for request in requests])
 
-    @property
-    def _state(self) -> tuple[Array, Array, Array, Array, Array]:
-        return self._text, self._lengths, self._table, self._places, self._entries
+    def _make_room(self, slot: int, num_tokens: int) -> None:
+        """Give the slot an empty region for so many tokens."""
+        self._release(slot)
+        capacity = max(FIRST_CAPACITY, 1 << (num_tokens - 1).bit_length())
+        free = self._free.setdefault(capacity, [])
+        if not free:
+            free.append(self._end)
+            self._end += capacity * (1 + TABLE_SIZE + LONGEST_MATCH * (1 + self.num_paths))
+            if self._end > len(self._memory):
+                # Pages that nothing is written to take no memory.
+                memory = np.empty(2 * self._end, dtype=np.int32)
+                memory[: len(self._memory)] = self._memory
+                self._memory = memory
+        start = free.pop()
+        self._regions[slot] = start, capacity, 0, 0
+        self._memory[start + capacity : start + (1 + TABLE_SIZE) * capacity] = 0
 
-    def _make_room(self, capacity: int) -> None:
-        self._text = np.zeros((self._slots, capacity), dtype=np.int32)
-        most = LONGEST_MATCH * capacity
-        # At most half full: an entry is found after one or two looks.
-        self._table = np.zeros((self._slots, 1 << (2 * most - 1).bit_length()), dtype=np.int32)
-        # [slots, entries, 1 + M]: the tokens of a suffix, and the newest places where it ends.
-        self._places = np.zeros((self._slots, most, 1 + self.num_paths), dtype=np.int32)
+    def _release(self, slot: int) -> None:
+        start, capacity, *_ = self._regions[slot].tolist()
+        if capacity:
+            self._free[capacity].append(start)
+        self._regions[slot] = 0
 
-    def _grow(self, longest: int) -> None:
-        """Enter all texts anew, with twice the room."""
-        text, lengths = self._text, self._lengths.copy()
-        self._make_room(1 << (longest - 1).bit_length())
-        self._lengths[:] = self._entries[:] = 0
-        all_of_them = np.arange(self._slots)
-        _append(all_of_them, text, all_of_them, lengths, self.vocab_size, *self._state)
+
+@compiled
+def _parts(region: Array, num_paths: int, memory: Array) -> tuple[Array, Array, Array]:
+    """Of a region: the text; cells, 1 + an entry each or 0; and entries [any, 1 + M], the tokens of
+    a suffix and the newest places where it ends."""
+    start, capacity = region[START], region[CAPACITY]
+    cells = start + capacity
+    entries = cells + TABLE_SIZE * capacity
+    end = entries + LONGEST_MATCH * (1 + num_paths) * capacity
+    return (
+        memory[start:cells],
+        memory[cells:entries],
+        memory[entries:end].reshape(-1, 1 + num_paths),
+    )
 
 
 @compiled
@@ -111,33 +138,31 @@ def _append(
     rows: Array,
     num_tokens: Array,
     vocab_size: int,
-    texts: Array,
-    lengths: Array,
-    tables: Array,
-    places: Array,
-    entries: Array,
+    num_paths: int,
+    regions: Array,
+    memory: Array,
 ) -> None:
-    """Enter what the texts have become: see `ContextIndex.matches`; the last five are its state."""
+    """Enter what the texts have become: see `ContextIndex.matches`; the last three are its own."""
     for r in range(len(slots)):
-        slot = slots[r]
-        own = texts[slot]
-        for at in range(lengths[slot], num_tokens[r]):
+        region = regions[slots[r]]
+        own, cells, places = _parts(region, num_paths, memory)
+        for at in range(region[TOKENS], num_tokens[r]):
             own[at] = table[rows[r], at]
             if own[at] >= vocab_size:
                 continue
             # The token before has a next one now.
             end = at - 1
             for length in range(1, min(LONGEST_MATCH, end + 1) + 1):
-                cell = _cell(own, end, length, tables[slot], places[slot])
-                entry = tables[slot, cell] - 1
+                cell = _cell(own, end, length, cells, places)
+                entry = cells[cell] - 1
                 if entry < 0:
-                    entry = entries[slot]
-                    entries[slot] += 1
-                    tables[slot, cell] = entry + 1
-                    places[slot, entry, 0] = length
-                    places[slot, entry, 1:] = -1
-                _enter(own, end, places[slot, entry])
-        lengths[slot] = num_tokens[r]
+                    entry = region[ENTRIES]
+                    region[ENTRIES] += 1
+                    cells[cell] = entry + 1
+                    places[entry, 0] = length
+                    places[entry, 1:] = -1
+                _enter(own, end, places[entry])
+        region[TOKENS] = num_tokens[r]
 
 
 @compiled
@@ -180,26 +205,24 @@ def _lookup(
     slots: Array,
     path_length: int,
     vocab_size: int,
-    texts: Array,
-    lengths: Array,
-    tables: Array,
-    places: Array,
-    entries: Array,
+    num_paths: int,
+    regions: Array,
+    memory: Array,
 ) -> tuple[Array, Array]:
     """See `ContextIndex.matches`: tokens [R, M, D] and lengths [R, M], int64."""
-    num_paths = places.shape[2] - 1
     tokens = np.full((len(slots), num_paths, path_length), -1, dtype=np.int64)
     match_lengths = np.zeros((len(slots), num_paths), dtype=np.int64)
     for r in range(len(slots)):
-        slot = slots[r]
-        own, last = texts[slot], lengths[slot] - 1
+        region = regions[slots[r]]
+        own, cells, places = _parts(region, num_paths, memory)
+        last = region[TOKENS] - 1
         found = 0
         for length in range(min(LONGEST_MATCH, last + 1), 0, -1):
-            entry = tables[slot, _cell(own, last, length, tables[slot], places[slot])] - 1
+            entry = cells[_cell(own, last, length, cells, places)] - 1
             if entry < 0:
                 continue
             for path in range(1, num_paths + 1):
-                place = places[slot, entry, path]
+                place = places[entry, path]
                 if place < 0 or found == num_paths:
                     break
                 known = False
