@@ -148,11 +148,22 @@ def test_what_the_text_went_on_with_before_is_accepted_beside_the_draft() -> Non
     text = rows(num=10, length=45, prompt=25)
     config = ReDrafterConfig(8, 2, 2)
     alone = estimate_acceptance(drafter, target, text, config)
-    both = estimate_acceptance(drafter, target, text, replace(config, context_matches=1))
+    one = replace(config, context_matches=1)
+    both = estimate_acceptance(drafter, target, text, one, matches=True)
     assert alone.tokens == both.tokens
     # Eight tokens of the path and one more, twice; then the last one.
     assert both.steps == 10 * 3 < alone.steps
     assert both.by_depth == (30, *[20] * 7)
+
+
+def test_matches_are_accepted_beside_finished_beams_alone() -> None:
+    torch.manual_seed(5)
+    drafter, target = RecurrentHead(RecurrentConfig(8, 16, exit_dim=8)).eval(), CycleTarget()
+    config = ReDrafterConfig(8, 2, 2, tree="beams", context_matches=1)
+    both = estimate_acceptance(
+        drafter, target, rows(num=10, length=45, prompt=25), config, matches=True
+    )
+    assert both.steps == 10 * 3
 
 
 def test_without_a_drafter_what_the_text_went_on_with_before_is_accepted() -> None:

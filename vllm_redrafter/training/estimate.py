@@ -10,7 +10,7 @@ it, with the sampling parameters that the text was written with.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -26,14 +26,14 @@ from vllm_redrafter.training.target import TargetOutputs, read_target
 from vllm_redrafter.tree.acceptance import accept_path
 from vllm_redrafter.tree.beam_search import ExploredNodes, beam_search
 from vllm_redrafter.tree.context_matches import find_matches, with_matches
-from vllm_redrafter.tree.policy import search_shape
+from vllm_redrafter.tree.policy import candidate_log_probs, search_shape
 from vllm_redrafter.tree.token_tree import TokenTree
 
 Observer = Callable[[ExploredNodes, TextBatch, Tensor, Tensor], None]
 """Is told of a step: the searches, the text, and their roots, tokens[row, root], both [A] int64."""
 
 Draft = Callable[[Tensor, Tensor], ExploredNodes]
-"""Drafts at the roots tokens[row, root], both [A] int64."""
+"""What may be in the trees of the roots tokens[row, root], both [A] int64."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,7 @@ def estimate_acceptance(
     config: ReDrafterConfig,
     batch_size: int = 64,
     observe: Observer | None = None,
+    matches: bool = False,
 ) -> Acceptance:
     """Replay the decoding of target-written text.
 
@@ -79,12 +80,13 @@ def estimate_acceptance(
         config: beam width, beam length, K and kind of tree.
         batch_size: rows read by the target at once.
         observe: is told of each step's searches.
+        matches: beside the drafter's nodes, continuations found in the text.
     """
     total = Acceptance(0, 0)
     embed = target.get_input_embeddings()
     for batch in batches_by_length(rows, batch_size, embed.weight.device):
         outputs = read_target(target, batch, drafter.config.target_layers)
-        total += replay(drafter, embed, outputs, batch, config, observe)
+        total += replay(drafter, embed, outputs, batch, config, observe, matches)
     return total
 
 
@@ -118,6 +120,7 @@ def replay(
     batch: TextBatch,
     config: ReDrafterConfig,
     observe: Observer | None = None,
+    matches: bool = False,
 ) -> Acceptance:
     """Decode all answers at once by jumps, as the engine would.
 
@@ -131,6 +134,7 @@ def replay(
         batch: B blocks; each run of generated tokens has at least one token before it.
         config: beam width, beam length, K and kind of tree.
         observe: is told of each step's searches.
+        matches: beside the drafter's nodes, continuations found in the text.
     """
     # The target may be of lower precision than a drafter in training.
     dtype = drafter.dtype
@@ -146,11 +150,12 @@ def replay(
         explored = beam_search(drafter, embed_as_drafter, hidden[block, at - 1], roots, *shape)
         if observe is not None:
             observe(explored, batch, block, at)
-        if config.context_matches:
-            explored = _with_matches(explored, batch.tokens[block], at, config, vocab_size)
-        return explored
+        allowed = replace(explored, log_probs=candidate_log_probs(explored, config.tree))
+        if not matches:
+            return allowed
+        return _with_matches(allowed, batch.tokens[block], at, config, vocab_size)
 
-    depth = max(config.beam_length, config.path_length if config.context_matches else 0)
+    depth = max(config.beam_length, config.path_length if matches else 0)
     return _replayed(batch, config, depth, draft)
 
 
@@ -161,7 +166,8 @@ def _replayed(batch: TextBatch, config: ReDrafterConfig, depth: int, draft: Draf
     by_depth = torch.zeros(depth, dtype=torch.int64)
     while (running := (root < last).nonzero().squeeze(1)).numel():
         block, at, end = row[running], root[running], last[running]
-        accepted = _accepted_depth(draft(block, at), batch.tokens, block, at, end, config)
+        most = config.num_speculative_tokens
+        accepted = _accepted_depth(draft(block, at), batch.tokens, block, at, end, most)
         output = torch.minimum(accepted + 1, end - at)
         root[running] += output
         steps, tokens = steps + running.numel(), tokens + int(output.sum())
@@ -197,12 +203,10 @@ def _accepted_depth(
     row: Tensor,
     root: Tensor,
     last: Tensor,
-    config: ReDrafterConfig,
+    max_nodes: int,
 ) -> Tensor:
     """How many draft tokens [A] one step accepts from the roots at tokens[row, root]."""
-    tree = TokenTree.from_explored(
-        tokens[row, root], explored, config.num_speculative_tokens, tree=config.tree
-    )
+    tree = TokenTree.from_explored(tokens[row, root], explored, max_nodes)
     # What the target draws at a node: right on the true path, and not read off it.
     following = root.unsqueeze(1) + tree.depths.long() + 1
     sampled = tokens[row.unsqueeze(1), following.clamp(max=tokens.shape[1] - 1)]

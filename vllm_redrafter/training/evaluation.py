@@ -36,7 +36,7 @@ from vllm_redrafter.training.training_config import EvaluationConfig
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.progress import progress_bar
 
-CONTEXT_MATCHES = 2
+CONTEXT_MATCHES = ReDrafterConfig.context_matches
 """Of which an evaluation says what they bring."""
 RANKS = (1, 2, 4, 8)
 """k of the top-k accuracies."""
@@ -107,7 +107,8 @@ def shapes(
     grid = []
     for width in beam_widths:
         for length in beam_lengths:
-            wanted = [ReDrafterConfig(k, width, length) for k in sorted(set(num_nodes))]
+            shape = ReDrafterConfig(1, width, length, context_matches=0)
+            wanted = [replace(shape, num_speculative_tokens=k) for k in sorted(set(num_nodes))]
             grid += [
                 shape for shape in wanted if shape.num_speculative_tokens <= shape.max_explored
             ]
@@ -258,7 +259,7 @@ def evaluate(job: EvaluationJob, console: Console | None = None) -> Evaluation:
     sampled = written.sampled[text.indices]
     acceptance = measure_acceptance(drafter, target, rows, sampled, evaluation.best.shape)
     beside = replace(evaluation.best.shape, context_matches=CONTEXT_MATCHES)
-    with_matches = estimate_acceptance(drafter, target, rows, beside, batch_size=16)
+    with_matches = estimate_acceptance(drafter, target, rows, beside, batch_size=16, matches=True)
     alone = estimate_matches_alone(text, beside, drafter.config.vocab_size)
     return replace(
         evaluation, acceptance=acceptance, with_matches=with_matches, matches_alone=alone

@@ -94,7 +94,7 @@ def test_the_demo_compares_and_shows_all_answers(
         "beam_length": 3,
         "tree": "explored",
         "adaptive": True,
-        "context_matches": 0,
+        "context_matches": 2,
         "head_dtype": "auto",
     }
     for prompt in plain.job.prompts:
