@@ -142,7 +142,7 @@ def chat(
         str | None, typer.Option(help="A ReDrafter checkpoint for this target.")
     ] = None,
 ) -> None:
-    """Talk to a target in the terminal, with the tokens tinted that its drafter guessed.
+    """Talk to a target in the terminal, with the tokens tinted that were drafted.
 
     What stands behind -- goes to vLLM's server: chat TARGET -- --max-model-len 2048
     """

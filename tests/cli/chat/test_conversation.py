@@ -50,6 +50,7 @@ def talk(
     *said: str,
     settings: ChatSettings | None = None,
     num_rows: int = 512,
+    context_matches: int = 0,
 ) -> tuple[Conversation, FakeClient, str]:
     """A conversation after these messages, its client, and what the terminal got."""
     shown = io.StringIO()
@@ -57,7 +58,7 @@ def talk(
     client = FakeClient(answers)
     embedded = EmbeddedTokens(tokenizer, num_rows)
     conversation = Conversation(
-        client, "target", tokenizer, embedded, settings or ChatSettings(), console
+        client, "target", tokenizer, embedded, settings or ChatSettings(), console, context_matches
     )
     lines = iter(said)
 
@@ -82,6 +83,21 @@ def test_accepted_tokens_are_tinted_and_the_targets_own_are_not(tokenizer: Any) 
     text = tokenizer.decode(drafted + own[:-1])
     assert tinted == text
     assert client.closed == 1
+
+
+def test_tokens_that_were_found_in_the_text_have_a_colour_of_their_own(tokenizer: Any) -> None:
+    prompt, found, drafted, own = (
+        tokens(tokenizer, text) for text in ("list value", " value", " name", " list")
+    )
+    first, following = prompt[:1], [*prompt[1:], *drafted, *own]
+    assert prompt[1:] == found, "the token of a word depends on what stands before"
+    answer = [(prompt, first), following]
+    _, _, shown = talk(tokenizer, [answer], "hello", context_matches=1)
+    assert "".join(re.findall(r"\x1b\[36m(.*?)\x1b\[0m", shown)) == " value"
+    assert "".join(re.findall(r"\x1b\[32m(.*?)\x1b\[0m", shown)).startswith(" name")
+    assert f"{len(found)} found in the text" in shown
+    _, _, shown = talk(tokenizer, [answer], "hello", context_matches=0)
+    assert "\x1b[36m" not in shown and "found in the text" not in shown
 
 
 def test_rates_leave_the_prompts_step_out(tokenizer: Any) -> None:
@@ -144,8 +160,8 @@ def test_a_character_of_several_tokens_is_shown_when_all_of_it_is_there(tokenize
     parts = tokens(tokenizer, "€")
     assert len(parts) > 1, "the tokenizer has a token for it"
     decoder = StepDecoder(tokenizer)
-    assert list(decoder.pieces(parts[:-1])) == []
-    assert list(decoder.pieces([parts[-1], *tokens(tokenizer, " name")][:1])) == [("€", False)]
+    assert list(decoder.pieces(parts[:-1], 0)) == []
+    assert list(decoder.pieces([parts[-1], *tokens(tokenizer, " name")][:1], 0)) == [("€", "")]
 
 
 SCRIPT = """
@@ -164,7 +180,7 @@ word = tokenizer(" value", add_special_tokens=False)["input_ids"]
 console = Console()
 client = FakeClient([[word] * 1000, [word]], seconds=0.02)
 embedded = EmbeddedTokens(tokenizer, 512)
-conversation = Conversation(client, "target", tokenizer, embedded, ChatSettings(), console)
+conversation = Conversation(client, "target", tokenizer, embedded, ChatSettings(), console, 0)
 converse(conversation, console, lambda: console.input("> "))
 print("messages:", len(conversation.messages))
 """

@@ -11,7 +11,8 @@ from transformers import AutoTokenizer
 from redrafter_testing.engines.fake_engine import APPENDING
 from redrafter_testing.engines.generation_runs import with_extra_token, with_template
 from redrafter_testing.models.tiny_models import add_tokenizer, make_drafter, make_target
-from vllm_redrafter.cli.chat.run import chat_tokenizer
+from vllm_redrafter.cli.chat.run import chat_tokenizer, context_matches_of
+from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.utils.errors import ConfigError
 
 
@@ -56,3 +57,18 @@ def test_a_model_without_a_chat_template_is_refused_with_what_to_do(tmp_path: Pa
 def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nowhere"):
         chat_tokenizer(str(tmp_path / "nowhere"), None)
+
+
+@pytest.mark.parametrize("given", ["--speculative-config", "--speculative_config", "-sc"])
+def test_matches_are_as_many_as_the_server_is_told_of(given: str) -> None:
+    config = '{"context_matches": 3, "beam_width": 2}'
+    assert context_matches_of(["--dtype", "float32", given, config, "--seed", "1"]) == 3
+    assert context_matches_of([f"--speculative-config={config}"]) == 3
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["-sc"], ["-sc", "{"], ["-sc", "[]"], ["-sc", "{}"], ["-sc", '{"context_matches": null}']],
+)
+def test_where_nothing_is_said_of_matches_the_default_counts(arguments: list[str]) -> None:
+    assert context_matches_of(arguments) == ReDrafterConfig.context_matches

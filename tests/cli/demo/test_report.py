@@ -11,6 +11,7 @@ from rich.console import Console
 
 from vllm_redrafter.cli.demo.decoding import LevelResult
 from vllm_redrafter.cli.demo.report import (
+    ShownAnswer,
     all_identical,
     identical,
     print_answer,
@@ -30,6 +31,15 @@ def printed(console: Console) -> str:
     """Without colours and frames, in one line."""
     assert isinstance(console.file, io.StringIO)
     return " ".join(re.sub(r"\x1b\[[\d;]*m", "", console.file.getvalue()).split())
+
+
+DRAFTED_CODE, MATCHED_CODE = "32", "36"
+
+
+def tinted(console: Console, code: str = DRAFTED_CODE) -> list[str]:
+    """The characters of this colour, those of the legend left out."""
+    assert isinstance(console.file, io.StringIO)
+    return re.findall(rf"\x1b\[{code}m(.)\x1b\[0m", console.file.getvalue())
 
 
 class Letters:
@@ -69,17 +79,29 @@ def test_ties_of_plain_decoding_itself_are_counted() -> None:
 
 def test_accepted_tokens_are_told_from_the_targets_own() -> None:
     console = colours()
-    print_answer(console, Letters(), [*b"def "], [[*b"f"], [*b"(ab"], [*b")"]])
+    answer = ShownAnswer.of([*b"def "], [[*b"f"], [*b"(ab"], [*b")"]], context_matches=0)
+    print_answer(console, Letters(), answer, context_matches=0)
     assert isinstance(console.file, io.StringIO)
-    assert "\x1b[1;32m(a\x1b[0m" in console.file.getvalue()
+    assert tinted(console) == [*"(a"]
     assert "2 of its 5 tokens were drafted, in 3 target steps" in printed(console)
+    assert "found" not in printed(console)
+
+
+def test_tokens_that_were_found_in_the_text_have_a_colour_of_their_own() -> None:
+    console = colours(width=120)
+    answer = ShownAnswer.of([*b"a=b;"], [[*b"a"], [*b"=bxy"]], context_matches=1)
+    print_answer(console, Letters(), answer, context_matches=1)
+    assert tinted(console, MATCHED_CODE) == [*"=b"] and tinted(console) == ["x"]
+    assert "3 of its 5 tokens were drafted, 2 of them found in the text, in 2" in printed(console)
+    assert "this one was found in the text" in printed(console)
 
 
 def test_each_answer_stands_below_its_question() -> None:
     console = colours()
-    print_answers(console, Letters(), ["why?", "how [many]?"], [[[*b"so"]], [[*b"1"], [*b"23"]]])
-    assert isinstance(console.file, io.StringIO)
-    assert "\x1b[1;32m2\x1b[0m" in console.file.getvalue()
+    steps = [[*b"so"]], [[*b"1"], [*b"23"]]
+    answers = [ShownAnswer.of([], answer, context_matches=0) for answer in steps]
+    print_answers(console, Letters(), ["why?", "how [many]?"], answers, context_matches=0)
+    assert "2" in tinted(console)
     text = printed(console)
     assert "> why? so 1 of its 2 tokens were drafted, in 1 target steps" in text
     assert "> how [many]? 123 1 of its 3 tokens were drafted, in 2 target steps" in text

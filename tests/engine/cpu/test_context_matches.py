@@ -10,10 +10,11 @@ import pytest
 
 from redrafter_testing.engines.cpu_engine import cpu_engine
 from redrafter_testing.engines.forced_budget import force
-from redrafter_testing.engines.forked_engine import Engine
+from redrafter_testing.engines.forked_engine import Engine, answers_in_steps
 from redrafter_testing.engines.matching import MatchesAlone
 from redrafter_testing.requests import few_tokens
 from redrafter_testing.requests.answers import single_tokens_of
+from vllm_redrafter.cli.accepted import matched_of_steps
 
 pytestmark = pytest.mark.engine
 
@@ -67,3 +68,18 @@ def test_output_equals_plain(
     assert stats["accepted_matched_tokens"] > 10, "paths were hardly used"
     assert stats["matched_tokens"] >= stats["accepted_matched_tokens"]
     assert engine.counter("vllm:num_preemptions") > preempted
+
+
+def test_as_many_are_counted_as_follow_from_the_answers(engine: Engine) -> None:
+    """By what a chat and the demo tint."""
+    workload = few_tokens.requests("greedy")
+    engine.rpc("reset_redrafter_stats")
+    answers = engine.call(answers_in_steps, workload)
+    (stats,) = engine.rpc("redrafter_stats")
+    found = sum(
+        sum(matched_of_steps(prompt, steps, SETTINGS["context_matches"]))
+        for prompt, steps in zip(workload.prompts, answers, strict=True)
+    )
+    # Some answers end within a path, of which the engine has accepted more.
+    behind = stats["accepted_matched_tokens"] - found
+    assert 0 <= behind <= len(answers) < found

@@ -1,4 +1,4 @@
-"""The conversation: what is said, streamed, with the tokens tinted that the drafter guessed."""
+"""The conversation: what is said, streamed, with the tokens tinted that were drafted."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from rich.console import Console
 from rich.text import Text
 from tokenizers.decoders import DecodeStream
 
+from vllm_redrafter.cli.accepted import colours, num_matched
 from vllm_redrafter.cli.chat.chat_settings import ChatSettings
 from vllm_redrafter.data.text_checks import half_character
 from vllm_redrafter.data.vocabulary import EmbeddedTokens
 from vllm_redrafter.utils.errors import ConfigError
 
-DRAFTED = "green"
-"""The colour of tokens that were drafted and accepted."""
 NEW = "/new"
 """Said instead of a message: forget what was said."""
 
@@ -30,23 +29,27 @@ class Answer:
     Attributes:
         text: of it.
         steps: tokens of each of the target's steps, as they came.
+        matched: accepted tokens that were found in the text.
         began: when the first came, by `time.perf_counter`.
         ended: when the last came.
     """
 
     text: str = ""
     steps: list[int] = field(default_factory=list)
+    matched: int = 0
     began: float = 0.0
     ended: float = 0.0
 
     def __str__(self) -> str:
-        """Tokens per second and per step; the first step is the prompt's."""
+        """Tokens per second and per step, and what was found in the text; the first step is the
+        prompt's."""
         tokens, steps, seconds = sum(self.steps[1:]), len(self.steps) - 1, self.ended - self.began
         if not steps or seconds <= 0:
             return f"{sum(self.steps)} tokens"
+        found = f", {self.matched} found in the text" if self.matched else ""
         return (
             f"{sum(self.steps)} tokens, {tokens / seconds:.1f} per second, "
-            f"{tokens / steps:.2f} per step"
+            f"{tokens / steps:.2f} per step{found}"
         )
 
 
@@ -60,6 +63,7 @@ class Conversation:
         embedded: the tokens that the target can be sent.
         settings: how answers are drawn.
         console: where they are shown.
+        context_matches: the server's setting of that name.
     """
 
     def __init__(
@@ -70,8 +74,10 @@ class Conversation:
         embedded: EmbeddedTokens,
         settings: ChatSettings,
         console: Console,
+        context_matches: int,
     ) -> None:
         self._client, self._model, self._tokenizer = client, model, tokenizer
+        self._context_matches = context_matches
         self._embedded, self._settings, self._console = embedded, settings, console
         self.messages: list[dict[str, str]] = []
         self.forget()
@@ -134,17 +140,22 @@ class Conversation:
 
     def _show(self, chunks: Iterable[Any], given: Answer) -> None:
         decoder = StepDecoder(self._tokenizer)
+        said: list[int] = []
         for chunk in chunks:
+            said += _prompt_tokens(chunk)
             tokens = _tokens(chunk)
             if not tokens:
                 continue
             given.ended = time.perf_counter()
             given.began = given.began or given.ended
             given.steps.append(len(tokens))
+            matched = num_matched(said, tokens, self._context_matches)
+            given.matched += matched
+            said += tokens
             shown = Text()
-            for text, drafted in decoder.pieces(tokens):
+            for text, colour in decoder.pieces(tokens, matched):
                 given.text += text
-                shown.append(text, style=DRAFTED if drafted else "")
+                shown.append(text, style=colour)
             self._console.print(shown, end="", soft_wrap=True)
 
 
@@ -155,18 +166,23 @@ class StepDecoder:
         self._tokenizer = tokenizer.backend_tokenizer
         self._stream = DecodeStream(skip_special_tokens=True)
 
-    def pieces(self, tokens: Sequence[int]) -> Iterator[tuple[str, bool]]:
-        """A step's texts, and whether each was drafted: all but the last token's are."""
-        for place, token in enumerate(tokens):
+    def pieces(self, tokens: Sequence[int], matched: int) -> Iterator[tuple[str, str]]:
+        """A step's texts and their colours; so many of its tokens were found in the text."""
+        for token, colour in zip(tokens, colours(len(tokens), matched), strict=True):
             text = self._stream.step(self._tokenizer, token)
             if text:
-                yield text, place < len(tokens) - 1
+                yield text, colour
 
 
 def _tokens(chunk: Any) -> list[int]:
     """What a step of the target brought; none in chunks of another kind."""
     extra = chunk.choices[0].model_extra if chunk.choices else None
     return list((extra or {}).get("token_ids") or [])
+
+
+def _prompt_tokens(chunk: Any) -> list[int]:
+    """What was asked, which comes with the first chunk."""
+    return list((chunk.model_extra or {}).get("prompt_token_ids") or [])
 
 
 def converse(conversation: Conversation, console: Console, read: Callable[[], str]) -> None:

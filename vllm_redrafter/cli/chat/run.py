@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import tempfile
 from collections.abc import Sequence
@@ -15,9 +17,11 @@ from transformers import AutoTokenizer
 
 from vllm_redrafter.checkpoints.drafter_files import read_config
 from vllm_redrafter.checkpoints.reading import is_redrafter, verifier_of
+from vllm_redrafter.cli.accepted import legend
 from vllm_redrafter.cli.chat.chat_settings import ChatSettings
-from vllm_redrafter.cli.chat.conversation import DRAFTED, NEW, Conversation, converse
+from vllm_redrafter.cli.chat.conversation import NEW, Conversation, converse
 from vllm_redrafter.cli.chat.server import OwnServer
+from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.prompts import Conversation as Said
 from vllm_redrafter.data.target_files import load_from
 from vllm_redrafter.data.turns import PromptRenderer
@@ -51,6 +55,7 @@ def chat(
     served = ["--model", model, "--served-model-name", "target", *speculation]
     # One request at a time; whoever wants it otherwise says so behind this.
     served += ["--max-num-seqs", "1", *arguments]
+    context_matches = context_matches_of(arguments)
     with tempfile.NamedTemporaryFile(
         prefix="vllm-redrafter-chat-", suffix=".log", delete=False
     ) as made:
@@ -60,14 +65,30 @@ def chat(
             server.wait_until_ready()
         console.print(
             f"Ctrl-C stops an answer, Ctrl-D ends the chat, {NEW} forgets what was said; "
-            f"[{DRAFTED}]this colour[/] was drafted",
+            + legend(context_matches),
             style="dim",
         )
         client = openai.OpenAI(base_url=f"{server.address}/v1", api_key="none", max_retries=0)
         with client:
-            conversation = Conversation(client, "target", tokenizer, embedded, settings, console)
+            conversation = Conversation(
+                client, "target", tokenizer, embedded, settings, console, context_matches
+            )
             converse(conversation, console, lambda: console.input("[bold]> [/]"))
     log.unlink(missing_ok=True)
+
+
+def context_matches_of(arguments: Sequence[str]) -> int:
+    """How many continuations found in the text vLLM is told to verify; the default if it is not.
+
+    What vLLM will refuse counts as nothing said.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--speculative-config", "--speculative_config", "-sc", nargs="?")
+    try:
+        config = json.loads(parser.parse_known_args(arguments)[0].speculative_config or "{}")
+        return int(config["context_matches"])
+    except (ValueError, TypeError, KeyError):
+        return ReDrafterConfig.context_matches
 
 
 def chat_tokenizer(model: str, system_prompt: str | None) -> tuple[Any, EmbeddedTokens]:

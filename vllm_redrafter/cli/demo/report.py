@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -10,10 +11,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from vllm_redrafter.cli.accepted import colours, legend, matched_of_steps
 from vllm_redrafter.cli.demo.decoding import LevelResult
 from vllm_redrafter.data.repetition import NGRAM, repeated_share
-
-DRAFTED = "bold green"
 
 
 def print_comparison(
@@ -76,27 +76,76 @@ def identical(before: LevelResult, after: LevelResult) -> str:
     return "yes" if equal == len(pairs) else f"no: {equal} of {len(pairs)}"
 
 
+@dataclass(frozen=True)
+class ShownAnswer:
+    """An answer, and where its tokens come from.
+
+    Attributes:
+        prompt: token ids.
+        steps: the tokens of each engine step; all but a step's last one were drafted.
+        matched: of each step, how many were found in the text; they are its first ones.
+    """
+
+    prompt: Sequence[int]
+    steps: Sequence[Sequence[int]]
+    matched: Sequence[int]
+
+    @classmethod
+    def of(
+        cls, prompt: Sequence[int], steps: Sequence[Sequence[int]], context_matches: int
+    ) -> ShownAnswer:
+        """By the engine's setting `context_matches`."""
+        return cls(prompt, steps, matched_of_steps(prompt, steps, context_matches))
+
+    def __str__(self) -> str:
+        """How many of its tokens were drafted."""
+        num_drafted = sum(len(step) - 1 for step in self.steps)
+        found = f", {sum(self.matched)} of them found in the text" if any(self.matched) else ""
+        num_tokens = sum(map(len, self.steps))
+        return (
+            f"{num_drafted} of its {num_tokens} tokens were drafted{found}, in {len(self.steps)} "
+            "target steps"
+        )
+
+    def coloured(self, tokenizer: Any, shown_prompt: Sequence[int] = ()) -> Text:
+        """The answer, behind its prompt, faint, if that is given."""
+        pieces: list[tuple[Sequence[int], str]] = [(shown_prompt, "dim")]
+        for step, matched in zip(self.steps, self.matched, strict=True):
+            styles = colours(len(step), matched)
+            pieces += [([token], style) for token, style in zip(step, styles, strict=True)]
+        text, done = Text(), ""
+        shown: list[int] = []
+        for tokens, style in pieces:
+            # Byte-level tokens may be parts of a character: decode all, and show what is new.
+            shown += tokens
+            decoded = tokenizer.decode(shown, skip_special_tokens=True)
+            text.append(decoded[len(done) :], style)
+            done = decoded
+        return text
+
+
 def print_answer(
-    console: Console, tokenizer: Any, prompt: Sequence[int], steps: Sequence[Sequence[int]]
+    console: Console, tokenizer: Any, answer: ShownAnswer, context_matches: int
 ) -> None:
     """One answer, after its prompt; its accepted draft tokens are coloured.
 
     Args:
         console: where to.
         tokenizer: the target's.
-        prompt: token ids.
-        steps: the tokens of each engine step; all but a step's last one were drafted.
+        answer: to show.
+        context_matches: the engine's setting.
     """
-    text = coloured(tokenizer, prompt, steps)
-    console.print(Panel(text, title=f"one answer; [{DRAFTED}]accepted draft tokens[/]"))
-    console.print(counted(steps))
+    title = f"one answer; {legend(context_matches)}"
+    console.print(Panel(answer.coloured(tokenizer, answer.prompt), title=title))
+    console.print(str(answer))
 
 
 def print_answers(
     console: Console,
     tokenizer: Any,
     questions: Sequence[str],
-    answers: Sequence[Sequence[Sequence[int]]],
+    answers: Sequence[ShownAnswer],
+    context_matches: int,
 ) -> None:
     """Several answers, one below the other; accepted draft tokens are coloured.
 
@@ -104,33 +153,12 @@ def print_answers(
         console: where to.
         tokenizer: the target's.
         questions: what was asked, a text per answer.
-        answers: per question and engine step, its tokens; see `print_answer`.
+        answers: one per question.
+        context_matches: the engine's setting.
     """
-    console.print(f"\nThe answers; [{DRAFTED}]this colour[/] was drafted and accepted")
-    for question, steps in zip(questions, answers, strict=True):
+    console.print(f"\nThe answers; {legend(context_matches)}")
+    for question, answer in zip(questions, answers, strict=True):
         console.print()
         console.print(Text(f"> {question}", style="bold"))
-        console.print(coloured(tokenizer, [], steps))
-        console.print(counted(steps), style="dim")
-
-
-def coloured(tokenizer: Any, prompt: Sequence[int], steps: Sequence[Sequence[int]]) -> Text:
-    """A prompt, faint, and its answer; see `print_answer`."""
-    pieces: list[tuple[list[int], str]] = [(list(prompt), "dim")]
-    for step in steps:
-        pieces += [(list(step[:-1]), DRAFTED), (list(step[-1:]), "")]
-    text, done, shown = Text(), "", []
-    for tokens, style in pieces:
-        # Byte-level tokens may be parts of a character: decode all, and show what is new.
-        shown += tokens
-        decoded = tokenizer.decode(shown, skip_special_tokens=True)
-        text.append(decoded[len(done) :], style)
-        done = decoded
-    return text
-
-
-def counted(steps: Sequence[Sequence[int]]) -> str:
-    """How many tokens of an answer were drafted."""
-    num_drafted = sum(len(step) - 1 for step in steps)
-    num_tokens = sum(map(len, steps))
-    return f"{num_drafted} of its {num_tokens} tokens were drafted, in {len(steps)} target steps"
+        console.print(answer.coloured(tokenizer))
+        console.print(str(answer), style="dim")

@@ -20,6 +20,7 @@ from vllm_redrafter.cli.demo.engine_worker import Round
 from vllm_redrafter.cli.demo.given import check_sizes, target_folder
 from vllm_redrafter.cli.demo.prompts import PROMPTS
 from vllm_redrafter.cli.demo.report import (
+    ShownAnswer,
     all_identical,
     print_answers,
     print_comparison,
@@ -104,7 +105,12 @@ def run_demo(
     console.print(_what_was_decoded(jobs[0]))
     if dtype != "float32" and not all_identical(outcome.plain, outcome.drafted):
         print_why_not_identical(console, outcome.plain)
-    print_answers(console, tokenizer, questions, outcome.answers)
+    context_matches = (jobs[1].speculative_config or {})["context_matches"]
+    shown = [
+        ShownAnswer.of(prompt, steps, context_matches)
+        for prompt, steps in zip(jobs[1].prompts, outcome.answers, strict=True)
+    ]
+    print_answers(console, tokenizer, questions, shown, context_matches)
     console.print()
     print_repetition(console, outcome.answers)
     console.print(

@@ -27,7 +27,12 @@ from vllm_redrafter.cli.demo.corpus import MODULES, excerpts, standard_library_s
 from vllm_redrafter.cli.demo.decoding import PROMPTS_PER_REQUEST, DecodingJob, LevelResult, decode
 from vllm_redrafter.cli.demo.engine_process import engine_environment
 from vllm_redrafter.cli.demo.given import check_sizes, target_folder
-from vllm_redrafter.cli.demo.report import print_answer, print_comparison, print_repetition
+from vllm_redrafter.cli.demo.report import (
+    ShownAnswer,
+    print_answer,
+    print_comparison,
+    print_repetition,
+)
 from vllm_redrafter.cli.demo.target import TargetSettings, make_target
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import TextRows
@@ -231,7 +236,8 @@ def _compare(space: Workspace, drafter: Path, prompts: list[list[int]], console:
     answers = drafted[0].answers
     longest = max(range(len(answers)), key=lambda i: sum(map(len, answers[i])))
     tokenizer = AutoTokenizer.from_pretrained(space.target)
-    print_answer(console, tokenizer, prompts[longest], answers[longest])
+    shown = ShownAnswer.of(prompts[longest], answers[longest], SPECULATION.context_matches)
+    print_answer(console, tokenizer, shown, SPECULATION.context_matches)
 
 
 def _decode(

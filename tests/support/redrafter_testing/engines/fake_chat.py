@@ -12,15 +12,18 @@ import httpx
 import openai
 
 
-def chunk(tokens: Sequence[int]) -> Any:
-    return SimpleNamespace(choices=[SimpleNamespace(model_extra={"token_ids": list(tokens)})])
+def chunk(tokens: Sequence[int], prompt: Sequence[int] | None = None) -> Any:
+    """A step's; the prompt comes with the first one, as a field that openai does not know."""
+    choice = SimpleNamespace(model_extra={"token_ids": list(tokens)})
+    return SimpleNamespace(choices=[choice], model_extra={"prompt_token_ids": prompt})
 
 
 class FakeClient:
     """Answers each message with the next of some answers.
 
     Args:
-        answers: per message the steps, each its tokens; or an exception to raise.
+        answers: per message the steps, each its tokens; or an exception to raise. The first may be
+            a tuple of the prompt's tokens and the step's.
         seconds: between two steps.
     """
 
@@ -43,13 +46,14 @@ class FakeClient:
             self.closed += 1
 
     def chunks(self, steps: Sequence[Any]) -> Iterator[Any]:
-        yield SimpleNamespace(choices=[])  # as usage statistics come
-        yield SimpleNamespace(choices=[SimpleNamespace(model_extra=None)])
+        yield SimpleNamespace(choices=[], model_extra=None)  # as usage statistics come
+        yield SimpleNamespace(choices=[SimpleNamespace(model_extra=None)], model_extra={})
         for step in steps:
             if isinstance(step, BaseException):
                 raise step
             time.sleep(self.seconds)
-            yield chunk(step)
+            prompt, tokens = step if isinstance(step, tuple) else (None, step)
+            yield chunk(tokens, prompt)
 
 
 def refused(message: str) -> openai.BadRequestError:

@@ -206,6 +206,19 @@ def reasoning_markers(llm: Any) -> tuple[list[int], list[int]]:
     return config.reasoning_start_token_ids, config.reasoning_end_token_ids
 
 
+def answers_in_steps(llm: Any, workload: Any) -> list[list[list[int]]]:
+    """For `Engine.call`: of each request, the tokens that each step put out."""
+    engine = llm.llm_engine
+    for index, (prompt, params) in enumerate(zip(workload.prompts, workload.params, strict=True)):
+        engine.add_request(str(index), {"prompt_token_ids": prompt}, params)
+    steps: list[list[list[int]]] = [[] for _ in workload.prompts]
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            of_request = steps[int(output.request_id)]
+            of_request.append(list(output.outputs[0].token_ids[sum(map(len, of_request)) :]))
+    return steps
+
+
 def run_with_aborts(llm: Any, workload: Any, aborted: list[int], after: int) -> dict[int, Any]:
     """For `Engine.call`: abort some requests after some steps; the others' answers."""
     engine = llm.llm_engine
