@@ -58,8 +58,7 @@ def measure(
         index.matches(names, table, rows, lengths)
 
     entered = timing.medians({"prompt": prompt}, PROMPT_REPEATS)["prompt"]
-    arrays = [value for value in vars(index).values() if isinstance(value, np.ndarray)]
-    num_bytes = sum(array.nbytes for array in arrays) // requests
+    num_bytes = index.num_bytes // requests
     stepped = timing.medians({"step": step}, repeats)["step"]
     return IndexCost(kind, tokens, requests, 1000 * stepped, 1000 * entered / requests, num_bytes)
 

@@ -38,8 +38,8 @@ def test_each_text_and_size_of_the_index_is_timed(
     assert found == expected
     for cost in record["index"]:
         assert cost["step"] > 0 and cost["prompt"] > 0
-        # Text, table of suffixes and their places, for a power of two of tokens.
+        # Text, hash table, and entries of suffixes with two places, for a power of two of tokens.
         room = 1024 if cost["tokens"] == 20 else 2048
-        assert cost["bytes"] == pytest.approx(4 * (room + 16 * room + 15 * room), rel=0.01)
+        assert cost["bytes"] == 4 * (room + 8 * room + 5 * 3 * room)
     assert record["settings"] == {"context_matches": 2, "repeats": 2}
     assert "periodic" in capsys.readouterr().out
