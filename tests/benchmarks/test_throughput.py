@@ -200,13 +200,13 @@ def test_suites_are_measured_by_task_and_in_total(
 
 
 @pytest.mark.engine
-def test_three_methods_through_real_engines(tmp_path: Path, models: tuple[Path, Path]) -> None:
+def test_four_methods_through_real_engines(tmp_path: Path, models: tuple[Path, Path]) -> None:
     output, dataset = tmp_path / "out.json", tmp_path / "prompts.txt"
     dataset.write_text("name:value1\nlist:[7]\nvalue:[14]\n")
     options = (
         "--dtype float32 --repeats 1 --concurrency 2 --temperature 0 "
         '--max-tokens 24 --ignore-eos --engine-args {"enforce_eager":true} '
-        "--adaptive 2x4:8 --no-ngram"
+        "--adaptive 2x4:8 --context-matches 2 --matches-alone --no-ngram"
     )
     command = [sys.executable, str(SCRIPT), "--model", str(models[0]), "--drafter", str(models[1])]
     ended = process_trees.run(
@@ -219,16 +219,18 @@ def test_three_methods_through_real_engines(tmp_path: Path, models: tuple[Path, 
     report = json.loads(output.read_text())
     assert {"vllm-redrafter", "torch"} <= set(report["versions"])
     assert report["machine"]["cpu"] and report["machine"]["cores"] and report["date"]
-    plain, redrafter, adaptive = report["measurements"]
-    for measurement in (plain, redrafter, adaptive):
+    plain, alone, redrafter, adaptive = report["measurements"]
+    for measurement in (plain, alone, redrafter, adaptive):
         assert measurement["requests"] == 3 and measurement["output_tokens"] == 72
         assert measurement["seconds"] > 0
     assert (plain["method"], plain["request_steps"], plain["identical"]) == ("plain", 72, None)
     assert (redrafter["method"], redrafter["identical"]) == ("ReDrafter", 3)
     assert (adaptive["method"], adaptive["identical"]) == ("adaptive", 3)
+    assert (alone["method"], alone["identical"]) == ("matches alone", 3)
+    assert {"matched_tokens", "accepted_matched_tokens"} <= set(alone["parts"])
     parts = redrafter["parts"]
     # The first token of a request is no verification, nor need its last steps be.
     assert 0 < parts["verifications"] <= redrafter["request_steps"] - 3
     assert parts["draft"] > 0 and parts["attention"] > 0
     assert redrafter["spec_decode"]["drafts"] == parts["verifications"]
-    assert "ReDrafter 2x4:6" in ended.stdout
+    assert "ReDrafter 2x4:6, matches 2" in ended.stdout
