@@ -19,6 +19,7 @@ from vllm_redrafter.triton_kernels.build_tree import (
 )
 from vllm_redrafter.triton_kernels.compact_kv import CacheTable, compact_kv
 from vllm_redrafter.triton_kernels.draft_layers import Product, draft_layer
+from vllm_redrafter.triton_kernels.find_matches import MatchBuffers, find_matches
 from vllm_redrafter.triton_kernels.gated_layer import Rows, gated_cell, scale_normed
 from vllm_redrafter.triton_kernels.grow_beams import BeamBuffers, grow_beams
 from vllm_redrafter.triton_kernels.observe_nodes import COLUMNS, VerifiedTrees, observe_nodes
@@ -35,7 +36,7 @@ DTYPES = {
     "fp8": (torch.bfloat16, torch.float8_e4m3fn),
 }
 """Queries' and cache's, by the name of the cache's."""
-DRAFT_KERNELS = 4
+DRAFT_KERNELS = 5
 """How many of `draft_cases` it takes to launch each kernel of a draft."""
 
 
@@ -136,6 +137,7 @@ def draft_cases() -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "bf16 16 rows, state", lambda: state_layer(torch.bfloat16, 16)
     yield "K 12, L 5", lambda: learn(13, 5)
     yield "bf16 64 rows, gated", lambda: gated_layers(torch.bfloat16, 64)
+    yield "2 paths of 8, 32k tokens", lambda: match(2, 8, 32_768)
     yield "bf16 16 rows", lambda: layers(torch.bfloat16, 16)
     yield "fp32 V 32k, 16 beams", lambda: level(torch.float32, 32_000, 16)
     yield "bf16 V 256k, 50 beams", lambda: level(torch.bfloat16, 262_208, 50)
@@ -143,6 +145,7 @@ def draft_cases() -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "fp32 16 rows", lambda: layers(torch.float32, 16)
     yield "bf16 16 rows, gated", lambda: gated_layers(torch.bfloat16, 16)
     yield "fp32 16 rows, gated", lambda: gated_layers(torch.float32, 16)
+    yield "4 paths of 8, 1M tokens", lambda: match(4, 8, 2**20)
 
 
 def level(dtype: torch.dtype, vocabulary: int, width: int) -> None:
@@ -200,6 +203,13 @@ def learn(slots: int, depths: int, requests: int = 2) -> None:
         torch.zeros(requests, depths, COLUMNS),
         torch.zeros(depths, COLUMNS),
     )
+
+
+def match(paths: int, path_length: int, tokens: int, requests: int = 2) -> None:
+    """find_matches."""
+    out = MatchBuffers(requests, paths, path_length, tokens, "cpu")
+    entries = torch.zeros(requests, dtype=torch.int64)
+    find_matches(integers(requests, tokens), integers(requests), entries, 32_000, out)
 
 
 def step(slots: int, requests: int = 2) -> None:

@@ -23,6 +23,7 @@ if not ON_GPU:
         "vllm_redrafter.triton_kernels.build_tree",
         "vllm_redrafter.triton_kernels.compact_kv",
         "vllm_redrafter.triton_kernels.draft_layers",
+        "vllm_redrafter.triton_kernels.find_matches",
         "vllm_redrafter.triton_kernels.gated_layer",
         "vllm_redrafter.triton_kernels.ordered_keys",
         "vllm_redrafter.triton_kernels.top_candidates",

@@ -20,4 +20,6 @@ DRAFT = {
     "_scale_normed",
     "_observe_nodes",
     "_add_sums",
+    "_rank_places",
+    "_follow_places",
 }

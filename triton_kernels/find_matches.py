@@ -1,0 +1,239 @@
+"""Continuations of texts' last tokens, found where these tokens stand before: in two launches.
+
+With n tokens t of a request, the match at a place p < n - 1 is the longest suffix that ends there,
+
+    length(p) = max { m <= 5 : t[p - i] = t[n - 1 - i] for all i < m },
+
+and the M paths follow the places of the highest rank (length, p), each with another next token
+t[p + 1]. The first launch ranks a tile of the text per program, and keeps its M best places with
+different next tokens: the M best of the whole text are among these. The second launch takes the
+best of all tiles, and reads what follows them. `tree/context_matches.py` is the reference.
+
+Each token of a text is read from memory once: 4 bytes of each request's tokens, whatever M and D.
+Tiles behind a text's end return at once.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from vllm_redrafter.config import LONGEST_PATH, MOST_MATCHES
+from vllm_redrafter.triton_kernels.checks import require, require_same_device
+
+LONGEST_MATCH = 5
+"""As in `tree/context_matches.py`; a test holds the two together."""
+
+TILE = 1024
+"""Places of a text that a program ranks."""
+MOST_PLACES = 4096
+"""Of all tiles of a text, which the second launch compares at once."""
+
+
+@triton.jit
+def _rank_places(
+    text,  # [slots, TOKENS] int32
+    num_tokens,  # [slots] int32
+    entries,  # [R] int64
+    ranks,  # [R, TILES, PATHS] int32, written where the text has places
+    followers,  # [R, TILES, PATHS] int32, likewise
+    SLOTS,
+    TOKENS,
+    vocab_size,
+    TILES: tl.constexpr,
+    TILE: tl.constexpr,
+    PATHS: tl.constexpr,
+    LONGEST_MATCH: tl.constexpr,
+):
+    """A tile of a request's text: its best places, and the tokens that follow them."""
+    request, tile = tl.program_id(0), tl.program_id(1)
+    entry = tl.load(entries + request)
+    if entry >= SLOTS:
+        return
+    last = tl.load(num_tokens + entry) - 1
+    if tile * TILE >= last:
+        return
+    own_text = text + entry * TOKENS
+    place = tile * TILE + tl.arange(0, TILE)
+    agrees = place < last
+    length = tl.zeros([TILE], tl.int32)
+    for back in tl.static_range(LONGEST_MATCH):
+        # Before the text's first token stands nothing.
+        agrees = agrees & (tl.minimum(place, last) >= back)
+        own = tl.load(own_text + tl.maximum(last - back, 0))
+        token = tl.load(own_text + place - back, mask=agrees, other=0)
+        agrees = agrees & (token == own)
+        length += agrees.to(tl.int32)
+    follower = tl.load(own_text + place + 1, mask=length > 0, other=0)
+    is_match = (length > 0) & (follower < vocab_size)
+    rank = tl.where(is_match, length * TOKENS + place, -1)
+    to = (request * TILES + tile) * PATHS
+    for path in range(PATHS):
+        best = tl.max(rank, axis=0)
+        # Ranks of matches differ; where there is none, any token will do.
+        next_token = tl.max(tl.where(rank == best, follower, 0), axis=0)
+        tl.store(ranks + to + path, best)
+        tl.store(followers + to + path, next_token)
+        rank = tl.where(follower == next_token, -1, rank)
+
+
+@triton.jit
+def _follow_places(
+    text,  # [slots, TOKENS] int32
+    num_tokens,  # [slots] int32
+    entries,  # [R] int64
+    ranks,  # [R, TILES, PATHS] int32
+    followers,  # [R, TILES, PATHS] int32
+    out_tokens,  # [R, PATHS, LENGTH] int64, written
+    out_lengths,  # [R, PATHS] int32, written
+    SLOTS,
+    TOKENS,
+    vocab_size,
+    TILES: tl.constexpr,
+    TILE: tl.constexpr,
+    PATHS: tl.constexpr,
+    LENGTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_LENGTH: tl.constexpr,
+):
+    """One request: the best places of all tiles, and the paths that follow them."""
+    request = tl.program_id(0)
+    entry = tl.load(entries + request)
+    slot = tl.minimum(entry, SLOTS - 1)
+    last = tl.where(entry < SLOTS, tl.load(num_tokens + slot) - 1, 0)
+    own_text = text + slot * TOKENS
+    index = tl.arange(0, BLOCK)
+    # Of tiles without places nothing was written.
+    is_place = (index < TILES * PATHS) & (index // PATHS * TILE < last)
+    at = request * TILES * PATHS + index
+    rank = tl.load(ranks + at, mask=is_place, other=-1)
+    follower = tl.load(followers + at, mask=is_place, other=0)
+    depth = tl.arange(0, BLOCK_LENGTH)
+    for path in range(PATHS):
+        best = tl.max(rank, axis=0)
+        next_token = tl.max(tl.where(rank == best, follower, 0), axis=0)
+        rank = tl.where(follower == next_token, -1, rank)
+        place = tl.maximum(best, 0) % TOKENS
+        # Where a path reaches the text's end, it goes on with its own beginning.
+        period = tl.maximum(last - place, 1)
+        is_on = depth < tl.where(best >= 0, LENGTH, 0)
+        token = tl.load(own_text + place + 1 + depth % period, mask=is_on, other=0)
+        end = tl.min(tl.where(token >= vocab_size, depth, LENGTH), axis=0)
+        token = tl.where(is_on & (depth < end), token, -1)
+        to = request * PATHS + path
+        tl.store(out_tokens + to * LENGTH + depth, token.to(tl.int64), mask=depth < LENGTH)
+        tl.store(out_lengths + to, tl.maximum(best, 0) // TOKENS)
+
+
+class MatchBuffers:
+    """What a search of texts writes, allocated once.
+
+    Attributes:
+        tokens: [R, M, D] int64, the paths; -1 where there is none, and from where one ends.
+        lengths: [R, M] int32, tokens of their matches, from 1 to 5; 0 where there is none.
+        ranks, followers: [R, tiles, M] int32, the best places of each tile of the texts, and the
+            tokens that follow them.
+        tile: places of a tile.
+    """
+
+    def __init__(
+        self,
+        max_requests: int,
+        num_paths: int,
+        path_length: int,
+        max_tokens: int,
+        device: torch.device | str,
+    ) -> None:
+        """Room for R = max_requests texts of up to max_tokens, and M paths of D tokens of each."""
+        require(
+            1 <= num_paths <= MOST_MATCHES and 1 <= path_length <= LONGEST_PATH,
+            f"paths: 1 to {MOST_MATCHES} of 1 to {LONGEST_PATH} tokens, got {num_paths} of "
+            f"{path_length}",
+        )
+        require(
+            max_tokens < 2**31 // (LONGEST_MATCH + 1),
+            f"max_tokens: ranks of {max_tokens} places exceed 32 bits",
+        )
+        shape = (max_requests, num_paths)
+        self.tokens = torch.full((*shape, path_length), -1, dtype=torch.int64, device=device)
+        self.lengths = torch.zeros(shape, dtype=torch.int32, device=device)
+        most_tiles = MOST_PLACES // num_paths
+        self.tile = max(TILE, triton.next_power_of_2(triton.cdiv(max_tokens, most_tiles)))
+        tiles = triton.cdiv(max_tokens, self.tile)
+        places = (max_requests, tiles, num_paths)
+        self.ranks = torch.zeros(places, dtype=torch.int32, device=device)
+        self.followers = torch.zeros_like(self.ranks)
+
+
+def find_matches(
+    text: Tensor, num_tokens: Tensor, entries: Tensor, vocab_size: int, out: MatchBuffers
+) -> None:
+    """Find M paths of each request's own text: the longest matches, of these the newest.
+
+    Args:
+        text: [slots, T] int32, contiguous; what is behind a text's tokens is not read.
+        num_tokens: [slots] int32, how many tokens each text has; at least 1.
+        entries: [R] int64, the slots of the requests; one that is no slot has no paths.
+        vocab_size: what is no token below that ends a path: a placeholder of an image, say.
+        out: at least R requests, made for texts of T tokens; the first R are written.
+
+    Raises:
+        ValueError: an argument's dtype, device, shape or stride does not fit; it is named.
+    """
+    slots, size = text.shape
+    requests = entries.shape[0]
+    max_requests, num_paths, path_length = out.tokens.shape
+    for name, tensor, shape, dtype in (
+        ("text", text, (slots, size), torch.int32),
+        ("num_tokens", num_tokens, (slots,), torch.int32),
+        ("entries", entries, (requests,), torch.int64),
+    ):
+        require(
+            tuple(tensor.shape) == shape and tensor.dtype == dtype and tensor.is_contiguous(),
+            f"{name}: must be contiguous {dtype} of shape {list(shape)}, got "
+            f"{list(tensor.shape)} {tensor.dtype}",
+        )
+        require_same_device(out.tokens, **{name: tensor})
+    require(
+        1 <= requests <= max_requests,
+        f"entries: {requests} requests, out has room for {max_requests}",
+    )
+    tiles = triton.cdiv(size, out.tile)
+    require(tiles == out.ranks.shape[1], f"out: was made for texts of other than {size} tokens")
+    _rank_places[(requests, tiles)](
+        text,
+        num_tokens,
+        entries,
+        out.ranks,
+        out.followers,
+        slots,
+        size,
+        vocab_size,
+        TILES=tiles,
+        TILE=out.tile,
+        PATHS=num_paths,
+        LONGEST_MATCH=LONGEST_MATCH,
+        num_warps=4,
+    )
+    block = triton.next_power_of_2(tiles * num_paths)
+    _follow_places[(requests,)](
+        text,
+        num_tokens,
+        entries,
+        out.ranks,
+        out.followers,
+        out.tokens,
+        out.lengths,
+        slots,
+        size,
+        vocab_size,
+        TILES=tiles,
+        TILE=out.tile,
+        PATHS=num_paths,
+        LENGTH=path_length,
+        BLOCK=block,
+        BLOCK_LENGTH=triton.next_power_of_2(path_length),
+        num_warps=1 if block <= 128 else 4,
+    )
