@@ -76,18 +76,22 @@ class ScoredTrees(TreeBuffers):
         log_probs: [R, K+1] float32, the nodes' scores: 0 for the root, -inf in unused slots.
         log_odds: [R, K+1] float32, the drafter's log-odds of a node given its parent; 0 for the
             root and in unused slots.
+        match_lengths: [R, K+1] int32, of the path found in the text that a node is on; 0 for none,
+            and in unused slots.
     """
 
     def __init__(self, max_requests: int, max_nodes: int, device: torch.device | str) -> None:
         super().__init__(max_requests, max_nodes, device)
         self.log_probs = torch.zeros(self.tokens.shape, dtype=torch.float32, device=device)
         self.log_odds = torch.zeros_like(self.log_probs)
+        self.match_lengths = torch.zeros_like(self.tokens)
 
     def clear(self) -> None:
         super().clear()
         self.log_probs.fill_(-torch.inf)
         self.log_probs[:, 0] = 0
         self.log_odds.zero_()
+        self.match_lengths.zero_()
 
 
 class NodeLimits(NamedTuple):
@@ -97,10 +101,13 @@ class NodeLimits(NamedTuple):
         chains: [R] int32, 1 for a chain, the best finished beam; 0 for a tree.
         limits: [R] int32, the most nodes that `num_nodes` tells of, the root not counted; the
             others are written nonetheless.
+        chain_length: levels that beams have which are finished; None for all. Below them may be
+            other candidates, of paths found in the text.
     """
 
     chains: Tensor
     limits: Tensor
+    chain_length: int | None = None
 
 
 class DraftRows(NamedTuple):
@@ -128,6 +135,7 @@ def build_tree(
     log_odds: Tensor | None = None,
     node_limits: NodeLimits | None = None,
     rows: DraftRows | None = None,
+    match_lengths: Tensor | None = None,
 ) -> TreeBuffers:
     """The K best candidates of each request as a tree, K by the size of `out`.
 
@@ -145,6 +153,8 @@ def build_tree(
         node_limits: of each request; None for trees without limits. A chain's scores must not rise
             from a parent to its child.
         rows: written; its `probs` need `log_odds` and `node_limits`. None for nothing.
+        match_lengths: [R, L, W] int32, contiguous, of the path that each candidate is on, 0 for
+            none; `out` is ScoredTrees then, and has them written too. None where there are none.
 
     Returns:
         out.
@@ -154,7 +164,9 @@ def build_tree(
     """
     _check_candidates(root_tokens, tokens, back_pointers, log_probs, out)
     if log_odds is not None:
-        _check_log_odds(log_odds, log_probs, out)
+        _check_by_candidate("log_odds", log_odds, torch.float32, log_probs, out)
+    if match_lengths is not None:
+        _check_by_candidate("match_lengths", match_lengths, torch.int32, log_probs, out)
     if entries is not None:
         check_tokens(entries=entries)
         require(
@@ -164,8 +176,9 @@ def build_tree(
         require_last_dim_contiguous(entries=entries)
         require_same_device(tokens, entries=entries)
     scored = out if isinstance(out, ScoredTrees) and log_odds is not None else None
+    matched = out if isinstance(out, ScoredTrees) and match_lengths is not None else None
     _check_rows(root_tokens, out, scored, node_limits, rows)
-    chains, limits = node_limits if node_limits is not None else (root_tokens, root_tokens)
+    chains, limits, chain_length = node_limits or (root_tokens, root_tokens, None)
     probs = rows.probs if rows is not None else None
     has_entries, entries = entries is not None, root_tokens if entries is None else entries
     requests, length, width = tokens.shape
@@ -178,6 +191,7 @@ def build_tree(
         back_pointers,
         log_probs,
         log_odds if log_odds is not None else log_probs,
+        match_lengths if match_lengths is not None else tokens,
         entries,
         chains,
         limits,
@@ -187,8 +201,10 @@ def build_tree(
         out.num_nodes,
         scored.log_probs if scored is not None else log_probs,
         scored.log_odds if scored is not None else log_probs,
+        matched.match_lengths if matched is not None else out.tokens,
         WIDTH=width,
         NUM=num,
+        CHAIN_LENGTH=length if chain_length is None else chain_length,
         BLOCK=block,
         CHUNK=chunk,
         SLOTS=slots,
@@ -196,6 +212,7 @@ def build_tree(
         HAS_ENTRIES=has_entries,
         HAS_NODE_LIMITS=node_limits is not None,
         HAS_LOG_ODDS=scored is not None,
+        HAS_MATCHES=matched is not None,
         # 16 comparisons per thread at a time: 128 would not fit its registers.
         num_warps=max(4, min(16, block * chunk // 512)),
     )
@@ -279,16 +296,16 @@ def _check_candidates(
     require_same_device(tokens, back_pointers=back_pointers, log_probs=log_probs)
 
 
-def _check_log_odds(log_odds: Tensor, log_probs: Tensor, out: TreeBuffers) -> None:
+def _check_by_candidate(
+    name: str, tensor: Tensor, dtype: torch.dtype, log_probs: Tensor, out: TreeBuffers
+) -> None:
     require(
-        log_odds.dtype == torch.float32
-        and log_odds.shape == log_probs.shape
-        and log_odds.is_contiguous(),
-        f"log_odds: must be fp32, contiguous and of shape {list(log_probs.shape)}, got "
-        f"{list(log_odds.shape)} {log_odds.dtype}",
+        tensor.dtype == dtype and tensor.shape == log_probs.shape and tensor.is_contiguous(),
+        f"{name}: must be contiguous {dtype} of shape {list(log_probs.shape)}, got "
+        f"{list(tensor.shape)} {tensor.dtype}",
     )
-    require(isinstance(out, ScoredTrees), "out: must be ScoredTrees where log_odds are given")
-    require_same_device(log_probs, log_odds=log_odds)
+    require(isinstance(out, ScoredTrees), f"out: must be ScoredTrees where {name} are given")
+    require_same_device(log_probs, **{name: tensor})
 
 
 def _check_rows(

@@ -34,17 +34,18 @@ def _is_on_best_beam(
     back_pointers_ptr,  # [NUM], of the request
     scores_ptr,  # [NUM] fp32, likewise
     WIDTH: tl.constexpr,
-    NUM: tl.constexpr,
+    LENGTH: tl.constexpr,
 ):
-    """Which candidates the best beam of the last level passes through; none if it is dead."""
-    at = tl.full([], NUM - WIDTH, tl.int32)
+    """Which candidates the best beam of so many levels passes through; none if it is dead."""
     is_on = index < 0
-    if tl.load(scores_ptr + at) > float("-inf"):
-        for _ in range(NUM // WIDTH):
-            is_on = is_on | (index == at)
-            beam_above = tl.load(back_pointers_ptr + at).to(tl.int32)
-            # On level 0, where back-pointers say nothing, the climb ends.
-            at = tl.where(at < WIDTH, at, (at // WIDTH - 1) * WIDTH + beam_above)
+    if LENGTH > 0:
+        at = tl.full([], (LENGTH - 1) * WIDTH, tl.int32)
+        if tl.load(scores_ptr + at) > float("-inf"):
+            for _ in range(LENGTH):
+                is_on = is_on | (index == at)
+                beam_above = tl.load(back_pointers_ptr + at).to(tl.int32)
+                # On level 0, where back-pointers say nothing, the climb ends.
+                at = tl.where(at < WIDTH, at, (at // WIDTH - 1) * WIDTH + beam_above)
     return is_on
 
 
@@ -55,6 +56,7 @@ def _select_nodes(
     back_pointers,  # [R, L, WIDTH] int32 or int64
     log_probs,  # [R, L, WIDTH] fp32
     log_odds,  # [R, L, WIDTH] fp32; read where HAS_LOG_ODDS
+    match_lengths,  # [R, L, WIDTH] int32; read where HAS_MATCHES
     entries,  # [R] int32 or int64; read where HAS_ENTRIES
     chains,  # [R] int32; read where HAS_NODE_LIMITS
     limits,  # [R] int32; likewise
@@ -64,8 +66,10 @@ def _select_nodes(
     out_num_nodes,  # [entries] int32, written
     out_log_probs,  # [entries, SLOTS] fp32, written where HAS_LOG_ODDS
     out_log_odds,  # [entries, SLOTS] fp32, written where HAS_LOG_ODDS
+    out_match_lengths,  # [entries, SLOTS] int32, written where HAS_MATCHES
     WIDTH: tl.constexpr,
     NUM: tl.constexpr,
+    CHAIN_LENGTH: tl.constexpr,
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
     SLOTS: tl.constexpr,
@@ -73,6 +77,7 @@ def _select_nodes(
     HAS_ENTRIES: tl.constexpr,
     HAS_NODE_LIMITS: tl.constexpr,
     HAS_LOG_ODDS: tl.constexpr,
+    HAS_MATCHES: tl.constexpr,
 ):
     """One request: rank the candidates, write the best as nodes, blank the unused slots."""
     request = tl.program_id(0)
@@ -86,7 +91,8 @@ def _select_nodes(
     if HAS_NODE_LIMITS:
         wants_chain = tl.load(chains + request) != 0
         if wants_chain:
-            is_on = _is_on_best_beam(index, back_pointers + request * NUM, scores_ptr, WIDTH, NUM)
+            pointers_ptr = back_pointers + request * NUM
+            is_on = _is_on_best_beam(index, pointers_ptr, scores_ptr, WIDTH, CHAIN_LENGTH)
             rank = tl.where(is_on, level, SLOTS)
     is_node = is_candidate & (scores > float("-inf")) & (rank < SLOTS - 1)
 
@@ -107,6 +113,9 @@ def _select_nodes(
         tl.store(out_log_probs + at, scores, mask=is_node)
         own_log_odds = tl.load(log_odds + request * NUM + index, mask=is_node, other=0.0)
         tl.store(out_log_odds + at, own_log_odds, mask=is_node)
+    if HAS_MATCHES:
+        match = tl.load(match_lengths + request * NUM + index, mask=is_node, other=0)
+        tl.store(out_match_lengths + at, match, mask=is_node)
 
     num_nodes = tl.sum(is_node.to(tl.int32), axis=0) + 1
     slot = tl.arange(0, BLOCK_SLOTS)
@@ -124,6 +133,12 @@ def _select_nodes(
         tl.store(
             out_log_odds + entry * SLOTS + slot,
             tl.zeros([BLOCK_SLOTS], tl.float32),
+            mask=unused | (slot == 0),
+        )
+    if HAS_MATCHES:
+        tl.store(
+            out_match_lengths + entry * SLOTS + slot,
+            tl.zeros([BLOCK_SLOTS], tl.int32),
             mask=unused | (slot == 0),
         )
 

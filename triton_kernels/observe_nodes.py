@@ -6,7 +6,8 @@ its depth, y whether it was accepted, and a = sigmoid(w f + b_d), the sums over 
 
     a (1 - a) (f f, f, 1), (y - a) (f, 1), 1
 
-by depth are what `budget/acceptance.py` refits itself by. The first launch sums over each
+by depth are what `budget/acceptance.py` refits itself by. Nodes that are only on a path found in
+the text (f is -inf) are left out. The first launch sums over each
 request's nodes, the second over requests, always in the same order: all ranks of tensor
 parallelism get the same bits.
 """
@@ -67,7 +68,9 @@ def _observe_nodes(
     judged = verified & is_asked & below_path
 
     f = tl.load(log_odds + tl.load(entries + request) * SLOTS + node, mask=judged, other=0.0)
-    f = tl.where(f == f, f, 0.0)
+    # Of what the drafter did not find, only the text tells.
+    judged = judged & (f != float("-inf"))
+    f = tl.where(judged & (f == f), f, 0.0)
     depth = tl.load(depths + at, mask=judged, other=1)
     level = tl.minimum(tl.maximum(depth - 1, 0), DEPTHS - 1)
     a = _sigmoid(tl.load(slope) * f + tl.load(biases + level))
@@ -138,7 +141,7 @@ def observe_nodes(
 
     Args:
         entries: [R] int64, each request's entry of `log_odds`.
-        log_odds: [entries, K+1] fp32, the drafter's log-odds of each node.
+        log_odds: [entries, K+1] fp32, the drafter's log-odds of each node; -inf where it has none.
         trees: of these requests.
         slope, biases: [1] and [L] fp32, of the estimator.
         sums: [R or more, L, 6] fp32, written.

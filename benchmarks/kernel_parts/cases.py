@@ -19,9 +19,19 @@ from vllm_redrafter.triton_kernels.build_tree import (
 )
 from vllm_redrafter.triton_kernels.compact_kv import CacheTable, compact_kv
 from vllm_redrafter.triton_kernels.draft_layers import Product, draft_layer
-from vllm_redrafter.triton_kernels.find_matches import MatchBuffers, find_matches
+from vllm_redrafter.triton_kernels.find_matches import (
+    LONGEST_MATCH,
+    MatchBuffers,
+    find_matches,
+)
 from vllm_redrafter.triton_kernels.gated_layer import Rows, gated_cell, scale_normed
 from vllm_redrafter.triton_kernels.grow_beams import BeamBuffers, grow_beams
+from vllm_redrafter.triton_kernels.join_matches import (
+    JoinedBuffers,
+    SearchedNodes,
+    join_matches,
+)
+from vllm_redrafter.triton_kernels.observe_matches import observe_matches
 from vllm_redrafter.triton_kernels.observe_nodes import COLUMNS, VerifiedTrees, observe_nodes
 from vllm_redrafter.triton_kernels.rope_positions import add_depths
 from vllm_redrafter.triton_kernels.stage_trees import StagedTrees, stage_trees
@@ -205,11 +215,31 @@ def learn(slots: int, depths: int, requests: int = 2) -> None:
     )
 
 
-def match(paths: int, path_length: int, tokens: int, requests: int = 2) -> None:
-    """find_matches."""
-    out = MatchBuffers(requests, paths, path_length, tokens, "cpu")
+def match(paths: int, depth: int, tokens: int, requests: int = 2) -> None:
+    """find_matches; join_matches to a search of 4x5; observe_matches of trees of 12 nodes."""
+    found = MatchBuffers(requests, paths, depth, tokens, "cpu")
     entries = torch.zeros(requests, dtype=torch.int64)
-    find_matches(integers(requests, tokens), integers(requests), entries, 32_000, out)
+    find_matches(integers(requests, tokens), integers(requests), entries, 32_000, found)
+    probabilities, temperatures = torch.zeros(2, LONGEST_MATCH, depth), torch.zeros(requests)
+    nodes, scores = torch.zeros(requests, 5, 4, dtype=torch.int64), torch.zeros(requests, 5, 4)
+    join_matches(
+        SearchedNodes(nodes, nodes, scores, scores),
+        found,
+        probabilities,
+        temperatures,
+        integers(requests),
+        JoinedBuffers(requests, (4, 5), (paths, depth), "cpu"),
+    )
+    tree = integers(requests, 13)
+    observe_matches(
+        entries,
+        tree,
+        VerifiedTrees(tree, tree, tree, integers(requests), tree),
+        temperatures,
+        256.0,
+        torch.zeros(2, LONGEST_MATCH, depth, 2),
+        probabilities,
+    )
 
 
 def step(slots: int, requests: int = 2) -> None:
@@ -258,4 +288,5 @@ def build(width: int, length: int, requests: int = 2) -> None:
         log_odds=torch.zeros(requests, length, width),
         node_limits=NodeLimits(integers(requests), integers(requests)),
         rows=DraftRows(torch.zeros(requests, 127, dtype=torch.int64), torch.zeros(requests, 127)),
+        match_lengths=integers(requests, length, width),
     )

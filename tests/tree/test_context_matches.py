@@ -7,8 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from redrafter_testing.algorithm.context_matches import slow_matches
-from vllm_redrafter.tree.beam_search import ExploredNodes
+from redrafter_testing.algorithm.context_matches import search_and_paths, slow_matches
 from vllm_redrafter.tree.context_matches import (
     ContextMatches,
     JoinedNodes,
@@ -57,39 +56,6 @@ def test_what_repeats_with_a_period_goes_on_with_it() -> None:
 # --- joined ---
 
 
-def grids(seed: int) -> tuple[ExploredNodes, ContextMatches]:
-    """A search over few tokens, and paths that share some of its nodes; without some of each."""
-    random = torch.Generator().manual_seed(seed)
-
-    def draw(high: int, *shape: int) -> torch.Tensor:
-        return torch.randint(high, shape, generator=random)
-
-    requests, length, width, num_paths, depth = 4, 3, 3, 2, 5
-    tokens, pointers = draw(4, requests, length, width), draw(width, requests, length, width)
-    # Children of one node carry different tokens, and a node's parent is one.
-    log_probs = torch.zeros(requests, length, width)
-    for r in range(requests):
-        for level in range(length):
-            seen = set()
-            for beam in range(width):
-                above = int(pointers[r, level, beam]) if level else 0
-                child = above, int(tokens[r, level, beam])
-                orphan = level > 0 and log_probs[r, level - 1, above] == -torch.inf
-                if child in seen or orphan or draw(5, 1) == 0:
-                    log_probs[r, level, beam] = -torch.inf
-                else:
-                    seen.add(child)
-                    log_probs[r, level, beam] = (
-                        float(log_probs[r, level - 1, above]) - 1.0 if level else -1.0
-                    )
-    paths = draw(4, requests, num_paths, depth)
-    paths[:, 1, 0] = (paths[:, 0, 0] + 1) % 4
-    paths[0, 0, 2:] = -1
-    lengths = draw(5, requests, num_paths) + 1
-    lengths[1, 1], paths[1, 1] = 0, -1
-    return ExploredNodes(tokens, pointers, log_probs), ContextMatches(paths, lengths)
-
-
 def paths_of(nodes: JoinedNodes, r: int) -> dict[tuple[int, ...], tuple[float, int]]:
     """Of each node, by the tokens from the root on: its log-probability and length of match."""
     explored, found = nodes.explored, {}
@@ -108,7 +74,7 @@ def paths_of(nodes: JoinedNodes, r: int) -> dict[tuple[int, ...], tuple[float, i
 
 @pytest.mark.parametrize("seed", range(20))
 def test_joined_nodes_are_those_of_both_and_no_node_stands_twice(seed: int) -> None:
-    explored, matches = grids(seed)
+    explored, matches = search_and_paths(seed)
     found = joined(explored, matches)
     none = ContextMatches(matches.tokens.new_full((4, 0, 5), -1), matches.lengths[:, :0])
     for r in range(4):
@@ -125,7 +91,7 @@ def test_joined_nodes_are_those_of_both_and_no_node_stands_twice(seed: int) -> N
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_node_of_both_is_as_probable_as_the_more_confident_says(seed: int) -> None:
-    explored, matches = grids(seed)
+    explored, matches = search_and_paths(seed)
     probabilities = torch.rand(5, 5, generator=torch.Generator().manual_seed(seed))
     nodes, found = joined(explored, matches), with_matches(explored, matches, probabilities)
     assert torch.equal(found.tokens, nodes.explored.tokens)

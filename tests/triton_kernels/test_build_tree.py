@@ -145,6 +145,56 @@ def test_scored_trees_keep_each_node_s_score_and_log_odds(
         assert (out.log_probs[entry] == SENTINEL).all() and (out.log_odds[entry] == SENTINEL).all()
 
 
+@pytest.mark.parametrize("chain_length", [2, 0])
+def test_a_chain_ends_where_the_search_does(device: torch.device, chain_length: int) -> None:
+    """Below it, and beside it, are paths of other requests; a request without a search has none."""
+    explored = random_search(3, 4, 3)
+    chain = torch.tensor([True, False, True])
+    limits = torch.full((3,), 12)
+    below = explored.log_probs.masked_fill(
+        chain[:, None, None] & (torch.arange(4) >= chain_length)[:, None], -torch.inf
+    )
+    out = ScoredTrees(3, 12, device)
+    build_tree(
+        roots(3).to(device),
+        *on(device, replace(explored, log_probs=below)),
+        out,
+        node_limits=NodeLimits(chain.int().to(device), limits.int().to(device), chain_length),
+    )
+    levels = max(chain_length, 1)
+    parts = explored.tokens, explored.back_pointers, below
+    search = ExploredNodes(*(part[:, :levels] for part in parts))
+    chains = TokenTree.from_explored(roots(3), search, 12, chain=chain)
+    trees = TokenTree.from_explored(roots(3), explored, 12)
+    assert out.num_nodes.tolist() == [1 + chain_length, 13, 1 + chain_length]
+    for name in ("tokens", "parents", "depths", "ancestors"):
+        expected = getattr(chains, name).clone()
+        expected[1] = getattr(trees, name)[1]
+        assert torch.equal(getattr(out, name).cpu(), expected), name
+
+
+def test_trees_keep_the_lengths_of_their_nodes_matches(device: torch.device) -> None:
+    explored = random_search(2, 3, 4)
+    match_lengths = torch.arange(24, dtype=torch.int32).view(2, 3, 4) % 6
+    out = ScoredTrees(3, 20, device)
+    for field in (out.log_probs, out.match_lengths):
+        field.fill_(SENTINEL)
+    build_tree(
+        roots(2).to(device),
+        *on(device, explored),
+        out=out,
+        entries=torch.tensor([2, 0], device=device),
+        match_lengths=match_lengths.to(device),
+    )
+    found = explored.tokens, explored.back_pointers, explored.log_probs
+    for request, entry in ((0, 2), (1, 0)):
+        kept = naive_build_tree(roots(2), *found, 20)[request]["candidates"]
+        own = match_lengths[request].flatten()[kept].tolist()
+        assert out.match_lengths[entry].tolist() == [0, *own, *[0] * (20 - len(kept))]
+    assert (out.match_lengths[1] == SENTINEL).all()
+    assert (out.log_probs == SENTINEL).all(), "nobody gave log-odds"
+
+
 @settings(deadline=None, max_examples=20)
 @given(searches(), sizes, st.data())
 def test_chains_limits_and_rows_are_those_of_the_references(

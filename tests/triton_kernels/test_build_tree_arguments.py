@@ -93,6 +93,17 @@ def test_log_odds_that_do_not_fit_are_named(device: torch.device) -> None:
             )
 
 
+def test_lengths_of_matches_that_do_not_fit_are_named() -> None:
+    tokens = torch.zeros(1, 2, 3).long()
+    for match_lengths, out, named in (
+        (tokens, ScoredTrees(1, 4, "cpu"), "match_lengths"),
+        (tokens.int(), TreeBuffers(1, 4, "cpu"), "out: must be ScoredTrees where match_lengths"),
+    ):
+        arguments = roots(1), tokens, tokens, tokens.float()
+        with pytest.raises(ValueError, match=named):
+            build_tree(*arguments, out=out, match_lengths=match_lengths)
+
+
 def test_wishes_and_rows_that_do_not_fit_are_named(device: torch.device) -> None:
     explored = ExploredNodes(*(torch.zeros(2, 2, 3) for _ in range(3)))
     arguments = (roots(2), explored.tokens.long(), explored.back_pointers.long())

@@ -8,57 +8,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from redrafter_testing.gpu.verified_trees import DEPTHS, judged_and_accepted, random_step
 from vllm_redrafter.budget.acceptance import AcceptanceEstimator
 from vllm_redrafter.triton_kernels import observe_nodes as kernel
 from vllm_redrafter.triton_kernels.observe_nodes import COLUMNS, VerifiedTrees, observe_nodes
-
-DEPTHS = 4
-
-
-def random_step(
-    requests: int, slots: int, device: torch.device, seed: int = 0
-) -> tuple[VerifiedTrees, Tensor, Tensor]:
-    """Random trees of which paths from the root were walked: (trees, entries, log_odds)."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def random(high: int, *size: int) -> Tensor:
-        return torch.randint(high, size, generator=generator).int()
-
-    parents, depths = torch.zeros(2, requests, slots, dtype=torch.int32)
-    path = torch.full((requests, slots), -1, dtype=torch.int32)
-    for request in range(requests):
-        for node in range(1, slots):
-            above = int(random(node, 1))
-            if depths[request, above] == DEPTHS:
-                above = 0
-            parents[request, node] = above
-            depths[request, node] = depths[request, above] + 1
-        last = int(random(slots, 1))
-        walked = [last]
-        while walked[-1]:
-            walked.append(int(parents[request, walked[-1]]))
-        path[request, : len(walked)] = torch.tensor(walked[::-1])
-    tokens = random(10, requests, slots) - 1
-    trees = VerifiedTrees(tokens, parents, depths, random(slots + 1, requests), path)
-    log_odds = 8 * torch.randn(requests + 2, slots, generator=generator)
-    log_odds[0, 1] = torch.nan
-    entries = torch.arange(requests).flip(0) + 1
-    return VerifiedTrees(*(t.to(device) for t in trees)), entries.to(device), log_odds.to(device)
 
 
 def expected_statistics(
     estimator: AcceptanceEstimator, trees: VerifiedTrees, entries: Tensor, log_odds: Tensor
 ) -> Tensor:
-    """By loops over the nodes, and the estimator's own sums."""
-    judged, accepted = torch.zeros(2, *trees.tokens.shape, dtype=torch.bool)
-    for request, path in enumerate(trees.path.tolist()):
-        for node, (parent, token) in enumerate(
-            zip(trees.parents[request].tolist(), trees.tokens[request].tolist(), strict=True)
-        ):
-            accepted[request, node] = node in path
-            within = 0 < node < trees.num_verified[request]
-            judged[request, node] = within and token >= 0 and parent in path
-    estimator.observe(log_odds[entries].cpu(), trees.depths.cpu(), judged, accepted)
+    """The estimator's own sums; nodes that are on a path alone left out."""
+    judged, accepted = judged_and_accepted(trees)
+    own = log_odds[entries].cpu()
+    estimator.observe(own, trees.depths.cpu(), judged & (own != -torch.inf), accepted)
     return estimator.statistics
 
 
@@ -75,6 +37,7 @@ def test_statistics_are_the_estimator_s(
     sums = torch.full((requests + 1, DEPTHS, COLUMNS), torch.nan, device=device)
     for seed in range(2):
         trees, entries, log_odds = random_step(requests, slots, device, seed)
+        log_odds[:, 2::5] = -torch.inf  # nodes that the drafter did not find
         observe_nodes(entries, log_odds, trees, slope, biases, sums, statistics)
         expected = expected_statistics(reference, trees, entries, log_odds)
     torch.testing.assert_close(statistics.cpu(), expected, rtol=1e-4, atol=1e-4)

@@ -157,7 +157,22 @@ def with_matches(
         [R, max(L, D), W + M]. A node that both have is as probable as the more confident says.
     """
     nodes = joined(explored, matches)
+    scores = joint_scores(nodes, probabilities)
+    return ExploredNodes(nodes.explored.tokens, nodes.explored.back_pointers, scores)
+
+
+def joint_scores(nodes: JoinedNodes, probabilities: Tensor) -> Tensor:
+    """The log-probabilities of joined nodes.
+
+    Args:
+        nodes: [R, L', W'].
+        probabilities: see `with_matches`; or [R, LONGEST_MATCH, D], of each request's own.
+
+    Returns:
+        [R, L', W'] float32; -inf where there is no node.
+    """
     drafted, lengths = nodes.explored.log_probs, nodes.match_lengths
+    by_request = probabilities.expand(len(drafted), -1, -1)
     levels: list[Tensor] = []
     for level in range(lengths.shape[1]):
         pointers = nodes.explored.back_pointers[:, level]
@@ -169,10 +184,10 @@ def with_matches(
             given_parent = torch.where(
                 given_parent > -torch.inf, given_parent - parents, -torch.inf
             )
-        if level < probabilities.shape[1]:
-            matched = probabilities[(lengths[:, level] - 1).clamp(min=0), level].log()
+        if level < probabilities.shape[-1]:
+            of_match = (lengths[:, level] - 1).clamp(min=0)
+            matched = by_request[:, :, level].gather(1, of_match).log()
             matched = matched.masked_fill(lengths[:, level] == 0, -torch.inf)
             given_parent = torch.maximum(given_parent, matched)
         levels.append(above + given_parent)
-    scores = torch.stack(levels, dim=1)
-    return ExploredNodes(nodes.explored.tokens, nodes.explored.back_pointers, scores)
+    return torch.stack(levels, dim=1)

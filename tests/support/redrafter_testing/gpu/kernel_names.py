@@ -22,4 +22,6 @@ DRAFT = {
     "_add_sums",
     "_rank_places",
     "_follow_places",
+    "_join_matches",
+    "_observe_matches",
 }

@@ -1,0 +1,167 @@
+"""How often nodes of paths found in the text are accepted, by match and depth: in one launch.
+
+A node is judged, and accepted, as `observe_nodes.py` has it. With n nodes judged in a step, of
+matches of m tokens, at depth d and of requests of one kind (greedy or sampled), and k of them
+accepted,
+
+    judged' = judged + n,    accepted' = accepted + k,    P = accepted' / judged',
+
+after which both fade so that at most MEMORY nodes are remembered: see
+`budget/match_acceptance.py`. A program has one length and one depth, and counts whole nodes: all
+ranks of tensor parallelism get the same bits.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from vllm_redrafter.triton_kernels.checks import require, require_same_device
+from vllm_redrafter.triton_kernels.observe_nodes import VerifiedTrees
+
+NODES = 1024
+"""That a program looks at, at a time."""
+
+
+@triton.jit
+def _count(
+    counts,  # [2] fp32, added to: judged, accepted
+    probability,  # [1] fp32, written
+    judged,
+    accepted,
+    memory,
+):
+    """Add a step's nodes of one kind, length and depth."""
+    all_judged = tl.load(counts) + judged.to(tl.float32)
+    all_accepted = tl.load(counts + 1) + accepted.to(tl.float32)
+    kept = tl.minimum(memory / all_judged, 1.0)
+    tl.store(counts, all_judged * kept)
+    tl.store(counts + 1, all_accepted * kept)
+    tl.store(probability, all_accepted / all_judged)
+
+
+@triton.jit(do_not_specialize=["REQUESTS"])
+def _observe_matches(
+    entries,  # [R] int64
+    match_lengths,  # [entries, SLOTS] int32
+    tokens,  # [R, SLOTS] int32
+    parents,  # [R, SLOTS] int32
+    depths,  # [R, SLOTS] int32
+    num_verified,  # [R] int32
+    path,  # [R, SLOTS] int32
+    temperatures,  # [R] fp32
+    counts,  # [2, MATCHES, DEPTH, 2] fp32, added to
+    probabilities,  # [2, MATCHES, DEPTH] fp32, written
+    memory,
+    REQUESTS,
+    SLOTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Nodes of one depth, of matches of one length."""
+    length, level = tl.program_id(0), tl.program_id(1)
+    node = tl.arange(0, BLOCK)[None, :]
+    judged, accepted = tl.zeros([TILE], tl.int32), tl.zeros([TILE], tl.int32)
+    of_sampled, accepted_of_sampled = tl.zeros([TILE], tl.int32), tl.zeros([TILE], tl.int32)
+    for start in range(0, REQUESTS, TILE):
+        request = start + tl.arange(0, TILE)
+        is_request = request < REQUESTS
+        verified = tl.load(num_verified + request, mask=is_request, other=0)
+        is_node = (node > 0) & (node < verified[:, None])
+        at = request[:, None] * SLOTS + node
+        entry = tl.load(entries + request, mask=is_request, other=0)
+        match = tl.load(match_lengths + entry[:, None] * SLOTS + node, mask=is_node, other=0)
+        depth = tl.load(depths + at, mask=is_node, other=0)
+        is_here = (match == length + 1) & (depth == level + 1)
+        parent = tl.load(parents + at, mask=is_here, other=0)
+        # A token of -1: the request's grammar was not asked about it.
+        is_asked = tl.load(tokens + at, mask=is_here, other=-1) >= 0
+        to_path = path + request * SLOTS + level
+        reached = tl.load(to_path, mask=is_request, other=-1)
+        next_reached = tl.load(to_path + 1, mask=is_request, other=-1)
+        is_judged = is_asked & (parent == reached[:, None])
+        is_accepted = is_judged & (node == next_reached[:, None])
+        samples = (tl.load(temperatures + request, mask=is_request, other=0.0) > 0.0).to(tl.int32)
+        judged_here = tl.sum(is_judged.to(tl.int32), axis=1)
+        accepted_here = tl.sum(is_accepted.to(tl.int32), axis=1)
+        judged += judged_here
+        accepted += accepted_here
+        of_sampled += judged_here * samples
+        accepted_of_sampled += accepted_here * samples
+    kind = tl.num_programs(0) * tl.num_programs(1)
+    at = length * tl.num_programs(1) + level
+    sampled, accepted_sampled = tl.sum(of_sampled, axis=0), tl.sum(accepted_of_sampled, axis=0)
+    greedy = tl.sum(judged, axis=0) - sampled
+    accepted_greedy = tl.sum(accepted, axis=0) - accepted_sampled
+    _count(counts + 2 * at, probabilities + at, greedy, accepted_greedy, memory)
+    at += kind
+    _count(counts + 2 * at, probabilities + at, sampled, accepted_sampled, memory)
+
+
+def observe_matches(
+    entries: Tensor,
+    match_lengths: Tensor,
+    trees: VerifiedTrees,
+    temperatures: Tensor,
+    memory: float,
+    counts: Tensor,
+    probabilities: Tensor,
+) -> None:
+    """Add a step's judged nodes that are on paths, and say how probable such nodes are.
+
+    Args:
+        entries: [R] int64, each request's entry of `match_lengths`.
+        match_lengths: [entries, K+1] int32, of the path that each node is on; 0 for none.
+        trees: of these requests; the paths have D nodes or fewer, and D is at most K.
+        temperatures: [R] fp32, above 0 for requests that sample.
+        memory: judged nodes of a length and depth that are remembered.
+        counts: [2, LONGEST_MATCH, D, 2] fp32, of greedy and of sampled requests, by length and
+            depth: nodes judged (above 0) and accepted; changed.
+        probabilities: [2, LONGEST_MATCH, D] fp32, written.
+
+    Raises:
+        ValueError: an argument's dtype, device, shape or stride does not fit; it is named.
+    """
+    requests, slots = entries.shape[0], match_lengths.shape[1]
+    _, matches, depth = probabilities.shape
+    rows = (trees.tokens.shape[0], slots)
+    require(
+        1 <= requests <= rows[0], f"entries: {requests} requests, trees have room for {rows[0]}"
+    )
+    shapes: dict[str, tuple[Tensor, tuple[int, ...], torch.dtype]] = {
+        "entries": (entries, (requests,), torch.int64),
+        "match_lengths": (match_lengths, tuple(match_lengths.shape), torch.int32),
+        "trees.tokens": (trees.tokens, rows, torch.int32),
+        "trees.parents": (trees.parents, rows, torch.int32),
+        "trees.depths": (trees.depths, rows, torch.int32),
+        "trees.num_verified": (trees.num_verified, rows[:1], torch.int32),
+        "trees.path": (trees.path, rows, torch.int32),
+        "temperatures": (temperatures, (requests,), torch.float32),
+        "counts": (counts, (2, matches, depth, 2), torch.float32),
+        "probabilities": (probabilities, (2, matches, depth), torch.float32),
+    }
+    for name, (tensor, shape, dtype) in shapes.items():
+        require(
+            tuple(tensor.shape) == shape and tensor.dtype == dtype and tensor.is_contiguous(),
+            f"{name}: must be contiguous {dtype} of shape {list(shape)}, got "
+            f"{list(tensor.shape)} {tensor.dtype}",
+        )
+        require_same_device(match_lengths, **{name: tensor})
+    require(depth < slots, f"probabilities: of {depth} depths, trees have {slots - 1} nodes")
+    block = triton.next_power_of_2(slots)
+    _observe_matches[(matches, depth)](
+        entries,
+        match_lengths,
+        *trees,
+        temperatures,
+        counts,
+        probabilities,
+        memory,
+        requests,
+        SLOTS=slots,
+        BLOCK=block,
+        TILE=max(1, NODES // block),
+        num_warps=4,
+    )
