@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from redrafter_testing.gpu.built_trees import SENTINEL, buffers, on, random_search, roots
+from vllm_redrafter.config import LONGEST_PATH, MOST_MATCHES, TOP_TOKENS
 from vllm_redrafter.tree.beam_search import ExploredNodes
 from vllm_redrafter.triton_kernels.build_tree import (
+    MAX_CANDIDATES,
     DraftRows,
     NodeLimits,
     ScoredTrees,
@@ -91,6 +93,10 @@ def test_log_odds_that_do_not_fit_are_named(device: torch.device) -> None:
                 out=out,
                 log_odds=log_odds.to(device),
             )
+
+
+def test_the_widest_search_and_all_paths_are_not_too_many() -> None:
+    assert LONGEST_PATH * (TOP_TOKENS + MOST_MATCHES) <= MAX_CANDIDATES
 
 
 def test_lengths_of_matches_that_do_not_fit_are_named() -> None:

@@ -136,7 +136,8 @@ def joined(explored: ExploredNodes, matches: ContextMatches) -> JoinedNodes:
             at = torch.where(shared, same.long().argmax(dim=1), own)
             is_new = (on > 0) & ~shared
             tokens[:, level, own] = torch.where(is_new, token, 0)
-            pointers[:, level, own] = torch.where(is_new, beam, 0) if level else 0
+            if level:
+                pointers[:, level, own] = torch.where(is_new, beam, 0)
             match_lengths[row, level, at] = torch.where(on > 0, on, match_lengths[row, level, at])
             beam = at
     return JoinedNodes(ExploredNodes(tokens, pointers, log_probs), match_lengths)

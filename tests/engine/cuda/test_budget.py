@@ -13,8 +13,9 @@ import torch
 from vllm.v1.worker.gpu.async_utils import StepTimingSample
 from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 
+from vllm_redrafter.budget.acceptance import SurvivalProfile
 from vllm_redrafter.budget.planner import BLOCK, FIRST_INTERVAL, ArmChoice
-from vllm_redrafter.engine.cuda.budget import TreeBudget
+from vllm_redrafter.engine.cuda.budget import TreeBudget, arms_to_explore
 from vllm_redrafter.engine.cuda.stats import StepTimer
 
 SLOTS, K, ROWS = 8, 3, 64
@@ -179,6 +180,77 @@ def test_a_drafter_of_one_level_is_learned_of_as_well(budget: TreeBudget) -> Non
     budget.lengths, budget._draft_costs = (1,), budget._draft_costs[:1]
     budget._arm, budget.arms = 1, ArmChoice((1,))
     assert not any(drafts for _, drafts in steps(budget, 150, BAD)[120:])
+
+
+PATHS = 2, 3
+
+
+@pytest.fixture
+def matching_budget(budget: TreeBudget) -> TreeBudget:
+    """Drafts may also be of paths alone, of two of three tokens; these cost next to nothing."""
+    budget.lengths = (0, *LENGTHS)
+    budget._draft_costs = [np.full(SLOTS + 1, 0.01), *budget._draft_costs]
+    budget.arms, budget._arm = ArmChoice(arms_to_explore(budget.lengths)), len(budget.lengths)
+    budget._num_paths, budget._depth = PATHS
+    budget.match_profile = SurvivalProfile(PATHS[1], PATHS[0])
+    return budget
+
+
+def matching_steps(budget: TreeBudget, count: int, of_paths: list[float]) -> list[int | None]:
+    """Steps of two requests: the lengths of their drafts, None for none. A search finds what is
+    `BAD`, and paths have these confidences."""
+    ids, found = ["0", "1"], []
+    batch: Any = SimpleNamespace(
+        num_reqs=2, idx_mapping=torch.arange(2), idx_mapping_np=np.arange(2)
+    )
+    for _ in range(count):
+        budget.get_num_tokens(dict.fromkeys(ids, 1 + K), {i: [0] * K for i in ids})
+        length = budget.next_length(K) if budget.drafts_now(possible=True) else None
+        confidences = of_paths if length == 0 else BAD
+        is_node = torch.tensor(confidences) > 0
+        levels = torch.arange(1, K + 1, dtype=torch.int32)
+        budget._depths._depths[:2] = torch.where(is_node, levels, 0)
+        budget.record_confidences(torch.tensor([confidences] * 2), batch)
+        found.append(length)
+    return found
+
+
+def test_matches_alone_are_found_to_pay_where_the_text_repeats(
+    matching_budget: TreeBudget,
+) -> None:
+    lengths = matching_steps(matching_budget, 1000, GOOD)[-300:]
+    assert lengths.count(0) > 250
+    assert matching_budget.match_profile.survival[:, 0] == pytest.approx(np.cumprod(GOOD), abs=0.1)
+
+
+def test_matches_alone_are_rarely_tried_where_the_text_does_not_repeat(
+    matching_budget: TreeBudget,
+) -> None:
+    lengths = matching_steps(matching_budget, 3000, [0.0] * K)[-1500:]
+    assert 0 < lengths.count(0) < 150, "without an exploration it would stay so"
+    assert lengths.count(None) > 1200
+    assert matching_budget.match_profile.survival.max() < 0.1
+
+
+def test_paths_deeper_than_a_search_are_reckoned_with(matching_budget: TreeBudget) -> None:
+    """Beside a search of one level, which finds next to nothing."""
+    matching_budget.profile.survival[:] = 0.01
+    rates = []
+    for probable in (0.001, 0.9):
+        matching_budget.match_profile.survival[:] = probable
+        rates.append(matching_budget._rates(2, 2, 2))
+    plain, _, short, longest = range(4)
+    assert rates[0][plain] == rates[1][plain] and rates[0][longest] == rates[1][longest]
+    assert rates[1][short] > 1.5 * rates[0][short]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "explored"), [((1, 3, 5), (3,)), ((0, 1, 3, 5), (1, 4)), ((5,), (1,))]
+)
+def test_the_longest_draft_and_paths_alone_are_explored(
+    lengths: tuple[int, ...], explored: tuple[int, ...]
+) -> None:
+    assert arms_to_explore(lengths) == explored
 
 
 def admitted(budget: TreeBudget, requests: Sequence[int]) -> list[int]:

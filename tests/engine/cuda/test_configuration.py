@@ -192,13 +192,6 @@ def test_batch_invariance_is_refused(
     assert "unset VLLM_BATCH_INVARIANT" in reason
 
 
-def test_matches_in_the_context_are_refused(small_target: Path, small_drafter: Path) -> None:
-    config = speculate(small_target, small_drafter)
-    config.additional_config["redrafter"]["context_matches"] = 2
-    (reason,) = refusals(config)
-    assert "context_matches=2" in reason and "leave context_matches out" in reason
-
-
 def test_routed_experts_are_refused(small_target: Path, small_drafter: Path) -> None:
     """vLLM itself refuses them for most models, before it asks."""
     config = speculate(small_target, small_drafter)

@@ -46,6 +46,12 @@ def test_a_budget_chooses_among_all() -> None:
     assert lengths_of_drafts(config(None), SHAPE, fixed=False) == (1, 3, 5)
 
 
+def test_a_budget_may_choose_matches_alone_and_a_schedule_does_not() -> None:
+    assert lengths_of_drafts(config(None), SHAPE, fixed=False, matches_alone=True) == (0, 1, 3, 5)
+    without = config(None, CUDAGraphMode.NONE)
+    assert lengths_of_drafts(without, SHAPE, fixed=False, matches_alone=True) == (5,)
+
+
 def test_without_full_graphs_there_is_one_length() -> None:
     """Another would be compiled when it is first drafted, which requests would wait for."""
     without = config(default_schedule(K, REQUESTS, 206), CUDAGraphMode.NONE)

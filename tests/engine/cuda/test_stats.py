@@ -37,10 +37,11 @@ def subscriber(
 
 def step(meter: StepTimer) -> None:
     """Three requests: one verifies a tree of 3 nodes and accepts one, the tree of another was
-    trimmed to its root, one is in its prompt."""
+    trimmed to its root, one is in its prompt. Two of the nodes are on a path, one is accepted."""
     batch: Any = SimpleNamespace(num_draft_tokens_per_req=np.array([2, 2, 0]))
     with meter.measure("draft"):
         meter.count(batch, torch.tensor([3, 1, 1]), torch.tensor([2, 1, 1]))
+    meter.count_matches(lambda: torch.tensor([2, 1]))
     meter.expect(1.5)
     meter.count_undrafted()
     meter.publish()
@@ -52,9 +53,9 @@ def test_what_the_device_counted_reaches_the_front_end_a_step_late(
     step(meter)
     assert subscriber.read() == Counters(1, 0, 0, 0, 1.5, 1, 0, 0)
     step(meter)
-    assert subscriber.read() == Counters(2, 1, 2, 2, 3.0, 2, 0, 0)
+    assert subscriber.read() == Counters(2, 1, 2, 2, 3.0, 2, 2, 1)
     meter.publish()
-    assert subscriber.read() == Counters(2, 2, 4, 4, 3.0, 2, 0, 0)
+    assert subscriber.read() == Counters(2, 2, 4, 4, 3.0, 2, 4, 2)
 
 
 def test_a_reset_takes_nothing_from_the_front_ends_totals(
@@ -65,8 +66,8 @@ def test_a_reset_takes_nothing_from_the_front_ends_totals(
     assert Counters.of(meter.read()) == Counters.none()
     step(meter)
     meter.publish()
-    assert subscriber.read() == Counters(2, 2, 4, 4, 3.0, 2, 0, 0)
-    assert Counters.of(meter.read()) == Counters(1, 1, 2, 2, 1.5, 1, 0, 0)
+    assert subscriber.read() == Counters(2, 2, 4, 4, 3.0, 2, 4, 2)
+    assert Counters.of(meter.read()) == Counters(1, 1, 2, 2, 1.5, 1, 2, 1)
 
 
 def test_times_are_taken_from_the_first_reset_on(meter: StepTimer, subscriber: Subscriber) -> None:

@@ -107,8 +107,9 @@ MEMBERS = {
         uniform_token_count max_query_len""",
     f"{GPU}.block_table:BlockTables": "slot_mappings",
     f"{GPU}.buffer_utils:StagedWriteTensor": "__init__ gpu stage_write_elem apply_write",
-    f"{GPU}.states:RequestState": """max_num_reqs prefill_len last_sampled_tokens draft_tokens
-        req_id_to_index num_computed_tokens_np""",
+    f"{GPU}.states:RequestState": """__init__ max_num_reqs prefill_len last_sampled_tokens
+        draft_tokens req_id_to_index num_computed_tokens_np all_token_ids total_len
+        vocab_size""",
     f"{GPU}.input_batch:InputBatch": """req_ids num_reqs num_reqs_after_padding
         num_tokens_after_padding idx_mapping idx_mapping_np expanded_idx_mapping
         expanded_local_pos num_draft_tokens

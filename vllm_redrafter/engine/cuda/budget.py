@@ -4,7 +4,8 @@
 that it measures at start-up and from the confidences of a step ago, and admits each request's
 first ones on the device. A tree's nodes come in the order of their survival probability, so a
 request's first nodes are again a tree. Added here: whether the next steps draft, and how long their
-drafts are (`vllm_redrafter/budget/planner.py`, whose arms are plain decoding and these lengths).
+drafts are (`vllm_redrafter/budget/planner.py`, whose arms are plain decoding and these lengths). A
+draft of length 0 searches nothing: its nodes are those of paths found in the text.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ class TreeBudget(AdaptiveVerificationManager):
         lengths: Sequence[int],
         depths: Tensor,
         recorded: AcceptanceRecord | None = None,
+        paths: tuple[int, int] = (0, 0),
         **kwargs: Any,
     ) -> None:
         """As vLLM makes it.
@@ -66,20 +68,23 @@ class TreeBudget(AdaptiveVerificationManager):
             lengths: how many levels a draft may have, ascending.
             depths: [slots, K] int32 on the device, of the nodes drafted last.
             recorded: how the drafter's nodes were accepted where it was measured.
+            paths: M and D of those that drafts look for in the text.
         """
         super().__init__(*args, **kwargs)
         self.meter, self.lengths = meter, tuple(lengths)
-        # Plain decoding, then a draft of each length. Only the longest is explored: what a plain
-        # step takes was measured at start-up.
-        self.arms = ArmChoice((len(self.lengths),))
+        self.arms = ArmChoice(arms_to_explore(self.lengths))
         self._arm, self._explores = len(self.lengths), False
         self._plain_steps = 0  # In a row.
         longest = self.lengths[-1]
+        # Of what is searched, paths that share its levels included; and of paths alone.
         self.profile = SurvivalProfile(longest, int(self.num_speculative_steps), recorded)
+        self._num_paths, self._depth = paths
+        self.match_profile = SurvivalProfile(self._depth, self._num_paths)
         self._depths = StaleDepths(depths, self._copy_stream)
         # Of the draft that is made now, and of those whose confidences are read and copied.
-        self._length = self._copied = longest
-        self._read = 0
+        self._length = longest
+        self._copied: int | None = longest
+        self._read: int | None = None
         self._profiled: list[int] = []
         self._draft_costs: list[Floats] = []
         # Are there drafts of the last step; and has the host read the confidences of the last ones?
@@ -182,7 +187,7 @@ class TreeBudget(AdaptiveVerificationManager):
         super().record_confidences(confidence_probs, input_batch)
         self._stale_confidences[self._stale_idx].np[new] = self._usual
         self._depths.record(self._copy_events[self._stale_idx ^ 1], new)
-        self._read, self._copied = self._copied, self._length if self._drafted else 0
+        self._read, self._copied = self._copied, self._length if self._drafted else None
 
     def get_num_tokens(
         self, num_tokens_per_req: dict[str, int], draft_tokens: dict[str, list[int]]
@@ -251,6 +256,7 @@ class TreeBudget(AdaptiveVerificationManager):
         step = self.arms.next(bucket(len(slots)), lambda: self._rates(len(slots), sampling, plain))
         if step.arm and self._plain_steps >= HORIZON:
             self.profile.fade()
+            self.match_profile.fade()
         self._plain_steps = 0 if step.arm else self._plain_steps + 1
         self._arm, self._explores = step.arm, step.explores
         if self._arm:
@@ -259,11 +265,20 @@ class TreeBudget(AdaptiveVerificationManager):
 
     def _learn(self, survival: Floats, slots: npt.NDArray[np.int64]) -> None:
         """Take the draft that is read now, of `slots` [R], into the profile; survival is [R, K]."""
-        length, self._read = self._read, 0
-        if not length:
+        length, self._read = self._read, None
+        if length is None:
             return
         some = slice(None, None, -(-len(slots) // LEARNED_REQUESTS))
-        survival, depths = survival[some], self._depths.read(slots[some])
+        survival, slots = survival[some], slots[some]
+        depths = self._depths.read(slots)
+        if not length:
+            # A text without a match has no node: that is to be learned, too. A new request's
+            # confidences are of no draft, as its depths tell.
+            known = self._has_tree[slots] & ((depths[:, 0] > 0) | (survival[:, 0] == 0))
+            if known.any():
+                of_paths = by_level(survival[known], depths[known], self._depth)
+                self.match_profile.drafted(of_paths[:, :, : self._num_paths])
+            return
         drafted = (depths[:, 0] > 0) & (survival[:, 0] > 0)
         if drafted.any():
             self.profile.drafted(by_level(survival[drafted], depths[drafted], length))
@@ -286,7 +301,8 @@ class TreeBudget(AdaptiveVerificationManager):
         if not most:
             return np.array(rates + [0.0] * len(self.lengths))
         for costs, length in zip(self._draft_costs, self.lengths, strict=True):
-            nodes = self.profile.survival[:length]
+            searched, below = self.profile.survival[:length], self.match_profile.survival[length:]
+            nodes = np.concatenate([searched, below], axis=None)
             best = best_common_budget(nodes, most, sampling, costs[requests], verify)
             rates.append(best.tokens_per_second)
         return np.array(rates)
@@ -296,6 +312,13 @@ class TreeBudget(AdaptiveVerificationManager):
         states = self.req_states
         read = states.num_computed_tokens_np[slots] + rows
         return int(np.count_nonzero(read >= states.prefill_len.np[slots]))
+
+
+def arms_to_explore(lengths: Sequence[int]) -> tuple[int, ...]:
+    """Of plain decoding (0) and a draft of each length, in their order: the longest one, and paths
+    alone. What a plain step takes was measured at start-up."""
+    longest = len(lengths)
+    return (longest,) if lengths[0] else (1, longest)
 
 
 def by_level(survival: Floats, depths: npt.NDArray[np.int32], length: int) -> Floats:

@@ -15,7 +15,7 @@ from vllm_redrafter.budget.acceptance import AcceptanceEstimator, RefitSchedule,
 from vllm_redrafter.engine.cuda.verification import Verification
 from vllm_redrafter.tree.beam_search import ExploredNodes
 from vllm_redrafter.triton_kernels.build_tree import ScoredTrees
-from vllm_redrafter.triton_kernels.observe_nodes import COLUMNS, VerifiedTrees, observe_nodes
+from vllm_redrafter.triton_kernels.observe_nodes import COLUMNS, observe_nodes
 
 FIRST_REFIT, LONGEST_REFIT = 8, 100
 """Verifying steps before the first refit, which is a dozen launches, and at most from one to the
@@ -57,19 +57,11 @@ class NodeConfidence:
         """
         requests = slots.shape[0]
         if self.on_kernels:
-            staged, verification = self.verification.staged, self.verification
-            trees = VerifiedTrees(
-                staged.tokens,
-                staged.parents,
-                staged.depths,
-                verification.num_verified,
-                verification.path,
-            )
             learned = self.estimator
             observe_nodes(
                 slots,
                 self.trees.log_odds,
-                trees,
+                self.verification.verified_trees(),
                 learned.slope,
                 learned.biases,
                 self._sums,
@@ -78,8 +70,13 @@ class NodeConfidence:
             return
         log_odds = self.trees.log_odds.index_select(0, slots)
         judged, accepted = self.verification.judged(requests)
+        # Of what the drafter did not find, only the text tells.
+        unknown = log_odds == -torch.inf
         self.estimator.observe(
-            log_odds, self.verification.staged.depths[:requests], judged, accepted
+            log_odds.masked_fill(unknown, 0.0),
+            self.verification.staged.depths[:requests],
+            judged & ~unknown,
+            accepted,
         )
 
     def count_step(self) -> None:

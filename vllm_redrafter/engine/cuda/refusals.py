@@ -29,13 +29,7 @@ def refusals(vllm_config: VllmConfig) -> Iterator[str]:
     if not vllm_config.use_v2_model_runner:
         yield "it needs Model Runner V2; unset VLLM_USE_V2_MODEL_RUNNER"
     yield from (f"{reason}; {WITHOUT}" for reason in _head_size_refusals(model.get_head_size()))
-    config = Settings.of(vllm_config).config
-    if matches := config.context_matches:
-        yield (
-            f"continuations found in the text (context_matches={matches}) are verified by the CPU "
-            "engine alone so far; leave context_matches out"
-        )
-    if config.head_dtype == "fp8":
+    if Settings.of(vllm_config).config.head_dtype == "fp8":
         # Here, as this imports vLLM's quantised layers.
         from vllm_redrafter.engine.cuda.fp8_layer import fp8_obstacles
 

@@ -30,6 +30,7 @@ from vllm.v1.worker.gpu.mm.encoder_cache import EncoderCache
 from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 from vllm.v1.worker.gpu.states import RequestState
 
+from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.engine.attention_check import WITHOUT, check_attention
 from vllm_redrafter.engine.cuda.attention import TreeAttentionBackend
 from vllm_redrafter.engine.cuda.budget import TreeBudget
@@ -39,6 +40,7 @@ from vllm_redrafter.engine.cuda.refusals import state_refusals
 from vllm_redrafter.engine.cuda.schedule import most_at_once, most_rows
 from vllm_redrafter.engine.cuda.speculator import TreeSpeculator
 from vllm_redrafter.engine.cuda.verified_output import PendingOutput
+from vllm_redrafter.engine.speculation import Settings
 from vllm_redrafter.engine.target_layers import enable_aux_hidden_states
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.patching import patched
@@ -51,7 +53,11 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
     adaptive_verification: TreeBudget | None
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
-        with patched(model_runner, "init_speculator", _make_speculator):
+        states = partial(_request_states, Settings.of(vllm_config).config)
+        with (
+            patched(model_runner, "init_speculator", _make_speculator),
+            patched(model_runner, "RequestState", states),
+        ):
             super().__init__(vllm_config, device)
         # Where the drafter reads more than the last hidden state, the target returns more: from
         # graphs as well.
@@ -75,6 +81,7 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
             lengths=speculator.lengths,
             depths=speculator.trees.depths[:-1, 1:],
             recorded=speculator.recorded,
+            paths=(speculator.config.context_matches, speculator.config.path_length),
         )
         with (
             patched(adaptive_verification, "AdaptiveVerificationManager", budget),
@@ -155,6 +162,12 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
         for reason in state_refusals(vllm_config, model):
             raise ConfigError(f"ReDrafter cannot speculate for this target: {reason}; {WITHOUT}")
         return TreeModelState(vllm_config, model, encoder_cache, device, self.speculator)
+
+
+def _request_states(config: ReDrafterConfig, *args: Any, **kwargs: Any) -> RequestState:
+    """vLLM's, whose texts lie on the device where drafts look for continuations in them."""
+    kwargs["use_dense_all_token_ids"] = config.context_matches > 0
+    return RequestState(*args, **kwargs)
 
 
 def _make_speculator(

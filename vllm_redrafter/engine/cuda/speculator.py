@@ -1,13 +1,16 @@
 """The drafter at work: from hidden states to the next step's trees, on the device alone.
 
-Everything has a fixed shape, so that a draft (beam search over so many tokens, tree build
-included) is one CUDA graph per batch size and length. Trees live in a table by request slot, where
-they wait until the scheduler runs the request again, which need not be in the next step.
+Everything has a fixed shape, so that a draft (beam search over so many tokens, continuations found
+in the text, tree build included) is one CUDA graph per batch size and length. Trees live in a table
+by request slot, where they wait until the scheduler runs the request again, which need not be in
+the next step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,8 +30,10 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 from vllm.v1.worker.gpu.states import RequestState
 
 from vllm_redrafter.budget.planner import draft_lengths
+from vllm_redrafter.checkpoints.acceptance_record import AcceptanceRecord
 from vllm_redrafter.checkpoints.reading import load_drafter, recorded_acceptance
 from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.engine.cuda.context_matching import Candidates, ContextMatching
 from vllm_redrafter.engine.cuda.draft_graphs import DraftGraphManager, length_of
 from vllm_redrafter.engine.cuda.draft_search import DraftSearch
 from vllm_redrafter.engine.cuda.fp8_layer import Fp8Layer, quantise
@@ -68,10 +73,12 @@ class TreeSpeculator(BaseSpeculator):
         meter: the step's statistics, the other parts' included.
         shard: this rank's part of the draft vocabulary; None without tensor parallelism.
         confidence: of the drafted nodes, where the batch shares a budget; else None.
+        matching: finds continuations in the requests' texts; None where nobody asked for them.
         budget: whether to draft; None where every step does.
-        lengths: how many levels drafts search, ascending; the last is the usual one.
-        searches: by length, the search on kernels; None where torch searches: on a CPU, where
-            launches cost nothing and Triton's interpreter much.
+        lengths: how many levels drafts search, ascending; the last is the usual one. Those of 0
+            are of continuations found in the texts alone.
+        searches: by length from 1 on, the search on kernels; None where torch searches: on a CPU,
+            where launches cost nothing and Triton's interpreter much.
     """
 
     # What the model runner asks of any speculator, besides BaseSpeculator.
@@ -82,7 +89,8 @@ class TreeSpeculator(BaseSpeculator):
         self, vllm_config: VllmConfig, device: torch.device, req_states: RequestState
     ) -> None:
         settings = Settings.of(vllm_config)
-        self.checkpoint, self.revision = settings.model, settings.revision
+        self.checkpoint: str | None = settings.model
+        self.revision = settings.revision
         self.config = settings.config
         self.target_layers = settings.target_layers
         self.vllm_config = vllm_config
@@ -119,7 +127,23 @@ class TreeSpeculator(BaseSpeculator):
             length = self.config.beam_length
             self.confidence = NodeConfidence(self.trees, self.verification, length)
         self.budget: TreeBudget | None = None
-        self.lengths = lengths_of_drafts(vllm_config, self._search_shape, self.confidence is None)
+        self.recorded: AcceptanceRecord | None = None
+        self.lengths: tuple[int, ...] = (0,)
+        if self.checkpoint is not None:
+            is_fixed = self.confidence is None
+            matches_alone = bool(self.config.context_matches) and not is_fixed
+            self.lengths = lengths_of_drafts(
+                vllm_config, self._search_shape, is_fixed, matches_alone
+            )
+        self.matching: ContextMatching | None = None
+        if self.config.context_matches:
+            self.matching = ContextMatching(
+                self.config,
+                req_states,
+                self.trees,
+                self.verification,
+                {length: self._shape_of(length) for length in self.lengths},
+            )
         self.searches: dict[int, DraftSearch] | None = None
         self._in_fp8: dict[str, Fp8Layer] = {}
 
@@ -135,8 +159,10 @@ class TreeSpeculator(BaseSpeculator):
         return self.confidence.probs
 
     def load_model(self, target: nn.Module) -> None:
-        """Read the checkpoint; the target's embedding is shared, not copied."""
-        self.drafter = self._read_checkpoint().to(self.device)
+        """Read the checkpoint, if there is one; the target's embedding is shared, not copied."""
+        if self.checkpoint is None:
+            return
+        self.drafter = self._read_checkpoint(self.checkpoint).to(self.device)
         self._shapes = shapes_of(self.drafter.state_dict())
         if self.config.head_dtype == "fp8":
             self._in_fp8 = quantise(self.drafter, self.vllm_config)
@@ -150,18 +176,18 @@ class TreeSpeculator(BaseSpeculator):
 
     def searches_on_kernels(self, target: nn.Module) -> dict[int, DraftSearch]:
         """The drafter's searches by length, once it and the target are loaded."""
-        width, _ = self._search_shape
         return {
             length: DraftSearch(
                 self.drafter,
                 self.embed,
                 lookup_table(target, self.embed),
-                SearchShape(width, length),
+                self._shape_of(length),
                 self.max_num_reqs,
                 self.shard,
                 self.confidence.estimator if self.confidence is not None else None,
             )
             for length in self.lengths
+            if length
         }
 
     def reload(self) -> None:
@@ -173,12 +199,14 @@ class TreeSpeculator(BaseSpeculator):
         self.replace_weights(self.read_again())
 
     def read_again(self) -> dict[str, Tensor]:
-        """The checkpoint's tensors as they are now.
+        """The checkpoint's tensors as they are now; none where there is none.
 
         Raises:
             ConfigError: it is no longer readable, or of other sizes than the one at start-up.
         """
-        tensors = self._read_checkpoint().state_dict()
+        if self.checkpoint is None:
+            return {}
+        tensors = self._read_checkpoint(self.checkpoint).state_dict()
         shapes, known = shapes_of(tensors), self._shapes
         if shapes != known:
             changed = sorted(n for n in {*shapes, *known} if shapes.get(n) != known.get(n))
@@ -191,14 +219,16 @@ class TreeSpeculator(BaseSpeculator):
 
     def replace_weights(self, tensors: dict[str, Tensor]) -> None:
         """Copy what `read_again` read into the same memory: CUDA graphs hold its addresses."""
+        if self.checkpoint is None:
+            return
         empty = {name: layer.weight for name, layer in self._in_fp8.items()}
         self.drafter.load_state_dict({**tensors, **empty})
         for name, layer in self._in_fp8.items():
             layer.replace(tensors[name])
 
-    def _read_checkpoint(self) -> DraftHead:
+    def _read_checkpoint(self, checkpoint: str) -> DraftHead:
         """The drafter, with this rank's rows of the vocabulary-wide layer."""
-        drafter = load_drafter(self.checkpoint, self.dtype, self.revision)
+        drafter = load_drafter(checkpoint, self.dtype, self.revision)
         ranks = get_tensor_model_parallel_world_size()
         if ranks > 1:
             self.shard = VocabularyShard(
@@ -281,6 +311,7 @@ class TreeSpeculator(BaseSpeculator):
             last_hidden_states: [rows, H], of the step's rows.
             aux_hidden_states: of the `target_layers`, likewise; None where there are none.
             last_sampled: [slots, 1] int64, each request's next root.
+            temperature: [slots] float32, above 0 for requests that sample.
             num_speculative_tokens: how many the scheduler asks for; None for K.
 
         Returns:
@@ -291,6 +322,8 @@ class TreeSpeculator(BaseSpeculator):
         verified = requests if input_batch.num_draft_tokens and not dummy_run else 0
         if verified and self.confidence is not None:
             self.confidence.count_step()
+        if not dummy_run and self.matching is not None:
+            self.matching.load(temperature, input_batch.idx_mapping)
         if not dummy_run and not self._drafts_now(num_speculative_tokens):
             return self._no_draft(input_batch, verified)
         padded, length = requests, self._length(num_speculative_tokens, dummy_run)
@@ -299,7 +332,7 @@ class TreeSpeculator(BaseSpeculator):
             desc = self.graphs.dispatch_draft(requests, length)
             padded = desc.num_tokens
         self.slots[requests:padded].fill_(self.max_num_reqs)
-        self.verification.note_verified(verified, padded)
+        self._note_verified(input_batch, verified, padded)
         if dummy_run:
             self.slots[:requests].fill_(self.max_num_reqs)
         else:
@@ -328,11 +361,23 @@ class TreeSpeculator(BaseSpeculator):
     def _no_draft(self, input_batch: InputBatch, verified: int) -> Tensor:
         """Leave the batch's requests with their roots alone: their trees are of earlier roots."""
         slots = input_batch.idx_mapping
-        if verified and self.confidence is not None:
-            self.verification.note_verified(verified, verified)
-            self.confidence.learn(slots)
+        if verified:
+            self._note_verified(input_batch, verified, verified)
+            self._learn(slots)
         self.trees.num_nodes.index_fill_(0, slots, 1)
         return self.drafts[: input_batch.num_reqs].zero_()
+
+    def _note_verified(self, input_batch: InputBatch, verified: int, padded: int) -> None:
+        """Say which trees can be learned from, and count what came of paths found in the text."""
+        self.verification.note_verified(verified, padded)
+        if verified and self.matching is not None:
+            self.meter.count_matches(partial(self.matching.verified, input_batch.idx_mapping))
+
+    def _learn(self, slots: Tensor) -> None:
+        if self.confidence is not None:
+            self.confidence.learn(slots)
+        if self.matching is not None:
+            self.matching.learn(slots)
 
     def _load(
         self, input_batch: InputBatch, states: Sequence[Tensor], last_sampled: Tensor
@@ -345,7 +390,9 @@ class TreeSpeculator(BaseSpeculator):
             if input_batch.num_draft_tokens
             else input_batch.query_start_loc[1 : requests + 1] - 1
         )
-        for part, state in zip(self._hidden_parts, states, strict=True):
+        # Without a drafter, no state is started from.
+        parts = zip(self._hidden_parts, states, strict=True) if self.checkpoint is not None else ()
+        for part, state in parts:
             torch.index_select(state, 0, last_rows, out=part[:requests])
         torch.index_select(last_sampled.view(-1), 0, slots, out=self._roots[:requests])
         torch.index_select(self.chains.gpu, 0, slots, out=self._chain[:requests])
@@ -359,32 +406,58 @@ class TreeSpeculator(BaseSpeculator):
         Before the trees of the step that is ending are written over, it is learned from them.
         """
         roots, slots = self._roots[:requests], self.slots[:requests]
-        if self.confidence is not None:
-            self.confidence.learn(slots)
-        hidden = self.hidden[:requests]
-        if self.searches is not None:
-            explored, log_odds = self.searches[length].explore(hidden, roots)
-        else:
-            explored, log_odds = self.explore(hidden, roots, length), None
-            if self.confidence is not None:
-                explored, log_odds = self.confidence.rank(explored)
+        self._learn(slots)
+        found = self._candidates(requests, length)
         probs = self.confidence.probs[:requests] if self.confidence is not None else None
         build_tree(
             roots,
-            explored.tokens,
-            explored.back_pointers,
-            candidate_log_probs(explored, self.config.tree),
+            found.nodes.tokens,
+            found.nodes.back_pointers,
+            found.nodes.log_probs,
             out=self.trees,
             entries=slots,
-            log_odds=log_odds,
-            node_limits=NodeLimits(self._chain[:requests], self._limit[:requests]),
+            log_odds=found.log_odds,
+            node_limits=NodeLimits(self._chain[:requests], self._limit[:requests], length),
             rows=DraftRows(self.drafts[:requests], probs),
+            match_lengths=found.match_lengths,
         )
+
+    def _candidates(self, requests: int, length: int) -> Candidates:
+        """What may be in the trees of the first `requests` inputs."""
+        hidden, roots = self.hidden[:requests], self._roots[:requests]
+        found = self._searched(hidden, roots, length) if length else self._nothing(requests)
+        if self.matching is None:
+            return found
+        slots, chains = self.slots[:requests], self._chain[:requests]
+        return self.matching.join(length, found, slots, chains)
+
+    def _searched(self, hidden: Tensor, roots: Tensor, length: int) -> Candidates:
+        """What the drafter finds, as far as the tree policy allows it."""
+        log_odds = None
+        if self.searches is not None:
+            explored, log_odds = self.searches[length].explore(hidden, roots)
+        else:
+            explored = self.explore(hidden, roots, length)
+            if self.confidence is not None:
+                explored, log_odds = self.confidence.rank(explored)
+        allowed = candidate_log_probs(explored, self.config.tree)
+        return Candidates(replace(explored, log_probs=allowed), log_odds)
+
+    def _nothing(self, requests: int) -> Candidates:
+        """Of a draft without a search."""
+        tokens = self.slots.new_empty(requests, 0, 0)
+        scores = tokens.new_empty(tokens.shape, dtype=torch.float32)
+        log_odds = scores if self.confidence is not None else None
+        return Candidates(ExploredNodes(tokens, tokens, scores), log_odds)
 
     def explore(self, hidden: Tensor, roots: Tensor, length: int) -> ExploredNodes:
         """The candidates for trees that continue the roots [R]: hidden is [R, (1 + n) H]."""
         width, _ = self._search_shape
         return beam_search(self.drafter, self.embed, hidden, roots, width, length, self.shard)
+
+    def _shape_of(self, length: int) -> SearchShape:
+        """Of the search of drafts of this length."""
+        return SearchShape(self._search_shape.beam_width if length else 0, length)
 
     @property
     def _search_shape(self) -> SearchShape:
@@ -396,20 +469,23 @@ def shapes_of(tensors: dict[str, Tensor]) -> dict[str, list[int]]:
     return {name: list(tensor.shape) for name, tensor in tensors.items()}
 
 
-def lengths_of_drafts(vllm_config: VllmConfig, shape: SearchShape, fixed: bool) -> tuple[int, ...]:
+def lengths_of_drafts(
+    vllm_config: VllmConfig, shape: SearchShape, fixed: bool, matches_alone: bool = False
+) -> tuple[int, ...]:
     """How many levels drafts may search, ascending.
 
     Args:
         vllm_config: of the engine.
         shape: of the longest.
         fixed: no budget chooses; a step verifies as many nodes as the schedule says.
+        matches_alone: a budget may choose to search nothing, and verify what the text has.
     """
     longest = shape.beam_length
     if not vllm_config.compilation_config.cudagraph_mode.has_full_cudagraphs():
         return (longest,)  # Each length is compiled when its graph is captured.
     lengths = draft_lengths(longest)
     if not fixed:
-        return lengths
+        return (0, *lengths) if matches_alone else lengths
     wanted = {length_for(lengths, k) for k in nodes_by_batch_size(vllm_config) if k}
     return tuple(sorted(wanted | {longest}))
 

@@ -7,7 +7,7 @@ to show is counted all the time, and reaches it a step late.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,10 +33,11 @@ class StepTimer:
         self._device = device
         self._enabled = False
         self._stats = StepStats()
-        # Requests verified, their nodes and the tokens output, summed on the device.
-        self._counts = torch.zeros(3, dtype=torch.int64, device=device)
+        # Requests verified, their nodes and the tokens output, nodes on paths found in the text and
+        # those of them accepted: summed on the device.
+        self._counts = torch.zeros(5, dtype=torch.int64, device=device)
         # The same on the host, as they were when they were copied last.
-        self._copy = torch.zeros(3, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._copy = torch.zeros(5, dtype=torch.int64, pin_memory=device.type == "cuda")
         self._copied = self._event()
         self.publisher: Publisher | None = None
         self._pending: deque[tuple[str, Any, Any]] = deque()
@@ -58,8 +59,9 @@ class StepTimer:
         return self._stats
 
     def _take(self, counts: Tensor) -> None:
-        stats = self._stats
-        stats.verifications, stats.drafted_tokens, stats.sampled_tokens = counts.tolist()
+        stats, (*of_trees, matched, accepted) = self._stats, counts.tolist()
+        stats.verifications, stats.drafted_tokens, stats.sampled_tokens = of_trees
+        stats.matched_tokens, stats.accepted_matched_tokens = matched, accepted
 
     def publish(self) -> None:
         """Tell the front end what was counted: on the device, as far as it is known by now."""
@@ -103,7 +105,17 @@ class StepTimer:
         self._stats.steps += 1
         nodes = num_nodes[:scheduled] - 1
         verified = nodes > 0
-        self._counts += torch.stack([verified, nodes, num_sampled[:scheduled] * verified]).sum(1)
+        of_trees = torch.stack([verified, nodes, num_sampled[:scheduled] * verified])
+        self._counts[:3] += of_trees.sum(1)
+
+    def count_matches(self, verified: Callable[[], Tensor]) -> None:
+        """Count nodes on paths found in the text.
+
+        Args:
+            verified: gives how many were verified, and how many of them accepted: [2] int64.
+        """
+        if self._counting:
+            self._counts[3:] += verified()
 
     def expect(self, tokens: float) -> None:
         """A step that verifies drafts is expected to output so many."""

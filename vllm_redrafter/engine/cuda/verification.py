@@ -17,6 +17,7 @@ from vllm.v1.worker.gpu.input_batch import InputBatch
 
 from vllm_redrafter.triton_kernels.build_tree import TreeBuffers
 from vllm_redrafter.triton_kernels.compact_kv import CacheTable, compact_kv
+from vllm_redrafter.triton_kernels.observe_nodes import VerifiedTrees
 from vllm_redrafter.triton_kernels.rope_positions import add_depths
 from vllm_redrafter.triton_kernels.stage_trees import StagedTrees, stage_trees
 
@@ -96,6 +97,13 @@ class Verification:
         """Begin to bring the step's numbers of nodes to the host, where they are counted."""
         num_nodes = self.staged.num_nodes[:requests]
         self.num_nodes_on_host = num_nodes.to("cpu", non_blocking=True, copy=True)
+
+    def verified_trees(self) -> VerifiedTrees:
+        """The trees and the paths, for kernels that learn from them."""
+        staged = self.staged
+        return VerifiedTrees(
+            staged.tokens, staged.parents, staged.depths, self.num_verified, self.path
+        )
 
     def judged(self, requests: int) -> tuple[Tensor, Tensor]:
         """What the walk says of the nodes of the batch's first requests.

@@ -10,6 +10,7 @@ from typing import Any
 from vllm_redrafter.budget.choice import Floats
 from vllm_redrafter.budget.planner import ArmChoice, Step
 from vllm_redrafter.engine.cuda import node_confidence
+from vllm_redrafter.engine.cuda.budget import arms_to_explore
 
 GRAPHS = (2, 8, 32, 96)
 """Rows of each. There is one for steps of any lengths. The largest batch has 104: its full graph is
@@ -33,37 +34,40 @@ class RandomArms:
         chosen: how often each length was.
     """
 
-    def __init__(self, lengths: tuple[int, ...], drafting: float) -> None:
+    def __init__(self, lengths: tuple[int, ...], drafting: float, only: int | None = None) -> None:
         """
         Args:
             lengths: of the arms that draft, in their order.
             drafting: the share of steps that draft.
+            only: the length of all drafts; None for any.
         """
         self.chosen: Counter[int] = Counter()
         self._lengths, self._drafting = lengths, drafting
+        self._arms = [arm for arm, n in enumerate(lengths, start=1) if only in (None, n)]
         self._random = random.Random(0)
 
     def next(self, at: Hashable, rates: Callable[[], Floats]) -> Step:
         """As `ArmChoice` does it."""
         if self._random.random() >= self._drafting:
             return Step(0, False, 1)
-        arm = self._random.randint(1, len(self._lengths))
+        arm = self._random.choice(self._arms)
         self.chosen[self._lengths[arm - 1]] += 1
         return Step(arm, False, 1)
 
 
-def force(worker: Any, drafting: float, budgets: bool = True) -> None:
+def force(worker: Any, drafting: float, budgets: bool = True, length: int | None = None) -> None:
     """Decide at random from here on, and remember what was decided.
 
     Args:
         worker: a V2 worker whose engine is adaptive.
         drafting: the share of steps that draft.
         budgets: every step's budget is any number up to the nodes at hand; False leaves vLLM's.
+        length: of all drafts; None for any.
     """
     leave_alone(worker)
     manager = worker.model_runner.adaptive_verification
     kind, choices = type(manager), random.Random(1)
-    manager.arms = RandomArms(manager.lengths, drafting)
+    manager.arms = RandomArms(manager.lengths, drafting, length)
     manager._arm = 0  # Of steps without draft tokens, which are not planned.
     worker.admitted = []
 
@@ -91,7 +95,7 @@ def leave_alone(worker: Any) -> None:
         del worker.costs
     for name in ("get_num_tokens", "reallocate_drafts"):
         vars(manager).pop(name, None)
-    manager.arms = ArmChoice((len(manager.lengths),))
+    manager.arms = ArmChoice(arms_to_explore(manager.lengths))
     worker.admitted = []
 
 

@@ -395,7 +395,11 @@ def draft_on_kernels(worker: Any) -> tuple[int, bool, bool]:
     speculator, confidence = runner.speculator, runner.speculator.confidence
     generator = torch.Generator().manual_seed(0)
     speculator.hidden[0] = torch.randn(speculator.hidden.shape[1], generator=generator)
-    speculator.slots[0] = entry = speculator.max_num_reqs
+    speculator.slots[0] = entry = 0
+    if (matching := speculator.matching) is not None:
+        text = torch.tensor([1, 2, 3, 4, 1, 2, 5, 6, 1, 2])
+        runner.req_states.all_token_ids.gpu[0, : len(text)] = text
+        runner.req_states.total_len.gpu[0] = len(text)
     longest = speculator.lengths[-1]
     speculator.verification.note_verified(0, 1)
 
@@ -406,8 +410,9 @@ def draft_on_kernels(worker: Any) -> tuple[int, bool, bool]:
 
     def on_kernels(wanted: bool) -> None:
         speculator.searches = speculator.searches_on_kernels(runner.model) if wanted else None
-        if confidence is not None:
-            confidence.on_kernels = wanted
+        for part in (confidence, matching):
+            if part is not None:
+                part.on_kernels = wanted
 
     # Whatever the engine drafts with otherwise.
     speculator.explore = lambda *inputs: TreeSpeculator.explore(speculator, *inputs)

@@ -1,0 +1,194 @@
+"""Continuations found in the text, verified beside the drafter's and alone: output is plain's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from redrafter_testing.engines import budgets, context_matching
+from redrafter_testing.engines.forked_engine import Engine, reset_prefix_cache
+from redrafter_testing.engines.interpreted_engine import interpreted_engine
+from redrafter_testing.gpu import memory_pool, no_waiting, recorded_graphs
+from redrafter_testing.oracles.oracle_v2 import use_with_async_scheduling
+from redrafter_testing.requests import few_tokens, small_workloads, workloads
+from redrafter_testing.requests.answers import (
+    assert_logprobs_close,
+    single_tokens_of,
+    tokens_of,
+)
+
+pytestmark = pytest.mark.engine
+
+SHAPE = {"num_speculative_tokens": 8, "beam_width": 3, "beam_length": 3, "context_matches": 2}
+Plain = dict[str, list[list[int]]]
+
+# Prompts are read in chunks, beside trees; not all requests fit into the KV cache to their end.
+TIGHT = {"max_num_batched_tokens": 120, "num_gpu_blocks_override": 12}
+GRAPHS: dict[str, Any] = {
+    "setup": recorded_graphs.use_as_a_gpu_with_long_contexts,
+    "environment": {"VLLM_USE_BREAKABLE_CUDAGRAPH": "1"},
+    "preloaded": False,
+    "enforce_eager": False,
+}
+"""Steps replay recordings in place of CUDA graphs."""
+
+
+@pytest.fixture(scope="module")
+def adaptive(few_tokens_target: Path, few_tokens_drafter: Path) -> Iterator[Engine]:
+    config = {"model": str(few_tokens_drafter), **SHAPE}
+    with interpreted_engine(
+        few_tokens_target, skip_tokenizer_init=True, speculative_config=config, **GRAPHS, **TIGHT
+    ) as llm:
+        yield llm
+
+
+def run(llm: Engine, sampling: str) -> tuple[list[list[int]], dict[str, float]]:
+    """Answers and what was counted; from an empty cache."""
+    llm.call(reset_prefix_cache)
+    llm.rpc("reset_redrafter_stats")
+    answers = single_tokens_of(llm.run(few_tokens.requests(sampling)))
+    (stats,) = llm.rpc("redrafter_stats")
+    assert stats["accepted_matched_tokens"] > 5, "paths were hardly used"
+    assert stats["matched_tokens"] > stats["accepted_matched_tokens"]
+    return answers, stats
+
+
+@pytest.mark.parametrize("sampling", few_tokens.SAMPLING)
+def test_output_equals_plain_whatever_each_step_s_budget(
+    adaptive: Engine, few_tokens_plain: Plain, sampling: str
+) -> None:
+    adaptive.rpc(recorded_graphs.replay, True)
+    adaptive.rpc(budgets.force, 0.8)
+    answers, _ = run(adaptive, sampling)
+    assert answers == few_tokens_plain[sampling]
+    (levels,) = adaptive.rpc(budgets.lengths)
+    assert set(levels) == {0, 1, 2, 3}
+    (replayed,) = adaptive.rpc(recorded_graphs.how_often_replayed)
+    assert replayed["draft"] > 10
+    assert adaptive.counter("vllm:num_preemptions") > 0
+
+
+@pytest.mark.parametrize("sampling", few_tokens.SAMPLING)
+def test_output_of_matches_alone_equals_plain_and_they_are_learned_of(
+    adaptive: Engine, few_tokens_plain: Plain, sampling: str
+) -> None:
+    adaptive.rpc(recorded_graphs.replay, True)
+    adaptive.rpc(budgets.force, 1.0, True, 0)
+    (before,) = adaptive.rpc(context_matching.probabilities)
+    answers, stats = run(adaptive, sampling)
+    assert answers == few_tokens_plain[sampling]
+    (levels,) = adaptive.rpc(budgets.lengths)
+    assert set(levels) == {0}
+    assert stats["matched_tokens"] == stats["drafted_tokens"], "something was searched"
+    (after,) = adaptive.rpc(context_matching.probabilities)
+    own = list(few_tokens.SAMPLING).index(sampling)
+    assert after[own] != before[own] and after[1 - own] == before[1 - own]
+
+
+def test_without_being_forced_output_equals_plain_and_nothing_waits(
+    adaptive: Engine, few_tokens_plain: Plain
+) -> None:
+    adaptive.rpc(recorded_graphs.replay, False)
+    adaptive.rpc(budgets.leave_alone)
+    adaptive.rpc(no_waiting.watch)
+    adaptive.call(reset_prefix_cache)
+    for sampling, expected in few_tokens_plain.items():
+        assert single_tokens_of(adaptive.run(few_tokens.requests(sampling))) == expected
+    ((calls, found),) = adaptive.rpc(no_waiting.findings)
+    assert calls > 10
+    assert not found
+
+
+def test_matches_are_four_launches_of_a_draft(adaptive: Engine) -> None:
+    """Two to find them, one to join them, one to learn of them; with 3 levels to search."""
+    ((launches, _, same),) = adaptive.rpc(recorded_graphs.draft_on_kernels)
+    assert launches == 30
+    adaptive.rpc(context_matching.stop)
+    ((without, _, _),) = adaptive.rpc(recorded_graphs.draft_on_kernels)
+    assert without == 26
+    assert same
+
+
+def test_output_with_fixed_trees_equals_plain(
+    few_tokens_target: Path, few_tokens_fused_drafter: Path, few_tokens_plain: Plain
+) -> None:
+    config = {"model": str(few_tokens_fused_drafter), "adaptive": False, **SHAPE}
+    with interpreted_engine(
+        few_tokens_target, skip_tokenizer_init=True, speculative_config=config, **GRAPHS, **TIGHT
+    ) as llm:
+        for sampling, expected in few_tokens_plain.items():
+            answers, _ = run(llm, sampling)
+            assert answers == expected
+        (replayed,) = llm.rpc(recorded_graphs.how_often_replayed)
+        assert replayed["draft"] > 10
+
+
+def test_output_without_a_drafter_equals_plain(
+    few_tokens_target: Path, few_tokens_drafter: Path, few_tokens_plain: Plain
+) -> None:
+    config = {"model": str(few_tokens_drafter), **SHAPE}
+    arguments = GRAPHS | TIGHT | {"setup": context_matching.use_without_drafter}
+    with interpreted_engine(
+        few_tokens_target, skip_tokenizer_init=True, speculative_config=config, **arguments
+    ) as llm:
+        llm.rpc(context_matching.reload_drafter)
+        llm.rpc(budgets.force, 0.9)
+        for sampling, expected in few_tokens_plain.items():
+            answers, stats = run(llm, sampling)
+            assert answers == expected
+            assert stats["matched_tokens"] == stats["drafted_tokens"]
+        (replayed,) = llm.rpc(recorded_graphs.how_often_replayed)
+        assert replayed["draft"] > 10
+
+
+def test_chains_grammars_and_logprobs_equal_plain(
+    small_target: Path, oracle_v2: Path, plain_v2: dict[str, list[Any]]
+) -> None:
+    """Scheduled asynchronously, with prefix caching, chunks and preemption."""
+    with interpreted_engine(
+        small_target,
+        setup=use_with_async_scheduling,
+        speculative_config={
+            "model": str(oracle_v2),
+            "num_speculative_tokens": 12,
+            "context_matches": 4,
+        },
+        reasoning_config=small_workloads.REASONING,
+        max_num_batched_tokens=144,
+        num_gpu_blocks_override=14,
+    ) as llm:
+        llm.rpc("reset_redrafter_stats")
+        answers = llm.run(small_workloads.MIXED)
+        for case, answer, expected in zip(workloads.CASES, answers, plain_v2["mixed"], strict=True):
+            assert tokens_of([answer]) == tokens_of([expected]), case.name
+            assert_logprobs_close(answer, expected)
+        assert tokens_of(llm.run(small_workloads.GREEDY)) == [
+            [tokens[: small_workloads.GREEDY_TOKENS] for tokens in answer]
+            for answer in tokens_of(plain_v2["greedy"])
+        ]
+        assert llm.counter("vllm:num_preemptions") > 0
+        (stats,) = llm.rpc("redrafter_stats")
+        assert stats["matched_tokens"] > 10, "paths were hardly verified"
+
+
+def test_what_was_learned_outlives_sleep(
+    few_tokens_target: Path, few_tokens_drafter: Path, few_tokens_plain: Plain
+) -> None:
+    """Which loses all that is made while models load."""
+    with interpreted_engine(
+        few_tokens_target,
+        setup=memory_pool.use,
+        skip_tokenizer_init=True,
+        enable_prefix_caching=False,  # it would keep what spoiled weights computed
+        speculative_config={"model": str(few_tokens_drafter), **SHAPE},
+    ) as llm:
+        assert run(llm, "greedy")[0] == few_tokens_plain["greedy"]
+        before = llm.rpc(context_matching.probabilities)
+        llm.rpc("sleep", 2)
+        llm.rpc("wake_up")
+        llm.rpc("reload_weights")
+        assert llm.rpc(context_matching.probabilities) == before
+        assert run(llm, "greedy")[0] == few_tokens_plain["greedy"]

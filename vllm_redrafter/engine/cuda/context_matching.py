@@ -1,0 +1,200 @@
+"""Continuations found in the requests' own texts, as branches of their drafts: on the device alone.
+
+vLLM keeps the texts on the device, and has added what a step has output before it drafts. Paths are
+found there and joined to what the search found, and how probable their nodes are is learned from
+those that were verified, within the draft's CUDA graph (`vllm_redrafter/tree/context_matches.py`,
+`vllm_redrafter/budget/match_acceptance.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from vllm.v1.worker.gpu.states import RequestState
+
+from vllm_redrafter.budget.match_acceptance import MEMORY, PRIOR_WEIGHT, prior_acceptance
+from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.engine.cuda.verification import Verification
+from vllm_redrafter.tree.beam_search import ExploredNodes
+from vllm_redrafter.tree.context_matches import (
+    LONGEST_MATCH,
+    find_matches,
+    joined,
+    joint_scores,
+)
+from vllm_redrafter.tree.policy import SearchShape
+from vllm_redrafter.triton_kernels import find_matches as kernels
+from vllm_redrafter.triton_kernels.build_tree import ScoredTrees
+from vllm_redrafter.triton_kernels.join_matches import (
+    JoinedBuffers,
+    SearchedNodes,
+    join_matches,
+)
+from vllm_redrafter.triton_kernels.observe_matches import observe_matches
+
+
+class Candidates(NamedTuple):
+    """What may be in the trees of R requests.
+
+    Attributes:
+        nodes: [R, L', W'], their scores in the place of the log-probabilities.
+        log_odds: [R, L', W'] float32, the drafter's; -inf for nodes that it did not find. None
+            where nobody asked for them.
+        match_lengths: [R, L', W'] int32, of the path that a node is on; 0 for none. None where
+            nobody looked for paths.
+    """
+
+    nodes: ExploredNodes
+    log_odds: Tensor | None
+    match_lengths: Tensor | None = None
+
+
+class ContextMatching:
+    """Finds paths, joins them to searches, and learns how probable their nodes are.
+
+    All buffers are made once, as CUDA graphs hold their addresses, and before models load: vLLM
+    loses what is made then in sleep level 2.
+
+    Attributes:
+        counts: [2, LONGEST_MATCH, D, 2] float32, of greedy and of sampled requests, by length of
+            the match and depth: nodes judged and accepted.
+        probabilities: [2, LONGEST_MATCH, D] float32, the share of these.
+        temperatures: [requests] float32, of the batch's requests; above 0 for those that sample.
+        on_kernels: whether kernels do this, or torch: on a CPU, where launches cost nothing.
+    """
+
+    def __init__(
+        self,
+        config: ReDrafterConfig,
+        states: RequestState,
+        trees: ScoredTrees,
+        verification: Verification,
+        searches: Mapping[int, SearchShape],
+    ) -> None:
+        """
+        Args:
+            config: M and D.
+            states: vLLM's, with the texts.
+            trees: by request slot, as the drafts leave them.
+            verification: of these trees.
+            searches: by draft length, of how many beams and levels its search is.
+        """
+        self.trees, self.verification = trees, verification
+        self._text, self._num_tokens = states.all_token_ids.gpu, states.total_len.gpu
+        self._vocab_size = states.vocab_size
+        self._sizes = paths = config.context_matches, config.path_length
+        requests, device = states.max_num_reqs, verification.path.device
+        self.on_kernels = device.type == "cuda"
+        prior = torch.tensor(prior_acceptance(config.path_length), device=device).float()
+        self.probabilities = prior.repeat(2, 1, 1)
+        judged = torch.full_like(self.probabilities, PRIOR_WEIGHT)
+        self.counts = torch.stack([judged, PRIOR_WEIGHT * self.probabilities], dim=-1)
+        self.temperatures = torch.zeros(requests, device=device)
+        self._paths = kernels.MatchBuffers(requests, *paths, self._text.shape[1], device)
+        self._joined = {
+            length: JoinedBuffers(requests, shape, paths, device)
+            for length, shape in searches.items()
+        }
+
+    def load(self, temperature: Tensor, slots: Tensor) -> None:
+        """Note which requests of the batch sample.
+
+        Args:
+            temperature: [slots] float32, vLLM's.
+            slots: [R] integers, of the batch's requests.
+        """
+        torch.index_select(temperature, 0, slots, out=self.temperatures[: slots.shape[0]])
+
+    def verified(self, slots: Tensor) -> Tensor:
+        """[2] int64: how many nodes on paths the step has verified, and how many were accepted.
+
+        Args:
+            slots: [R] integers, of the batch's first requests.
+        """
+        lengths, verification = self.trees.match_lengths.index_select(0, slots), self.verification
+        node = torch.arange(lengths.shape[1], device=lengths.device)
+        on_path = (lengths > 0) & (node < verification.num_verified[: slots.shape[0], None])
+        _, accepted = verification.judged(slots.shape[0])
+        return torch.stack([on_path.sum(), (on_path & accepted).sum()])
+
+    def learn(self, slots: Tensor) -> None:
+        """Add what became of the trees that the step has verified; before others replace them.
+
+        Args:
+            slots: [R] int64, the slots of the batch's first requests.
+        """
+        temperatures = self.temperatures[: slots.shape[0]]
+        if not self.on_kernels:
+            self._learn_by_torch(slots, temperatures)
+            return
+        observe_matches(
+            slots,
+            self.trees.match_lengths,
+            self.verification.verified_trees(),
+            temperatures,
+            MEMORY,
+            self.counts,
+            self.probabilities,
+        )
+
+    def join(self, length: int, found: Candidates, slots: Tensor, chains: Tensor) -> Candidates:
+        """A search's nodes, and those of paths in the texts of the requests that need no chain.
+
+        Args:
+            length: of the draft.
+            found: [R, L, W], by its search.
+            slots: [R] int64; one past the last slot has no text.
+            chains: [R] int32, 1 for requests that need a chain.
+        """
+        temperatures = self.temperatures[: slots.shape[0]]
+        if not self.on_kernels:
+            return self._join_by_torch(found, slots, chains, temperatures)
+        kernels.find_matches(self._text, self._num_tokens, slots, self._vocab_size, self._paths)
+        explored, log_odds, out = found.nodes, found.log_odds, self._joined[length]
+        search = SearchedNodes(
+            explored.tokens, explored.back_pointers, explored.log_probs, log_odds
+        )
+        join_matches(search, self._paths, self.probabilities, temperatures, chains, out)
+        requests = slots.shape[0]
+        nodes = ExploredNodes(
+            out.tokens[:requests], out.back_pointers[:requests], out.scores[:requests]
+        )
+        kept = None if log_odds is None else out.log_odds[:requests]
+        return Candidates(nodes, kept, out.match_lengths[:requests])
+
+    def _join_by_torch(
+        self, found: Candidates, slots: Tensor, chains: Tensor, temperatures: Tensor
+    ) -> Candidates:
+        is_text = slots < self._text.shape[0]
+        rows = slots.clamp(max=self._text.shape[0] - 1)
+        text, num_tokens = self._text.index_select(0, rows), self._num_tokens.index_select(0, rows)
+        matches = find_matches(text, num_tokens.clamp(min=1), *self._sizes, self._vocab_size)
+        has_paths = is_text & (chains == 0)
+        lengths = matches.lengths.masked_fill(~has_paths[:, None], 0)
+        nodes, log_odds = joined(found.nodes, matches._replace(lengths=lengths)), found.log_odds
+        by_request = self.probabilities.index_select(0, (temperatures > 0).long())
+        scores = joint_scores(nodes, by_request)
+        if log_odds is not None:
+            (levels, columns), (length, width) = scores.shape[1:], log_odds.shape[1:]
+            below = (0, columns - width, 0, levels - length)
+            log_odds = pad(log_odds, below, value=-torch.inf)
+        joint = replace(nodes.explored, log_probs=scores)
+        return Candidates(joint, log_odds, nodes.match_lengths.int())
+
+    def _learn_by_torch(self, slots: Tensor, temperatures: Tensor) -> None:
+        requests, depth = slots.shape[0], self.probabilities.shape[2]
+        lengths = self.trees.match_lengths.index_select(0, slots).long()
+        judged, accepted = self.verification.judged(requests)
+        on_path = judged & (lengths > 0)
+        kinds = (temperatures > 0).long()[:, None]
+        depths = self.verification.staged.depths[:requests]
+        at = ((kinds * LONGEST_MATCH + lengths - 1) * depth + depths - 1).masked_fill(~on_path, 0)
+        added = torch.stack([on_path, on_path & accepted], dim=-1).float()
+        self.counts.view(-1, 2).index_add_(0, at.flatten(), added.flatten(0, 1))
+        self.counts *= (MEMORY / self.counts[..., :1]).clamp(max=1.0)
+        torch.div(self.counts[..., 1], self.counts[..., 0], out=self.probabilities)
