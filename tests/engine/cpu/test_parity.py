@@ -27,6 +27,8 @@ TIGHT = {"max_num_batched_tokens": 288, "num_gpu_blocks_override": 64}
 def oracle(target: Path, oracle_drafter: Path) -> Iterator[Engine]:
     """An engine that speculates well, with chunked prefill forced and a KV cache too small."""
     config = {"model": str(oracle_drafter), "num_speculative_tokens": 15, "adaptive": False}
+    # What the oracle draws is counted, and would share its trees with what the text repeats.
+    config |= {"context_matches": 0}
     with cpu_engine(
         target,
         setup=oracles.use,
