@@ -36,6 +36,7 @@ def adaptive(small_target: Path, oracle_v2: Path) -> Iterator[Engine]:
         speculative_config={
             "model": str(oracle_v2),
             "num_speculative_tokens": 12,
+            "context_matches": 0,
             "num_speculative_tokens_per_batch_size": [[1, 4, 12], [5, 8, 7]],
         },
         reasoning_config=small_workloads.REASONING,

@@ -47,9 +47,9 @@ def test_a_budget_chooses_among_all() -> None:
 
 
 def test_a_budget_may_choose_matches_alone_and_a_schedule_does_not() -> None:
-    assert lengths_of_drafts(config(None), SHAPE, fixed=False, matches_alone=True) == (0, 1, 3, 5)
+    assert lengths_of_drafts(config(None), SHAPE, fixed=False, matches=True) == (0, 1, 3, 5)
     without = config(None, CUDAGraphMode.NONE)
-    assert lengths_of_drafts(without, SHAPE, fixed=False, matches_alone=True) == (5,)
+    assert lengths_of_drafts(without, SHAPE, fixed=False, matches=True) == (5,)
 
 
 def test_without_full_graphs_there_is_one_length() -> None:

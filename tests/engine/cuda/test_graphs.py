@@ -40,6 +40,7 @@ def graphs(few_tokens_target: Path, few_tokens_fused_drafter: Path) -> Iterator[
         speculative_config={
             "model": str(few_tokens_fused_drafter),
             "num_speculative_tokens": 8,
+            "context_matches": 0,
             "adaptive": False,
             "num_speculative_tokens_per_batch_size": [[1, 4, 8], [5, 8, 4]],
         },

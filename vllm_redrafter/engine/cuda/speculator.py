@@ -128,21 +128,14 @@ class TreeSpeculator(BaseSpeculator):
             self.confidence = NodeConfidence(self.trees, self.verification, length)
         self.budget: TreeBudget | None = None
         self.recorded: AcceptanceRecord | None = None
-        self.lengths: tuple[int, ...] = (0,)
-        if self.checkpoint is not None:
-            is_fixed = self.confidence is None
-            matches_alone = bool(self.config.context_matches) and not is_fixed
-            self.lengths = lengths_of_drafts(
-                vllm_config, self._search_shape, is_fixed, matches_alone
-            )
+        matches, is_fixed = self.config.context_matches > 0, self.confidence is None
+        of_search = lengths_of_drafts(vllm_config, self._search_shape, is_fixed, matches)
+        self.lengths = of_search if self.checkpoint is not None else (0,)
         self.matching: ContextMatching | None = None
-        if self.config.context_matches:
+        if matches:
+            shapes = {length: self._shape_of(length) for length in self.lengths}
             self.matching = ContextMatching(
-                self.config,
-                req_states,
-                self.trees,
-                self.verification,
-                {length: self._shape_of(length) for length in self.lengths},
+                self.config, req_states, self.trees, self.verification, shapes
             )
         self.searches: dict[int, DraftSearch] | None = None
         self._in_fp8: dict[str, Fp8Layer] = {}
@@ -470,7 +463,7 @@ def shapes_of(tensors: dict[str, Tensor]) -> dict[str, list[int]]:
 
 
 def lengths_of_drafts(
-    vllm_config: VllmConfig, shape: SearchShape, fixed: bool, matches_alone: bool = False
+    vllm_config: VllmConfig, shape: SearchShape, fixed: bool, matches: bool = False
 ) -> tuple[int, ...]:
     """How many levels drafts may search, ascending.
 
@@ -478,14 +471,14 @@ def lengths_of_drafts(
         vllm_config: of the engine.
         shape: of the longest.
         fixed: no budget chooses; a step verifies as many nodes as the schedule says.
-        matches_alone: a budget may choose to search nothing, and verify what the text has.
+        matches: a budget may choose to search nothing, and verify what the text has.
     """
     longest = shape.beam_length
     if not vllm_config.compilation_config.cudagraph_mode.has_full_cudagraphs():
         return (longest,)  # Each length is compiled when its graph is captured.
     lengths = draft_lengths(longest)
     if not fixed:
-        return (0, *lengths) if matches_alone else lengths
+        return (0, *lengths) if matches else lengths
     wanted = {length_for(lengths, k) for k in nodes_by_batch_size(vllm_config) if k}
     return tuple(sorted(wanted | {longest}))
 
