@@ -127,12 +127,11 @@ def test_output_with_fixed_trees_equals_plain(
 
 
 def test_output_without_a_drafter_equals_plain(
-    few_tokens_target: Path, few_tokens_drafter: Path, few_tokens_plain: Plain
+    few_tokens_target: Path, few_tokens_plain: Plain
 ) -> None:
-    config = {"model": str(few_tokens_drafter), **SHAPE}
-    arguments = GRAPHS | TIGHT | {"setup": context_matching.use_without_drafter}
+    config = {"method": "redrafter", "num_speculative_tokens": 8}
     with interpreted_engine(
-        few_tokens_target, skip_tokenizer_init=True, speculative_config=config, **arguments
+        few_tokens_target, skip_tokenizer_init=True, speculative_config=config, **GRAPHS, **TIGHT
     ) as llm:
         llm.rpc(context_matching.reload_drafter)
         llm.rpc(budgets.force, 0.9)
