@@ -45,11 +45,11 @@ def adaptive(few_tokens_target: Path, few_tokens_drafter: Path) -> Iterator[Engi
         yield llm
 
 
-def run(llm: Engine, sampling: str) -> tuple[list[list[int]], dict[str, float]]:
+def run(llm: Engine, sampling: str, count: int = 8) -> tuple[list[list[int]], dict[str, float]]:
     """Answers and what was counted; from an empty cache."""
     llm.call(reset_prefix_cache)
     llm.rpc("reset_redrafter_stats")
-    answers = single_tokens_of(llm.run(few_tokens.requests(sampling)))
+    answers = single_tokens_of(llm.run(few_tokens.requests(sampling, count)))
     (stats,) = llm.rpc("redrafter_stats")
     assert stats["accepted_matched_tokens"] > 5, "paths were hardly used"
     assert stats["matched_tokens"] > stats["accepted_matched_tokens"]
@@ -95,8 +95,8 @@ def test_without_being_forced_output_equals_plain_and_nothing_waits(
     adaptive.rpc(budgets.leave_alone)
     adaptive.rpc(no_waiting.watch)
     adaptive.call(reset_prefix_cache)
-    for sampling, expected in few_tokens_plain.items():
-        assert single_tokens_of(adaptive.run(few_tokens.requests(sampling))) == expected
+    answers = single_tokens_of(adaptive.run(few_tokens.requests("greedy", count=4)))
+    assert answers == few_tokens_plain["greedy"][:4]
     ((calls, found),) = adaptive.rpc(no_waiting.findings)
     assert calls > 10
     assert not found
@@ -184,10 +184,10 @@ def test_what_was_learned_outlives_sleep(
         enable_prefix_caching=False,  # it would keep what spoiled weights computed
         speculative_config={"model": str(few_tokens_drafter), **SHAPE},
     ) as llm:
-        assert run(llm, "greedy")[0] == few_tokens_plain["greedy"]
+        assert run(llm, "greedy", count=4)[0] == few_tokens_plain["greedy"][:4]
         before = llm.rpc(context_matching.probabilities)
         llm.rpc("sleep", 2)
         llm.rpc("wake_up")
         llm.rpc("reload_weights")
         assert llm.rpc(context_matching.probabilities) == before
-        assert run(llm, "greedy")[0] == few_tokens_plain["greedy"]
+        assert run(llm, "greedy", count=4)[0] == few_tokens_plain["greedy"][:4]
