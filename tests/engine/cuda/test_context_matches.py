@@ -1,4 +1,7 @@
-"""Continuations found in the text, verified beside the drafter's and alone: output is plain's."""
+"""Continuations found in the text, verified beside the drafter's and alone: output is plain's.
+
+They are on in all other tests as well: `test_parity.py` has chains, grammars and logprobs.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,8 @@ from redrafter_testing.engines import budgets, context_matching
 from redrafter_testing.engines.forked_engine import Engine, reset_prefix_cache
 from redrafter_testing.engines.interpreted_engine import interpreted_engine
 from redrafter_testing.gpu import memory_pool, no_waiting, recorded_graphs
-from redrafter_testing.oracles.oracle_v2 import use_with_async_scheduling
-from redrafter_testing.requests import few_tokens, small_workloads, workloads
-from redrafter_testing.requests.answers import (
-    assert_logprobs_close,
-    single_tokens_of,
-    tokens_of,
-)
+from redrafter_testing.requests import few_tokens
+from redrafter_testing.requests.answers import single_tokens_of
 
 pytestmark = pytest.mark.engine
 
@@ -141,36 +139,6 @@ def test_output_without_a_drafter_equals_plain(
             assert stats["matched_tokens"] == stats["drafted_tokens"]
         (replayed,) = llm.rpc(recorded_graphs.how_often_replayed)
         assert replayed["draft"] > 10
-
-
-def test_chains_grammars_and_logprobs_equal_plain(
-    small_target: Path, oracle_v2: Path, plain_v2: dict[str, list[Any]]
-) -> None:
-    """Scheduled asynchronously, with prefix caching, chunks and preemption."""
-    with interpreted_engine(
-        small_target,
-        setup=use_with_async_scheduling,
-        speculative_config={
-            "model": str(oracle_v2),
-            "num_speculative_tokens": 12,
-            "context_matches": 4,
-        },
-        reasoning_config=small_workloads.REASONING,
-        max_num_batched_tokens=144,
-        num_gpu_blocks_override=14,
-    ) as llm:
-        llm.rpc("reset_redrafter_stats")
-        answers = llm.run(small_workloads.MIXED)
-        for case, answer, expected in zip(workloads.CASES, answers, plain_v2["mixed"], strict=True):
-            assert tokens_of([answer]) == tokens_of([expected]), case.name
-            assert_logprobs_close(answer, expected)
-        assert tokens_of(llm.run(small_workloads.GREEDY)) == [
-            [tokens[: small_workloads.GREEDY_TOKENS] for tokens in answer]
-            for answer in tokens_of(plain_v2["greedy"])
-        ]
-        assert llm.counter("vllm:num_preemptions") > 0
-        (stats,) = llm.rpc("redrafter_stats")
-        assert stats["matched_tokens"] > 10, "paths were hardly verified"
 
 
 def test_what_was_learned_outlives_sleep(
