@@ -49,7 +49,7 @@ from vllm_redrafter.utils.names import METHOD, SUPPORTED_VLLM
 from vllm_redrafter.utils.patching import patched
 
 if TYPE_CHECKING:
-    from vllm.config import ModelConfig, SpeculativeConfig, VllmConfig
+    from vllm.config import SpeculativeConfig, VllmConfig
     from vllm.engine.arg_utils import EngineArgs
 
 
@@ -194,12 +194,13 @@ def _check_target(vllm_config: VllmConfig, drafter: HeadConfig | None, engine: E
     """Refuse what cannot work before any process starts."""
     model = vllm_config.model_config
     if drafter is not None:
-        _check_fit(drafter, model)
+        _check_fit(drafter, vllm_config)
     for reason in engine.refusals(vllm_config):
         raise ConfigError(f"ReDrafter cannot speculate for {model.model!r}: {reason}")
 
 
-def _check_fit(drafter: HeadConfig, model: ModelConfig) -> None:
+def _check_fit(drafter: HeadConfig, vllm_config: VllmConfig) -> None:
+    model = vllm_config.model_config
     for size in size_differences(drafter, model.get_hidden_size(), model.get_vocab_size()):
         raise ConfigError(
             f"the drafter's {size.what} is {size.drafter}, that of the target {model.model!r} is "

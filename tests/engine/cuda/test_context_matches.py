@@ -115,13 +115,11 @@ def test_output_with_fixed_trees_equals_plain(
 ) -> None:
     config = {"model": str(few_tokens_fused_drafter), "adaptive": False, **SHAPE}
     with interpreted_engine(
-        few_tokens_target, skip_tokenizer_init=True, speculative_config=config, **GRAPHS, **TIGHT
+        few_tokens_target, skip_tokenizer_init=True, speculative_config=config, **TIGHT
     ) as llm:
         for sampling, expected in few_tokens_plain.items():
             answers, _ = run(llm, sampling)
             assert answers == expected
-        (replayed,) = llm.rpc(recorded_graphs.how_often_replayed)
-        assert replayed["draft"] > 10
 
 
 def test_output_without_a_drafter_equals_plain(

@@ -11,7 +11,7 @@ from vllm_redrafter.budget.planner import BatchPlanner, arms_of
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.tree.policy import SearchShape
 
-CONFIG = ReDrafterConfig(12, beam_width=4, beam_length=5)
+CONFIG = ReDrafterConfig(12, beam_width=4, beam_length=5, context_matches=0)
 
 
 def machine(row: float, level: float = 0.02, config: ReDrafterConfig = CONFIG) -> CostTable:
