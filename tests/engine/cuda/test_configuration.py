@@ -167,6 +167,10 @@ def test_async_scheduling_is_allowed(
         ({"attention_config": {"backend": "FLASHINFER"}}, "FLASHINFER cannot verify"),
         ({"kv_cache_dtype": "fp8_e5m2"}, "kv_cache_dtype is 'fp8_e5m2'; use 'auto'"),
         ({"speculation": {"head_dtype": "fp8"}}, "vLLM has no layer for it here .*leave it out"),
+        (
+            {"speculation": {"beam_width": 50, "beam_length": 40}},
+            "beam_width 50, beam_length 40 .* make 2080 candidates .* at most 2048; choose smaller",
+        ),
         ({"enable_lora": True}, "one row of logits per request; leave --enable-lora out"),
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size is 2, it must be 1"),
         ({"worker_cls": "other.Worker"}, "worker_cls='other.Worker' cannot be combined"),

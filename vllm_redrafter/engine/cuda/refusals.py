@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from torch import nn
     from vllm.config import VllmConfig
 
+    from vllm_redrafter.config import ReDrafterConfig
+
 
 def refusals(vllm_config: VllmConfig) -> Iterator[str]:
     """Why this engine cannot run this configuration: what it is, and what to do."""
@@ -29,7 +31,9 @@ def refusals(vllm_config: VllmConfig) -> Iterator[str]:
     if not vllm_config.use_v2_model_runner:
         yield "it needs Model Runner V2; unset VLLM_USE_V2_MODEL_RUNNER"
     yield from (f"{reason}; {WITHOUT}" for reason in _head_size_refusals(model.get_head_size()))
-    if Settings.of(vllm_config).config.head_dtype == "fp8":
+    config = Settings.of(vllm_config).config
+    yield from _search_refusals(config)
+    if config.head_dtype == "fp8":
         # Here, as this imports vLLM's quantised layers.
         from vllm_redrafter.engine.cuda.fp8_layer import fp8_obstacles
 
@@ -110,6 +114,22 @@ def _head_size_refusals(head_size: int) -> Iterator[str]:
 
     if head_size not in HEAD_DIMS:
         yield f"its head size is {head_size}; tree attention knows {HEAD_DIMS}"
+
+
+def _search_refusals(config: ReDrafterConfig) -> Iterator[str]:
+    # Here for the same reason.
+    from vllm_redrafter.triton_kernels.build_tree import MAX_CANDIDATES
+
+    matches, levels = config.context_matches, config.beam_length
+    if matches:
+        levels = max(levels, config.path_length)
+    candidates = levels * (config.beam_width + matches)
+    if candidates > MAX_CANDIDATES:
+        yield (
+            f"beam_width {config.beam_width}, beam_length {config.beam_length} and context_matches "
+            f"{matches} make {candidates} candidates for a tree, of which the GPU ranks at most "
+            f"{MAX_CANDIDATES}; choose smaller ones"
+        )
 
 
 def _cache_refusals(vllm_config: VllmConfig) -> Iterator[str]:
