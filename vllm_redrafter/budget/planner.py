@@ -163,10 +163,13 @@ class BatchPlanner:
         # What plain steps, matches and chains take, and all that a search may find.
         explored = {None, MATCH_CHAIN, SearchShape(1, longest), self.arms[-1]}
         self._choice = ArmChoice([arm for arm, shape in enumerate(self.arms) if shape in explored])
-        # By how much matches raise the yield of plain steps, and of searches: by kind of step.
+        # By how much matches raise the yield of plain steps, and how much more searches yield than
+        # requests that are all alike would, matches included: by kind of step.
         self._alone = {CHAINS: Gain(), TREES: Gain()}
         self._beside = {CHAINS: Gain(), TREES: Gain()}
         self._matched_drafts = 0
+        # Of the last plan: requests, those of them that sample, and the most nodes of each.
+        self._batch = 1, 0, config.num_speculative_tokens
         self.shape: SearchShape | None = None
         self._explores = False
         # Steps since what is run changed between drafting and not.
@@ -181,7 +184,8 @@ class BatchPlanner:
         """
         requests, of_sampled = sampled.shape[0], int(np.count_nonzero(sampled))
         at = bucket(requests), of_sampled > 0, of_sampled < requests, max_nodes
-        step = self._choice.next(at, lambda: self._rates(requests, of_sampled, max_nodes))
+        self._batch = requests, of_sampled, max_nodes
+        step = self._choice.next(at, self._rates)
         shape = self.arms[step.arm]
         if shape is not None and self.shape is None and self._settled >= HORIZON:
             for profile in self.profiles:
@@ -258,7 +262,7 @@ class BatchPlanner:
         for shape in paths.keys() & set(self.arms):
             self._alone[_kind_of(shape)].learn(rate(paths[shape], shape) / plain)
         if explored.size:
-            gain = rate(probable, self.shape) / rate(explored, self.shape)
+            gain = rate(probable, self.shape) / self._searched_rate(self.shape)
             self._beside[_kind_of(self.shape)].learn(gain)
 
     def verified(self, expected: tuple[float, float], accepted: tuple[float, float]) -> None:
@@ -272,28 +276,33 @@ class BatchPlanner:
         if self._settled >= UNCOUNTED:
             self.times.stepped(kind, requests, rows, seconds, self._explores)
 
-    def _rates(self, requests: int, of_sampled: int, max_nodes: int) -> Floats:
+    def _rates(self) -> Floats:
         """Tokens per second of each arm."""
-        verify = {kind: self.times.step_seconds(kind, requests) for kind in (CHAINS, TREES)}
+        requests, _, max_nodes = self._batch
         rates = [requests / self._plain_seconds(requests)]
-        greedy, of_others = self.profiles
-        survival = (requests - of_sampled) / requests * greedy.acceptance_ratio * greedy.survival
-        survival += of_sampled / requests * of_others.acceptance_ratio * of_others.survival
         most = search_shape(self.config, max_nodes)
         for arm in self.arms[1:]:
             assert arm is not None
             kind = _kind_of(arm)
             if not arm.beam_length:
                 rates.append(rates[0] * self._alone[kind].mean)
-                continue
-            if arm.beam_width > most.beam_width or arm.beam_length > most.beam_length:
+            elif arm.beam_width > most.beam_width or arm.beam_length > most.beam_length:
                 rates.append(0.0)
-                continue
-            nodes = survival[: arm.beam_length, : arm.beam_width]
-            draft = self.times.draft_seconds(arm, requests)
-            best = best_common_budget(nodes, max_nodes, requests, draft, verify[kind])
-            rates.append(best.tokens_per_second * self._beside[kind].mean)
+            else:
+                rates.append(self._searched_rate(arm) * self._beside[kind].mean)
         return np.array(rates)
+
+    def _searched_rate(self, arm: SearchShape) -> float:
+        """Tokens per second of a search, of requests that are all alike."""
+        requests, of_sampled, max_nodes = self._batch
+        greedy, of_others = self.profiles
+        survival = (requests - of_sampled) / requests * greedy.acceptance_ratio * greedy.survival
+        survival += of_sampled / requests * of_others.acceptance_ratio * of_others.survival
+        nodes = survival[: arm.beam_length, : arm.beam_width]
+        draft = self.times.draft_seconds(arm, requests)
+        verify = self.times.step_seconds(_kind_of(arm), requests)
+        best = best_common_budget(nodes, max_nodes, requests, draft, verify)
+        return best.tokens_per_second
 
     def _plain_seconds(self, requests: int) -> float:
         """A step that verifies does all that a plain one does: where that seems to be slower, it is
@@ -336,6 +345,6 @@ class Gain:
         self.mean, self._seen = 1.0, 0
 
     def learn(self, ratio: float) -> None:
-        """Take a ratio of at least 1 in."""
+        """Take a ratio in."""
         self._seen = min(self._seen + 1, HORIZON)
-        self.mean += (max(ratio, 1.0) - self.mean) / self._seen
+        self.mean += (ratio - self.mean) / self._seen
