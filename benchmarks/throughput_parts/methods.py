@@ -22,8 +22,6 @@ MethodName = Literal[
     "plain", "plain again", "n-gram", "matches alone", "ReDrafter", "adaptive", "random drafter"
 ]
 
-MATCHES_ALONE = 2
-"""Continuations found in the text, where there is no drafter beside them."""
 
 NGRAM_NOTE = (
     "n-gram speculation is measured at temperature 0 only: with vLLM's CPU backend (0.32.0) its "
@@ -145,11 +143,7 @@ def _ngram(num_tokens: int) -> dict[str, Any]:
 
 
 def _without_drafter(num_tokens: int) -> dict[str, Any]:
-    return {
-        "method": "redrafter",
-        "num_speculative_tokens": num_tokens,
-        "context_matches": MATCHES_ALONE,
-    }
+    return {"method": "redrafter", "num_speculative_tokens": num_tokens}
 
 
 def _config(drafter: str, shape: ReDrafterConfig, context_matches: int | None) -> dict[str, Any]:

@@ -175,12 +175,41 @@ def test_matches_alone_are_verified_where_they_yield_more_than_plain_steps_and_d
             )
             ranked = np.sort(both, axis=1)[:, ::-1][:, :K]
             nodes[:, : ranked.shape[1]] = ranked
-            planner.matched(nodes, explored, alone)
+            planner.matched(nodes, alone)
         kind = PLAIN if shape is None else CHAINS if shape.beam_width == 1 else TREES
         rows = requests if shape is None else 4 * requests
         planner.stepped(kind, requests, rows, steps.step(kind, rows))
     share = np.mean([shape in (MATCH_CHAIN, MATCH_TREE) for shape in chosen[500:]])
     assert share > 0.9 if used else share < 0.1
+
+
+def test_a_search_of_requests_that_differ_is_weighed_as_matches_alone_are() -> None:
+    """Of eight requests, the drafter knows two at a time, and the text another two, less well."""
+    config, requests = replace(CONFIG, context_matches=2), 8
+    steps = Machine(machine(0.06, level=0.005, config=config))
+    planner = BatchPlanner(config, steps.table, 32)
+    sampled, chosen = np.zeros(requests, dtype=np.bool_), []
+    alone = np.zeros((requests, 2, 8))
+    alone[:2, 0] = 0.7 ** np.arange(1, 9)
+    for _ in range(1500):
+        shape = planner.plan(sampled, K)
+        chosen.append(shape)
+        if shape is not None:
+            nodes = np.sort(alone.reshape(requests, -1), axis=1)[:, ::-1][:, :K].copy()
+            if shape.beam_length:
+                explored = (
+                    survival(shape, requests, 0.95) * (np.arange(requests) >= 6)[:, None, None]
+                )
+                planner.drafted(explored, sampled, steps.draft(shape, requests))
+                found = explored.reshape(requests, -1)
+                both = np.concatenate([nodes, found], axis=1)
+                nodes = np.sort(both, axis=1)[:, ::-1][:, :K]
+            planner.matched(nodes, alone)
+        kind = PLAIN if shape is None else CHAINS if shape.beam_width == 1 else TREES
+        rows = requests if shape is None else 2 * requests
+        planner.stepped(kind, requests, rows, steps.step(kind, rows))
+    searched = [shape is not None and shape.beam_length > 0 for shape in chosen[500:]]
+    assert np.mean(searched) > 0.9
 
 
 def test_without_matches_there_is_no_arm_for_them() -> None:

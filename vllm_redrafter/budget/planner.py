@@ -235,12 +235,11 @@ class BatchPlanner:
             if of_kind.any():
                 profile.drafted(survival if of_kind.all() else survival[of_kind])
 
-    def matched(self, probable: Floats, explored: Floats, alone: Floats) -> None:
+    def matched(self, probable: Floats, alone: Floats) -> None:
         """Learn what paths found in the text are worth.
 
         Args:
             probable: [N, K], how probable nodes are to be accepted, by the search and by paths.
-            explored: [N, L, W], by the search without paths; empty where nothing was searched.
             alone: [N, M, D], by paths without the search.
         """
         self._matched_drafts += 1
@@ -261,7 +260,7 @@ class BatchPlanner:
         paths = {MATCH_CHAIN: alone[np.arange(requests), best], MATCH_TREE: alone}
         for shape in paths.keys() & set(self.arms):
             self._alone[_kind_of(shape)].learn(rate(paths[shape], shape) / plain)
-        if explored.size:
+        if self.shape.beam_length:
             gain = rate(probable, self.shape) / self._searched_rate(self.shape)
             self._beside[_kind_of(self.shape)].learn(gain)
 

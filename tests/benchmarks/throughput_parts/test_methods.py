@@ -62,7 +62,6 @@ def test_matches_alone_have_no_drafter() -> None:
     assert alone[0].speculative_config == {
         "method": "redrafter",
         "num_speculative_tokens": 12,
-        "context_matches": 2,
     }
     assert alone[0].levels == (1, 4)
     assert alone[0].is_adaptive and alone[0].drafts_with_redrafter

@@ -181,7 +181,7 @@ class AdaptiveDrafting(FixedDrafting):
         self._remember(request_ids, draft.log_odds, draft.match_lengths)
         if matches is not None:
             alone = self.proposer.path_survival(matches, self._sampled)
-            self.planner.matched(draft.probable, draft.explored, alone)
+            self.planner.matched(draft.probable, alone)
         return draft.tree
 
     def took(self, requests: int, seconds: float) -> None:
