@@ -129,9 +129,10 @@ def parser() -> argparse.ArgumentParser:
     add("--concurrency", **several, type=positive, help="requests in flight (default 1 4 8)")
     add(
         "--shape",
-        **several,
+        **{**several, "nargs": "*"},
         metavar="[C=]WxL:K",
-        help="fixed beam width, beam length, tree nodes; C= for concurrency C only (default 2x4:6)",
+        help="fixed beam width, beam length, tree nodes; C= for concurrency C only (default 2x4:6; "
+        "none where nothing is given)",
     )
     add(
         "--adaptive",
@@ -198,7 +199,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = command.parse_args(argv)
     # Not argparse defaults: `extend` would add to them.
     args.concurrency = args.concurrency or [1, 4, 8]
-    args.shape = args.shape or ["2x4:6"]
+    args.shape = ["2x4:6"] if args.shape is None else args.shape
     args.adaptive = args.adaptive or ["4x5:12"]
     if (args.min_tokens or 0) > args.max_tokens:
         command.error(

@@ -108,7 +108,7 @@ def plan(
     if matches_alone:
         for k in dict.fromkeys(shape.num_speculative_tokens for shape in maxima):
             methods.append(Method("matches alone", str(k), everywhere, _without_drafter(k)))
-    fixed = _levels_of([_bound_shape(text) for text in shapes], levels)
+    fixed = _levels_of([_bound_shape(text) for text in shapes], levels) if shapes else {}
     for matches in dict.fromkeys(context_matches) or [None]:
         found = "" if matches is None else f", matches {matches}"
         for shape, at in fixed.items():
