@@ -127,7 +127,7 @@ def test_both_kinds_of_tree_are_accepted(tree: Any) -> None:
 def test_an_unknown_tree_is_refused_and_the_known_ones_are_named(tree: Any) -> None:
     with pytest.raises(ConfigError) as error:
         ReDrafterConfig(16, tree=tree)
-    assert f"tree must be one of explored, beams, got {tree!r}" in str(error.value)
+    assert f"tree must be one of explored, beams, chain, got {tree!r}" in str(error.value)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "FP8", None])

@@ -341,7 +341,7 @@ def test_num_speculative_tokens_is_missing_without_a_drafter(target: Path) -> No
         (128, {}, "num_speculative_tokens must be between 1 and 127.*got 128"),
         (4, {"beam_width": 0}, "beam_width must be an integer of at least 1, got 0"),
         (4, {"beam_length": -1}, "beam_length must be an integer of at least 1, got -1"),
-        (4, {"tree": "oak"}, "tree must be one of explored, beams, got 'oak'"),
+        (4, {"tree": "oak"}, "tree must be one of explored, beams, chain, got 'oak'"),
         (
             4,
             {"unknown": 1},

@@ -9,7 +9,8 @@ candidates before it in the order "more probable first, ties by level, then by b
 Ranks 0 .. K-1 become nodes 1 .. K. A parent is never less probable than its child and stands on an
 earlier level, so this order is topological and every prefix of it is a tree.
 
-A request that needs a chain gets its best finished beam instead, whose nodes rank by level.
+A request that needs a chain gets the path instead of which the most tokens are expected, that is
+the greatest sum of p over its nodes; they rank by level.
 
 Where a budget shares verification among the batch's nodes, it needs their scores, and later what
 the drafter thought of those that were judged: `ScoredTrees` keeps both in node order. What the next
@@ -98,16 +99,13 @@ class NodeLimits(NamedTuple):
     """What requests ask of their trees.
 
     Attributes:
-        chains: [R] int32, 1 for a chain, the best finished beam; 0 for a tree.
+        chains: [R] int32, 1 for a chain, 0 for a tree.
         limits: [R] int32, the most nodes that `num_nodes` tells of, the root not counted; the
             others are written nonetheless.
-        chain_length: levels that beams have which are finished; None for all. Below them may be
-            other candidates, of paths found in the text.
     """
 
     chains: Tensor
     limits: Tensor
-    chain_length: int | None = None
 
 
 class DraftRows(NamedTuple):
@@ -178,7 +176,7 @@ def build_tree(
     scored = out if isinstance(out, ScoredTrees) and log_odds is not None else None
     matched = out if isinstance(out, ScoredTrees) and match_lengths is not None else None
     _check_rows(root_tokens, out, scored, node_limits, rows)
-    chains, limits, chain_length = node_limits or (root_tokens, root_tokens, None)
+    chains, limits = node_limits or (root_tokens, root_tokens)
     probs = rows.probs if rows is not None else None
     has_entries, entries = entries is not None, root_tokens if entries is None else entries
     requests, length, width = tokens.shape
@@ -204,7 +202,6 @@ def build_tree(
         matched.match_lengths if matched is not None else out.tokens,
         WIDTH=width,
         NUM=num,
-        CHAIN_LENGTH=length if chain_length is None else chain_length,
         BLOCK=block,
         CHUNK=chunk,
         SLOTS=slots,

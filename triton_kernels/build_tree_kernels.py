@@ -29,23 +29,40 @@ def _rank(
 
 
 @triton.jit
-def _is_on_best_beam(
+def _above(
+    at,  # int32 values, candidates; -1 for none
+    back_pointers_ptr,  # [NUM], of the request
+    WIDTH: tl.constexpr,
+):
+    """The parents of candidates; -1 above level 0, where back-pointers say nothing."""
+    beam = tl.load(back_pointers_ptr + at, mask=at >= WIDTH, other=0).to(tl.int32)
+    return tl.where(at >= WIDTH, (at // WIDTH - 1) * WIDTH + beam, -1)
+
+
+@triton.jit
+def _is_on_best_path(
     index,  # [BLOCK] int32 values
+    scores,  # [BLOCK] fp32 values
     back_pointers_ptr,  # [NUM], of the request
     scores_ptr,  # [NUM] fp32, likewise
     WIDTH: tl.constexpr,
-    LENGTH: tl.constexpr,
+    NUM: tl.constexpr,
 ):
-    """Which candidates the best beam of so many levels passes through; none if it is dead."""
-    is_on = index < 0
-    if LENGTH > 0:
-        at = tl.full([], (LENGTH - 1) * WIDTH, tl.int32)
-        if tl.load(scores_ptr + at) > float("-inf"):
-            for _ in range(LENGTH):
-                is_on = is_on | (index == at)
-                beam_above = tl.load(back_pointers_ptr + at).to(tl.int32)
-                # On level 0, where back-pointers say nothing, the climb ends.
-                at = tl.where(at < WIDTH, at, (at // WIDTH - 1) * WIDTH + beam_above)
+    """Which candidates the path passes through of which the most tokens are expected."""
+    # Of the path that ends at each candidate; a dead one ends none.
+    expected = tl.where(scores > float("-inf"), tl.exp(scores), -1.0)
+    at = _above(tl.where(scores > float("-inf"), index, -1), back_pointers_ptr, WIDTH)
+    for _ in range(NUM // WIDTH - 1):
+        above = tl.load(scores_ptr + at, mask=at >= 0, other=float("-inf"))
+        expected += tl.exp(above)
+        at = _above(at, back_pointers_ptr, WIDTH)
+    most = tl.max(expected, axis=0)
+    end = tl.min(tl.where(expected == most, index, NUM), axis=0)
+    end = tl.where(most >= 0.0, end, -1)
+    is_on = index == end
+    for _ in range(NUM // WIDTH - 1):
+        end = _above(end, back_pointers_ptr, WIDTH)
+        is_on = is_on | (index == end)
     return is_on
 
 
@@ -69,7 +86,6 @@ def _select_nodes(
     out_match_lengths,  # [entries, SLOTS] int32, written where HAS_MATCHES
     WIDTH: tl.constexpr,
     NUM: tl.constexpr,
-    CHAIN_LENGTH: tl.constexpr,
     BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
     SLOTS: tl.constexpr,
@@ -92,7 +108,7 @@ def _select_nodes(
         wants_chain = tl.load(chains + request) != 0
         if wants_chain:
             pointers_ptr = back_pointers + request * NUM
-            is_on = _is_on_best_beam(index, pointers_ptr, scores_ptr, WIDTH, CHAIN_LENGTH)
+            is_on = _is_on_best_path(index, scores, pointers_ptr, scores_ptr, WIDTH, NUM)
             rank = tl.where(is_on, level, SLOTS)
     is_node = is_candidate & (scores > float("-inf")) & (rank < SLOTS - 1)
 

@@ -35,7 +35,6 @@ def _join_matches(
     match_lengths,  # [R, PATHS] int32
     probabilities,  # [2, MATCHES, DEPTH] fp32
     temperatures,  # [R] fp32
-    chains,  # [R] int32
     out_tokens,  # [R, LEVELS, COLUMNS] int64, written
     out_back_pointers,  # [R, LEVELS, COLUMNS] int64, written
     out_scores,  # [R, LEVELS, COLUMNS] fp32, written
@@ -58,8 +57,6 @@ def _join_matches(
     own_column = WIDTH + path
     is_own = (column[None, :] == own_column[:, None]) & (path < PATHS)[:, None]
     matched = tl.load(match_lengths + request * PATHS + path, mask=path < PATHS, other=0)
-    # A chain has no branches.
-    matched = tl.where(tl.load(chains + request) != 0, 0, matched)
     kind = (tl.load(temperatures + request) > 0.0).to(tl.int32)
     # Of each path: the column of its last node, and whether the search has all of it so far.
     at_column, shared = tl.zeros([BLOCK_PATHS], tl.int32), path < PATHS
@@ -160,7 +157,6 @@ def join_matches(
     paths: MatchBuffers,
     probabilities: Tensor,
     temperatures: Tensor,
-    chains: Tensor,
     out: JoinedBuffers,
 ) -> None:
     """Join the nodes of R requests.
@@ -171,7 +167,6 @@ def join_matches(
         probabilities: [2, LONGEST_MATCH, D] fp32, of a path's node given its parent, of greedy and
             of sampled requests, by length of the match and depth; above 0.
         temperatures: [R] fp32, above 0 for requests that sample.
-        chains: [R] int32, 1 for a request that needs a chain, which gets no paths; 0 for others.
         out: of these sizes, for at least R requests; the first R are written, `log_odds` where
             the search has them.
 
@@ -190,7 +185,6 @@ def join_matches(
         ("search.log_odds", log_odds, grid, torch.float32),
         ("probabilities", probabilities, (2, matches, depth), torch.float32),
         ("temperatures", temperatures, (requests,), torch.float32),
-        ("chains", chains, (requests,), torch.int32),
     ):
         require(
             tuple(tensor.shape) == shape and tensor.dtype == dtype and tensor.is_contiguous(),
@@ -217,7 +211,6 @@ def join_matches(
         paths.lengths,
         probabilities,
         temperatures,
-        chains,
         out.tokens,
         out.back_pointers,
         out.scores,

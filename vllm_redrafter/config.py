@@ -22,7 +22,7 @@ MOST_MATCHES = 4
 LONGEST_PATH = 8
 """Tokens of such a continuation."""
 
-TreeKind = Literal["explored", "beams"]
+TreeKind = Literal["explored", "beams", "chain"]
 HeadDtype = Literal["auto", "fp8"]
 
 
@@ -50,7 +50,8 @@ class ReDrafterConfig:
         beam_width: W, the beams kept by the search.
         beam_length: L, the tokens drafted per beam.
         tree: `explored` verifies the K most probable nodes that the search visited; `beams`, of
-            these, only those on a finished beam (the paper's prefix dedup).
+            these, only those on a finished beam (the paper's prefix dedup); `chain`, a single
+            path, as vLLM's own methods do, on whichever of its attention backends.
         adaptive: K, W and L are maxima: every step verifies as many nodes of the whole batch as
             pay, and drafts only where drafting pays. Without it, they hold at every step.
         context_matches: M, how many continuations that a request's own text has of its last tokens

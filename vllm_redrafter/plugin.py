@@ -26,12 +26,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from vllm_redrafter.checkpoints.fit import size_differences
+from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.engine import published
-from vllm_redrafter.engine.attention_check import RAY
+from vllm_redrafter.engine.chains import NODES_WITH_STATES, announcement, as_chain
+from vllm_redrafter.engine.refusals import OR_CHAINS, RAY
 from vllm_redrafter.engine.request_options import check_request
 from vllm_redrafter.engine.selection import Engine, engine_here
 from vllm_redrafter.engine.speculative_config import (
@@ -49,7 +52,7 @@ from vllm_redrafter.utils.names import METHOD, SUPPORTED_VLLM
 from vllm_redrafter.utils.patching import patched
 
 if TYPE_CHECKING:
-    from vllm.config import SpeculativeConfig, VllmConfig
+    from vllm.config import ModelConfig, SpeculativeConfig, VllmConfig
     from vllm.engine.arg_utils import EngineArgs
 
 
@@ -90,10 +93,17 @@ def _create_engine_config(
     requested, of_target = requested_of(args)
     if not is_ours(requested):
         return original(args, *rest, **kwargs)
-    config, drafter = validated(requested)
+    target = functools.cache(lambda: _target(args, of_target))
+    config, drafter = validated(
+        requested, lambda: NODES_WITH_STATES if target().is_hybrid else None
+    )
     _check_version()
     engine = engine_here()
     _check_arguments(args, engine)
+    if reasons := _chain_reasons(config, engine, target):
+        config = as_chain(config)
+    else:
+        _check_backend(args, engine)
     settings = {
         "model": requested.get("model"),
         "revision": requested.get("revision"),
@@ -113,18 +123,15 @@ def _create_engine_config(
         "spec_tokens": None,
         "additional_config": {**args.additional_config, METHOD: settings},
         "worker_cls": engine.worker,
-        **engine.arguments,
+        **({} if reasons else engine.tree_arguments),
         **of_target,
     }
-    before = {name: getattr(args, name) for name in changed}
-    _set_all(args, changed)
-    try:
+    with _changed(args, changed):
         vllm_config = original(args, *rest, **kwargs)
-    finally:
-        # The caller's arguments stay as they were: an engine may be made from them again.
-        _set_all(args, before)
     _check_target(vllm_config, drafter, engine)
     _announce(settings, drafter)
+    if reasons:
+        _log_chains(reasons)
     parallel = vllm_config.parallel_config
     # Only here is it settled: vLLM's CPU platform makes "mp" of "uni".
     if engine.executor is not None and parallel.distributed_executor_backend == "mp":
@@ -134,10 +141,30 @@ def _create_engine_config(
     return vllm_config
 
 
+def _target(args: EngineArgs, of_target: Mapping[str, Any]) -> ModelConfig:
+    """What vLLM knows of the target by its configuration."""
+    with _changed(args, of_target):
+        return args.create_model_config()
+
+
+def _chain_reasons(
+    config: ReDrafterConfig, engine: Engine, target: Callable[[], ModelConfig]
+) -> list[str]:
+    if config.tree == "chain":
+        return ["the speculative config asks for them"]
+    return list(engine.chain_reasons(target()))
+
+
 def _sets_graph_sizes(args: EngineArgs) -> bool:
     places = args, args.compilation_config
     keys = "cudagraph_capture_sizes", "max_cudagraph_capture_size"
     return any(getattr(place, key) is not None for place in places for key in keys)
+
+
+def _log_chains(reasons: list[str]) -> None:
+    from vllm.logger import init_logger
+
+    init_logger("vllm.redrafter").info("%s", announcement(reasons))
 
 
 def _announce(settings: Mapping[str, Any], drafter: HeadConfig | None) -> None:
@@ -156,9 +183,17 @@ def _announce(settings: Mapping[str, Any], drafter: HeadConfig | None) -> None:
         logger.info("ReDrafter: %s", drafter.advice)
 
 
-def _set_all(owner: Any, values: Mapping[str, Any]) -> None:
-    for name, value in values.items():
-        setattr(owner, name, value)
+@contextmanager
+def _changed(args: EngineArgs, values: Mapping[str, Any]) -> Iterator[None]:
+    """The caller's arguments with others in their places; an engine may be made from them again."""
+    before = {name: getattr(args, name) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(args, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(args, name, value)
 
 
 def _check_version() -> None:
@@ -181,12 +216,15 @@ def _check_arguments(args: EngineArgs, engine: Engine) -> None:
     # Here as well as by the whole configuration: vLLM would first ask for Ray to be installed.
     if "ray" in (args.distributed_executor_backend, args.data_parallel_backend):
         raise ConfigError(f"ReDrafter cannot speculate: {RAY}")
+
+
+def _check_backend(args: EngineArgs, engine: Engine) -> None:
     attention = args.attention_config
     requested = args.attention_backend or attention.backend or attention.backend_per_kind
     if engine.is_v2 and requested:
         raise ConfigError(
             f"the attention backend {requested} cannot verify token trees, ReDrafter brings its "
-            "own: leave --attention-backend out"
+            f"own: leave --attention-backend out, {OR_CHAINS}"
         )
 
 

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from redrafter_testing.models.families import FAMILIES
+from redrafter_testing.models.families import FAMILIES, without_trees
+from redrafter_testing.models.families.chained import CHAINED
 from redrafter_testing.models.families.quantised import QUANTISED
-from redrafter_testing.models.families.refused import REFUSED
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "compatibility.md"
-SHOWN = {"cpu": r"run\b", "v2": r"(interpreter|Hopper)\b"}
+SHOWN = {"cpu": r"(chains: )?run\b", "v2": r"(chains: )?(interpreter|Hopper)\b"}
+SERVED = (*FAMILIES, *CHAINED)
+NO_TREES = (*without_trees.CHAINED, *without_trees.REFUSED)
 
 
 def rows_of(heading: str) -> list[list[str]]:
@@ -32,21 +34,21 @@ FAMILY_ROWS = {
 
 
 def test_every_tested_family_has_its_row_and_every_row_its_test() -> None:
-    tested = {family.architecture for family in (*FAMILIES, *REFUSED)}
+    tested = {family.architecture for family in (*SERVED, *NO_TREES)}
     assert FAMILY_ROWS.keys() == tested
     assert len(tested) >= 30
 
 
-@pytest.mark.parametrize("architecture", sorted({f.architecture for f in FAMILIES}))
+@pytest.mark.parametrize("architecture", sorted({f.architecture for f in SERVED}))
 def test_a_served_family_s_words_are_its_tests(architecture: str) -> None:
-    engines = {e for f in FAMILIES if f.architecture == architecture for e in f.engines}
+    engines = {e for f in SERVED if f.architecture == architecture for e in f.engines}
     for engine, word in zip(("cpu", "v2"), FAMILY_ROWS[architecture], strict=True):
         assert bool(re.match(SHOWN[engine], word)) == (engine in engines), (engine, word)
 
 
-@pytest.mark.parametrize("architecture", [family.architecture for family in REFUSED])
-def test_a_refused_family_s_words_say_so(architecture: str) -> None:
-    assert all(word.startswith("refused: ") for word in FAMILY_ROWS[architecture])
+@pytest.mark.parametrize("architecture", [family.architecture for family in NO_TREES])
+def test_the_words_of_a_family_without_trees_say_so(architecture: str) -> None:
+    assert all(re.match("refused: |chains", word) for word in FAMILY_ROWS[architecture])
 
 
 def test_quantised_targets_have_their_rows() -> None:

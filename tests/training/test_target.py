@@ -20,12 +20,15 @@ from transformers.models import (
     qwen3_vl,
 )
 
+from redrafter_testing.models.families.chained import CHAINED
+from redrafter_testing.models.families.family import Family
 from redrafter_testing.models.quantised import FORMATS, quantise
 from redrafter_testing.models.tiny_models import make_small_target
 from vllm_redrafter.training.batches import TextBatch
 from vllm_redrafter.training.target import (
     TargetHead,
     final_norm,
+    keeps_rows_apart,
     load_ends,
     load_target,
     model_factory,
@@ -66,6 +69,13 @@ CONFIGS = {
     "gpt_neox": gpt_neox.GPTNeoXConfig(**SIZES),
     **SEEING,
 }
+
+
+RECURRENT = [
+    family
+    for family in CHAINED
+    if family.architecture in ("Qwen3NextForCausalLM", "GraniteMoeHybridForCausalLM")
+]
 
 
 def saved(config: Any, folder: Path, **arguments: Any) -> Path:
@@ -127,6 +137,24 @@ def test_rows_of_text_that_are_packed_do_not_see_each_other(name: str, tmp_path:
     for part in (slice(7), slice(7, 12)):
         alone = whole.base_model(tokens[:, part], use_cache=False).last_hidden_state
         torch.testing.assert_close(packed[:, part], alone)
+
+
+@pytest.mark.parametrize("family", RECURRENT, ids=lambda family: family.name)
+def test_rows_do_not_see_each_other_where_a_state_goes_on(family: Family, tmp_path: Path) -> None:
+    whole = load_target(family.make(tmp_path))
+    assert not keeps_rows_apart(whole)
+    tokens = torch.randint(1, 20, (2, 14))
+    positions = torch.tensor([[*range(7), *range(5), 0, 0], [*range(14)]])
+    batch = TextBatch(tokens, torch.ones_like(tokens).bool(), positions)
+    packed = read_target(whole, batch).last
+    for row, part in ((0, slice(7)), (0, slice(7, 12)), (1, slice(14))):
+        alone = whole.base_model(tokens[row : row + 1, part], use_cache=False).last_hidden_state
+        torch.testing.assert_close(packed[row : row + 1, part], alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_attention_keeps_rows_apart(name: str, tmp_path: Path) -> None:
+    assert keeps_rows_apart(load_target(saved(CONFIGS[name], tmp_path)))
 
 
 def test_a_quantised_target_is_refused(tmp_path: Path) -> None:

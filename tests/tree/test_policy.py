@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 from vllm_redrafter.config import ReDrafterConfig, TreeKind
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.tree.beam_search import ExploredNodes, beam_search
-from vllm_redrafter.tree.policy import allowed_nodes, candidate_log_probs, search_shape
+from vllm_redrafter.tree.policy import (
+    allowed_nodes,
+    candidate_log_probs,
+    on_best_path,
+    search_shape,
+)
 
 SIZES = st.integers(1, 8)
 
@@ -62,11 +67,21 @@ def test_trees_of_beams_leave_out_what_no_finished_beam_passes_through(
     assert kept.tolist() == [[[False, True, False], [True, True, False]]]
 
 
-def test_a_chain_is_the_best_finished_beam(explored: ExploredNodes) -> None:
-    kept = candidate_log_probs(explored, chain=torch.tensor([True])) > -torch.inf
-    assert kept.tolist() == [[[False, True, False], [True, False, False]]]
-    free = candidate_log_probs(explored, chain=torch.tensor([False]))
-    assert torch.equal(free, explored.log_probs)
+def test_a_chain_is_the_path_of_which_the_most_tokens_are_expected(
+    explored: ExploredNodes,
+) -> None:
+    found = explored.back_pointers, explored.log_probs
+    kept = on_best_path(*found)
+    assert kept.isfinite().tolist() == [[[False, True, False], [True, False, False]]]
+    assert torch.equal(kept[kept.isfinite()], torch.tensor([-0.2, -0.4]))
+    # The best node of the first level, which nothing grew from, is worth more than both.
+    explored.log_probs[0, 1] -= 3
+    assert on_best_path(*found).isfinite().nonzero().tolist() == [[0, 0, 0]]
+
+
+def test_no_node_is_on_the_best_path_where_there_is_none() -> None:
+    none = torch.full((2, 3, 2), -torch.inf)
+    assert torch.equal(on_best_path(torch.full((2, 3, 2), 99), none), none)
 
 
 @pytest.mark.parametrize("tree", get_args(TreeKind))

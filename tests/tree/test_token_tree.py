@@ -235,7 +235,7 @@ def test_a_real_searchs_beams_tree_is_the_papers_dedup(
 
 @drawn
 @given(explored_nodes(), max_nodes_of_a_tree, st.sampled_from(["explored", "beams"]), st.data())
-def test_a_chain_is_exactly_the_best_beam_and_leaves_other_requests_alone(
+def test_a_chain_is_a_best_path_and_leaves_other_requests_alone(
     explored: ExploredNodes, max_nodes: int, kind: str, data: st.DataObject
 ) -> None:
     requests = len(explored.tokens)
@@ -245,12 +245,33 @@ def test_a_chain_is_exactly_the_best_beam_and_leaves_other_requests_alone(
     assert_trees(tree, root_tokens(explored), max_nodes + 1)
     for request in range(requests):
         if chain[request]:
-            beams = beams_of(explored, request)
-            best = beams[0] if beams else ()
-            kept = min(len(best), max_nodes)
-            assert prefixes_of(tree, request) == [best[: i + 1] for i in range(kept)]
+            beams = on_beams(beams_of(explored, request))
+            found = explored_log_probs(explored, request)
+            allowed = [node for node in found if kind == "explored" or node in beams]
+            expected = {
+                path: sum(math.exp(found[path[:depth]]) for depth in range(1, len(path) + 1))
+                for path in allowed
+            }
+            most = max(expected.values(), default=0.0)
+            best = [path for path in allowed if expected[path] > most - 1e-5]
+            kept = prefixes_of(tree, request)
+            assert kept in [
+                [path[:depth] for depth in range(1, min(len(path), max_nodes) + 1)]
+                for path in best or [()]
+            ]
         else:
             assert prefixes_of(tree, request) == prefixes_of(free, request)
+
+
+def test_a_tree_of_kind_chain_is_a_chain_for_every_request() -> None:
+    explored = ExploredNodes(
+        torch.tensor([[[1, 2], [3, 4]]]).repeat(2, 1, 1),
+        torch.tensor([[[0, 0], [0, 1]]]).repeat(2, 1, 1),
+        torch.tensor([[[-0.1, -0.2], [-5.0, -0.3]], [[-0.1, -0.2], [-0.2, -0.3]]]),
+    )
+    tree = build(explored, 3, tree="chain")
+    assert prefixes_of(tree, 0) == [(2,), (2, 4)]
+    assert prefixes_of(tree, 1) == [(1,), (1, 3)]
 
 
 @drawn

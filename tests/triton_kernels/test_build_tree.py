@@ -145,32 +145,27 @@ def test_scored_trees_keep_each_node_s_score_and_log_odds(
         assert (out.log_probs[entry] == SENTINEL).all() and (out.log_odds[entry] == SENTINEL).all()
 
 
-@pytest.mark.parametrize("chain_length", [2, 0])
-def test_a_chain_ends_where_the_search_does(device: torch.device, chain_length: int) -> None:
-    """Below it, and beside it, are paths of other requests; a request without a search has none."""
+@pytest.mark.parametrize("levels", [2, 0])
+def test_a_chain_ends_where_its_request_s_candidates_do(device: torch.device, levels: int) -> None:
+    """Below it, and beside it, are those of other requests."""
     explored = random_search(3, 4, 3)
     chain = torch.tensor([True, False, True])
     limits = torch.full((3,), 12)
-    below = explored.log_probs.masked_fill(
-        chain[:, None, None] & (torch.arange(4) >= chain_length)[:, None], -torch.inf
-    )
+    is_below = chain[:, None, None] & (torch.arange(4) >= levels)[:, None]
+    explored = replace(explored, log_probs=explored.log_probs.masked_fill(is_below, -torch.inf))
     out = ScoredTrees(3, 12, device)
     build_tree(
         roots(3).to(device),
-        *on(device, replace(explored, log_probs=below)),
+        *on(device, explored),
         out,
-        node_limits=NodeLimits(chain.int().to(device), limits.int().to(device), chain_length),
+        node_limits=NodeLimits(chain.int().to(device), limits.int().to(device)),
     )
-    levels = max(chain_length, 1)
-    parts = explored.tokens, explored.back_pointers, below
-    search = ExploredNodes(*(part[:, :levels] for part in parts))
-    chains = TokenTree.from_explored(roots(3), search, 12, chain=chain)
-    trees = TokenTree.from_explored(roots(3), explored, 12)
-    assert out.num_nodes.tolist() == [1 + chain_length, 13, 1 + chain_length]
+    expected = TokenTree.from_explored(roots(3), explored, 12, chain=chain)
+    assert out.num_nodes[1] == 13
+    assert max(out.num_nodes[0], out.num_nodes[2]) == levels + 1
+    assert torch.equal(out.num_nodes.cpu(), expected.num_nodes)
     for name in ("tokens", "parents", "depths", "ancestors"):
-        expected = getattr(chains, name).clone()
-        expected[1] = getattr(trees, name)[1]
-        assert torch.equal(getattr(out, name).cpu(), expected), name
+        assert torch.equal(getattr(out, name).cpu(), getattr(expected, name)), name
 
 
 def test_trees_keep_the_lengths_of_their_nodes_matches(device: torch.device) -> None:

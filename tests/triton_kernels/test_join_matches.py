@@ -32,7 +32,6 @@ def join(
     explored: ExploredNodes,
     matches: ContextMatches,
     device: torch.device,
-    chains: list[int],
     log_odds: Tensor | None = None,
 ) -> JoinedBuffers:
     """Every other request samples."""
@@ -50,23 +49,15 @@ def join(
         None if log_odds is None else log_odds.to(device),
     )
     temperatures = torch.tensor([0.0, 0.7] * (REQUESTS // 2), device=device)
-    on_chain = torch.tensor(chains, dtype=torch.int32, device=device)
-    join_matches(search, paths, probabilities(depth, device), temperatures, on_chain, out)
+    join_matches(search, paths, probabilities(depth, device), temperatures, out)
     assert all((buffer[REQUESTS:] == GARBAGE).all() for buffer in vars(out).values())
     return out
 
 
-def assert_joined(
-    explored: ExploredNodes,
-    matches: ContextMatches,
-    device: torch.device,
-    chains: list[int] | None = None,
-) -> None:
-    chains = chains or [0] * REQUESTS
+def assert_joined(explored: ExploredNodes, matches: ContextMatches, device: torch.device) -> None:
     log_odds = torch.rand(explored.log_probs.shape)
-    out = join(explored, matches, device, chains, log_odds)
-    lengths = matches.lengths.masked_fill(torch.tensor(chains)[:, None] > 0, 0)
-    nodes = joined(explored, matches._replace(lengths=lengths))
+    out = join(explored, matches, device, log_odds)
+    nodes = joined(explored, matches)
     for found, expected in (
         (out.tokens, nodes.explored.tokens),
         (out.back_pointers, nodes.explored.back_pointers),
@@ -98,10 +89,6 @@ def test_either_may_be_the_deeper_one(
         assert_joined(*search_and_paths(seed, length, width, num_paths, depth), device)
 
 
-def test_a_request_that_needs_a_chain_gets_no_paths(device: torch.device) -> None:
-    assert_joined(*search_and_paths(0), device, chains=[1, 0, 0, 1])
-
-
 def test_paths_without_a_search_are_the_whole_grid(device: torch.device) -> None:
     _, matches = search_and_paths(1)
     none = torch.zeros(REQUESTS, 0, 0)
@@ -109,14 +96,14 @@ def test_paths_without_a_search_are_the_whole_grid(device: torch.device) -> None
 
 
 def test_log_odds_are_left_alone_where_nobody_asks(device: torch.device) -> None:
-    out = join(*search_and_paths(0), device, [0] * REQUESTS)
+    out = join(*search_and_paths(0), device)
     assert (out.log_odds == GARBAGE).all()
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_no_node_is_more_probable_than_its_parent(seed: int, device: torch.device) -> None:
     """By which `build_tree` puts parents first."""
-    out = join(*search_and_paths(seed), device, [0] * REQUESTS)
+    out = join(*search_and_paths(seed), device)
     for level in range(1, out.tokens.shape[1]):
         scores = out.scores[:REQUESTS, level]
         parents = out.scores[:REQUESTS, level - 1].gather(1, out.back_pointers[:REQUESTS, level])
@@ -128,7 +115,6 @@ def test_no_node_is_more_probable_than_its_parent(seed: int, device: torch.devic
     [
         ({"probabilities": torch.zeros(2, 5, 4)}, "probabilities"),
         ({"temperatures": torch.zeros(4).double()}, "temperatures"),
-        ({"chains": torch.zeros(3).int()}, "chains"),
         ({"paths": MatchBuffers(3, 2, 5, 8, "cpu")}, "search: 4 requests"),
         ({"out": JoinedBuffers(4, (3, 3), (1, 5), "cpu")}, "out: expected a grid"),
         ({"search": SearchedNodes(*torch.zeros(3, 4, 3, 3), None)}, "search.tokens"),
@@ -141,7 +127,6 @@ def test_what_does_not_fit_is_named(changed: dict[str, Any], named: str) -> None
         "paths": MatchBuffers(4, 2, 5, 8, "cpu"),
         "probabilities": torch.zeros(2, 5, 5),
         "temperatures": torch.zeros(4),
-        "chains": torch.zeros(4).int(),
         "out": JoinedBuffers(4, (3, 3), (2, 5), "cpu"),
     }
     with pytest.raises(ValueError, match=named):

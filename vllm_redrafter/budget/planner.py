@@ -317,14 +317,15 @@ def _kind_of(shape: SearchShape) -> int:
 def arms_of(config: ReDrafterConfig, has_drafter: bool) -> tuple[SearchShape, ...]:
     """What to choose among, plain decoding aside: matches alone, and searches."""
     # A single path is a chain.
-    matching = (MATCH_CHAIN, MATCH_TREE)[: config.context_matches]
+    most = 1 if config.tree == "chain" else config.context_matches
+    matching = (MATCH_CHAIN, MATCH_TREE)[: min(most, config.context_matches)]
     return matching + (search_arms(config) if has_drafter else ())
 
 
 def search_arms(config: ReDrafterConfig) -> tuple[SearchShape, ...]:
     """The searches to choose among: a chain, half the width, all of it, by length."""
     width, length = search_shape(config, config.num_speculative_tokens)
-    widths = sorted({1, -(-width // 2), width})
+    widths = [1] if config.tree == "chain" else sorted({1, -(-width // 2), width})
     return tuple(SearchShape(w, n) for w in widths for n in draft_lengths(length))
 
 

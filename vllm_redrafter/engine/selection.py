@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from vllm_redrafter.engine.chains import chain_reasons
 from vllm_redrafter.engine.cpu import refusals as cpu
 from vllm_redrafter.engine.cpu import schedule as cpu_schedule
 from vllm_redrafter.engine.cuda import refusals as v2
@@ -14,7 +15,7 @@ from vllm_redrafter.utils import names
 from vllm_redrafter.utils.errors import ConfigError
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import ModelConfig, VllmConfig
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,9 @@ class Engine:
         proposer: path of the class that drafts.
         is_v2: it runs on Model Runner V2 and brings its own attention backend.
         refusals: why it cannot run a configuration, a sentence each.
+        chain_reasons: why a target's configuration lets it verify no trees, but chains.
         apply_default_schedule: decides in a configuration what the user has left open.
-        arguments: further engine arguments that it needs.
+        tree_arguments: further engine arguments that trees need.
         executor: path of the executor class that stands in for vLLM's `mp`; None for vLLM's own.
     """
 
@@ -35,8 +37,9 @@ class Engine:
     proposer: str
     is_v2: bool
     refusals: Callable[[VllmConfig], Iterator[str]]
+    chain_reasons: Callable[[ModelConfig], Iterator[str]] = chain_reasons
     apply_default_schedule: Callable[[VllmConfig], None] = lambda vllm_config: None
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    tree_arguments: Mapping[str, Any] = field(default_factory=dict)
     executor: str | None = None
 
 
@@ -57,6 +60,7 @@ def engine_here() -> Engine:
                 names.CUDA_SPECULATOR,
                 is_v2=True,
                 refusals=v2.refusals,
+                chain_reasons=v2.chain_reasons,
                 apply_default_schedule=schedule.apply_default_schedule,
             )
         return Engine(
@@ -76,8 +80,9 @@ def engine_here() -> Engine:
             names.CUDA_SPECULATOR,
             is_v2=True,
             refusals=v2.refusals,
+            chain_reasons=v2.chain_reasons,
             apply_default_schedule=schedule.apply_default_schedule,
-            arguments={"attention_backend": AttentionBackendEnum.CUSTOM},
+            tree_arguments={"attention_backend": AttentionBackendEnum.CUSTOM},
         )
     raise ConfigError(
         "ReDrafter runs on vLLM's own platforms for CUDA and for CPUs, not on "

@@ -6,7 +6,7 @@ the target: `vllm serve DRAFTER`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from vllm_redrafter.checkpoints.drafter_files import CONFIG_FILE, read_config, resolve_file
@@ -25,6 +25,7 @@ from vllm_redrafter.utils.names import METHOD
 VLLM_KEYS = ("method", "model", "revision", "num_speculative_tokens")
 """Keys of vLLM's speculative config that mean something here, besides our own."""
 PASSED_ON = ("num_speculative_tokens_per_batch_size",)
+NODES = "num_speculative_tokens"
 OF_DRAFTER = ("revision", "beam_width", "beam_length", "tree", "head_dtype")
 """Keys that mean something only where there is a drafter."""
 
@@ -137,10 +138,17 @@ def _own_keys() -> tuple[str, ...]:
     return ReDrafterConfig.own_keys()
 
 
-def validated(requested: Mapping[str, Any]) -> tuple[ReDrafterConfig, HeadConfig | None]:
+def validated(
+    requested: Mapping[str, Any], usual_nodes: Callable[[], int | None] = lambda: None
+) -> tuple[ReDrafterConfig, HeadConfig | None]:
     """How to speculate, what was not said taken from the checkpoint; and what the drafter is.
 
     Without a drafter (None), continuations found in a request's own text are all that is verified.
+
+    Args:
+        requested: the speculative config.
+        usual_nodes: K at most, where nobody says it; None for the checkpoint's, whatever it is.
+            Called where it is needed: it reads the target's configuration.
 
     Raises:
         ConfigError: unknown keys, values out of range, a checkpoint that cannot be served.
@@ -152,7 +160,7 @@ def validated(requested: Mapping[str, Any]) -> tuple[ReDrafterConfig, HeadConfig
             f"known are {', '.join(sorted(known))}"
         )
     if requested.get("model") is None:
-        return _without_drafter(requested), None
+        return _without_drafter(requested, usual_nodes), None
     if not isinstance(requested["model"], str):
         raise ConfigError(
             "speculative config: 'model' must name the ReDrafter checkpoint (folder or hub id), "
@@ -166,7 +174,9 @@ def validated(requested: Mapping[str, Any]) -> tuple[ReDrafterConfig, HeadConfig
     checkpoint = requested["model"], requested.get("revision")
     given = _given(requested)
     shape = _recorded_besides(given, *checkpoint) | given
-    if "num_speculative_tokens" not in shape:
+    if NODES not in given and (most := usual_nodes()) is not None:
+        shape[NODES] = min(shape.get(NODES, most), most)
+    if NODES not in shape:
         raise ConfigError(
             "speculative config: num_speculative_tokens (--spec-tokens) is missing, and the "
             "checkpoint does not record it: the most tree nodes verified per request and step, "
@@ -180,20 +190,25 @@ def validated(requested: Mapping[str, Any]) -> tuple[ReDrafterConfig, HeadConfig
     return config, head
 
 
-def _without_drafter(requested: Mapping[str, Any]) -> ReDrafterConfig:
+def _without_drafter(
+    requested: Mapping[str, Any], usual_nodes: Callable[[], int | None]
+) -> ReDrafterConfig:
     remedy = "name a drafter with 'model' (--spec-model)"
     if useless := [key for key in OF_DRAFTER if key in requested]:
         raise ConfigError(
             f"speculative config: {', '.join(useless)} without a drafter: {remedy}, or leave "
             "this out to verify only continuations found in the text"
         )
-    if "num_speculative_tokens" not in requested:
+    given = _given(requested)
+    if NODES not in given and (most := usual_nodes()) is not None:
+        given[NODES] = most
+    if NODES not in given:
         raise ConfigError(
             "speculative config: num_speculative_tokens (--spec-tokens) is missing, and there is "
             "no drafter that records it: the most tree nodes verified per request and step, "
             "between 1 and 127"
         )
-    config = ReDrafterConfig(**_given(requested))
+    config = ReDrafterConfig(**given)
     if not config.context_matches:
         raise ConfigError(
             "speculative config: without a drafter and with context_matches=0 there is nothing to "
@@ -203,7 +218,7 @@ def _without_drafter(requested: Mapping[str, Any]) -> ReDrafterConfig:
 
 
 def _given(requested: Mapping[str, Any]) -> dict[str, Any]:
-    keys = ("num_speculative_tokens", *_own_keys())
+    keys = (NODES, *_own_keys())
     return {key: requested[key] for key in keys if key in requested}
 
 

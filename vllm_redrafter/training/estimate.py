@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from vllm_redrafter.budget.match_acceptance import prior_acceptance
-from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.config import ReDrafterConfig, TreeKind
 from vllm_redrafter.data.rows import TextRows
 from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.training.batches import TextBatch, batches_by_length
@@ -166,8 +166,7 @@ def _replayed(batch: TextBatch, config: ReDrafterConfig, depth: int, draft: Draf
     by_depth = torch.zeros(depth, dtype=torch.int64)
     while (running := (root < last).nonzero().squeeze(1)).numel():
         block, at, end = row[running], root[running], last[running]
-        most = config.num_speculative_tokens
-        accepted = _accepted_depth(draft(block, at), batch.tokens, block, at, end, most)
+        accepted = _accepted_depth(draft(block, at), batch.tokens, block, at, end, config)
         output = torch.minimum(accepted + 1, end - at)
         root[running] += output
         steps, tokens = steps + running.numel(), tokens + int(output.sum())
@@ -203,10 +202,13 @@ def _accepted_depth(
     row: Tensor,
     root: Tensor,
     last: Tensor,
-    max_nodes: int,
+    config: ReDrafterConfig,
 ) -> Tensor:
     """How many draft tokens [A] one step accepts from the roots at tokens[row, root]."""
-    tree = TokenTree.from_explored(tokens[row, root], explored, max_nodes)
+    # Nodes off finished beams are left out before paths are joined.
+    kind: TreeKind = "chain" if config.tree == "chain" else "explored"
+    most = config.num_speculative_tokens
+    tree = TokenTree.from_explored(tokens[row, root], explored, most, kind)
     # What the target draws at a node: right on the true path, and not read off it.
     following = root.unsqueeze(1) + tree.depths.long() + 1
     sampled = tokens[row.unsqueeze(1), following.clamp(max=tokens.shape[1] - 1)]

@@ -12,9 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
@@ -199,7 +201,8 @@ def read_target(target: Any, batch: TextBatch, layers: Sequence[int] = ()) -> Ta
     """Run the target over whole blocks (teacher forcing), without its vocabulary-wide layer.
 
     No mask is given: attention is causal, padding comes last, and the positions, which start
-    anew in each row, keep packed rows apart.
+    anew in each row, keep packed rows apart. Where they do not, as a recurrent state goes on from
+    row to row, each row is read by itself.
 
     Args:
         target: a transformers causal language model; its ends are enough for a batch that brings
@@ -210,8 +213,46 @@ def read_target(target: Any, batch: TextBatch, layers: Sequence[int] = ()) -> Ta
     embedded = target.get_input_embeddings()(batch.tokens)
     if batch.hidden is not None:
         return TargetOutputs(batch.hidden, embedded)
+    if (batch.positions[:, 1:] == 0).any() and not keeps_rows_apart(target):
+        return TargetOutputs(_read_apart(target, batch, layers), embedded)
     hidden = hidden_states(target, layers, input_ids=batch.tokens, position_ids=batch.positions)
     return TargetOutputs(hidden, embedded)
+
+
+_KEEPS_ROWS_APART: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+
+
+@torch.no_grad()
+def keeps_rows_apart(target: Any) -> bool:
+    """Does the target read a row alike, whatever row stands before it in its block?
+
+    Args:
+        target: a transformers causal language model; it is asked once.
+    """
+    if target not in _KEEPS_ROWS_APART:
+        tokens = torch.arange(1, 9, device=target.get_input_embeddings().weight.device)
+        positions = torch.arange(4, device=tokens.device).repeat(2)
+        packed = hidden_states(target, (), input_ids=tokens[None], position_ids=positions[None])
+        alone = hidden_states(
+            target, (), input_ids=tokens[None, 4:], position_ids=positions[None, 4:]
+        )
+        error = (packed[0, 4:] - alone[0]).abs().max()
+        _KEEPS_ROWS_APART[target] = bool(error < 1e-2 * alone.abs().max())
+    return _KEEPS_ROWS_APART[target]
+
+
+def _read_apart(target: Any, batch: TextBatch, layers: Sequence[int]) -> Tensor:
+    """[B, T, (1 + n) H], of rows that were read one by one; padding goes with the row before it."""
+    positions = batch.positions
+    begins = (positions == 0) & (positions.roll(-1, dims=1) == 1)
+    begins[:, 0] = True
+    first = begins.flatten().nonzero().squeeze(1)
+    lengths = torch.diff(first, append=first.new_tensor([begins.numel()])).tolist()
+    tokens = pad_sequence(list(torch.split(batch.tokens.flatten(), lengths)), batch_first=True)
+    at = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+    hidden = hidden_states(target, layers, input_ids=tokens, position_ids=at)
+    parts = [row[:length] for row, length in zip(hidden, lengths, strict=True)]
+    return torch.cat(parts).view(*positions.shape, -1)
 
 
 @torch.no_grad()

@@ -29,7 +29,7 @@ MATCH_CHAIN, MATCH_TREE = SearchShape(1, 0), SearchShape(2, 0)
 def search_shape(config: ReDrafterConfig, max_nodes: int) -> SearchShape:
     """The search for a step that verifies at most `max_nodes` nodes per request.
 
-    A tree of fewer nodes than a beam is long accepts hardly more than the best beam alone, whose
+    A tree of fewer nodes than a beam is long accepts hardly more than a single path, whose
     verification is cheaper: it is a chain, which needs no tree attention on a CPU (8 requests,
     K = 2: 1.2 times plain decoding, against 0.9 with a tree).
 
@@ -43,7 +43,7 @@ def search_shape(config: ReDrafterConfig, max_nodes: int) -> SearchShape:
 
 
 def allowed_nodes(explored: ExploredNodes, tree: TreeKind) -> Tensor | None:
-    """The tree policies: which explored nodes may be in a tree.
+    """The tree policies: which explored nodes may be in a tree, or on a chain.
 
     A policy masks; it does not rank. The best of the nodes that it allows are kept, by the draft's
     log-probability, or by what engines have learned of the acceptance of such nodes.
@@ -51,35 +51,63 @@ def allowed_nodes(explored: ExploredNodes, tree: TreeKind) -> Tensor | None:
     Returns:
         [R, L, W] bool: where a node may be, so may its parent; None where all may.
     """
-    return _on_finished_beams(explored, explored.log_probs.shape[2]) if tree == "beams" else None
+    return _on_finished_beams(explored) if tree == "beams" else None
 
 
-def candidate_log_probs(
-    explored: ExploredNodes, tree: TreeKind = "explored", chain: Tensor | None = None
-) -> Tensor:
+def candidate_log_probs(explored: ExploredNodes, tree: TreeKind = "explored") -> Tensor:
     """The explored log-probabilities; -inf for nodes that may not be in the tree.
 
     Args:
-        explored, tree, chain: see `TokenTree.from_explored`.
+        explored, tree: see `TokenTree.from_explored`.
 
     Returns:
         [R, L, W] float32.
     """
-    log_probs, allowed = explored.log_probs, allowed_nodes(explored, tree)
-    if allowed is not None:
-        log_probs = log_probs.masked_fill(~allowed, -torch.inf)
-    if chain is not None:
-        off_chain = ~_on_finished_beams(explored, num_beams=1) & chain[:, None, None]
-        log_probs = log_probs.masked_fill(off_chain, -torch.inf)
-    return log_probs
+    allowed = allowed_nodes(explored, tree)
+    log_probs = explored.log_probs
+    return log_probs if allowed is None else log_probs.masked_fill(~allowed, -torch.inf)
 
 
-def _on_finished_beams(explored: ExploredNodes, num_beams: int) -> Tensor:
-    """[R, L, W] bool: nodes that one of the best `num_beams` finished beams passes through."""
+def on_best_path(back_pointers: Tensor, log_probs: Tensor) -> Tensor:
+    """Leave the nodes of the path of which the most tokens are expected: a chain.
+
+    That is the greatest sum, over a path's nodes, of their probabilities.
+
+    Args:
+        back_pointers: [R, L, W] integers; of level 0 they say nothing.
+        log_probs: [R, L, W] float32, cumulative; -inf where there is no node.
+
+    Returns:
+        [R, L, W] float32, the log-probabilities; -inf off the path.
+    """
+    requests, length, width = log_probs.shape
+    probs = log_probs.exp().flatten(1)
+    node = torch.arange(length * width, device=log_probs.device).expand(requests, -1)
+    is_dead = log_probs.flatten(1) == -torch.inf
+    # [R, L * W + 1]: the index of the parent; the last one stands for none.
+    parents = (node // width - 1) * width + back_pointers.flatten(1)
+    parents = parents.masked_fill((node < width) | is_dead, length * width)
+    parents = torch.nn.functional.pad(parents, (0, 1), value=length * width)
+    probs = torch.nn.functional.pad(probs, (0, 1))
+    # Of the path that ends at each node.
+    expected = probs[:, :-1].masked_fill(is_dead, -1.0)
+    at = parents[:, :-1]
+    for _ in range(length - 1):
+        expected = expected + probs.gather(1, at)
+        at = parents.gather(1, at)
+    most, end = expected.max(dim=1, keepdim=True)
+    end = end.masked_fill(most < 0, length * width)
+    is_on = node == end
+    for _ in range(length - 1):
+        end = parents.gather(1, end)
+        is_on |= node == end
+    return log_probs.masked_fill(~is_on.view_as(log_probs), -torch.inf)
+
+
+def _on_finished_beams(explored: ExploredNodes) -> Tensor:
+    """[R, L, W] bool: nodes that a finished beam passes through."""
     back_pointers = explored.back_pointers
-    width = back_pointers.shape[2]
-    kept = torch.arange(width, device=back_pointers.device) < num_beams
-    kept = (kept & (explored.log_probs[:, -1] > -torch.inf)).to(back_pointers.dtype)
+    kept = (explored.log_probs[:, -1] > -torch.inf).to(back_pointers.dtype)
     levels = [kept]
     for level in reversed(range(1, back_pointers.shape[1])):
         above = torch.zeros_like(kept)

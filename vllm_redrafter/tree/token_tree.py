@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vllm_redrafter.config import WORD_BITS, TreeKind
 from vllm_redrafter.tree.beam_search import ExploredNodes
-from vllm_redrafter.tree.policy import candidate_log_probs
+from vllm_redrafter.tree.policy import candidate_log_probs, on_best_path
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,9 @@ class TokenTree:
             explored: the search's nodes, [R, L, W].
             max_nodes: K, how many nodes to keep besides the root.
             tree: `explored` keeps the most probable of all nodes visited, `beams` of those on a
-                finished beam.
-            chain: [R] bool or None: requests that get their best beam only (vLLM advances
-                grammars along a chain; docs/architecture.md).
+                finished beam, `chain` those of a single path.
+            chain: [R] bool or None: requests that get a single path (vLLM advances grammars along
+                a chain; docs/architecture.md).
 
         Returns:
             Trees with K+1 slots; requests with fewer nodes end in unused slots.
@@ -116,7 +116,12 @@ def select_nodes(
         (trees with K+1 slots, [R, K] int64: each node's index among the explored [R, L * W]; 0 in
         unused slots).
     """
-    log_probs = candidate_log_probs(explored, tree, chain)
+    log_probs = candidate_log_probs(explored, tree)
+    if tree == "chain":
+        log_probs = on_best_path(explored.back_pointers, log_probs)
+    elif chain is not None:
+        of_path = on_best_path(explored.back_pointers, log_probs)
+        log_probs = torch.where(chain[:, None, None], of_path, log_probs)
     return _select(root_tokens, explored.tokens, explored.back_pointers, log_probs, max_nodes)
 
 

@@ -94,7 +94,7 @@ def test_trees_and_probabilities_are_those_of_the_torch_functions(
     expected, index = select_nodes(roots, ranked, MAX_NODES, tree, chain)
     expected = expected.prefix(most.int() + 1)
 
-    allowed = candidate_log_probs(explored, tree, chain)
+    allowed = candidate_log_probs(explored, tree)
     *arrays, expected_tokens = best_trees(
         roots.numpy(),
         explored.tokens.numpy(),
@@ -108,6 +108,7 @@ def test_trees_and_probabilities_are_those_of_the_torch_functions(
         most.numpy(),
         MAX_NODES,
         *unlimited(requests * (MAX_NODES + 1)),
+        np.zeros(requests, dtype=np.bool_) if chain is None else chain.numpy(),
     )
     tokens, parents, depths, num_nodes, node_log_odds, lengths, survival, _, all_survival = map(
         torch.from_numpy, arrays
@@ -150,6 +151,7 @@ def test_a_parent_comes_before_a_child_that_is_as_probable() -> None:
         torch.tensor([4]).numpy(),
         4,
         *unlimited(5),
+        np.zeros(1, dtype=np.bool_),
     )
     assert parents.tolist() == [[0, 0, 1, 2, 3]]
     assert depths.tolist() == [[0, 1, 2, 3, 4]]
@@ -180,6 +182,7 @@ def test_trees_have_the_first_nodes_of_each_request_that_are_worth_verifying(
             np.full(requests, MAX_NODES),
             MAX_NODES,
             *terms,
+            np.zeros(requests, dtype=np.bool_),
         )
 
     *whole, all_log_odds, _, all_survival, all_probable, visited, _ = trees(unlimited(rows))
@@ -226,9 +229,9 @@ def test_a_node_that_is_on_a_path_too_is_as_probable_as_the_more_confident_sourc
     most = np.full(requests, MAX_NODES)
     terms = unlimited(requests * (MAX_NODES + 1))
     calibration = slopes, biases, probabilities
-    roots = np.arange(requests)
+    roots, trees = np.arange(requests), np.zeros(requests, dtype=np.bool_)
     *tree, log_odds, lengths, survival, _, of_search, _ = best_trees(
-        roots, *found, sampled, *calibration, most, MAX_NODES, *terms
+        roots, *found, sampled, *calibration, most, MAX_NODES, *terms, trees
     )
     _, parents, depths, num_nodes = tree
     for r in range(requests):
@@ -246,7 +249,7 @@ def test_a_node_that_is_on_a_path_too_is_as_probable_as_the_more_confident_sourc
             assert survival[r, node] == pytest.approx(above * max(by_draft, by_match), rel=1e-4)
     # What the search alone would be expected to bring.
     alone = best_trees(
-        roots, *arrays, no_matches(explored), sampled, *calibration, most, MAX_NODES, *terms
+        roots, *arrays, no_matches(explored), sampled, *calibration, most, MAX_NODES, *terms, trees
     )[-2]
     assert of_search[:, :length, :width] == pytest.approx(alone)
     assert not of_search[:, length:].any() and not of_search[:, :, width:].any()
@@ -261,8 +264,9 @@ def test_the_best_path_is_the_one_of_which_the_most_tokens_are_expected(seed: in
         above = path_to(r, level - 1, pointers[r, level, beam]) if level else []
         return [*above, (level, beam)]
 
-    kept = on_best_path(pointers, scores)
-    for r in range(4):
+    kept = on_best_path(pointers, scores, np.array([True, True, False, True]))
+    assert np.array_equal(kept[2], scores[2])
+    for r in (0, 1, 3):
         paths = [path_to(r, *node) for node in np.ndindex(4, 3) if scores[r][node] > -np.inf]
         best = max(paths, key=lambda path: sum(np.exp(scores[r][node]) for node in path))
         assert [tuple(node) for node in np.argwhere(kept[r] > -np.inf)] == best
@@ -271,4 +275,5 @@ def test_the_best_path_is_the_one_of_which_the_most_tokens_are_expected(seed: in
 
 def test_no_node_is_on_the_best_path_where_there_is_none() -> None:
     none = np.full((1, 3, 2), -np.inf, dtype=np.float32)
-    assert np.array_equal(on_best_path(np.zeros((1, 3, 2), dtype=np.int64), none), none)
+    chains = np.ones(1, dtype=np.bool_)
+    assert np.array_equal(on_best_path(np.zeros((1, 3, 2), dtype=np.int64), none, chains), none)

@@ -112,7 +112,7 @@ def test_cuda_gets_its_worker_and_attention_backend(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(type(current_platform), "is_cuda", lambda self: True)
     engine = engine_here()
     assert (engine.worker, engine.proposer) == (names.CUDA_WORKER, names.CUDA_SPECULATOR)
-    assert engine.arguments == {"attention_backend": AttentionBackendEnum.CUSTOM}
+    assert engine.tree_arguments == {"attention_backend": AttentionBackendEnum.CUSTOM}
     assert AttentionBackendEnum.CUSTOM.get_path() == names.CUDA_TREE_ATTENTION
 
 
@@ -262,11 +262,27 @@ def test_an_fp8_cache_needs_a_gpu_that_converts_it(
     assert all(re.match(expected, reason) for reason in reasons)
 
 
-def test_a_head_size_that_tree_attention_does_not_know(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"attention_backend": "TRITON_ATTN"},
+        {"attention_config": {"backend": "FLASHINFER"}},
+        {"kv_cache_dtype": "fp8_e5m2"},
+    ],
+    ids=str,
+)
+def test_a_chain_goes_with_whatever_vllm_s_attention_can_do(
+    small_target: Path, small_drafter: Path, arguments: dict[str, Any]
+) -> None:
+    config = speculate(small_target, small_drafter, {"tree": "chain"}, **arguments)
+    assert Settings.of(config).config.tree == "chain"
+
+
+def test_a_head_size_that_tree_attention_does_not_know_gets_chains(tmp_path: Path) -> None:
     from redrafter_testing.models.tiny_models import add_tokenizer, make_drafter
 
     target = make_target(tmp_path / "target")
     add_tokenizer(target)
     drafter = make_drafter(tmp_path / "drafter")
-    with pytest.raises(ConfigError, match=r"its head size is 32; tree attention knows \(64,"):
-        speculate(target, drafter)
+    config = speculate(target, drafter, {"num_speculative_tokens": 4, "beam_length": 6})
+    assert Settings.of(config).config == ReDrafterConfig(4, 3, 4, tree="chain")

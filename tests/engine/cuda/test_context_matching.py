@@ -70,21 +70,21 @@ def found(length: int) -> Candidates:
 @recorded
 @pytest.mark.parametrize("length", [LENGTH, 0])
 def test_kernels_join_the_same_in_three_launches(matching: ContextMatching, length: int) -> None:
-    """Of a padded batch, one of whose requests needs a chain."""
-    slots, chains = torch.tensor([3, 2, REQUESTS]), torch.tensor([0, 1, 0], dtype=torch.int32)
+    """Of a padded batch."""
+    slots = torch.tensor([3, 2, REQUESTS])
     search = found(length)
-    expected = matching.join(length, search, slots, chains)
+    expected = matching.join(length, search, slots)
     assert expected.match_lengths is not None and expected.match_lengths[0].any()
-    assert not expected.match_lengths[1:].any()
+    assert not expected.match_lengths[2].any()
     matching.on_kernels = True
     graph = RecordedGraph()
     with interpreted(), torch.inference_mode():
         with graphs_recorded(), torch.cuda.graph(graph):
-            joined = matching.join(length, search, slots, chains)
-        slots[1], chains[1] = 0, 0
+            joined = matching.join(length, search, slots)
+        slots[1] = 0
         graph.replay()
     matching.on_kernels = False
-    expected = matching.join(length, search, slots, chains)
+    expected = matching.join(length, search, slots)
     for name in ("tokens", "back_pointers", "log_probs"):
         torch.testing.assert_close(getattr(joined.nodes, name), getattr(expected.nodes, name))
     torch.testing.assert_close(joined[1:], expected[1:])

@@ -14,6 +14,7 @@ from vllm_redrafter.budget.choice import Flags, Terms
 from vllm_redrafter.budget.match_acceptance import MatchAcceptance
 from vllm_redrafter.checkpoints.acceptance_record import NOTHING_RECORDED
 from vllm_redrafter.checkpoints.reading import load_drafter, recorded_acceptance
+from vllm_redrafter.engine.chains import as_chain
 from vllm_redrafter.engine.cpu.acceptance_model import AcceptanceModel
 from vllm_redrafter.engine.cpu.joining import Candidates, joined_nodes
 from vllm_redrafter.engine.cpu.packed_weights import packed
@@ -90,6 +91,10 @@ class TreeProposer:
             self.embed = shared_embedding(target)
         self.acceptance = AcceptanceModel(self.config.beam_length, self.recorded)
 
+    def verify_chains(self) -> None:
+        """From now on every draft is a chain."""
+        self.config = as_chain(self.config)
+
     @property
     def hidden_width(self) -> int:
         """(1 + n) H, what a draft reads of each request; 0 without a drafter."""
@@ -122,15 +127,14 @@ class TreeProposer:
             be verified together; [R, K+1] the lengths of their nodes' matches, 0 for none).
         """
         shape = self.shape(int(most.max()))
-        nodes = self._candidates(hidden, root_tokens, chain, shape, matches)
+        nodes = self._candidates(hidden, root_tokens, shape, matches)
         length = nodes.tokens.shape[1]
         # The draft's own probabilities, as they are.
         slopes, biases = np.ones(2, np.float32), np.zeros((2, length), np.float32)
         sampled = np.zeros(len(root_tokens), dtype=np.bool_)
         probabilities = self.match_acceptance.probabilities
         _, scores = scored(*nodes[1:], sampled, slopes, biases, probabilities)
-        if shape.beam_width == 1:
-            scores = on_best_path(nodes.back_pointers, scores)
+        scores = on_best_path(nodes.back_pointers, scores, self._chains(sampled, chain, shape))
         *arrays, order = selected_nodes(
             root_tokens.numpy(),
             nodes.tokens,
@@ -165,7 +169,7 @@ class TreeProposer:
             terms: what verifying costs and is worth.
             matches: of their texts; None where nobody looked.
         """
-        nodes = self._candidates(hidden, root_tokens, chain, shape, matches)
+        nodes = self._candidates(hidden, root_tokens, shape, matches)
         *tree, log_odds, match_lengths, survival, probable, explored, expected = best_trees(
             root_tokens.numpy(),
             nodes.tokens,
@@ -179,7 +183,7 @@ class TreeProposer:
             most,
             self.config.num_speculative_tokens,
             *terms,
-            shape.beam_width == 1,
+            self._chains(sampled, chain, shape),
         )
         of_search = explored[:, : shape.beam_length, : shape.beam_width]
         trees = TokenTree(*map(torch.from_numpy, tree))
@@ -193,28 +197,30 @@ class TreeProposer:
         survival = given_parent.cumprod(axis=2, dtype=np.float64)
         return np.where((lengths[:, :, None] > 0) & (matches.tokens.numpy() >= 0), survival, 0.0)
 
+    def _chains(self, sampled: Flags, chain: Tensor | None, shape: SearchShape) -> Flags:
+        """[R] bool: the requests of which a single path is verified."""
+        all_are = shape.beam_width == 1 or self.config.tree == "chain"
+        return np.full_like(sampled, all_are) if all_are or chain is None else chain.numpy()
+
     def _candidates(
         self,
         hidden: Tensor,
         root_tokens: Tensor,
-        chain: Tensor | None,
         shape: SearchShape,
         matches: ContextMatches | None,
     ) -> Candidates:
         """What may be in the trees: of the search, and a column more for each path."""
         if shape.beam_length:
             found = self.explore(hidden, root_tokens, shape)
-            allowed = candidate_log_probs(found, self.config.tree, chain)
+            allowed = candidate_log_probs(found, self.config.tree)
             nodes = found.tokens.numpy(), found.back_pointers.numpy(), allowed.numpy()
         else:
             none = np.zeros((len(root_tokens), 0, 0), dtype=np.int64)
             nodes = none, none, none.astype(np.float32)
         if matches is None:
             return Candidates(*nodes, np.zeros(nodes[0].shape, dtype=np.int64))
-        lengths = matches.lengths.numpy()
-        if chain is not None:
-            lengths = np.where(chain.numpy()[:, None], 0, lengths)
-        return Candidates(*joined_nodes(*nodes, matches.tokens.numpy(), lengths))
+        paths = matches.tokens.numpy(), matches.lengths.numpy()
+        return Candidates(*joined_nodes(*nodes, *paths))
 
     def explore(self, hidden: Tensor, root_tokens: Tensor, shape: SearchShape) -> ExploredNodes:
         """What the drafter finds that continues the roots."""

@@ -39,7 +39,7 @@ def best_trees(
     verify_seconds: Array,
     nothing_seconds: float,
     least: int,
-    is_chain: bool = False,
+    chains: Array,
 ) -> tuple[Array, Array, Array, Array, Array, Array, Array, Array, Array, float]:
     """Select each request's most probable nodes, as many as the batch's best budget has.
 
@@ -57,7 +57,7 @@ def best_trees(
         max_nodes: K.
         greedy_ratio, sampled_ratio, draft_seconds, verify_seconds, nothing_seconds, least: see
             `budget.choice.Terms`.
-        is_chain: verify one path of each request.
+        chains: [R] bool, requests of which a single path is verified.
 
     Returns:
         tokens, parents, depths: [R, K+1] int32, of the trees (see `TokenTree`).
@@ -77,8 +77,8 @@ def best_trees(
     log_survival = of_search
     if match_lengths.any():
         _, log_survival = scored(back_pointers, log_probs, match_lengths, sampled, *calibration)
-        if is_chain:
-            log_survival = on_best_path(back_pointers, log_survival)
+    if chains.any():
+        log_survival = on_best_path(back_pointers, log_survival, chains)
     trees = selected_nodes(roots, tokens, back_pointers, log_survival, most, max_nodes)
     tree_tokens, parents, depths, num_nodes, order = trees
     node_log_odds = np.zeros(tree_tokens.shape, dtype=np.float32)
@@ -118,16 +118,20 @@ def best_trees(
 
 
 @compiled
-def on_best_path(back_pointers: Array, log_survival: Array) -> Array:
+def on_best_path(back_pointers: Array, log_survival: Array, chains: Array) -> Array:
     """Leave the nodes of the path of which the most tokens are expected; -inf for all others.
 
     Args:
         back_pointers: [R, L, W] int64.
         log_survival: [R, L, W] float32; -inf where there is no node.
+        chains: [R] bool, of which requests; the others are left as they are.
     """
     requests, length, width = log_survival.shape
     kept = np.full(log_survival.shape, -np.inf, dtype=np.float32)
     for r in range(requests):
+        if not chains[r]:
+            kept[r] = log_survival[r]
+            continue
         # The tokens of the best path below each node, its own included; and where that goes on.
         worth, below = np.zeros((length + 1, width)), np.full((length + 1, width), -1)
         for level in range(length - 1, -1, -1):

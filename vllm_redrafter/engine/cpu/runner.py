@@ -38,7 +38,7 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from vllm_redrafter.budget.costs import CHAINS, PLAIN, TREES, CostTable
 from vllm_redrafter.budget.planner import BatchPlanner
-from vllm_redrafter.engine.attention_check import check_attention
+from vllm_redrafter.engine.chains import announcement, layers_without_trees
 from vllm_redrafter.engine.cpu.attention import TreeAttentionBackend
 from vllm_redrafter.engine.cpu.context_index import ContextIndex
 from vllm_redrafter.engine.cpu.costs import measure_costs, warm_up_sizes
@@ -96,7 +96,15 @@ class CPUTreeModelRunner(CPUModelRunner):
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
-        check_attention(self.vllm_config, TreeAttentionBackend)
+        if self._verifies_chains:
+            return
+        if reasons := list(layers_without_trees(self.vllm_config, TreeAttentionBackend)):
+            logger.info("%s", announcement(reasons))
+            self.proposer.verify_chains()
+
+    @property
+    def _verifies_chains(self) -> bool:
+        return self.proposer.config.tree == "chain"
 
     def _setup_eagle3_aux_hidden_state_outputs(self) -> None:
         if self.use_aux_hidden_state_outputs:
@@ -104,8 +112,10 @@ class CPUTreeModelRunner(CPUModelRunner):
 
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
         super().initialize_kv_cache(*args, **kwargs)
-        layers = self.compilation_config.static_forward_context
         self._kv_stacks: list[list[LayerStack]] = []  # by cache group
+        if self._verifies_chains:
+            return  # Their accepted rows are in place.
+        layers = self.compilation_config.static_forward_context
         for group in self.kv_cache_config.kv_cache_groups:
             caches = {name: layers[name].kv_cache for name in group.layer_names}
             # Heads of one size are stored alike.

@@ -17,6 +17,7 @@ from vllm_redrafter.engine.cpu.executor import DraftedOutput
 from vllm_redrafter.engine.cpu.runner import CPUTreeModelRunner
 from vllm_redrafter.engine.cpu.warm_up import warm_up
 from vllm_redrafter.engine.published import Publisher
+from vllm_redrafter.engine.speculation import Settings
 from vllm_redrafter.utils.names import CPU_TREE_ATTENTION
 from vllm_redrafter.utils.patching import patched
 from vllm_redrafter.utils.processor import advice_on
@@ -30,9 +31,10 @@ class ReDrafterCPUWorker(cpu_worker.CPUWorker):
     model_runner: CPUTreeModelRunner
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        # The CPU platform always asks for CPU_ATTN; only this process sees the override.
-        register_backend(AttentionBackendEnum.CPU_ATTN, CPU_TREE_ATTENTION)
         super().__init__(*args, **kwargs)
+        if Settings.of(self.vllm_config).config.tree != "chain":
+            # The CPU platform always asks for CPU_ATTN; only this process sees the override.
+            register_backend(AttentionBackendEnum.CPU_ATTN, CPU_TREE_ATTENTION)
         # All ranks of an engine count the same.
         engine = self.parallel_config.data_parallel_index
         self.publisher = Publisher(engine) if self.rank == 0 else None

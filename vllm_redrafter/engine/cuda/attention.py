@@ -27,14 +27,12 @@ from vllm.v1.attention.backends.triton_attn import (
 )
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
-from vllm_redrafter.engine.attention_check import WITHOUT
 from vllm_redrafter.engine.cuda.flash_attention import flash_attention, flash_attention_metadata
 from vllm_redrafter.engine.cuda.image_spans import spans_read
-from vllm_redrafter.engine.cuda.refusals import layer_refusals
+from vllm_redrafter.engine.cuda.refusals import layer_obstacles
 from vllm_redrafter.triton_kernels.stage_trees import StagedTrees
 from vllm_redrafter.triton_kernels.tree_attention import TreeAttention
 from vllm_redrafter.triton_kernels.tree_attention_arguments import HEAD_DIMS
-from vllm_redrafter.utils.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -176,12 +174,13 @@ class TreeAttentionImpl(TritonAttentionImpl):
         super().__init__(*args, **kwargs)
         # The layer would quantise queries for vLLM's kernel; both kernels take them as they are.
         self.supports_quant_query_input = False
-        for reason in layer_refusals(self):
-            raise ConfigError(
-                f"ReDrafter cannot verify trees in an attention layer of this target: {reason}; "
-                f"{WITHOUT}"
-            )
-        self._flash_attention = flash_attention(self)
+        self.tree_obstacles = tuple(layer_obstacles(self))
+        # Where there are some, only chains are verified, and only by vLLM's own kernel.
+        self._flash_attention = None if self.tree_obstacles else flash_attention(self)
+
+    def leave_to_triton(self) -> None:
+        """Read all rows through vLLM's Triton kernel, in CUDA graphs as well."""
+        self._flash_attention = None
 
     def fused_output_quant_supported(self, quant_key: Any) -> bool:
         """Tree attention's output is never quantised, so `output_scale` must not be given."""

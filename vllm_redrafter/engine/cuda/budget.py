@@ -6,6 +6,9 @@ first ones on the device. A tree's nodes come in the order of their survival pro
 request's first nodes are again a tree. Added here: whether the next steps draft, and how long their
 drafts are (`vllm_redrafter/budget/planner.py`, whose arms are plain decoding and these lengths). A
 draft of length 0 searches nothing: its nodes are those of paths found in the text.
+
+Some of vLLM's attention backends, those of recurrent states among them, cannot read a batch whose
+rows were trimmed on the device. There a step verifies all that was drafted, or nothing.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ MEMORY = 16.0
 """Steps that what is expected of a new request reaches back."""
 LEARNED_REQUESTS = 32
 """Of a draft, for how many requests its nodes are learned from at most: the host has other work."""
+Integers = npt.NDArray[np.int64]
 PROFILE_REPLAYS = 3
 """Times that a draft of a batch size and a length is timed at start-up, where it is not of full
 length: those vLLM times as it does steps."""
@@ -59,6 +63,8 @@ class TreeBudget(AdaptiveVerificationManager):
         depths: Tensor,
         recorded: AcceptanceRecord | None = None,
         paths: tuple[int, int] = (0, 0),
+        is_chain: bool = False,
+        trims: bool = True,
         **kwargs: Any,
     ) -> None:
         """As vLLM makes it.
@@ -69,16 +75,21 @@ class TreeBudget(AdaptiveVerificationManager):
             depths: [slots, K] int32 on the device, of the nodes drafted last.
             recorded: how the drafter's nodes were accepted where it was measured.
             paths: M and D of those that drafts look for in the text.
+            is_chain: drafts are of a single path.
+            trims: the target's attention reads trimmed batches.
         """
         super().__init__(*args, **kwargs)
+        self.trims = trims
         self.meter, self.lengths = meter, tuple(lengths)
         self.arms = ArmChoice(arms_to_explore(self.lengths))
         self._arm, self._explores = len(self.lengths), False
         self._plain_steps = 0  # In a row.
         longest = self.lengths[-1]
         # Of what is searched, paths that share its levels included; and of paths alone.
-        self.profile = SurvivalProfile(longest, int(self.num_speculative_steps), recorded)
-        self._num_paths, self._depth = paths
+        self._ranks = 1 if is_chain else int(self.num_speculative_steps)
+        self.profile = SurvivalProfile(longest, self._ranks, recorded)
+        num_paths, self._depth = paths
+        self._num_paths = min(num_paths, self._ranks)
         self.match_profile = SurvivalProfile(self._depth, self._num_paths)
         self._depths = StaleDepths(depths, self._copy_stream)
         # Of the draft that is made now, and of those whose confidences are read and copied.
@@ -128,14 +139,30 @@ class TreeBudget(AdaptiveVerificationManager):
 
         Tokens are drawn at random: of a mixture of experts, equal ones would need the same few.
         """
-        size = 0
-        for batch in super().batches_to_profile(capture_sizes):
-            is_new = size < min(batch["num_tokens"], self.req_states.max_num_reqs)
-            size = batch["num_tokens"]
-            shorter = self.lengths[:-1] if is_new else ()
+        rows = int(self.num_speculative_steps) + 1
+        known = set()
+        for batch in self._steps_to_profile(capture_sizes):
+            # Of draft's costs only those count that were measured beside a full graph. Where steps
+            # cannot be trimmed, there may be none without drafts.
+            has_graph = self.trims or "uniform_decode" in batch
+            requests = batch["num_tokens"] if self.trims else batch["num_tokens"] // rows
+            requests = min(requests, self.req_states.max_num_reqs)
+            shorter = self.lengths[:-1] if has_graph and requests not in known else ()
+            if has_graph:
+                known.add(requests)
             for length in (self.lengths[-1], *shorter * PROFILE_REPLAYS):
                 self._profiled.append(length)
                 yield batch | {"randomize_inputs": True}
+
+    def _steps_to_profile(self, capture_sizes: list[int]) -> Iterator[dict[str, int]]:
+        """vLLM's; of those that cannot be trimmed, only sizes that there are graphs of."""
+        most, rows = self.req_states.max_num_reqs, int(self.num_speculative_steps) + 1
+        for batch in super().batches_to_profile(capture_sizes):
+            requests, remainder = divmod(batch["num_tokens"], rows)
+            if self.trims or batch["num_tokens"] <= most or requests > most:
+                yield batch
+            if not (self.trims or remainder or requests > most):
+                yield batch | {"uniform_decode": True}
 
     def set_initial_cost_curves(self, samples: list[StepTimingSample]) -> None:
         """As vLLM does for the longest drafts; and the same for the others."""
@@ -151,7 +178,8 @@ class TreeBudget(AdaptiveVerificationManager):
             )
             assert self.cost_tables is not None
             self._draft_costs.append(self.cost_tables[0])
-        self._warm_up_trims()
+        if self.trims:
+            self._warm_up_trims()
 
     def _warm_up_trims(self) -> None:
         """Trim batches as steps do. torch compiles vLLM's choice of nodes where it is first needed,
@@ -193,7 +221,7 @@ class TreeBudget(AdaptiveVerificationManager):
         self, num_tokens_per_req: dict[str, int], draft_tokens: dict[str, list[int]]
     ) -> int:
         """Rows of the step's batch, trimmed; none of drafts where the last step made none."""
-        padding = self._padding(draft_tokens) if self._drafted else {}
+        padding = self._padding(draft_tokens) if self._drafted and self.trims else {}
         if padding:
             draft_tokens = {r: drafts for r, drafts in draft_tokens.items() if r not in padding}
             num_tokens_per_req = {
@@ -205,6 +233,8 @@ class TreeBudget(AdaptiveVerificationManager):
         chosen = budget
         if not self._drafted:
             chosen = 0
+        elif not self.trims:
+            chosen = self._all_or_nothing(drafts, others)
         elif self._explores:
             # An exploration that verified nothing would find out nothing.
             room = self._max_total_logits - len(drafts) * self.num_bonus_tokens
@@ -214,6 +244,18 @@ class TreeBudget(AdaptiveVerificationManager):
         self._plan({**drafts, **padding}, others, chosen)
         self._batch_budget = drafts, others, chosen
         return num_tokens - budget + chosen
+
+    def _all_or_nothing(self, drafts: Mapping[str, int], others: Mapping[str, int]) -> int:
+        """How many draft tokens are verified, of what the last step drafted: see `_plan`."""
+        assert self.cost_tables is not None
+        slots, lengths, rows = self._batch(drafts, others)
+        most, plain = int(lengths.sum()), int(rows.sum())
+        sampling, seconds = self._sampling(slots, rows), self.cost_tables[1]
+        # Those without a tree are verified, too: see `_padding`.
+        survival = self._survival(slots, lengths)[self._has_tree[slots]]
+        expected = sampling + float(survival.sum())
+        pays = expected * seconds[plain] > sampling * seconds[plain + most]
+        return most if pays or self._explores else 0
 
     def _padding(self, draft_tokens: Mapping[str, list[int]]) -> dict[str, int]:
         """How many draft tokens are scheduled of requests that have no tree.
@@ -238,14 +280,11 @@ class TreeBudget(AdaptiveVerificationManager):
             others: how many other tokens.
             chosen: how many draft tokens are verified.
         """
-        slots = np.fromiter(map(self.req_states.req_id_to_index.__getitem__, drafts), np.int64)
-        lengths = np.fromiter(drafts.values(), np.int64)
-        rows = np.fromiter(others.values(), np.int64)
-        confidences = self._stale_confidences[self._stale_idx].np[slots]
+        slots, lengths, rows = self._batch(drafts, others)
         if lengths.any():
-            self._usual += (confidences[lengths > 0].mean(axis=0) - self._usual) / MEMORY
-        survival = np.cumprod(confidences, axis=1, dtype=np.float64)
-        survival[np.arange(survival.shape[1]) >= lengths[:, None]] = 0
+            confidences = self._stale_confidences[self._stale_idx].np[slots[lengths > 0]]
+            self._usual += (confidences.mean(axis=0) - self._usual) / MEMORY
+        survival = self._survival(slots, lengths)
         sampling, plain = self._sampling(slots, rows), int(rows.sum())
         if chosen:
             best = np.sort(survival, axis=None)[::-1][:chosen]
@@ -263,7 +302,20 @@ class TreeBudget(AdaptiveVerificationManager):
             assert self.cost_tables is not None
             self.cost_tables = self._draft_costs[self._arm - 1], self.cost_tables[1]
 
-    def _learn(self, survival: Floats, slots: npt.NDArray[np.int64]) -> None:
+    def _batch(self, drafts: Mapping[str, int], others: Mapping[str, int]) -> tuple[Integers, ...]:
+        """[R] each: the requests' slots, their draft tokens, and their other tokens."""
+        slots = map(self.req_states.req_id_to_index.__getitem__, drafts)
+        columns = slots, drafts.values(), others.values()
+        return tuple(np.fromiter(column, np.int64) for column in columns)
+
+    def _survival(self, slots: Integers, lengths: Integers) -> Floats:
+        """[R, K], of the requests' draft tokens, by their confidences of a step ago; then 0."""
+        confidences = self._stale_confidences[self._stale_idx].np[slots]
+        survival = np.cumprod(confidences, axis=1, dtype=np.float64)
+        survival[np.arange(survival.shape[1]) >= lengths[:, None]] = 0
+        return survival
+
+    def _learn(self, survival: Floats, slots: Integers) -> None:
         """Take the draft that is read now, of `slots` [R], into the profile; survival is [R, K]."""
         length, self._read = self._read, None
         if length is None:
@@ -281,7 +333,8 @@ class TreeBudget(AdaptiveVerificationManager):
             return
         drafted = (depths[:, 0] > 0) & (survival[:, 0] > 0)
         if drafted.any():
-            self.profile.drafted(by_level(survival[drafted], depths[drafted], length))
+            nodes = by_level(survival[drafted], depths[drafted], length)
+            self.profile.drafted(nodes[:, :, : self._ranks])
 
     def _rates(self, requests: int, sampling: int, plain: int) -> Floats:
         """Tokens per second of each arm.
@@ -303,11 +356,15 @@ class TreeBudget(AdaptiveVerificationManager):
         for costs, length in zip(self._draft_costs, self.lengths, strict=True):
             searched, below = self.profile.survival[:length], self.match_profile.survival[length:]
             nodes = np.concatenate([searched, below], axis=None)
-            best = best_common_budget(nodes, most, sampling, costs[requests], verify)
-            rates.append(best.tokens_per_second)
+            if self.trims:
+                best = best_common_budget(nodes, most, sampling, costs[requests], verify)
+                rates.append(best.tokens_per_second)
+            else:
+                expected = sampling * (1 + np.sort(nodes)[::-1][:most].sum())
+                rates.append(expected / (costs[requests] + verify[sampling * (1 + most)]))
         return np.array(rates)
 
-    def _sampling(self, slots: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]) -> int:
+    def _sampling(self, slots: Integers, rows: Integers) -> int:
         """How many requests output a token: not those whose prompt is not read to its end."""
         states = self.req_states
         read = states.num_computed_tokens_np[slots] + rows

@@ -142,24 +142,23 @@ class ContextMatching:
             self.probabilities,
         )
 
-    def join(self, length: int, found: Candidates, slots: Tensor, chains: Tensor) -> Candidates:
-        """A search's nodes, and those of paths in the texts of the requests that need no chain.
+    def join(self, length: int, found: Candidates, slots: Tensor) -> Candidates:
+        """A search's nodes, and those of paths in the requests' texts.
 
         Args:
             length: of the draft.
             found: [R, L, W], by its search.
             slots: [R] int64; one past the last slot has no text.
-            chains: [R] int32, 1 for requests that need a chain.
         """
         temperatures = self.temperatures[: slots.shape[0]]
         if not self.on_kernels:
-            return self._join_by_torch(found, slots, chains, temperatures)
+            return self._join_by_torch(found, slots, temperatures)
         kernels.find_matches(self._text, self._num_tokens, slots, self._vocab_size, self._paths)
         explored, log_odds, out = found.nodes, found.log_odds, self._joined[length]
         search = SearchedNodes(
             explored.tokens, explored.back_pointers, explored.log_probs, log_odds
         )
-        join_matches(search, self._paths, self.probabilities, temperatures, chains, out)
+        join_matches(search, self._paths, self.probabilities, temperatures, out)
         requests = slots.shape[0]
         nodes = ExploredNodes(
             out.tokens[:requests], out.back_pointers[:requests], out.scores[:requests]
@@ -167,15 +166,12 @@ class ContextMatching:
         kept = None if log_odds is None else out.log_odds[:requests]
         return Candidates(nodes, kept, out.match_lengths[:requests])
 
-    def _join_by_torch(
-        self, found: Candidates, slots: Tensor, chains: Tensor, temperatures: Tensor
-    ) -> Candidates:
+    def _join_by_torch(self, found: Candidates, slots: Tensor, temperatures: Tensor) -> Candidates:
         is_text = slots < self._text.shape[0]
         rows = slots.clamp(max=self._text.shape[0] - 1)
         text, num_tokens = self._text.index_select(0, rows), self._num_tokens.index_select(0, rows)
         matches = find_matches(text, num_tokens.clamp(min=1), *self._sizes, self._vocab_size)
-        has_paths = is_text & (chains == 0)
-        lengths = matches.lengths.masked_fill(~has_paths[:, None], 0)
+        lengths = matches.lengths.masked_fill(~is_text[:, None], 0)
         nodes, log_odds = joined(found.nodes, matches._replace(lengths=lengths)), found.log_odds
         by_request = self.probabilities.index_select(0, (temperatures > 0).long())
         scores = joint_scores(nodes, by_request)

@@ -131,7 +131,13 @@ class BatchGraphManager(CudaGraphManager):
 class TreeGraphManager(BatchGraphManager, ModelCudaGraphManager):
     """The target's graphs."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, plain_steps: bool = False, **kwargs: Any) -> None:
+        """
+        Args:
+            args, kwargs: vLLM's.
+            plain_steps: whatever K is, there are graphs of steps without drafts as well.
+        """
+        self._plain_steps = plain_steps
         super().__init__(*args, **kwargs)
         full = self._capture_descs.get(CUDAGraphMode.FULL)
         if full:
@@ -142,7 +148,10 @@ class TreeGraphManager(BatchGraphManager, ModelCudaGraphManager):
             )
 
     def _tiers(self) -> list[Tier]:
-        return tiers(nodes_by_batch_size(self.vllm_config))
+        found = tiers(nodes_by_batch_size(self.vllm_config))
+        if not self._plain_steps:
+            return found
+        return [*(tier for tier in found if tier.rows > 1), Tier(1, 1, self.max_num_reqs)]
 
     # All graphs leave their output in the same buffers. vLLM makes them as large as the first
     # output that it sees, which is that of the largest piecewise graph; our full ones are larger.

@@ -17,7 +17,9 @@ from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_b
 from vllm.v1.worker.cpu import model_runner as cpu_model_runner
 
 from vllm_redrafter.engine.cuda.runner import GPUTreeModelRunner
+from vllm_redrafter.engine.cuda.state_memory import StateMemoryCheck
 from vllm_redrafter.engine.cuda.worker import CountingWorker, WakingWorker
+from vllm_redrafter.engine.speculation import Settings
 from vllm_redrafter.engine.stats import HostEvent
 from vllm_redrafter.utils.names import CUDA_TREE_ATTENTION
 from vllm_redrafter.utils.patching import patched
@@ -44,13 +46,14 @@ class InterpretedTreeModelRunner(GPUTreeModelRunner, cpu_model_runner.CPUModelRu
     """GPUTreeModelRunner with what CPUWorker calls besides."""
 
 
-class InterpretedWorker(CountingWorker, WakingWorker, cpu_worker.CPUWorker):
+class InterpretedWorker(StateMemoryCheck, CountingWorker, WakingWorker, cpu_worker.CPUWorker):
     """vLLM's CPU worker with our V2 model runner and attention backend."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        # The CPU platform always asks for CPU_ATTN; only this process sees the override.
-        register_backend(AttentionBackendEnum.CPU_ATTN, CUDA_TREE_ATTENTION)
         super().__init__(*args, **kwargs)
+        if Settings.of(self.vllm_config).config.tree != "chain":
+            # The CPU platform always asks for CPU_ATTN; only this process sees the override.
+            register_backend(AttentionBackendEnum.CPU_ATTN, CUDA_TREE_ATTENTION)
 
     def init_device(self) -> None:
         # The class is imported by name when it is needed.

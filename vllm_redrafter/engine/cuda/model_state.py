@@ -1,9 +1,12 @@
-"""The per-step state of tree verification, on vLLM's ModelState.
+"""The per-step state of verification, on vLLM's ModelState.
 
 vLLM computes the step's slots from linear positions, then calls `prepare_attn`: there the trees
 are staged in the batch's order, and the positions become n + depth. They are changed in place, in
 the buffer that CUDA graphs read and that the sampler keys its noise by. M-RoPE's positions, which
 vLLM computes later, are changed likewise in `prepare_inputs`.
+
+A chain is linear: its positions stay as they are, vLLM's attention reads it, and its accepted rows
+are in place. So it is verified on the state of any class (`chain_state_class`).
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.mm.encoder_cache import EncoderCache
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
+from vllm.v1.worker.gpu.model_states.interface import ModelState
 from vllm.v1.worker.gpu.sample.bad_words import BadWordsState
 from vllm.v1.worker.gpu.sample.logit_bias import LogitBiasState
 from vllm.v1.worker.gpu.sample.penalties import PenaltiesState, use_penalty
@@ -31,14 +35,16 @@ from vllm.v1.worker.gpu.states import RequestState
 from vllm_redrafter.engine.cuda.attention import TreeRows
 from vllm_redrafter.engine.cuda.speculator import TreeSpeculator
 from vllm_redrafter.engine.cuda.tree_verifier import TreeVerifier
+from vllm_redrafter.engine.refusals import WITHOUT
 from vllm_redrafter.engine.request_options import spec_tokens
+from vllm_redrafter.utils.errors import ConfigError
 
 TREE_PROCESSORS = (LogitBiasState, PenaltiesState, BadWordsState)
 """vLLM's own logits processors: what they need is known, and `needs_chain` says who needs it."""
 
 
-class TreeModelState(DefaultModelState):
-    """Stages trees for the forward pass and the scorer, which walks them."""
+class VerifyingState(ModelState):
+    """Stages drafts for the scorer, which walks them: to be mixed into one of vLLM's states."""
 
     def __init__(
         self,
@@ -53,9 +59,18 @@ class TreeModelState(DefaultModelState):
         self._every_request_needs_chain = False
 
     def custom_sampler(self, sampler: Sampler) -> tuple[Sampler, TreeVerifier]:
-        """Put the scorer into the place of the rejection sampler."""
+        """Put the scorer into the place of the rejection sampler.
+
+        Raises:
+            ConfigError: the target's class brings a sampler of its own.
+        """
+        if super().custom_sampler(sampler) or self.num_new_sampled_tokens_per_step != 1:
+            raise ConfigError(
+                f"{type(self.model).__name__} samples by rules of its own, by which no draft can "
+                f"be verified; {WITHOUT}"
+            )
         # A processor of the user's may look at the output so far, of which vLLM knows chains.
-        self._every_request_needs_chain = not all(
+        self._every_request_needs_chain = self.speculator.config.tree == "chain" or not all(
             isinstance(processor, TREE_PROCESSORS) for processor in sampler.logits_processors
         )
         return sampler, TreeVerifier(sampler, self.verification, self.speculator.meter)
@@ -71,20 +86,6 @@ class TreeModelState(DefaultModelState):
     def apply_staged_writes(self) -> None:
         super().apply_staged_writes()
         self.speculator.apply_staged_writes()
-
-    def initialize_kv_cache(
-        self, kv_cache_config: KVCacheConfig, block_tables: BlockTables
-    ) -> None:
-        """As vLLM does; and tell the verification where rows are compacted."""
-        super().initialize_kv_cache(kv_cache_config, block_tables)
-        layers = self.vllm_config.compilation_config.static_forward_context
-        self.verification.use_caches(
-            block_tables.slot_mappings,
-            [
-                [layers[name].kv_cache for name in group.layer_names]
-                for group in kv_cache_config.kv_cache_groups
-            ],
-        )
 
     @property
     def _is_profiling(self) -> bool:
@@ -111,16 +112,15 @@ class TreeModelState(DefaultModelState):
         for_capture: bool = False,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Stage the batch's trees; vLLM's metadata, with the trees attached."""
+        """As vLLM does; the batch's trees are staged before."""
         if self._is_profiling:
             # vLLM marks a dummy run's rows as padding, which no expert computes.
             input_batch.is_padding.fill_(False)
-        # A graph of decoding steps sends all rows through tree attention.
         graph = for_capture or cudagraph_mode == CUDAGraphMode.FULL
         if graph or input_batch.num_draft_tokens:
             requests = input_batch.num_reqs_after_padding if graph else input_batch.num_reqs
             self.verification.stage(self.speculator.trees, input_batch, requests)
-        metadata = super().prepare_attn(
+        return super().prepare_attn(
             input_batch,
             cudagraph_mode,
             block_tables,
@@ -130,6 +130,43 @@ class TreeModelState(DefaultModelState):
             for_capture=for_capture,
             **kwargs,
         )
+
+
+class TreeModelState(VerifyingState, DefaultModelState):
+    """Hands the staged trees to the attention layers, and compacts what is accepted of them."""
+
+    def initialize_kv_cache(
+        self, kv_cache_config: KVCacheConfig, block_tables: BlockTables
+    ) -> None:
+        """As vLLM does; and tell the verification where rows are compacted."""
+        super().initialize_kv_cache(kv_cache_config, block_tables)
+        layers = self.vllm_config.compilation_config.static_forward_context
+        self.verification.use_caches(
+            block_tables.slot_mappings,
+            [
+                [layers[name].kv_cache for name in group.layer_names]
+                for group in kv_cache_config.kv_cache_groups
+            ],
+        )
+
+    def prepare_attn(
+        self,
+        input_batch: InputBatch,
+        cudagraph_mode: CUDAGraphMode,
+        block_tables: tuple[Tensor, ...],
+        slot_mappings: Tensor,
+        attn_groups: list[list[Any]],
+        kv_cache_config: KVCacheConfig,
+        for_capture: bool = False,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """As vLLM does, with the staged trees attached."""
+        step = block_tables, slot_mappings, attn_groups, kv_cache_config
+        metadata = super().prepare_attn(
+            input_batch, cudagraph_mode, *step, for_capture=for_capture, **kwargs
+        )
+        # A graph of decoding steps sends all rows through tree attention.
+        graph = for_capture or cudagraph_mode == CUDAGraphMode.FULL
         rows = self._graph_rows(input_batch) if graph else self._leading_rows(input_batch)
         # By identity: layers of one group share their metadata.
         for each in {id(m): m for m in metadata.values()}.values():
@@ -170,6 +207,11 @@ class TreeModelState(DefaultModelState):
             rest = input_batch.query_start_loc[requests : input_batch.num_reqs + 1] - rows
         staged = self.verification.staged
         return TreeRows(staged, requests, rows, staged.tokens.shape[1], requests, rest)
+
+
+def chain_state_class(base: type[ModelState]) -> type[VerifyingState]:
+    """Of targets that verify chains, on the state that vLLM would give them."""
+    return type(f"Chain{base.__name__}", (VerifyingState, base), {})
 
 
 def needs_chain(params: SamplingParams) -> bool:

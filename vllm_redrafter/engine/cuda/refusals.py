@@ -1,8 +1,7 @@
 """What the engine on Model Runner V2 cannot run.
 
-Most of it shows in the configuration and is refused before any process starts (`refusals`). What
-shows only in the model is refused while the target loads: in an attention layer (`layer_refusals`)
-or in the state that its class keeps between steps (`state_refusals`).
+It shows in the configuration and is refused before any process starts. What stands only against
+trees (`chain_reasons`, `layer_obstacles`, `state_obstacles`) lets the engine verify chains.
 """
 
 from __future__ import annotations
@@ -10,28 +9,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from vllm_redrafter.engine.attention_check import WITHOUT, common_refusals
+from vllm_redrafter.engine import chains
+from vllm_redrafter.engine.refusals import OR_CHAINS, common_refusals
 
 if TYPE_CHECKING:
     from torch import nn
-    from vllm.config import VllmConfig
+    from vllm.config import ModelConfig, VllmConfig
 
     from vllm_redrafter.config import ReDrafterConfig
 
 
 def refusals(vllm_config: VllmConfig) -> Iterator[str]:
     """Why this engine cannot run this configuration: what it is, and what to do."""
-    from vllm import envs
-
     from vllm_redrafter.engine.speculation import Settings
 
     yield from common_refusals(vllm_config)
-    yield from _cache_refusals(vllm_config)
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     if not vllm_config.use_v2_model_runner:
         yield "it needs Model Runner V2; unset VLLM_USE_V2_MODEL_RUNNER"
-    yield from (f"{reason}; {WITHOUT}" for reason in _head_size_refusals(model.get_head_size()))
     config = Settings.of(vllm_config).config
+    if config.tree != "chain":
+        yield from (f"{reason}; {OR_CHAINS}" for reason in _refusals_of_trees(vllm_config))
     yield from _search_refusals(config)
     if config.head_dtype == "fp8":
         # Here, as this imports vLLM's quantised layers.
@@ -58,14 +56,17 @@ def refusals(vllm_config: VllmConfig) -> Iterator[str]:
         ),
         "routed experts are returned by row, and accepted rows are moved; leave "
         "--enable-return-routed-experts out": vllm_config.aux_output_config.enabled,
-        f"reference sliding-window attention is not supported; {WITHOUT}": (
-            model.rswa_window is not None
-        ),
-        "tree attention's rounding depends on the batch; unset VLLM_BATCH_INVARIANT": (
-            envs.VLLM_BATCH_INVARIANT
-        ),
     }
     yield from (reason for reason, applies in refused.items() if applies)
+
+
+def chain_reasons(model: ModelConfig) -> Iterator[str]:
+    """Why a tree cannot be verified on this target, by its configuration; nothing where it can."""
+    yield from chains.chain_reasons(model)
+    if model.rswa_window is not None:
+        yield "its attention has a reference sliding window"
+    if not (model.use_mla or model.is_hybrid):
+        yield from _head_size_obstacles(model.get_head_size())
 
 
 def adaptive_obstacles(vllm_config: VllmConfig) -> Iterator[str]:
@@ -77,8 +78,13 @@ def adaptive_obstacles(vllm_config: VllmConfig) -> Iterator[str]:
         )
 
 
-def layer_refusals(layer: Any) -> Iterator[str]:
-    """Why tree attention cannot serve one of the target's attention layers.
+def without_graphs(backend: str) -> str:
+    """The same of an attention backend."""
+    return f"{backend} does not let a full CUDA graph hold a step with drafts"
+
+
+def layer_obstacles(layer: Any) -> Iterator[str]:
+    """Why tree attention cannot serve one of the target's attention layers: what it has.
 
     Args:
         layer: vLLM's TritonAttentionImpl. Layers of a model may differ, and some of a layer's
@@ -86,19 +92,19 @@ def layer_refusals(layer: Any) -> Iterator[str]:
     """
     from vllm.v1.attention.backend import AttentionType
 
-    yield from _head_size_refusals(layer.head_size)
-    refused = {
-        f"{layer.attn_type} attention is not supported": layer.attn_type != AttentionType.DECODER,
-        "ALiBi is not supported": layer.alibi_slopes is not None,
-        "chunked attention is not supported": layer.chunk_lookback > -1,
-        f"kv_cache_dtype {layer.kv_cache_dtype!r} is not supported": (
+    yield from _head_size_obstacles(layer.head_size)
+    obstacles = {
+        f"{layer.attn_type} attention": layer.attn_type != AttentionType.DECODER,
+        "ALiBi": layer.alibi_slopes is not None,
+        "chunked attention": layer.chunk_lookback > -1,
+        f"a cache of dtype {layer.kv_cache_dtype!r}": (
             layer._is_per_token_head_quant or layer.kv_cache_dtype == "fp8_e5m2"
         ),
     }
-    yield from (reason for reason, applies in refused.items() if applies)
+    yield from (obstacle for obstacle, applies in obstacles.items() if applies)
 
 
-def state_refusals(vllm_config: VllmConfig, model: nn.Module) -> Iterator[str]:
+def state_obstacles(vllm_config: VllmConfig, model: nn.Module) -> Iterator[str]:
     """Why the steps of this model's class cannot verify trees."""
     from vllm.v1.worker.gpu.model_states import resolve_model_state_cls
     from vllm.v1.worker.gpu.model_states.default import DefaultModelState
@@ -108,12 +114,12 @@ def state_refusals(vllm_config: VllmConfig, model: nn.Module) -> Iterator[str]:
         yield f"the steps of {type(model).__name__} need vLLM's {wanted.__name__}"
 
 
-def _head_size_refusals(head_size: int) -> Iterator[str]:
+def _head_size_obstacles(head_size: int) -> Iterator[str]:
     # Here, as the plugin imports this module in all of vLLM's processes, and this imports Triton.
     from vllm_redrafter.triton_kernels.tree_attention_arguments import HEAD_DIMS
 
     if head_size not in HEAD_DIMS:
-        yield f"its head size is {head_size}; tree attention knows {HEAD_DIMS}"
+        yield f"heads of {head_size} numbers (tree attention knows {HEAD_DIMS})"
 
 
 def _search_refusals(config: ReDrafterConfig) -> Iterator[str]:
@@ -132,9 +138,12 @@ def _search_refusals(config: ReDrafterConfig) -> Iterator[str]:
         )
 
 
-def _cache_refusals(vllm_config: VllmConfig) -> Iterator[str]:
+def _refusals_of_trees(vllm_config: VllmConfig) -> Iterator[str]:
+    from vllm import envs
     from vllm.platforms import current_platform
 
+    if envs.VLLM_BATCH_INVARIANT:
+        yield "tree attention's rounding depends on the batch; unset VLLM_BATCH_INVARIANT"
     cache_dtype = str(vllm_config.cache_config.cache_dtype)
     same = str(vllm_config.model_config.dtype).removeprefix("torch.")
     if cache_dtype not in ("auto", same, "fp8", "fp8_e4m3"):

@@ -17,33 +17,70 @@ batch are verified, and whether the step drafts.
 from __future__ import annotations
 
 from functools import partial
+from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from vllm.config import VllmConfig
+from vllm.config import VllmConfig, get_layers_from_vllm_config
+from vllm.logger import init_logger
+from vllm.model_executor.layers.attention import Attention
 from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.utils.mem_utils import DeviceMemoryProfiler
+from vllm.v1.attention.backend import AttentionCGSupport
+from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadataBuilder
+from vllm.v1.attention.backends.mamba2_attn import Mamba2AttentionMetadataBuilder
+from vllm.v1.attention.backends.mamba_attn import BaseMambaAttentionMetadataBuilder
+from vllm.v1.attention.backends.short_conv_attn import (
+    PleShortConvAttentionMetadataBuilder,
+    ShortConvAttentionMetadataBuilder,
+)
 from vllm.v1.outputs import AsyncModelRunnerOutput
 from vllm.v1.worker.gpu import model_runner
+from vllm.v1.worker.gpu.attn_utils import (
+    get_query_lens_mismatch_unsupported_backend,
+    get_varlen_cudagraph_unsupported_backend,
+)
+from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.mm.encoder_cache import EncoderCache
-from vllm.v1.worker.gpu.spec_decode import adaptive_verification
+from vllm.v1.worker.gpu.model_runner import BatchReqState
+from vllm.v1.worker.gpu.model_states import resolve_model_state_cls
 from vllm.v1.worker.gpu.states import RequestState
+from vllm.v1.worker.utils import AttentionGroup
 
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.engine.attention_check import WITHOUT, check_attention
-from vllm_redrafter.engine.cuda.attention import TreeAttentionBackend
+from vllm_redrafter.engine.chains import (
+    announcement,
+    layers_without_trees,
+    recurrent_refusals,
+)
+from vllm_redrafter.engine.cuda.attention import TreeAttentionBackend, TreeAttentionImpl
 from vllm_redrafter.engine.cuda.budget import TreeBudget
 from vllm_redrafter.engine.cuda.graph_manager import TreeGraphManager
-from vllm_redrafter.engine.cuda.model_state import TreeModelState
-from vllm_redrafter.engine.cuda.refusals import state_refusals
+from vllm_redrafter.engine.cuda.model_state import (
+    TreeModelState,
+    VerifyingState,
+    chain_state_class,
+)
+from vllm_redrafter.engine.cuda.refusals import state_obstacles, without_graphs
 from vllm_redrafter.engine.cuda.schedule import most_at_once, most_rows
-from vllm_redrafter.engine.cuda.speculator import TreeSpeculator
+from vllm_redrafter.engine.cuda.speculator import EVERY_STEP_DRAFTS, TreeSpeculator
 from vllm_redrafter.engine.cuda.verified_output import PendingOutput
 from vllm_redrafter.engine.speculation import Settings
 from vllm_redrafter.engine.target_layers import enable_aux_hidden_states
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.patching import patched
+
+logger = init_logger("vllm.redrafter")
+
+RECURRENT_BUILDERS = (
+    GDNAttentionMetadataBuilder,
+    Mamba2AttentionMetadataBuilder,
+    PleShortConvAttentionMetadataBuilder,
+    ShortConvAttentionMetadataBuilder,
+)
+"""Those which vLLM's `MambaHybridModelState` tells how many tokens were accepted."""
 
 
 class GPUTreeModelRunner(model_runner.GPUModelRunner):
@@ -74,21 +111,79 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
         self.model_memory_usage += memory.consumed_memory
 
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
+        with (
+            patched(model_runner, "maybe_create_adaptive_verification_manager", self._make_budget),
+            patched(model_runner, "ModelCudaGraphManager", self._make_graph_manager),
+        ):
+            super().initialize_kv_cache(*args, **kwargs)
+        self.speculator.budget = self.adaptive_verification
+
+    def _make_budget(
+        self,
+        *,
+        enable_adaptive_verification: bool,
+        attn_groups: list[list[AttentionGroup]],
+        req_states: RequestState,
+        query_start_loc: Tensor,
+        num_bonus_tokens: int,
+        max_total_logits: int,
+        vllm_config: VllmConfig,
+        **_: Any,
+    ) -> TreeBudget | None:
+        """As vLLM does; where its attention reads no trimmed batches, of all or nothing."""
+        if not enable_adaptive_verification:
+            return None
+        if backend := _without_graphs_of_drafts(attn_groups, vllm_config):
+            logger.warning(EVERY_STEP_DRAFTS, self.num_speculative_steps, without_graphs(backend))
+            return None
+        rows = self.num_speculative_steps + num_bonus_tokens
         speculator = self.speculator
-        budget = partial(
-            TreeBudget,
+        return TreeBudget(
+            req_states,
+            query_start_loc,
+            num_bonus_tokens,
+            max_total_logits=max_total_logits,
             meter=speculator.meter,
             lengths=speculator.lengths,
             depths=speculator.trees.depths[:-1, 1:],
             recorded=speculator.recorded,
             paths=(speculator.config.context_matches, speculator.config.path_length),
+            is_chain=speculator.config.tree == "chain",
+            trims=get_query_lens_mismatch_unsupported_backend(attn_groups) is None
+            and get_varlen_cudagraph_unsupported_backend(attn_groups, vllm_config, rows) is None,
         )
-        with (
-            patched(adaptive_verification, "AdaptiveVerificationManager", budget),
-            patched(model_runner, "ModelCudaGraphManager", TreeGraphManager),
-        ):
-            super().initialize_kv_cache(*args, **kwargs)
-        speculator.budget = self.adaptive_verification
+
+    def _make_graph_manager(
+        self, *args: Any, varlen_decode: bool, **kwargs: Any
+    ) -> TreeGraphManager:
+        trims = varlen_decode and not self._verifies_all_or_nothing
+        # vLLM's Mamba backends let a graph hold steps with drafts alone.
+        plain_steps = self._verifies_all_or_nothing and not any(
+            isinstance(group.get_metadata_builder(0), BaseMambaAttentionMetadataBuilder)
+            for group in chain.from_iterable(self.attn_groups)
+        )
+        return TreeGraphManager(*args, varlen_decode=trims, plain_steps=plain_steps, **kwargs)
+
+    def gather_batch_req_state(
+        self, *args: Any, **kwargs: Any
+    ) -> tuple[BatchReqState | None, int | None]:
+        """As vLLM does, which takes requests to be as long as they were scheduled: of those that
+        verify nothing of what was, each has a row."""
+        state, rows = super().gather_batch_req_state(*args, **kwargs)
+        if state is not None and state.decode_graph_eligible and self._verifies_all_or_nothing:
+            rows = 1 if state.num_tokens == len(state.req_ids) else rows
+        return state, rows
+
+    def prepare_inputs(self, *args: Any, **kwargs: Any) -> InputBatch:
+        """As vLLM does; likewise."""
+        batch = super().prepare_inputs(*args, **kwargs)
+        if self._verifies_all_or_nothing:
+            batch.max_query_len = int(np.diff(batch.query_start_loc_np[: batch.num_reqs + 1]).max())
+        return batch
+
+    @property
+    def _verifies_all_or_nothing(self) -> bool:
+        return self.adaptive_verification is not None and not self.adaptive_verification.trims
 
     def _dummy_sampler_run(self, hidden_states: Tensor) -> None:
         """Let vLLM profile its memory with the logits of a step that verifies: of all its nodes,
@@ -157,11 +252,35 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
         model: nn.Module,
         encoder_cache: EncoderCache | None,
         device: torch.device,
-    ) -> TreeModelState:
-        check_attention(vllm_config, TreeAttentionBackend)
-        for reason in state_refusals(vllm_config, model):
-            raise ConfigError(f"ReDrafter cannot speculate for this target: {reason}; {WITHOUT}")
-        return TreeModelState(vllm_config, model, encoder_cache, device, self.speculator)
+    ) -> VerifyingState:
+        for reason in recurrent_refusals(vllm_config, RECURRENT_BUILDERS):
+            raise ConfigError(f"ReDrafter cannot speculate for this target: {reason}")
+        if self.speculator.config.tree != "chain":
+            reasons = [
+                *layers_without_trees(vllm_config, TreeAttentionBackend),
+                *state_obstacles(vllm_config, model),
+            ]
+            if not reasons:
+                return TreeModelState(vllm_config, model, encoder_cache, device, self.speculator)
+            logger.info("%s", announcement(reasons))
+            self.speculator.verify_chains()
+            for layer in get_layers_from_vllm_config(vllm_config, Attention).values():
+                if isinstance(layer.impl, TreeAttentionImpl):
+                    layer.impl.leave_to_triton()
+        state_class = chain_state_class(resolve_model_state_cls(vllm_config, model))
+        return state_class(vllm_config, model, encoder_cache, device, self.speculator)
+
+
+def _without_graphs_of_drafts(
+    attn_groups: list[list[AttentionGroup]], vllm_config: VllmConfig
+) -> str | None:
+    """The first attention backend of which no full CUDA graph holds a step with drafts, if any."""
+    for group in chain.from_iterable(attn_groups):
+        builder = group.get_metadata_builder(0)
+        support = builder.get_cudagraph_support(vllm_config, group.kv_cache_spec)
+        if support.value < AttentionCGSupport.UNIFORM_BATCH.value:
+            return str(group.backend.__name__)
+    return None
 
 
 def _request_states(config: ReDrafterConfig, *args: Any, **kwargs: Any) -> RequestState:

@@ -33,6 +33,7 @@ from vllm_redrafter.budget.planner import draft_lengths
 from vllm_redrafter.checkpoints.acceptance_record import AcceptanceRecord
 from vllm_redrafter.checkpoints.reading import load_drafter, recorded_acceptance
 from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.engine.chains import as_chain
 from vllm_redrafter.engine.cuda.context_matching import Candidates, ContextMatching
 from vllm_redrafter.engine.cuda.draft_graphs import DraftGraphManager, length_of
 from vllm_redrafter.engine.cuda.draft_search import DraftSearch
@@ -55,6 +56,11 @@ if TYPE_CHECKING:
     from vllm_redrafter.engine.cuda.budget import TreeBudget
 
 logger = init_logger("vllm.redrafter")
+
+EVERY_STEP_DRAFTS = (
+    "Every step drafts, and verifies num_speculative_tokens=%d nodes per request, whether that "
+    'pays or not: %s. With "adaptive": false in the speculative config this is not said.'
+)
 
 
 class TreeSpeculator(BaseSpeculator):
@@ -150,6 +156,11 @@ class TreeSpeculator(BaseSpeculator):
         """[requests, K], what the manager reads after each draft: see `NodeConfidence.probs`."""
         assert self.confidence is not None
         return self.confidence.probs
+
+    def verify_chains(self) -> None:
+        """From now on every draft is a chain: to be called before anything is drafted."""
+        self.config = as_chain(self.config)
+        self.confidence = None
 
     def load_model(self, target: nn.Module) -> None:
         """Read the checkpoint, if there is one; the target's embedding is shared, not copied."""
@@ -410,7 +421,7 @@ class TreeSpeculator(BaseSpeculator):
             out=self.trees,
             entries=slots,
             log_odds=found.log_odds,
-            node_limits=NodeLimits(self._chain[:requests], self._limit[:requests], length),
+            node_limits=NodeLimits(self._chain[:requests], self._limit[:requests]),
             rows=DraftRows(self.drafts[:requests], probs),
             match_lengths=found.match_lengths,
         )
@@ -421,8 +432,7 @@ class TreeSpeculator(BaseSpeculator):
         found = self._searched(hidden, roots, length) if length else self._nothing(requests)
         if self.matching is None:
             return found
-        slots, chains = self.slots[:requests], self._chain[:requests]
-        return self.matching.join(length, found, slots, chains)
+        return self.matching.join(length, found, self.slots[:requests])
 
     def _searched(self, hidden: Tensor, roots: Tensor, length: int) -> Candidates:
         """What the drafter finds, as far as the tree policy allows it."""
@@ -494,11 +504,5 @@ def can_adapt(vllm_config: VllmConfig, config: ReDrafterConfig) -> bool:
         return False
     obstacles = list(adaptive_obstacles(vllm_config))
     for obstacle in obstacles:
-        logger.warning(
-            "Every step drafts, and verifies num_speculative_tokens=%d nodes per request, whether "
-            'that pays or not: %s. With "adaptive": false in the speculative config this is not '
-            "said.",
-            config.num_speculative_tokens,
-            obstacle,
-        )
+        logger.warning(EVERY_STEP_DRAFTS, config.num_speculative_tokens, obstacle)
     return not obstacles

@@ -44,7 +44,8 @@ class Verification:
         self.num_verified = torch.zeros(max_num_reqs, dtype=torch.int32, device=device)
         self.num_nodes_on_host = torch.zeros(0, dtype=torch.int32)
         self._nodes = torch.arange(max_nodes + 1, device=device)
-        self._slot_mappings: Tensor | None = None
+        # Chains are not compacted: there are no caches then.
+        self._slot_mappings: Sequence[Tensor] | Tensor = ()
         self._caches: list[list[CacheTable]] = []
 
     def use_caches(self, slot_mappings: Tensor, groups: Iterable[Sequence[Tensor]]) -> None:
@@ -129,7 +130,6 @@ class Verification:
         Args:
             num_sampled: [R] int32, how many nodes of each path count.
         """
-        assert self._slot_mappings is not None
         requests = num_sampled.shape[0]
         path, row_start = self.path[:requests], self.staged.row_start[:requests]
         for slot_mapping, tables in zip(self._slot_mappings, self._caches, strict=True):

@@ -11,6 +11,7 @@ from vllm.v1.worker.worker_base import WorkerBase
 
 from vllm_redrafter.engine import published
 from vllm_redrafter.engine.cuda.runner import GPUTreeModelRunner
+from vllm_redrafter.engine.cuda.state_memory import StateMemoryCheck
 from vllm_redrafter.engine.published import Publisher
 from vllm_redrafter.utils.names import CUDA_TREE_ATTENTION
 
@@ -64,7 +65,7 @@ class WakingWorker(WorkerBase):
             self._is_drafter_lost = False
 
 
-class ReDrafterWorker(CountingWorker, WakingWorker, Worker):
+class ReDrafterWorker(StateMemoryCheck, CountingWorker, WakingWorker, Worker):
     """vLLM's GPU worker with our model runner and attention backend."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

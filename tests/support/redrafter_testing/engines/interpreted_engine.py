@@ -63,11 +63,12 @@ def settle_worker(worker: Any) -> None:
     from vllm.v1.attention.backends import triton_attn
     from vllm.v1.sample.ops import topk_topp_sampler
 
-    from redrafter_testing.gpu import parallel_experts, torch_kv_cache
+    from redrafter_testing.gpu import parallel_experts, torch_kv_cache, triton_mamba
 
     topk_topp_sampler.HAS_TRITON = False
     triton_attn.triton_reshape_and_cache_flash = torch_kv_cache.reshape_and_cache_flash
     parallel_experts.use()
+    triton_mamba.use()
 
 
 def use_triton_attention() -> None:

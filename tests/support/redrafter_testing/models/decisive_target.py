@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import MistralConfig, MistralForCausalLM
+from transformers import AutoModelForCausalLM, MistralConfig
 
 NUM_TOKENS = 24
 """Of the language: `families.family.VOCAB`, so that prompts have no others."""
@@ -24,35 +25,41 @@ def make_decisive_target(folder: Path) -> Path:
     The nearest other logit is some 30 below the best one's, where those of random weights are
     often closer than what 16 bits round by. With a short window it knows texts of any length.
     """
-    _trained().save_pretrained(folder)
+    _mistral().save_pretrained(folder)
     return folder
 
 
 @cache
-def _trained() -> MistralForCausalLM:
+def _mistral() -> Any:
     """Three seconds on one core."""
-    config = MistralConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=64,
-        sliding_window=8,
-        max_position_embeddings=512,
-        initializer_range=0.1,
-        bos_token_id=0,
-        eos_token_id=1,
+    return trained(
+        MistralConfig(
+            vocab_size=VOCAB_SIZE,
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=64,
+            sliding_window=8,
+            max_position_embeddings=512,
+            initializer_range=0.1,
+            bos_token_id=0,
+            eos_token_id=1,
+        )
     )
+
+
+def trained(config: Any, steps: int = _STEPS) -> Any:
+    """A model of this configuration that knows the language."""
     with torch.random.fork_rng():
         torch.manual_seed(21)
         # The token before the last counts by its remainder alone: that is learned quickly.
         following = torch.randint(2, NUM_TOKENS, (4, NUM_TOKENS)).repeat(NUM_TOKENS // 4, 1)
-        model = MistralForCausalLM(config).float()
+        model = AutoModelForCausalLM.from_config(config).float()
         optimizer = torch.optim.Adam(model.parameters())
-        rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=_STEPS)
-        for _ in range(_STEPS):
+        rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=steps)
+        for _ in range(steps):
             tokens = torch.randint(NUM_TOKENS, (_ROWS, _LENGTH))
             optimizer.zero_grad()
             _loss(model, tokens, following).backward()  # type: ignore[no-untyped-call]
@@ -63,7 +70,7 @@ def _trained() -> MistralForCausalLM:
     return model
 
 
-def _loss(model: MistralForCausalLM, tokens: Tensor, following: Tensor) -> Tensor:
+def _loss(model: Any, tokens: Tensor, following: Tensor) -> Tensor:
     logits = model(input_ids=tokens).logits[:, 1:]
     wanted = following[tokens[:, :-1], tokens[:, 1:]]
     return nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten())

@@ -48,9 +48,10 @@ def write_oracle(folder: Path, target: Path, sequences: list[tuple[list[int], li
 
 
 class Oracle:
-    """What `write_oracle` recorded, and trees made from it."""
+    """What `write_oracle` recorded, and trees made from it; or paths, which it is `sure` of."""
 
-    def __init__(self, folder: Path, vocab_size: int) -> None:
+    def __init__(self, folder: Path, vocab_size: int, sure: bool = False) -> None:
+        self.sure = sure
         self.hidden, self.continuation, self.position = torch.load(folder / ORACLE_FILE)
         self.vocab_size = vocab_size
         self.generator = torch.Generator().manual_seed(0)
@@ -77,11 +78,11 @@ class Oracle:
         back_pointers.scatter_(2, slot.unsqueeze(2), above.unsqueeze(2))
         back_pointers[:, 0].zero_()
         steps = -torch.rand(requests, length, width, generator=self.generator)
+        if self.sure:
+            steps.scatter_(2, slot.unsqueeze(2), -0.01)
         log_probs = [steps[:, 0]]
         for level in range(1, length):
             log_probs.append(log_probs[-1].gather(1, back_pointers[:, level]) + steps[:, level])
-        # The chain fallback takes slot 0 of the last level, the best finished beam: let the truth
-        # stand there, so that chains are accepted too.
         return ExploredNodes(tokens, back_pointers, torch.stack(log_probs, dim=1))
 
     def _random(self, width: int, *shape: int) -> Tensor:
@@ -93,7 +94,8 @@ class OracleProposer(TreeProposer):
 
     def load_model(self, target: nn.Module) -> None:
         super().load_model(target)
-        self.oracle = Oracle(Path(self.model), self.drafter.config.vocab_size)
+        sure = self.config.tree == "chain"
+        self.oracle = Oracle(Path(self.model), self.drafter.config.vocab_size, sure)
 
     def explore(self, hidden: Tensor, root_tokens: Tensor, shape: SearchShape) -> ExploredNodes:
         """What the oracle knows: of the search, if that is to be adapted; else all of it."""

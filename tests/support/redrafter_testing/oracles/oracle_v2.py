@@ -17,7 +17,8 @@ class OracleSpeculator(TreeSpeculator):
     def load_model(self, target: nn.Module) -> None:
         super().load_model(target)
         self.searches = None  # in their place, `explore`
-        self.oracle = Oracle(Path(self.checkpoint), self.drafter.config.vocab_size)
+        sure = self.config.tree == "chain"
+        self.oracle = Oracle(Path(self.checkpoint), self.drafter.config.vocab_size, sure)
 
     def explore(self, hidden: Tensor, roots: Tensor, length: int) -> ExploredNodes:
         return self.oracle.explore(hidden, length=length)

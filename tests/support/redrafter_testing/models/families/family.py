@@ -45,9 +45,12 @@ class Questions:
 
     def run(self, llm: Any) -> list[list[int]]:
         """The answers' tokens."""
+        return single_tokens_of(Workload(self.prompts(), self.params()).run(llm))
+
+    def prompts(self) -> list[list[int]]:
+        """Of each request."""
         rng = random.Random(0)
-        prompts = [[rng.randrange(2, VOCAB) for _ in range(4 + 9 * i)] for i in range(self.count)]
-        return single_tokens_of(Workload(prompts, self.params()).run(llm))
+        return [[rng.randrange(2, VOCAB) for _ in range(4 + 9 * i)] for i in range(self.count)]
 
     def params(self) -> list[SamplingParams]:
         """Of each request."""

@@ -1,4 +1,4 @@
-"""Why configurations are refused before any process starts."""
+"""What is said of configurations before any process starts."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from redrafter_testing.engines.forked_engine import ForkServer, environment_vari
 from redrafter_testing.engines.without_torchvision import let_vision_targets_load
 
 
-def start_refusals(
+def start_messages(
     server: ForkServer, environment: Mapping[str, str], targets: Sequence[Path], drafter: Path
 ) -> list[str]:
-    """What is said of each target, in a process that has vLLM imported; "" where nothing is."""
+    """Why each target is refused, or why it verifies chains; "" where it verifies trees.
+
+    In a process that has vLLM imported.
+    """
     ours, theirs = multiprocessing.Pipe(duplex=False)
     variables = {**os.environ, **environment}
     names = [str(target) for target in targets]
     with environment_variables(environment):
-        process = server.start(_refuse, (theirs, variables, names, str(drafter)))
+        process = server.start(_say, (theirs, variables, names, str(drafter)))
     theirs.close()
     try:
         messages: list[str] = ours.recv()
@@ -33,18 +36,22 @@ def start_refusals(
 # In the process
 
 
-def _refuse(
+def _say(
     connection: Connection, variables: dict[str, str], targets: list[str], drafter: str
 ) -> None:
     os.environ.update(variables)
     from vllm.engine.arg_utils import EngineArgs
 
     from vllm_redrafter import ConfigError, plugin
+    from vllm_redrafter.engine.chains import announcement
 
     plugin.register()
     let_vision_targets_load()
+    said: list[str] = []
+    plugin._log_chains = lambda reasons: said.append(announcement(reasons))
     messages = []
     for target in targets:
+        said.clear()
         arguments = EngineArgs(
             target,
             skip_tokenizer_init=True,
@@ -53,7 +60,7 @@ def _refuse(
         )
         try:
             arguments.create_engine_config()
-            messages.append("")
+            messages.append("".join(said))
         except ConfigError as error:
             messages.append(str(error))
     connection.send(messages)

@@ -1,0 +1,27 @@
+"""vLLM's Triton kernels for Mamba 2's decoding rows, in place of its CPU code.
+
+That code computes speculative rows wrongly: vLLM's own n-gram method gets other answers, too. The
+kernels are those that GPUs run.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+from vllm_redrafter.utils.patching import patched
+
+
+def use() -> None:
+    """In this process, from here on; the engine has been made."""
+    from vllm.model_executor.layers.mamba import mamba_mixer2
+    from vllm.model_executor.layers.mamba.ops import causal_conv1d, mamba_ssm, ssu_dispatch
+    from vllm.platforms import current_platform
+
+    made = ssu_dispatch._mamba_ssu_backend
+    if made is None:
+        return  # a target without such layers
+    with patched(type(current_platform), "is_cpu", lambda self: False):
+        importlib.reload(causal_conv1d)
+        importlib.reload(mamba_ssm)
+    mamba_mixer2.causal_conv1d_update = causal_conv1d.causal_conv1d_update
+    ssu_dispatch._mamba_ssu_backend = ssu_dispatch.TritonSSUBackend(made._mamba_config)

@@ -1,0 +1,50 @@
+"""What neither engine can run; each has a list of its own besides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+WITHOUT = "leave the speculative config out to run it"
+"""The remedy where the target itself is the obstacle."""
+
+OR_CHAINS = 'or verify chains, with "tree": "chain" in the speculative config'
+"""Another, where what the user has asked for stands only against trees."""
+
+RAY = (
+    "Ray's workers are not supported: on a CPU vLLM has none, and nobody has run this engine in "
+    "them on GPUs; leave --distributed-executor-backend and --data-parallel-backend out, for "
+    "several machines too (--nnodes)"
+)
+
+
+def common_refusals(vllm_config: VllmConfig) -> Iterator[str]:
+    """Why no engine of ours can run this configuration: what it is, and what to do."""
+    model, parallel = vllm_config.model_config, vllm_config.parallel_config
+    if model.runner_type == "pooling":
+        yield "it is a pooling model, which does not generate; leave the speculative config out"
+    if model.is_encoder_decoder:
+        yield f"encoder-decoder models are not supported; {WITHOUT}"
+    if model.is_attention_free:
+        yield f"models without attention (Mamba alone) are not supported; {WITHOUT}"
+    if vllm_config.kv_transfer_config is not None:
+        # vLLM makes the one of the other.
+        offloads = vllm_config.cache_config.kv_offloading_size is not None
+        yield (
+            "a KV connector would ship the cache before accepted rows are compacted; leave "
+            f"{'--kv-offloading-size' if offloads else '--kv-transfer-config'} out"
+        )
+    if vllm_config.cache_config.kv_sharing_fast_prefill:
+        yield "KV-sharing fast prefill is not supported; leave --kv-sharing-fast-prefill out"
+    if parallel.use_ray or parallel.data_parallel_backend == "ray":
+        yield RAY
+    for name in (
+        "pipeline_parallel_size",
+        "prefill_context_parallel_size",
+        "decode_context_parallel_size",
+    ):
+        if (size := getattr(parallel, name, 1)) > 1:
+            yield f"{name} is {size}, it must be 1"
