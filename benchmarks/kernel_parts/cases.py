@@ -227,7 +227,6 @@ def match(paths: int, depth: int, tokens: int, requests: int = 2) -> None:
         found,
         probabilities,
         temperatures,
-        integers(requests),
         JoinedBuffers(requests, (4, 5), (paths, depth), "cpu"),
     )
     tree = integers(requests, 13)
