@@ -25,7 +25,9 @@ from vllm_redrafter import ConfigError, plugin
 from vllm_redrafter.checkpoints.recording import record_shape
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.engine import published
+from vllm_redrafter.engine.chains import NODES_WITH_STATES
 from vllm_redrafter.engine.speculation import Settings
+from vllm_redrafter.engine.speculative_config import validated
 from vllm_redrafter.utils import names
 
 plugin.register()
@@ -494,3 +496,13 @@ def test_engines_of_several_api_servers_find_a_directory_for_their_counters(
         assert (published.DIRECTORY in os.environ) == launches
     finally:
         published.close_directory()
+
+
+@pytest.mark.parametrize(
+    ("asked", "nodes"), [({}, 3), ({"num_speculative_tokens": 9}, 9)], ids=["nobody says it", "9"]
+)
+def test_a_target_with_recurrent_layers_has_few_nodes_unless_they_are_asked_for(
+    asked: dict[str, int], nodes: int
+) -> None:
+    config, drafter = validated({"method": "redrafter", **asked}, lambda: NODES_WITH_STATES)
+    assert (config.num_speculative_tokens, drafter) == (nodes, None)
