@@ -112,7 +112,7 @@ class VerifyingState(ModelState):
         for_capture: bool = False,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """As vLLM does; the batch's trees are staged before."""
+        """As vLLM does, once the batch's trees are staged."""
         if self._is_profiling:
             # vLLM marks a dummy run's rows as padding, which no expert computes.
             input_batch.is_padding.fill_(False)
@@ -120,7 +120,7 @@ class VerifyingState(ModelState):
         if graph or input_batch.num_draft_tokens:
             requests = input_batch.num_reqs_after_padding if graph else input_batch.num_reqs
             self.verification.stage(self.speculator.trees, input_batch, requests)
-        return super().prepare_attn(
+        metadata: dict[str, Any] = super().prepare_attn(
             input_batch,
             cudagraph_mode,
             block_tables,
@@ -130,6 +130,11 @@ class VerifyingState(ModelState):
             for_capture=for_capture,
             **kwargs,
         )
+        self._attach_trees(metadata, input_batch, graph)
+        return metadata
+
+    def _attach_trees(self, metadata: dict[str, Any], input_batch: InputBatch, graph: bool) -> None:
+        """Hand the staged trees to the attention layers; a chain needs none."""
 
 
 class TreeModelState(VerifyingState, DefaultModelState):
@@ -149,29 +154,12 @@ class TreeModelState(VerifyingState, DefaultModelState):
             ],
         )
 
-    def prepare_attn(
-        self,
-        input_batch: InputBatch,
-        cudagraph_mode: CUDAGraphMode,
-        block_tables: tuple[Tensor, ...],
-        slot_mappings: Tensor,
-        attn_groups: list[list[Any]],
-        kv_cache_config: KVCacheConfig,
-        for_capture: bool = False,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
-        """As vLLM does, with the staged trees attached."""
-        step = block_tables, slot_mappings, attn_groups, kv_cache_config
-        metadata = super().prepare_attn(
-            input_batch, cudagraph_mode, *step, for_capture=for_capture, **kwargs
-        )
+    def _attach_trees(self, metadata: dict[str, Any], input_batch: InputBatch, graph: bool) -> None:
         # A graph of decoding steps sends all rows through tree attention.
-        graph = for_capture or cudagraph_mode == CUDAGraphMode.FULL
         rows = self._graph_rows(input_batch) if graph else self._leading_rows(input_batch)
         # By identity: layers of one group share their metadata.
         for each in {id(m): m for m in metadata.values()}.values():
             each.set_trees(rows)
-        return metadata
 
     def prepare_inputs(
         self, input_batch: InputBatch, req_states: RequestState

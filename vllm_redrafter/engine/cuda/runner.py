@@ -3,7 +3,7 @@
 Both have base classes in vllm/v1/worker/gpu made for this; what vLLM lacks is a way to name ours.
 The rest of the step is vLLM's own:
 
-1. `TreeModelState.prepare_attn`: stage the trees of the batch, give their rows the positions
+1. `VerifyingState.prepare_attn`: stage the trees of the batch, give their rows the positions
    n + depth, hand the trees to the attention layers.
 2. The target's forward pass, tree rows through `TreeAttentionImpl`.
 3. `TreeVerifier`, in place of the rejection sampler: vLLM's sampler draws at every node, the walk

@@ -160,7 +160,6 @@ class TreeSpeculator(BaseSpeculator):
     def verify_chains(self) -> None:
         """From now on every draft is a chain: to be called before anything is drafted."""
         self.config = as_chain(self.config)
-        self.confidence = None
 
     def load_model(self, target: nn.Module) -> None:
         """Read the checkpoint, if there is one; the target's embedding is shared, not copied."""
