@@ -35,7 +35,7 @@ def test_the_tables_have_all_shapes_and_the_best_is_recommended(found: Evaluatio
     for figure in ("1.25", "1.87", "0.20 0.05", "0.60 0.27", "0.625"):
         assert figure in printed
     assert "--spec-tokens 6, beam_width 3, beam_length 2 (1.87 tokens per step" in printed
-    assert "of this tree: 1.87; with 2 continuations" in printed
+    assert "of this shape: 1.87; with 2 continuations" in printed
     assert "(context_matches): 2.43; of these alone, without a drafter: 1.38." in printed
 
 

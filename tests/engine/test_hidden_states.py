@@ -15,6 +15,7 @@ from rich.console import Console
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
+from redrafter_testing.models.families.without_trees import CHAINED
 from redrafter_testing.models.tiny_models import MAX_LENGTH
 from vllm_redrafter.cli.main import app
 from vllm_redrafter.config import ReDrafterConfig
@@ -113,6 +114,17 @@ def run(asked: TrainingJob) -> Any:
         return train(asked, Console(file=io.StringIO()))
     finally:
         AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def test_a_target_whose_class_hands_out_no_states_is_refused(tmp_path: Path) -> None:
+    from vllm_redrafter.engine.hidden_states import HiddenStatesEngine
+
+    (family,) = (f for f in CHAINED if f.architecture == "GraniteMoeHybridForCausalLM")
+    target = family.make(tmp_path / "target")
+    with pytest.raises(
+        ConfigError, match=r"^capture: .*is no SupportsEagle3\); train without --hid"
+    ):
+        HiddenStatesEngine(str(target), CaptureSettings(), [2], 10, tmp_path)
 
 
 def test_what_capture_decides_is_not_taken_from_engine_args(tmp_path: Path) -> None:

@@ -47,9 +47,11 @@ def test_the_grid_has_the_shapes_that_a_search_can_fill() -> None:
     ]
     assert found == [(1, 2, 2), (3, 2, 2), (3, 2, 6)]
     with pytest.raises(
-        ConfigError, match=r"no search of widths \[1\] and lengths \[2\] explores 9"
+        ConfigError, match=r"no search of widths \[1\] and lengths \[2\] fills a tree of 9 nodes"
     ):
         shapes([1], [2], [9])
+    with pytest.raises(ConfigError, match="fills a chain of 3 nodes"):
+        shapes([3], [2], [3], "chain")
     with pytest.raises(ConfigError, match="beam_width must be at most 50"):
         shapes([51], [2], [2])
 
@@ -91,10 +93,10 @@ def test_a_head_in_fp8_is_evaluated_with_its_rounded_weights(
     used = found.vocabulary_layers[0].weight
     assert torch.equal(used, rounded_rows(weight) if head_dtype == "fp8" else weight)
     assert torch.equal(used, weight) == (head_dtype == "auto")
-    grid, config = shapes([2], [2], [2]), EvaluationConfig(head_dtype=head_dtype)
+    grid, config = shapes([2], [2], [2]), EvaluationConfig(head_dtype=head_dtype, tree="chain")
     job = EvaluationJob(str(target), str(tmp_path), (data,), grid, StepCosts(), config)
     (result,) = evaluate(job).results
-    assert result.shape.head_dtype == head_dtype
+    assert (result.shape.head_dtype, result.shape.tree) == (head_dtype, "chain")
 
 
 def test_text_without_answers_cannot_be_evaluated() -> None:

@@ -52,7 +52,7 @@ def _matches(evaluation: Evaluation) -> str:
     """What continuations found in the text bring to the fastest shape, and alone."""
     alone, both = evaluation.matches_alone, evaluation.with_matches
     return (
-        f"Tokens per step of this tree: {evaluation.best.acceptance.tokens_per_step:.2f}; with "
+        f"Tokens per step of this shape: {evaluation.best.acceptance.tokens_per_step:.2f}; with "
         f"{CONTEXT_MATCHES} continuations found in the text beside it (context_matches): "
         f"{both.tokens_per_step:.2f}; of these alone, without a drafter: "
         f"{alone.tokens_per_step:.2f}."

@@ -170,6 +170,7 @@ def evaluate(
         _integers("--beam-widths", beam_widths or measured_widths),
         _integers("--beam-lengths", beam_lengths),
         _integers("--spec-tokens", spec_tokens),
+        config.tree,
     )
     if record:
         check_recordable(drafter)

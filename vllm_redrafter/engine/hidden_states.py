@@ -11,6 +11,7 @@ step that reads its token.
 from __future__ import annotations
 
 import fcntl
+import os
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from vllm import RequestOutput, SamplingParams
+from vllm import EngineArgs, RequestOutput, SamplingParams
 from vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connector import (
     ExampleHiddenStatesConnector,
     PendingSave,
@@ -27,12 +28,19 @@ from vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connecto
     extract_from_kv_cache,
     load_hidden_states,
 )
+from vllm.model_executor.model_loader import get_model_cls
+from vllm.model_executor.models.interfaces import supports_eagle3
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from vllm_redrafter.data.capture_settings import CaptureSettings
-from vllm_redrafter.engine.offline import core_in_this_process, memory_arguments, start_llm
+from vllm_redrafter.engine.offline import (
+    core_in_this_process,
+    memory_arguments,
+    start_llm,
+    start_of,
+)
 from vllm_redrafter.engine.request_loop import EngineRequest, run_requests
 from vllm_redrafter.utils.errors import ConfigError
 
@@ -97,6 +105,7 @@ class HiddenStatesEngine:
             **memory_arguments(settings.tensor_parallel_size),
             **extra,
         }
+        _check_hands_out_states(target, settings.dtype, extra)
         with core_in_this_process():
             self._llm = start_llm(
                 target,
@@ -164,6 +173,21 @@ class HiddenStatesEngine:
     def close(self) -> None:
         """End the engine; the device is free then."""
         self._llm.llm_engine.engine_core.shutdown()
+
+
+def _check_hands_out_states(target: str, dtype: str, arguments: dict[str, Any]) -> None:
+    """Raise a ConfigError unless the target's class does, which vLLM finds when it has loaded it.
+
+    Its error is then in a worker's log alone.
+    """
+    with start_of(target):
+        args = EngineArgs(model=os.path.expanduser(target), **{"dtype": dtype, **arguments})
+        kind = get_model_cls(args.create_model_config())
+    if not supports_eagle3(kind):
+        raise ConfigError(
+            f"capture: vLLM's {kind.__name__} does not hand out hidden states (it is no "
+            "SupportsEagle3); train without --hidden-states"
+        )
 
 
 def _path_of(output: RequestOutput) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 from vllm_redrafter.checkpoints.acceptance_record import NOTHING_RECORDED, ByKind
 from vllm_redrafter.checkpoints.fit import differences_from
 from vllm_redrafter.checkpoints.reading import load_drafter
-from vllm_redrafter.config import HeadDtype, ReDrafterConfig
+from vllm_redrafter.config import HeadDtype, ReDrafterConfig, TreeKind
 from vllm_redrafter.data.captured import CapturedRows, states_of
 from vllm_redrafter.data.rows import DatasetRows, TextRows
 from vllm_redrafter.data.source import WrittenData, held_out_conversations, read_all
@@ -97,7 +97,10 @@ class Evaluation:
 
 
 def shapes(
-    beam_widths: Sequence[int], beam_lengths: Sequence[int], num_nodes: Sequence[int]
+    beam_widths: Sequence[int],
+    beam_lengths: Sequence[int],
+    num_nodes: Sequence[int],
+    tree: TreeKind = "explored",
 ) -> list[ReDrafterConfig]:
     """The grid; a K that a search cannot fill is left out, for a smaller one is the same.
 
@@ -107,15 +110,15 @@ def shapes(
     grid = []
     for width in beam_widths:
         for length in beam_lengths:
-            shape = ReDrafterConfig(1, width, length, context_matches=0)
-            wanted = [replace(shape, num_speculative_tokens=k) for k in sorted(set(num_nodes))]
-            grid += [
-                shape for shape in wanted if shape.num_speculative_tokens <= shape.max_explored
-            ]
+            shape = ReDrafterConfig(1, width, length, tree, context_matches=0)
+            most = length if tree == "chain" else shape.max_explored
+            nodes = sorted({k for k in num_nodes if k <= most})
+            grid += [replace(shape, num_speculative_tokens=k) for k in nodes]
     if not grid:
         raise ConfigError(
             f"evaluation: no search of widths {list(beam_widths)} and lengths "
-            f"{list(beam_lengths)} explores {min(num_nodes, default=0)} nodes; ask for fewer"
+            f"{list(beam_lengths)} fills {'a chain' if tree == 'chain' else 'a tree'} of "
+            f"{min(num_nodes, default=0)} nodes; ask for fewer"
         )
     return grid
 
@@ -254,7 +257,8 @@ def evaluate(job: EvaluationJob, console: Console | None = None) -> Evaluation:
         sampling = " and ".join(f"temperature {way[0]:g}, top-p {way[1]:g}" for way in ways)
         tokens = rows.lengths.sum()
         console.print(f"{len(rows)} rows, {tokens:,} tokens, written at {sampling}")
-    grid = [replace(shape, head_dtype=config.head_dtype) for shape in job.grid]
+    dtype, tree = config.head_dtype, config.tree
+    grid = [replace(shape, head_dtype=dtype, tree=tree) for shape in job.grid]
     evaluation = evaluate_shapes(drafter, target, rows, grid, job.costs, console)
     sampled = written.sampled[text.indices]
     acceptance = measure_acceptance(drafter, target, rows, sampled, evaluation.best.shape)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from vllm_redrafter.config import HeadDtype, ReDrafterConfig
+from vllm_redrafter.config import HeadDtype, ReDrafterConfig, TreeKind
 from vllm_redrafter.heads.target_layers import LAYERS_HELP, parsed_layers
 from vllm_redrafter.training.choices import (
     HeadName,
@@ -253,6 +253,11 @@ class EvaluationConfig:
         "auto",
         "Dtype of the weights of the drafter's vocabulary-wide layer; fp8 rounds them as serving "
         "with head_dtype fp8 does.",
+    )
+    tree: TreeKind = setting(
+        "explored",
+        "What a step verifies, as the speculative config's tree. Give chain for a target on which "
+        "vLLM's log says that chains are verified.",
     )
 
     def __post_init__(self) -> None:

@@ -66,6 +66,30 @@ def test_output_equals_plain(family: Family, tmp_path: Path) -> None:
         assert 1.5 < accepted_per_step(llm) < K + 0.5
 
 
+@pytest.mark.parametrize(
+    ("architecture", "blocks"), [("GraniteMoeHybridForCausalLM", 12), ("DeepseekV3ForCausalLM", 10)]
+)
+def test_output_equals_plain_where_requests_are_preempted(
+    architecture: str, blocks: int, tmp_path: Path
+) -> None:
+    (family,) = (f for f in CHAINED if f.architecture == architecture)
+    target = family.make(tmp_path / "target")
+    drafter = make_drafter(tmp_path / "drafter", family.vocab_size, family.hidden_size)
+    asked = family.questions(COUNT, 60)
+    with interpreted_engine(target, skip_tokenizer_init=True) as plain:
+        expected = plain.run(asked)
+    with interpreted_engine(
+        target,
+        skip_tokenizer_init=True,
+        speculative_config={"model": str(drafter), **SHAPE},
+        num_gpu_blocks_override=blocks,
+        max_model_len=128,
+    ) as llm:
+        assert llm.run(asked) == expected
+        assert llm.counter("vllm:num_preemptions") > 0
+        assert llm.counter("vllm:spec_decode_num_accepted_tokens") > 0
+
+
 @pytest.mark.parametrize("sampling", few_tokens.SAMPLING)
 def test_output_of_chains_that_are_asked_for_equals_plain(
     sampling: str,

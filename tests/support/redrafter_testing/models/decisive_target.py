@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, MistralConfig
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, MistralConfig
 
 NUM_TOKENS = 24
 """Of the language: `families.family.VOCAB`, so that prompts have no others."""
@@ -56,7 +56,12 @@ def trained(config: Any, steps: int = _STEPS) -> Any:
         torch.manual_seed(21)
         # The token before the last counts by its remainder alone: that is learned quickly.
         following = torch.randint(2, NUM_TOKENS, (4, NUM_TOKENS)).repeat(NUM_TOKENS // 4, 1)
-        model = AutoModelForCausalLM.from_config(config).float()
+        kind = (
+            AutoModelForImageTextToText
+            if hasattr(config, "vision_config")
+            else AutoModelForCausalLM
+        )
+        model = kind.from_config(config).float()
         optimizer = torch.optim.Adam(model.parameters())
         rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=steps)
         for _ in range(steps):
@@ -66,7 +71,8 @@ def trained(config: Any, steps: int = _STEPS) -> Any:
             optimizer.step()
             rate.step()
     # Logits are that much larger: what is sampled at a temperature is as sure.
-    model.model.norm.weight.data *= 4
+    text = getattr(model.model, "language_model", model.model)
+    text.norm.weight.data *= 4
     return model
 
 

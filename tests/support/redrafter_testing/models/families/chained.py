@@ -44,6 +44,23 @@ MAMBA = {
     "mamba_chunk_size": 32,
 }
 WITHOUT_HEAD_DIM = {name: size for name, size in SIZES.items() if name != "head_dim"}
+LATENT = {
+    **WITHOUT_HEAD_DIM,
+    "num_key_value_heads": 2,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 256,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 32,
+    "moe_intermediate_size": 64,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+}
 
 CHAINED = (
     # vLLM's gated delta net for CPUs knows bfloat16 alone.
@@ -87,6 +104,60 @@ CHAINED = (
             chunk_size=32,
         ),
         "Mamba 2",
+        engines=("v2",),
+    ),
+    _decisive(
+        "Qwen3_5ForConditionalGeneration",
+        transformers.Qwen3_5Config(
+            text_config={
+                **{**SIZES, "initializer_range": 0.1, "vocab_size": VOCAB_SIZE},
+                **LINEAR,
+            },
+            vision_config={
+                "depth": 1,
+                "hidden_size": 32,
+                "num_heads": 2,
+                "intermediate_size": 64,
+                "out_hidden_size": HIDDEN,
+            },
+            image_token_id=60,
+            video_token_id=61,
+            vision_start_token_id=62,
+            vision_end_token_id=63,
+        ),
+        "gated delta net",
+        arguments={"dtype": "bfloat16", "language_model_only": True},
+        engines=("v2",),
+    ),
+    _family(
+        "FalconH1ForCausalLM",
+        transformers.FalconH1Config(**SIZES, **MAMBA, mamba_d_ssm=128),
+        "Mamba 2",
+        engines=("v2",),
+    ),
+    _family(
+        "Lfm2ForCausalLM",
+        transformers.Lfm2Config(
+            **WITHOUT_HEAD_DIM | {"hidden_size": 2 * HIDDEN},
+            layer_types=["conv", "full_attention"],
+            conv_dim=2 * HIDDEN,
+            block_dim=2 * HIDDEN,
+            block_auto_adjust_ff_dim=False,
+        ),
+        "short convolutions",
+        hidden_size=2 * HIDDEN,
+        engines=("v2",),
+    ),
+    _family(
+        "DeepseekV3ForCausalLM",
+        transformers.DeepseekV3Config(**LATENT),
+        "MLA",
+        engines=("v2",),
+    ),
+    _family(
+        "Glm4MoeLiteForCausalLM",
+        transformers.Glm4MoeLiteConfig(**LATENT),
+        "MLA",
         engines=("v2",),
     ),
     _family(
