@@ -34,7 +34,7 @@ from vllm_redrafter.checkpoints.fit import size_differences
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.engine import published
 from vllm_redrafter.engine.chains import NODES_WITH_STATES, announcement, as_chain
-from vllm_redrafter.engine.refusals import OR_CHAINS, RAY
+from vllm_redrafter.engine.refusals import OR_CHAINS
 from vllm_redrafter.engine.request_options import check_request
 from vllm_redrafter.engine.selection import Engine, engine_here
 from vllm_redrafter.engine.speculative_config import (
@@ -213,9 +213,6 @@ def _check_arguments(args: EngineArgs, engine: Engine) -> None:
             f"ReDrafter brings its own worker; worker_cls={args.worker_cls!r} cannot be combined "
             "with it: leave it out"
         )
-    # Here as well as by the whole configuration: vLLM would first ask for Ray to be installed.
-    if "ray" in (args.distributed_executor_backend, args.data_parallel_backend):
-        raise ConfigError(f"ReDrafter cannot speculate: {RAY}")
 
 
 def _check_backend(args: EngineArgs, engine: Engine) -> None:

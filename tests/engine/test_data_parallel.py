@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from redrafter_testing import process_trees
-from redrafter_testing.engines import data_parallel, interpreted_engine
+from redrafter_testing.engines import front_end, interpreted_engine
 from redrafter_testing.models.families.experts import MIXTRAL
 from redrafter_testing.requests import few_tokens
 from redrafter_testing.requests.answers import single_tokens_of
@@ -27,8 +22,8 @@ def test_data_parallel_answers_equal_plain_on_cpu(
     few_tokens_drafter: Path,
     few_tokens_plain: dict[str, list[list[int]]],
 ) -> None:
-    found = answers_of_two_engines({}, few_tokens_target, few_tokens_drafter)
-    assert found["answers"] == few_tokens_plain["greedy"]
+    found = front_end.answers_of({}, few_tokens_target, few_tokens_drafter, data_parallel_size=2)
+    assert found["answers"]["greedy"] == few_tokens_plain["greedy"]
     assert found["accepted"].keys() == {"0", "1"}
     assert all(accepted > 0 for accepted in found["accepted"].values())
 
@@ -39,37 +34,9 @@ def test_data_parallel_answers_of_a_mixture_of_experts_equal_plain_on_model_runn
     """Its engines step together, one that has nothing to do as well: each has half of the
     experts."""
     target = MIXTRAL.make(tmp_path / "target")
-    more = {"enable_expert_parallel": True}
-    found = answers_of_two_engines(V2, target, few_tokens_drafter, more)
+    more: dict[str, Any] = {"data_parallel_size": 2, "enable_expert_parallel": True}
+    found = front_end.answers_of(V2, target, few_tokens_drafter, **more)
     with interpreted_engine.interpreted_engine(target, skip_tokenizer_init=True) as plain:
         expected = single_tokens_of(plain.run(few_tokens.requests("greedy")))
-    assert found["answers"] == expected
+    assert found["answers"]["greedy"] == expected
     assert all(accepted > 0 for accepted in found["accepted"].values())
-
-
-def answers_of_two_engines(
-    environment: Mapping[str, str],
-    target: Path,
-    drafter: Path,
-    more: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """What data_parallel.py prints.
-
-    Args:
-        environment: what chooses the engine.
-        target, drafter: the models.
-        more: further arguments of vLLM's engine.
-    """
-    command = [
-        sys.executable,
-        "-P",
-        data_parallel.__file__,
-        target,
-        drafter,
-        json.dumps(more or {}),
-    ]
-    done = process_trees.run(command, timeout=300, env={**os.environ, **environment})
-    assert done.returncode == 0, done.stderr
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith('{"answers"'))
-    found: dict[str, Any] = json.loads(line)
-    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -50,6 +51,15 @@ def test_another_process_reads_what_a_worker_published_even_after_it_was_killed(
     published.open_directory()
     subprocess.run([sys.executable, "-P", "-c", WORKER], check=False)
     assert Subscriber(1).read() == (7, 14, 0, 0, 31.5, 0, 0, 0)
+
+
+def test_the_directory_s_name_is_among_what_vllm_copies_to_ray(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(published.COPIED_BY_RAY, "MINE")
+    published.open_directory()
+    published.open_directory()
+    assert os.environ[published.COPIED_BY_RAY] == f"MINE,{published.DIRECTORY}"
 
 
 def test_totals_go_on_when_statistics_are_reset(folder: Path) -> None:

@@ -23,6 +23,7 @@ from vllm_redrafter.engine.stats import StepStats
 
 DIRECTORY = "REDRAFTER_COUNTERS"
 """The environment variable that names the directory."""
+COPIED_BY_RAY = "VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"
 
 
 class Counters(NamedTuple):
@@ -59,6 +60,9 @@ def open_directory() -> None:
     directory = tempfile.mkdtemp(prefix="redrafter-")
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     os.environ[DIRECTORY] = directory
+    # Engines of Ray get of the environment what vLLM copies: its own variables, and these.
+    copied = filter(None, os.environ.get(COPIED_BY_RAY, "").split(","))
+    os.environ[COPIED_BY_RAY] = ",".join(dict.fromkeys([*copied, DIRECTORY]))
 
 
 def close_directory() -> None:

@@ -14,12 +14,6 @@ WITHOUT = "leave the speculative config out to run it"
 OR_CHAINS = 'or verify chains, with "tree": "chain" in the speculative config'
 """Another, where what the user has asked for stands only against trees."""
 
-RAY = (
-    "Ray's workers are not supported: on a CPU vLLM has none, and nobody has run this engine in "
-    "them on GPUs; leave --distributed-executor-backend and --data-parallel-backend out, for "
-    "several machines too (--nnodes)"
-)
-
 
 def common_refusals(vllm_config: VllmConfig) -> Iterator[str]:
     """Why no engine of ours can run this configuration: what it is, and what to do."""
@@ -40,7 +34,7 @@ def common_refusals(vllm_config: VllmConfig) -> Iterator[str]:
     if vllm_config.cache_config.kv_sharing_fast_prefill:
         yield "KV-sharing fast prefill is not supported; leave --kv-sharing-fast-prefill out"
     if parallel.use_ray or parallel.data_parallel_backend == "ray":
-        yield RAY
+        yield from _refusals_of_ray()
     for name in (
         "pipeline_parallel_size",
         "prefill_context_parallel_size",
@@ -48,3 +42,20 @@ def common_refusals(vllm_config: VllmConfig) -> Iterator[str]:
     ):
         if (size := getattr(parallel, name, 1)) > 1:
             yield f"{name} is {size}, it must be 1"
+
+
+def _refusals_of_ray() -> Iterator[str]:
+    from vllm import envs
+    from vllm.platforms import current_platform
+
+    if not current_platform.ray_device_key:
+        yield (
+            f"vLLM has no workers of Ray on its {current_platform.device_name} platform; leave "
+            "--distributed-executor-backend and --data-parallel-backend out, for several machines "
+            "too (--nnodes)"
+        )
+    if not envs.VLLM_USE_RAY_V2_EXECUTOR_BACKEND:
+        yield (
+            "vLLM's older executor for Ray calls the model runner past our worker; unset "
+            "VLLM_USE_RAY_V2_EXECUTOR_BACKEND"
+        )

@@ -174,7 +174,6 @@ def test_async_scheduling_is_allowed(
         ({"enable_lora": True}, "one row of logits per request; leave --enable-lora out"),
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size is 2, it must be 1"),
         ({"worker_cls": "other.Worker"}, "worker_cls='other.Worker' cannot be combined"),
-        ({"distributed_executor_backend": "ray"}, "nobody has run this engine in them on GPUs"),
         ({"enable_trace_replay": True}, "trace replay"),
         ({"logprobs_mode": "processed_logprobs", "return_sampling_mask": True}, "sampling masks"),
     ],
@@ -194,6 +193,21 @@ def test_batch_invariance_is_refused(
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
     (reason,) = refusals(config)
     assert "unset VLLM_BATCH_INVARIANT" in reason
+
+
+@pytest.mark.parametrize("field", ["distributed_executor_backend", "data_parallel_backend"])
+def test_ray_is_refused_where_vllm_has_no_such_workers_or_an_older_executor(
+    field: str, small_target: Path, small_drafter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = speculate(small_target, small_drafter)
+    setattr(config.parallel_config, field, "ray")
+    (reason,) = refusals(config)
+    assert "no workers of Ray on its cpu platform; leave --distributed-exec" in reason
+    monkeypatch.setattr(type(current_platform), "ray_device_key", "GPU")
+    assert not list(refusals(config))
+    monkeypatch.setenv("VLLM_USE_RAY_V2_EXECUTOR_BACKEND", "0")
+    (reason,) = refusals(config)
+    assert "unset VLLM_USE_RAY_V2_EXECUTOR_BACKEND" in reason
 
 
 def test_routed_experts_are_refused(small_target: Path, small_drafter: Path) -> None:

@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from redrafter_testing.engines.fake_engine import FakeEngine
+from redrafter_testing.engines.server import free_port
 from vllm_redrafter.data.generation_settings import GenerationSettings
 from vllm_redrafter.data.turns import OpenTurn
 
@@ -59,9 +60,7 @@ class FakeServer:
         self.most_at_once = 0
         self._running = 0
         self._lock = threading.Lock()
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._port = free.getsockname()[1]
+        self._port = free_port()
         self.live()
 
     @property

@@ -18,6 +18,13 @@ import pytest
 from redrafter_testing import process_trees
 
 
+def free_port() -> int:
+    """Of this machine, a moment ago."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
 @contextmanager
 def server(arguments: str, environment: Mapping[str, str] | None = None) -> Iterator[str]:
     """The address of a server that is gone when the body ends.
@@ -26,9 +33,7 @@ def server(arguments: str, environment: Mapping[str, str] | None = None) -> Iter
         arguments: the target and any other of vllm serve's, but the address.
         environment: further variables.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     script = str(Path(__file__).with_name("serve_with_oracle.py"))
     command = [sys.executable, "-P", script, *arguments.split(), "--host", "127.0.0.1"]
     variables = {**os.environ, **(environment or {})}

@@ -1,0 +1,146 @@
+"""A server's front end, whose engines may be several and anywhere, in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from redrafter_testing import process_trees
+from redrafter_testing.engines.interpreted_engine import settle_worker
+from redrafter_testing.requests import few_tokens
+from redrafter_testing.requests.workloads import Workload
+
+ARGUMENTS = {
+    "dtype": "float32",
+    "enforce_eager": True,
+    "skip_tokenizer_init": True,
+    "max_num_seqs": 8,
+    "block_size": 32,
+    "max_model_len": 256,
+}
+
+
+def answers_of(
+    environment: Mapping[str, str],
+    target: Path,
+    drafter: Path,
+    samplings: tuple[str, ...] = ("greedy",),
+    kills_a_worker: bool = False,
+    timeout: float = 300,
+    **arguments: Any,
+) -> dict[str, Any]:
+    """What the front end's process prints.
+
+    Args:
+        environment: what chooses the engine.
+        target, drafter: the models.
+        samplings: which of `few_tokens.requests` are asked.
+        kills_a_worker: then; a further request finds out.
+        timeout: in seconds.
+        arguments: of vLLM's engine, besides, or instead of, ARGUMENTS.
+
+    Returns:
+        `answers` by sampling; the counters `accepted` of vLLM and `verified` of ours, both by
+        engine; `error`, the name of what the further request got.
+    """
+    asked = {
+        "samplings": samplings,
+        "kills_a_worker": kills_a_worker,
+        "arguments": {
+            **ARGUMENTS,
+            "model": str(target),
+            "speculative_config": {"model": str(drafter), "num_speculative_tokens": 8},
+            **arguments,
+        },
+    }
+    command = [sys.executable, "-P", __file__, json.dumps(asked)]
+    done = process_trees.run(command, timeout=timeout, env={**os.environ, **environment})
+    assert done.returncode == 0, done.stderr
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith('{"answers"'))
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+@contextmanager
+def headless(
+    environment: Mapping[str, str], target: Path, drafter: Path, **arguments: Any
+) -> Iterator[None]:
+    """Another node of the same deployment, without a front end, while the body runs.
+
+    Args:
+        environment, target, drafter, arguments: see `answers_of`.
+    """
+    speculative = {"model": str(drafter), "num_speculative_tokens": 8}
+    options = ["--headless", "--speculative-config", json.dumps(speculative)]
+    for name, value in {**ARGUMENTS, **arguments}.items():
+        options.append(f"--{name.replace('_', '-')}")
+        if value is not True:
+            options.append(str(value))
+    command = [sys.executable, "-P", "-m", "vllm.entrypoints.cli.main", "serve", target, *options]
+    with process_trees.started(command, env={**os.environ, **environment}):
+        yield
+
+
+# In its process
+
+
+async def main(samplings: list[str], kills_a_worker: bool, arguments: dict[str, Any]) -> None:
+    from vllm import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+    if "TRITON_INTERPRET" in os.environ:
+        await engine.collective_rpc(settle_worker)
+    answers = {s: await _answers(engine, few_tokens.requests(s)) for s in samplings}
+    found = {
+        "answers": answers,
+        "accepted": _counted("vllm:spec_decode_num_accepted_tokens"),
+        "verified": _counted("redrafter:verifications"),
+        "error": await _error_of_a_dead_worker(engine) if kills_a_worker else None,
+    }
+    print(json.dumps(found), flush=True)
+    engine.shutdown()
+
+
+async def _answers(engine: Any, requests: Workload) -> list[list[int]]:
+    async def answer(index: int) -> list[int]:
+        params = requests.params[index]
+        params.detokenize = False
+        prompt = {"prompt_token_ids": requests.prompts[index]}
+        async for output in engine.generate(prompt, params, f"{params.seed}-{id(requests)}"):
+            last = output
+        return list(last.outputs[0].token_ids)
+
+    return await asyncio.gather(*(answer(index) for index in range(len(requests.prompts))))
+
+
+async def _error_of_a_dead_worker(engine: Any) -> str | None:
+    (process, *_) = await engine.collective_rpc(_process_id)
+    os.kill(process, signal.SIGKILL)
+    try:
+        await asyncio.wait_for(_answers(engine, few_tokens.requests("greedy", count=1)), 60)
+    except Exception as error:
+        return type(error).__name__
+    return None
+
+
+def _process_id(worker: Any) -> int:
+    return os.getpid()
+
+
+def _counted(name: str) -> dict[str, float]:
+    from prometheus_client import REGISTRY
+
+    samples = (s for metric in REGISTRY.collect() if metric.name == name for s in metric.samples)
+    return {s.labels["engine"]: s.value for s in samples if s.name == f"{name}_total"}
+
+
+if __name__ == "__main__":
+    asyncio.run(main(**json.loads(sys.argv[1])))

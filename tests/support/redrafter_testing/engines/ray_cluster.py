@@ -1,0 +1,73 @@
+"""A Ray cluster on this machine, whose nodes have logical GPUs, for vLLM on CPUs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from redrafter_testing import process_trees
+from redrafter_testing.python_path import SUPPORT, python_path
+
+
+@contextmanager
+def ray_cluster(environment: Mapping[str, str], *gpus: int) -> Iterator[dict[str, str]]:
+    """A cluster that is gone when the body ends.
+
+    Args:
+        gpus: of each node. They have one address, which vLLM's engines of one front end must not.
+        environment: variables of its nodes and thereby of Ray's workers, some of which are read
+            when a worker imports vLLM, before vLLM hands it others.
+
+    Yields:
+        The environment of whoever is to use it.
+    """
+    # A short name, since sockets lie there.
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
+        token = Path(folder, "token")
+        token.write_text("0" * 64)
+        whole = {
+            **environment,
+            "PYTHONPATH": python_path(SUPPORT / "interpreted", SUPPORT / "ray_platform", SUPPORT),
+            "RAY_TMPDIR": folder,
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(token),  # else Ray writes one into the home folder
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+        }
+        with process_trees.started(
+            [sys.executable, "-P", __file__, *gpus],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **whole},
+        ) as process:
+            assert process.stdout is not None
+            address = process.stdout.readline().strip()
+            assert address, "Ray did not start"
+            yield {**whole, "RAY_ADDRESS": address}
+
+
+# In a process of its own: Ray reads how to authenticate while it is imported.
+
+
+def main(*gpus: int) -> None:
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster()
+    for of_node in gpus:
+        cluster.add_node(
+            num_cpus=2,
+            num_gpus=of_node,
+            object_store_memory=100 * 2**20,
+            include_dashboard=False,
+        )
+    print(cluster.address, flush=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
