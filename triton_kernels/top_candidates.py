@@ -34,6 +34,7 @@ from vllm_redrafter.triton_kernels.ordered_keys import (
     nth_largest,
     ordered_pair,
 )
+from vllm_redrafter.triton_kernels.registers import register_limit
 
 MAX_BLOCKS = 64
 """Of the vocabulary; their candidates are merged by one thread block."""
@@ -191,7 +192,7 @@ def top_candidates(logits: Tensor, num: int) -> TopTokens:
         num_warps=4 if merged <= 1024 else 8,
         # Room for three blocks on a multiprocessor, which there are too few of, would be bought
         # by spilling: Triton 3.6's assembler does so for sm_80 to sm_89.
-        maxnreg=128,
+        **register_limit(128),
     )
     return top
 

@@ -32,6 +32,7 @@ from torch import Tensor
 
 from vllm_redrafter.config import WORD_BITS
 from vllm_redrafter.triton_kernels.checks import require, require_same_device
+from vllm_redrafter.triton_kernels.registers import register_limit
 from vllm_redrafter.triton_kernels.tree_attention_arguments import (
     check_layer,
     check_sizes,
@@ -205,11 +206,9 @@ class TreeAttention:
             HAS_WINDOW=sliding_window > 0,
             HAS_SINKS=sinks is not None,
             HAS_LSE=part_lse is not None,
-            # fp32 stays fp32: TF32 would keep 10 bits of the mantissa.
-            PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
             num_warps=tile.num_warps,
             num_stages=tile.num_stages,
-            maxnreg=tile.max_registers,
+            **register_limit(tile.max_registers),
         )
         if several:
             assert part_lse is not None

@@ -119,7 +119,6 @@ def _attend_part(
     HAS_WINDOW: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     HAS_LSE: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):
     """One part of the keys, for one request, one KV head and one tile of rows."""
     request = tl.program_id(0)
@@ -176,7 +175,7 @@ def _attend_part(
             mask=is_key[None, :] & is_dim[:, None],
             other=0.0,
         )
-        scores = tl.dot(q, k.to(q.dtype), input_precision=PRECISION) * scale
+        scores = tl.dot(q, k.to(q.dtype), input_precision="ieee") * scale
         if HAS_CAP:
             # tanh(x) = 1 - 2 / (e^{2x} + 1): exact at both ends, where e^{2x} is 0 or infinite.
             scores = soft_cap * (1.0 - 2.0 / (tl.exp(2.0 * scores / soft_cap) + 1.0))
@@ -217,7 +216,7 @@ def _attend_part(
             other=0.0,
         )
         acc = acc * correction[:, None]
-        acc += tl.dot(weights.to(q.dtype), v.to(q.dtype), input_precision=PRECISION)
+        acc += tl.dot(weights.to(q.dtype), v.to(q.dtype), input_precision="ieee")
         row_max = new_max
 
     # The rows again, by way of a number that is loaded again: else the compiler keeps what it

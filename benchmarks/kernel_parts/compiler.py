@@ -1,6 +1,6 @@
 """Triton kernels compiled for GPUs that need not be there, and what their machine code takes.
 
-Triton brings NVIDIA's assembler along and needs a GPU only to ask which one it compiles for, and to
+Triton brings the assemblers along and needs a GPU only to ask which one it compiles for, and to
 launch. Here a stand-in for the driver answers the former, and a launch ends where the machine code
 is there: the launchers themselves, given CPU tensors, compile what they would launch.
 """
@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import triton
@@ -104,19 +105,19 @@ class Kernel:
 
 
 class _Driver:
-    """Stands where Triton's CUDA driver would, with a device for each architecture."""
+    """Stands where Triton's driver would, with a device for each architecture."""
 
-    def __init__(self, capability: int) -> None:
-        self.capability = capability
+    def __init__(self, target: GPUTarget) -> None:
+        self.target = target
 
     def get_current_device(self) -> int:
-        return self.capability
+        return int(str(self.target.arch).removeprefix("gfx"))
 
     def get_current_stream(self, device: int = 0) -> int:
         return 0
 
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", self.capability, 32)
+        return self.target
 
     def get_active_torch_device(self) -> torch.device:
         return torch.device("cpu")
@@ -127,6 +128,37 @@ def compile_launches(architecture: Architecture, launch: Callable[[], Any]) -> l
 
     `launch` takes CPU tensors, whose contents do not matter.
     """
+    compiled = _compiled(GPUTarget("cuda", architecture.capability, 32), launch)
+    return [_read(architecture, name, kernel) for name, kernel in compiled]
+
+
+@dataclass(frozen=True)
+class AmdKernel:
+    """One kernel compiled for a GPU of AMD's.
+
+    Attributes:
+        name: of the Triton function.
+        spilled: vector registers that do not fit.
+        shared: bytes per thread block.
+    """
+
+    name: str
+    spilled: int
+    shared: int
+
+
+def compile_for_amd(architecture: str, launch: Callable[[], Any]) -> list[AmdKernel]:
+    """The same, for an architecture such as gfx942."""
+    with patch.object(torch.version, "hip", "any"):
+        compiled = _compiled(GPUTarget("hip", architecture, 64), launch)
+    spilled = [re.findall(r"\.vgpr_spill_count: +(\d+)", k.asm["amdgcn"]) for _, k in compiled]
+    return [
+        AmdKernel(name, int(count), kernel.metadata.shared)
+        for (name, kernel), (count,) in zip(compiled, spilled, strict=True)
+    ]
+
+
+def _compiled(target: GPUTarget, launch: Callable[[], Any]) -> list[tuple[str, Any]]:
     compiled: list[tuple[str, Any]] = []
     run = JITFunction.run
 
@@ -136,17 +168,17 @@ def compile_launches(architecture: Architecture, launch: Callable[[], Any]) -> l
         return kernel
 
     active = driver._active
-    driver.set_active(_Driver(architecture.capability))
+    driver.set_active(_Driver(target))
     JITFunction.run = compile_only
     capability = tree_attention.compute_capability
-    tree_attention.compute_capability = lambda device: architecture.capability
+    tree_attention.compute_capability = lambda device: driver.active.get_current_device()
     try:
         launch()
     finally:
         tree_attention.compute_capability = capability
         JITFunction.run = run
         driver._active = active
-    return [_read(architecture, name, kernel) for name, kernel in compiled]
+    return compiled
 
 
 def _read(architecture: Architecture, name: str, kernel: Any) -> Kernel:

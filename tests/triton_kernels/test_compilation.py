@@ -46,6 +46,12 @@ FEW = ("bf16", "bf16, head size 512, all variants", "fp8")
 """Compiled for architectures beside the two of most and of least shared memory in use."""
 
 
+AMD_LIMITS = {"gfx942": 65_536, "gfx950": 163_840}
+"""The same of AMD's GPUs: local data share per workgroup, by their instruction sets' documents."""
+
+AMD_CASES = ("bf16", "bf16, head size 256, all variants", "fp32")
+
+
 def cases(architecture: str) -> list[str]:
     names = CASES if architecture in ("sm_86", "sm_90") else FEW
     return [n for n in names if n != "fp8" or architecture not in ("sm_80", "sm_86")]
@@ -57,7 +63,7 @@ def compile_all() -> dict[str, Any]:
     from dataclasses import asdict
 
     from kernel_parts.cases import DRAFT_KERNELS, Attention, draft_cases, step_cases
-    from kernel_parts.compiler import ARCHITECTURES, compile_launches
+    from kernel_parts.compiler import ARCHITECTURES, compile_for_amd, compile_launches
     from triton.compiler.errors import CompilationError
 
     from vllm_redrafter.triton_kernels import tree_attention
@@ -77,6 +83,17 @@ def compile_all() -> dict[str, Any]:
             for k in compiled(architecture, launch)
         ]
         for architecture in LIMITS
+    }
+    launches = [
+        *(Attention(**CASES[name]) for name in AMD_CASES),
+        *(launch for _, launch in list(draft_cases())[:DRAFT_KERNELS]),
+        *(launch for _, launch in step_cases()),
+    ]
+    found["amd"] = {
+        architecture: [
+            asdict(k) for launch in launches for k in compile_for_amd(architecture, launch)
+        ]
+        for architecture in AMD_LIMITS
     }
     found["around"] = {name: compiled("sm_90", launch) for name, launch in step_cases()}
     too_large = Tile(rows=128, keys=64, num_warps=8, num_stages=5, max_registers=64)
@@ -162,6 +179,16 @@ def test_a_draft_s_kernels_fit_the_architecture(kernels: dict[str, Any], archite
         if kernel["name"] in ("_draft_layer", "_gated_cell"):
             assert kernel["instruction"] in ("mma.sync", MATRIX.get(architecture))
             assert kernel["ahead"] >= 2, "weights are not under way ahead of their use"
+
+
+@pytest.mark.parametrize("architecture", AMD_LIMITS)
+def test_all_kernels_compile_for_gpus_of_amd_s(kernels: dict[str, Any], architecture: str) -> None:
+    launched = kernels["amd"][architecture]
+    attention = {"_attend_part", "_merge_parts"}
+    expected = attention | kernel_names.DRAFT | kernel_names.AROUND_ATTENTION
+    assert {kernel["name"] for kernel in launched} == expected
+    for kernel in launched:
+        assert kernel["spilled"] == 0 and kernel["shared"] <= AMD_LIMITS[architecture], kernel
 
 
 def test_what_does_not_fit_is_seen(kernels: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -43,6 +44,10 @@ class Engine:
     executor: str | None = None
 
 
+UNTESTED = "REDRAFTER_ALLOW_UNTESTED_PLATFORM"
+"""The environment variable that lets a platform through on which nothing was ever run."""
+
+
 def engine_here() -> Engine:
     """The engine for this platform.
 
@@ -71,7 +76,7 @@ def engine_here() -> Engine:
             apply_default_schedule=cpu_schedule.apply_default_schedule,
             executor=names.CPU_EXECUTOR,
         )
-    if current_platform.is_cuda():
+    if current_platform.is_cuda() or _is_rocm_let_through():
         from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
         register_backend(AttentionBackendEnum.CUSTOM, names.CUDA_TREE_ATTENTION)
@@ -89,3 +94,19 @@ def engine_here() -> Engine:
         f"{type(current_platform).__name__} (devices of type {current_platform.device_type!r}): "
         "leave the speculative config out"
     )
+
+
+def _is_rocm_let_through() -> bool:
+    from vllm.logger import init_logger
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_rocm():
+        return False
+    known = "the kernels compile for gfx942 and gfx950, and were never run on a GPU of AMD's"
+    if os.environ.get(UNTESTED) != "1":
+        raise ConfigError(
+            f"ReDrafter on ROCm is untested: {known}; set {UNTESTED}=1 to try it, or leave the "
+            "speculative config out"
+        )
+    init_logger("vllm.redrafter").warning("ReDrafter on ROCm is untested: %s", known)
+    return True

@@ -116,6 +116,15 @@ def test_cuda_gets_its_worker_and_attention_backend(monkeypatch: pytest.MonkeyPa
     assert AttentionBackendEnum.CUSTOM.get_path() == names.CUDA_TREE_ATTENTION
 
 
+def test_rocm_is_let_through_where_the_user_insists(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
+    monkeypatch.setattr(type(current_platform), "is_rocm", lambda self: True)
+    with pytest.raises(ConfigError, match=r"never run .* set REDRAFTER_ALLOW_UNTESTED_PLATFORM=1"):
+        engine_here()
+    monkeypatch.setenv("REDRAFTER_ALLOW_UNTESTED_PLATFORM", "1")
+    assert engine_here().worker == names.CUDA_WORKER
+
+
 def test_other_platforms_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of another package may call its devices "cpu" as well."""
 
@@ -274,6 +283,17 @@ def test_an_fp8_cache_needs_a_gpu_that_converts_it(
     expected = "kv_cache_dtype is 'fp8'.* from compute capability 8.9 on, .* 8.6; use 'auto'"
     assert bool(reasons) == refused
     assert all(re.match(expected, reason) for reason in reasons)
+
+
+def test_an_fp8_cache_is_refused_on_rocm(
+    small_target: Path, small_drafter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = speculate(small_target, small_drafter)
+    config.cache_config.cache_dtype = "fp8"
+    assert not list(refusals(config))
+    monkeypatch.setattr(type(current_platform), "is_rocm", lambda self: True)
+    (reason,) = refusals(config)
+    assert re.match("kv_cache_dtype is 'fp8', whose format on ROCm is another; use 'au", reason)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from vllm_redrafter.config import ReDrafterConfig
 
 
+MOST_ON_ROCM = 256
+"""Numbers of a head: with 512 a tile takes 97 KiB, and a gfx942 has 64."""
+
+
 def refusals(vllm_config: VllmConfig) -> Iterator[str]:
     """Why this engine cannot run this configuration: what it is, and what to do."""
     from vllm_redrafter.engine.speculation import Settings
@@ -116,10 +120,14 @@ def state_obstacles(vllm_config: VllmConfig, model: nn.Module) -> Iterator[str]:
 
 def _head_size_obstacles(head_size: int) -> Iterator[str]:
     # Here, as the plugin imports this module in all of vLLM's processes, and this imports Triton.
+    from vllm.platforms import current_platform
+
     from vllm_redrafter.triton_kernels.tree_attention_arguments import HEAD_DIMS
 
     if head_size not in HEAD_DIMS:
         yield f"heads of {head_size} numbers (tree attention knows {HEAD_DIMS})"
+    elif head_size > MOST_ON_ROCM and current_platform.is_rocm():
+        yield f"heads of {head_size} numbers (tree attention on ROCm: at most {MOST_ON_ROCM})"
 
 
 def _search_refusals(config: ReDrafterConfig) -> Iterator[str]:
@@ -149,6 +157,8 @@ def _refusals_of_trees(vllm_config: VllmConfig) -> Iterator[str]:
     if cache_dtype not in ("auto", same, "fp8", "fp8_e4m3"):
         yield f"kv_cache_dtype is {cache_dtype!r}; use 'auto', {same!r} or 'fp8'"
     older_gpu = current_platform.is_cuda() and not current_platform.has_device_capability(89)
+    if cache_dtype.startswith("fp8") and current_platform.is_rocm():
+        yield f"kv_cache_dtype is {cache_dtype!r}, whose format on ROCm is another; use 'auto'"
     if cache_dtype.startswith("fp8") and older_gpu:
         capability = current_platform.get_device_capability()
         yield (

@@ -125,7 +125,7 @@ async def _error_of_a_dead_worker(engine: Any) -> str | None:
     (process, *_) = await engine.collective_rpc(_process_id)
     os.kill(process, signal.SIGKILL)
     try:
-        await asyncio.wait_for(_answers(engine, few_tokens.requests("greedy", count=1)), 60)
+        await asyncio.wait_for(_answers(engine, few_tokens.requests("greedy", count=1)), 120)
     except Exception as error:
         return type(error).__name__
     return None
