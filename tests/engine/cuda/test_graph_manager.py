@@ -36,6 +36,7 @@ def manager(
     schedule: list[tuple[int, int, int]] | None = None,
     own_graph_sizes: bool = False,
     varying: bool = False,
+    adapters: list[int] | None = None,
 ) -> Any:
     """As the runner makes it, with its graphs said to be captured."""
     config: Any = SimpleNamespace(
@@ -64,14 +65,14 @@ def manager(
     if kind is DraftGraphManager:
         made = DraftGraphManager(config, device, mode, LENGTHS)
     else:
-        made = kind(config, device, mode, decode_query_len=K + 1, varlen_decode=varying)
+        made = kind(config, device, mode, K + 1, adapters, varlen_decode=varying)
     made._graphs_captured = True
     return made
 
 
-def dispatched(made: Any, requests: int, rows: int) -> Any:
+def dispatched(made: Any, requests: int, rows: int, adapters: int = 0) -> Any:
     """The graph of a uniform step."""
-    return made.dispatch(requests, requests * rows, rows, num_active_loras=0)
+    return made.dispatch(requests, requests * rows, rows, num_active_loras=adapters)
 
 
 def number_of_graphs(made: Any) -> int:
@@ -121,6 +122,26 @@ def test_trees_of_varying_sizes_have_a_graph_up_to_what_is_sampled_at_once() -> 
         assert desc.num_reqs == min(desc.num_tokens, 256)
     assert made.dispatch(256, at_once + 1, None, 0, K + 1).cg_mode == CUDAGraphMode.NONE
     assert number_of_graphs(made) == len(VLLM_S_OWN) + 12
+
+
+@pytest.mark.parametrize("captured", [[0, 5], [0, 1, 2, 4, 5]])
+def test_steps_with_adapters_have_the_graphs_of_those_without(captured: list[int]) -> None:
+    """Of five adapters in use; vLLM captures all counts as one, or powers of two."""
+    schedule = default_schedule(K, 1024, 206)
+    plain = manager(requests=1024, schedule=schedule)
+    made = manager(requests=1024, schedule=schedule, adapters=captured)
+    for mode in (CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE):
+        sizes = [[d.num_tokens for d in m._capture_descs[mode]] for m in (plain, made)]
+        assert sorted(sizes[0] * len(captured), reverse=True) == sizes[1]
+    for adapters in range(6):
+        expected = min(case for case in captured if case >= adapters)
+        for _, last, k in schedule:
+            desc = dispatched(made, last, k + 1, adapters)
+            assert_graph(desc, last, k + 1)
+            assert desc.num_active_loras == expected
+        desc = made.dispatch(3, 2000, None, adapters)
+        assert desc.cg_mode == CUDAGraphMode.PIECEWISE
+        assert desc.num_active_loras == expected
 
 
 @pytest.mark.parametrize("own_graph_sizes", [False, True])

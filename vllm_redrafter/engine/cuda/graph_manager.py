@@ -8,6 +8,7 @@ larger one happens to be of its own K. So here, unless the user has set the size
 - each K is captured for the batches that get it;
 - steps that read prompts as well, whose attention no full graph holds, get vLLM's piecewise graphs
   up to as many rows as launches may take longer than computing;
+- all of these exist for each number of LoRA adapters that vLLM captures;
 
 and a step gets the smallest graph of its own K that it fits in. What the graphs take is vLLM's to
 estimate, as ever: it extrapolates from the largest, and keeps that much from the KV cache.
@@ -17,8 +18,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from torch import Tensor
@@ -50,7 +52,7 @@ class BatchGraphManager(CudaGraphManager):
         if not full:
             return
         if not Settings.of(self.vllm_config).own_graph_sizes:
-            full = [*self._kept(full), *self._added(full)]
+            full = [*self._kept(full), *self._with_adapters(self._added(full))]
             full.sort(key=lambda desc: desc.num_tokens, reverse=True)
             self._add_piecewise()
         full = [variant for desc in full for variant in self._variants(desc)]
@@ -63,11 +65,16 @@ class BatchGraphManager(CudaGraphManager):
         if piecewise:
             largest = piecewise[0]
             most = min(MOST_WITH_PROMPTS, self._most_scheduled())
-            added = [
-                replace(largest, num_tokens=rows)
-                for rows in sizes_beyond(largest.num_tokens, most, 1)
-            ]
-            self._capture_descs[CUDAGraphMode.PIECEWISE] = [*reversed(added), *piecewise]
+            sizes = reversed(list(sizes_beyond(largest.num_tokens, most, 1)))
+            added = self._with_adapters(replace(largest, num_tokens=rows) for rows in sizes)
+            self._capture_descs[CUDAGraphMode.PIECEWISE] = [*added, *piecewise]
+
+    def _with_adapters(
+        self, descs: Iterable[BatchExecutionDescriptor]
+    ) -> Iterator[BatchExecutionDescriptor]:
+        """Each for every number of LoRA adapters that vLLM captures."""
+        for desc, adapters in product(descs, self.lora_capture_cases):
+            yield replace(desc, num_active_loras=adapters)
 
     def _variants(self, desc: BatchExecutionDescriptor) -> Sequence[BatchExecutionDescriptor]:
         """The graphs that there are of a size."""
@@ -113,18 +120,20 @@ class BatchGraphManager(CudaGraphManager):
 
     def _sort_candidates(self, full: list[BatchExecutionDescriptor]) -> None:
         """Offer a step the smallest full graph of each K, then the smallest piecewise one."""
-        by_kind: defaultdict[object, list[BatchExecutionDescriptor]] = defaultdict(list)
+        by_kind: defaultdict[tuple[object, ...], list[BatchExecutionDescriptor]]
+        by_kind = defaultdict(list)
         for desc in (
             *reversed(full),
             *reversed(self._capture_descs.get(CUDAGraphMode.PIECEWISE, [])),
         ):
-            by_kind[desc.cg_mode, desc.uniform_token_count].append(desc)
+            by_kind[desc.num_active_loras, desc.cg_mode, desc.uniform_token_count].append(desc)
         rows_of = {kind: [d.num_tokens for d in descs] for kind, descs in by_kind.items()}
-        for rows in range(max(sizes[-1] for sizes in rows_of.values()) + 1):
-            self._candidates[rows, 0] = [
+        largest = max(sizes[-1] for sizes in rows_of.values())
+        for rows, adapters in product(range(largest + 1), self.lora_capture_cases):
+            self._candidates[rows, adapters] = [
                 descs[bisect_left(rows_of[kind], rows)]
                 for kind, descs in by_kind.items()
-                if rows <= rows_of[kind][-1]
+                if kind[0] == adapters and rows <= rows_of[kind][-1]
             ]
 
 
