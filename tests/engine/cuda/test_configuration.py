@@ -180,7 +180,6 @@ def test_async_scheduling_is_allowed(
             {"speculation": {"beam_width": 50, "beam_length": 40}},
             "beam_width 50, beam_length 40 .* make 2080 candidates .* at most 2048; choose smaller",
         ),
-        ({"enable_lora": True}, "one row of logits per request; leave --enable-lora out"),
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size is 2, it must be 1"),
         ({"worker_cls": "other.Worker"}, "worker_cls='other.Worker' cannot be combined"),
         ({"enable_trace_replay": True}, "trace replay"),
@@ -262,6 +261,16 @@ def test_without_full_graphs_the_number_of_nodes_is_fixed_and_it_is_said(
     assert len(said) == (not possible)
     for warning in said:
         assert re.search(r"num_speculative_tokens=12 .* leave --enforce-eager out", warning)
+
+
+def test_with_adapters_the_number_of_nodes_is_fixed_and_it_is_said(
+    small_target: Path, small_drafter: Path
+) -> None:
+    config = speculate(small_target, small_drafter, enable_lora=True)
+    config.compilation_config.cudagraph_mode = CUDAGraphMode.FULL_AND_PIECEWISE
+    (obstacle,) = adaptive_obstacles(config)
+    assert re.search(r"LoRA adapter.* leave --enable-lora out", obstacle)
+    assert not list(refusals(config))
 
 
 @pytest.mark.parametrize(("capability", "refused"), [((8, 6), True), ((8, 9), False)])

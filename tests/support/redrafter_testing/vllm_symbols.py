@@ -92,7 +92,8 @@ MEMBERS = {
     f"{GPU}.model_runner:GPUModelRunner": """__init__ load_model reload_weights execute_model
         sample sample_tokens prepare_attn postprocess_sampled model_memory_usage speculator
         initialize_kv_cache adaptive_verification _dummy_run _dummy_sampler_run max_num_tokens
-        use_aux_hidden_state_outputs execute_model_state""",
+        use_aux_hidden_state_outputs execute_model_state lora_state""",
+    f"{GPU}.lora_utils:LoraState": "make_lora_inputs lora_ids",
     f"{GPU}.model_states.interface:ModelState": """add_request apply_staged_writes
         initialize_kv_cache custom_sampler max_num_reqs device vllm_config""",
     f"{GPU}.model_states.default:DefaultModelState": """__init__ add_request apply_staged_writes
@@ -102,9 +103,9 @@ MEMBERS = {
         num_query_per_req""",
     f"{GPU}.cudagraph_utils:CudaGraphManager": """__init__ needs_capture capture dispatch
         run_fullgraph _init_candidates _candidates _capture_descs decode_query_len varlen_decode
-        max_num_reqs""",
+        max_num_reqs lora_capture_cases""",
     f"{GPU}.cudagraph_utils:BatchExecutionDescriptor": """cg_mode num_tokens num_reqs
-        uniform_token_count max_query_len""",
+        uniform_token_count max_query_len num_active_loras""",
     f"{GPU}.block_table:BlockTables": "slot_mappings",
     f"{GPU}.buffer_utils:StagedWriteTensor": "__init__ gpu stage_write_elem apply_write",
     f"{GPU}.states:RequestState": """__init__ max_num_reqs prefill_len last_sampled_tokens

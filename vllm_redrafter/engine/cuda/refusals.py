@@ -41,8 +41,6 @@ def refusals(vllm_config: VllmConfig) -> Iterator[str]:
 
         yield from fp8_obstacles(vllm_config)
     refused = {
-        "with LoRA adapters vLLM's Model Runner V2 expects one row of logits per request; leave "
-        "--enable-lora out": vllm_config.lora_config is not None,
         "dual batch overlap is not supported; leave --enable-dbo out": parallel.use_ubatching,
         "ranks that join or leave a running engine have never been tried with a drafter; leave "
         "--enable-elastic-ep out": parallel.enable_elastic_ep,
@@ -79,6 +77,11 @@ def adaptive_obstacles(vllm_config: VllmConfig) -> Iterator[str]:
         yield (
             "vLLM's adaptive verification needs full CUDA graphs; leave --enforce-eager out, or "
             "choose cudagraph_mode FULL_AND_PIECEWISE"
+        )
+    if vllm_config.lora_config is not None:
+        yield (
+            "the host says which row has which LoRA adapter, before a GPU would decide which nodes "
+            "are verified; leave --enable-lora out"
         )
 
 

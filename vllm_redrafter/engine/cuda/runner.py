@@ -55,6 +55,7 @@ from vllm_redrafter.engine.chains import (
     layers_without_trees,
     recurrent_refusals,
 )
+from vllm_redrafter.engine.cuda.adapters import VerifiedAdapters
 from vllm_redrafter.engine.cuda.attention import TreeAttentionBackend, TreeAttentionImpl
 from vllm_redrafter.engine.cuda.budget import TreeBudget
 from vllm_redrafter.engine.cuda.graph_manager import TreeGraphManager
@@ -88,12 +89,14 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
 
     speculator: TreeSpeculator
     adaptive_verification: TreeBudget | None
+    lora_state: VerifiedAdapters
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         states = partial(_request_states, Settings.of(vllm_config).config)
         with (
             patched(model_runner, "init_speculator", _make_speculator),
             patched(model_runner, "RequestState", states),
+            patched(model_runner, "LoraState", VerifiedAdapters),
         ):
             super().__init__(vllm_config, device)
         # Where the drafter reads more than the last hidden state, the target returns more: from
@@ -177,6 +180,7 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
     def prepare_inputs(self, *args: Any, **kwargs: Any) -> InputBatch:
         """As vLLM does; likewise."""
         batch = super().prepare_inputs(*args, **kwargs)
+        self.lora_state.logits = np.diff(batch.cu_num_logits_np)
         if self._verifies_all_or_nothing:
             batch.max_query_len = int(np.diff(batch.query_start_loc_np[: batch.num_reqs + 1]).max())
         return batch

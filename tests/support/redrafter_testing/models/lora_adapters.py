@@ -1,4 +1,4 @@
-"""A random LoRA adapter for a small Llama, and requests of which every other one uses it."""
+"""Random LoRA adapters for a small Llama, and requests of which two in three use one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ARGUMENTS = {"enable_lora": True, "max_loras": 3, "max_lora_rank": RANK}
 
 
 def make_adapter(folder: Path, target: Path, seed: int) -> Path:
-    """Of some of the target's layers; large enough to change its output."""
+    """Of some of the target's layers, the output's too; large enough to change its output."""
     config = json.loads((target / "config.json").read_text())
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     shapes = {
@@ -28,14 +28,18 @@ def make_adapter(folder: Path, target: Path, seed: int) -> Path:
         "mlp.gate_proj": (inner, hidden),
         "mlp.down_proj": (hidden, inner),
     }
+    layers = {
+        f"model.layers.{layer}.{name}": shape
+        for layer in range(config["num_hidden_layers"])
+        for name, shape in shapes.items()
+    }
+    layers["lm_head"] = (config["vocab_size"], hidden)
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
-    for layer in range(config["num_hidden_layers"]):
-        for name, (rows, columns) in shapes.items():
-            prefix = f"base_model.model.model.layers.{layer}.{name}"
-            for part, shape in (("lora_A", (RANK, columns)), ("lora_B", (rows, RANK))):
-                values = 0.2 * torch.randn(shape, generator=generator)
-                tensors[f"{prefix}.{part}.weight"] = values
+    for name, (rows, columns) in layers.items():
+        for part, shape in (("lora_A", (RANK, columns)), ("lora_B", (rows, RANK))):
+            values = 0.2 * torch.randn(shape, generator=generator)
+            tensors[f"base_model.model.{name}.{part}.weight"] = values
     folder.mkdir()
     save_file(tensors, folder / "adapter_model.safetensors")
     adapter = {
@@ -45,7 +49,7 @@ def make_adapter(folder: Path, target: Path, seed: int) -> Path:
         "lora_alpha": RANK,
         "lora_dropout": 0.0,
         "bias": "none",
-        "target_modules": [name.rpartition(".")[2] for name in shapes],
+        "target_modules": sorted({name.rpartition(".")[2] for name in layers}),
         "base_model_name_or_path": str(target),
     }
     (folder / "adapter_config.json").write_text(json.dumps(adapter))
@@ -54,19 +58,21 @@ def make_adapter(folder: Path, target: Path, seed: int) -> Path:
 
 @dataclass(frozen=True)
 class Adapted:
-    """`few_tokens.requests("greedy")`: request i uses adapter i % 3 - 1, or none where that is -1.
+    """`few_tokens.requests`: request i uses adapter i % 3 - 1, or none where that is -1.
 
     Attributes:
         adapters: two folders.
         count: how many requests.
+        sampling: of `few_tokens.SAMPLING`.
     """
 
     adapters: tuple[Path, Path]
     count: int
+    sampling: str = "greedy"
 
     def run(self, llm: Any) -> list[list[int]]:
         """The answers' tokens."""
-        load = few_tokens.requests("greedy", self.count)
+        load = few_tokens.requests(self.sampling, self.count)
         uses = [
             LoRARequest(f"adapter {i % 3}", i % 3, str(self.adapters[i % 3 - 1])) if i % 3 else None
             for i in range(self.count)

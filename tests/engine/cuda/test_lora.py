@@ -1,0 +1,106 @@
+"""LoRA adapters of the target on Model Runner V2: output with speculation equals output without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from redrafter_testing.engines.forked_engine import Engine
+from redrafter_testing.engines.interpreted_engine import interpreted_engine
+from redrafter_testing.gpu import recorded_graphs, torch_lora
+from redrafter_testing.models.lora_adapters import ARGUMENTS, Adapted, make_adapter
+from redrafter_testing.requests import few_tokens
+from redrafter_testing.requests.answers import single_tokens_of
+
+pytestmark = pytest.mark.engine
+
+COUNT = 8
+# Prompts are read in chunks, beside trees; not all requests fit into the KV cache to their end.
+TIGHT = {"max_num_batched_tokens": 120, "num_gpu_blocks_override": 12}
+TWO = {**ARGUMENTS, "max_loras": 2}
+
+Answers = dict[str, list[list[int]]]
+
+
+@pytest.fixture(scope="module")
+def loads(tmp_path_factory: pytest.TempPathFactory, few_tokens_target: Path) -> dict[str, Adapted]:
+    folder = tmp_path_factory.mktemp("adapters")
+    first, second = (make_adapter(folder / str(seed), few_tokens_target, seed) for seed in (0, 1))
+    return {s: Adapted((first, second), COUNT, s) for s in few_tokens.SAMPLING}
+
+
+@pytest.fixture(scope="module")
+def expected(few_tokens_target: Path, loads: dict[str, Adapted]) -> Answers:
+    with interpreted_engine(
+        few_tokens_target, setup=torch_lora.use, skip_tokenizer_init=True, **TWO
+    ) as llm:
+        return {sampling: llm.run(load) for sampling, load in loads.items()}
+
+
+def test_adapters_change_the_answers_of_their_requests_alone(
+    expected: Answers, few_tokens_plain: Answers
+) -> None:
+    for sampling, answers in expected.items():
+        without = few_tokens_plain[sampling]
+        same = [a == b for a, b in zip(answers, without, strict=True)]
+        assert same == [i % 3 == 0 for i in range(COUNT)]
+
+
+@pytest.mark.parametrize("tree", ["explored", "chain"])
+def test_every_request_is_answered_with_its_adapter(
+    few_tokens_target: Path,
+    few_tokens_fused_drafter: Path,
+    loads: dict[str, Adapted],
+    expected: Answers,
+    tree: str,
+) -> None:
+    speculative = {"model": str(few_tokens_fused_drafter), "num_speculative_tokens": 8}
+    with interpreted_engine(
+        few_tokens_target,
+        setup=torch_lora.use,
+        skip_tokenizer_init=True,
+        speculative_config={**speculative, "tree": tree},
+        **TWO,
+        **TIGHT,
+    ) as llm:
+        for sampling, load in loads.items():
+            assert llm.run(load) == expected[sampling]
+        accepted = llm.counter("vllm:spec_decode_num_accepted_tokens")
+        assert llm.counter("vllm:num_preemptions") > 0
+    assert accepted > 20, "drafts were hardly used"
+
+
+def test_steps_with_adapters_replay_graphs(
+    few_tokens_target: Path,
+    few_tokens_fused_drafter: Path,
+    loads: dict[str, Adapted],
+    expected: Answers,
+    few_tokens_plain: Answers,
+) -> None:
+    """A step of each size has a graph with adapters, and one without vLLM's kernels for them."""
+    speculative = {"model": str(few_tokens_fused_drafter), "num_speculative_tokens": 8}
+    with interpreted_engine(
+        few_tokens_target,
+        setup=torch_lora.use_with_graphs,
+        environment={"VLLM_USE_BREAKABLE_CUDAGRAPH": "1"},
+        preloaded=False,
+        skip_tokenizer_init=True,
+        enforce_eager=False,
+        speculative_config=speculative,
+        **TWO,
+        **TIGHT,
+    ) as llm:
+        assert llm.rpc(recorded_graphs.captured) == [{"model": 2 * 5, "draft": 4}]
+        llm.rpc(recorded_graphs.replay, True)
+        assert llm.run(loads["sampled"]) == expected["sampled"]
+        assert_replayed(llm)
+        llm.rpc(recorded_graphs.replay, True)
+        answers = single_tokens_of(llm.run(few_tokens.requests("greedy")))
+        assert answers == few_tokens_plain["greedy"]
+        assert_replayed(llm)
+
+
+def assert_replayed(llm: Engine) -> None:
+    (replayed,) = llm.rpc(recorded_graphs.how_often_replayed)
+    assert all(replayed.get(kind, 0) > 10 for kind in ("model", "piece", "draft")), replayed
