@@ -466,21 +466,6 @@ def test_a_mixture_of_experts_on_several_ranks(tmp_path: Path) -> None:
         speculate(target, drafter, skip_tokenizer_init=True, data_parallel_size=2)
 
 
-def test_a_kv_connector(target: Path, drafter: Path) -> None:
-    from vllm.config import KVTransferConfig
-
-    transfer = KVTransferConfig(kv_connector="ExampleConnector", kv_role="kv_both")
-    with pytest.raises(ConfigError, match=r"KV connector.*leave --kv-transfer-config out"):
-        speculate(target, drafter, kv_transfer_config=transfer)
-
-
-def test_offloading_is_refused_by_the_argument_that_the_user_gave(
-    target: Path, drafter: Path
-) -> None:
-    with pytest.raises(ConfigError, match=r"KV connector.*leave --kv-offloading-size out"):
-        speculate(target, drafter, kv_offloading_size=1.0)
-
-
 @pytest.mark.parametrize(
     ("kind", "rank", "launches"),
     [(AsyncEngineArgs, -1, True), (AsyncEngineArgs, 0, False), (EngineArgs, 0, False)],

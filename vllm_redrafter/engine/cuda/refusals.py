@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from vllm_redrafter.engine import chains
+from vllm_redrafter.engine import chains, kv_connectors
 from vllm_redrafter.engine.refusals import OR_CHAINS, common_refusals
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def refusals(vllm_config: VllmConfig) -> Iterator[str]:
     from vllm_redrafter.engine.speculation import Settings
 
     yield from common_refusals(vllm_config)
+    yield from kv_connectors.connector_refusals(vllm_config, kv_connectors.ON_CUDA)
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     if not vllm_config.use_v2_model_runner:
         yield "it needs Model Runner V2; unset VLLM_USE_V2_MODEL_RUNNER"

@@ -1,0 +1,158 @@
+"""Which KV connectors are refused at start-up, and what the message says to do."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm.config import KVTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.engine.arg_utils import EngineArgs
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
+
+from vllm_redrafter import ConfigError, plugin
+from vllm_redrafter.engine import kv_connectors
+from vllm_redrafter.engine.cpu import attention as cpu_attention
+from vllm_redrafter.engine.cuda import attention as cuda_attention
+
+plugin.register()
+
+LAYERWISE = {"lmcache.use_layerwise": True}
+
+
+@pytest.fixture(params=["cpu", "v2"])
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
+    if request.param == "v2":
+        monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+        # Triton has no CPU backend in this process; nothing is run.
+        monkeypatch.setattr("vllm.config.vllm.HAS_TRITON", True)
+    return str(request.param)
+
+
+@pytest.fixture
+def configure(engine: str, few_tokens_target: Path, few_tokens_drafter: Path) -> Any:
+    """Makes vLLM's configuration; by default with a drafter."""
+
+    def make(drafts: bool = True, **arguments: Any) -> Any:
+        if drafts:
+            config = {"model": str(few_tokens_drafter), "num_speculative_tokens": 8}
+            arguments["speculative_config"] = config
+        return EngineArgs(
+            model=str(few_tokens_target),
+            skip_tokenizer_init=True,
+            enforce_eager=True,
+            **arguments,
+        ).create_engine_config()
+
+    return make
+
+
+def transfer(name: str, **extra: Any) -> dict[str, Any]:
+    return {"kv_connector": name, "kv_role": "kv_both", "kv_connector_extra_config": extra}
+
+
+def multi(*children: dict[str, Any]) -> dict[str, Any]:
+    return transfer("MultiConnector", connectors=list(children))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (transfer("NixlConnector"), None),
+        (transfer("NixlPushConnector"), None),
+        (multi(transfer("NixlConnector"), transfer("NixlPullConnector")), None),
+        (transfer("ExampleConnector"), "'ExampleConnector' may ship .* leave --kv-transfer-config"),
+        (transfer("MooncakeConnector"), "'MooncakeConnector' .* use one of .*, NixlConnector"),
+        (transfer("LMCacheMPConnector"), "'LMCacheMPConnector' may ship the cache before"),
+        (
+            {**transfer("NixlConnector"), "kv_connector_module_path": "my.module"},
+            "'NixlConnector' of my.module may ship .*; leave kv_connector_module_path out",
+        ),
+        (
+            multi(transfer("NixlConnector"), transfer("HF3FSKVConnector")),
+            "'HF3FSKVConnector' may ship",
+        ),
+    ],
+    ids=lambda value: str(value["kv_connector"]) if isinstance(value, dict) else "",
+)
+def test_only_known_connectors_are_allowed(
+    configure: Any, given: dict[str, Any], message: str | None
+) -> None:
+    config = configure()
+    config.kv_transfer_config = KVTransferConfig(**given)
+    for allowed in (kv_connectors.ON_CPU, kv_connectors.ON_CUDA):
+        reasons = list(kv_connectors.connector_refusals(config, allowed))
+        assert len(reasons) == (message is not None)
+        assert all(re.search(str(message), reason) for reason in reasons)
+
+
+def test_every_name_is_one_of_vllm_s() -> None:
+    assert KVConnectorFactory._registry.keys() >= kv_connectors.ON_CUDA > kv_connectors.ON_CPU
+
+
+def test_offloading_needs_cuda_and_is_refused_by_the_argument_that_was_given(
+    engine: str, configure: Any
+) -> None:
+    if engine == "v2":
+        config = configure(kv_offloading_size=1.0)
+        assert config.kv_transfer_config.kv_connector == "OffloadingConnector"
+        return
+    with pytest.raises(
+        ConfigError, match=r"'OffloadingConnector' needs CUDA; .* leave --kv-offloading-size"
+    ):
+        configure(kv_offloading_size=1.0)
+    with pytest.raises(
+        ConfigError, match=r"'OffloadingConnector' needs CUDA; .* leave --kv-transfer-config"
+    ):
+        configure(kv_transfer_config=transfer("OffloadingConnector", cpu_bytes_to_use=1 << 20))
+
+
+def test_lmcache_saves_whole_prompts_only(
+    configure: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = configure()
+
+    def reasons(**extra: Any) -> list[str]:
+        given = multi(transfer("LMCacheConnectorV1", **extra))
+        config.kv_transfer_config = KVTransferConfig(**given)
+        return list(kv_connectors.connector_refusals(config, kv_connectors.ON_CUDA))
+
+    file = tmp_path / "lmcache.yaml"
+    file.write_text("chunk_size: 256\nsave_decode_cache: false\n")
+    monkeypatch.setenv("LMCACHE_CONFIG_FILE", str(file))
+    assert reasons() == []
+    (reason,) = reasons(**LAYERWISE)
+    assert reason == (
+        "LMCache's use_layerwise is not supported; leave it out of kv_connector_extra_config"
+    )
+    monkeypatch.setenv("LMCACHE_SAVE_DECODE_CACHE", "True")
+    (reason,) = reasons()
+    assert reason.endswith("save_decode_cache is not supported; leave it out of the environment")
+    monkeypatch.delenv("LMCACHE_SAVE_DECODE_CACHE")
+    file.write_text("save_decode_cache: true\n")
+    (reason,) = reasons()
+    assert reason.endswith(f"leave it out of {file}")
+
+
+def test_nixl_s_handshake_finds_plain_engines_equal_that_name_their_attention_alike(
+    engine: str, configure: Any
+) -> None:
+    """The name is what --attention-backend takes; plain engines on GPUs choose another one."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.nixl.metadata import (
+        compute_nixl_compatibility_hash,
+    )
+
+    if engine == "v2":
+        ours, plain = cuda_attention.TreeAttentionBackend, TritonAttentionBackend
+    else:
+        ours, plain = cpu_attention.TreeAttentionBackend, CPUAttentionBackend
+    configs = [configure(kv_transfer_config=transfer("NixlConnector"))]
+    configs.append(configure(drafts=False, kv_transfer_config=transfer("NixlConnector")))
+    names = (ours.get_name(), plain.get_name())
+    of_ours, of_plain = map(compute_nixl_compatibility_hash, configs, names)
+    assert of_ours == of_plain
+    assert of_ours != compute_nixl_compatibility_hash(configs[1], "FLASH_ATTN")
