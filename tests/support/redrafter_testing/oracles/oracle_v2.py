@@ -32,11 +32,16 @@ def use() -> None:
 
 
 def use_with_async_scheduling() -> None:
-    """Likewise, and scheduling is asynchronous as it is on a GPU: a step is scheduled before the
-    one before it has output its tokens. vLLM decides so, and its CPU platform takes it back."""
+    """Likewise, and scheduling is asynchronous."""
+    use()
+    schedule_asynchronously()
+
+
+def schedule_asynchronously() -> None:
+    """As on a GPU: a step is scheduled before the one before it has output its tokens. vLLM decides
+    so, and its CPU platform takes it back."""
     from vllm.platforms.cpu import CpuPlatform
 
-    use()
     update = CpuPlatform.check_and_update_config.__func__
 
     def keep(cls: type, vllm_config: Any) -> None:

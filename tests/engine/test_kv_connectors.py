@@ -1,0 +1,151 @@
+"""KV connectors are given the rows of an engine without drafts, and what they bring back serves."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from vllm import SamplingParams
+
+from redrafter_testing.engines import kv_connectors
+from redrafter_testing.engines.cpu_engine import cpu_engine
+from redrafter_testing.engines.forked_engine import Engine
+from redrafter_testing.engines.interpreted_engine import interpreted_engine
+from redrafter_testing.requests import few_tokens
+from redrafter_testing.requests.answers import single_tokens_of
+from redrafter_testing.requests.workloads import Workload
+
+pytestmark = pytest.mark.engine
+
+SHAPE = {"num_speculative_tokens": 16, "beam_width": 12, "beam_length": 3, "adaptive": False}
+# Three requests of four fit into the KV cache to their end.
+TIGHT = {"num_gpu_blocks_override": 10, "max_model_len": 192}
+
+ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1)
+PROMPT_BLOCKS = 5
+"""Blocks of 32 tokens that the four prompts fill."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One of our two engines, and plain vLLM on the same model runner."""
+
+    start: Callable[..., Any]
+    setup: Callable[[], None]
+
+    def __call__(self, target: Path, transfer: dict[str, Any], **arguments: Any) -> Any:
+        given = {"setup": self.setup, "skip_tokenizer_init": True, **arguments}
+        return self.start(target, kv_transfer_config=transfer, **given)
+
+
+CPU = Kind(cpu_engine, kv_connectors.use)
+V2 = Kind(interpreted_engine, kv_connectors.use_v2)
+
+
+def opening(sampling: str) -> Workload:
+    """Of these requests, those that fill blocks before they answer."""
+    all_requests = few_tokens.requests(sampling)
+    return Workload(all_requests.prompts[4:], all_requests.params[4:])
+
+
+def conversations(llm: Engine) -> dict[str, list[list[int]]]:
+    """Two answers in each conversation: the second one's prompt has the first answer in it.
+
+    In between, a small cache is filled with other texts.
+    """
+    others = [[token] * 170 for token in (3, 4)]
+    answers = {}
+    for sampling in few_tokens.SAMPLING:
+        asked = opening(sampling)
+        first = answers[f"{sampling}, first"] = single_tokens_of(llm.run(asked))
+        llm.run(Workload(others, [ONE_TOKEN] * len(others)))
+        texts = [[*p, *a, 5, 7] for p, a in zip(asked.prompts, first, strict=True)]
+        answers[f"{sampling}, second"] = single_tokens_of(llm.run(Workload(texts, asked.params)))
+    return answers
+
+
+@dataclass(frozen=True)
+class Undrafted:
+    """Of an engine without drafts: answers that needed no connector, and what it was given."""
+
+    answers: dict[str, list[list[int]]]
+    stored: dict[bytes, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def undrafted(few_tokens_target: Path) -> Callable[[Kind], Undrafted]:
+    @functools.cache
+    def of(kind: Kind) -> Undrafted:
+        with kind(few_tokens_target, kv_connectors.OFFLOADING) as llm:
+            answers = conversations(llm)
+            assert llm.rpc(kv_connectors.loaded_blocks) == [0]
+            return Undrafted(answers, llm.call(kv_connectors.stored_blocks))
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("kind", "setup"),
+    [
+        (CPU, kv_connectors.use),
+        (V2, kv_connectors.use_v2),
+        (V2, kv_connectors.use_v2_with_async_scheduling),
+    ],
+    ids=["cpu", "v2", "v2, asynchronous"],
+)
+def test_offloading_with_eviction_return_and_preemption(
+    kind: Kind,
+    setup: Callable[[], None],
+    few_tokens_target: Path,
+    few_tokens_drafter: Path,
+    undrafted: Callable[[Kind], Undrafted],
+) -> None:
+    with kind(
+        few_tokens_target,
+        kv_connectors.OFFLOADING,
+        setup=setup,
+        speculative_config={"model": str(few_tokens_drafter), **SHAPE},
+        **TIGHT,
+    ) as llm:
+        assert conversations(llm) == undrafted(kind).answers
+        assert llm.counter("vllm:num_preemptions") > 0
+        assert llm.counter("vllm:spec_decode_num_accepted_tokens") > 50
+        assert llm.rpc(kv_connectors.loaded_blocks)[0] > 20
+        stored = llm.call(kv_connectors.stored_blocks)
+    torch.testing.assert_close(stored, undrafted(kind).stored, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [CPU, V2], ids=["cpu", "v2"])
+@pytest.mark.parametrize(
+    ("prefills", "decodes"),
+    [("plain", "ours"), ("ours", "plain")],
+    ids=["plain to ours", "ours to plain"],
+)
+def test_one_engine_reads_prompts_and_another_answers(
+    prefills: str,
+    decodes: str,
+    kind: Kind,
+    few_tokens_target: Path,
+    few_tokens_drafter: Path,
+    undrafted: Callable[[Kind], Undrafted],
+    tmp_path: Path,
+) -> None:
+    """With no more than the target's K and V: the drafter has none."""
+    transfer = kv_connectors.example(tmp_path)
+    ours = {"speculative_config": {"model": str(few_tokens_drafter), **SHAPE}}
+    with kind(few_tokens_target, transfer, **(ours if prefills == "ours" else {})) as llm:
+        prompts = opening("greedy").prompts
+        llm.run(Workload(prompts, [ONE_TOKEN] * len(prompts)))
+    arguments = {"enable_prefix_caching": False, **(ours if decodes == "ours" else {})}
+    with kind(few_tokens_target, transfer, **arguments) as llm:
+        for sampling in few_tokens.SAMPLING:
+            answers = single_tokens_of(llm.run(opening(sampling)))
+            assert answers == undrafted(kind).answers[f"{sampling}, first"]
+        assert llm.counter("vllm:external_prefix_cache_hits") == 2 * PROMPT_BLOCKS * 32
+        if decodes == "ours":
+            assert llm.counter("vllm:spec_decode_num_accepted_tokens") > 40
