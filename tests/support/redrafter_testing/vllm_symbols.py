@@ -133,7 +133,7 @@ MEMBERS = {
     f"{GPU}.async_utils:StepTimingSample": "full_cudagraph",
     "vllm.v1.utils:CpuGpuBuffer": "__init__ cpu gpu np copy_to_cpu",
     "vllm.v1.outputs:LogprobsTensors": "cat",
-    "vllm.v1.outputs:AsyncModelRunnerOutput": "get_output",
+    "vllm.v1.outputs:AsyncModelRunnerOutput": "get_output get_kv_connector_output",
     "vllm.v1.outputs:SamplerOutput": "sampled_token_ids logprobs_tensors",
     "vllm.model_executor.layers.vocab_parallel_embedding:VocabParallelEmbedding": """tp_size
         org_vocab_size quant_method""",

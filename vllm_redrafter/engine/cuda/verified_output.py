@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from torch import Tensor
-from vllm.v1.outputs import AsyncModelRunnerOutput, ModelRunnerOutput
+from vllm.v1.outputs import AsyncModelRunnerOutput, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.worker.gpu.input_batch import InputBatch
 
 
@@ -49,3 +49,7 @@ class PendingOutput(AsyncModelRunnerOutput):
         verified = 0 if self._num_nodes is None else self._num_nodes.numpy() - 1
         missing = zip(self._requests, (self._scheduled - verified).tolist(), strict=True)
         return VerifiedOutput(**vars(output), unverified={r: n for r, n in missing if n > 0})
+
+    def get_kv_connector_output(self) -> KVConnectorOutput | None:
+        """What the step's KV connector reports; vLLM 0.33 asks where `get_output` fails."""
+        return self._output.get_kv_connector_output()
