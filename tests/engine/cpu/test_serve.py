@@ -56,7 +56,7 @@ def address(
         f"{target} --chat-template {template} --dtype float32 --enforce-eager "
         f"--speculative-config {json.dumps(speculative, separators=(',', ':'))} "
         "--max-num-seqs 32 --max-num-batched-tokens 448 --num-gpu-blocks-override 96 "
-        "--block-size 32 --served-model-name target"
+        "--block-size 32 --served-model-name target --api-server-count 2"
     ) as address:
         yield address
 

@@ -219,6 +219,13 @@ def answers_in_steps(llm: Any, workload: Any) -> list[list[list[int]]]:
     return steps
 
 
+def answers_by_priority(llm: Any, workload: Any) -> list[Any]:
+    """For `Engine.call`: vLLM's answers, where later requests go before."""
+    prompts = [{"prompt_token_ids": prompt} for prompt in workload.prompts]
+    priority = list(range(len(prompts), 0, -1))
+    return llm.generate(prompts, workload.params, priority=priority, use_tqdm=False)
+
+
 def run_with_aborts(llm: Any, workload: Any, aborted: list[int], after: int) -> dict[int, Any]:
     """For `Engine.call`: abort some requests after some steps; the others' answers."""
     engine = llm.llm_engine
