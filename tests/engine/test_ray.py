@@ -77,8 +77,9 @@ def test_two_ranks_on_two_nodes_answer_as_plain_on_model_runner_v2(
             few_tokens_target,
             few_tokens_fused_drafter,
             SAMPLINGS,
+            count=3,
             tensor_parallel_size=2,
             distributed_executor_backend="ray",
         )
-    assert found["answers"] == {s: few_tokens_plain[s] for s in SAMPLINGS}
+    assert found["answers"] == {s: few_tokens_plain[s][:3] for s in SAMPLINGS}
     assert found["accepted"]["0"] > 0 and found["verified"]["0"] > 0

@@ -31,8 +31,8 @@ def test_two_ranks_on_two_nodes_answer_as_plain_on_model_runner_v2(
         "master_port": free_port(),
     }
     with front_end.headless(V2, *models, node_rank=1, **shared):
-        found = front_end.answers_of(V2, *models, SAMPLINGS, node_rank=0, **shared)
-    assert found["answers"] == {s: few_tokens_plain[s] for s in SAMPLINGS}
+        found = front_end.answers_of(V2, *models, SAMPLINGS, 3, node_rank=0, **shared)
+    assert found["answers"] == {s: few_tokens_plain[s][:3] for s in SAMPLINGS}
     assert found["accepted"]["0"] > 0 and found["verified"]["0"] > 0
 
 

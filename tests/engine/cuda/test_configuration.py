@@ -226,6 +226,15 @@ def test_routed_experts_are_refused(small_target: Path, small_drafter: Path) -> 
     assert "leave --enable-return-routed-experts out" in reason
 
 
+@pytest.mark.parametrize("name", ["prefill_context_parallel_size", "decode_context_parallel_size"])
+def test_context_parallelism_is_refused(name: str, small_target: Path, small_drafter: Path) -> None:
+    """vLLM itself refuses it for most attention backends, before it asks."""
+    config = speculate(small_target, small_drafter)
+    setattr(config.parallel_config, name, 2)
+    (reason,) = refusals(config)
+    assert reason == f"{name} is 2, it must be 1"
+
+
 def test_ranks_that_come_and_go_are_refused(small_target: Path, small_drafter: Path) -> None:
     """vLLM itself refuses them without a GPU, before it asks."""
     config = speculate(small_target, small_drafter)

@@ -32,6 +32,7 @@ def answers_of(
     target: Path,
     drafter: Path,
     samplings: tuple[str, ...] = ("greedy",),
+    count: int = 8,
     kills_a_worker: bool = False,
     timeout: float = 300,
     **arguments: Any,
@@ -42,6 +43,7 @@ def answers_of(
         environment: what chooses the engine.
         target, drafter: the models.
         samplings: which of `few_tokens.requests` are asked.
+        count: how many of each.
         kills_a_worker: then; a further request finds out.
         timeout: in seconds.
         arguments: of vLLM's engine, besides, or instead of, ARGUMENTS.
@@ -52,6 +54,7 @@ def answers_of(
     """
     asked = {
         "samplings": samplings,
+        "count": count,
         "kills_a_worker": kills_a_worker,
         "arguments": {
             **ARGUMENTS,
@@ -91,14 +94,16 @@ def headless(
 # In its process
 
 
-async def main(samplings: list[str], kills_a_worker: bool, arguments: dict[str, Any]) -> None:
+async def main(
+    samplings: list[str], count: int, kills_a_worker: bool, arguments: dict[str, Any]
+) -> None:
     from vllm import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
     engine = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
     if "TRITON_INTERPRET" in os.environ:
         await engine.collective_rpc(settle_worker)
-    answers = {s: await _answers(engine, few_tokens.requests(s)) for s in samplings}
+    answers = {s: await _answers(engine, few_tokens.requests(s, count)) for s in samplings}
     found = {
         "answers": answers,
         "accepted": _counted("vllm:spec_decode_num_accepted_tokens"),
