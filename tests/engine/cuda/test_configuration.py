@@ -18,7 +18,7 @@ from redrafter_testing.models.tiny_models import make_target
 from vllm_redrafter import ConfigError, plugin
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.engine.cuda import speculator
-from vllm_redrafter.engine.cuda.refusals import adaptive_obstacles, refusals
+from vllm_redrafter.engine.cuda.refusals import adaptive_obstacles, chain_reasons, refusals
 from vllm_redrafter.engine.cuda.scheduler import TreeScheduler
 from vllm_redrafter.engine.selection import engine_here
 from vllm_redrafter.engine.speculation import Settings
@@ -301,6 +301,19 @@ def test_an_fp8_cache_needs_a_gpu_that_converts_it(
     expected = "kv_cache_dtype is 'fp8'.* from compute capability 8.9 on, .* 8.6; use 'auto'"
     assert bool(reasons) == refused
     assert all(re.match(expected, reason) for reason in reasons)
+
+
+def test_heads_whose_tiles_do_not_fit_a_gpu_of_amd_s_get_chains(
+    small_target: Path, small_drafter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tiles are compiled in tests/triton_kernels/test_compilation.py."""
+    model = speculate(small_target, small_drafter).model_config
+    monkeypatch.setattr(type(model), "get_head_size", lambda self: 512)
+    assert not list(chain_reasons(model))
+    monkeypatch.setattr(type(current_platform), "is_rocm", lambda self: True)
+    assert list(chain_reasons(model)) == [
+        "heads of 512 numbers (tree attention on ROCm: at most 256)"
+    ]
 
 
 def test_an_fp8_cache_is_refused_on_rocm(

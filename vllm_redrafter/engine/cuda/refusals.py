@@ -160,9 +160,9 @@ def _refusals_of_trees(vllm_config: VllmConfig) -> Iterator[str]:
     same = str(vllm_config.model_config.dtype).removeprefix("torch.")
     if cache_dtype not in ("auto", same, "fp8", "fp8_e4m3"):
         yield f"kv_cache_dtype is {cache_dtype!r}; use 'auto', {same!r} or 'fp8'"
-    older_gpu = current_platform.is_cuda() and not current_platform.has_device_capability(89)
     if cache_dtype.startswith("fp8") and current_platform.is_rocm():
         yield f"kv_cache_dtype is {cache_dtype!r}, whose format on ROCm is another; use 'auto'"
+    older_gpu = current_platform.is_cuda() and not current_platform.has_device_capability(89)
     if cache_dtype.startswith("fp8") and older_gpu:
         capability = current_platform.get_device_capability()
         yield (

@@ -34,7 +34,6 @@ def answers_of(
     samplings: tuple[str, ...] = ("greedy",),
     count: int = 8,
     kills_a_worker: bool = False,
-    timeout: float = 300,
     **arguments: Any,
 ) -> dict[str, Any]:
     """What the front end's process prints.
@@ -45,7 +44,6 @@ def answers_of(
         samplings: which of `few_tokens.requests` are asked.
         count: how many of each.
         kills_a_worker: then; a further request finds out.
-        timeout: in seconds.
         arguments: of vLLM's engine, besides, or instead of, ARGUMENTS.
 
     Returns:
@@ -64,7 +62,7 @@ def answers_of(
         },
     }
     command = [sys.executable, "-P", __file__, json.dumps(asked)]
-    done = process_trees.run(command, timeout=timeout, env={**os.environ, **environment})
+    done = process_trees.run(command, timeout=300, env={**os.environ, **environment})
     assert done.returncode == 0, done.stderr
     (line,) = (line for line in done.stdout.splitlines() if line.startswith('{"answers"'))
     found: dict[str, Any] = json.loads(line)

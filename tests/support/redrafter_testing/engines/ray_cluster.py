@@ -19,9 +19,10 @@ def ray_cluster(environment: Mapping[str, str], *gpus: int) -> Iterator[dict[str
     """A cluster that is gone when the body ends.
 
     Args:
-        gpus: of each node. They have one address, which vLLM's engines of one front end must not.
         environment: variables of its nodes and thereby of Ray's workers, some of which are read
             when a worker imports vLLM, before vLLM hands it others.
+        gpus: of each node. All nodes have one address, and data-parallel engines of Ray must be on
+            one node then.
 
     Yields:
         The environment of whoever is to use it.
