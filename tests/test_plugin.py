@@ -442,7 +442,7 @@ def test_an_unsupported_vllm_version(
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype 'fp8'.*leave it at 'auto'"),
         ({"head_dtype": "fp8"}, "head_dtype is 'fp8', for which the CPU backend has no layer"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2"),
-        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size is 2"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size is 2; on the CPU backend it must"),
         ({"distributed_executor_backend": "ray"}, "no workers of Ray on its cpu platform; leave"),
         ({"data_parallel_backend": "ray"}, "leave .*--data-parallel-backend out"),
         ({"use_fp64_gumbel": True}, "use_fp64_gumbel"),

@@ -183,7 +183,7 @@ def measure(llm: Any, job: Job, case: Case) -> Run:
     before = counters(llm)
     generation = answer(job.prompts_at(case))
     counted = {name: value - before[name] for name, value in counters(llm).items()}
-    parts = llm.collective_rpc("redrafter_stats")[0] if job.timed_parts else None
+    parts = llm.collective_rpc("redrafter_stats")[-1] if job.timed_parts else None
     return Run(case.concurrency, case.temperature, generation, counted, parts, case.task)
 
 

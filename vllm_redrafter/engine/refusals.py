@@ -29,7 +29,6 @@ def common_refusals(vllm_config: VllmConfig) -> Iterator[str]:
     if parallel.use_ray or parallel.data_parallel_backend == "ray":
         yield from _refusals_of_ray()
     for name in (
-        "pipeline_parallel_size",
         "prefill_context_parallel_size",
         "decode_context_parallel_size",
     ):

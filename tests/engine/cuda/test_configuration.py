@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from vllm.config.aux_output import AuxOutputConfig
 from vllm.config.compilation import CUDAGraphMode
+from vllm.config.lora import LoRAConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.platforms.interface import DeviceCapability, PlatformEnum
@@ -180,7 +181,13 @@ def test_async_scheduling_is_allowed(
             {"speculation": {"beam_width": 50, "beam_length": 40}},
             "beam_width 50, beam_length 40 .* make 2080 candidates .* at most 2048; choose smaller",
         ),
-        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size is 2, it must be 1"),
+        (
+            {
+                "pipeline_parallel_size": 2,
+                "kv_transfer_config": {"kv_connector": "NixlConnector", "kv_role": "kv_both"},
+            },
+            "pipeline stages and a KV connector have never been tried together; leave one of them",
+        ),
         ({"worker_cls": "other.Worker"}, "worker_cls='other.Worker' cannot be combined"),
         ({"enable_trace_replay": True}, "trace replay"),
         ({"logprobs_mode": "processed_logprobs", "return_sampling_mask": True}, "sampling masks"),
@@ -270,6 +277,23 @@ def test_without_full_graphs_the_number_of_nodes_is_fixed_and_it_is_said(
     assert len(said) == (not possible)
     for warning in said:
         assert re.search(r"num_speculative_tokens=12 .* leave --enforce-eager out", warning)
+
+
+def test_with_pipeline_stages_the_number_of_nodes_is_fixed_and_adapters_are_refused(
+    small_target: Path, small_drafter: Path
+) -> None:
+    config = speculate(small_target, small_drafter)
+    config.parallel_config.pipeline_parallel_size = 2
+    (reason,) = refusals(config)
+    assert "without asynchronous scheduling; leave --no-async-scheduling out" in reason
+    config.scheduler_config.async_scheduling = True
+    config.compilation_config.cudagraph_mode = CUDAGraphMode.FULL
+    (obstacle,) = adaptive_obstacles(config)
+    assert "does not know pipeline stages; set --pipeline-parallel-size to 1" in obstacle
+    assert not list(refusals(config))
+    config.lora_config = LoRAConfig()
+    (reason,) = refusals(config)
+    assert "pipeline stages and LoRA adapters have never been tried together" in reason
 
 
 def test_with_adapters_the_number_of_nodes_is_fixed_and_it_is_said(

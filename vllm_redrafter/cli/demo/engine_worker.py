@@ -139,7 +139,7 @@ def _decode(
         llm.llm_engine, asked.prompts, asked.max_tokens, asked.in_flight, on_finished
     )
     seconds = time.perf_counter() - started
-    stats = llm.collective_rpc("redrafter_stats")[0] if has_stats else {}
+    stats = llm.collective_rpc("redrafter_stats")[-1] if has_stats else {}
     return Decoded(seconds, answers, stats)
 
 

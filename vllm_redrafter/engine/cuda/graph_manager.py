@@ -26,6 +26,7 @@ from typing import Any
 from torch import Tensor
 from vllm.config.compilation import CUDAGraphMode
 from vllm.logger import init_logger
+from vllm.sequence import IntermediateTensors
 from vllm.v1.worker.gpu.cudagraph_utils import (
     BatchExecutionDescriptor,
     CudaGraphManager,
@@ -182,6 +183,18 @@ class TreeGraphManager(BatchGraphManager, ModelCudaGraphManager):
     @aux_hidden_states.setter
     def aux_hidden_states(self, first: list[Tensor]) -> None:
         self._aux_hidden_states = [self._of_largest(states) for states in first]
+
+    @property
+    def intermediate_tensors(self) -> IntermediateTensors | None:
+        """Likewise, what a pipeline stage hands to the next; None before the first output."""
+        return self._intermediate_tensors
+
+    @intermediate_tensors.setter
+    def intermediate_tensors(self, first: IntermediateTensors | None) -> None:
+        self._intermediate_tensors = first
+        if first is not None:
+            largest = {name: self._of_largest(states) for name, states in first.tensors.items()}
+            self._intermediate_tensors = IntermediateTensors(largest)
 
     def _of_largest(self, states: Tensor) -> Tensor:
         """A buffer like this one, for the rows of any graph."""

@@ -33,7 +33,7 @@ from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.states import RequestState
 
 from vllm_redrafter.engine.cuda.attention import TreeRows
-from vllm_redrafter.engine.cuda.speculator import TreeSpeculator
+from vllm_redrafter.engine.cuda.tree_table import TreeTable
 from vllm_redrafter.engine.cuda.tree_verifier import TreeVerifier
 from vllm_redrafter.engine.refusals import WITHOUT
 from vllm_redrafter.engine.request_options import spec_tokens
@@ -52,10 +52,10 @@ class VerifyingState(ModelState):
         model: nn.Module,
         encoder_cache: EncoderCache | None,
         device: torch.device,
-        speculator: TreeSpeculator,
+        table: TreeTable,
     ) -> None:
         super().__init__(vllm_config, model, encoder_cache, device)
-        self.speculator, self.verification = speculator, speculator.verification
+        self.table, self.verification = table, table.verification
         self._every_request_needs_chain = False
 
     def custom_sampler(self, sampler: Sampler) -> tuple[Sampler, TreeVerifier]:
@@ -70,26 +70,26 @@ class VerifyingState(ModelState):
                 f"be verified; {WITHOUT}"
             )
         # A processor of the user's may look at the output so far, of which vLLM knows chains.
-        self._every_request_needs_chain = self.speculator.config.tree == "chain" or not all(
+        self._every_request_needs_chain = self.table.config.tree == "chain" or not all(
             isinstance(processor, TREE_PROCESSORS) for processor in sampler.logits_processors
         )
-        return sampler, TreeVerifier(sampler, self.verification, self.speculator.meter)
+        return sampler, TreeVerifier(sampler, self.verification, self.table.meter)
 
     def add_request(self, req_index: int, new_req_data: NewRequestData) -> None:
         super().add_request(req_index, new_req_data)
         params = new_req_data.sampling_params
         chain = self._every_request_needs_chain or (params is not None and needs_chain(params))
-        most = self.speculator.config.num_speculative_tokens
+        most = self.table.config.num_speculative_tokens
         options = None if params is None else params.extra_args
-        self.speculator.add_request(req_index, chain, spec_tokens(options, most))
+        self.table.add_request(req_index, chain, spec_tokens(options, most))
 
     def apply_staged_writes(self) -> None:
         super().apply_staged_writes()
-        self.speculator.apply_staged_writes()
+        self.table.apply_staged_writes()
 
     @property
     def _is_profiling(self) -> bool:
-        budget = self.speculator.budget
+        budget = self.table.budget
         return budget is not None and budget.is_profiling
 
     def dummy_inputs_embeds(self, num_tokens: int) -> Tensor:
@@ -119,7 +119,7 @@ class VerifyingState(ModelState):
         graph = for_capture or cudagraph_mode == CUDAGraphMode.FULL
         if graph or input_batch.num_draft_tokens:
             requests = input_batch.num_reqs_after_padding if graph else input_batch.num_reqs
-            self.verification.stage(self.speculator.trees, input_batch, requests)
+            self.verification.stage(self.table.trees, input_batch, requests)
         metadata: dict[str, Any] = super().prepare_attn(
             input_batch,
             cudagraph_mode,

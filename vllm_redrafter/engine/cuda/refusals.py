@@ -61,6 +61,22 @@ def refusals(vllm_config: VllmConfig) -> Iterator[str]:
         "--enable-return-routed-experts out": vllm_config.aux_output_config.enabled,
     }
     yield from (reason for reason, applies in refused.items() if applies)
+    if parallel.pipeline_parallel_size > 1:
+        yield from _refusals_of_stages(vllm_config)
+
+
+def _refusals_of_stages(vllm_config: VllmConfig) -> Iterator[str]:
+    tried = "pipeline stages and {} have never been tried together; leave one of them out"
+    if vllm_config.lora_config is not None:
+        yield tried.format("LoRA adapters")
+    if vllm_config.kv_transfer_config is not None:
+        yield tried.format("a KV connector")
+    if vllm_config.scheduler_config.async_scheduling is False:
+        # By vLLM 0.32, its scheduler takes one step's drafts for another's.
+        yield (
+            "vLLM verifies no drafts in pipeline stages without asynchronous scheduling; leave "
+            "--no-async-scheduling out"
+        )
 
 
 def chain_reasons(model: ModelConfig) -> Iterator[str]:
@@ -78,6 +94,11 @@ def adaptive_obstacles(vllm_config: VllmConfig) -> Iterator[str]:
         yield (
             "vLLM's adaptive verification needs full CUDA graphs; leave --enforce-eager out, or "
             "choose cudagraph_mode FULL_AND_PIECEWISE"
+        )
+    if vllm_config.parallel_config.pipeline_parallel_size > 1:
+        yield (
+            "vLLM's adaptive verification does not know pipeline stages; set "
+            "--pipeline-parallel-size to 1"
         )
     if vllm_config.lora_config is not None:
         yield (

@@ -58,15 +58,22 @@ from vllm_redrafter.engine.chains import (
 from vllm_redrafter.engine.cuda.adapters import VerifiedAdapters
 from vllm_redrafter.engine.cuda.attention import TreeAttentionBackend, TreeAttentionImpl
 from vllm_redrafter.engine.cuda.budget import TreeBudget
+from vllm_redrafter.engine.cuda.first_stage_embedding import FirstStageEmbedding
 from vllm_redrafter.engine.cuda.graph_manager import TreeGraphManager
 from vllm_redrafter.engine.cuda.model_state import (
     TreeModelState,
     VerifyingState,
     chain_state_class,
 )
+from vllm_redrafter.engine.cuda.pipeline import (
+    TreePPHandler,
+    hand_on_aux_hidden_states,
+    of_all_stages,
+)
 from vllm_redrafter.engine.cuda.refusals import state_obstacles, without_graphs
 from vllm_redrafter.engine.cuda.schedule import most_at_once, most_rows
 from vllm_redrafter.engine.cuda.speculator import EVERY_STEP_DRAFTS, TreeSpeculator
+from vllm_redrafter.engine.cuda.tree_table import TreeTable
 from vllm_redrafter.engine.cuda.verified_output import PendingOutput
 from vllm_redrafter.engine.speculation import Settings
 from vllm_redrafter.engine.target_layers import enable_aux_hidden_states
@@ -87,7 +94,8 @@ RECURRENT_BUILDERS = (
 class GPUTreeModelRunner(model_runner.GPUModelRunner):
     """Verifies token trees; everything else is vLLM's."""
 
-    speculator: TreeSpeculator
+    speculator: TreeSpeculator | None  # None on all stages of a pipeline but the last
+    pp_handler: TreePPHandler | None
     adaptive_verification: TreeBudget | None
     lora_state: VerifiedAdapters
 
@@ -97,11 +105,20 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
             patched(model_runner, "init_speculator", _make_speculator),
             patched(model_runner, "RequestState", states),
             patched(model_runner, "LoraState", VerifiedAdapters),
+            patched(model_runner, "PPHandler", TreePPHandler),
         ):
             super().__init__(vllm_config, device)
+        self.settings = Settings.of(vllm_config)
+        if self.speculator is not None:
+            self.table = self.speculator.table
+        else:
+            self.table = TreeTable(self.settings.config, self.max_num_reqs, device)
+        if self.pp_handler is not None:
+            self.pp_handler.table = self.table
         # Where the drafter reads more than the last hidden state, the target returns more: from
         # graphs as well.
-        self.use_aux_hidden_state_outputs = bool(self.speculator.target_layers)
+        self.use_aux_hidden_state_outputs = bool(self.settings.target_layers)
+        self._embedding: FirstStageEmbedding | None = None
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         with (
@@ -110,7 +127,11 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
         ):
             super().load_model(*args, **kwargs)
         with DeviceMemoryProfiler() as memory:
-            self.speculator.load_model(self.model)
+            if self.use_pp and self.settings.model is not None:
+                self._embedding = FirstStageEmbedding(self.model, self.vllm_config, self.device)
+                self._embedding.copy()
+            if self.speculator is not None:
+                self.speculator.load_model(self.model)
         self.model_memory_usage += memory.consumed_memory
 
     def initialize_kv_cache(self, *args: Any, **kwargs: Any) -> None:
@@ -119,7 +140,7 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
             patched(model_runner, "ModelCudaGraphManager", self._make_graph_manager),
         ):
             super().initialize_kv_cache(*args, **kwargs)
-        self.speculator.budget = self.adaptive_verification
+        self.table.budget = self.adaptive_verification
 
     def _make_budget(
         self,
@@ -141,6 +162,7 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
             return None
         rows = self.num_speculative_steps + num_bonus_tokens
         speculator = self.speculator
+        assert speculator is not None
         return TreeBudget(
             req_states,
             query_start_loc,
@@ -193,7 +215,7 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
         """Let vLLM profile its memory with the logits of a step that verifies: of all its nodes,
         where vLLM knows of one row per request."""
         rows = min(most_rows(self.vllm_config), self.max_num_tokens)
-        if self.speculator.enable_adaptive_verification:
+        if self.speculator is not None and self.speculator.enable_adaptive_verification:
             rows = min(rows, most_at_once(self.vllm_config))
         some = torch.arange(rows, device=self.device) % hidden_states.shape[0]
         logits = self.model.compute_logits(hidden_states[some])
@@ -201,7 +223,7 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
         del logits  # until here, as in the step
 
     def execute_model(self, *args: Any, **kwargs: Any) -> Any:
-        with self.speculator.meter.measure("forward"):
+        with self.table.meter.measure("forward"):
             return super().execute_model(*args, **kwargs)
 
     def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
@@ -213,7 +235,7 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
         batch = step.input_batch
         if batch.num_draft_tokens_per_req is None:
             return output
-        num_nodes = self.speculator.verification.num_nodes_on_host
+        num_nodes = self.table.verification.num_nodes_on_host
         return PendingOutput(output, batch, num_nodes if batch.num_draft_tokens else None)
 
     def reload_weights(self, *args: Any, **kwargs: Any) -> None:
@@ -226,11 +248,14 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
                 Or the target's fp8 cache came with other scales than CUDA graphs hold.
         """
         from_files = not (args or kwargs)
-        tensors = self.speculator.read_again() if from_files else {}
+        speculator = self.speculator if from_files else None
+        tensors = speculator.read_again() if speculator is not None else {}
         scales = self._cache_scales()
         super().reload_weights(*args, **kwargs)
-        if from_files:
-            self.speculator.replace_weights(tensors)
+        if self._embedding is not None:
+            self._embedding.copy()
+        if speculator is not None:
+            speculator.replace_weights(tensors)
         graphs = self.cudagraph_manager.graphs if self.cudagraph_manager else None
         if graphs and self._cache_scales() != scales:
             raise ConfigError(
@@ -248,7 +273,9 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
         }
 
     def _enable_aux_states(self, target: nn.Module, *_: Any) -> None:
-        enable_aux_hidden_states(target, self.speculator.target_layers)
+        enable_aux_hidden_states(target, self.settings.target_layers)
+        if self.use_pp:
+            hand_on_aux_hidden_states(target)
 
     def _make_model_state(
         self,
@@ -259,20 +286,21 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
     ) -> VerifyingState:
         for reason in recurrent_refusals(vllm_config, RECURRENT_BUILDERS):
             raise ConfigError(f"ReDrafter cannot speculate for this target: {reason}")
-        if self.speculator.config.tree != "chain":
-            reasons = [
+        if self.table.config.tree != "chain":
+            of_this_stage = [
                 *layers_without_trees(vllm_config, TreeAttentionBackend),
                 *state_obstacles(vllm_config, model),
             ]
+            reasons = of_all_stages(of_this_stage)
             if not reasons:
-                return TreeModelState(vllm_config, model, encoder_cache, device, self.speculator)
+                return TreeModelState(vllm_config, model, encoder_cache, device, self.table)
             logger.info("%s", announcement(reasons))
-            self.speculator.verify_chains()
+            self.table.verify_chains()
             for layer in get_layers_from_vllm_config(vllm_config, Attention).values():
                 if isinstance(layer.impl, TreeAttentionImpl):
                     layer.impl.leave_to_triton()
         state_class = chain_state_class(resolve_model_state_cls(vllm_config, model))
-        return state_class(vllm_config, model, encoder_cache, device, self.speculator)
+        return state_class(vllm_config, model, encoder_cache, device, self.table)
 
 
 def _without_graphs_of_drafts(

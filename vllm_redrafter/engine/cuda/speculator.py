@@ -1,9 +1,7 @@
 """The drafter at work: from hidden states to the next step's trees, on the device alone.
 
 Everything has a fixed shape, so that a draft (beam search over so many tokens, continuations found
-in the text, tree build included) is one CUDA graph per batch size and length. Trees live in a table
-by request slot, where they wait until the scheduler runs the request again, which need not be in
-the next step.
+in the text, tree build included) is one CUDA graph per batch size and length.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +21,6 @@ from vllm.distributed.parallel_state import (
     get_tensor_model_parallel_world_size,
 )
 from vllm.logger import init_logger
-from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor
 from vllm.v1.worker.gpu.cudagraph_utils import BatchExecutionDescriptor
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
@@ -33,7 +30,6 @@ from vllm_redrafter.budget.planner import draft_lengths
 from vllm_redrafter.checkpoints.acceptance_record import AcceptanceRecord
 from vllm_redrafter.checkpoints.reading import load_drafter, recorded_acceptance
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.engine.chains import as_chain
 from vllm_redrafter.engine.cuda.context_matching import Candidates, ContextMatching
 from vllm_redrafter.engine.cuda.draft_graphs import DraftGraphManager, length_of
 from vllm_redrafter.engine.cuda.draft_search import DraftSearch
@@ -41,19 +37,15 @@ from vllm_redrafter.engine.cuda.fp8_layer import Fp8Layer, quantise
 from vllm_redrafter.engine.cuda.node_confidence import NodeConfidence
 from vllm_redrafter.engine.cuda.refusals import adaptive_obstacles
 from vllm_redrafter.engine.cuda.schedule import nodes_by_batch_size
-from vllm_redrafter.engine.cuda.stats import StepTimer
-from vllm_redrafter.engine.cuda.verification import Verification
+from vllm_redrafter.engine.cuda.tree_table import TreeTable
 from vllm_redrafter.engine.embedding import lookup_table, shared_embedding
 from vllm_redrafter.engine.speculation import Settings
 from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.tree.beam_search import ExploredNodes, beam_search
 from vllm_redrafter.tree.policy import SearchShape, candidate_log_probs, search_shape
 from vllm_redrafter.tree.sharding import VocabularyShard
-from vllm_redrafter.triton_kernels.build_tree import DraftRows, NodeLimits, ScoredTrees, build_tree
+from vllm_redrafter.triton_kernels.build_tree import DraftRows, NodeLimits, build_tree
 from vllm_redrafter.utils.errors import ConfigError
-
-if TYPE_CHECKING:
-    from vllm_redrafter.engine.cuda.budget import TreeBudget
 
 logger = init_logger("vllm.redrafter")
 
@@ -68,19 +60,13 @@ class TreeSpeculator(BaseSpeculator):
 
     Attributes:
         target_layers: that the drafter reads beside the last hidden state.
-        trees: by request slot, the tree drafted last; one entry more than there are slots, which
-            takes what padding rows draft.
-        chains: [slots] int32 on the device, 1 for requests that get a chain.
-        limits: [slots] int32 on the device, the most nodes that each request wants.
-        verification: of the trees drafted here; tells which row each next draft starts from.
+        table: where the trees go; its parts are called here by their own names.
         hidden: [slots, (1 + n) H], in batch order, what the last draft started from.
         slots: [slots] int64, the request slots of its rows; that of padding is one further.
         drafts: [slots, K] int64, its draft tokens.
-        meter: the step's statistics, the other parts' included.
         shard: this rank's part of the draft vocabulary; None without tensor parallelism.
         confidence: of the drafted nodes, where the batch shares a budget; else None.
         matching: finds continuations in the requests' texts; None where nobody asked for them.
-        budget: whether to draft; None where every step does.
         lengths: how many levels drafts search, ascending; the last is the usual one. Those of 0
             are of continuations found in the texts alone.
         searches: by length from 1 on, the search on kernels; None where torch searches: on a CPU,
@@ -97,26 +83,18 @@ class TreeSpeculator(BaseSpeculator):
         settings = Settings.of(vllm_config)
         self.checkpoint: str | None = settings.model
         self.revision = settings.revision
-        self.config = settings.config
         self.target_layers = settings.target_layers
         self.vllm_config = vllm_config
         self.device = device
         self.dtype = vllm_config.model_config.dtype
         self.max_num_reqs = req_states.max_num_reqs
         self.graphs: DraftGraphManager | None = None
-        self.meter = StepTimer(device)
         self.shard: VocabularyShard | None = None
+        self.table = TreeTable(settings.config, self.max_num_reqs, device)
+        self.trees, self.verification = self.table.trees, self.table.verification
+        self.meter = self.table.meter
 
         slots, k = self.max_num_reqs, self.config.num_speculative_tokens
-        self.trees = ScoredTrees(slots + 1, k, device)
-        self.trees.clear()
-        self.chains = StagedWriteTensor(slots, dtype=torch.int32, device=device)
-        self.limits = StagedWriteTensor(slots, dtype=torch.int32, device=device)
-        # New requests' trees: one launch for all that a step admits.
-        self._num_nodes = StagedWriteTensor(slots + 1, dtype=torch.int32, device=device)
-        self._num_nodes.gpu = self.trees.num_nodes
-        self.verification = Verification(slots, k, device)
-
         hidden_size = vllm_config.model_config.get_hidden_size()
         # A draft's inputs and output, in batch order.
         width = (1 + len(self.target_layers)) * hidden_size
@@ -132,7 +110,6 @@ class TreeSpeculator(BaseSpeculator):
         if can_adapt(vllm_config, self.config):
             length = self.config.beam_length
             self.confidence = NodeConfidence(self.trees, self.verification, length)
-        self.budget: TreeBudget | None = None
         self.recorded: AcceptanceRecord | None = None
         matches, is_fixed = self.config.context_matches > 0, self.confidence is None
         of_search = lengths_of_drafts(vllm_config, self._search_shape, is_fixed, matches)
@@ -147,6 +124,10 @@ class TreeSpeculator(BaseSpeculator):
         self._in_fp8: dict[str, Fp8Layer] = {}
 
     @property
+    def config(self) -> ReDrafterConfig:
+        return self.table.config
+
+    @property
     def enable_adaptive_verification(self) -> bool:
         """vLLM asks for its manager of budgets by this name."""
         return self.confidence is not None
@@ -156,10 +137,6 @@ class TreeSpeculator(BaseSpeculator):
         """[requests, K], what the manager reads after each draft: see `NodeConfidence.probs`."""
         assert self.confidence is not None
         return self.confidence.probs
-
-    def verify_chains(self) -> None:
-        """From now on every draft is a chain: to be called before anything is drafted."""
-        self.config = as_chain(self.config)
 
     def load_model(self, target: nn.Module) -> None:
         """Read the checkpoint, if there is one; the target's embedding is shared, not copied."""
@@ -242,25 +219,6 @@ class TreeSpeculator(BaseSpeculator):
             )
             self.shard.cut(drafter)
         return drafter
-
-    def add_request(self, slot: int, chain: bool, limit: int) -> None:
-        """A new request takes the slot: it has no tree yet, only the root.
-
-        vLLM may verify it nonetheless, with padding for draft tokens, to keep steps uniform.
-
-        Args:
-            slot: the request's.
-            chain: verify a chain: see docs/architecture.md, "Per-request fallback to a chain".
-            limit: the most nodes that the request wants, the root not counted.
-        """
-        self._num_nodes.stage_write_elem(slot, 1)
-        self.chains.stage_write_elem(slot, int(chain))
-        self.limits.stage_write_elem(slot, limit)
-
-    def apply_staged_writes(self) -> None:
-        self._num_nodes.apply_write()
-        self.chains.apply_write()
-        self.limits.apply_write()
 
     # CUDA graphs
 
@@ -350,16 +308,17 @@ class TreeSpeculator(BaseSpeculator):
         return self.drafts[:requests]
 
     def _drafts_now(self, num_speculative_tokens: int | None) -> bool:
-        possible = num_speculative_tokens != 0
-        return possible if self.budget is None else self.budget.drafts_now(possible)
+        possible, budget = num_speculative_tokens != 0, self.table.budget
+        return possible if budget is None else budget.drafts_now(possible)
 
     def _length(self, num_speculative_tokens: int | None, dummy_run: bool) -> int:
         """How many levels to search: none that the next step cannot verify a node of."""
+        budget = self.table.budget
         if dummy_run:
-            return self.lengths[-1] if self.budget is None else self.budget.warm_up_length
+            return self.lengths[-1] if budget is None else budget.warm_up_length
         nodes = num_speculative_tokens or self.config.num_speculative_tokens
         most = length_for(self.lengths, nodes)
-        return most if self.budget is None else self.budget.next_length(most)
+        return most if budget is None else budget.next_length(most)
 
     def _no_draft(self, input_batch: InputBatch, verified: int) -> Tensor:
         """Leave the batch's requests with their roots alone: their trees are of earlier roots."""
@@ -398,8 +357,8 @@ class TreeSpeculator(BaseSpeculator):
         for part, state in parts:
             torch.index_select(state, 0, last_rows, out=part[:requests])
         torch.index_select(last_sampled.view(-1), 0, slots, out=self._roots[:requests])
-        torch.index_select(self.chains.gpu, 0, slots, out=self._chain[:requests])
-        torch.index_select(self.limits.gpu, 0, slots, out=self._limit[:requests])
+        torch.index_select(self.table.chains.gpu, 0, slots, out=self._chain[:requests])
+        torch.index_select(self.table.limits.gpu, 0, slots, out=self._limit[:requests])
         self.slots[:requests].copy_(slots)
 
     @torch.inference_mode()

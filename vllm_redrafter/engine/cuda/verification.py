@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,22 @@ from vllm_redrafter.triton_kernels.compact_kv import CacheTable, compact_kv
 from vllm_redrafter.triton_kernels.observe_nodes import VerifiedTrees
 from vllm_redrafter.triton_kernels.rope_positions import add_depths
 from vllm_redrafter.triton_kernels.stage_trees import StagedTrees, stage_trees
+
+
+class TreeRowsInCache(NamedTuple):
+    """Where a step has put the K and V of its trees.
+
+    Attributes:
+        row_start: [R] int32, the row of each request's root among the step's rows.
+        slot_mappings: [KV cache groups, rows] int64, the cache slot of each row.
+    """
+
+    row_start: Tensor
+    slot_mappings: Tensor
+
+    def copy(self) -> TreeRowsInCache:
+        """Of which the next step's do not become."""
+        return TreeRowsInCache(self.row_start.clone(), self.slot_mappings.clone())
 
 
 class Verification:
@@ -45,7 +61,7 @@ class Verification:
         self.num_nodes_on_host = torch.zeros(0, dtype=torch.int32)
         self._nodes = torch.arange(max_nodes + 1, device=device)
         # Chains are not compacted: there are no caches then.
-        self._slot_mappings: Sequence[Tensor] | Tensor = ()
+        self._slot_mappings = torch.empty(0, 0, dtype=torch.int64, device=device)
         self._caches: list[list[CacheTable]] = []
 
     def use_caches(self, slot_mappings: Tensor, groups: Iterable[Sequence[Tensor]]) -> None:
@@ -122,6 +138,11 @@ class Verification:
         verified &= staged.tokens[:requests] >= 0
         return verified & accepted.gather(1, staged.parents[:requests].long()), accepted
 
+    @property
+    def rows(self) -> TreeRowsInCache:
+        """Of the step; the next one writes over it."""
+        return TreeRowsInCache(self.staged.row_start, self._slot_mappings)
+
     def compact(self, num_sampled: Tensor) -> None:
         """Move the rows of the accepted paths into the linear slots.
 
@@ -130,11 +151,19 @@ class Verification:
         Args:
             num_sampled: [R] int32, how many nodes of each path count.
         """
-        requests = num_sampled.shape[0]
-        path, row_start = self.path[:requests], self.staged.row_start[:requests]
-        for slot_mapping, tables in zip(self._slot_mappings, self._caches, strict=True):
+        self.compact_rows(self.rows, self.path, num_sampled)
+
+    def compact_rows(self, rows: TreeRowsInCache, path: Tensor, num_sampled: Tensor) -> None:
+        """The same for an earlier step's rows.
+
+        Args:
+            rows: of at least R requests.
+            path: [>= R, K+1] int32, the nodes that were accepted of their trees.
+            num_sampled: [R] int32.
+        """
+        for slot_mapping, tables in zip(rows.slot_mappings, self._caches, strict=True):
             for table in tables:
-                compact_kv(table, path, num_sampled, row_start, slot_mapping)
+                compact_kv(table, path, num_sampled, rows.row_start, slot_mapping)
 
 
 def cache_tables(caches: Iterable[Tensor]) -> list[CacheTable]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from vllm.distributed.parallel_state import get_pp_group, get_tensor_model_parallel_rank
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 from vllm.v1.worker.gpu_worker import Worker
 from vllm.v1.worker.worker_base import WorkerBase
@@ -23,24 +24,28 @@ class CountingWorker(WorkerBase):
 
     def init_device(self) -> None:
         super().init_device()
-        # All ranks of an engine count the same.
-        if self.rank == 0 and published.is_wanted():
+        # All ranks of the last pipeline stage count the same, those of the others nothing.
+        counts = get_pp_group().is_last_rank and get_tensor_model_parallel_rank() == 0
+        if counts and published.is_wanted():
             engine = self.parallel_config.data_parallel_index
-            self.model_runner.speculator.meter.publisher = Publisher(engine)
+            self.model_runner.table.meter.publisher = Publisher(engine)
 
     def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
         """As vLLM does, the draft included; then tell the front end what was verified."""
         output = super().sample_tokens(*args, **kwargs)
-        self.model_runner.speculator.meter.publish()
+        self.model_runner.table.meter.publish()
         return output
 
     def redrafter_stats(self) -> dict[str, float]:
-        """Counters and seconds since the last reset; all zero before the first."""
-        return asdict(self.model_runner.speculator.meter.read())
+        """Counters and seconds since the last reset; all zero before the first.
+
+        In a pipeline, the last rank's are those of the engine.
+        """
+        return asdict(self.model_runner.table.meter.read())
 
     def reset_redrafter_stats(self) -> None:
         """Zero the statistics; they are kept from the first call on."""
-        self.model_runner.speculator.meter.reset()
+        self.model_runner.table.meter.reset()
 
 
 class WakingWorker(WorkerBase):
@@ -61,7 +66,8 @@ class WakingWorker(WorkerBase):
         """
         super().wake_up(tags)
         if self._is_drafter_lost and (tags is None or "weights" in tags):
-            self.model_runner.speculator.reload()
+            if self.model_runner.speculator is not None:
+                self.model_runner.speculator.reload()
             self._is_drafter_lost = False
 
 

@@ -13,6 +13,15 @@ def head_and_trees(worker: Any) -> tuple[int, list[list[int]]]:
     return speculator.drafter.vocabulary_layers[0].weight.shape[0], speculator.trees.tokens.tolist()
 
 
+def rows_of_embedding(worker: Any) -> int:
+    """How many tokens the rank embeds, where it is of the first or the last pipeline stage."""
+    return worker.model_runner.model.model.embed_tokens.shard_indices.num_org_elements
+
+
+def tree_policy(worker: Any) -> str:
+    return worker.model_runner.table.config.tree
+
+
 def experts_of_rank(worker: Any) -> list[int]:
     """Where the rank has each expert of its first layer of them; -1 where another rank has it."""
     layers = (

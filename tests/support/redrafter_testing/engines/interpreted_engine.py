@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
@@ -59,8 +60,23 @@ def _set_up(more: Callable[[], None] | None) -> None:
     from redrafter_testing.gpu import triton_mla
 
     triton_mla.use()
+    fork_processes()
     if more is not None:
         more()
+
+
+def fork_processes() -> None:
+    """vLLM forks the processes that it starts: they need not import it. Its CPU platform spawns
+    them, which takes some 10 seconds each."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    update = CpuPlatform.check_and_update_config.__func__
+
+    def fork(cls: type, vllm_config: Any) -> None:
+        update(cls, vllm_config)
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+
+    CpuPlatform.check_and_update_config = classmethod(fork)
 
 
 def settle_worker(worker: Any) -> None:

@@ -53,14 +53,16 @@ def make_target(folder: Path, vocab_size: int = 512, seed: int = 0) -> Path:
     return folder
 
 
-def make_small_target(folder: Path, vocab_size: int = 512, hidden_size: int = 64) -> Path:
+def make_small_target(
+    folder: Path, vocab_size: int = 512, hidden_size: int = 64, layers: int = 2
+) -> Path:
     """A smaller Llama, for what is slow; its head size is the smallest that kernels know."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=hidden_size,
         intermediate_size=2 * hidden_size,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=2,
         num_key_value_heads=1,
         head_dim=64,

@@ -1,0 +1,200 @@
+"""Pipeline stages, each with some of the target's layers: output equals plain's on one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+from vllm.model_executor.models.interfaces import EagleModelMixin
+
+from redrafter_testing.engines import (
+    front_end,
+    inside_worker,
+    interpreted_engine,
+    layers_of_other_backends,
+)
+from redrafter_testing.engines.forked_engine import Engine, run_with_aborts
+from redrafter_testing.models.families.chained import CHAINED
+from redrafter_testing.models.families.family import Family
+from redrafter_testing.models.families.gemma import GEMMA
+from redrafter_testing.models.tiny_models import make_drafter, make_small_target
+from redrafter_testing.oracles.oracle_v2 import schedule_asynchronously
+from redrafter_testing.requests import few_tokens
+from redrafter_testing.requests.answers import single_tokens_of
+from redrafter_testing.requests.workloads import Workload
+from vllm_redrafter.engine.cuda import pipeline
+from vllm_redrafter.utils.errors import ConfigError
+
+pytestmark = pytest.mark.engine
+
+SAMPLINGS = tuple(few_tokens.SAMPLING)
+PROCESSES: Mapping[str, Any] = {
+    "environment": {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
+    "skip_tokenizer_init": True,
+}
+# Prompts are read in chunks; of second answers, not all fit into the KV cache to their end.
+TIGHT = {"max_num_batched_tokens": 120, "num_gpu_blocks_override": 14, "max_model_len": 192}
+VERIFIED = {"Gemma3ForCausalLM": "explored", "FalconH1ForCausalLM": "chain"}
+"""How, by family: the first one's embedding is scaled, and its layers differ."""
+
+Answers = dict[str, list[list[int]]]
+
+
+def opening(sampling: str) -> Workload:
+    """Of these requests, those that fill blocks before they answer."""
+    asked = few_tokens.requests(sampling)
+    return Workload(asked.prompts[4:], asked.params[4:])
+
+
+def conversations(llm: Engine) -> Answers:
+    """Two answers in each conversation: the second one's prompt has the first answer in it."""
+    found = {}
+    for sampling in SAMPLINGS:
+        asked = opening(sampling)
+        first = found[f"{sampling}, first"] = single_tokens_of(llm.run(asked))
+        texts = [[*p, *a, 5, 7] for p, a in zip(asked.prompts, first, strict=True)]
+        found[f"{sampling}, second"] = single_tokens_of(llm.run(Workload(texts, asked.params)))
+    return found
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of three layers, a stage each."""
+    folder = tmp_path_factory.mktemp("target")
+    return make_small_target(folder, few_tokens.VOCAB, few_tokens.HIDDEN, layers=3)
+
+
+@pytest.fixture(scope="module")
+def fused_drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Reads what the first and the second stage return."""
+    folder = tmp_path_factory.mktemp("drafter")
+    return make_drafter(folder, few_tokens.VOCAB, few_tokens.HIDDEN, target_layers=(1, 2))
+
+
+@pytest.fixture(scope="module")
+def plain(target: Path) -> Answers:
+    with interpreted_engine.interpreted_engine(target, skip_tokenizer_init=True) as llm:
+        return conversations(llm)
+
+
+def test_two_stages_with_chunks_prefix_caching_preemption_and_aborts(
+    target: Path, fused_drafter: Path, plain: Answers
+) -> None:
+    speculative = {"num_speculative_tokens": 8, "context_matches": 2}
+    with interpreted_engine.interpreted_engine(
+        target,
+        setup=schedule_asynchronously,
+        speculative_config={"model": str(fused_drafter), **speculative},
+        pipeline_parallel_size=2,
+        **PROCESSES,
+        **TIGHT,
+    ) as llm:
+        answers = llm.call(run_with_aborts, opening("greedy"), [1, 2], 12)
+        for index in (0, 3):
+            assert single_tokens_of([answers[index]]) == [plain["greedy, first"][index]]
+        llm.rpc("reset_redrafter_stats")
+        assert conversations(llm) == plain
+        assert llm.counter("vllm:num_preemptions") > 0
+        assert llm.counter("vllm:prefix_cache_hits") > 500
+        assert llm.counter("vllm:spec_decode_num_accepted_tokens") > 100
+        earlier, last = llm.rpc("redrafter_stats")
+        assert earlier["verifications"] == 0 < last["verifications"]
+
+
+def test_three_stages(target: Path, fused_drafter: Path, plain: Answers) -> None:
+    with interpreted_engine.interpreted_engine(
+        target,
+        setup=schedule_asynchronously,
+        speculative_config={"model": str(fused_drafter), "num_speculative_tokens": 8},
+        pipeline_parallel_size=3,
+        **PROCESSES,
+    ) as llm:
+        for sampling in SAMPLINGS:
+            answers = single_tokens_of(llm.run(opening(sampling)))
+            assert answers == plain[f"{sampling}, first"]
+        assert llm.counter("vllm:spec_decode_num_accepted_tokens") > 20
+
+
+def test_two_stages_of_two_ranks_each(target: Path, fused_drafter: Path, plain: Answers) -> None:
+    with interpreted_engine.interpreted_engine(
+        target,
+        setup=schedule_asynchronously,
+        speculative_config={"model": str(fused_drafter), "num_speculative_tokens": 8},
+        pipeline_parallel_size=2,
+        tensor_parallel_size=2,
+        **PROCESSES,
+    ) as llm:
+        assert single_tokens_of(llm.run(opening("greedy"))) == plain["greedy, first"]
+        assert llm.counter("vllm:spec_decode_num_accepted_tokens") > 10
+        rows = few_tokens.VOCAB // 2
+        assert llm.rpc(inside_worker.rows_of_embedding) == [rows] * 4
+
+
+@pytest.mark.parametrize(
+    "family",
+    [f for f in (*GEMMA, *CHAINED) if f.architecture in VERIFIED],
+    ids=lambda family: family.name,
+)
+def test_two_stages_of_other_families(family: Family, tmp_path: Path) -> None:
+    target = family.make(tmp_path / "target")
+    drafter = make_drafter(tmp_path / "drafter", family.vocab_size, family.hidden_size)
+    asked = family.questions(4, 20)
+    arguments: dict[str, Any] = {**PROCESSES, **family.arguments}
+    with interpreted_engine.interpreted_engine(target, skip_tokenizer_init=True) as alone:
+        expected = alone.run(asked)
+    with interpreted_engine.interpreted_engine(
+        target,
+        setup=schedule_asynchronously,
+        speculative_config={"model": str(drafter), "num_speculative_tokens": 3},
+        pipeline_parallel_size=2,
+        **arguments,
+    ) as llm:
+        assert llm.run(asked) == expected
+        assert llm.counter("vllm:spec_decode_num_accepted_tokens") > 1
+        assert llm.rpc(inside_worker.tree_policy) == [VERIFIED[family.architecture]] * 2
+
+
+def test_a_layer_without_trees_on_one_stage_gives_all_stages_chains(
+    few_tokens_target: Path,
+    few_tokens_drafter: Path,
+    few_tokens_plain: Answers,
+) -> None:
+    with interpreted_engine.interpreted_engine(
+        few_tokens_target,
+        setup=layers_of_other_backends.derived_backend_with_async_scheduling,
+        speculative_config={"model": str(few_tokens_drafter), "num_speculative_tokens": 3},
+        pipeline_parallel_size=2,
+        **PROCESSES,
+    ) as llm:
+        answers = single_tokens_of(llm.run(few_tokens.requests("greedy", count=4)))
+        assert answers == few_tokens_plain["greedy"][:4]
+        assert llm.rpc(inside_worker.tree_policy) == ["chain", "chain"]
+
+
+def test_a_front_end_shows_what_the_last_stage_counts(
+    target: Path, fused_drafter: Path, plain: Answers
+) -> None:
+    found = front_end.answers_of(
+        {**interpreted_engine.ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
+        target,
+        fused_drafter,
+        pipeline_parallel_size=2,
+    )
+    assert found["answers"]["greedy"][4:] == plain["greedy, first"]
+    assert found["accepted"]["0"] > 10 and found["verified"]["0"] > 10
+
+
+class Model(nn.Module):
+    """Hands out hidden states of its layers, but not from one stage to the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = EagleModelMixin()
+
+
+def test_layers_that_no_stage_hands_on_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"vLLM's Model does not hand them on .*--target-layers"):
+        pipeline.hand_on_aux_hidden_states(Model())

@@ -1,0 +1,95 @@
+"""The target's input embedding, on the last stage of a pipeline: the drafter reads it there.
+
+vLLM loads it on the first stage. Some targets have it on the last as well, because their output
+layer is the same table; the others' is copied.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.distributed.parallel_state import get_pp_group
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    UnquantizedEmbeddingMethod,
+    VocabParallelEmbedding,
+)
+from vllm.model_executor.models.utils import PPMissingLayer
+
+from vllm_redrafter.utils.errors import ConfigError
+
+
+class FirstStageEmbedding:
+    """The layers of the first stage that the last one lacks, and its copies of them.
+
+    All stages must make it and call its methods, in the same order.
+    """
+
+    def __init__(self, target: nn.Module, vllm_config: VllmConfig, device: torch.device) -> None:
+        """Give the last stage's target these layers; `copy` fills them.
+
+        Args:
+            target: this stage's part of it, loaded.
+            vllm_config: of the engine.
+            device: of the layers.
+
+        Raises:
+            ConfigError: a layer that the last stage lacks is quantised.
+        """
+        pp = get_pp_group()
+        self._layers: list[VocabParallelEmbedding] = []
+        if pp.is_first_rank:
+            layers = dict(_embeddings(target))
+            last = pp.world_size - 1
+            pp.send_object({name: _arguments(layer) for name, layer in layers.items()}, dst=last)
+            self._layers = [layers[name] for name in pp.recv_object(src=last)]
+        elif pp.is_last_rank:
+            offered = pp.recv_object(src=0)
+            here = dict(target.named_modules())
+            missing = [name for name in offered if isinstance(here.get(name), PPMissingLayer)]
+            pp.send_object(missing, dst=0)
+            for name in missing:
+                with set_current_vllm_config(vllm_config), device:
+                    layer = VocabParallelEmbedding(**offered[name])
+                target.set_submodule(name, layer)
+                self._layers.append(layer)
+        if any(
+            not isinstance(each.quant_method, UnquantizedEmbeddingMethod) for each in self._layers
+        ):
+            raise ConfigError(
+                "the target's input embedding is quantised, and the last pipeline stage, which "
+                "drafts, cannot copy it; set --pipeline-parallel-size to 1"
+            )
+
+    @torch.inference_mode()
+    def copy(self) -> None:
+        """Bring the numbers from the first stage to the last, as they are now."""
+        pp = get_pp_group()
+        for layer in self._layers:
+            if pp.is_first_rank:
+                torch.distributed.send(layer.weight, dst=pp.last_rank, group=pp.device_group)
+            else:
+                torch.distributed.recv(layer.weight, src=pp.first_rank, group=pp.device_group)
+
+
+def _embeddings(target: nn.Module) -> list[tuple[str, VocabParallelEmbedding]]:
+    return [
+        (name, layer)
+        for name, layer in target.named_modules()
+        if isinstance(layer, VocabParallelEmbedding) and not isinstance(layer, ParallelLMHead)
+    ]
+
+
+def _arguments(layer: VocabParallelEmbedding) -> dict[str, Any]:
+    """What makes a layer of the same shape, unless it is quantised."""
+    return {
+        "num_embeddings": layer.num_embeddings,
+        "embedding_dim": layer.embedding_dim,
+        "params_dtype": next(layer.parameters()).dtype,
+        "org_num_embeddings": layer.org_vocab_size,
+        "padding_size": layer.padding_size,
+        "disable_tp": layer.disable_tp,
+    }
