@@ -16,7 +16,7 @@ def test_costs_are_measured_with_the_embeddings_of_different_tokens(is_profiling
     table = torch.randn(50, 4)
     state: Any = object.__new__(TreeModelState)
     vars(state).update(
-        speculator=SimpleNamespace(budget=SimpleNamespace(is_profiling=is_profiling)),
+        table=SimpleNamespace(budget=SimpleNamespace(is_profiling=is_profiling)),
         supports_mm_inputs=True,
         encoder_runner=SimpleNamespace(inputs_embeds=torch.zeros(64, 4)),
         model_config=SimpleNamespace(get_vocab_size=lambda: 50),

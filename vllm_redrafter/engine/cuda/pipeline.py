@@ -8,8 +8,9 @@ own, and they take them in step T + stages, before anything else. What is added 
 them and is taken with them:
 
 - No request is scheduled in between, so its tree is there before it is verified.
-- The scheduler reads the output of step T once step T + stages has been handed out. So blocks are
-  compacted before another request can find them by their hash.
+- The scheduler reads the output of step T once step T + stages has been handed out, or when it is
+  paused, with all devices idle. So blocks are compacted before another request can find them by
+  their hash.
 - Requests that were aborted or preempted in between are left out: their blocks may be others'.
 """
 
@@ -17,14 +18,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from vllm.distributed.parallel_state import get_pp_group
+from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.pp_utils import PendingRecv, PPHandler, compute_need_sampled_mask
 from vllm.v1.worker.gpu.spec_decode.eagle import eagle3_utils
 
+from vllm_redrafter.engine.cuda.stats import cuda
 from vllm_redrafter.engine.cuda.tree_table import TreeTable
 from vllm_redrafter.engine.cuda.verification import TreeRowsInCache
 from vllm_redrafter.utils.errors import ConfigError
@@ -66,7 +70,8 @@ class PendingTrees(PendingRecv):
 
     Attributes:
         message: [R, numbers] int32, see `TreePPHandler`; to be read once `event` is over.
-        verified: where the step's trees are in the cache; None where it verified none.
+        verified: where the step's trees are in the cache; None where it verified none, and once
+            they are compacted.
     """
 
     message: Tensor
@@ -96,63 +101,60 @@ class TreePPHandler(PPHandler):
         """As vLLM does, which asks for int64 and gets int32 from the scorer."""
         super().broadcast(sampled_token_ids.long(), num_sampled, num_rejected, input_batch)
 
-    def broadcast_drafts(self, draft_tokens: Tensor, input_batch: InputBatch) -> None:
-        """As vLLM does; then send the trees and what was accepted before them."""
-        # On the main stream, where the next step will write over the path.
-        message = self._message(input_batch)
-        super().broadcast_drafts(draft_tokens, input_batch)
-        if compute_need_sampled_mask(input_batch) is None:
-            return
-        with torch.cuda.stream(self.broadcast_stream):
-            self.broadcast_stream.wait_stream(self.main_stream)
-            message.record_stream(self.broadcast_stream)
-            self._broadcast(message)
-
-    def receive(self, input_batch: InputBatch) -> bool:
-        """As vLLM does; the trees as well."""
-        all_decode_next: bool = super().receive(input_batch)
-        received = self.queue[-1]
-        if received is None:
-            return all_decode_next
-        verification = self.table.verification
-        with torch.cuda.stream(self.broadcast_stream):
-            message = self._empty_message(input_batch.num_reqs)
-            self._broadcast(message)
-            event = self.broadcast_stream.record_event()
-            message.record_stream(self.main_stream)
-        verified = verification.rows.copy() if input_batch.num_draft_tokens else None
-        fields = {**vars(received), "event": event}
-        self.queue[-1] = PendingTrees(**fields, message=message, verified=verified)
-        return all_decode_next
-
-    def get_prev_sampled_outputs(
-        self, draft_tokens_to_update: Tensor | None = None
-    ) -> dict[str, Tensor] | None:
-        """As vLLM does, what was freed since being marked with -1; then take the trees."""
-        pending = self.queue[0] if self.queue else None
-        outputs: dict[str, Tensor] | None = super().get_prev_sampled_outputs(draft_tokens_to_update)
-        if outputs is None:
-            return None
-        assert isinstance(pending, PendingTrees)
-        self._take(pending, outputs["idx_mapping"], outputs["num_sampled"])
-        return outputs
-
-    def _take(self, pending: PendingTrees, slots: Tensor, num_sampled: Tensor) -> None:
-        """Compact the accepted paths, put the trees into the table.
+    def exchange_trees(self, input_batch: InputBatch) -> None:
+        """To be called at the end of each step: send the trees, or receive them.
 
         Args:
-            pending: received.
-            slots: [R], of its requests; -1 for those that are left out.
-            num_sampled: [R] int32.
+            input_batch: the step's.
         """
-        is_left_out = slots < 0
-        path, depths, ancestors, num_nodes = self._parts(pending.message)
-        if pending.verified is not None:
-            moved = num_sampled.masked_fill(is_left_out, 0)
-            self.table.verification.compact_rows(pending.verified, path.contiguous(), moved)
+        if compute_need_sampled_mask(input_batch) is None:
+            return  # nobody's tokens are sent either
+        if self.is_last_rank:
+            # On the main stream, where the next step will write over the path.
+            message = self._message(input_batch)
+            self._broadcast(message)
+            message.record_stream(self.broadcast_stream)
+            return
+        verification = self.table.verification
+        verified = verification.rows.copy() if input_batch.num_draft_tokens else None
+        with torch.cuda.stream(self.broadcast_stream):
+            message = self._empty_message(input_batch.num_reqs)
+        event = self._broadcast(message)
+        message.record_stream(self.main_stream)
+        received = self.queue[-1]
+        assert received is not None
+        fields = {**vars(received), "event": event}
+        self.queue[-1] = PendingTrees(**fields, message=message, verified=verified)
+
+    def get_prev_sampled_outputs(self, *args: Any) -> dict[str, Tensor] | None:
+        """As vLLM does, what was freed since being marked with -1; the trees as well."""
+        oldest = self.queue[0] if self.queue else None
+        for pending in self.queue:
+            # Earlier than it must be, where steps follow one another without a pause.
+            if isinstance(pending, PendingTrees) and (pending is oldest or pending.event.query()):
+                self._compact(pending)
+        outputs: dict[str, Tensor] | None = super().get_prev_sampled_outputs(*args)
+        if outputs is not None:
+            assert isinstance(oldest, PendingTrees)
+            self._keep_trees(oldest.message, outputs["idx_mapping"])
+        return outputs
+
+    def _compact(self, pending: PendingTrees) -> None:
+        """Move the rows of the accepted paths, once; not of requests that were freed since."""
+        if pending.verified is None:
+            return
+        is_kept = self.req_idx_gen_np[pending.idx_mapping_np] == pending.gen_at_receive_np
+        self.main_stream.wait_event(pending.event)
+        num_sampled = pending.num_sampled * async_tensor_h2d(is_kept, device=self.device)
+        path = self._parts(pending.message)[0].contiguous()
+        self.table.verification.compact_rows(pending.verified, path, num_sampled)
+        pending.verified = None
+
+    def _keep_trees(self, message: Tensor, slots: Tensor) -> None:
+        """Put the trees into the table; those of slots of -1 into its last entry, nobody's."""
         trees = self.table.trees
-        # The last entry is nobody's.
-        entries = slots.masked_fill(is_left_out, trees.num_nodes.shape[0] - 1).long()
+        _, depths, ancestors, num_nodes = self._parts(message)
+        entries = torch.where(slots < 0, trees.num_nodes.shape[0] - 1, slots).long()
         trees.depths.index_copy_(0, entries, depths)
         trees.ancestors.index_copy_(0, entries, ancestors.view(-1, *trees.ancestors.shape[1:]))
         trees.num_nodes.index_copy_(0, entries, num_nodes.view(-1))
@@ -178,5 +180,11 @@ class TreePPHandler(PPHandler):
         trees = self.table.trees
         return [trees.depths.shape[1], trees.depths.shape[1], trees.ancestors[0].numel(), 1]
 
-    def _broadcast(self, message: Tensor) -> None:
-        torch.distributed.broadcast(message, src=self.last_rank, group=self.broadcast_group)
+    def _broadcast(self, message: Tensor) -> Any:
+        """Send or receive it, behind what the main stream has been given; when it is over."""
+        with torch.cuda.stream(self.broadcast_stream):
+            self.broadcast_stream.wait_stream(self.main_stream)
+            torch.distributed.broadcast(message, src=self.last_rank, group=self.broadcast_group)
+            over = cuda.Event()
+            over.record(self.broadcast_stream)
+            return over

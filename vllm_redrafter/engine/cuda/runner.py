@@ -230,9 +230,13 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
         """As vLLM does; the output says as well what was verified."""
         step = self.execute_model_state
         output = super().sample_tokens(*args, **kwargs)
-        if step is None or not isinstance(output, AsyncModelRunnerOutput):
+        if step is None:
             return output
         batch = step.input_batch
+        if self.pp_handler is not None:
+            self.pp_handler.exchange_trees(batch)
+        if not isinstance(output, AsyncModelRunnerOutput):
+            return output
         if batch.num_draft_tokens_per_req is None:
             return output
         num_nodes = self.table.verification.num_nodes_on_host
