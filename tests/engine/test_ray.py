@@ -16,11 +16,13 @@ pytestmark = pytest.mark.engine
 
 Answers = dict[str, list[list[int]]]
 SAMPLINGS = tuple(few_tokens.SAMPLING)
+SEPARATE_CORE = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+"""Not in the process of the front end, as in a server."""
 
 
 @pytest.fixture(scope="module")
 def cpu_cluster() -> Iterator[dict[str, str]]:
-    with ray_cluster(forked_engine.ENVIRONMENT, 2) as environment:
+    with ray_cluster(forked_engine.ENVIRONMENT | SEPARATE_CORE, 2) as environment:
         yield environment
 
 
@@ -71,7 +73,7 @@ def test_data_parallel_engines_of_ray_answer_as_plain_and_are_counted(
 def test_two_ranks_on_two_nodes_answer_as_plain_on_model_runner_v2(
     few_tokens_target: Path, few_tokens_fused_drafter: Path, few_tokens_plain: Answers
 ) -> None:
-    with ray_cluster(interpreted_engine.ENVIRONMENT, 1, 1) as environment:
+    with ray_cluster(interpreted_engine.ENVIRONMENT | SEPARATE_CORE, 1, 1) as environment:
         found = front_end.answers_of(
             environment,
             few_tokens_target,

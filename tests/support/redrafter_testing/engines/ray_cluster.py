@@ -7,11 +7,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from redrafter_testing import process_trees
 from redrafter_testing.python_path import SUPPORT, python_path
+
+ATTEMPTS = 3
+"""Ray gives each node 30 seconds to start, which are too few where others are busy."""
 
 
 @contextmanager
@@ -38,16 +41,16 @@ def ray_cluster(environment: Mapping[str, str], *gpus: int) -> Iterator[dict[str
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(token),  # else Ray writes one into the home folder
             "RAY_USAGE_STATS_ENABLED": "0",
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
         }
-        with process_trees.started(
-            [sys.executable, "-P", __file__, *gpus],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, **whole},
-        ) as process:
-            assert process.stdout is not None
-            address = process.stdout.readline().strip()
+        command = [sys.executable, "-P", __file__, *gpus]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        with ExitStack() as stack:
+            for _ in range(ATTEMPTS):
+                started = process_trees.started(command, **pipes, env={**os.environ, **whole})
+                process = stack.enter_context(started)
+                assert process.stdout is not None
+                if address := process.stdout.readline().strip():
+                    break
             assert address, "Ray did not start"
             yield {**whole, "RAY_ADDRESS": address}
 
