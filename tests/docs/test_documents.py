@@ -125,7 +125,7 @@ def other_flags() -> set[str]:
     spec = find_spec("vllm")
     assert spec is not None and spec.origin is not None
     sources = [Path(spec.origin).parent / "engine" / "arg_utils.py"]
-    for folder in ("benchmarks", "recipes", "scripts", "tests/support"):
+    for folder in ("benchmarks", "examples", "recipes", "scripts", "tests/support"):
         sources += (REPO / folder).rglob("*.py")
     found = {flag for source in sources for flag in re.findall(r'"(--[\w-]+)"', source.read_text())}
     for script in (REPO / "benchmarks").glob("*.sh"):

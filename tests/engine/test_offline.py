@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import re
 import shutil
+import subprocess
 import sys
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,20 +25,25 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from redrafter_testing import process_trees
+from redrafter_testing.engines import forked_engine
 from redrafter_testing.engines.fake_engine import APPENDING
+from redrafter_testing.engines.ray_cluster import ray_cluster
 from redrafter_testing.models.tiny_models import EOS, make_drafter
 from redrafter_testing.oracles import CPU_ORACLE
 from vllm_redrafter.cli.demo.decoding import DecodingJob, decode
 from vllm_redrafter.data.dataset import finished_shards, read_dataset
 from vllm_redrafter.data.generation import GenerationSummary, generate_data
 from vllm_redrafter.data.generation_settings import GenerationSettings, SamplingSettings
+from vllm_redrafter.data.hidden_states import StoredStates
 from vllm_redrafter.data.prompts import read_prompts
+from vllm_redrafter.data.rows import row_lengths
 from vllm_redrafter.data.turns import OpenTurn
 from vllm_redrafter.utils import names
 from vllm_redrafter.utils.errors import ConfigError
 
 pytestmark = pytest.mark.engine
 
+RAY_WORKERS = Path(__file__).parents[2] / "examples" / "ray_workers.py"
 MAX_TOKENS = 40
 GREEDY = GenerationSettings(
     sampling=SamplingSettings(temperature=0.0, max_tokens=MAX_TOKENS, dtype="float32"),
@@ -197,17 +205,24 @@ def test_with_a_drafter_the_data_is_the_same(runs: Runs) -> None:
     assert "tokens per target step" in str(runs.drafted_summary)
 
 
+def command_of_sampled(target: Path, prompts: Path, output: Path) -> list[object]:
+    """What writes `runs.sampled`, as arguments of vllm-redrafter."""
+    sampling = SAMPLED.sampling
+    return [
+        *("generate-data", target, "--prompts", prompts, "--output", output),
+        *("--temperature", sampling.temperature, "--top-p", sampling.top_p),
+        *("--top-k", sampling.top_k, "--seed", sampling.seed),
+        *("--max-tokens", MAX_TOKENS, "--dtype", "float32", "--enforce-eager"),
+        *("--shard-size", "4", "--in-flight", "4"),
+    ]
+
+
 def test_a_command_killed_midway_continues_to_the_data_of_an_uninterrupted_one(
     runs: Runs, chat_target: Path, prompts: Path, tmp_path: Path
 ) -> None:
-    sampling = SAMPLED.sampling
     command = [
-        *(sys.executable, "-c", "from vllm_redrafter.cli.main import app; app()", "generate-data"),
-        *(str(chat_target), "--prompts", str(prompts), "--output", str(tmp_path)),
-        *("--temperature", str(sampling.temperature), "--top-p", str(sampling.top_p)),
-        *("--top-k", str(sampling.top_k), "--seed", str(sampling.seed)),
-        *("--max-tokens", str(MAX_TOKENS), "--dtype", "float32", "--enforce-eager"),
-        *("--shard-size", "4", "--in-flight", "4"),
+        *(sys.executable, "-c", "from vllm_redrafter.cli.main import app; app()"),
+        *command_of_sampled(chat_target, prompts, tmp_path),
     ]
     with process_trees.started(command) as process:
         while not finished_shards(tmp_path):
@@ -225,6 +240,71 @@ def test_a_command_killed_midway_continues_to_the_data_of_an_uninterrupted_one(
     assert f"{len(kept)} shards were there already" in result.stdout
     assert all(path.read_bytes() == content for path, content in kept.items())
     assert rows_of(tmp_path) == rows_of(runs.sampled) != rows_of(runs.greedy)
+
+
+@pytest.fixture(scope="module")
+def two_nodes() -> Iterator[dict[str, str]]:
+    """A cluster of Ray, with a GPU in each node."""
+    lines = {"COLUMNS": "300"}  # with paths in them, of what workers print
+    with ray_cluster(forked_engine.ENVIRONMENT | lines, 1, 1) as environment:
+        yield os.environ | environment
+
+
+def command_on_ray(*command: object) -> list[object]:
+    """By two workers, which share one machine's memory here."""
+    memory = ("--engine-args", '{"gpu_memory_utilization": 0.1}')
+    return [sys.executable, "-P", RAY_WORKERS, "--workers", "2", *command, *memory]
+
+
+def holder_of_a_lease(data: Path) -> int | None:
+    for path in data.glob(".lease-*"):
+        with suppress(OSError, ValueError):  # it ends, or begins, just now
+            return int(json.loads(path.read_bytes())["pid"])
+    return None
+
+
+def test_a_worker_of_ray_is_killed_and_started_again_and_the_data_is_that_of_one(
+    runs: Runs, chat_target: Path, prompts: Path, two_nodes: dict[str, str], tmp_path: Path
+) -> None:
+    data, log = tmp_path / "data", tmp_path / "log"
+    command = command_on_ray(*command_of_sampled(chat_target, prompts, data))
+    with (
+        log.open("w") as output,
+        process_trees.started(
+            command, env=two_nodes, stdout=output, stderr=subprocess.STDOUT
+        ) as process,
+    ):
+        while not finished_shards(data) or (holder := holder_of_a_lease(data)) is None:
+            assert process.poll() is None, log.read_text()
+            time.sleep(0.005)
+        killed = psutil.Process(holder)
+        workers = killed.children(recursive=True)
+        killed.kill()
+        kept = {path: path.read_bytes() for path in data.glob("*.parquet")}
+        assert 0 < len(kept) < NUM_PROMPTS // 4, "killed too late to say anything"
+        assert process.wait(timeout=300) == 0, log.read_text()
+    _, left = psutil.wait_procs([killed, *workers], timeout=30)
+    assert workers and not left, "they keep the device that the next worker needs"
+    ends = r"\(work pid=(\d+)\).*(?:8 of 8 shards are finished|is complete:)"
+    ended = set(re.findall(ends, log.read_text()))
+    assert len(ended) == 2 and str(killed.pid) not in ended
+    assert all(path.read_bytes() == content for path, content in kept.items())
+    assert rows_of(data) == rows_of(runs.sampled)
+
+
+def test_workers_of_ray_capture_a_part_each(
+    runs: Runs, chat_target: Path, two_nodes: dict[str, str], tmp_path: Path
+) -> None:
+    of_data = ("capture", chat_target, "--data", runs.sampled, "--output", tmp_path)
+    command = command_on_ray(*of_data, "--part", "{part}", "--enforce-eager")
+    result = process_trees.run(command, timeout=300, env=two_nodes)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert {path.name for path in tmp_path.glob(".part-*")} == {
+        ".part-1-of-2.lock",
+        ".part-2-of-2.lock",
+    }
+    lengths = row_lengths(read_dataset(runs.sampled)[1])
+    assert len(StoredStates(tmp_path, lengths)) == len(lengths)
 
 
 def test_more_sampled_prompts_than_a_step_reads_are_all_answered(target: Path) -> None:

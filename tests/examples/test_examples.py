@@ -1,6 +1,7 @@
 """The examples do what they say, on tiny models.
 
-bigram_head.py: tests/engine/test_heads.py; chat_client.py: tests/engine/cpu/test_serve.py.
+bigram_head.py: tests/engine/test_heads.py; chat_client.py: tests/engine/cpu/test_serve.py;
+ray_workers.py: tests/engine/test_offline.py.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ NAMES = [
     "chat_client.py",
     "offline_batch.py",
     "own_tree_policy.py",
+    "ray_workers.py",
     "train_drafter.py",
 ]
 PROMPTS = ["value 3", "list 49 value", "name 7"]
