@@ -17,6 +17,8 @@ import numpy as np
 import pytest
 from torch import Tensor
 
+from redrafter_testing.gpu import interpreter_speed
+
 
 def import_interpreted(*modules: str) -> None:
     """Import the modules, afresh if they are imported already: their kernels are interpreted."""
@@ -120,6 +122,8 @@ def interpreted() -> Iterator[Memory]:
         return original(executor, args, kwargs)
 
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        for owner, name, value in interpreter_speed.replacements():
+            patch.setattr(owner, name, value)
         # Done by each call of such a function otherwise, never undone, and half of the time spent.
         stack.callback(_patch_lang(tl.standard.sum.fn).restore)
         patch.setattr(InterpretedFunction, "__call__", call)
