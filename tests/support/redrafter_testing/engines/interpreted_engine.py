@@ -80,18 +80,19 @@ def fork_processes() -> None:
 
 
 def settle_worker(worker: Any) -> None:
-    """Replace two kernels of vLLM's, which are not what is tested, by PyTorch; mend its experts.
+    """Replace kernels of vLLM's, which are not what is tested, by PyTorch; mend its experts.
 
-    One fails under the interpreter ('int' object has no attribute 'to'): top-k and top-p. The
-    other, the KV cache's update, is a program per token and layer, and a third of the time.
+    Top-k and top-p fail under the interpreter ('int' object has no attribute 'to'). The KV cache's
+    update and sampling are programs per token, and were half of the time.
     """
     from vllm.v1.attention.backends import triton_attn
     from vllm.v1.sample.ops import topk_topp_sampler
 
-    from redrafter_testing.gpu import parallel_experts, torch_kv_cache, triton_mamba
+    from redrafter_testing.gpu import parallel_experts, torch_kv_cache, torch_sampling, triton_mamba
 
     topk_topp_sampler.HAS_TRITON = False
     triton_attn.triton_reshape_and_cache_flash = torch_kv_cache.reshape_and_cache_flash
+    torch_sampling.use()
     parallel_experts.use()
     triton_mamba.use()
 
