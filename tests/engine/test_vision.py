@@ -80,8 +80,6 @@ def test_on_model_runner_v2(tmp_path: Path) -> None:
     with interpreted_engine(
         target,
         setup=recorded_graphs.use,
-        environment={"VLLM_USE_BREAKABLE_CUDAGRAPH": "1"},
-        preloaded=False,
         enforce_eager=False,
         num_gpu_blocks_override=9,
         speculative_config=speculative(tmp_path / "drafter", target_layers=(1,)),

@@ -30,8 +30,6 @@ def adaptive(small_target: Path, oracle_v2: Path) -> Iterator[Engine]:
     with interpreted_engine(
         small_target,
         setup=budgets.use,
-        environment={"VLLM_USE_BREAKABLE_CUDAGRAPH": "1"},
-        preloaded=False,
         enforce_eager=False,
         speculative_config={
             "model": str(oracle_v2),

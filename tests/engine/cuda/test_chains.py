@@ -157,8 +157,6 @@ def test_output_equals_plain_whatever_each_step_s_budget(
     with interpreted_engine(
         few_tokens_target,
         setup=setup,
-        environment={"VLLM_USE_BREAKABLE_CUDAGRAPH": "1"},
-        preloaded=False,
         enforce_eager=False,
         speculative_config=speculative,
         **arguments,

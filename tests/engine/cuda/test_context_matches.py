@@ -27,8 +27,6 @@ Plain = dict[str, list[list[int]]]
 TIGHT = {"max_num_batched_tokens": 120, "num_gpu_blocks_override": 12}
 GRAPHS: dict[str, Any] = {
     "setup": recorded_graphs.use_as_a_gpu_with_long_contexts,
-    "environment": {"VLLM_USE_BREAKABLE_CUDAGRAPH": "1"},
-    "preloaded": False,
     "enforce_eager": False,
 }
 """Steps replay recordings in place of CUDA graphs."""

@@ -37,8 +37,6 @@ def adaptive(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     with interpreted_engine(
         target,
         setup=timed_experts.watch_v2,
-        environment={"VLLM_USE_BREAKABLE_CUDAGRAPH": "1"},
-        preloaded=False,
         enforce_eager=False,
         speculative_config={"model": str(drafter), "num_speculative_tokens": 8},
         **ARGUMENTS,

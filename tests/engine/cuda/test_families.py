@@ -65,8 +65,6 @@ def test_output_equals_plain_from_graphs_whatever_each_step_s_budget(
     with interpreted_engine(
         target,
         setup=recorded_graphs.use,
-        environment={"VLLM_USE_BREAKABLE_CUDAGRAPH": "1"},
-        preloaded=False,
         enforce_eager=False,
         speculative_config={"model": str(drafter), "num_speculative_tokens": 8},
         **arguments,

@@ -33,8 +33,6 @@ def graphs(few_tokens_target: Path, few_tokens_fused_drafter: Path) -> Iterator[
     with interpreted_engine(
         few_tokens_target,
         setup=recorded_graphs.use_as_a_gpu_with_long_contexts,
-        environment={"VLLM_USE_BREAKABLE_CUDAGRAPH": "1"},
-        preloaded=False,
         skip_tokenizer_init=True,
         enforce_eager=False,
         speculative_config={

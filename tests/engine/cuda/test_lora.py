@@ -83,8 +83,6 @@ def test_steps_with_adapters_replay_graphs(
     with interpreted_engine(
         few_tokens_target,
         setup=torch_lora.use_with_graphs,
-        environment={"VLLM_USE_BREAKABLE_CUDAGRAPH": "1"},
-        preloaded=False,
         skip_tokenizer_init=True,
         enforce_eager=False,
         speculative_config=speculative,

@@ -86,7 +86,7 @@ class Engine:
 @contextmanager
 def forked_engine(
     target: Path,
-    server: ForkServer | None,
+    server: ForkServer,
     environment: Mapping[str, str],
     setup: Callable[[], None] | None,
     settle: Callable[[Any], None] | None,
@@ -96,8 +96,7 @@ def forked_engine(
 
     Args:
         target: the model.
-        server: forks off the engine's process; None for one that imports vLLM itself, if it reads
-            something of `environment` while it is imported.
+        server: forks off the engine's process.
         environment: variables of the engine's process.
         setup: called in it before the engine is made.
         settle: called with the worker once the engine is made.
@@ -105,12 +104,7 @@ def forked_engine(
     """
     ours, theirs = multiprocessing.Pipe()
     given = (theirs, str(target), setup, settle, {**os.environ, **environment}, dict(arguments))
-    if server is not None:
-        process = server.start(_serve, given)
-    else:
-        process = multiprocessing.get_context("spawn").Process(target=_serve, args=given)
-        with environment_variables(environment):
-            process.start()
+    process = server.start(_serve, given)
     theirs.close()
     try:
         failed, result = ours.recv()

@@ -18,6 +18,7 @@ ENVIRONMENT = {
     "TRITON_INTERPRET": "1",
     "VLLM_USE_V2_MODEL_RUNNER": "1",
     "VLLM_CPU_CI_ENV": "1",  # no warm-up run
+    "VLLM_USE_BREAKABLE_CUDAGRAPH": "1",  # read while vLLM is imported; without graphs, nothing
     "TORCHDYNAMO_DISABLE": "1",  # its compiler would ask our backend "cpu" of Triton for code
     "PYTHONPATH": python_path(SUPPORT / "interpreted", SUPPORT),
 }
@@ -31,7 +32,6 @@ def interpreted_engine(
     target: Path,
     setup: Callable[[], None] | None = None,
     environment: Mapping[str, str] | None = None,
-    preloaded: bool = True,
     **arguments: Any,
 ) -> AbstractContextManager[Engine]:
     """An engine in float32 that is gone, processes included, when the body ends.
@@ -39,13 +39,12 @@ def interpreted_engine(
     Args:
         target: the model.
         setup: called in the engine's process before the engine is made.
-        environment: variables besides, or instead of, ENVIRONMENT's.
-        preloaded: vLLM has been imported before `environment` is set; False for what it reads then.
+        environment: variables besides, or instead of, ENVIRONMENT's; vLLM is imported already.
         arguments: of vllm.LLM, besides, or instead of, SETTINGS.
     """
     return forked_engine.forked_engine(
         target,
-        SERVER if preloaded else None,
+        SERVER,
         {**ENVIRONMENT, **(environment or {})},
         partial(_set_up, setup),
         settle_worker,
