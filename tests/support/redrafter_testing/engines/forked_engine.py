@@ -7,6 +7,7 @@ vLLM's usual processes are those of the tests that serve, and of those that gene
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import multiprocessing.forkserver
 import os
@@ -25,7 +26,13 @@ ENVIRONMENT = {
     "PYTHONSAFEPATH": "1",  # else the working directory's triton_kernels would hide vLLM's
 }
 
-SETTINGS = {"dtype": "float32", "seed": 0, "disable_log_stats": False, "enforce_eager": True}
+SETTINGS = {
+    "dtype": "float32",
+    "seed": 0,
+    "disable_log_stats": False,
+    "enforce_eager": True,
+    "kv_cache_memory_bytes": 1 << 28,  # it is filled with zeros
+}
 
 
 class ForkServer:
@@ -147,6 +154,7 @@ def _serve(
 ) -> None:
     try:
         os.environ.update(variables)
+        os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # of whole GB
         if setup is not None:
             setup()
         from vllm import LLM
@@ -169,7 +177,8 @@ def _serve(
     except EOFError:
         pass
     finally:
-        llm.llm_engine.engine_core.shutdown()
+        with patch.object(gc, "collect"):  # a second, and the process ends anyway
+            llm.llm_engine.engine_core.shutdown()
 
 
 def _run(llm: Any, workload: Any) -> list[Any]:
