@@ -150,7 +150,11 @@ def test_output_equals_plain_whatever_each_step_s_budget(
     setup: Any, trims: bool, few_tokens_target: Path, few_tokens_drafter: Path
 ) -> None:
     asked = few_tokens.requests("greedy", count=2)
-    arguments: dict[str, Any] = {"skip_tokenizer_init": True, "max_num_seqs": 2}
+    arguments: dict[str, Any] = {
+        "skip_tokenizer_init": True,
+        "max_num_seqs": 2,
+        "max_num_batched_tokens": 64,  # so many rows are profiled
+    }
     with interpreted_engine(few_tokens_target, setup=use_triton_attention, **arguments) as plain:
         expected = single_tokens_of(plain.run(asked))
     speculative = {"model": str(few_tokens_drafter), **SHAPE, "tree": "chain", "adaptive": True}
