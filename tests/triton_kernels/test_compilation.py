@@ -107,11 +107,14 @@ def compile_all() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("compiled")
-    environment = {**os.environ, "TRITON_CACHE_DIR": str(folder)}
+def kernels(
+    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """What has not changed since the last run is in Triton's own cache, kept in pytest's."""
+    assert pytestconfig.cache is not None
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(pytestconfig.cache.mkdir("triton"))}
     environment.pop("TRITON_INTERPRET", None)
-    output = folder / "kernels.json"
+    output = tmp_path_factory.mktemp("compiled") / "kernels.json"
     command = [sys.executable, __file__, str(output)]
     subprocess.run(command, check=True, env=environment)
     return json.loads(output.read_text())
