@@ -85,13 +85,13 @@ def joint(
     return torch.cat(cells)
 
 
-def sample(llm: Engine, temperature: float, top_p: float) -> torch.Tensor:
+def sample(llm: Engine, temperature: float, top_p: float, samples: int = SAMPLES) -> torch.Tensor:
     """[V^3], how often each sequence of three tokens came."""
     params = SamplingParams(
         temperature=temperature, top_p=top_p, max_tokens=3, ignore_eos=True, detokenize=False
     )
     llm.rpc("reset_redrafter_stats")
-    counts = llm.run(Repeated(PROMPT, params, SAMPLES))
+    counts = llm.run(Repeated(PROMPT, params, samples))
     return torch.tensor([counts[cell] for cell in product(range(VOCAB), repeat=3)])
 
 
@@ -120,4 +120,5 @@ def test_a_biased_rule_fails_the_same_test(
     llm: Engine, logits: dict[tuple[int, ...], torch.Tensor]
 ) -> None:
     llm.rpc(biased_rule.use)  # to the end of this engine: the last test of the module
-    assert p_value(sample(llm, 1.0, 1.0), joint(logits, 1.0, 1.0)) < SIGNIFICANCE
+    counts = sample(llm, 1.0, 1.0, SAMPLES // 4)
+    assert p_value(counts, joint(logits, 1.0, 1.0)) < SIGNIFICANCE
