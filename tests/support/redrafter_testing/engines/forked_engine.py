@@ -1,7 +1,7 @@
 """vLLM in a process of its own, which answers calls over a pipe.
 
 Most of an engine's start is imports, once in each of vLLM's three processes. Here one process is
-the whole engine, and it is forked off a server that has imported vLLM: 3 seconds instead of 25.
+the whole engine, and it is forked off a server that has imported vLLM: a second instead of 25.
 vLLM's usual processes are those of the tests that serve, and of those that generate data.
 """
 
