@@ -148,6 +148,16 @@ def test_a_process_of_another_machine_is_waited_for(
     assert near.take([0]) == 0
 
 
+def test_the_lease_of_a_client_that_was_killed_before_it_wrote_a_word_is_taken_over(
+    tmp_path: Path, clock: Clock
+) -> None:
+    (tmp_path / ".lease-00000.0").touch()
+    other = ShardLeases(tmp_path, clock)
+    assert other.take([0]) is None
+    clock.now += PATIENCE_SECONDS
+    assert other.take([0]) == 0
+
+
 def test_a_folder_that_cannot_be_written_to_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
