@@ -47,7 +47,7 @@ def thinking(bounded: bool = True) -> workloads.Workload:
     for _, settings in cases:
         if not bounded:
             settings.pop("thinking_token_budget", None)
-        common = {"temperature": 0, "seed": 5, "max_tokens": 20, "ignore_eos": True}
+        common = {"temperature": 0, "seed": 7, "max_tokens": 20, "ignore_eos": True}
         params.append(SamplingParams(**{**common, **settings}))
     return workloads.Workload([prompt for prompt, _ in cases], params)
 
