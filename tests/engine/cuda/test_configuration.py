@@ -72,20 +72,20 @@ def test_the_scheduler_counts_what_is_verified_unless_the_user_brings_one(
     [
         ({"adaptive": False}, (52, 64, 2)),
         ({"adaptive": False, "num_speculative_tokens_per_batch_size": [[1, 64, 9]]}, (1, 64, 9)),
-        ({}, None),
+        ({}, (52, 64, 2)),
     ],
-    ids=["no budget", "own schedule", "budget"],
+    ids=["no budget", "own schedule", "no graphs that a budget needs"],
 )
 def test_without_the_budget_k_follows_the_batch(
     small_target: Path,
     small_drafter: Path,
     speculation: dict[str, Any],
-    expected: tuple[int, int, int] | None,
+    expected: tuple[int, int, int],
 ) -> None:
-    """The last of the ranges of batch sizes, and its K."""
+    """The last of the ranges of batch sizes, and its K. With a budget: test_schedule.py."""
     config = speculate(small_target, small_drafter, speculation, max_num_seqs=64)
     schedule = config.speculative_config.num_speculative_tokens_per_batch_size
-    assert (tuple(schedule[-1]) if schedule else None) == expected
+    assert tuple(schedule[-1]) == expected
 
 
 @pytest.mark.parametrize(

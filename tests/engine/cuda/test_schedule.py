@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from vllm.config.compilation import CUDAGraphMode
 
 from vllm_redrafter.engine.cuda import schedule
 from vllm_redrafter.engine.cuda.schedule import (
@@ -29,6 +30,7 @@ def configured(
     adaptive: bool = False,
     given: Schedule | None = None,
     data_parallel: int = 1,
+    stages: int = 1,
 ) -> Any:
     """As much of a VllmConfig as is read."""
     recorded = {"model": "drafter", "num_speculative_tokens": k, "adaptive": adaptive}
@@ -41,7 +43,11 @@ def configured(
             scheduler_cls=None,
             async_scheduling=True,
         ),
-        parallel_config=SimpleNamespace(data_parallel_size=data_parallel),
+        parallel_config=SimpleNamespace(
+            data_parallel_size=data_parallel, pipeline_parallel_size=stages
+        ),
+        compilation_config=SimpleNamespace(cudagraph_mode=CUDAGraphMode.FULL),
+        lora_config=None,
         additional_config={METHOD: recorded},
     )
 
@@ -115,6 +121,10 @@ def test_vllm_s_scheduler_reads_the_schedule_as_it_is_meant() -> None:
 )
 def test_nothing_is_decided_where_it_is_decided_or_not_needed(fields: dict[str, Any]) -> None:
     assert settled(**fields) == fields.get("given")
+
+
+def test_where_the_budget_cannot_run_k_falls_as_without_it() -> None:
+    assert settled(adaptive=True, stages=2) == settled() != settled(adaptive=True)
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ from vllm_redrafter.engine.cuda.pipeline import (
 )
 from vllm_redrafter.engine.cuda.refusals import state_obstacles, without_graphs
 from vllm_redrafter.engine.cuda.schedule import most_at_once, most_rows
-from vllm_redrafter.engine.cuda.speculator import EVERY_STEP_DRAFTS, TreeSpeculator
+from vllm_redrafter.engine.cuda.speculator import WITHOUT_BUDGET, TreeSpeculator
 from vllm_redrafter.engine.cuda.tree_table import TreeTable
 from vllm_redrafter.engine.cuda.verified_output import PendingOutput
 from vllm_redrafter.engine.speculation import Settings
@@ -158,7 +158,7 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
         if not enable_adaptive_verification:
             return None
         if backend := _without_graphs_of_drafts(attn_groups, vllm_config):
-            logger.warning(EVERY_STEP_DRAFTS, self.num_speculative_steps, without_graphs(backend))
+            logger.warning(WITHOUT_BUDGET, self.num_speculative_steps, without_graphs(backend))
             return None
         rows = self.num_speculative_steps + num_bonus_tokens
         speculator = self.speculator

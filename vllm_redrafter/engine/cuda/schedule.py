@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
 
+from vllm_redrafter.engine.cuda.refusals import adaptive_obstacles
 from vllm_redrafter.engine.speculation import Settings
 from vllm_redrafter.utils import names
 
@@ -100,7 +101,7 @@ def most_at_once(vllm_config: VllmConfig) -> int:
 
 
 def apply_default_schedule(vllm_config: VllmConfig) -> None:
-    """Give K by batch size where neither the user nor the budget does; warn of starved prompts.
+    """Give K by batch size where neither the user nor a budget does; warn of starved prompts.
 
     vLLM refuses such a schedule with data parallelism: there K stays as it is. A scheduler of the
     user's stays as well.
@@ -111,7 +112,7 @@ def apply_default_schedule(vllm_config: VllmConfig) -> None:
         scheduler.scheduler_cls = own
     speculative = vllm_config.speculative_config
     assert speculative is not None
-    adaptive = Settings.of(vllm_config).config.adaptive
+    adaptive = Settings.of(vllm_config).config.adaptive and not any(adaptive_obstacles(vllm_config))
     given = speculative.num_speculative_tokens_per_batch_size is not None
     ridge = _ridge_here()
     if (
@@ -124,7 +125,7 @@ def apply_default_schedule(vllm_config: VllmConfig) -> None:
         )
         speculative.num_speculative_tokens_per_batch_size = schedule
         logger.info(
-            "With adaptive=False, num_speculative_tokens by batch size is %s: about %d rows are "
+            "Without a budget, num_speculative_tokens by batch size is %s: about %d rows are "
             "verified for what one costs. Set num_speculative_tokens_per_batch_size to choose; "
             "[[1, 1, %d]] keeps it constant.",
             schedule,

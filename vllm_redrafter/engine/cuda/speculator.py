@@ -49,9 +49,10 @@ from vllm_redrafter.utils.errors import ConfigError
 
 logger = init_logger("vllm.redrafter")
 
-EVERY_STEP_DRAFTS = (
-    "Every step drafts, and verifies num_speculative_tokens=%d nodes per request, whether that "
-    'pays or not: %s. With "adaptive": false in the speculative config this is not said.'
+WITHOUT_BUDGET = (
+    "Every step verifies num_speculative_tokens=%d nodes per request, or as many as its batch size "
+    'gives, whether that pays or not: %s. With "adaptive": false in the speculative config this '
+    "is not said."
 )
 
 
@@ -462,5 +463,5 @@ def can_adapt(vllm_config: VllmConfig, config: ReDrafterConfig) -> bool:
         return False
     obstacles = list(adaptive_obstacles(vllm_config))
     for obstacle in obstacles:
-        logger.warning(EVERY_STEP_DRAFTS, config.num_speculative_tokens, obstacle)
+        logger.warning(WITHOUT_BUDGET, config.num_speculative_tokens, obstacle)
     return not obstacles
