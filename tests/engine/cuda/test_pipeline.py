@@ -17,6 +17,7 @@ from redrafter_testing.engines import (
     layers_of_other_backends,
 )
 from redrafter_testing.engines.forked_engine import Engine, run_with_aborts
+from redrafter_testing.gpu import recorded_graphs
 from redrafter_testing.models.families.chained import CHAINED
 from redrafter_testing.models.families.family import Family
 from redrafter_testing.models.families.gemma import GEMMA
@@ -116,6 +117,27 @@ def test_three_stages(target: Path, fused_drafter: Path, plain: Answers) -> None
             answers = single_tokens_of(llm.run(opening(sampling)))
             assert answers == plain[f"{sampling}, first"]
         assert llm.counter("vllm:spec_decode_num_accepted_tokens") > 20
+
+
+def test_two_stages_from_graphs(target: Path, fused_drafter: Path, plain: Answers) -> None:
+    """Recordings stand for graphs: those of the first stage give out what the second one reads."""
+    shape = {"num_speculative_tokens": 8, "adaptive": False, "context_matches": 0}
+    with interpreted_engine.interpreted_engine(
+        target,
+        setup=recorded_graphs.use,
+        enforce_eager=False,
+        speculative_config={"model": str(fused_drafter), **shape},
+        pipeline_parallel_size=2,
+        max_num_seqs=4,
+        max_num_batched_tokens=120,
+        **PROCESSES,
+    ) as llm:
+        llm.rpc(recorded_graphs.replay, True)
+        assert single_tokens_of(llm.run(opening("greedy"))) == plain["greedy, first"]
+        first, last = llm.rpc(recorded_graphs.how_often_replayed)
+        assert first["model"] == last["model"] > 5
+        assert first["piece"] == last["piece"] > 5
+        assert last["draft"] > 5 and "draft" not in first
 
 
 def test_two_stages_of_two_ranks_each(target: Path, fused_drafter: Path, plain: Answers) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any, ClassVar
 from weakref import WeakSet
 
@@ -272,6 +272,7 @@ def use(sizes: Sequence[int] = CAPTURE_SIZES) -> None:
     for_good.enter_context(graphs_recorded())
     from vllm.compilation import breakable_cudagraph
     from vllm.config.compilation import CUDAGraphMode
+    from vllm.distributed.parallel_state import GroupCoordinator
     from vllm.platforms.cpu import CpuPlatform
     from vllm.utils import torch_utils
     from vllm.v1.attention.backends import triton_attn
@@ -299,6 +300,8 @@ def use(sizes: Sequence[int] = CAPTURE_SIZES) -> None:
 
     CpuPlatform.check_and_update_config = classmethod(keep_graphs)
     CpuPlatform.graph_pool_handle = lambda self: (0, 0)
+    # Of groups of ranks vLLM expects a communicator that a graph can hold. None is in a stage's.
+    GroupCoordinator.graph_capture = lambda group, context: nullcontext(context)
     # As a function that is called, not an operation: what is inside has to be recorded.
     CpuPlatform.opaque_attention_op = classmethod(lambda cls: False)
     # A kernel that the CPU build lacks; memory is kept here in any case.
@@ -441,7 +444,8 @@ def draft_on_kernels(worker: Any) -> tuple[int, bool, bool]:
 def replay(worker: Any, wanted: bool) -> None:
     """Whether steps replay graphs from here on, or run eagerly; what was replayed is forgotten."""
     runner = worker.model_runner
-    for manager in (runner.cudagraph_manager, runner.speculator.graphs):
+    drafts = [runner.speculator.graphs] if runner.speculator is not None else []
+    for manager in (runner.cudagraph_manager, *drafts):
         manager._graphs_captured = wanted
     replayed.clear()
 
