@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import shutil
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +12,7 @@ from typing import Any
 import pytest
 from torch import nn
 from vllm.model_executor.models.interfaces import EagleModelMixin
+from vllm.v1.worker.gpu.pp_utils import PPHandler
 
 from redrafter_testing.engines import (
     front_end,
@@ -16,7 +20,7 @@ from redrafter_testing.engines import (
     interpreted_engine,
     layers_of_other_backends,
 )
-from redrafter_testing.engines.forked_engine import Engine, run_with_aborts
+from redrafter_testing.engines.forked_engine import Engine, reset_prefix_cache, run_with_aborts
 from redrafter_testing.gpu import recorded_graphs
 from redrafter_testing.models.families.chained import CHAINED
 from redrafter_testing.models.families.family import Family
@@ -28,8 +32,6 @@ from redrafter_testing.requests.answers import single_tokens_of
 from redrafter_testing.requests.workloads import Workload
 from vllm_redrafter.engine.cuda import pipeline
 from vllm_redrafter.utils.errors import ConfigError
-
-pytestmark = pytest.mark.engine
 
 SAMPLINGS = tuple(few_tokens.SAMPLING)
 PROCESSES: Mapping[str, Any] = {
@@ -81,6 +83,7 @@ def plain(target: Path) -> Answers:
         return conversations(llm)
 
 
+@pytest.mark.engine
 def test_two_stages_with_chunks_prefix_caching_preemption_and_aborts(
     target: Path, fused_drafter: Path, plain: Answers
 ) -> None:
@@ -105,20 +108,36 @@ def test_two_stages_with_chunks_prefix_caching_preemption_and_aborts(
         assert earlier["verifications"] == 0 < last["verifications"]
 
 
-def test_three_stages(target: Path, fused_drafter: Path, plain: Answers) -> None:
+@pytest.mark.engine
+def test_three_stages_and_reloaded_weights(
+    target: Path, fused_drafter: Path, plain: Answers, tmp_path: Path
+) -> None:
+    drafter = shutil.copytree(fused_drafter, tmp_path / "drafter")
+    accepted = "vllm:spec_decode_num_accepted_tokens"
     with interpreted_engine.interpreted_engine(
         target,
         setup=schedule_asynchronously,
-        speculative_config={"model": str(fused_drafter), "num_speculative_tokens": 8},
+        speculative_config={"model": str(drafter), "num_speculative_tokens": 8},
         pipeline_parallel_size=3,
         **PROCESSES,
     ) as llm:
         for sampling in SAMPLINGS:
             answers = single_tokens_of(llm.run(opening(sampling)))
             assert answers == plain[f"{sampling}, first"]
-        assert llm.counter("vllm:spec_decode_num_accepted_tokens") > 20
+        before = llm.counter(accepted)
+        assert before > 20
+        make_drafter(drafter, few_tokens.VOCAB, few_tokens.HIDDEN)
+        with pytest.raises(RuntimeError, match="tensors are of other shapes than those in use"):
+            llm.rpc("reload_weights")
+        shutil.copytree(fused_drafter, drafter, dirs_exist_ok=True)
+        llm.rpc(inside_worker.forget_embedding)
+        llm.rpc("reload_weights")
+        llm.call(reset_prefix_cache)
+        assert single_tokens_of(llm.run(opening("greedy"))) == plain["greedy, first"]
+        assert llm.counter(accepted) > before + 10
 
 
+@pytest.mark.engine
 def test_two_stages_from_graphs(target: Path, fused_drafter: Path, plain: Answers) -> None:
     """Recordings stand for graphs: those of the first stage give out what the second one reads."""
     shape = {"num_speculative_tokens": 8, "adaptive": False, "context_matches": 0}
@@ -136,10 +155,11 @@ def test_two_stages_from_graphs(target: Path, fused_drafter: Path, plain: Answer
         assert single_tokens_of(llm.run(opening("greedy"))) == plain["greedy, first"]
         first, last = llm.rpc(recorded_graphs.how_often_replayed)
         assert first["model"] == last["model"] > 5
-        assert first["piece"] == last["piece"] > 5
+        assert first["piece"] > 3 and last["piece"] > 3
         assert last["draft"] > 5 and "draft" not in first
 
 
+@pytest.mark.engine
 def test_two_stages_of_two_ranks_each(target: Path, fused_drafter: Path, plain: Answers) -> None:
     with interpreted_engine.interpreted_engine(
         target,
@@ -155,6 +175,7 @@ def test_two_stages_of_two_ranks_each(target: Path, fused_drafter: Path, plain: 
         assert llm.rpc(inside_worker.rows_of_embedding) == [few_tokens.VOCAB, 0] * 2
 
 
+@pytest.mark.engine
 @pytest.mark.parametrize(
     "family",
     [f for f in (*GEMMA, *CHAINED) if f.architecture in VERIFIED],
@@ -179,6 +200,7 @@ def test_two_stages_of_other_families(family: Family, tmp_path: Path) -> None:
         assert llm.rpc(inside_worker.tree_policy) == [VERIFIED[family.architecture]] * 2
 
 
+@pytest.mark.engine
 def test_a_layer_without_trees_on_one_stage_gives_all_stages_chains(
     few_tokens_target: Path,
     few_tokens_drafter: Path,
@@ -196,6 +218,7 @@ def test_a_layer_without_trees_on_one_stage_gives_all_stages_chains(
         assert llm.rpc(inside_worker.tree_policy) == ["chain", "chain"]
 
 
+@pytest.mark.engine
 def test_a_front_end_shows_what_the_last_stage_counts(
     target: Path, fused_drafter: Path, plain: Answers
 ) -> None:
@@ -207,6 +230,24 @@ def test_a_front_end_shows_what_the_last_stage_counts(
     )
     assert found["answers"]["greedy"][4:] == plain["greedy, first"]
     assert found["accepted"]["0"] > 10 and found["verified"]["0"] > 10
+
+
+@pytest.mark.parametrize(
+    ("unread", "expected"), [(None, [0]), (4, [0]), (3, [0]), (2, [0]), (1, [0, 1]), (0, [0, 1, 2])]
+)
+def test_what_the_scheduler_has_read_is_compacted_before_a_step(
+    unread: int | None, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three stages: it reads ahead when it is paused."""
+    monkeypatch.setattr(PPHandler, "get_prev_sampled_outputs", lambda self: None)
+    names = [field.name for field in dataclasses.fields(pipeline.PendingTrees)]
+    handler = object.__new__(pipeline.TreePPHandler)
+    handler.queue = deque(pipeline.PendingTrees(**dict.fromkeys(names)) for _ in range(3))
+    handler.unread_steps = unread
+    compacted: list[Any] = []
+    monkeypatch.setattr(handler, "_compact", compacted.append)
+    assert handler.get_prev_sampled_outputs() is None
+    assert [id(step) for step in compacted] == [id(handler.queue[i]) for i in expected]
 
 
 class Model(nn.Module):

@@ -17,9 +17,13 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
     UnquantizedEmbeddingMethod,
     VocabParallelEmbedding,
 )
+from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
 from vllm.model_executor.models.utils import PPMissingLayer
 
+from vllm_redrafter.engine.embedding import shared_embedding
 from vllm_redrafter.utils.errors import ConfigError
+
+ALONE = "set --pipeline-parallel-size to 1"
 
 
 class FirstStageEmbedding:
@@ -37,7 +41,7 @@ class FirstStageEmbedding:
             device: of the layers.
 
         Raises:
-            ConfigError: a layer that the last stage lacks is quantised.
+            ConfigError: it cannot be copied to the last stage.
         """
         pp = get_pp_group()
         self._layers: list[VocabParallelEmbedding] = []
@@ -54,14 +58,23 @@ class FirstStageEmbedding:
             for name in missing:
                 with set_current_vllm_config(vllm_config), device:
                     layer = VocabParallelEmbedding(**offered[name])
+                    # As vLLM does for the layers that it makes: `reload_weights` needs it.
+                    record_metadata_for_reloading(layer)
                 target.set_submodule(name, layer)
                 self._layers.append(layer)
-        if any(
-            not isinstance(each.quant_method, UnquantizedEmbeddingMethod) for each in self._layers
-        ):
+            self._check(target, device)
+        if not all(map(_is_plain, self._layers)):
             raise ConfigError(
-                "the target's input embedding is quantised, and the last pipeline stage, which "
-                "drafts, cannot copy it; set --pipeline-parallel-size to 1"
+                "the target's input embedding is quantised, or more than a table, and the last "
+                f"pipeline stage, which drafts, cannot copy it; {ALONE}"
+            )
+
+    def _check(self, target: nn.Module, device: torch.device) -> None:
+        embedded = shared_embedding(target)(torch.zeros(1, dtype=torch.int64, device=device))
+        if not embedded.is_floating_point():
+            raise ConfigError(
+                f"{type(target).__name__} has an input embedding that the last pipeline stage, "
+                f"which drafts, cannot copy; {ALONE}"
             )
 
     @torch.inference_mode()
@@ -81,6 +94,11 @@ def _embeddings(target: nn.Module) -> list[tuple[str, VocabParallelEmbedding]]:
         for name, layer in target.named_modules()
         if isinstance(layer, VocabParallelEmbedding) and not isinstance(layer, ParallelLMHead)
     ]
+
+
+def _is_plain(layer: VocabParallelEmbedding) -> bool:
+    is_table = type(layer).forward is VocabParallelEmbedding.forward
+    return is_table and isinstance(layer.quant_method, UnquantizedEmbeddingMethod)
 
 
 def _arguments(layer: VocabParallelEmbedding) -> dict[str, Any]:

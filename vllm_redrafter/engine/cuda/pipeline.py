@@ -8,16 +8,16 @@ own, and they take them in step T + stages, before anything else. What is added 
 them and is taken with them:
 
 - No request is scheduled in between, so its tree is there before it is verified.
-- The scheduler reads the output of step T once step T + stages has been handed out, or when it is
-  paused, with all devices idle. So blocks are compacted before another request can find them by
-  their hash.
+- A block can be found by its hash once the scheduler has read the output of the step that filled
+  it. It reads that of step T once step T + stages has been handed out; earlier only if it is
+  paused, and then the next step says that fewer are unread (`UNREAD_STEPS`).
 - Requests that were aborted or preempted in between are left out: their blocks may be others'.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -32,6 +32,9 @@ from vllm_redrafter.engine.cuda.stats import cuda
 from vllm_redrafter.engine.cuda.tree_table import TreeTable
 from vllm_redrafter.engine.cuda.verification import TreeRowsInCache
 from vllm_redrafter.utils.errors import ConfigError
+
+UNREAD_STEPS = "unread_steps"
+"""The attribute of a SchedulerOutput: how many steps before it have outputs that were not read."""
 
 
 def of_all_stages(reasons: list[str]) -> list[str]:
@@ -87,9 +90,12 @@ class TreePPHandler(PPHandler):
 
     Attributes:
         table: this stage's trees; to be set before the first step.
+        unread_steps: to be set before each step: of the steps before it, those that the scheduler
+            has not read the outputs of; None where it does not say.
     """
 
     table: TreeTable
+    unread_steps: int | None = None
 
     def broadcast(
         self,
@@ -129,9 +135,10 @@ class TreePPHandler(PPHandler):
     def get_prev_sampled_outputs(self, *args: Any) -> dict[str, Tensor] | None:
         """As vLLM does, what was freed since being marked with -1; the trees as well."""
         oldest = self.queue[0] if self.queue else None
-        for pending in self.queue:
-            # Earlier than it must be, where steps follow one another without a pause.
-            if isinstance(pending, PendingTrees) and (pending is oldest or pending.event.query()):
+        unread = len(self.queue) if self.unread_steps is None else self.unread_steps
+        read = len(self.queue) - unread
+        for pending in islice(self.queue, max(1, read)):
+            if isinstance(pending, PendingTrees):
                 self._compact(pending)
         outputs: dict[str, Tensor] | None = super().get_prev_sampled_outputs(*args)
         if outputs is not None:

@@ -36,6 +36,7 @@ from vllm.v1.attention.backends.short_conv_attn import (
     PleShortConvAttentionMetadataBuilder,
     ShortConvAttentionMetadataBuilder,
 )
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import AsyncModelRunnerOutput
 from vllm.v1.worker.gpu import model_runner
 from vllm.v1.worker.gpu.attn_utils import (
@@ -66,6 +67,7 @@ from vllm_redrafter.engine.cuda.model_state import (
     chain_state_class,
 )
 from vllm_redrafter.engine.cuda.pipeline import (
+    UNREAD_STEPS,
     TreePPHandler,
     hand_on_aux_hidden_states,
     of_all_stages,
@@ -222,9 +224,11 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
         super()._dummy_sampler_run(hidden_states)
         del logits  # until here, as in the step
 
-    def execute_model(self, *args: Any, **kwargs: Any) -> Any:
+    def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
+        if self.pp_handler is not None:
+            self.pp_handler.unread_steps = getattr(scheduler_output, UNREAD_STEPS, None)
         with self.table.meter.measure("forward"):
-            return super().execute_model(*args, **kwargs)
+            return super().execute_model(scheduler_output, *args, **kwargs)
 
     def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
         """As vLLM does; the output says as well what was verified."""
@@ -253,7 +257,16 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
         """
         from_files = not (args or kwargs)
         speculator = self.speculator if from_files else None
-        tensors = speculator.read_again() if speculator is not None else {}
+        tensors: dict[str, Tensor] = {}
+        refused = []
+        try:
+            tensors = speculator.read_again() if speculator is not None else {}
+        except ConfigError as error:
+            refused = [str(error)]
+        for reason in of_all_stages(refused):
+            if not refused:
+                return  # the last stage says it: vLLM reads the first error of several alone
+            raise ConfigError(reason)
         scales = self._cache_scales()
         super().reload_weights(*args, **kwargs)
         if self._embedding is not None:

@@ -18,6 +18,13 @@ def rows_of_embedding(worker: Any) -> int:
     return worker.model_runner.model.model.embed_tokens.shard_indices.num_org_elements
 
 
+def forget_embedding(worker: Any) -> None:
+    """What the rank embeds tokens with is lost, if it has any."""
+    for name, weight in worker.model_runner.model.named_parameters():
+        if "embed_tokens" in name:
+            weight.data.zero_()
+
+
 def tree_policy(worker: Any) -> str:
     return worker.model_runner.table.config.tree
 
