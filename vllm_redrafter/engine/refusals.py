@@ -46,7 +46,8 @@ def _refusals_of_ray() -> Iterator[str]:
             "--distributed-executor-backend and --data-parallel-backend out, for several machines "
             "too (--nnodes)"
         )
-    if not envs.VLLM_USE_RAY_V2_EXECUTOR_BACKEND:
+    # vLLM 0.33 has no other executor, nor this variable.
+    if not getattr(envs, "VLLM_USE_RAY_V2_EXECUTOR_BACKEND", True):
         yield (
             "vLLM's older executor for Ray calls the model runner past our worker; unset "
             "VLLM_USE_RAY_V2_EXECUTOR_BACKEND"

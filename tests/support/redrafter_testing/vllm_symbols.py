@@ -95,6 +95,9 @@ MEMBERS = {
         sample sample_tokens prepare_attn postprocess_sampled model_memory_usage speculator
         initialize_kv_cache adaptive_verification _dummy_run _dummy_sampler_run max_num_tokens
         use_aux_hidden_state_outputs execute_model_state lora_state""",
+    f"{GPU}.pp_utils:PPHandler": """__init__ broadcast get_prev_sampled_outputs queue main_stream
+        broadcast_stream broadcast_group last_rank is_last_rank req_idx_gen_np device""",
+    f"{GPU}.pp_utils:PendingRecv": "event num_sampled idx_mapping_np gen_at_receive_np",
     f"{GPU}.lora_utils:LoraState": "make_lora_inputs lora_ids",
     f"{GPU}.model_states.interface:ModelState": """add_request apply_staged_writes
         initialize_kv_cache custom_sampler max_num_reqs device vllm_config""",
@@ -135,8 +138,9 @@ MEMBERS = {
     "vllm.v1.outputs:LogprobsTensors": "cat",
     "vllm.v1.outputs:AsyncModelRunnerOutput": "get_output get_kv_connector_output",
     "vllm.v1.outputs:SamplerOutput": "sampled_token_ids logprobs_tensors",
-    "vllm.model_executor.layers.vocab_parallel_embedding:VocabParallelEmbedding": """tp_size
-        org_vocab_size quant_method""",
+    "vllm.model_executor.layers.vocab_parallel_embedding:VocabParallelEmbedding": """__init__
+        forward tp_size num_embeddings embedding_dim org_vocab_size padding_size disable_tp
+        quant_method""",
     "vllm.model_executor.models.interfaces:SupportsEagle3": "set_aux_hidden_state_layers",
     "vllm.model_executor.models.interfaces:SupportsMultiModal": "get_language_model",
     # The CPU engine's
