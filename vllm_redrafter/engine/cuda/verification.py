@@ -34,7 +34,7 @@ class TreeRowsInCache(NamedTuple):
     slot_mappings: Tensor
 
     def copy(self) -> TreeRowsInCache:
-        """Of which the next step's do not become."""
+        """The same, which the next step does not write over."""
         return TreeRowsInCache(self.row_start.clone(), self.slot_mappings.clone())
 
 

@@ -66,7 +66,7 @@ def _set_up(more: Callable[[], None] | None) -> None:
 
 def fork_processes() -> None:
     """vLLM forks the processes that it starts: they need not import it. Its CPU platform spawns
-    them, which takes some 10 seconds each."""
+    them."""
     from vllm.platforms.cpu import CpuPlatform
 
     update = CpuPlatform.check_and_update_config.__func__
@@ -82,7 +82,7 @@ def settle_worker(worker: Any) -> None:
     """Replace kernels of vLLM's, which are not what is tested, by PyTorch; mend its experts.
 
     Top-k and top-p fail under the interpreter ('int' object has no attribute 'to'). The KV cache's
-    update and sampling are programs per token, and were half of the time.
+    update and sampling are programs per token, which are slow under it.
     """
     from vllm.v1.attention.backends import triton_attn
     from vllm.v1.sample.ops import topk_topp_sampler

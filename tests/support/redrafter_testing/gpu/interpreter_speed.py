@@ -1,4 +1,4 @@
-"""Triton's interpreter without what it computes again for every operation: twice as fast.
+"""Triton's interpreter without what it computes again for every operation.
 
 The blocks of tests are small. NumPy has little to do with them; most of the time goes into the
 types of results, which are the same ones again and again.
