@@ -1,0 +1,1 @@
+"""ReDrafter on Apple silicon: MLX, on mlx-lm's own models."""
