@@ -69,7 +69,7 @@ class Head(nn.Module, ABC):
         """Of the next draft token, [..., draft tokens], at nodes of this depth."""
 
     def target_tokens(self, draft_tokens: mx.array) -> mx.array:
-        """The target's ids of draft tokens [...] int32."""
+        """The target's ids of draft tokens [...]."""
         return draft_tokens if self._target_tokens is None else self._target_tokens[draft_tokens]
 
     def fused(self, hidden: mx.array) -> mx.array:
@@ -186,7 +186,6 @@ def load_head(model: str, dtype: mx.Dtype, revision: str | None = None) -> Head:
         )
     state = load_drafter(model, DTYPES[dtype], revision).state_dict()
     head = form(config, {name: mx.array(tensor) for name, tensor in state.items()})
-    head.freeze()
     # Else the lazy copies would keep torch's tensors.
     mx.eval(head.parameters())
     return head
@@ -210,5 +209,5 @@ def _normed(x: mx.array, epsilon: float) -> mx.array:
 @partial(mx.compile, shapeless=True)
 def _mixed(gate: mx.array, candidate: mx.array, state: mx.array) -> mx.array:
     """z s + (1 - z) SiLU(x), with z the sigmoid of the gate."""
-    candidate = candidate * mx.sigmoid(candidate)
+    candidate = nn.silu(candidate)
     return candidate + mx.sigmoid(gate) * (state - candidate)
