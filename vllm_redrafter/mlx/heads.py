@@ -46,11 +46,10 @@ class Head(nn.Module, ABC):
         self.config = config
         if config.target_layers:
             self.fuse = _linear(tensors["fuse.weight"])
-        # Behind an underscore it is no parameter, which `nn.Module` would convert with others.
-        self._target_tokens: mx.array | None = None
+        self.ranked_tokens: mx.array | None = None
         if config.draft_vocab_size is not None:
             d2t = tensors["d2t"].astype(mx.int32)
-            self._target_tokens = d2t + mx.arange(config.draft_vocab_size, dtype=mx.int32)
+            self.ranked_tokens = d2t + mx.arange(config.draft_vocab_size, dtype=mx.int32)
 
     @abstractmethod
     def condition(self, hidden: mx.array) -> mx.array:
@@ -70,7 +69,7 @@ class Head(nn.Module, ABC):
 
     def target_tokens(self, draft_tokens: mx.array) -> mx.array:
         """The target's ids of draft tokens [...]."""
-        return draft_tokens if self._target_tokens is None else self._target_tokens[draft_tokens]
+        return draft_tokens if self.ranked_tokens is None else self.ranked_tokens[draft_tokens]
 
     def fused(self, hidden: mx.array) -> mx.array:
         """One hidden state [..., H] of those that are given: see `heads/fusion.py`."""
@@ -186,7 +185,7 @@ def load_head(model: str, dtype: mx.Dtype, revision: str | None = None) -> Head:
         )
     state = load_drafter(model, DTYPES[dtype], revision).state_dict()
     head = form(config, {name: mx.array(tensor) for name, tensor in state.items()})
-    # Else the lazy copies would keep torch's tensors.
+    # What is split or added above is made here, not in the first draft.
     mx.eval(head.parameters())
     return head
 
