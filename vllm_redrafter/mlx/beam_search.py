@@ -95,7 +95,8 @@ def _top(logits: mx.array, count: int) -> tuple[mx.array, mx.array]:
     """The `count` largest logits of each row in descending order, and their tokens.
 
     They are in the `count` groups of tokens that have the largest maxima. So what is sorted are
-    the maxima and those groups, a few thousand numbers instead of the vocabulary.
+    the maxima and those groups, a few thousand numbers. MLX's own `argpartition` promises no order
+    of equal ones, and sorts the whole vocabulary on Metal.
     """
     rows, vocab = logits.shape
     size = _group_size(vocab, count)

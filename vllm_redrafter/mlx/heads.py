@@ -132,7 +132,7 @@ class GatedHead(Head):
         self.blocks = [_linear(tensors[f"{n}.weight"], tensors[f"{n}.bias"]) for n in names]
         self.scale = tensors["scale"]
         self.vocabulary = _linear(tensors["lm_head.weight"])
-        # |x| + e and sqrt(|x|^2 + e^2) are the same number, but for an |x| near e.
+        # |x| + e and sqrt(|x|^2 + e^2) are nearly the same number, unless |x| is near e.
         self._epsilon = EPSILON**2 / config.hidden_size
 
     def condition(self, hidden: mx.array) -> mx.array:
