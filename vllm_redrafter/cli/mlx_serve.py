@@ -27,9 +27,7 @@ def mlx_serve(
     ] = None,
     spec_tokens: Annotated[
         int | None,
-        typer.Option(
-            help="The most tree nodes verified per step, 1 to 127.", show_default="7"
-        ),
+        typer.Option(help="The most tree nodes verified per step, 1 to 127.", show_default="7"),
     ] = None,
     beam_width: Annotated[
         int | None, typer.Option(help="Beams of the drafter's search.", show_default="4")

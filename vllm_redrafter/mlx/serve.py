@@ -7,10 +7,11 @@ place to put another generation, so `serve` replaces four names in it while it r
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from typing import Any
 
@@ -26,7 +27,7 @@ from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.patching import patched
 
 NOT_SAID = 0
-"""`num_draft_tokens` of a request that does not say any."""
+"""mlx-lm's `num_draft_tokens`, where nobody says any."""
 
 
 def serve(
@@ -164,25 +165,45 @@ def generate(
     kv_bits: None,
     kv_group_size: int,
     quantized_kv_start: int,
+    input_embeddings: None,
     **arguments: Any,
 ) -> Iterator[GenerationResponse]:
-    """Our `stream_generate`, called as mlx-lm's server calls its own.
+    """Our `stream_generate`, called as mlx-lm's server calls its own; logs tokens per step.
 
     Args:
-        num_draft_tokens: of the request.
-        kv_bits: never given, which `check_arguments` sees to; nor does what it would have of
-            `kv_group_size` and `quantized_kv_start` mean anything then.
+        num_draft_tokens: NOT_SAID, which `check_arguments` and `Handler` see to.
+        kv_bits: None, likewise; then neither `kv_group_size` nor `quantized_kv_start` has a use.
+        input_embeddings: None, likewise.
         arguments: what both take alike.
-
-    Raises:
-        ConfigError: the request asks for draft tokens.
     """
-    if num_draft_tokens != NOT_SAID:
-        raise ConfigError(
-            f"num_draft_tokens={num_draft_tokens} in a request is refused: the server has its own "
-            "limit (--spec-tokens) and chooses below it: leave it out"
-        )
-    return stream_generate(**arguments)
+    num_tokens = num_steps = 0
+    with closing(stream_generate(**arguments)) as responses:
+        try:
+            for response in responses:
+                num_tokens += 1
+                num_steps += not response.from_draft
+                yield response
+        finally:
+            logging.info("ReDrafter: %d tokens in %d steps", num_tokens, num_steps)
+
+
+class Handler(server.APIHandler):
+    """Refuses what cannot be kept of a request, as mlx-lm's refuses what is out of range."""
+
+    def validate_model_parameters(self) -> None:
+        """As mlx-lm's.
+
+        Raises:
+            ConfigError: the client gets the message.
+        """
+        super().validate_model_parameters()
+        if "num_draft_tokens" in self.body:
+            raise ConfigError(
+                f"num_draft_tokens ({self.body['num_draft_tokens']!r}) in a request is refused: "
+                "the server has its own limit (--spec-tokens), and chooses below it: leave it out"
+            )
+        if any(server._image_parts(self.body.get("messages", []))):
+            raise ConfigError("images are refused: with a drafter, mlx-serve reads text alone")
 
 
 def run(host: str, port: int, model_provider: Provider) -> None:
@@ -200,4 +221,4 @@ def run(host: str, port: int, model_provider: Provider) -> None:
     except BaseException:
         generator.stop_and_join()
         raise
-    server._run_http_server(host, port, generator)
+    server._run_http_server(host, port, generator, handler_class=Handler)
