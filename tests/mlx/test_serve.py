@@ -25,6 +25,7 @@ from redrafter_testing.requests.chat_client import (
     streamed,
 )
 from vllm_redrafter.cli.chat.server import OwnServer
+from vllm_redrafter.cli.chat.service import Service
 
 pytest.importorskip("mlx.core")
 
@@ -51,7 +52,10 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     with ExitStack() as stack:
         started = {
             name: stack.enter_context(
-                OwnServer([], folder / f"{name}.log", environment, [sys.executable, "-m", *command])
+                OwnServer(
+                    Service(name, target, [sys.executable, "-m", *command], environment, False),
+                    folder / f"{name}.log",
+                )
             )
             for name, command in commands.items()
         }
