@@ -10,7 +10,7 @@ from cpu_parts import timing
 from rich.table import Table
 
 from context_matches_parts.texts import VOCAB_SIZE, Kind, texts
-from vllm_redrafter.engine.cpu.context_index import ContextIndex
+from vllm_redrafter.tree.context_index import ContextIndex
 
 STEP_TOKENS = 3
 """What a step's verification yields."""

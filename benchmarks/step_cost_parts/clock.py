@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from vllm_redrafter.engine.stats import HostEvent
+from vllm_redrafter.budget.stats import HostEvent
 
 PARTS = ("verify", "accept", "compact", "draft")
 

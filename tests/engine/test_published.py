@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from vllm_redrafter.budget.stats import StepStats
 from vllm_redrafter.engine import published
 from vllm_redrafter.engine.published import Counters, Publisher, Subscriber
-from vllm_redrafter.engine.stats import StepStats
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def stats(steps: int) -> StepStats:
 WORKER = """
 import os, signal
 from vllm_redrafter.engine.published import Publisher
-from vllm_redrafter.engine.stats import StepStats
+from vllm_redrafter.budget.stats import StepStats
 Publisher(1).publish(StepStats(steps=7, verifications=14, expected_tokens=31.5))
 os.kill(os.getpid(), signal.SIGKILL)
 """

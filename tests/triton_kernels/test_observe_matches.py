@@ -79,7 +79,7 @@ def test_probabilities_are_those_of_the_cpu_engine(
     assert observed > steps // 2
     found = probabilities.cpu().numpy()
     np.testing.assert_allclose(found, reference.probabilities, rtol=1e-4, atol=1e-6)
-    assert counts[..., 0].max() <= memory
+    assert counts[..., 0].max() <= memory * (1 + 1e-6)
     if requests > 1:
         assert not np.allclose(found[0], found[1]), "greedy and sampled requests were mixed"
 

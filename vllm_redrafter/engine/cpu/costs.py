@@ -12,16 +12,16 @@ from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from vllm_redrafter.budget.choice import unlimited
 from vllm_redrafter.budget.costs import CostTable, DraftCost, VerifyCost
+from vllm_redrafter.budget.growing import growing
 from vllm_redrafter.budget.planner import arms_of
-from vllm_redrafter.engine.cpu.context_index import ContextIndex
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
 from vllm_redrafter.engine.embedding import shared_embedding
+from vllm_redrafter.tree.context_index import ContextIndex
 from vllm_redrafter.tree.policy import SearchShape
 
 Draft = Callable[[SearchShape, int], None]
 """Draft by this search, for so many requests."""
 
-MOST_REPEATS = 10
 MOST_SECONDS = 4.0
 """Of verification, and as much of drafts: beyond the sizes reached by then, costs are drawn out."""
 WARM_UP_SECONDS = 1.0
@@ -49,7 +49,7 @@ def measure_costs(runner: CPUModelRunner, proposer: TreeProposer) -> CostTable:
         draft=tuple(_draft_costs(runner, draft, proposer, requests)),
         verify=tuple(
             VerifyCost(size, seconds)
-            for size, seconds in _growing(
+            for size, seconds in growing(
                 rows,
                 lambda size: _target_pass(runner, size),
                 before=lambda: draft(proposer.shape(config.num_speculative_tokens), 1),
@@ -103,7 +103,7 @@ def _draft_costs(
     said = {0, min(lengths, default=0), max(lengths, default=0)}
     shapes = [arm for arm in arms if arm.beam_length in said]
     for shape in shapes:
-        timed = _growing(
+        timed = growing(
             requests,
             partial(draft, shape),
             before=lambda: _target_pass(runner, 1),
@@ -133,46 +133,3 @@ def _target_pass(runner: CPUModelRunner, rows: int) -> None:
     # vLLM's layers for adapters expect the logits rows of a step that they were told about.
     if runner.lora_config is None:
         runner.model.compute_logits(hidden[:rows]).argmax(dim=-1)
-
-
-def _growing(
-    most: int, run: Callable[[int], None], before: Callable[[], None], seconds: float
-) -> list[tuple[int, float]]:
-    """Seconds of `run` at sizes up to `most`, as many as the time allows; at least two.
-
-    The least of several: what disturbs a machine only adds. All sizes take turns, so that a slow
-    moment does not fall on one of them alone.
-
-    Args:
-        most: the largest size.
-        run: what is timed.
-        before: run before each, as a step does: it leaves other weights in the processor's caches.
-        seconds: the time allowed.
-    """
-
-    def timed(size: int) -> float:
-        before()
-        started = perf_counter()
-        run(size)
-        return perf_counter() - started
-
-    ends = perf_counter() + seconds / 2
-    measured: dict[int, float] = {}
-    for size in _sizes(most):
-        if len(measured) > 1 and perf_counter() > ends:
-            break
-        run(size)  # the first of a size may compile, or allocate
-        measured[size] = timed(size)
-    ends = perf_counter() + seconds / 2
-    for _ in range(MOST_REPEATS):
-        if perf_counter() > ends:
-            break
-        for size in measured:
-            measured[size] = min(measured[size], timed(size))
-    return list(measured.items())
-
-
-def _sizes(most: int) -> list[int]:
-    """1, 2, 3, 4, 6, 8, 12, 16, 24...: two to an octave."""
-    sizes = sorted({1, *(2**k for k in range(13)), *(3 * 2**k for k in range(12))})
-    return [*(size for size in sizes if size < most), most]

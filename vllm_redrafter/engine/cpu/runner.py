@@ -37,22 +37,22 @@ from vllm.v1.worker import gpu_model_runner
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from vllm_redrafter.budget.costs import CHAINS, PLAIN, TREES, CostTable
+from vllm_redrafter.budget.drafting import AdaptiveDrafting, FixedDrafting
 from vllm_redrafter.budget.planner import BatchPlanner
+from vllm_redrafter.budget.stats import StepStats
 from vllm_redrafter.engine.chains import announcement, layers_without_trees
 from vllm_redrafter.engine.cpu.attention import TreeAttentionBackend
-from vllm_redrafter.engine.cpu.context_index import ContextIndex
 from vllm_redrafter.engine.cpu.costs import measure_costs, warm_up_sizes
-from vllm_redrafter.engine.cpu.drafting import AdaptiveDrafting, FixedDrafting
 from vllm_redrafter.engine.cpu.kv_cache import LayerStack, compact, compact_groups, stack_layers
 from vllm_redrafter.engine.cpu.path_sampler import sample_paths, sample_roots
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
 from vllm_redrafter.engine.cpu.step_clock import StepClock
 from vllm_redrafter.engine.cpu.verification import VerificationStep, verification_step
-from vllm_redrafter.engine.cpu.walk import moves
 from vllm_redrafter.engine.request_options import spec_tokens
-from vllm_redrafter.engine.stats import StepStats
 from vllm_redrafter.engine.target_layers import enable_aux_hidden_states, gathered
+from vllm_redrafter.tree.context_index import ContextIndex
 from vllm_redrafter.tree.context_matches import ContextMatches
+from vllm_redrafter.tree.walk import moves
 from vllm_redrafter.utils.patching import patched
 
 logger = init_logger("vllm.redrafter")

@@ -9,13 +9,13 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from vllm_redrafter.budget.acceptance_model import FIRST_REFIT, AcceptanceModel
 from vllm_redrafter.budget.choice import unlimited
 from vllm_redrafter.engine.cpu import tree_sequences
-from vllm_redrafter.engine.cpu.acceptance_model import FIRST_REFIT, AcceptanceModel
-from vllm_redrafter.engine.cpu.context_index import ContextIndex
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
 from vllm_redrafter.engine.cpu.verification import verification_step
-from vllm_redrafter.engine.cpu.walk import Walk, accepted_nodes, judged_nodes, moves
+from vllm_redrafter.tree.context_index import ContextIndex
+from vllm_redrafter.tree.walk import Walk, accepted_nodes, judged_nodes, moves
 
 
 def warm_up(proposer: TreeProposer) -> None:

@@ -1,4 +1,4 @@
-"""The batch's budget, shared among its requests: what `engine/cpu/ranking.py` compiles."""
+"""The batch's budget, shared among its requests: what `budget/ranking.py` compiles."""
 
 from __future__ import annotations
 

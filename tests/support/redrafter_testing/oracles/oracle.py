@@ -97,9 +97,9 @@ class OracleProposer(TreeProposer):
         sure = self.config.tree == "chain"
         self.oracle = Oracle(Path(self.model), self.drafter.config.vocab_size, sure)
 
-    def explore(self, hidden: Tensor, root_tokens: Tensor, shape: SearchShape) -> ExploredNodes:
+    def explore(self, states: Tensor, root_tokens: Tensor, shape: SearchShape) -> ExploredNodes:
         """What the oracle knows: of the search, if that is to be adapted; else all of it."""
-        return self.oracle.explore(hidden, *(shape if self.config.adaptive else ()))
+        return self.oracle.explore(states, *(shape if self.config.adaptive else ()))
 
 
 def use() -> None:

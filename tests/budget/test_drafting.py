@@ -10,10 +10,10 @@ import torch
 
 from redrafter_testing.algorithm.budgets import CONFIG, machine
 from vllm_redrafter.budget.choice import Flags
+from vllm_redrafter.budget.drafting import AdaptiveDrafting, FixedDrafting
 from vllm_redrafter.budget.planner import BatchPlanner
-from vllm_redrafter.engine.cpu.drafting import AdaptiveDrafting, FixedDrafting
-from vllm_redrafter.engine.cpu.proposer import Draft, TreeProposer
-from vllm_redrafter.engine.stats import StepStats
+from vllm_redrafter.budget.proposer import Draft, Proposer
+from vllm_redrafter.budget.stats import StepStats
 from vllm_redrafter.tree.policy import SearchShape
 from vllm_redrafter.tree.token_tree import TokenTree
 
@@ -41,7 +41,7 @@ class GivenPlans(BatchPlanner):
 def drafting(*plans: SearchShape | None, passing: int = 0) -> tuple[AdaptiveDrafting, GivenPlans]:
     planner = GivenPlans(*plans, passing=passing)
     # Nothing is drafted here.
-    proposer = cast(TreeProposer, cast(Any, object()))
+    proposer = cast(Proposer[Any], cast(Any, object()))
     return AdaptiveDrafting(proposer, planner, StepStats()), planner
 
 
@@ -89,7 +89,7 @@ def test_what_is_expected_is_counted_and_the_trees_are_the_draft_s() -> None:
             given.extend(args)
             return Draft(tree, survival, survival, survival, survival, survival[:, None], 2.7)
 
-    made.proposer = cast(TreeProposer, cast(Any, Found()))
+    made.proposer = cast(Proposer[Any], cast(Any, Found()))
     assert asked(made, ["a", "b"])
     none = torch.zeros(2)
     assert made.draft(["a", "b"], none, none, None, np.full(2, K)) is tree

@@ -14,11 +14,11 @@ from torch import Tensor
 from redrafter_testing.algorithm.trimming import best_trim
 from vllm_redrafter.budget.acceptance import AcceptanceEstimator, log_odds_of
 from vllm_redrafter.budget.choice import Terms, unlimited
+from vllm_redrafter.budget.ranking import best_trees, on_best_path
 from vllm_redrafter.config import TreeKind
-from vllm_redrafter.engine.cpu.joining import joined_nodes
-from vllm_redrafter.engine.cpu.ranking import best_trees, on_best_path
 from vllm_redrafter.tree.beam_search import ExploredNodes
 from vllm_redrafter.tree.context_matches import LONGEST_MATCH, ContextMatches, joined
+from vllm_redrafter.tree.joining import joined_nodes
 from vllm_redrafter.tree.policy import candidate_log_probs
 from vllm_redrafter.tree.token_tree import TokenTree, select_nodes
 

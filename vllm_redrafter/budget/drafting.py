@@ -11,12 +11,12 @@ from torch import Tensor
 
 from vllm_redrafter.budget.choice import Flags
 from vllm_redrafter.budget.planner import BatchPlanner
-from vllm_redrafter.engine.cpu.proposer import Draft, TreeProposer
-from vllm_redrafter.engine.cpu.walk import accepted_nodes, judged_nodes
-from vllm_redrafter.engine.stats import StepStats
+from vllm_redrafter.budget.proposer import Draft, Proposer
+from vllm_redrafter.budget.stats import StepStats
 from vllm_redrafter.tree.acceptance import AcceptedPath
 from vllm_redrafter.tree.context_matches import ContextMatches
 from vllm_redrafter.tree.token_tree import TokenTree
+from vllm_redrafter.tree.walk import accepted_nodes, judged_nodes
 
 Array = npt.NDArray[Any]
 
@@ -24,7 +24,7 @@ Array = npt.NDArray[Any]
 class FixedDrafting:
     """K nodes per request, by one search, at every step."""
 
-    def __init__(self, proposer: TreeProposer, stats: StepStats) -> None:
+    def __init__(self, proposer: Proposer[Any], stats: StepStats) -> None:
         self.proposer, self.stats = proposer, stats
         # By request: [2, K+1], log-odds and lengths of matches of the tree drafted last.
         self._sources: dict[str, npt.NDArray[np.float32]] = {}
@@ -51,7 +51,7 @@ class FixedDrafting:
     def draft(
         self,
         request_ids: Sequence[str],
-        hidden: Tensor,
+        states: Any,
         roots: Tensor,
         chain: Tensor | None,
         most: npt.NDArray[np.int64],
@@ -61,7 +61,7 @@ class FixedDrafting:
 
         Args:
             request_ids: whose they are.
-            hidden: [R, (1 + n) H], see `TreeProposer.propose`.
+            states: the target's, see `Proposer.explore`.
             roots: [R] int64, the last sampled tokens.
             chain: [R] bool, requests that need a chain; None where none does.
             most: [R], the most nodes of each request; somewhere above 0.
@@ -70,7 +70,7 @@ class FixedDrafting:
         Returns:
             Trees with K + 1 slots.
         """
-        tree, match_lengths = self.proposer.propose(hidden, roots, chain, most, matches)
+        tree, match_lengths = self.proposer.propose(states, roots, chain, most, matches)
         if matches is not None:
             self._remember(request_ids, np.zeros(match_lengths.shape), match_lengths)
         return tree
@@ -139,7 +139,7 @@ class AdaptiveDrafting(FixedDrafting):
         planner: decides whether to draft and by which search, and what to verify of it.
     """
 
-    def __init__(self, proposer: TreeProposer, planner: BatchPlanner, stats: StepStats) -> None:
+    def __init__(self, proposer: Proposer[Any], planner: BatchPlanner, stats: StepStats) -> None:
         super().__init__(proposer, stats)
         self.planner = planner
         # The last draft, and its requests.
@@ -163,7 +163,7 @@ class AdaptiveDrafting(FixedDrafting):
     def draft(
         self,
         request_ids: Sequence[str],
-        hidden: Tensor,
+        states: Any,
         roots: Tensor,
         chain: Tensor | None,
         most: npt.NDArray[np.int64],
@@ -174,7 +174,7 @@ class AdaptiveDrafting(FixedDrafting):
         assert shape is not None
         terms = self.planner.terms(len(request_ids))
         draft = self.proposer.propose_best(
-            hidden, roots, chain, most, self._sampled, shape, terms, matches
+            states, roots, chain, most, self._sampled, shape, terms, matches
         )
         self.stats.expected_tokens += draft.expected
         self._drafted, self._draft = list(request_ids), draft

@@ -1,0 +1,209 @@
+"""A beam search in MLX finds the nodes and the trees that it finds in torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch import Tensor
+
+mx = pytest.importorskip("mlx.core")
+
+from redrafter_testing.models.head_forms import FORMS, H, V, write_random
+from vllm_redrafter.checkpoints.reading import load_drafter
+from vllm_redrafter.checkpoints.shipped import shipped_drafter
+from vllm_redrafter.heads.gated import GatedConfig
+from vllm_redrafter.heads.head import DraftHead, HeadConfig
+from vllm_redrafter.mlx.beam_search import beam_search, log_softmax_of_top
+from vllm_redrafter.mlx.heads import Head, load_head
+from vllm_redrafter.tree.beam_search import ExploredNodes
+from vllm_redrafter.tree.beam_search import beam_search as torch_beam_search
+from vllm_redrafter.tree.beam_search import log_softmax_of_top as torch_log_softmax_of_top
+from vllm_redrafter.tree.token_tree import TokenTree
+
+Floats = npt.NDArray[np.float32]
+
+R = 3
+SHAPES = [(1, 1), (1, 4), (2, 3), (4, 1), (4, 4), (7, 3)]
+
+every_form = pytest.mark.parametrize("config", FORMS.values(), ids=FORMS.keys())
+every_shape = pytest.mark.parametrize(("width", "length"), SHAPES)
+
+
+def requests(config: HeadConfig, scale: float = 1.0) -> tuple[Floats, Floats, list[int]]:
+    """(the target's embedding [vocabulary, H], hidden states [R, (1 + n) H], R root tokens)."""
+    random = np.random.default_rng(1)
+    embedding = scale * random.standard_normal((config.vocab_size, config.hidden_size))
+    hidden = random.standard_normal((R, config.hidden_width))
+    roots = random.integers(config.vocab_size, size=R).tolist()
+    return embedding.astype(np.float32), hidden.astype(np.float32), roots
+
+
+def embedded_in(table: mx.array) -> Callable[[mx.array], mx.array]:
+    return lambda tokens: table[tokens]
+
+
+def in_torch(
+    head: DraftHead, embedding: Floats, hidden: Floats, roots: list[int], width: int, length: int
+) -> ExploredNodes:
+    table = torch.from_numpy(embedding)
+    return torch_beam_search(
+        head, table.__getitem__, torch.from_numpy(hidden), torch.tensor(roots), width, length
+    )
+
+
+def in_mlx(
+    head: Head, embedding: Floats, hidden: Floats, roots: list[int], width: int, length: int
+) -> ExploredNodes:
+    """Each request's search, side by side."""
+    embed = embedded_in(mx.array(embedding))
+    found = [
+        beam_search(head, embed, mx.array(hidden[r]), mx.array(roots[r]), width, length)
+        for r in range(R)
+    ]
+    parts = [
+        torch.from_numpy(np.stack([np.array(a) for a in part])) for part in zip(*found, strict=True)
+    ]
+    tokens, back_pointers, log_probs = parts
+    assert tokens.dtype == back_pointers.dtype == torch.int32
+    assert log_probs.dtype == torch.float32
+    return ExploredNodes(tokens.long(), back_pointers.long(), log_probs)
+
+
+def trees(roots: list[int], explored: ExploredNodes, max_nodes: int) -> list[Tensor]:
+    tree = TokenTree.from_explored(torch.tensor(roots), explored, max_nodes)
+    return [tree.tokens, tree.parents, tree.depths, tree.num_nodes]
+
+
+def assert_same(roots: list[int], found: ExploredNodes, expected: ExploredNodes) -> None:
+    torch.testing.assert_close(found.log_probs, expected.log_probs, rtol=0, atol=1e-4)
+    # What stands in slots that no beam fills, nobody reads.
+    live = expected.log_probs > -torch.inf
+    assert torch.equal(found.tokens[live], expected.tokens[live])
+    assert torch.equal(found.back_pointers[live], expected.back_pointers[live])
+    for max_nodes in (1, 5, live[0].numel()):
+        both = zip(trees(roots, found, max_nodes), trees(roots, expected, max_nodes), strict=True)
+        assert all(torch.equal(one, other) for one, other in both)
+
+
+@every_form
+@every_shape
+def test_nodes_and_trees_are_torchs(
+    config: HeadConfig, width: int, length: int, tmp_path: Path
+) -> None:
+    reference = write_random(config, tmp_path)
+    head, (embedding, hidden, roots) = load_head(str(tmp_path), mx.float32), requests(config)
+    expected = in_torch(reference, embedding, hidden, roots, width, length)
+    assert_same(roots, in_mlx(head, embedding, hidden, roots, width, length), expected)
+
+
+@every_form
+def test_the_comparison_covers_beams_that_branch_and_beams_that_die(
+    config: HeadConfig, tmp_path: Path
+) -> None:
+    """It would prove little on beams that only ever grow in place."""
+    reference = write_random(config, tmp_path)
+    parents = in_torch(reference, *requests(config), 4, 4).back_pointers[:, 1:]
+    assert (parents != torch.arange(4)).float().mean() > 0.2
+    assert any(len(set(row)) < 4 for row in parents.flatten(0, 1).tolist())
+
+
+def test_the_comparison_sees_a_token_that_is_not_mapped_to_the_targets(tmp_path: Path) -> None:
+    """Negative control."""
+    reference = write_random(GatedConfig(V, H, draft_vocab_size=130), tmp_path)
+    head, given = load_head(str(tmp_path), mx.float32), requests(reference.config)
+    head.target_tokens = lambda draft_tokens: draft_tokens
+    with pytest.raises(AssertionError):
+        assert_same(given[2], in_mlx(head, *given, 2, 3), in_torch(reference, *given, 2, 3))
+
+
+@pytest.mark.parametrize(("width", "length"), [(1, 3), (2, 3), (4, 4)])
+def test_the_shipped_drafters_nodes_and_trees_are_torchs(width: int, length: int) -> None:
+    folder = str(shipped_drafter("smollm2-135m-instruct"))
+    reference, head = load_drafter(folder), load_head(folder, mx.float32)
+    embedding, hidden, roots = requests(reference.config, scale=0.1)
+    expected = in_torch(reference, embedding, hidden, roots, width, length)
+    assert_same(roots, in_mlx(head, embedding, hidden, roots, width, length), expected)
+
+
+@every_form
+def test_in_bf16_log_probs_are_near(config: HeadConfig, tmp_path: Path) -> None:
+    reference = write_random(config, tmp_path)
+    head, (embedding, hidden, roots) = load_head(str(tmp_path), mx.bfloat16), requests(config)
+    expected = in_torch(reference, embedding, hidden, roots, 4, 3).log_probs[0]
+    found = beam_search(
+        head,
+        embedded_in(mx.array(embedding).astype(mx.bfloat16)),
+        mx.array(hidden[0]).astype(mx.bfloat16),
+        mx.array(roots[0]),
+        4,
+        3,
+    )
+    assert found.log_probs.dtype == mx.float32
+    # Beams that are nearly equal may change places; a level's k-th best hardly changes.
+    np.testing.assert_allclose(np.array(found.log_probs), expected.numpy(), rtol=0, atol=0.3)
+
+
+@every_form
+def test_nothing_is_evaluated_in_a_search(config: HeadConfig, tmp_path: Path) -> None:
+    """MLX refuses to evaluate anything while it traces a function."""
+    write_random(config, tmp_path)
+    head, (embedding, hidden, roots) = load_head(str(tmp_path), mx.float32), requests(config)
+    embed = embedded_in(mx.array(embedding))
+
+    def search(hidden: mx.array, root: mx.array) -> list[mx.array]:
+        return list(beam_search(head, embed, hidden, root, 4, 4))
+
+    def evaluated(hidden: mx.array, root: mx.array) -> list[mx.array]:
+        found = search(hidden, root)
+        mx.eval(found)
+        return found
+
+    given = mx.array(hidden[0]), mx.array(roots[0])
+    assert [array.shape for array in mx.compile(search)(*given)] == [(4, 4)] * 3
+    with pytest.raises(ValueError, match="eval"):
+        mx.compile(evaluated)(*given)
+
+
+@pytest.mark.parametrize("num", [1, 4, 50])
+@pytest.mark.parametrize("vocab", [1, 3, 49, 50, 51, 300, 8192, 49_157])
+def test_log_softmax_of_top_is_torchs(vocab: int, num: int) -> None:
+    logits = np.random.default_rng(vocab).standard_normal((2, vocab)).astype(np.float32)
+    expected_log_probs, expected = torch_log_softmax_of_top(torch.from_numpy(logits), num)
+    log_probs, tokens = log_softmax_of_top(mx.array(logits), num)
+    assert log_probs.dtype == mx.float32 and tokens.dtype == mx.int32
+    np.testing.assert_allclose(np.array(log_probs), expected_log_probs, atol=1e-5)
+    assert tokens.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("levels", [1, 3, 40])
+@pytest.mark.parametrize("vocab", [20, 51, 300, 1000, 8192])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+def test_of_equal_logits_the_smaller_token_comes_first(
+    levels: int, vocab: int, dtype: mx.Dtype
+) -> None:
+    """Also where more than 50 are equal; that is common in bf16."""
+    logits = np.random.default_rng(vocab).integers(levels, size=(3, vocab))
+    log_probs, tokens = log_softmax_of_top(mx.array(logits).astype(dtype), 50)
+    columns = logits.tolist(), tokens.tolist(), log_probs.tolist()
+    for row, found, scores in zip(*columns, strict=True):
+        order = sorted(range(vocab), key=lambda token: (-row[token], token))[:50]
+        assert found[: len(order)] == order
+        top = torch.tensor([float(row[token]) for token in order])
+        assert scores[: len(order)] == pytest.approx(top.log_softmax(dim=0).tolist(), abs=1e-5)
+
+
+def test_of_equally_probable_nodes_the_better_beams_child_comes_first(tmp_path: Path) -> None:
+    """Whatever its token."""
+    write_random(GatedConfig(V, H), tmp_path)
+    head = load_head(str(tmp_path), mx.float32)
+    head.vocabulary.weight = mx.zeros_like(head.vocabulary.weight)
+    embedding, hidden, roots = requests(head.config)
+    given = embedded_in(mx.array(embedding)), mx.array(hidden[0]), mx.array(roots[0])
+    found = beam_search(head, *given, 3, 3)
+    assert found.tokens.tolist() == [[0, 1, 2]] * 3
+    assert found.back_pointers.tolist() == [[0, 0, 0]] * 3

@@ -1,0 +1,192 @@
+"""A checkpoint's head in MLX computes what it computes in torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+mx = pytest.importorskip("mlx.core")
+nn = pytest.importorskip("mlx.nn")
+
+from redrafter_testing.models.checkpoints import (
+    edit_config,
+    edit_tensors,
+    numbered_name,
+    plural_name,
+)
+from redrafter_testing.models.head_forms import FORMS, H, V, write_random
+from vllm_redrafter.checkpoints.writing import write_files
+from vllm_redrafter.heads.gated import GatedConfig
+from vllm_redrafter.heads.head import HeadConfig
+from vllm_redrafter.heads.medusa import MedusaConfig
+from vllm_redrafter.heads.recurrent import RecurrentConfig
+from vllm_redrafter.mlx.heads import Head, load_head
+from vllm_redrafter.utils.errors import ConfigError
+
+N, C = 4, 24
+PROJECTED = RecurrentConfig(V, H, exit_dim=C)
+
+every_form = pytest.mark.parametrize("config", FORMS.values(), ids=FORMS.keys())
+
+
+def numbers(*shape: int) -> tuple[Tensor, mx.array]:
+    """Random ones, for both libraries."""
+    values = np.random.default_rng(shape).standard_normal(shape).astype(np.float32)
+    return torch.from_numpy(values), mx.array(values)
+
+
+def assert_close(found: mx.array, expected: Tensor) -> None:
+    np.testing.assert_allclose(np.array(found), expected.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def values(array: mx.array) -> Tensor:
+    return torch.from_numpy(np.array(array.astype(mx.float32)))
+
+
+@every_form
+def test_each_part_equals_torchs(config: HeadConfig, tmp_path: Path) -> None:
+    expected = write_random(config, tmp_path)
+    head = load_head(str(tmp_path), mx.float32)
+    assert head.config == config
+    torch_hidden, hidden = numbers(1, config.hidden_width)
+    torch_embedded, embedded = numbers(N, H)
+    torch_state, state = numbers(N, H)
+    torch_condition, condition = expected.condition(torch_hidden), head.condition(hidden)
+    assert_close(condition, torch_condition)
+    root = expected.start(torch_condition, torch_embedded[:1])
+    assert_close(head.start(condition, embedded[:1]), root)
+    assert_close(head.advance(state, embedded), expected.advance(torch_state, torch_embedded))
+    logits = expected.logits(torch_condition, torch_state, 1)
+    assert_close(head.logits(condition, state, 1), logits)
+    tokens = torch.arange(config.num_ranked_tokens)
+    target_tokens = head.target_tokens(mx.arange(config.num_ranked_tokens, dtype=mx.int32))
+    assert target_tokens.dtype == mx.int32
+    assert target_tokens.tolist() == expected.target_tokens(tokens).tolist()
+
+
+@every_form
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
+def test_half_precision_is_near_and_stays_half(
+    config: HeadConfig, dtype: mx.Dtype, tmp_path: Path
+) -> None:
+    expected = write_random(config, tmp_path)
+    head = load_head(str(tmp_path), dtype)
+    torch_hidden, hidden = numbers(1, config.hidden_width)
+    torch_embedded, embedded = numbers(1, H)
+    hidden, embedded = hidden.astype(dtype), embedded.astype(dtype)
+    condition = head.condition(hidden)
+    state = head.advance(head.start(condition, embedded), embedded)
+    logits = head.logits(condition, state, 1)
+    assert condition.dtype == state.dtype == logits.dtype == dtype
+    torch_condition = expected.condition(torch_hidden)
+    torch_state = expected.start(torch_condition, torch_embedded)
+    torch_state = expected.advance(torch_state, torch_embedded)
+    torch_logits = expected.logits(torch_condition, torch_state, 1)
+    error = (values(logits) - torch_logits).square().mean()
+    assert error < 1e-3 * torch_logits.square().mean()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "torch_dtype"),
+    [(mx.bfloat16, torch.bfloat16), (mx.float16, torch.float16), (mx.float32, torch.float32)],
+)
+def test_weights_are_the_checkpoints_bit_by_bit(
+    dtype: mx.Dtype, torch_dtype: torch.dtype, tmp_path: Path
+) -> None:
+    written = write_random(GatedConfig(V, H), tmp_path, torch_dtype)
+    weight = load_head(str(tmp_path), dtype).vocabulary.weight
+    assert weight.dtype == dtype
+    assert torch.equal(values(weight), written.vocabulary_layer(0).weight.float())
+
+
+@pytest.mark.parametrize("renamed", [plural_name, numbered_name])
+def test_checkpoints_of_other_programs_are_read(renamed: object, tmp_path: Path) -> None:
+    expected = write_random(PROJECTED, tmp_path / "own")
+    write_files(expected, tmp_path / "other", "apple", {})
+
+    def rename(tensors: dict[str, Tensor]) -> None:
+        for name in list(tensors):
+            tensors[renamed(name)] = tensors.pop(name)
+
+    edit_tensors(tmp_path / "other", rename)
+    heads = [load_head(str(tmp_path / name), mx.float32) for name in ("own", "other")]
+    _, state = numbers(N, H)
+    _, condition = numbers(1, C)
+    assert mx.array_equal(*(head.logits(condition, state, 0) for head in heads))
+
+
+def test_a_config_without_rnn_is_read_as_apples_code_reads_it(tmp_path: Path) -> None:
+    write_random(RecurrentConfig(V, H, exit_dim=C, rnn=False), tmp_path)
+    edit_config(tmp_path, lambda entries: entries.pop("rnn"))
+    head = load_head(str(tmp_path), mx.float32)
+    _, state = numbers(N, H)
+    _, embedded = numbers(1, H)
+    assert mx.array_equal(head.advance(state, embedded), state + embedded)
+
+
+@every_form
+def test_nothing_but_zeros_gives_numbers(config: HeadConfig, tmp_path: Path) -> None:
+    """Unused tokens have embeddings of zeros."""
+    write_random(config, tmp_path)
+    head = load_head(str(tmp_path), mx.float32)
+    condition = head.condition(mx.zeros((1, config.hidden_width)))
+    state = head.start(condition, mx.zeros((1, H)))
+    state = head.advance(mx.zeros_like(state), mx.zeros((1, H)))
+    assert mx.isfinite(head.logits(condition, state, 1)).all()
+
+
+def test_reading_a_head_leaves_mlxs_random_numbers_as_they_were(tmp_path: Path) -> None:
+    """Else a seed would give other samples with a drafter than without."""
+    write_random(PROJECTED, tmp_path)
+    mx.random.seed(3)
+    expected = mx.random.uniform(shape=(4,)).tolist()
+    mx.random.seed(3)
+    load_head(str(tmp_path), mx.float32)
+    assert mx.random.uniform(shape=(4,)).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    "config", [RecurrentConfig(V, 64, exit_dim=64), GatedConfig(V, 64)], ids=["recurrent", "gated"]
+)
+def test_a_head_can_be_quantised_as_a_target_is(config: HeadConfig, tmp_path: Path) -> None:
+    write_random(config, tmp_path)
+    head, expected = (load_head(str(tmp_path), mx.float32) for _ in range(2))
+    nn.quantize(head, group_size=64, bits=8)
+
+    def logits(of: Head) -> Tensor:
+        hidden, embedded = numbers(1, 64)[1], numbers(1, 1, 64)[1][0]
+        condition = of.condition(hidden)
+        return values(of.logits(condition, of.start(condition, embedded), 0))
+
+    error = (logits(head) - logits(expected)).square().mean()
+    assert 0 < error < 1e-3 * logits(expected).square().mean()
+
+
+def test_a_head_without_an_mlx_form_is_refused_by_name(tmp_path: Path) -> None:
+    write_random(MedusaConfig(V, H, num_heads=3), tmp_path)
+    with pytest.raises(ConfigError, match=r"'redrafter_medusa' does not run in MLX.*vLLM"):
+        load_head(str(tmp_path), mx.float32)
+
+
+def test_a_dtype_that_no_target_has_is_refused(tmp_path: Path) -> None:
+    write_random(PROJECTED, tmp_path)
+    with pytest.raises(ConfigError, match=r"int8; load the target in one of .*bfloat16"):
+        load_head(str(tmp_path), mx.int8)
+
+
+def test_what_is_no_drafter_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    with pytest.raises(ConfigError, match="not a ReDrafter checkpoint"):
+        load_head(str(tmp_path), mx.float32)
+
+
+def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    write_random(PROJECTED, tmp_path)
+    edit_config(tmp_path, lambda entries: entries.update(exit_dim=C + 1))
+    with pytest.raises(ConfigError, match="input_proj"):
+        load_head(str(tmp_path), mx.float32)

@@ -1,0 +1,120 @@
+"""Beam search in MLX, for one request: `tree/beam_search.py` says it in torch, for a batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from vllm_redrafter.config import TOP_TOKENS
+from vllm_redrafter.mlx.heads import Head
+
+
+class Explored(NamedTuple):
+    """What a beam search visited: L levels, W beams per level, best beam first.
+
+    Attributes:
+        tokens: [L, W] int32, in the target's ids.
+        back_pointers: [L, W] int32, the beam of the level above that a node grew from; 0 on the
+            first level.
+        log_probs: [L, W] float32, cumulative; -inf marks a slot that no beam fills.
+    """
+
+    tokens: mx.array
+    back_pointers: mx.array
+    log_probs: mx.array
+
+
+def beam_search(
+    head: Head,
+    embed: Callable[[mx.array], mx.array],
+    hidden: mx.array,
+    root: mx.array,
+    beam_width: int,
+    beam_length: int,
+) -> Explored:
+    """Search the L tokens that follow the root; nothing is evaluated here.
+
+    Of equally probable nodes of a level, that of the better beam comes first; of one beam's, that
+    of the smaller draft token.
+
+    Args:
+        head: the draft head.
+        embed: the target's input embedding, tokens [...] -> [..., H].
+        hidden: [(1 + n) H], the target's hidden states that predicted the root, of the n further
+            layers that the head reads.
+        root: [] integer, the last sampled token.
+        beam_width: W.
+        beam_length: L.
+    """
+    condition = head.condition(hidden[None])
+    # The first level has one beam, the root itself.
+    state = head.start(condition, embed(root[None]))
+    scores, candidates = log_softmax_of_top(head.logits(condition, state, 0), beam_width)
+    log_probs, tokens = scores[0], head.target_tokens(candidates[0])
+    back_pointers = mx.zeros_like(tokens)
+    levels = [Explored(tokens, back_pointers, log_probs)]
+
+    for depth in range(1, beam_length):
+        state = head.advance(state[back_pointers], embed(tokens))
+        scores, candidates = log_softmax_of_top(head.logits(condition, state, depth), beam_width)
+        # A beam of the next level is among its parent's W best, so W x W candidates suffice.
+        scores = (scores + log_probs[:, None]).flatten()
+        best = _descending(scores)[:beam_width]
+        log_probs, back_pointers = scores[best], best // beam_width
+        tokens = head.target_tokens(candidates.flatten()[best])
+        levels.append(Explored(tokens, back_pointers, log_probs))
+    return Explored(*(mx.stack(list(parts)) for parts in zip(*levels, strict=True)))
+
+
+def log_softmax_of_top(logits: mx.array, num: int) -> tuple[mx.array, mx.array]:
+    """The `num` best tokens, with log-probabilities normalised over the top 50 alone.
+
+    Args:
+        logits: [N, V].
+        num: how many to return; at most 50.
+
+    Returns:
+        (log-probabilities [N, num] float32 in descending order, tokens [N, num] int32, the smaller
+        first where they are equal); where V < num, the missing entries are -inf and token 0.
+    """
+    values, tokens = _top(logits, min(TOP_TOKENS, logits.shape[-1]))
+    values = values.astype(mx.float32)
+    log_probs = values[:, :num] - mx.logsumexp(values, axis=-1, keepdims=True)
+    tokens = tokens[:, :num]
+    if missing := num - tokens.shape[-1]:
+        log_probs = mx.pad(log_probs, [(0, 0), (0, missing)], constant_values=-math.inf)
+        tokens = mx.pad(tokens, [(0, 0), (0, missing)])
+    return log_probs, tokens
+
+
+def _top(logits: mx.array, count: int) -> tuple[mx.array, mx.array]:
+    """The `count` largest logits of each row in descending order, and their tokens.
+
+    They are in the `count` groups of tokens with the largest maxima: what is sorted are these
+    maxima and those groups, a few thousand numbers of any vocabulary.
+    """
+    rows, vocab = logits.shape
+    size = _group_size(vocab, count)
+    if unused := -vocab % size:
+        logits = mx.pad(logits, [(0, 0), (0, unused)], constant_values=-math.inf)
+    groups = logits.reshape(rows, -1, size)
+    # In the order of their tokens, which stable sorting then leaves as it is among equal logits.
+    best = mx.sort(_descending(groups.max(axis=-1))[:, :count], axis=-1)
+    candidates = mx.take_along_axis(groups, best[..., None], axis=1).reshape(rows, -1)
+    order = _descending(candidates)[:, :count]
+    tokens = mx.take_along_axis(best, order // size, axis=1) * size + order % size
+    return mx.take_along_axis(candidates, order, axis=1), tokens
+
+
+def _group_size(vocab: int, count: int) -> int:
+    """A power of two, of which vocabularies are often multiples: near where maxima (vocab / size)
+    and the best groups' tokens (count * size) are equally many."""
+    return 1 << max(0, round(math.log2(vocab / count) / 2))
+
+
+def _descending(values: mx.array) -> mx.array:
+    """The order [..., N] int32 that sorts the last axis; MLX's sort is stable."""
+    return mx.argsort(-values, axis=-1).astype(mx.int32)

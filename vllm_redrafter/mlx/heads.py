@@ -1,0 +1,214 @@
+"""The draft heads in MLX; their terms and mathematics are those of `vllm_redrafter/heads`.
+
+Their matrices are layers of `mlx.nn`, so that `nn.quantize` applies to a head as to a target.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from functools import partial
+
+import mlx.core as mx
+import mlx.nn as nn
+import torch
+
+from vllm_redrafter.checkpoints.reading import load_config, load_drafter
+from vllm_redrafter.heads import fusion
+from vllm_redrafter.heads.gated import GatedConfig
+from vllm_redrafter.heads.gated_layers import EPSILON
+from vllm_redrafter.heads.head import HeadConfig
+from vllm_redrafter.heads.recurrent_layers import RecurrentConfig
+from vllm_redrafter.utils.errors import ConfigError
+
+DTYPES = {
+    mx.float32: torch.float32,
+    mx.bfloat16: torch.bfloat16,
+    mx.float16: torch.float16,
+}
+"""That a head may run in."""
+
+Tensors = Mapping[str, mx.array]
+
+
+class Head(nn.Module, ABC):
+    """What a beam search needs of a head: `heads/head.py` has its methods, and their shapes.
+
+    Args:
+        config: its sizes.
+        tensors: its checkpoint's, by their own names.
+    """
+
+    config: HeadConfig
+
+    def __init__(self, config: HeadConfig, tensors: Tensors) -> None:
+        super().__init__()
+        self.config = config
+        if config.target_layers:
+            self.fuse = _linear(tensors["fuse.weight"])
+        # Behind an underscore it is no parameter, which `nn.Module` would convert with others.
+        self._target_tokens: mx.array | None = None
+        if config.draft_vocab_size is not None:
+            d2t = tensors["d2t"].astype(mx.int32)
+            self._target_tokens = d2t + mx.arange(config.draft_vocab_size, dtype=mx.int32)
+
+    @abstractmethod
+    def condition(self, hidden: mx.array) -> mx.array:
+        """Of the target's hidden states [..., (1 + n) H], what is the same for a whole draft."""
+
+    @abstractmethod
+    def start(self, condition: mx.array, embedded: mx.array) -> mx.array:
+        """The state [..., S] at the root, whose embedding is [..., H]."""
+
+    @abstractmethod
+    def advance(self, state: mx.array, embedded: mx.array) -> mx.array:
+        """The state [..., S] at a child, from its parent's and its token's embedding [..., H]."""
+
+    @abstractmethod
+    def logits(self, condition: mx.array, state: mx.array, depth: int) -> mx.array:
+        """Of the next draft token, [..., draft tokens], at nodes of this depth."""
+
+    def target_tokens(self, draft_tokens: mx.array) -> mx.array:
+        """The target's ids of draft tokens [...] int32."""
+        return draft_tokens if self._target_tokens is None else self._target_tokens[draft_tokens]
+
+    def fused(self, hidden: mx.array) -> mx.array:
+        """One hidden state [..., H] of those that are given: see `heads/fusion.py`."""
+        if not self.config.target_layers:
+            return hidden
+        size = self.config.hidden_size
+        layers = mx.unflatten(hidden[..., size:], -1, (-1, size))
+        return hidden[..., :size] + self.fuse(_normed(layers, fusion.EPSILON).flatten(-2))
+
+
+class RecurrentHead(Head):
+    """Apple's head: see `heads/recurrent.py`."""
+
+    config: RecurrentConfig
+
+    def __init__(self, config: RecurrentConfig, tensors: Tensors) -> None:
+        super().__init__(config, tensors)
+        if config.rnn:
+            self.rnn_w = _linear(tensors["rnn_w.weight"], tensors["rnn_u.bias"])
+            self.rnn_u = _linear(tensors["rnn_u.weight"])
+        if config.has_input_projection:
+            of_hidden, of_state = mx.split(tensors["input_proj.weight"], 2, axis=1)
+            self.project_hidden = _linear(mx.contiguous(of_hidden), tensors["input_proj.bias"])
+            self.project_state = _linear(mx.contiguous(of_state))
+        names = [f"lm_head.{index}.linear" for index in range(config.num_draft_layers)]
+        self.blocks = [_linear(tensors[f"{n}.weight"], tensors[f"{n}.bias"]) for n in names]
+        self.vocabulary = _linear(tensors[f"lm_head.{config.num_draft_layers}.weight"])
+
+    def condition(self, hidden: mx.array) -> mx.array:
+        hidden = self.fused(hidden)
+        return self.project_hidden(hidden) if self.config.has_input_projection else hidden
+
+    def start(self, condition: mx.array, embedded: mx.array) -> mx.array:
+        return nn.silu(self.rnn_w(embedded)) if self.config.rnn else embedded
+
+    def advance(self, state: mx.array, embedded: mx.array) -> mx.array:
+        if not self.config.rnn:
+            return state + embedded
+        return nn.silu(self.rnn_w(embedded) + self.rnn_u(state))
+
+    def logits(self, condition: mx.array, state: mx.array, depth: int) -> mx.array:
+        if self.config.has_input_projection:
+            x = condition + self.project_state(state)
+        else:
+            x = mx.concatenate([mx.broadcast_to(condition, state.shape), state], axis=-1)
+        for block in self.blocks:
+            x = x + nn.silu(block(x))
+        return self.vocabulary(x)
+
+
+class GatedHead(Head):
+    """The gated head: see `heads/gated.py`."""
+
+    config: GatedConfig
+
+    def __init__(self, config: GatedConfig, tensors: Tensors) -> None:
+        super().__init__(config, tensors)
+        self.cell = _linear(tensors["cell.weight"], tensors["cell.bias"])
+        names = [f"blocks.{index}" for index in range(config.num_draft_layers)]
+        self.blocks = [_linear(tensors[f"{n}.weight"], tensors[f"{n}.bias"]) for n in names]
+        self.scale = tensors["scale"]
+        self.vocabulary = _linear(tensors["lm_head.weight"])
+        # |x| + e and sqrt(|x|^2 + e^2) are the same number, but for an |x| near e.
+        self._epsilon = EPSILON**2 / config.hidden_size
+
+    def condition(self, hidden: mx.array) -> mx.array:
+        return self.fused(hidden)
+
+    def start(self, condition: mx.array, embedded: mx.array) -> mx.array:
+        return self.advance(condition, embedded)
+
+    def advance(self, state: mx.array, embedded: mx.array) -> mx.array:
+        both = _normed(mx.stack([embedded, state], axis=-2), self._epsilon)
+        gate, candidate = mx.split(self.cell(both.flatten(-2)), 2, axis=-1)
+        return _mixed(gate, candidate, state)
+
+    def logits(self, condition: mx.array, state: mx.array, depth: int) -> mx.array:
+        for block in self.blocks:
+            state = state + nn.silu(block(_normed(state, self._epsilon)))
+        return self.vocabulary(mx.fast.rms_norm(state, self.scale, self._epsilon))
+
+
+FORMS: dict[type[HeadConfig], type[Head]] = {
+    RecurrentConfig: RecurrentHead,
+    GatedConfig: GatedHead,
+}
+"""The heads that have an MLX form, by their sizes' class."""
+
+
+def load_head(model: str, dtype: mx.Dtype, revision: str | None = None) -> Head:
+    """Read a drafter's checkpoint.
+
+    Args:
+        model: a folder, or a hub repository's id.
+        dtype: of the head's parameters: the target's.
+        revision: of the hub repository.
+
+    Raises:
+        ConfigError: a head or a dtype that MLX has no form for here, or a checkpoint that
+            `checkpoints.reading.load_drafter` refuses.
+    """
+    config = load_config(model, revision)
+    if (form := FORMS.get(type(config))) is None:
+        known = " and ".join(f'"{config_class.model_type}"' for config_class in FORMS)
+        raise ConfigError(
+            f"{model}: a head of model_type {config.model_type!r} does not run in MLX, where "
+            f"those of {known} do; take a drafter with such a head, or serve this one with vLLM"
+        )
+    if dtype not in DTYPES:
+        raise ConfigError(
+            f"{model}: a drafter does not run in {dtype}; load the target in one of "
+            f"{', '.join(map(str, DTYPES))}"
+        )
+    state = load_drafter(model, DTYPES[dtype], revision).state_dict()
+    head = form(config, {name: mx.array(tensor) for name, tensor in state.items()})
+    head.freeze()
+    # Else the lazy copies would keep torch's tensors.
+    mx.eval(head.parameters())
+    return head
+
+
+def _linear(weight: mx.array, bias: mx.array | None = None) -> nn.Linear:
+    """A layer of these; `nn.Linear` itself would draw from MLX's global random state."""
+    layer = nn.Linear.__new__(nn.Linear)
+    nn.Module.__init__(layer)
+    layer.weight = weight
+    if bias is not None:
+        layer.bias = bias
+    return layer
+
+
+def _normed(x: mx.array, epsilon: float) -> mx.array:
+    """x / rms(x) over the last axis, computed in float32."""
+    return mx.fast.rms_norm(x, None, epsilon)
+
+
+@partial(mx.compile, shapeless=True)
+def _mixed(gate: mx.array, candidate: mx.array, state: mx.array) -> mx.array:
+    """z s + (1 - z) SiLU(x), with z the sigmoid of the gate."""
+    candidate = candidate * mx.sigmoid(candidate)
+    return candidate + mx.sigmoid(gate) * (state - candidate)

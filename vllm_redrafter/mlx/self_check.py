@@ -1,0 +1,121 @@
+"""A few tokens through a model, before it is trusted with trees.
+
+Models are told by what they do, not by their names: a small tree must give at each node what the
+model itself gives for the tokens on the node's path, and the tapped hidden states must be what the
+logits come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.models.cache import make_prompt_cache
+
+from vllm_redrafter.mlx.tree_cache import TreeInput
+
+if TYPE_CHECKING:
+    from vllm_redrafter.mlx.target import TreeTarget
+
+CONTEXT = 5
+"""Tokens before the tree."""
+
+PARENTS = (0, 0, 0, 0, 1, 1, 2, 4)
+"""Six of eight nodes are neither where a causal mask nor where a position for each row has them."""
+
+LEAVES = ((0, 3), (0, 1, 5), (0, 2, 6), (0, 1, 4, 7))
+"""The tree's paths; the last is the one that is kept."""
+
+ROUNDING = {mx.float32: 1e-3, mx.bfloat16: 0.1, mx.float16: 0.05}
+"""By dtype, how far two ways to compute the same logits may lie apart; see `distance`."""
+
+FAR = 4
+"""A tree with a wrong mask must lie at least so many times as far off as the right one."""
+
+
+def differences(target: TreeTarget) -> Iterator[str]:
+    """In what a target does not do as the model does; nothing where it does.
+
+    Args:
+        target: its model has its weights.
+    """
+    yield from tap_differences(target)
+    yield from tree_differences(target)
+
+
+def tap_differences(target: TreeTarget) -> Iterator[str]:
+    """Why the tapped state is not the one that the logits come from, after the final norm."""
+    context, nodes, _ = _tokens(target)
+    with target.taps.watch() as seen:
+        expected = _plain_logits(target, context)
+
+    def logits_of(state: mx.array) -> mx.array:
+        with target.taps.watch(replacement=state):
+            return _plain_logits(target, nodes[:CONTEXT])
+
+    if distance(logits_of(seen.output), expected) > ROUNDING[target.dtype]:
+        yield "its logits do not come from the output of the module that has its layers alone"
+    # A norm behind the tap would undo the factor.
+    if distance(logits_of(2 * seen.output), expected) <= ROUNDING[target.dtype]:
+        yield "the final norm is not in the module that has its layers"
+
+
+def tree_differences(target: TreeTarget) -> Iterator[str]:
+    """Where a small tree's logits, or those behind a kept path, are not the model's own."""
+    context, nodes, following = _tokens(target)
+    caches, tree = target.make_cache(), TreeInput(PARENTS)
+    target.forward(context, caches)
+    logits, _ = target.forward(nodes, caches, tree)
+    rows = [cache.rows_of(mx.array(LEAVES[-1])) for cache in caches]
+    mx.eval(logits, rows)
+    expected = expected_logits(target, context, nodes)
+    allowed = min(ROUNDING[target.dtype], wrong_mask(target, context, nodes, expected) / FAR)
+    if (off := distance(logits, expected)) > allowed:
+        yield f"a tree's logits are {off:.1g} off, of which {allowed:.1g} may be rounding"
+        return
+    for cache, its_rows in zip(caches, rows, strict=True):
+        cache.keep(its_rows, len(LEAVES[-1]))
+    logits, _ = target.forward(following, caches)
+    tokens = mx.concatenate([context, nodes[mx.array(LEAVES[-1])], following])
+    if (off := distance(logits, _plain_logits(target, tokens)[-1:])) > allowed:
+        yield f"the logits behind a kept path are {off:.1g} off"
+
+
+def expected_logits(target: TreeTarget, context: mx.array, nodes: mx.array) -> mx.array:
+    """[N, V], what the model itself gives at each node, path by path."""
+    found: dict[int, mx.array] = {}
+    for path in LEAVES:
+        logits = _plain_logits(target, mx.concatenate([context, nodes[mx.array(path)]]))
+        found |= dict(zip(path, logits[len(context) :], strict=True))
+    return mx.stack([found[node] for node in range(len(PARENTS))])
+
+
+def wrong_mask(target: TreeTarget, context: mx.array, nodes: mx.array, expected: mx.array) -> float:
+    """How far off a tree is whose nodes see all before them."""
+    caches, tree = target.make_cache(), TreeInput(PARENTS)
+    tree.sees = np.tri(len(PARENTS), dtype=bool)
+    target.forward(context, caches)
+    return distance(target.forward(nodes, caches, tree)[0], expected)
+
+
+def distance(logits: mx.array, expected: mx.array) -> float:
+    """Of logits [N, V]: the norm of the difference by that of the deviation from the mean.
+
+    The median over nodes: in a mixture of experts, rounding may send one token to another expert.
+    """
+    got, right = (np.array(x.astype(mx.float32)) for x in (logits, expected))
+    deviation = np.linalg.norm(right - right.mean(1, keepdims=True), axis=1)
+    return float(np.median(np.linalg.norm(got - right, axis=1) / deviation))
+
+
+def _plain_logits(target: TreeTarget, tokens: mx.array) -> mx.array:
+    return target.model(tokens[None], cache=make_prompt_cache(target.model))[0]
+
+
+def _tokens(target: TreeTarget) -> tuple[mx.array, mx.array, mx.array]:
+    """A context, a tree's tokens and one more: all different, from all over the vocabulary."""
+    spread = np.linspace(1, target.vocab_size - 1, CONTEXT + len(PARENTS) + 1).astype(np.int32)
+    tokens = mx.array(np.random.default_rng(0).permutation(spread))
+    return tokens[:CONTEXT], tokens[CONTEXT:-1], tokens[-1:]

@@ -1,0 +1,135 @@
+"""A model of mlx-lm as a target: it verifies token trees, and shows a drafter its hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.cache import KVCache, RotatingKVCache
+
+from vllm_redrafter.heads.target_layers import missing_layers
+from vllm_redrafter.mlx.obstacles import obstacles, windows
+from vllm_redrafter.mlx.positions import take_positions
+from vllm_redrafter.mlx.self_check import differences
+from vllm_redrafter.mlx.taps import tapped
+from vllm_redrafter.mlx.tree_cache import TreeCache, TreeInput
+from vllm_redrafter.utils.errors import ConfigError, one_line
+
+INSTEAD = "use mlx_lm.generate without a drafter, or a target that docs/mlx-models.md lists"
+
+
+class TreeTarget:
+    """A model that a drafter drafts for.
+
+    Attributes:
+        model: as mlx-lm loaded it; only the classes of its ropes and of what is tapped change.
+        hidden_size, vocab_size: H and V.
+        dtype: of the hidden states.
+    """
+
+    def __init__(self, model: nn.Module, target_layers: Sequence[int] = ()) -> None:
+        """Prepare a model in place, and try a small tree on it.
+
+        Args:
+            model: of mlx-lm, with its weights. It may serve other targets at the same time.
+            target_layers: that the drafter reads; see `vllm_redrafter/heads/target_layers.py`.
+
+        Raises:
+            ConfigError: no tree can be verified on it; the message says why.
+        """
+        if missing := missing_layers(target_layers, len(model.layers)):
+            raise ConfigError(f"target_layers: {missing}")
+        self.model = model
+        self._layers = tuple(target_layers)
+        for reason in obstacles(model):
+            raise _refusal(model, reason)
+        self._windows = windows(model)
+        taps = tapped(model, (0, *self._layers))
+        if taps is None:
+            raise _refusal(model, "no module in it has the list of its layers")
+        self.taps = taps
+        take_positions(model)
+        try:
+            logits, hidden = self.forward(mx.array([0]), self.make_cache())
+            self.vocab_size, self.dtype = logits.shape[-1], hidden.dtype
+            self.hidden_size = hidden.shape[-1] // (1 + len(self._layers))
+            found = next(differences(self), None)
+        except Exception as error:  # whatever a model does with what it does not expect
+            raise _refusal(model, f"it fails on a small one: {one_line(error)}") from error
+        if found is not None:
+            raise _refusal(model, found)
+
+    def make_cache(self) -> list[TreeCache]:
+        """Empty caches of one request.
+
+        Those of layers with a sliding window keep all tokens: a tree's nodes have windows that end
+        at different tokens. Their memory is that of layers without a window.
+        """
+        return [TreeCache(window) for window in self._windows]
+
+    def adopt(self, caches: list[KVCache | RotatingKVCache]) -> None:
+        """Make a prompt cache of mlx-lm one for trees, in place and with what is in it.
+
+        Args:
+            caches: of this model; those that are `TreeCache`s stay as they are.
+
+        Raises:
+            ConfigError: they are of another model, quantised, or have dropped tokens.
+        """
+        if len(caches) != len(self._windows):
+            raise ConfigError(
+                f"the prompt cache has {len(caches)} layers, and the target {len(self._windows)}: "
+                "make one for this model"
+            )
+        adopted = [_adopted(*pair) for pair in zip(caches, self._windows, strict=True)]
+        caches[:] = adopted
+
+    def embed(self, tokens: mx.array) -> mx.array:
+        """[..., H], what the model itself begins with for tokens [...]."""
+        with self.taps.watch(ends_at=0) as seen:
+            self.model(tokens.reshape(1, -1))
+        return seen.inputs[0].reshape(*tokens.shape, -1)
+
+    def forward(
+        self, tokens: mx.array, caches: list[TreeCache], tree: TreeInput | None = None
+    ) -> tuple[mx.array, mx.array]:
+        """The next N tokens, lazily.
+
+        Args:
+            tokens: [N] integers.
+            caches: these tokens' K and V are appended; those of a tree until `TreeCache.keep`.
+            tree: whose nodes the tokens are; None for N tokens in a row.
+
+        Returns:
+            Logits [N, V], and hidden states [N, (1 + n) H]: after the final norm, then those of
+            n target layers.
+        """
+        if tree is not None:
+            for cache in caches:
+                cache.begin(tree)
+        with self.taps.watch() as seen:
+            logits = self.model(tokens[None], cache=caches)
+        hidden = [seen.output, *(seen.inputs[layer] for layer in self._layers)]
+        return logits[0], mx.concatenate(hidden, axis=-1)[0]
+
+
+def _refusal(model: nn.Module, reason: str) -> ConfigError:
+    name = type(model).__module__.rpartition(".")[2]
+    return ConfigError(f"no token tree can be verified on mlx-lm's {name}: {reason}; {INSTEAD}")
+
+
+def _adopted(cache: KVCache | RotatingKVCache, window: int | None) -> TreeCache:
+    """The same cache where its class can be changed, else a new one of its rows."""
+    if type(cache) is RotatingKVCache and cache.offset <= cache.max_size:
+        cache.keys, cache.values, rows = None, None, (cache.keys, cache.values)
+        adopted = TreeCache.from_state((*rows, cache.offset))
+    elif type(cache) is KVCache:
+        cache.__class__ = TreeCache
+        adopted = cache
+    elif isinstance(cache, TreeCache):
+        adopted = cache
+    else:
+        raise ConfigError()
+    adopted.window = window
+    return adopted
