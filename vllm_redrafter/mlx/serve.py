@@ -166,6 +166,7 @@ def generate(
     kv_group_size: int,
     quantized_kv_start: int,
     input_embeddings: None,
+    stream: Any,
     **arguments: Any,
 ) -> Iterator[GenerationResponse]:
     """Our `stream_generate`, called as mlx-lm's server calls its own; logs tokens per step.
@@ -174,6 +175,7 @@ def generate(
         num_draft_tokens: NOT_SAID, which `check_arguments` and `Handler` see to.
         kv_bits: None, likewise; then neither `kv_group_size` nor `quantized_kv_start` has a use.
         input_embeddings: None, likewise.
+        stream: the thread's own; `stream_generate` has one of each thread as well.
         arguments: what both take alike.
     """
     num_tokens = num_steps = 0
