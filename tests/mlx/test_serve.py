@@ -14,7 +14,9 @@ from typing import NamedTuple
 
 import pytest
 
+from redrafter_testing.engines.server import free_port
 from redrafter_testing.models.reciting_target import ANSWERS, make_reciting_pair
+from redrafter_testing.models.tiny_models import add_tokenizer, make_drafter, make_target
 from redrafter_testing.requests.chat_client import (
     Message,
     answer,
@@ -26,8 +28,11 @@ from redrafter_testing.requests.chat_client import (
 )
 from vllm_redrafter.cli.chat.server import OwnServer
 from vllm_redrafter.cli.chat.service import Service
+from vllm_redrafter.utils.errors import ConfigError
 
 pytest.importorskip("mlx.core")
+
+from vllm_redrafter.mlx.serve import serve, target_and_drafter
 
 QUESTIONS = [*ANSWERS, "value 3", "names of lists"]
 
@@ -161,6 +166,47 @@ def test_what_a_request_may_not_say_is_told_to_the_client(servers: Servers) -> N
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
     message = {"role": "user", "content": [image]}
     assert "images are refused" in refusal(servers.ours, [message])
+
+
+def test_a_drafter_that_records_its_target_is_enough(tmp_path: Path) -> None:
+    target, drafter = make_target(tmp_path / "target"), make_drafter(tmp_path / "drafter")
+    assert target_and_drafter(str(target), None) == (str(target), None)
+    assert target_and_drafter(str(target), str(drafter)) == (str(target), str(drafter))
+    with pytest.raises(ConfigError, match="does not say for which target it is: name the target"):
+        target_and_drafter(str(drafter), None)
+    config = json.loads((drafter / "config.json").read_text())
+    config["speculators_config"]["verifier"] = {"name_or_path": str(target)}
+    (drafter / "config.json").write_text(json.dumps(config))
+    assert target_and_drafter(str(drafter), None) == (str(target), str(drafter))
+    with pytest.raises(ConfigError, match="is a drafter itself"):
+        target_and_drafter(str(drafter), str(drafter))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--kv-bits", "4"], r"--kv-bits is refused: .* full precision"),
+        (["--draft-model", "x"], r"--draft-model is refused: say --drafter"),
+        (["--num-draft-tokens", "4"], r"--num-draft-tokens is refused: say --spec-tokens"),
+        (["--pipeline"], r"--pipeline is refused: a drafter runs in one process"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_what_cannot_be_kept_of_the_arguments_is_refused(
+    tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    target = make_target(tmp_path / "target")
+    with pytest.raises(ConfigError, match=message):
+        serve(str(target), None, arguments, {})
+
+
+def test_a_drafter_that_does_not_fit_ends_the_command(tmp_path: Path) -> None:
+    """mlx-lm's server would go on, and answer nothing."""
+    target = make_target(tmp_path / "target")
+    add_tokenizer(target)
+    drafter = make_drafter(tmp_path / "drafter", hidden_size=64)
+    with pytest.raises(ConfigError, match=r"does not fit this target"):
+        serve(str(target), str(drafter), ["--port", str(free_port())], {})
 
 
 def steps_of_last_answer(log: Path) -> tuple[int, int]:
