@@ -175,7 +175,7 @@ def test_log_softmax_of_top_is_torchs(vocab: int, num: int) -> None:
     logits = np.random.default_rng(vocab).standard_normal((2, vocab)).astype(np.float32)
     expected_log_probs, expected = torch_log_softmax_of_top(torch.from_numpy(logits), num)
     log_probs, tokens = log_softmax_of_top(mx.array(logits), num)
-    assert log_probs.dtype == mx.float32 and tokens.dtype == mx.int32
+    assert log_probs.dtype == mx.float32 and tokens.dtype == mx.uint32
     np.testing.assert_allclose(np.array(log_probs), expected_log_probs, atol=1e-5)
     assert tokens.tolist() == expected.tolist()
 
@@ -195,6 +195,13 @@ def test_of_equal_logits_the_smaller_token_comes_first(
         assert found[: len(order)] == order
         top = torch.tensor([float(row[token]) for token in order])
         assert scores[: len(order)] == pytest.approx(top.log_softmax(dim=0).tolist(), abs=1e-5)
+
+
+def test_of_numbers_that_overflow_tokens_stay_within_the_vocabulary() -> None:
+    """MLX does not check what it looks up by them."""
+    logits = mx.where(mx.arange(301) == 300, 1.0, mx.nan)
+    _, tokens = log_softmax_of_top(logits[None], 50)
+    assert tokens.max() < 301
 
 
 def test_of_equally_probable_nodes_the_better_beams_child_comes_first(tmp_path: Path) -> None:

@@ -64,8 +64,7 @@ def test_each_part_equals_torchs(config: HeadConfig, tmp_path: Path) -> None:
     logits = expected.logits(torch_condition, torch_state, 1)
     assert_close(head.logits(condition, state, 1), logits)
     tokens = torch.arange(config.num_ranked_tokens)
-    target_tokens = head.target_tokens(mx.arange(config.num_ranked_tokens, dtype=mx.int32))
-    assert target_tokens.dtype == mx.int32
+    target_tokens = head.target_tokens(mx.arange(config.num_ranked_tokens, dtype=mx.uint32))
     assert target_tokens.tolist() == expected.target_tokens(tokens).tolist()
 
 

@@ -15,6 +15,7 @@ from vllm_redrafter.budget.proposer import Draft, Proposer
 from vllm_redrafter.budget.stats import StepStats
 from vllm_redrafter.tree.acceptance import AcceptedPath
 from vllm_redrafter.tree.context_matches import ContextMatches
+from vllm_redrafter.tree.policy import SearchShape
 from vllm_redrafter.tree.token_tree import TokenTree
 from vllm_redrafter.tree.walk import accepted_nodes, judged_nodes
 
@@ -38,6 +39,10 @@ class FixedDrafting:
             max_nodes: what the next step can verify per request; at least 1.
         """
         return True
+
+    def shape(self, max_nodes: int) -> SearchShape:
+        """The search of a draft that pays, of which at most so many nodes are verified."""
+        return self.proposer.shape(max_nodes)
 
     def skips_draft(self, request_ids: Sequence[str], max_nodes: int) -> bool:
         """Is it settled that this step drafts nothing? Then `pays` need not be asked.
@@ -155,6 +160,11 @@ class AdaptiveDrafting(FixedDrafting):
         self._requests, self._max_nodes, self._sampled = list(request_ids), max_nodes, sampled
         return self.planner.plan(sampled, max_nodes) is not None
 
+    def shape(self, max_nodes: int) -> SearchShape:
+        """See `FixedDrafting.shape`: what was planned by `pays`."""
+        assert self.planner.shape is not None
+        return self.planner.shape
+
     def skips_draft(self, request_ids: Sequence[str], max_nodes: int) -> bool:
         """See `FixedDrafting.skips_draft`: nothing was drafted for this very batch."""
         same = max_nodes == self._max_nodes and self._requests == request_ids
@@ -170,8 +180,7 @@ class AdaptiveDrafting(FixedDrafting):
         matches: ContextMatches | None = None,
     ) -> TokenTree:
         """See `FixedDrafting.draft`."""
-        shape = self.planner.shape
-        assert shape is not None
+        shape = self.shape(self._max_nodes)
         terms = self.planner.terms(len(request_ids))
         draft = self.proposer.propose_best(
             states, roots, chain, most, self._sampled, shape, terms, matches

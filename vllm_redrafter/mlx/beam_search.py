@@ -43,8 +43,8 @@ def beam_search(
     Args:
         head: the draft head.
         embed: the target's input embedding, tokens [...] -> [..., H].
-        hidden: [(1 + n) H], the target's hidden states that predicted the root, of the n further
-            layers that the head reads.
+        hidden: [(1 + n) H], the target's, which predicted the root; n layers' are behind the last
+            one's.
         root: [] integer, the last sampled token.
         beam_width: W.
         beam_length: L.
@@ -66,7 +66,8 @@ def beam_search(
         log_probs, back_pointers = scores[best], best // beam_width
         tokens = head.target_tokens(candidates.flatten()[best])
         levels.append(Explored(tokens, back_pointers, log_probs))
-    return Explored(*(mx.stack(list(parts)) for parts in zip(*levels, strict=True)))
+    tokens, back_pointers, log_probs = (mx.stack(list(part)) for part in zip(*levels, strict=True))
+    return Explored(tokens.astype(mx.int32), back_pointers.astype(mx.int32), log_probs)
 
 
 def log_softmax_of_top(logits: mx.array, num: int) -> tuple[mx.array, mx.array]:
@@ -77,7 +78,7 @@ def log_softmax_of_top(logits: mx.array, num: int) -> tuple[mx.array, mx.array]:
         num: how many to return; at most 50.
 
     Returns:
-        (log-probabilities [N, num] float32 in descending order, tokens [N, num] int32, the smaller
+        (log-probabilities [N, num] float32 in descending order, tokens [N, num] uint32, the smaller
         first where they are equal); where V < num, the missing entries are -inf and token 0.
     """
     values, tokens = _top(logits, min(TOP_TOKENS, logits.shape[-1]))
@@ -93,8 +94,9 @@ def log_softmax_of_top(logits: mx.array, num: int) -> tuple[mx.array, mx.array]:
 def _top(logits: mx.array, count: int) -> tuple[mx.array, mx.array]:
     """The `count` largest logits of each row in descending order, and their tokens.
 
-    They are in the `count` groups of tokens with the largest maxima: what is sorted are these
-    maxima and those groups, a few thousand numbers of any vocabulary.
+    They are in the `count` groups of tokens that have the largest maxima. So what is sorted are
+    the maxima and those groups, a few thousand numbers. MLX's own `argpartition` promises no order
+    of equal ones, and sorts the whole vocabulary on Metal.
     """
     rows, vocab = logits.shape
     size = _group_size(vocab, count)
@@ -103,18 +105,24 @@ def _top(logits: mx.array, count: int) -> tuple[mx.array, mx.array]:
     groups = logits.reshape(rows, -1, size)
     # In the order of their tokens, which stable sorting then leaves as it is among equal logits.
     best = mx.sort(_descending(groups.max(axis=-1))[:, :count], axis=-1)
-    candidates = mx.take_along_axis(groups, best[..., None], axis=1).reshape(rows, -1)
+    candidates = mx.take_along_axis(groups, best[..., None], axis=1).flatten(1)
+    tokens = (best[..., None] * size + mx.arange(size, dtype=mx.uint32)).flatten(1)
+    if unused:
+        # NaN, of a target whose numbers overflow, is sorted behind the padding.
+        tokens = mx.minimum(tokens, vocab - 1)
     order = _descending(candidates)[:, :count]
-    tokens = mx.take_along_axis(best, order // size, axis=1) * size + order % size
-    return mx.take_along_axis(candidates, order, axis=1), tokens
+    values = mx.take_along_axis(candidates, order, axis=1)
+    return values, mx.take_along_axis(tokens, order, axis=1)
 
 
 def _group_size(vocab: int, count: int) -> int:
-    """A power of two, of which vocabularies are often multiples: near where maxima (vocab / size)
-    and the best groups' tokens (count * size) are equally many."""
-    return 1 << max(0, round(math.log2(vocab / count) / 2))
+    """How many tokens a group has: a power of two, of which vocabularies are often multiples.
+
+    Near sqrt(vocab / count), where there are as many maxima as tokens in the best groups.
+    """
+    return 1 << round(math.log2(vocab / count) / 2)
 
 
 def _descending(values: mx.array) -> mx.array:
-    """The order [..., N] int32 that sorts the last axis; MLX's sort is stable."""
-    return mx.argsort(-values, axis=-1).astype(mx.int32)
+    """The order [..., N] uint32 that sorts the last axis; MLX's sort is stable."""
+    return mx.argsort(-values, axis=-1)

@@ -46,11 +46,10 @@ class Head(nn.Module, ABC):
         self.config = config
         if config.target_layers:
             self.fuse = _linear(tensors["fuse.weight"])
-        # Behind an underscore it is no parameter, which `nn.Module` would convert with others.
-        self._target_tokens: mx.array | None = None
+        self.ranked_tokens: mx.array | None = None
         if config.draft_vocab_size is not None:
             d2t = tensors["d2t"].astype(mx.int32)
-            self._target_tokens = d2t + mx.arange(config.draft_vocab_size, dtype=mx.int32)
+            self.ranked_tokens = d2t + mx.arange(config.draft_vocab_size, dtype=mx.int32)
 
     @abstractmethod
     def condition(self, hidden: mx.array) -> mx.array:
@@ -69,8 +68,8 @@ class Head(nn.Module, ABC):
         """Of the next draft token, [..., draft tokens], at nodes of this depth."""
 
     def target_tokens(self, draft_tokens: mx.array) -> mx.array:
-        """The target's ids of draft tokens [...] int32."""
-        return draft_tokens if self._target_tokens is None else self._target_tokens[draft_tokens]
+        """The target's ids of draft tokens [...]."""
+        return draft_tokens if self.ranked_tokens is None else self.ranked_tokens[draft_tokens]
 
     def fused(self, hidden: mx.array) -> mx.array:
         """One hidden state [..., H] of those that are given: see `heads/fusion.py`."""
@@ -133,7 +132,7 @@ class GatedHead(Head):
         self.blocks = [_linear(tensors[f"{n}.weight"], tensors[f"{n}.bias"]) for n in names]
         self.scale = tensors["scale"]
         self.vocabulary = _linear(tensors["lm_head.weight"])
-        # |x| + e and sqrt(|x|^2 + e^2) are the same number, but for an |x| near e.
+        # |x| + e and sqrt(|x|^2 + e^2) are nearly the same number, unless |x| is near e.
         self._epsilon = EPSILON**2 / config.hidden_size
 
     def condition(self, hidden: mx.array) -> mx.array:
@@ -186,8 +185,7 @@ def load_head(model: str, dtype: mx.Dtype, revision: str | None = None) -> Head:
         )
     state = load_drafter(model, DTYPES[dtype], revision).state_dict()
     head = form(config, {name: mx.array(tensor) for name, tensor in state.items()})
-    head.freeze()
-    # Else the lazy copies would keep torch's tensors.
+    # What is split or added above is made here, not in the first draft.
     mx.eval(head.parameters())
     return head
 
@@ -210,5 +208,5 @@ def _normed(x: mx.array, epsilon: float) -> mx.array:
 @partial(mx.compile, shapeless=True)
 def _mixed(gate: mx.array, candidate: mx.array, state: mx.array) -> mx.array:
     """z s + (1 - z) SiLU(x), with z the sigmoid of the gate."""
-    candidate = candidate * mx.sigmoid(candidate)
+    candidate = nn.silu(candidate)
     return candidate + mx.sigmoid(gate) * (state - candidate)

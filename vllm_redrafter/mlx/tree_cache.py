@@ -126,6 +126,11 @@ class TreeCache(KVCache):
         rows = self.length + path
         return mx.take(self.keys, rows, axis=-2), mx.take(self.values, rows, axis=-2)
 
+    def keep_first(self, count: int) -> None:
+        """End the tree; its first `count` nodes, a chain, are the next tokens where they stand."""
+        self.tree = None
+        self.offset = self.length + count
+
     def keep(self, rows: tuple[mx.array, ...], count: int) -> None:
         """End the tree; the first `count` of these rows are the next tokens.
 

@@ -1,0 +1,88 @@
+"""The target's token at each node, drawn by mlx-lm's samplers with noise of its position alone.
+
+Noise depends on a key of the request and on the position, as in vLLM's V2 runner: a seeded answer
+is the same whatever was drafted. All of mlx-lm's samplers draw from `mx.random.state`, and so may
+anybody's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.sample_utils import LogitsProcessor, greedy_sampler
+
+Sampler = Callable[[mx.array], mx.array]
+
+KEYS = 1 << 64
+"""Of `mx.random.seed`."""
+
+
+class NodeSampler:
+    """Of one request.
+
+    Attributes:
+        is_greedy: the most probable token is taken, and no noise is drawn.
+        needs_chain: there are logits processors, which see the tokens before a node in their order.
+    """
+
+    def __init__(
+        self, sampler: Sampler | None, processors: Sequence[LogitsProcessor] | None
+    ) -> None:
+        """The key is the next one of `mx.random.state`, which `mx.random.seed` sets."""
+        self._sampler, self._processors = sampler or greedy_sampler, tuple(processors or ())
+        self.is_greedy = self._sampler is greedy_sampler
+        self.needs_chain = bool(self._processors)
+        if not self.is_greedy:
+            following, self._key = map(_number, mx.random.split(mx.random.state[0]))
+            mx.random.seed(following)
+
+    def sample(
+        self, logits: mx.array, positions: Sequence[int], context: mx.array, nodes: mx.array
+    ) -> tuple[mx.array, mx.array]:
+        """Draw a token at each of N nodes, lazily.
+
+        Args:
+            logits: [N, V].
+            positions: [N], of the nodes.
+            context: [T] integers, the tokens before the root: the prompt's, and what was drawn.
+            nodes: [N] integers, the nodes' tokens: a chain's, if there are processors.
+
+        Returns:
+            tokens [N], and log-probabilities [N, V] as mlx-lm gives them.
+        """
+        if self.needs_chain:
+            logits = self._processed(logits, mx.concatenate([context, nodes]))
+        logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+        if self.is_greedy:
+            return self._sampler(logprobs), logprobs
+        before = _number(mx.random.state[0])
+        try:
+            rows = zip(logprobs, positions, strict=True)
+            drawn = [self._draw(row[None], position) for row, position in rows]
+        finally:
+            mx.random.seed(before)  # whoever else draws is not to meet these keys
+        return mx.concatenate(drawn), logprobs
+
+    def _processed(self, logits: mx.array, text: mx.array) -> mx.array:
+        """Each row as its processors leave it, given the tokens up to its own node."""
+        rows = []
+        before = text.size - len(logits)
+        for node, row in enumerate(logits, 1):
+            row = row[None]
+            for processor in self._processors:
+                row = processor(text[: before + node], row)
+            rows.append(row)
+        return mx.concatenate(rows)
+
+    def _draw(self, logprobs: mx.array, position: int) -> mx.array:
+        """[1] token of [1, V], by the position's own noise."""
+        mx.random.seed((self._key + position) % KEYS)
+        return self._sampler(logprobs)
+
+
+def _number(key: mx.array) -> int:
+    """What `mx.random.seed` makes this key [2] uint32 of."""
+    high, low = (int(word) for word in np.array(key))
+    return high << 32 | low
