@@ -28,7 +28,7 @@ FLOORS = (
     ("cli", "plugin"),
     ("engine.selection", "engine.speculative_config"),
     ("engine.cpu", "engine.cuda"),
-    ("engine", "training"),
+    ("engine", "mlx", "training"),
     ("data",),
     ("budget",),
     ("tree",),

@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 from vllm_redrafter.cli import data, training
 from vllm_redrafter.cli.capture import capture
 from vllm_redrafter.cli.chat.chat_settings import ChatSettings
+from vllm_redrafter.cli.mlx_serve import mlx_serve
 from vllm_redrafter.cli.options import settings_as_options
 from vllm_redrafter.utils.errors import ConfigError, TrainingError
 
@@ -149,6 +150,9 @@ def chat(
     from vllm_redrafter.cli.chat import run
 
     run.chat(target, drafter, context.args, settings)
+
+
+app.command(context_settings={"allow_extra_args": True})(mlx_serve)
 
 
 @app.command("convert")

@@ -46,6 +46,7 @@ from datasets import (
 )
 from datasets.exceptions import DatasetGenerationError
 
+from vllm_redrafter.data.dataset_row import Row
 from vllm_redrafter.data.generation_settings import SamplingSettings
 from vllm_redrafter.data.row_checks import first_broken_row
 from vllm_redrafter.utils.errors import ConfigError, one_line
@@ -162,17 +163,6 @@ class DatasetInfo:
 def _flat(info: DatasetInfo) -> dict[str, Any]:
     values = {f.name: getattr(info, f.name) for f in fields(info) if f.name != "sampling"}
     return {**values, **asdict(info.sampling)}
-
-
-@dataclass(frozen=True)
-class Row:
-    """A sequence of T tokens; the columns are described above."""
-
-    conversation: int
-    input_ids: list[int]
-    assistant_mask: list[bool]
-    top_tokens: list[list[int]] = field(default_factory=list)
-    top_log_probs: list[list[float]] = field(default_factory=list)
 
 
 def features(top_logprobs: int) -> Features:

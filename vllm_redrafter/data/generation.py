@@ -22,11 +22,11 @@ from transformers import AutoTokenizer
 from vllm_redrafter.data.dataset import (
     INFO_FILE,
     DatasetInfo,
-    Row,
     finished_shards,
     remove_leftovers,
     write_shard,
 )
+from vllm_redrafter.data.dataset_row import Row
 from vllm_redrafter.data.fingerprint import digest, target_fingerprint, tokenizer_fingerprint
 from vllm_redrafter.data.generation_settings import GenerationSettings
 from vllm_redrafter.data.leases import ShardLeases

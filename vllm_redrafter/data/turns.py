@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from jinja2 import TemplateError
 
 from vllm_redrafter.data.conversation_rows import shortened
-from vllm_redrafter.data.dataset import Row
+from vllm_redrafter.data.dataset_row import Row
 from vllm_redrafter.data.generation_settings import SamplingSettings
 from vllm_redrafter.data.left_out import UnusableRow
 from vllm_redrafter.data.prompts import Conversation

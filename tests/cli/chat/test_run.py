@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
+import io
 import json
+import re
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from transformers import AutoTokenizer
 
 from redrafter_testing.engines.fake_engine import APPENDING
 from redrafter_testing.engines.generation_runs import with_extra_token, with_template
 from redrafter_testing.models.tiny_models import add_tokenizer, make_drafter, make_target
-from vllm_redrafter.cli.chat.run import chat_tokenizer, context_matches_of
+from vllm_redrafter.cli.chat.chat_settings import ChatSettings
+from vllm_redrafter.cli.chat.run import chat, chat_tokenizer, context_matches_of
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.utils.errors import ConfigError
 
@@ -72,3 +77,25 @@ def test_matches_are_as_many_as_the_server_is_told_of(given: str) -> None:
 )
 def test_where_nothing_is_said_of_matches_the_default_counts(arguments: list[str]) -> None:
     assert context_matches_of(arguments) == ReDrafterConfig.context_matches
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mlx_lm") is None, reason="mlx-lm is not installed")
+def test_where_mlx_lm_serves_it_answers_and_the_chat_says_what_is_missing(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter = make_drafter(tmp_path / "drafter")
+    console = Console(file=io.StringIO(), width=400)
+    lines = iter(["value 3"])
+
+    def read(prompt: str) -> str:
+        if (line := next(lines, None)) is None:
+            raise EOFError
+        return line
+
+    monkeypatch.setattr(console, "input", read)
+    settings = ChatSettings(temperature=0.0, max_tokens=12)
+    chat(str(target), str(drafter), ["--log-level", "INFO"], settings, console, "mlx")
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    assert "nothing is tinted" in shown and "refused" not in shown
+    assert re.search(r"^\d+ tokens, [\d.]+ per second$", shown, re.MULTILINE)

@@ -15,6 +15,7 @@ import pytest
 
 from redrafter_testing import process_trees
 from vllm_redrafter.cli.chat.server import OwnServer
+from vllm_redrafter.cli.chat.service import Service
 from vllm_redrafter.utils.errors import ConfigError
 
 SERVER = """
@@ -35,13 +36,15 @@ PARENT = """
 import os, signal, sys, time
 from pathlib import Path
 from vllm_redrafter.cli.chat.server import OwnServer
+from vllm_redrafter.cli.chat.service import Service
 
 # A test's process may ignore it, and so would this one.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The worker ends with its server by itself, as vLLM's do.
 command = [sys.executable, "-c", sys.argv[2], "cat"]
-with OwnServer([], Path(sys.argv[1]), os.environ, command) as server:
+service = Service("vLLM", "target", command, dict(os.environ), tells_tokens=True)
+with OwnServer(service, Path(sys.argv[1])) as server:
     server.wait_until_ready()
     try:
         print(Path(sys.argv[1]).read_text().splitlines()[0], flush=True)
@@ -50,6 +53,11 @@ with OwnServer([], Path(sys.argv[1]), os.environ, command) as server:
         print("interrupted", flush=True)
         sys.stdin.readline()
 """
+
+
+def running(script: str, *arguments: str) -> Service:
+    command = [sys.executable, "-c", script, *arguments]
+    return Service("vLLM", "target", command, dict(os.environ), tells_tokens=True)
 
 
 def eventually(condition: Callable[[], bool]) -> bool:
@@ -68,7 +76,7 @@ def alive(pid: int) -> bool:
 
 def test_it_ends_with_the_block_and_with_its_workers(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with OwnServer([], log, os.environ, [sys.executable, "-c", SERVER, "sleep 1000"]) as server:
+    with OwnServer(running(SERVER, "sleep 1000"), log) as server:
         server.wait_until_ready()
         first, worker = map(int, log.read_text().split()[1:3])
         assert alive(first) and alive(worker)
@@ -76,10 +84,10 @@ def test_it_ends_with_the_block_and_with_its_workers(tmp_path: Path) -> None:
 
 
 def test_one_that_does_not_start_shows_the_end_of_its_log(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "import sys; sys.exit('no such model')"]
+    service = running("import sys; sys.exit('no such model')")
     with (
         pytest.raises(ConfigError, match=r"vLLM did not start; the end of .*log:\nno such model"),
-        OwnServer(["--model", "none"], tmp_path / "log", os.environ, command) as server,
+        OwnServer(service, tmp_path / "log") as server,
     ):
         server.wait_until_ready()
 

@@ -32,6 +32,8 @@ class Answer:
         matched: accepted tokens that were found in the text.
         began: when the first came, by `time.perf_counter`.
         ended: when the last came.
+        knows_steps: does the server tell them? If not, `steps` has two: the first token, and
+            all others.
     """
 
     text: str = ""
@@ -39,6 +41,7 @@ class Answer:
     matched: int = 0
     began: float = 0.0
     ended: float = 0.0
+    knows_steps: bool = True
 
     def __str__(self) -> str:
         """Tokens per second and per step, and what was found in the text; the first step is the
@@ -46,11 +49,9 @@ class Answer:
         tokens, steps, seconds = sum(self.steps[1:]), len(self.steps) - 1, self.ended - self.began
         if not steps or seconds <= 0:
             return f"{sum(self.steps)} tokens"
+        per_step = f", {tokens / steps:.2f} per step" if self.knows_steps else ""
         found = f", {self.matched} found in the text" if self.matched else ""
-        return (
-            f"{sum(self.steps)} tokens, {tokens / seconds:.1f} per second, "
-            f"{tokens / steps:.2f} per step{found}"
-        )
+        return f"{sum(self.steps)} tokens, {tokens / seconds:.1f} per second{per_step}{found}"
 
 
 class Conversation:

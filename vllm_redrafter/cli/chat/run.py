@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import openai
-import torch
 from rich.console import Console
 from transformers import AutoTokenizer
 
@@ -21,12 +19,14 @@ from vllm_redrafter.cli.accepted import legend
 from vllm_redrafter.cli.chat.chat_settings import ChatSettings
 from vllm_redrafter.cli.chat.conversation import NEW, Conversation, converse
 from vllm_redrafter.cli.chat.server import OwnServer
+from vllm_redrafter.cli.chat.service import Service
+from vllm_redrafter.cli.chat.untinted import UNTINTED, UntintedConversation
+from vllm_redrafter.cli.serving_backend import Backend, serving_backend
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.prompts import Conversation as Said
 from vllm_redrafter.data.target_files import load_from
 from vllm_redrafter.data.turns import PromptRenderer
 from vllm_redrafter.data.vocabulary import EmbeddedTokens
-from vllm_redrafter.engine.cpu.environment import cpu_variables
 from vllm_redrafter.utils.errors import ConfigError
 
 
@@ -36,42 +36,43 @@ def chat(
     arguments: Sequence[str],
     settings: ChatSettings,
     console: Console | None = None,
+    backend: Backend | None = None,
 ) -> None:
     """Serve a target and talk to it.
 
     Args:
         model: the target, or a drafter that records it.
         drafter: of the target; None for none, or if `model` is one.
-        arguments: more of vLLM's.
+        arguments: more of the server's.
         settings: how answers are drawn.
         console: where to talk.
+        backend: what serves; None for what is installed.
 
     Raises:
-        ConfigError: a target without a chat template; vLLM does not start.
+        ConfigError: a target without a chat template; nothing that serves is installed, or it does
+            not start.
     """
     console = console or Console()
+    service = Service.of(backend or serving_backend(), model, drafter, arguments)
     tokenizer, embedded = chat_tokenizer(model, settings.system_prompt)
-    speculation = [] if drafter is None else ["--spec-model", drafter]
-    served = ["--model", model, "--served-model-name", "target", *speculation]
-    # One request at a time; whoever wants it otherwise says so behind this.
-    served += ["--max-num-seqs", "1", *arguments]
     context_matches = context_matches_of(arguments)
+    kind = Conversation if service.tells_tokens else UntintedConversation
     with tempfile.NamedTemporaryFile(
         prefix="vllm-redrafter-chat-", suffix=".log", delete=False
     ) as made:
         log = Path(made.name)
-    with OwnServer(served, log, _environment()) as server:
-        with console.status(f"vLLM starts (its log: {log})"):
+    with OwnServer(service, log) as server:
+        with console.status(f"{service.name} starts (its log: {log})"):
             server.wait_until_ready()
         console.print(
             f"Ctrl-C stops an answer, Ctrl-D ends the chat, {NEW} forgets what was said; "
-            + legend(context_matches),
+            + (legend(context_matches) if service.tells_tokens else UNTINTED),
             style="dim",
         )
         client = openai.OpenAI(base_url=f"{server.address}/v1", api_key="none", max_retries=0)
         with client:
-            conversation = Conversation(
-                client, "target", tokenizer, embedded, settings, console, context_matches
+            conversation = kind(
+                client, service.model, tokenizer, embedded, settings, console, context_matches
             )
             converse(conversation, console, lambda: console.input("[bold]> [/]"))
     log.unlink(missing_ok=True)
@@ -104,7 +105,7 @@ def chat_tokenizer(model: str, system_prompt: str | None) -> tuple[Any, Embedded
     if not tokenizer.chat_template:
         raise ConfigError(
             f"target {target!r} has no chat template: it is no instruct model, and cannot chat; "
-            "serve it with `vllm serve`, and let it go on with a text"
+            "serve it with `vllm serve` or `vllm-redrafter mlx-serve`, and let it go on with a text"
         )
     if not tokenizer.is_fast:
         raise ConfigError(
@@ -116,9 +117,3 @@ def chat_tokenizer(model: str, system_prompt: str | None) -> tuple[Any, Embedded
         hello = Said(("Hello",), source=f"target {target!r}")
         PromptRenderer(tokenizer, embedded, system_prompt).check(hello)
     return tokenizer, embedded
-
-
-def _environment() -> dict[str, str]:
-    on_cpu = {} if torch.cuda.is_available() else cpu_variables(os.environ)
-    level = os.environ.get("VLLM_LOGGING_LEVEL", "WARNING")
-    return {**os.environ, **on_cpu, "VLLM_LOGGING_LEVEL": level, "PYTHONSAFEPATH": "1"}

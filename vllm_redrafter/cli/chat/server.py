@@ -1,4 +1,4 @@
-"""A vLLM server for this process alone."""
+"""A server for this process alone."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
+from vllm_redrafter.cli.chat.service import Service
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.files import tail
 
-COMMAND = (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
 SECONDS_TO_END = 30.0
 SECONDS_BETWEEN_LOOKS = 0.25
 PR_SET_PDEATHSIG = 1
@@ -33,29 +32,21 @@ class OwnServer:
     it.
 
     Args:
-        arguments: vLLM's, but for host and port.
+        service: what is started.
         log: takes what it prints.
-        environment: all of its variables.
-        command: what serves.
     """
 
-    def __init__(
-        self,
-        arguments: Sequence[str],
-        log: Path,
-        environment: Mapping[str, str],
-        command: Sequence[str] = COMMAND,
-    ) -> None:
+    def __init__(self, service: Service, log: Path) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        self._log = log
+        self._name, self._log = service.name, log
         self.address = f"http://127.0.0.1:{port}"
         place = ["--host", "127.0.0.1", "--port", str(port)]
         with log.open("w") as output:
             self._process = subprocess.Popen(
-                [*command, *arguments, *place],
-                env=environment,
+                [*service.command, *place],
+                env=service.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -71,7 +62,9 @@ class OwnServer:
         """
         while True:
             if self._process.poll() is not None:
-                raise ConfigError(f"vLLM did not start; the end of {self._log}:\n{tail(self._log)}")
+                raise ConfigError(
+                    f"{self._name} did not start; the end of {self._log}:\n{tail(self._log)}"
+                )
             try:
                 with urllib.request.urlopen(f"{self.address}/health", timeout=5):
                     return

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -157,6 +157,12 @@ def decode(job: DecodingJob, log: Path, on_progress: Callable[[int], None]) -> l
         return decode_in_turns(started, [job], lambda _, finished: on_progress(finished))[0]
 
 
+class Engine(Protocol):
+    """What decodes a round: a process with vLLM, or mlx-lm."""
+
+    def decode(self, asked: Round, on_answer: Callable[[], None]) -> Decoded: ...
+
+
 @contextmanager
 def engines(jobs: Sequence[DecodingJob], logs: Sequence[Path]) -> Iterator[list[EngineProcess]]:
     """The engines of some jobs, all started; they end with the block.
@@ -185,7 +191,7 @@ def engines(jobs: Sequence[DecodingJob], logs: Sequence[Path]) -> Iterator[list[
 
 
 def decode_in_turns(
-    processes: Sequence[EngineProcess],
+    processes: Sequence[Engine],
     jobs: Sequence[DecodingJob],
     on_progress: Callable[[int, int], None],
 ) -> list[list[LevelResult]]:

@@ -17,10 +17,14 @@ from vllm_redrafter.data.repetition import NGRAM, repeated_share
 
 
 def print_comparison(
-    console: Console, plain: Sequence[LevelResult], drafted: Sequence[LevelResult], dtype: str
+    console: Console,
+    plain: Sequence[LevelResult],
+    drafted: Sequence[LevelResult],
+    dtype: str,
+    engine: str = "vLLM",
 ) -> None:
     """The same prompts without and with ReDrafter, for each number of requests at once."""
-    table = Table(title=f"Greedy decoding in vLLM, {dtype}, tokens per second")
+    table = Table(title=f"Greedy decoding in {engine}, {dtype}, tokens per second")
     for column in ("requests at once", "plain", "ReDrafter", "speed-up", "tokens per target step"):
         table.add_column(column, justify="right")
     table.add_column("outputs identical")
@@ -52,16 +56,19 @@ def print_repetition(console: Console, answers: Sequence[Sequence[Sequence[int]]
 
 
 def print_why_not_identical(console: Console, plain: Sequence[LevelResult]) -> None:
-    """Why answers in bfloat16 may differ; shown by plain decoding's own."""
+    """Why answers in bfloat16 may differ; shown by plain decoding's own, at several levels."""
     fewest, most = plain[0], plain[-1]
     pairs = zip(fewest.tokens(), most.tokens(), strict=False)
     same = [one == other for one, other in pairs]
+    without = (
+        "So it is without ReDrafter: of plain decoding's answers, "
+        f"{sum(same)} of {len(same)} are the same with {fewest.in_flight} and with "
+        f"{most.in_flight} requests at once. "
+    )
     console.print(
         "In bfloat16 the two best tokens are now and then equal, or a rounding apart, and a step "
         "that computes more tokens at once rounds otherwise: then either may be taken, and the "
-        "answer goes on from there. So it is without ReDrafter: of plain decoding's answers, "
-        f"{sum(same)} of {len(same)} are the same with {fewest.in_flight} and with "
-        f"{most.in_flight} requests at once. In float32 this is rare."
+        f"answer goes on from there. {without if len(plain) > 1 else ''}In float32 this is rare."
     )
 
 

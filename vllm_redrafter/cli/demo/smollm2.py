@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,13 @@ from transformers.utils.logging import disable_progress_bar
 from vllm_redrafter.checkpoints.drafter_files import read_config
 from vllm_redrafter.checkpoints.reading import shape_of
 from vllm_redrafter.checkpoints.shipped import shipped_drafter
-from vllm_redrafter.cli.demo.decoding import DecodingJob, LevelResult, decode_in_turns, engines
+from vllm_redrafter.cli.demo.decoding import (
+    DecodingJob,
+    Engine,
+    LevelResult,
+    decode_in_turns,
+    engines,
+)
 from vllm_redrafter.cli.demo.engine_worker import Round
 from vllm_redrafter.cli.demo.given import check_sizes, target_folder
 from vllm_redrafter.cli.demo.prompts import PROMPTS
@@ -28,6 +35,7 @@ from vllm_redrafter.cli.demo.report import (
     print_why_not_identical,
 )
 from vllm_redrafter.cli.demo.smollm2_target import get_target
+from vllm_redrafter.cli.serving_backend import Backend, serving_backend
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.prompts import Conversation
 from vllm_redrafter.data.turns import PromptRenderer
@@ -66,11 +74,44 @@ class Outcome:
     answers: list[list[list[int]]]
 
 
+@dataclass(frozen=True)
+class Way:
+    """What decodes.
+
+    Attributes:
+        name: in what is printed.
+        dtype: of the target.
+        levels: requests at once.
+        engines: starts an engine for each of some jobs, given places for their logs.
+    """
+
+    name: str
+    dtype: str
+    levels: list[int]
+    engines: Callable[
+        [Sequence[DecodingJob], Sequence[Path]], AbstractContextManager[Sequence[Engine]]
+    ]
+
+
+def _way_of(backend: Backend) -> Way:
+    if backend == "vllm":
+        return Way("vLLM", str(fast_dtype()).removeprefix("torch."), LEVELS, engines)
+    from vllm_redrafter.cli.demo.mlx_engine import MLXEngine, usual_dtype
+
+    def in_this_process(
+        jobs: Sequence[DecodingJob], _: Sequence[Path]
+    ) -> AbstractContextManager[Sequence[Engine]]:
+        return nullcontext([MLXEngine(job) for job in jobs])
+
+    return Way("mlx-lm", usual_dtype(), [1], in_this_process)
+
+
 def run_demo(
     cache_dir: Path,
     target: Path | None = None,
     drafter: Path | None = None,
     console: Console | None = None,
+    backend: Backend | None = None,
 ) -> None:
     """Run the whole demo.
 
@@ -79,10 +120,13 @@ def run_demo(
         target: a target to use instead of SmolLM2.
         drafter: a drafter to use instead of SmolLM2's, which comes with the package.
         console: where to print.
+        backend: what decodes; None for what is installed.
 
     Raises:
-        ConfigError: the target is not to be had; a folder is not what it should be; vLLM failed.
+        ConfigError: the target is not to be had; a folder is not what it should be; nothing that
+            decodes is installed, or it failed.
     """
+    way = _way_of(backend or serving_backend())
     console = console or Console()
     # Bars of its own for every file it reads or writes.
     disable_progress_bar()
@@ -98,12 +142,11 @@ def run_demo(
     started = time.monotonic()
     tokenizer = AutoTokenizer.from_pretrained(target)
     questions = list(PROMPTS.values())
-    dtype = str(fast_dtype()).removeprefix("torch.")
-    jobs = _jobs(target, drafter, prompts_of(tokenizer, target, questions), dtype)
-    outcome = _decode(jobs, folder, console)
-    print_comparison(console, outcome.plain, outcome.drafted, dtype)
+    jobs = _jobs(way, target, drafter, prompts_of(tokenizer, target, questions))
+    outcome = _decode(way, jobs, folder, console)
+    print_comparison(console, outcome.plain, outcome.drafted, way.dtype, way.name)
     console.print(_what_was_decoded(jobs[0]))
-    if dtype != "float32" and not all_identical(outcome.plain, outcome.drafted):
+    if way.dtype != "float32" and not all_identical(outcome.plain, outcome.drafted):
         print_why_not_identical(console, outcome.plain)
     context_matches = (jobs[1].speculative_config or {})["context_matches"]
     shown = [
@@ -114,8 +157,8 @@ def run_demo(
     console.print()
     print_repetition(console, outcome.answers)
     console.print(
-        f"{time.monotonic() - started:.0f} s, without getting the target; it and the engines' "
-        f"logs are in {folder}"
+        f"{time.monotonic() - started:.0f} s, without getting the target; it and engines' logs "
+        f"are in {folder}"
     )
 
 
@@ -145,7 +188,7 @@ def prompts_of(tokenizer: Any, target: Path, questions: Sequence[str]) -> list[l
     return [renderer.prompt(Conversation((question,)), []) for question in questions]
 
 
-def _jobs(target: Path, drafter: Path, prompts: list[list[int]], dtype: str) -> list[DecodingJob]:
+def _jobs(way: Way, target: Path, drafter: Path, prompts: list[list[int]]) -> list[DecodingJob]:
     """Plain decoding, and ReDrafter's as the drafter's checkpoint asks for it."""
     recorded = shape_of(read_config(str(drafter)))
     speculation = {**asdict(UNRECORDED), **recorded, "model": str(drafter)}
@@ -155,9 +198,9 @@ def _jobs(target: Path, drafter: Path, prompts: list[list[int]], dtype: str) -> 
             speculative_config,
             prompts,
             TIMED_TOKENS,
-            LEVELS,
+            way.levels,
             MAX_MODEL_LEN,
-            dtype=dtype,
+            dtype=way.dtype,
             fewest_prompts=FEWEST_PROMPTS,
             prompts_per_request=PROMPTS_PER_REQUEST,
         )
@@ -175,9 +218,9 @@ def _what_was_decoded(job: DecodingJob) -> str:
     )
 
 
-def _decode(jobs: Sequence[DecodingJob], folder: Path, console: Console) -> Outcome:
+def _decode(way: Way, jobs: Sequence[DecodingJob], folder: Path, console: Console) -> Outcome:
     """Both engines in turns; then the one with ReDrafter alone, for the answers that are shown."""
-    titles = ("vLLM without ReDrafter", "vLLM with ReDrafter")
+    titles = [f"{way.name} {which} ReDrafter" for which in ("without", "with")]
     logs = [folder / f"{title.replace(' ', '-').lower()}.log" for title in titles]
     shown = Round(jobs[1].prompts, SHOWN_TOKENS, in_flight=1)
     with progress_bar(console) as progress:
@@ -190,7 +233,7 @@ def _decode(jobs: Sequence[DecodingJob], folder: Path, console: Console) -> Outc
         def show(number: int, finished: int) -> None:
             progress.update(tasks[number], completed=finished, status="answers")
 
-        with engines(jobs, logs) as started:
+        with way.engines(jobs, logs) as started:
             plain, drafted = decode_in_turns(started, jobs, show)
             decoded = started[1].decode(shown, lambda: progress.advance(tasks[1]))
     return Outcome(plain, drafted, decoded.answers)

@@ -18,12 +18,17 @@ def chunk(tokens: Sequence[int], prompt: Sequence[int] | None = None) -> Any:
     return SimpleNamespace(choices=[choice], model_extra={"prompt_token_ids": prompt})
 
 
+def text_chunk(text: str | None) -> Any:
+    """What mlx-lm's server sends: text alone, or a role without any."""
+    return SimpleNamespace(choices=[SimpleNamespace(delta=SimpleNamespace(content=text))])
+
+
 class FakeClient:
     """Answers each message with the next of some answers.
 
     Args:
-        answers: per message the steps, each its tokens; or an exception to raise. The first may be
-            a tuple of the prompt's tokens and the step's.
+        answers: per message the steps, each its tokens, or its text; or an exception to raise. The
+            first may be a tuple of the prompt's tokens and the step's.
         seconds: between two steps.
     """
 
@@ -47,11 +52,15 @@ class FakeClient:
 
     def chunks(self, steps: Sequence[Any]) -> Iterator[Any]:
         yield SimpleNamespace(choices=[], model_extra=None)  # as usage statistics come
-        yield SimpleNamespace(choices=[SimpleNamespace(model_extra=None)], model_extra={})
+        empty = SimpleNamespace(model_extra=None, delta=SimpleNamespace(content=None))
+        yield SimpleNamespace(choices=[empty], model_extra={})
         for step in steps:
             if isinstance(step, BaseException):
                 raise step
             time.sleep(self.seconds)
+            if isinstance(step, str):
+                yield text_chunk(step)
+                continue
             prompt, tokens = step if isinstance(step, tuple) else (None, step)
             yield chunk(tokens, prompt)
 

@@ -1,0 +1,47 @@
+"""What decodes here: vLLM, or mlx-lm where vLLM is not installed (a Mac)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Literal
+
+from vllm_redrafter.utils.errors import ConfigError
+
+Backend = Literal["vllm", "mlx"]
+
+INSTALL_MLX = "pip install 'vllm-redrafter[mlx]'"
+
+
+def is_installed(package: str) -> bool:
+    return find_spec(package) is not None
+
+
+def serving_backend(installed: Callable[[str], bool] = is_installed) -> Backend:
+    """vLLM, if it is installed; else mlx-lm.
+
+    Args:
+        installed: says of a package whether it can be imported.
+
+    Raises:
+        ConfigError: neither is installed.
+    """
+    if installed("vllm"):
+        return "vllm"
+    if installed("mlx_lm"):
+        return "mlx"
+    raise ConfigError(
+        "neither vLLM nor mlx-lm is installed: pip install 'vllm-redrafter[cpu]' or "
+        f"'vllm-redrafter[cuda]'; on a Mac, {INSTALL_MLX}"
+    )
+
+
+def require_mlx(installed: Callable[[str], bool] = is_installed) -> None:
+    """Refuse to go on without mlx-lm.
+
+    Raises:
+        ConfigError: mlx-lm is not installed, or has no mlx to run on.
+    """
+    # On Linux mlx-lm comes without mlx.
+    if missing := [name for name in ("mlx", "mlx_lm") if not installed(name)]:
+        raise ConfigError(f"{' and '.join(missing)} not installed: {INSTALL_MLX}")
