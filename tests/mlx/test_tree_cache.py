@@ -174,6 +174,8 @@ def step(target: TreeTarget, caches: list[Any], how: str) -> None:
     mx.eval(logits, [] if how == "rows not evaluated" else found)
     for cache, its_rows in zip(caches, found, strict=True):
         cache.keep(its_rows, 4)
+    if how == "rows not evaluated":
+        mx.eval([cache.state[:2] for cache in caches])
 
 
 def peak(target: TreeTarget, how: str, by_mlx_lm: bool = False) -> int:
