@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 mx = pytest.importorskip("mlx.core")
+nn = pytest.importorskip("mlx.nn")
 pytest.importorskip("mlx_lm")
 
 from mlx.utils import tree_flatten  # noqa: E402
@@ -21,6 +22,7 @@ from mlx_lm.models.cache import (  # noqa: E402
 )
 
 from redrafter_testing.models import mlx_models  # noqa: E402
+from redrafter_testing.models.mlx_accepted import ACCEPTED, REFUSED  # noqa: E402
 from redrafter_testing.models.mlx_models import VOCAB, tiny_model  # noqa: E402
 from vllm_redrafter.mlx.target import TreeTarget  # noqa: E402
 from vllm_redrafter.mlx.tree_cache import TreeInput  # noqa: E402
@@ -81,7 +83,7 @@ def with_a_causal_mask(tree: TreeInput) -> TreeInput:
     return tree
 
 
-@pytest.mark.parametrize("name", mlx_models.ACCEPTED)
+@pytest.mark.parametrize("name", ACCEPTED)
 def test_a_tree_gives_at_each_node_what_decoding_its_path_gives(name: str) -> None:
     model = tiny_model(name)
     at_nodes, behind_path = decoded(model)
@@ -146,15 +148,16 @@ REASONS = {
     "caches of its own": "LayerCache",
     "attention within chunks": "ChunkedKVCache",
     "attention to blocks": "block_sparse",
-    "positions": "it fails on a small one: .*(offset|broadcast|batch dimension|Python scalars)",
+    "positions that are used": "small one: .*(offset|broadcast|batch dimension|Python scalars)",
     "a final norm": "the final norm is not in the module",
-    "no module": "no module in it has|not handed on as one array",
+    "positions that are counted": "a tree's logits are",
+    "no module": "not handed on as one array",
 }
 
 
 @pytest.mark.parametrize(
     ("reason", "name"),
-    [(reason, name) for reason, names in mlx_models.REFUSED.items() for name in names],
+    [(reason, name) for reason, names in REFUSED.items() for name in names],
 )
 def test_a_model_without_trees_is_refused_for_its_reason(reason: str, name: str) -> None:
     (said,) = [said for begins, said in REASONS.items() if reason.startswith(begins)]
@@ -166,6 +169,22 @@ def test_a_model_without_trees_is_refused_for_its_reason(reason: str, name: str)
 def test_a_rope_that_depends_on_the_length_is_refused() -> None:
     with pytest.raises(ConfigError, match="it fails on a small one"):
         TreeTarget(tiny_model("llama", rope_scaling=dict(rope_type="dynamic", factor=2.0)))
+
+
+def test_a_model_around_a_refused_one_is_refused() -> None:
+    inner = mlx_models.COMMON | dict(model_type="ministral3", rope_parameters=mlx_models.YARN)
+    with pytest.raises(ConfigError, match="mistral3: it fails on a small one"):
+        TreeTarget(tiny_model("mistral3", text_config=inner))
+
+
+def test_a_model_with_layers_in_no_common_module_is_refused() -> None:
+    class Flat(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = [nn.Linear(4, 4), nn.Linear(4, 4)]
+
+    with pytest.raises(ConfigError, match="no module in it has all of its layers"):
+        TreeTarget(Flat())
 
 
 def test_a_model_in_a_distributed_group_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

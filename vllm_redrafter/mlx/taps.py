@@ -63,7 +63,7 @@ def tapped(model: nn.Module, layers: Sequence[int]) -> Taps | None:
         layers: counted from 0.
 
     Returns:
-        None where no module has the layers that `model.layers` names.
+        None where no module in it has all of `model.layers`.
     """
     inner = _with_layers(model)
     if inner is None:
@@ -78,13 +78,16 @@ def tapped(model: nn.Module, layers: Sequence[int]) -> Taps | None:
 
 
 def _with_layers(model: nn.Module) -> nn.Module | None:
-    """The module whose list of layers `model.layers` is; not the model itself."""
-    layers = list(map(id, model.layers))
-    for module in model.modules():
-        for value in module.values():
-            if module is not model and isinstance(value, list) and list(map(id, value)) == layers:
-                return module
-    return None
+    """The smallest module that has all the layers in it; not the model itself."""
+    layers = set(map(id, model.layers))
+    above = [
+        module
+        for module in model.modules()
+        if module is not model
+        and id(module) not in layers
+        and layers <= set(map(id, module.modules()))
+    ]
+    return min(above, key=lambda module: len(module.modules()), default=None)
 
 
 class _TappedModel(nn.Module):

@@ -48,7 +48,7 @@ class TreeTarget:
         self._windows = windows(model)
         taps = tapped(model, (0, *self._layers))
         if taps is None:
-            raise _refusal(model, "no module in it has the list of its layers")
+            raise _refusal(model, "no module in it has all of its layers")
         self.taps = taps
         take_positions(model)
         try:
