@@ -13,6 +13,8 @@ mx = pytest.importorskip("mlx.core")
 pytest.importorskip("mlx_lm")
 
 from mlx_lm.models import llama  # noqa: E402
+from mlx_lm.models.base import create_attention_mask  # noqa: E402
+from mlx_lm.models.cache import KVCache  # noqa: E402
 
 from redrafter_testing.models.mlx_models import tiny_model  # noqa: E402
 from vllm_redrafter.mlx import positions, self_check, target  # noqa: E402
@@ -99,6 +101,27 @@ def test_a_norm_behind_the_hidden_states_is_refused() -> None:
     other = with_head(model, lambda _, hidden: table.as_linear(norm(hidden)))
     with pytest.raises(ConfigError, match="the final norm is not in the module"):
         TreeTarget(other)
+
+
+class Looped(llama.LlamaModel):
+    """Runs its layers twice."""
+
+    def __call__(self, inputs: Any, cache: Any = None, input_embeddings: Any = None) -> Any:
+        hidden, caches = self.embed_tokens(inputs), cache or [None] * 2 * len(self.layers)
+        mask = create_attention_mask(hidden, caches[0])
+        for layer, its_cache in zip(2 * self.layers, caches, strict=True):
+            hidden = layer(hidden, mask, its_cache)
+        return self.norm(hidden)
+
+
+def test_a_layer_that_runs_twice_cannot_be_read() -> None:
+    model = tiny_model("llama", layer_types=None)
+    model.model.__class__ = Looped
+    other = with_head(model, lambda _, hidden: model.model.embed_tokens.as_linear(hidden))
+    type(other).make_cache = lambda self: [KVCache() for _ in 2 * self.layers]
+    assert len(TreeTarget(other).make_cache()) == 8
+    with pytest.raises(ConfigError, match="its layers run more than once in a pass"):
+        TreeTarget(other, (1,))
 
 
 def test_the_check_leaves_no_state_behind() -> None:

@@ -87,7 +87,8 @@ def with_a_causal_mask(tree: TreeInput) -> TreeInput:
 def test_a_tree_gives_at_each_node_what_decoding_its_path_gives(name: str) -> None:
     model = tiny_model(name)
     at_nodes, behind_path = decoded(model)
-    target = TreeTarget(model)
+    target = TreeTarget(model, (1, 2))
+    assert target.embed(nodes).shape == (len(PARENTS), target.hidden_size)
     logits, next_logits = verified(target, TreeInput(PARENTS))
     assert off(logits, at_nodes) < 2e-5
     assert off(next_logits, behind_path) < 2e-5
@@ -100,7 +101,8 @@ def test_a_tree_gives_at_each_node_what_decoding_its_path_gives(name: str) -> No
     [
         *product(("llama", "gemma2"), ("bfloat16", "float16"), (0,)),
         # MLX multiplies experts of 16 bits on a GPU alone.
-        *product(("llama", "gemma2", "qwen3_moe", "gpt_oss"), ("bfloat16", "float16"), (4, 8)),
+        *product(("llama", "gpt_oss"), ("bfloat16",), (4, 8)),
+        *product(("gemma2", "qwen3_moe"), ("bfloat16",), (4,)),
     ],
 )
 def test_trees_are_accepted_in_low_precision(name: str, dtype: str, bits: int) -> None:
@@ -149,6 +151,9 @@ REASONS = {
     "attention within chunks": "ChunkedKVCache",
     "attention to blocks": "block_sparse",
     "positions that are used": "small one: .*(offset|broadcast|batch dimension|Python scalars)",
+    "several hidden states": r"what enters its layers is \(2, 1, 5, 64\)",
+    "the output layer": r"what comes out is \(1, 5, 200\)",
+    "layers that are not called": "its layers are not called as modules",
     "a final norm": "the final norm is not in the module",
     "positions that are counted": "a tree's logits are",
     "no module": "not handed on as one array",

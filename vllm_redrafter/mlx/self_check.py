@@ -47,10 +47,20 @@ def differences(target: TreeTarget) -> Iterator[str]:
 
 
 def tap_differences(target: TreeTarget) -> Iterator[str]:
-    """Why the tapped state is not the one that the logits come from, after the final norm."""
+    """Why the tapped states are not what they should be.
+
+    One of a layer is [1, N, H] and there is one; the last one is after the final norm, and what the
+    logits come from.
+    """
     context, nodes, _ = _tokens(target)
     with target.taps.watch() as seen:
         expected = _plain_logits(target, context)
+    if 0 not in seen.inputs:
+        yield "its layers are not called as modules"
+    elif (entered := seen.inputs[0].shape) != seen.output.shape:
+        yield f"what enters its layers is {entered}, and what comes out is {seen.output.shape}"
+    if seen.runs_again and target.layers:
+        yield "its layers run more than once in a pass, so what enters one is not one state"
 
     def logits_of(state: mx.array) -> mx.array:
         with target.taps.watch(replacement=state):

@@ -17,6 +17,7 @@ class Seen:
 
     Attributes:
         inputs: by layer, counted from 0, what entered it: [1, N, H].
+        runs_again: a layer was entered twice.
         output: of the module that has the layers: [1, N, H].
         replacement: what that module returns instead; None for its own.
         ends_at: a layer in front of which the pass ends; None for a whole one.
@@ -24,9 +25,17 @@ class Seen:
 
     def __init__(self, replacement: mx.array | None = None, ends_at: int | None = None) -> None:
         self.inputs: dict[int, mx.array] = {}
+        self.runs_again = False
         self.output: Any = None
         self.replacement = replacement
         self.ends_at = ends_at
+
+    def enter(self, layer: int, x: mx.array) -> None:
+        """Something enters a layer."""
+        self.runs_again |= layer in self.inputs
+        self.inputs[layer] = x
+        if layer == self.ends_at:
+            raise _Ended
 
 
 class _Ended(Exception):
@@ -104,7 +113,5 @@ class _TappedLayer(nn.Module):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         seen = self.taps.seen
         if seen is not None:
-            seen.inputs[self.index] = next(iter((*args, *kwargs.values())))
-            if seen.ends_at == self.index:
-                raise _Ended
+            seen.enter(self.index, next(iter((*args, *kwargs.values()))))
         return super().__call__(*args, **kwargs)

@@ -42,11 +42,11 @@ class TreeTarget:
         if missing := missing_layers(target_layers, len(model.layers)):
             raise ConfigError(f"target_layers: {missing}")
         self.model = model
-        self._layers = tuple(target_layers)
+        self.layers = tuple(target_layers)
         for reason in obstacles(model):
             raise _refusal(model, reason)
         self._windows = windows(model)
-        taps = tapped(model, (0, *self._layers))
+        taps = tapped(model, (0, *self.layers))
         if taps is None:
             raise _refusal(model, "no module in it has all of its layers")
         self.taps = taps
@@ -120,7 +120,7 @@ class TreeTarget:
                 cache.begin(tree)
         with self.taps.watch() as seen:
             logits = self.model(tokens[None], cache=caches)
-        hidden = [seen.output, *(seen.inputs[layer] for layer in self._layers)]
+        hidden = [seen.output, *(seen.inputs[layer] for layer in self.layers)]
         return logits[0], mx.concatenate(hidden, axis=-1)[0]
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 ACCEPTED = str.split("""
     Klear afmoe apertus bailing_moe cohere cohere2 dbrx deepseek deepseek_v2 deepseek_v3
     dots1 ernie4_5 ernie4_5_moe exaone exaone4 exaone_moe gear gemma gemma2 gemma3
-    gemma3_text gemma3n gemma4 gemma4_text glm glm4 glm4_moe glm4_moe_lite gpt_neox gpt_oss
+    gemma3_text gemma4 gemma4_text glm glm4 glm4_moe glm4_moe_lite gpt_oss
     gptj granite granitemoe helium hunyuan hunyuan_v1_dense internlm2 internlm3
-    iquestloopcoder kimi_k25 kimi_vl laguna lille-130m llama llama4_text mellum mimo
+    kimi_k25 kimi_vl laguna llama llama4_text mellum mimo
     mimo_v2_flash minicpm minicpm3 minimax mistral3 mixtral muse_glimmer nanbeige nemotron
     nemotron-nas olmo2 olmo3 olmoe openelm phi phi3 phimoe pixtral qwen qwen2 qwen2_moe
     qwen2_vl qwen3 qwen3_moe qwen3_vl qwen3_vl_moe seed_oss smollm3 solar_open spark2_5
@@ -29,6 +29,9 @@ REFUSED = {
     "positions that are used beside a rope, or in one that is no module": str.split("""
         gpt2 gpt_bigcode ministral3 mistral4 nanochat talkie
     """),
+    "several hidden states for a token": ["gemma3n"],
+    "the output layer in the module with the layers": ["gpt_neox", "lille-130m"],
+    "layers that are not called as modules": ["iquestloopcoder"],
     "a final norm outside of the module with the layers": ["phixtral", "plamo3"],
     "positions that are counted by rows in layers that share K and V": ["afm7"],
     "no module that returns what all layers make of a token": ["plamo"],
