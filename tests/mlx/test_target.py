@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from itertools import product
 from typing import Any
@@ -94,6 +95,70 @@ def test_a_tree_gives_at_each_node_what_decoding_its_path_gives(name: str) -> No
     assert off(next_logits, behind_path) < 2e-5
     for wrong in with_rows_for_positions, with_a_causal_mask:
         assert off(verified(target, wrong(TreeInput(PARENTS)))[0], at_nodes) > 1e-3, wrong
+
+
+noise = rng.gumbel(size=(CONTEXT + 80, VOCAB))
+
+
+def drawn(logits: Any, position: int) -> int:
+    """The token at a position, drawn by a seeded sampler whose noise belongs to the position.
+
+    The most probable one would not do: random models repeat it, whatever they see.
+    """
+    return int(np.argmax(to_numpy(logits) + noise[position]))
+
+
+def decoded_by_tokens(model: Any, count: int) -> list[int]:
+    """Behind the context, by mlx-lm alone."""
+    caches, tokens = make_prompt_cache(model), []
+    logits = model(context[None], cache=caches)[0, -1]
+    for position in range(CONTEXT, CONTEXT + count):
+        tokens.append(drawn(logits, position))
+        logits = model(mx.array([tokens[-1:]]), cache=caches)[0, -1]
+    return tokens
+
+
+def decoded_by_trees(
+    target: TreeTarget, plain: list[int], kept: Callable[[list[int]], list[int]]
+) -> tuple[list[int], int]:
+    """The same, and in how many steps; a tree has what follows in `plain` for some depths.
+
+    Args:
+        kept: the nodes whose rows become tokens, of those walked.
+    """
+    caches, draws = target.make_cache(), np.random.default_rng(0)
+    tokens, steps = [drawn(target.forward(context, caches)[0][-1], CONTEXT)], 0
+    while len(tokens) < len(plain):
+        drafted = draws.integers(0, VOCAB, len(PARENTS))
+        right = plain[len(tokens) : len(tokens) + draws.integers(0, len(PATH))]
+        drafted[list(PATH[1 : 1 + len(right)])] = right
+        drafted[0] = tokens[-1]
+        logits, _ = target.forward(mx.array(drafted), caches, TreeInput(PARENTS))
+        path, position = [0], CONTEXT + len(tokens)
+        tokens.append(drawn(logits[0], position))
+        for node, parent in enumerate(PARENTS):
+            if node and parent == path[-1] and drafted[node] == tokens[-1]:
+                path.append(node)
+                tokens.append(drawn(logits[node], position + len(path) - 1))
+        rows = [cache.rows_of(mx.array(kept(path))) for cache in caches]
+        mx.eval(rows)
+        for cache, its_rows in zip(caches, rows, strict=True):
+            cache.keep(its_rows, len(path))
+        steps += 1
+    return tokens[: len(plain)], steps
+
+
+@pytest.mark.parametrize(
+    "name", ["llama", "qwen3_moe", "gemma3_text", "gemma4_text", "gpt_oss", "deepseek_v3"]
+)
+def test_steps_of_trees_give_the_tokens_of_plain_decoding(name: str) -> None:
+    model = tiny_model(name)
+    plain = decoded_by_tokens(model, 60)
+    target = TreeTarget(model)
+    tokens, steps = decoded_by_trees(target, plain, kept=lambda path: path)
+    assert tokens == plain and steps < 40
+    in_order, _ = decoded_by_trees(target, plain, kept=lambda path: list(range(len(path))))
+    assert in_order != plain, "rows that are not compacted are not seen"
 
 
 @pytest.mark.parametrize(
@@ -287,6 +352,12 @@ def test_a_prompt_cache_that_has_dropped_tokens_is_refused() -> None:
     model(following[None], cache=caches)
     with pytest.raises(ConfigError, match="RotatingKVCache that does not keep K and V"):
         target.adopt(caches)
+
+
+def test_a_prompt_cache_of_bounded_size_is_refused() -> None:
+    model = tiny_model("qwen3")
+    with pytest.raises(ConfigError, match=r"RotatingKVCache .* without kv_bits and max_kv_size"):
+        TreeTarget(model).adopt(make_prompt_cache(model, max_kv_size=512))
 
 
 def test_a_refused_prompt_cache_is_left_as_it_was() -> None:
