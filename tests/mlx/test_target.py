@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from itertools import product
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 mx = pytest.importorskip("mlx.core")
+nn = pytest.importorskip("mlx.nn")
 pytest.importorskip("mlx_lm")
 
 from mlx.utils import tree_flatten  # noqa: E402
@@ -21,6 +23,7 @@ from mlx_lm.models.cache import (  # noqa: E402
 )
 
 from redrafter_testing.models import mlx_models  # noqa: E402
+from redrafter_testing.models.mlx_accepted import ACCEPTED, REFUSED  # noqa: E402
 from redrafter_testing.models.mlx_models import VOCAB, tiny_model  # noqa: E402
 from vllm_redrafter.mlx.target import TreeTarget  # noqa: E402
 from vllm_redrafter.mlx.tree_cache import TreeInput  # noqa: E402
@@ -81,11 +84,12 @@ def with_a_causal_mask(tree: TreeInput) -> TreeInput:
     return tree
 
 
-@pytest.mark.parametrize("name", mlx_models.ACCEPTED)
+@pytest.mark.parametrize("name", ACCEPTED)
 def test_a_tree_gives_at_each_node_what_decoding_its_path_gives(name: str) -> None:
     model = tiny_model(name)
     at_nodes, behind_path = decoded(model)
-    target = TreeTarget(model)
+    target = TreeTarget(model, (1, 2))
+    assert target.embed(nodes).shape == (len(PARENTS), target.hidden_size)
     logits, next_logits = verified(target, TreeInput(PARENTS))
     assert off(logits, at_nodes) < 2e-5
     assert off(next_logits, behind_path) < 2e-5
@@ -93,12 +97,77 @@ def test_a_tree_gives_at_each_node_what_decoding_its_path_gives(name: str) -> No
         assert off(verified(target, wrong(TreeInput(PARENTS)))[0], at_nodes) > 1e-3, wrong
 
 
+noise = rng.gumbel(size=(CONTEXT + 80, VOCAB))
+
+
+def drawn(logits: Any, position: int) -> int:
+    """The token at a position, drawn by a seeded sampler whose noise belongs to the position.
+
+    The most probable one would not do: random models repeat it, whatever they see.
+    """
+    return int(np.argmax(to_numpy(logits) + noise[position]))
+
+
+def decoded_by_tokens(model: Any, count: int) -> list[int]:
+    """Behind the context, by mlx-lm alone."""
+    caches, tokens = make_prompt_cache(model), []
+    logits = model(context[None], cache=caches)[0, -1]
+    for position in range(CONTEXT, CONTEXT + count):
+        tokens.append(drawn(logits, position))
+        logits = model(mx.array([tokens[-1:]]), cache=caches)[0, -1]
+    return tokens
+
+
+def decoded_by_trees(
+    target: TreeTarget, plain: list[int], kept: Callable[[list[int]], list[int]]
+) -> tuple[list[int], int]:
+    """The same, and in how many steps; a tree has what follows in `plain` for some depths.
+
+    Args:
+        kept: the nodes whose rows become tokens, of those walked.
+    """
+    caches, draws = target.make_cache(), np.random.default_rng(0)
+    tokens, steps = [drawn(target.forward(context, caches)[0][-1], CONTEXT)], 0
+    while len(tokens) < len(plain):
+        drafted = draws.integers(0, VOCAB, len(PARENTS))
+        right = plain[len(tokens) : len(tokens) + draws.integers(0, len(PATH))]
+        drafted[list(PATH[1 : 1 + len(right)])] = right
+        drafted[0] = tokens[-1]
+        logits, _ = target.forward(mx.array(drafted), caches, TreeInput(PARENTS))
+        path, position = [0], CONTEXT + len(tokens)
+        tokens.append(drawn(logits[0], position))
+        for node, parent in enumerate(PARENTS):
+            if node and parent == path[-1] and drafted[node] == tokens[-1]:
+                path.append(node)
+                tokens.append(drawn(logits[node], position + len(path) - 1))
+        rows = [cache.rows_of(mx.array(kept(path))) for cache in caches]
+        mx.eval(rows)
+        for cache, its_rows in zip(caches, rows, strict=True):
+            cache.keep(its_rows, len(path))
+        steps += 1
+    return tokens[: len(plain)], steps
+
+
+@pytest.mark.parametrize(
+    "name", ["llama", "qwen3_moe", "gemma3_text", "gemma4_text", "gpt_oss", "deepseek_v3"]
+)
+def test_steps_of_trees_give_the_tokens_of_plain_decoding(name: str) -> None:
+    model = tiny_model(name)
+    plain = decoded_by_tokens(model, 60)
+    target = TreeTarget(model)
+    tokens, steps = decoded_by_trees(target, plain, kept=lambda path: path)
+    assert tokens == plain and steps < 40
+    in_order, _ = decoded_by_trees(target, plain, kept=lambda path: list(range(len(path))))
+    assert in_order != plain, "rows that are not compacted are not seen"
+
+
 @pytest.mark.parametrize(
     ("name", "dtype", "bits"),
     [
         *product(("llama", "gemma2"), ("bfloat16", "float16"), (0,)),
         # MLX multiplies experts of 16 bits on a GPU alone.
-        *product(("llama", "gemma2", "qwen3_moe", "gpt_oss"), ("bfloat16", "float16"), (4, 8)),
+        *product(("llama", "gpt_oss"), ("bfloat16",), (4, 8)),
+        *product(("gemma2", "qwen3_moe"), ("bfloat16",), (4,)),
     ],
 )
 def test_trees_are_accepted_in_low_precision(name: str, dtype: str, bits: int) -> None:
@@ -146,15 +215,19 @@ REASONS = {
     "caches of its own": "LayerCache",
     "attention within chunks": "ChunkedKVCache",
     "attention to blocks": "block_sparse",
-    "positions": "it fails on a small one: .*(offset|broadcast|batch dimension|Python scalars)",
+    "positions that are used": "small one: .*(offset|broadcast|batch dimension|Python scalars)",
+    "several hidden states": r"what enters its layers is \(2, 1, 5, 64\)",
+    "the output layer": r"what comes out is \(1, 5, 200\)",
+    "layers that are not called": "its layers are not called as modules",
     "a final norm": "the final norm is not in the module",
-    "no module": "no module in it has|not handed on as one array",
+    "positions that are counted": "a tree's logits are",
+    "no module": "not handed on as one array",
 }
 
 
 @pytest.mark.parametrize(
     ("reason", "name"),
-    [(reason, name) for reason, names in mlx_models.REFUSED.items() for name in names],
+    [(reason, name) for reason, names in REFUSED.items() for name in names],
 )
 def test_a_model_without_trees_is_refused_for_its_reason(reason: str, name: str) -> None:
     (said,) = [said for begins, said in REASONS.items() if reason.startswith(begins)]
@@ -166,6 +239,22 @@ def test_a_model_without_trees_is_refused_for_its_reason(reason: str, name: str)
 def test_a_rope_that_depends_on_the_length_is_refused() -> None:
     with pytest.raises(ConfigError, match="it fails on a small one"):
         TreeTarget(tiny_model("llama", rope_scaling=dict(rope_type="dynamic", factor=2.0)))
+
+
+def test_a_model_around_a_refused_one_is_refused() -> None:
+    inner = mlx_models.COMMON | dict(model_type="ministral3", rope_parameters=mlx_models.YARN)
+    with pytest.raises(ConfigError, match="mistral3: it fails on a small one"):
+        TreeTarget(tiny_model("mistral3", text_config=inner))
+
+
+def test_a_model_with_layers_in_no_common_module_is_refused() -> None:
+    class Flat(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = [nn.Linear(4, 4), nn.Linear(4, 4)]
+
+    with pytest.raises(ConfigError, match="no module in it has all of its layers"):
+        TreeTarget(Flat())
 
 
 def test_a_model_in_a_distributed_group_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,6 +352,12 @@ def test_a_prompt_cache_that_has_dropped_tokens_is_refused() -> None:
     model(following[None], cache=caches)
     with pytest.raises(ConfigError, match="RotatingKVCache that does not keep K and V"):
         target.adopt(caches)
+
+
+def test_a_prompt_cache_of_bounded_size_is_refused() -> None:
+    model = tiny_model("qwen3")
+    with pytest.raises(ConfigError, match=r"RotatingKVCache .* without kv_bits and max_kv_size"):
+        TreeTarget(model).adopt(make_prompt_cache(model, max_kv_size=512))
 
 
 def test_a_refused_prompt_cache_is_left_as_it_was() -> None:

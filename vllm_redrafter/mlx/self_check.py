@@ -8,19 +8,21 @@ logits come from.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 from mlx_lm.models.cache import make_prompt_cache
 
-from vllm_redrafter.mlx.tree_cache import TreeInput
-
-if TYPE_CHECKING:
-    from vllm_redrafter.mlx.target import TreeTarget
+from vllm_redrafter.mlx.taps import Taps
+from vllm_redrafter.mlx.tree_cache import TreeCache, TreeInput
 
 CONTEXT = 5
 """Tokens before the tree."""
+
+FOLLOWING = 3
+"""Tokens behind a path of it."""
 
 PARENTS = (0, 0, 0, 0, 1, 1, 2, 4)
 """Six of eight nodes are neither where a causal mask nor where a position for each row has them."""
@@ -36,7 +38,23 @@ FAR = 4
 wrong mask must be so many times as far off as that."""
 
 
-def differences(target: TreeTarget) -> Iterator[str]:
+class Target(Protocol):
+    """What is checked: see `TreeTarget`."""
+
+    model: nn.Module
+    taps: Taps
+    layers: tuple[int, ...]
+    vocab_size: int
+    dtype: mx.Dtype
+
+    def make_cache(self) -> list[TreeCache]: ...
+
+    def forward(
+        self, tokens: mx.array, caches: list[TreeCache], tree: TreeInput | None = None
+    ) -> tuple[mx.array, mx.array]: ...
+
+
+def differences(target: Target) -> Iterator[str]:
     """In what a target does not do as the model does; nothing where it does.
 
     Args:
@@ -46,11 +64,21 @@ def differences(target: TreeTarget) -> Iterator[str]:
     yield from tree_differences(target)
 
 
-def tap_differences(target: TreeTarget) -> Iterator[str]:
-    """Why the tapped state is not the one that the logits come from, after the final norm."""
+def tap_differences(target: Target) -> Iterator[str]:
+    """Why the tapped states are not what they should be.
+
+    One of a layer is [1, N, H] and there is one; the last one is after the final norm, and what the
+    logits come from.
+    """
     context, nodes, _ = _tokens(target)
     with target.taps.watch() as seen:
         expected = _plain_logits(target, context)
+    if 0 not in seen.inputs:
+        yield "its layers are not called as modules"
+    elif (entered := seen.inputs[0].shape) != seen.output.shape:
+        yield f"what enters its layers is {entered}, and what comes out is {seen.output.shape}"
+    if seen.runs_again and target.layers:
+        yield "its layers run more than once in a pass, so what enters one is not one state"
 
     def logits_of(state: mx.array) -> mx.array:
         with target.taps.watch(replacement=state):
@@ -63,7 +91,7 @@ def tap_differences(target: TreeTarget) -> Iterator[str]:
         yield "the final norm is not in the module that has its layers"
 
 
-def tree_differences(target: TreeTarget) -> Iterator[str]:
+def tree_differences(target: Target) -> Iterator[str]:
     """Where a small tree's logits, or those behind a kept path, are not the model's own."""
     context, nodes, following = _tokens(target)
     caches, tree = target.make_cache(), TreeInput(PARENTS)
@@ -83,11 +111,11 @@ def tree_differences(target: TreeTarget) -> Iterator[str]:
         cache.keep(its_rows, len(LEAVES[-1]))
     logits, _ = target.forward(following, caches)
     tokens = mx.concatenate([context, nodes[mx.array(LEAVES[-1])], following])
-    if not (off := distance(logits, _plain_logits(target, tokens)[-1:])) <= allowed:
+    if not (off := distance(logits, _plain_logits(target, tokens)[-FOLLOWING:])) <= allowed:
         yield f"the logits behind a kept path are {off:.1g} off"
 
 
-def expected_logits(target: TreeTarget, context: mx.array, nodes: mx.array) -> mx.array:
+def expected_logits(target: Target, context: mx.array, nodes: mx.array) -> mx.array:
     """[N, V], what the model itself gives at each node, path by path."""
     found: dict[int, mx.array] = {}
     for path in LEAVES:
@@ -96,7 +124,7 @@ def expected_logits(target: TreeTarget, context: mx.array, nodes: mx.array) -> m
     return mx.stack([found[node] for node in range(len(PARENTS))])
 
 
-def rounding(target: TreeTarget, context: mx.array, nodes: mx.array, expected: mx.array) -> float:
+def rounding(target: Target, context: mx.array, nodes: mx.array, expected: mx.array) -> float:
     """How far off a tree may be: by what the model itself differs when it decodes by tokens."""
     caches, path = make_prompt_cache(target.model), mx.array(LEAVES[-1])
     target.model(context[None], cache=caches)
@@ -105,7 +133,7 @@ def rounding(target: TreeTarget, context: mx.array, nodes: mx.array, expected: m
     return FAR * max(differs, mx.finfo(target.dtype).eps, 3e-5)
 
 
-def wrong_mask(target: TreeTarget, context: mx.array, nodes: mx.array, expected: mx.array) -> float:
+def wrong_mask(target: Target, context: mx.array, nodes: mx.array, expected: mx.array) -> float:
     """How far off a tree is whose nodes see all before them."""
     caches, tree = target.make_cache(), TreeInput(PARENTS)
     tree.sees = np.tri(len(PARENTS), dtype=bool)
@@ -125,12 +153,14 @@ def distance(logits: mx.array, expected: mx.array) -> float:
         return float(np.median(np.linalg.norm(got - right, axis=1) / deviation))
 
 
-def _plain_logits(target: TreeTarget, tokens: mx.array) -> mx.array:
+def _plain_logits(target: Target, tokens: mx.array) -> mx.array:
     return target.model(tokens[None], cache=make_prompt_cache(target.model))[0]
 
 
-def _tokens(target: TreeTarget) -> tuple[mx.array, mx.array, mx.array]:
-    """A context, a tree's tokens and one more: all different, from all over the vocabulary."""
-    spread = np.linspace(1, target.vocab_size - 1, CONTEXT + len(PARENTS) + 1).astype(np.int32)
-    tokens = mx.array(np.random.default_rng(0).permutation(spread))
-    return tokens[:CONTEXT], tokens[CONTEXT:-1], tokens[-1:]
+def _tokens(target: Target) -> tuple[mx.array, mx.array, mx.array]:
+    """A context, a tree's and what follows: all different, from all over the vocabulary."""
+    ends = np.cumsum([CONTEXT, len(PARENTS), FOLLOWING])
+    spread = np.linspace(1, target.vocab_size - 1, ends[-1]).astype(np.int32)
+    tokens = np.random.default_rng(0).permutation(spread)
+    context, nodes, following = map(mx.array, np.split(tokens, ends[:-1]))
+    return context, nodes, following

@@ -17,6 +17,7 @@ class Seen:
 
     Attributes:
         inputs: by layer, counted from 0, what entered it: [1, N, H].
+        runs_again: a layer was entered twice.
         output: of the module that has the layers: [1, N, H].
         replacement: what that module returns instead; None for its own.
         ends_at: a layer in front of which the pass ends; None for a whole one.
@@ -24,9 +25,17 @@ class Seen:
 
     def __init__(self, replacement: mx.array | None = None, ends_at: int | None = None) -> None:
         self.inputs: dict[int, mx.array] = {}
+        self.runs_again = False
         self.output: Any = None
         self.replacement = replacement
         self.ends_at = ends_at
+
+    def enter(self, layer: int, x: mx.array) -> None:
+        """Something enters a layer."""
+        self.runs_again |= layer in self.inputs
+        self.inputs[layer] = x
+        if layer == self.ends_at:
+            raise _Ended
 
 
 class _Ended(Exception):
@@ -63,7 +72,7 @@ def tapped(model: nn.Module, layers: Sequence[int]) -> Taps | None:
         layers: counted from 0.
 
     Returns:
-        None where no module has the layers that `model.layers` names.
+        None where no module in it has all of `model.layers`.
     """
     inner = _with_layers(model)
     if inner is None:
@@ -78,13 +87,16 @@ def tapped(model: nn.Module, layers: Sequence[int]) -> Taps | None:
 
 
 def _with_layers(model: nn.Module) -> nn.Module | None:
-    """The module whose list of layers `model.layers` is; not the model itself."""
-    layers = list(map(id, model.layers))
-    for module in model.modules():
-        for value in module.values():
-            if module is not model and isinstance(value, list) and list(map(id, value)) == layers:
-                return module
-    return None
+    """The smallest module that has all the layers in it; not the model itself."""
+    layers = set(map(id, model.layers))
+    above = [
+        module
+        for module in model.modules()
+        if module is not model
+        and id(module) not in layers
+        and layers <= set(map(id, module.modules()))
+    ]
+    return min(above, key=lambda module: len(module.modules()), default=None)
 
 
 class _TappedModel(nn.Module):
@@ -101,7 +113,5 @@ class _TappedLayer(nn.Module):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         seen = self.taps.seen
         if seen is not None:
-            seen.inputs[self.index] = next(iter((*args, *kwargs.values())))
-            if seen.ends_at == self.index:
-                raise _Ended
+            seen.enter(self.index, next(iter((*args, *kwargs.values()))))
         return super().__call__(*args, **kwargs)

@@ -27,6 +27,8 @@ class TreeTarget:
         model: as mlx-lm loaded it; only the classes of its ropes and of what is tapped change.
         hidden_size, vocab_size: H and V.
         dtype: of the hidden states.
+        layers: of the model, that the drafter reads.
+        taps: where its hidden states are seen.
     """
 
     def __init__(self, model: nn.Module, target_layers: Sequence[int] = ()) -> None:
@@ -42,13 +44,13 @@ class TreeTarget:
         if missing := missing_layers(target_layers, len(model.layers)):
             raise ConfigError(f"target_layers: {missing}")
         self.model = model
-        self._layers = tuple(target_layers)
+        self.layers = tuple(target_layers)
         for reason in obstacles(model):
             raise _refusal(model, reason)
         self._windows = windows(model)
-        taps = tapped(model, (0, *self._layers))
+        taps = tapped(model, (0, *self.layers))
         if taps is None:
-            raise _refusal(model, "no module in it has the list of its layers")
+            raise _refusal(model, "no module in it has all of its layers")
         self.taps = taps
         take_positions(model)
         try:
@@ -86,8 +88,8 @@ class TreeTarget:
                 f"the prompt cache has {len(caches)} layers, and the target {len(self._windows)}: "
                 "make one for this model"
             )
-        for cache in caches:
-            if not _has_all_tokens(cache):
+        for cache, window in zip(caches, self._windows, strict=True):
+            if not _has_all_tokens(cache, window):
                 raise ConfigError(
                     f"the prompt cache has a {type(cache).__name__} that does not keep K and V of "
                     "every token as they are: make one with TreeTarget.make_cache, and without "
@@ -120,7 +122,7 @@ class TreeTarget:
                 cache.begin(tree)
         with self.taps.watch() as seen:
             logits = self.model(tokens[None], cache=caches)
-        hidden = [seen.output, *(seen.inputs[layer] for layer in self._layers)]
+        hidden = [seen.output, *(seen.inputs[layer] for layer in self.layers)]
         return logits[0], mx.concatenate(hidden, axis=-1)[0]
 
 
@@ -129,10 +131,11 @@ def _refusal(model: nn.Module, reason: str) -> ConfigError:
     return ConfigError(f"no token tree can be verified on mlx-lm's {name}: {reason}; {INSTEAD}")
 
 
-def _has_all_tokens(cache: Any) -> bool:
-    """Is it a cache with a row of K and V for every token?"""
+def _has_all_tokens(cache: Any, window: int | None) -> bool:
+    """Is it a cache with a row of K and V for every token, bounded by nothing but the window?"""
     if type(cache) is RotatingKVCache:
-        return bool(cache._idx == cache.offset)  # once a token is dropped, the index lags behind
+        # Once a token is dropped, the index lags behind.
+        return bool(cache.max_size == window and cache._idx == cache.offset)
     return type(cache) in (KVCache, TreeCache)
 
 

@@ -320,48 +320,6 @@ SPECIAL: dict[str, dict[str, Any]] = {
 }
 
 
-ACCEPTED = tuple(
-    """
-    Klear afmoe apertus bailing_moe cohere cohere2 dbrx deepseek deepseek_v2 deepseek_v3 dots1
-    ernie4_5 ernie4_5_moe exaone exaone4 exaone_moe gear gemma gemma2 gemma3 gemma3_text gemma3n
-    gemma4 gemma4_text glm glm4 glm4_moe glm4_moe_lite gpt_neox gpt_oss gptj granite granitemoe
-    helium hunyuan hunyuan_v1_dense internlm2 internlm3 iquestloopcoder kimi_k25 kimi_vl laguna
-    lille-130m llama llama4_text mellum mimo mimo_v2_flash minicpm minicpm3 minimax mistral3 mixtral
-    muse_glimmer nanbeige nemotron nemotron-nas olmo2 olmo3 olmoe openelm phi phi3 phimoe pixtral
-    qwen qwen2 qwen2_moe qwen2_vl qwen3 qwen3_moe qwen3_vl qwen3_vl_moe seed_oss smollm3 solar_open
-    spark2_5 stablelm starcoder2 step3p5 telechat3 youtu_llm
-    """.split()
-)
-"""On which trees are verified."""
-
-REFUSED = {
-    "recurrent or convolutional layers (`ArraysCache`)": """
-        bailing_hybrid bailing_moe_linear bailing_moe_v3 granitemoehybrid jamba kimi_k3 kimi_linear
-        lfm2 lfm2-vl lfm2_moe longcat_flash_ngram mamba mamba2 nemotron_h olmo_hybrid plamo2 qwen3_5
-        qwen3_5_moe qwen3_next recurrent_gemma rwkv7
-    """.split(),
-    "several caches in one layer (`CacheList`)": """
-        baichuan_m1 deepseek_v32 falcon_h1 glm_moe_dsa longcat_flash minimax_m3_vl
-    """.split(),
-    "caches of its own (`LayerCache`)": ["deepseek_v41"],
-    "attention within chunks of the context (`ChunkedKVCache`)": ["llama4"],
-    "attention to blocks of rows (`block_sparse`)": ["phi3small"],
-    "positions that are used beside a rope, or in one that is no module": """
-        gpt2 gpt_bigcode ministral3 mistral4 nanochat talkie
-    """.split(),
-    "a final norm outside of the module with the layers": ["phixtral", "plamo3"],
-    "no module that has all layers and returns their output": ["afm7", "plamo"],
-}
-"""By the reason, on which none can be."""
-
-NOT_TRIED = {
-    "their kernels need Metal": ["bitnet", "muse_spark"],
-    "needs the package ai2-olmo": ["olmo"],
-    "needs weights in its own packing": ["prism_hadamard_qwen35"],
-}
-"""By the reason, which the tests have no tiny one of."""
-
-
 def tiny_model(name: str, dtype: mx.Dtype = mx.float32, bits: int = 0, **special: Any) -> nn.Module:
     """A model of the class `Model` in `mlx_lm.models.<name>`, with random weights.
 

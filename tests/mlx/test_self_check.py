@@ -1,0 +1,130 @@
+"""The check at load refuses what is wrong, also in low precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+mx = pytest.importorskip("mlx.core")
+pytest.importorskip("mlx_lm")
+
+from mlx_lm.models import llama  # noqa: E402
+from mlx_lm.models.base import create_attention_mask  # noqa: E402
+from mlx_lm.models.cache import KVCache  # noqa: E402
+
+from redrafter_testing.models.mlx_models import tiny_model  # noqa: E402
+from vllm_redrafter.mlx import positions, self_check, target  # noqa: E402
+from vllm_redrafter.mlx.target import TreeTarget  # noqa: E402
+from vllm_redrafter.mlx.tree_cache import TreeCache, TreeInput  # noqa: E402
+from vllm_redrafter.utils.errors import ConfigError  # noqa: E402
+
+PRECISIONS = [("float32", 0), ("bfloat16", 0), ("float16", 0), ("bfloat16", 4), ("float16", 8)]
+
+
+def causal(parents: Any) -> TreeInput:
+    tree = TreeInput(parents)
+    tree.sees = np.tri(len(parents), dtype=bool)
+    return tree
+
+
+def blind(parents: Any) -> TreeInput:
+    tree = TreeInput(parents)
+    tree.sees = np.eye(len(parents), dtype=bool)
+    return tree
+
+
+def by_rows(parents: Any) -> TreeInput:
+    tree = TreeInput(parents)
+    tree.depths = np.arange(len(parents), dtype=np.int32)
+    return tree
+
+
+def at_the_root(parents: Any) -> TreeInput:
+    tree = TreeInput(parents)
+    tree.depths[:] = 0
+    return tree
+
+
+@pytest.mark.parametrize(("dtype", "bits"), PRECISIONS)
+@pytest.mark.parametrize("wrong", [causal, blind, by_rows, at_the_root])
+def test_a_wrong_tree_is_refused(
+    wrong: Callable[[Any], TreeInput], dtype: str, bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(self_check, "TreeInput", wrong)
+    model = tiny_model("llama", getattr(mx, dtype), bits)
+    with pytest.raises(ConfigError, match=r"a tree's logits are .* off"):
+        TreeTarget(model)
+
+
+def test_a_wrong_compaction_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = partial(mx.arange, len(self_check.LEAVES[-1]))
+    rows_of = TreeCache.rows_of
+    monkeypatch.setattr(TreeCache, "rows_of", lambda cache, path: rows_of(cache, first()))
+    with pytest.raises(ConfigError, match=r"the logits behind a kept path are .* off"):
+        TreeTarget(tiny_model("llama"))
+
+
+def test_ropes_without_positions_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target, "take_positions", lambda model: None)
+    with pytest.raises(ConfigError, match=r"it fails on a small one: \[rope\] offset"):
+        TreeTarget(tiny_model("llama"))
+    monkeypatch.setattr(target, "take_positions", positions.take_positions)
+    TreeTarget(tiny_model("llama"))
+
+
+def with_head(model: Any, head: Callable[[Any, Any], Any]) -> Any:
+    """The same model, whose logits are made of tokens and of what its layers end in."""
+
+    class Other(llama.Model):
+        def __call__(self, inputs: Any, cache: Any = None) -> Any:
+            return head(inputs, self.model(inputs, cache))
+
+    model.__class__ = Other
+    return model
+
+
+def test_logits_of_more_than_the_hidden_states_are_refused() -> None:
+    model = tiny_model("llama")
+    table = model.model.embed_tokens
+    other = with_head(model, lambda tokens, hidden: table.as_linear(hidden + table(tokens)))
+    with pytest.raises(ConfigError, match=r"its logits do not come from the output .* alone"):
+        TreeTarget(other)
+
+
+def test_a_norm_behind_the_hidden_states_is_refused() -> None:
+    model = tiny_model("llama")
+    norm, table = model.model.norm, model.model.embed_tokens
+    other = with_head(model, lambda _, hidden: table.as_linear(norm(hidden)))
+    with pytest.raises(ConfigError, match="the final norm is not in the module"):
+        TreeTarget(other)
+
+
+class Looped(llama.LlamaModel):
+    """Runs its layers twice."""
+
+    def __call__(self, inputs: Any, cache: Any = None, input_embeddings: Any = None) -> Any:
+        hidden, caches = self.embed_tokens(inputs), cache or [None] * 2 * len(self.layers)
+        mask = create_attention_mask(hidden, caches[0])
+        for layer, its_cache in zip(2 * self.layers, caches, strict=True):
+            hidden = layer(hidden, mask, its_cache)
+        return self.norm(hidden)
+
+
+def test_a_layer_that_runs_twice_cannot_be_read() -> None:
+    model = tiny_model("llama", layer_types=None)
+    model.model.__class__ = Looped
+    other = with_head(model, lambda _, hidden: model.model.embed_tokens.as_linear(hidden))
+    type(other).make_cache = lambda self: [KVCache() for _ in 2 * self.layers]
+    assert len(TreeTarget(other).make_cache()) == 8
+    with pytest.raises(ConfigError, match="its layers run more than once in a pass"):
+        TreeTarget(other, (1,))
+
+
+def test_the_check_leaves_no_state_behind() -> None:
+    model = tiny_model("llama")
+    first, second = TreeTarget(model), TreeTarget(model)
+    assert first.taps is second.taps and first.taps.seen is None

@@ -1,0 +1,107 @@
+"""Hidden states are numbered as in transformers, which drafters are trained with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+mx = pytest.importorskip("mlx.core")
+mlx_utils = pytest.importorskip("mlx_lm.utils")
+
+from mlx_lm.models.cache import make_prompt_cache  # noqa: E402
+from transformers import (  # noqa: E402
+    AutoModelForCausalLM,
+    Gemma2Config,
+    LlamaConfig,
+    Qwen3Config,
+)
+
+from redrafter_testing.models.mlx_models import tiny_model  # noqa: E402
+from vllm_redrafter.mlx.taps import tapped  # noqa: E402
+from vllm_redrafter.mlx.target import TreeTarget  # noqa: E402
+from vllm_redrafter.mlx.tree_cache import TreeInput  # noqa: E402
+
+TOKENS = [17, 3, 88, 54, 9, 120, 42, 61]
+SIZES: dict[str, Any] = dict(
+    vocab_size=128,
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=5,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8,
+    tie_word_embeddings=True,
+)
+
+
+def saved(folder: Path, config: Any) -> Any:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").float().eval()
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize(
+    "config",
+    [LlamaConfig(**SIZES), Qwen3Config(**SIZES), Gemma2Config(**SIZES, query_pre_attn_scalar=8)],
+    ids=lambda config: config.model_type,
+)
+def test_hidden_states_are_those_of_transformers(config: Any, tmp_path: Path) -> None:
+    reference = saved(tmp_path, config)
+    model, _ = mlx_utils.load_model(tmp_path)
+    layers = (1, 2, 4)
+    target = TreeTarget(model, layers)
+    with torch.no_grad():
+        expected = reference(torch.tensor([TOKENS]), output_hidden_states=True)
+    last = reference.base_model.config.num_hidden_layers
+    states = [expected.hidden_states[i][0].numpy() for i in (last, *layers)]
+    logits, hidden = target.forward(mx.array(TOKENS), target.make_cache())
+    assert (target.hidden_size, target.vocab_size, target.dtype) == (32, 128, mx.float32)
+    np.testing.assert_allclose(hidden, np.concatenate(states, axis=1), rtol=1e-3, atol=2e-5)
+    np.testing.assert_allclose(logits, expected.logits[0].numpy(), rtol=1e-3, atol=2e-5)
+    embedded = expected.hidden_states[0][0].numpy()
+    np.testing.assert_allclose(target.embed(mx.array(TOKENS)), embedded, rtol=1e-5)
+
+
+def test_nodes_have_the_hidden_states_of_their_paths() -> None:
+    target = TreeTarget(tiny_model("qwen3"), (1, 3))
+    context, nodes = mx.array(TOKENS), mx.array([5, 6, 7, 8])
+    caches = target.make_cache()
+    target.forward(context, caches)
+    _, hidden = target.forward(nodes, caches, TreeInput([0, 0, 0, 1]))
+    path = mx.concatenate([context, nodes[mx.array([0, 1, 3])]])
+    _, expected = target.forward(path, target.make_cache())
+    assert mx.allclose(hidden[mx.array([0, 1, 3])], expected[-3:], atol=1e-5)
+
+
+def test_nothing_is_kept_of_a_pass_that_nobody_watches() -> None:
+    model = tiny_model("llama")
+    taps = tapped(model, [0, 2])
+    assert taps is not None
+    with taps.watch() as seen:
+        model(mx.array([TOKENS]))
+    assert sorted(seen.inputs) == [0, 2] and seen.output.shape == (1, len(TOKENS), 64)
+    model(mx.array([[1, 2]]))
+    assert taps.seen is None and seen.output.shape == (1, len(TOKENS), 64)
+
+
+def test_a_pass_can_end_in_front_of_a_layer() -> None:
+    model = tiny_model("llama")
+    taps, caches = tapped(model, [2]), make_prompt_cache(model)
+    assert taps is not None
+    with taps.watch(ends_at=2) as seen:
+        model(mx.array([TOKENS]), cache=caches)
+    assert list(seen.inputs) == [2] and seen.output is None and taps.seen is None
+    assert [cache.offset for cache in caches] == [len(TOKENS)] * 2 + [0] * 2
+
+
+def test_other_errors_pass_through() -> None:
+    taps = tapped(tiny_model("llama"), [])
+    assert taps is not None
+    with pytest.raises(KeyError), taps.watch():
+        raise KeyError
+    assert taps.seen is None

@@ -1,0 +1,199 @@
+"""Trees behind the tokens of a cache: masks, positions, compaction, memory, mlx-lm's own uses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+mx = pytest.importorskip("mlx.core")
+pytest.importorskip("mlx_lm")
+
+from mlx_lm.models.cache import (  # noqa: E402
+    KVCache,
+    load_prompt_cache,
+    make_prompt_cache,
+    save_prompt_cache,
+    trim_prompt_cache,
+)
+
+from redrafter_testing.models.mlx_models import tiny_model  # noqa: E402
+from vllm_redrafter.mlx.target import TreeTarget  # noqa: E402
+from vllm_redrafter.mlx.tree_cache import TreeCache, TreeInput  # noqa: E402
+
+PARENTS = [0, 0, 0, 1, 3, 2, 4]
+N = len(PARENTS)
+
+
+def rows(count: int, heads: int = 2, size: int = 4) -> Any:
+    return mx.random.normal((1, heads, count, size))
+
+
+def filled(n: int, window: int | None = None) -> TreeCache:
+    cache = TreeCache(window)
+    cache.update_and_fetch(rows(n), rows(n))
+    return cache
+
+
+def path_of(node: int, parents: Sequence[int]) -> list[int]:
+    path = [node]
+    while node:
+        node = parents[node]
+        path.insert(0, node)
+    return path
+
+
+def same(mask: Any, other: Any) -> bool:
+    if isinstance(mask, mx.array) and isinstance(other, mx.array):
+        return bool(mx.array_equal(mask, other))
+    return mask is other or mask == other
+
+
+@pytest.mark.parametrize("parents", [[0], [0, 0, 1, 2], [0, 0, 0, 0], PARENTS])
+def test_a_node_sees_its_ancestors_and_itself(parents: list[int]) -> None:
+    tree = TreeInput(np.array(parents))
+    for node in range(len(parents)):
+        path = path_of(node, parents)
+        assert np.flatnonzero(tree.sees[node]).tolist() == sorted(path)
+        assert tree.depths[node] == len(path) - 1
+    assert tree.depths.dtype == np.int32
+
+
+@pytest.mark.parametrize("window", [None, 1, 2, 3, 6, 100])
+@pytest.mark.parametrize("n", [0, 5])
+def test_a_window_hides_what_lies_as_many_positions_back(n: int, window: int | None) -> None:
+    tree = TreeInput(PARENTS)
+    mask = np.array(tree.mask(n, window))
+    positions = [*range(n), *(n + tree.depths)]
+    for node in range(N):
+        for place in range(n + N):
+            seen = place < n or place - n in path_of(node, PARENTS)
+            near = window is None or positions[n + node] - positions[place] < window
+            assert mask[node, place] == (seen and near)
+
+
+def test_a_tree_is_positions_and_a_mask_until_it_is_kept() -> None:
+    cache = filled(5)
+    cache.begin(TreeInput(PARENTS))
+    assert cache.offset.tolist() == [5, 6, 6, 7, 8, 7, 9]
+    assert cache.make_mask(N).shape == (N, 5 + N)
+    new = rows(N), rows(N)
+    fetched = cache.update_and_fetch(*new)
+    for got, own in zip(fetched, new, strict=True):
+        assert got.shape[2] == 5 + N and mx.array_equal(got[..., 5:, :], own)
+    assert mx.array_equal(cache.keys_and_values()[0], fetched[0])
+    cache.keep(cache.rows_of(mx.array([0, 1, 3])), 3)
+    assert cache.offset == 8
+    assert cache.make_mask(1) is None and cache.make_mask(2) == "causal"
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_the_first_rows_of_a_path_become_tokens(count: int) -> None:
+    cache, new = filled(5), (rows(N), rows(N))
+    before = [mx.array(x) for x in cache.keys_and_values()]
+    cache.begin(TreeInput(PARENTS))
+    cache.update_and_fetch(*new)
+    path = [0, 2, 5, 5]
+    found = cache.rows_of(mx.array(path))
+    mx.eval(found)
+    cache.keep(found, count)
+    for got, old, its_new in zip(cache.keys_and_values(), before, new, strict=True):
+        assert mx.array_equal(got[..., :5, :], old)
+        assert mx.array_equal(got[..., 5:, :], its_new[..., mx.array(path[:count], mx.int32), :])
+
+
+def test_a_cache_without_window_or_tree_is_mlx_lms() -> None:
+    ours, plain = TreeCache(), KVCache()
+    for count in (3, 1, 300, 2):
+        its_rows = rows(count), rows(count)
+        for arguments in ((False, None), (True, None), (True, 4)):
+            asked = dict(zip(("return_array", "window_size"), arguments, strict=True))
+            assert same(ours.make_mask(count, **asked), plain.make_mask(count, **asked))
+        for got, expected in zip(
+            ours.update_and_fetch(*its_rows), plain.update_and_fetch(*its_rows), strict=True
+        ):
+            assert mx.array_equal(got, expected)
+    assert ours.offset == plain.offset and ours.nbytes == plain.nbytes
+    assert ours.trim(4) == 4 and ours.offset == 302
+
+
+def test_a_copy_goes_on_by_itself() -> None:
+    cache = filled(5, window=3)
+    copy = deepcopy(cache)
+    copy.update_and_fetch(rows(2), rows(2))
+    assert (cache.offset, copy.offset, copy.window) == (5, 7, 3)
+
+
+def test_mlx_lm_saves_loads_and_trims_a_prompt_cache(tmp_path: Path) -> None:
+    model = tiny_model("gemma3_text")
+    target = TreeTarget(model)
+    caches, tokens = target.make_cache(), mx.arange(20)
+    target.forward(tokens, caches)
+    save_prompt_cache(str(tmp_path / "prompt.safetensors"), caches)
+    loaded = load_prompt_cache(str(tmp_path / "prompt.safetensors"))
+    target.adopt(loaded)
+    assert trim_prompt_cache(loaded, 3) == 3 and trim_prompt_cache(caches, 3) == 3
+    nodes, tree = mx.arange(N), TreeInput(PARENTS)
+    got, expected = (target.forward(nodes, its, tree)[0] for its in (loaded, caches))
+    assert mx.allclose(got, expected, atol=1e-5)
+
+
+CONTEXT = 2040
+"""A few tokens before the cache has to grow."""
+
+STEPS = 20
+
+
+@pytest.fixture(scope="module")
+def target() -> TreeTarget:
+    return TreeTarget(tiny_model("llama", layer_types=None, head_dim=64, num_key_value_heads=4))
+
+
+def context_of(target: TreeTarget, by_mlx_lm: bool) -> list[Any]:
+    """Caches whose K and V are most of the memory that a step needs."""
+    caches = make_prompt_cache(target.model) if by_mlx_lm else target.make_cache()
+    for cache in caches:
+        cache.update_and_fetch(rows(CONTEXT, 4, 64), rows(CONTEXT, 4, 64))
+    mx.eval([cache.state[:2] for cache in caches])
+    target.adopt(caches)
+    return caches
+
+
+def step(target: TreeTarget, caches: list[Any], how: str) -> None:
+    """Seven rows, of which four become tokens."""
+    if how == "without a tree":
+        mx.eval(target.model(mx.arange(N)[None], cache=caches))
+        trim_prompt_cache(caches, N - 4)
+        return
+    logits, _ = target.forward(mx.arange(N), caches, TreeInput(PARENTS))
+    found = [cache.rows_of(mx.array([0, 1, 3, 4])) for cache in caches]
+    mx.eval(logits, [] if how == "rows not evaluated" else found)
+    for cache, its_rows in zip(caches, found, strict=True):
+        cache.keep(its_rows, 4)
+    if how == "rows not evaluated":
+        mx.eval([cache.state[:2] for cache in caches])
+
+
+def peak(target: TreeTarget, how: str, by_mlx_lm: bool = False) -> int:
+    """Bytes that steps need beyond what they begin with."""
+    caches = context_of(target, by_mlx_lm)
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    for _ in range(STEPS):
+        step(target, caches, how)
+    assert caches[0].offset == CONTEXT + 4 * STEPS > 2048
+    return mx.get_peak_memory() - before
+
+
+@pytest.mark.parametrize("by_mlx_lm", [False, True])
+def test_trees_copy_no_cache(target: TreeTarget, by_mlx_lm: bool) -> None:
+    one_layer = context_of(target, by_mlx_lm)[0].nbytes
+    plain, trees = (peak(target, how, by_mlx_lm) for how in ("without a tree", "with one"))
+    assert trees < plain + one_layer / 2
+    copies = peak(target, "rows not evaluated", by_mlx_lm)
+    assert copies > plain + one_layer, "a copy of the cache is not seen"
