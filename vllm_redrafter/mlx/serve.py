@@ -11,7 +11,7 @@ import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -179,14 +179,13 @@ def generate(
         arguments: what both take alike.
     """
     num_tokens = num_steps = 0
-    with closing(stream_generate(**arguments)) as responses:
-        try:
-            for response in responses:
-                num_tokens += 1
-                num_steps += not response.from_draft
-                yield response
-        finally:
-            logging.info("ReDrafter: %d tokens in %d steps", num_tokens, num_steps)
+    try:
+        for response in stream_generate(**arguments):
+            num_tokens += 1
+            num_steps += not response.from_draft
+            yield response
+    finally:
+        logging.info("ReDrafter: %d tokens in %d steps", num_tokens, num_steps)
 
 
 class Handler(server.APIHandler):
