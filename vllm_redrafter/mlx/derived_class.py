@@ -11,7 +11,7 @@ from typing import Any
 import mlx.nn as nn
 
 
-def derive(module: nn.Module, mixin: type[nn.Module]) -> bool:
+def derive(module: nn.Module, mixin: type) -> bool:
     """Give a module, in place, a class derived from a mixin and its own; once.
 
     Returns:

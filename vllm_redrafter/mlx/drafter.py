@@ -51,7 +51,7 @@ class Drafter:
         self.stats = drafting.stats
 
     def make_cache(self) -> list[Any]:
-        """mlx-lm's server makes a prompt cache of a draft model, too: a recurrent one needs none."""
+        """mlx-lm's server makes one of each draft model; this one keeps no state."""
         return []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from time import perf_counter
 from typing import Any
 
@@ -101,17 +102,17 @@ def stream_generate(
     tokens = _encoded(wrapped, prompt)
     caches = draft_model.target.make_cache() if prompt_cache is None else prompt_cache
     draft_model.target.adopt(caches)
-    most = UNLIMITED if max_tokens < 0 else max_tokens
-    with wired_limit(model, [generation_stream]):
-        yield from _responses(
-            wrapped,
-            tokens,
-            most,
-            _Prefill(draft_model.target, caches, prefill_step_size, prompt_progress_callback),
-            lambda: Decoder(
-                draft_model, caches, tokens, NodeSampler(sampler, logits_processors)
-            ).tokens(most),
-        )
+    answer = _answer(
+        draft_model,
+        caches,
+        tokens,
+        UNLIMITED if max_tokens < 0 else max_tokens,
+        NodeSampler(sampler, logits_processors),
+        prefill_step_size,
+        prompt_progress_callback or (lambda read, of: None),
+    )
+    with wired_limit(model, [generation_stream]), closing(answer):
+        yield from _responses(wrapped, len(tokens), max_tokens, answer)
 
 
 def _check(model: nn.Module, drafter: Drafter, max_tokens: int, refused: dict[str, Any]) -> None:
@@ -136,86 +137,86 @@ def _encoded(tokenizer: TokenizerWrapper, prompt: str | mx.array | Sequence[int]
         prompt = tokenizer.encode(
             prompt, add_special_tokens=bos is None or not prompt.startswith(bos)
         )
-    tokens = prompt.tolist() if isinstance(prompt, mx.array) else list(prompt)
+    tokens = [*map(int, prompt)]
     if not tokens:
         raise ValueError("the prompt is empty")
     return tokens
 
 
-class _Prefill:
-    """Reads a prompt but for its last token."""
-
-    def __init__(
-        self,
-        target: TreeTarget,
-        caches: list[TreeCache],
-        step_size: int,
-        progress: Progress | None,
-    ) -> None:
-        self.target, self.caches = target, caches
-        self._step_size, self._progress = step_size, progress or (lambda read, of: None)
-
-    def read(self, tokens: Sequence[int]) -> None:
-        read, size = 0, len(tokens)
-        self._progress(0, size)
-        while read < size - 1:
-            end = min(read + self._step_size, size - 1)
-            self.target.forward(mx.array(tokens[read:end]), self.caches)
-            # Of the logits nobody asks for anything: they are never computed.
-            mx.eval([cache.state for cache in self.caches])
-            read = end
-            self._progress(read, size)
-            mx.clear_cache()
-
-
-def _responses(
-    tokenizer: TokenizerWrapper,
+def _answer(
+    drafter: Drafter,
+    caches: list[TreeCache],
     prompt: list[int],
     most: int,
-    prefill: _Prefill,
-    answer: Callable[[], Iterator[Token]],
-) -> Iterator[GenerationResponse]:
-    detokenizer, stops = tokenizer.detokenizer, tokenizer.eos_token_ids
-    started = perf_counter()
-    before, count = prefill.caches[0].length, 0
+    sampler: NodeSampler,
+    prefill_step_size: int,
+    progress: Progress,
+) -> Iterator[Token]:
+    """Read the prompt, and decode; closed, it leaves in the caches what was output, no more."""
+    before, count = caches[0].length, 0
     try:
         with mx.stream(generation_stream):
-            prefill.read(prompt)
-            tokens = answer()
-            while count < most:
-                token = next(tokens)
+            _prefill(drafter.target, caches, prompt, prefill_step_size, progress)
+            for token in Decoder(drafter, caches, prompt, sampler).tokens(most):
                 if not count:
-                    prompt_seconds, started = perf_counter() - started, perf_counter()
-                    prefill._progress(len(prompt), len(prompt))
+                    progress(len(prompt), len(prompt))
                 count += 1
-                is_last = token.id in stops or count == most
-                if token.id not in stops:
-                    detokenizer.add_token(token.id)
-                if is_last:
-                    detokenizer.finalize()
-                yield GenerationResponse(
-                    text=detokenizer.last_segment,
-                    token=token.id,
-                    logprobs=token.logprobs,
-                    from_draft=token.from_draft,
-                    prompt_tokens=len(prompt),
-                    prompt_tps=len(prompt) / prompt_seconds,
-                    generation_tokens=count,
-                    generation_tps=count / max(perf_counter() - started, 1e-9),
-                    peak_memory=mx.get_peak_memory() / 1e9,
-                    finish_reason=_finish_reason(token.id in stops, is_last),
-                )
-                if is_last:
-                    break
+                yield token
                 if count % CLEARED_EVERY == 0:
                     mx.clear_cache()
     finally:
-        # A step may have accepted more than was asked for, or a pass have been begun.
+        # A step may have accepted more than was taken, or a pass have been begun.
         known = before + len(prompt) + count
-        trim_prompt_cache(prefill.caches, max(prefill.caches[0].length - known, 0))
+        trim_prompt_cache(caches, max(caches[0].length - known, 0))
 
 
-def _finish_reason(is_stop: bool, is_last: bool) -> str | None:
-    if not is_last:
-        return None
-    return "stop" if is_stop else "length"
+def _prefill(
+    target: TreeTarget,
+    caches: list[TreeCache],
+    prompt: list[int],
+    step_size: int,
+    progress: Progress,
+) -> None:
+    """Read all of a prompt but its last token, whose logits the first step needs."""
+    read, size = 0, len(prompt)
+    progress(0, size)
+    while read < size - 1:
+        end = min(read + step_size, size - 1)
+        target.forward(mx.array(prompt[read:end]), caches)
+        # The logits are not evaluated: nobody asks for them.
+        mx.eval([cache.state for cache in caches])
+        read = end
+        progress(read, size)
+        mx.clear_cache()
+
+
+def _responses(
+    tokenizer: TokenizerWrapper, prompt_size: int, max_tokens: int, answer: Iterator[Token]
+) -> Iterator[GenerationResponse]:
+    """The text of the tokens, up to one that ends it or to the last one."""
+    detokenizer, started = tokenizer.detokenizer, perf_counter()
+    prompt_seconds = 0.0
+    for count, token in enumerate(answer, 1):
+        if count == 1:
+            prompt_seconds, started = perf_counter() - started, perf_counter()
+        is_stop = token.id in tokenizer.eos_token_ids
+        is_last = is_stop or count == max_tokens
+        if not is_stop:
+            detokenizer.add_token(token.id)
+        if is_last:
+            detokenizer.finalize()
+        reason = "stop" if is_stop else "length"
+        yield GenerationResponse(
+            text=detokenizer.last_segment,
+            token=token.id,
+            logprobs=token.logprobs,
+            from_draft=token.from_draft,
+            prompt_tokens=prompt_size,
+            prompt_tps=prompt_size / prompt_seconds,
+            generation_tokens=count,
+            generation_tps=count / (perf_counter() - started),
+            peak_memory=mx.get_peak_memory() / 1e9,
+            finish_reason=reason if is_last else None,
+        )
+        if is_last:
+            return

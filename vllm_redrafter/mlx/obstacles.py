@@ -26,6 +26,8 @@ def obstacles(model: nn.Module) -> Iterator[str]:
     )
     for name, count in others.items():
         yield f"{count} of its caches are of mlx-lm's {name}, and a tree needs rows of K and V"
+    if any(getattr(module, "block_sparse", False) for module in model.modules()):
+        yield "its attention is to blocks of rows (block_sparse), and nodes lie in rows by number"
 
 
 def windows(model: nn.Module) -> list[int | None]:

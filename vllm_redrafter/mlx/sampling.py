@@ -8,6 +8,7 @@ anybody's own.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -35,7 +36,7 @@ class NodeSampler:
         self.is_greedy = self._sampler is greedy_sampler
         self.needs_chain = bool(self._processors)
         if not self.is_greedy:
-            following, self._key = map(_number, mx.random.split(mx.random.state[0]))
+            following, self._key = map(_number, mx.random.split(_state()))
             mx.random.seed(following)
 
     def sample(
@@ -57,7 +58,7 @@ class NodeSampler:
         logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
         if self.is_greedy:
             return self._sampler(logprobs), logprobs
-        before = _number(mx.random.state[0])
+        before = _number(_state())
         try:
             rows = zip(logprobs, positions, strict=True)
             drawn = [self._draw(row[None], position) for row, position in rows]
@@ -80,6 +81,12 @@ class NodeSampler:
         """[1] token of [1, V], by the position's own noise."""
         mx.random.seed((self._key + position) % KEYS)
         return self._sampler(logprobs)
+
+
+def _state() -> mx.array:
+    """MLX's own key, [2] uint32, of this thread."""
+    state: Any = mx.random.state
+    return state[0]
 
 
 def _number(key: mx.array) -> int:

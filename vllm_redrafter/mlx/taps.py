@@ -98,10 +98,10 @@ class _TappedModel(nn.Module):
 
 
 class _TappedLayer(nn.Module):
-    def __call__(self, x: mx.array, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         seen = self.taps.seen
         if seen is not None:
-            seen.inputs[self.index] = x
+            seen.inputs[self.index] = next(iter((*args, *kwargs.values())))
             if seen.ends_at == self.index:
                 raise _Ended
-        return super().__call__(x, *args, **kwargs)
+        return super().__call__(*args, **kwargs)

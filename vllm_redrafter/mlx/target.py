@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -51,9 +52,12 @@ class TreeTarget:
         self.taps = taps
         take_positions(model)
         try:
-            logits, hidden = self.forward(mx.array([0]), self.make_cache())
-            self.vocab_size, self.dtype = logits.shape[-1], hidden.dtype
-            self.hidden_size = hidden.shape[-1] // (1 + len(self._layers))
+            with taps.watch() as seen:
+                logits = model(mx.array([[0]]))
+            if not isinstance(seen.output, mx.array):
+                raise TypeError("what its layers end in is not handed on as one array")
+            self.vocab_size = logits.shape[-1]
+            self.hidden_size, self.dtype = seen.output.shape[-1], seen.output.dtype
             found = next(differences(self), None)
         except Exception as error:  # whatever a model does with what it does not expect
             raise _refusal(model, f"it fails on a small one: {one_line(error)}") from error
@@ -82,8 +86,14 @@ class TreeTarget:
                 f"the prompt cache has {len(caches)} layers, and the target {len(self._windows)}: "
                 "make one for this model"
             )
-        adopted = [_adopted(*pair) for pair in zip(caches, self._windows, strict=True)]
-        caches[:] = adopted
+        for cache in caches:
+            if not _has_all_tokens(cache):
+                raise ConfigError(
+                    f"the prompt cache has a {type(cache).__name__} that does not keep K and V of "
+                    "every token as they are: make one with TreeTarget.make_cache, and without "
+                    "kv_bits and max_kv_size"
+                )
+        caches[:] = map(_adopted, caches, self._windows)
 
     def embed(self, tokens: mx.array) -> mx.array:
         """[..., H], what the model itself begins with for tokens [...]."""
@@ -119,17 +129,19 @@ def _refusal(model: nn.Module, reason: str) -> ConfigError:
     return ConfigError(f"no token tree can be verified on mlx-lm's {name}: {reason}; {INSTEAD}")
 
 
+def _has_all_tokens(cache: Any) -> bool:
+    """Is it a cache with a row of K and V for every token?"""
+    if type(cache) is RotatingKVCache:
+        return bool(cache._idx == cache.offset)  # once a token is dropped, the index lags behind
+    return type(cache) in (KVCache, TreeCache)
+
+
 def _adopted(cache: KVCache | RotatingKVCache, window: int | None) -> TreeCache:
-    """The same cache where its class can be changed, else a new one of its rows."""
-    if type(cache) is RotatingKVCache and cache.offset <= cache.max_size:
+    """The same cache, or in place of a rotating one a new one of its rows."""
+    if type(cache) is RotatingKVCache:
+        # Held by two, the rows would be copied whenever one is written to.
         cache.keys, cache.values, rows = None, None, (cache.keys, cache.values)
-        adopted = TreeCache.from_state((*rows, cache.offset))
-    elif type(cache) is KVCache:
-        cache.__class__ = TreeCache
-        adopted = cache
-    elif isinstance(cache, TreeCache):
-        adopted = cache
-    else:
-        raise ConfigError()
-    adopted.window = window
-    return adopted
+        cache = TreeCache.from_state((*rows, cache.offset))
+    cache.__class__ = TreeCache
+    cache.window = window
+    return cache

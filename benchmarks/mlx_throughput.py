@@ -1,0 +1,180 @@
+"""How fast does ReDrafter decode on MLX, beside mlx-lm's own decoding, and are answers the same?
+
+    python benchmarks/mlx_throughput.py TARGET DRAFTER --suite all --output mlx.json
+    python benchmarks/mlx_throughput.py TARGET DRAFTER --suite chat --shape 4x4:7 --temperature 0.7
+
+One request after the other, each answered by mlx-lm alone, by ReDrafter with --adaptive, and with
+each --shape, which verifies K nodes at every step. All go on behind the end of a sentence, so that
+answers are equally long. Seconds are those of the answer, the prompt's left out; the drafter's own
+start-up too.
+
+Answers are compared token by token with mlx-lm's, if greedy; sampled ones with those of the first
+method, as the same seed gives the same answer whatever is drafted, and mlx-lm draws otherwise.
+
+At the end, what a pass of 1 to K + 1 rows takes and a search, as measured when a drafter is loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from time import perf_counter
+from typing import Any
+
+import mlx.core as mx
+import mlx_lm
+from mlx_lm.sample_utils import make_sampler
+from rich.console import Console
+from rich.table import Table
+from shared_parts import machine, results
+from shared_parts.arguments import (
+    not_negative,
+    positive,
+    results_file,
+    script_parser,
+    tree_shape,
+)
+from throughput_parts.methods import InputError
+from throughput_parts.prompts import tokenize
+from throughput_parts.suites import read_suites
+
+from vllm_redrafter import ConfigError, ReDrafterConfig
+from vllm_redrafter.data.vocabulary import EmbeddedTokens
+from vllm_redrafter.mlx import Drafter, load_drafter, stream_generate
+
+PLAIN = "mlx-lm"
+SEED = 0
+
+
+@dataclass
+class Row:
+    """One method on the prompts of one task.
+
+    Attributes:
+        identical: answers that equal those compared with, of as many as there are.
+    """
+
+    task: str
+    method: str
+    tokens: int
+    steps: int
+    seconds: float
+    identical: int
+    answers: int
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = arguments(argv)
+    try:
+        run(args)
+    except (ConfigError, InputError) as error:
+        raise SystemExit(str(error)) from error
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = script_parser(__doc__)
+    add = parser.add_argument
+    add("target", help="a model of mlx-lm: a folder or a hub id")
+    add("drafter", help="its drafter")
+    add("--suite", nargs="+", default=["all"], metavar="NAME", help="tasks (default all)")
+    add("--num-prompts", type=positive, default=32, help="of each task at most (default 32)")
+    add("--max-tokens", type=positive, default=64, help="of each answer (default 64)")
+    add("--temperature", type=not_negative, default=0.0, help="(default 0)")
+    add("--dtype", choices=["float32", "float16", "bfloat16"], help="(default: the target's)")
+    add("--adaptive", type=tree_shape, default="4x4:7", metavar="WxL:K", help="(default 4x4:7)")
+    add("--shape", type=tree_shape, nargs="*", default=[], metavar="WxL:K", help="fixed ones")
+    add("--output", type=results_file, help="write all figures to this JSON file")
+    return parser.parse_args(argv)
+
+
+def run(args: argparse.Namespace) -> None:
+    model, tokenizer = mlx_lm.load(args.target)
+    if args.dtype:
+        model.set_dtype(getattr(mx, args.dtype))
+    tokenizer.eos_token_ids = set()  # nothing ends an answer
+    drafters: dict[str, Drafter | None] = {PLAIN: None}
+    shapes = {"adaptive": args.adaptive, **{f"{name_of(s)}": s for s in args.shape}}
+    for name, shape in shapes.items():
+        adaptive = name == "adaptive"
+        drafters[name] = load_drafter(args.drafter, model, **speculation(shape, adaptive))
+    embedded = EmbeddedTokens(tokenizer._tokenizer, drafters["adaptive"].target.vocab_size)
+    rows, console = [], results.wide_console()
+    for task, asked in read_suites(args.suite).items():
+        prompts, _ = tokenize(asked, tokenizer._tokenizer, embedded, chat=True)
+        rows += compare(task, prompts[: args.num_prompts], model, tokenizer, drafters, args)
+        print_table(rows, console)
+    costs = drafters["adaptive"].drafting.planner.times.table
+    console.print("a pass, by rows:", costs.verify, "\na draft:", costs.draft, highlight=False)
+    record = {"settings": settings(args), "rows": [asdict(row) for row in rows]}
+    timed = {"verify": costs.verify, "draft": costs.draft}
+    results.write(args.output, {**machine.describe(None), **record, **timed})
+
+
+def speculation(shape: ReDrafterConfig, adaptive: bool) -> dict[str, Any]:
+    """Of `load_drafter`."""
+    return {
+        "num_speculative_tokens": shape.num_speculative_tokens,
+        "beam_width": shape.beam_width,
+        "beam_length": shape.beam_length,
+        "adaptive": adaptive,
+    }
+
+
+def name_of(shape: ReDrafterConfig) -> str:
+    return f"{shape.beam_width}x{shape.beam_length}:{shape.num_speculative_tokens}"
+
+
+def compare(
+    task: str,
+    prompts: Sequence[list[int]],
+    model: Any,
+    tokenizer: Any,
+    drafters: dict[str, Drafter | None],
+    args: argparse.Namespace,
+) -> list[Row]:
+    """All methods on each prompt in turn."""
+    found = {name: Row(task, name, 0, 0, 0.0, 0, 0) for name in drafters}
+    for prompt in prompts:
+        answers: dict[str, list[int]] = {}
+        for name, drafter in drafters.items():
+            mx.random.seed(SEED)
+            sampler = make_sampler(args.temperature)
+            given = model, tokenizer, prompt, args.max_tokens, drafter
+            tokens, steps, started = [], 0, 0.0
+            for response in stream_generate(*given, sampler=sampler):
+                if not tokens:
+                    started = perf_counter()
+                tokens.append(response.token)
+                steps += not response.from_draft
+            answers[name] = tokens
+            row = found[name]
+            row.seconds += perf_counter() - started
+            row.tokens, row.steps = row.tokens + len(tokens), row.steps + steps
+            standard = PLAIN if not args.temperature else "adaptive"
+            row.identical += tokens == answers.get(standard, answers[name])
+            row.answers += 1
+    return list(found.values())
+
+
+def print_table(rows: Sequence[Row], console: Console) -> None:
+    table = Table("task", "method", "tokens/s", "× mlx-lm", "tokens per step", "identical")
+    plain = {row.task: row for row in rows if row.method == PLAIN}
+    for row in rows:
+        rate = row.tokens / row.seconds
+        base = plain[row.task].tokens / plain[row.task].seconds
+        per_step, same = f"{row.tokens / row.steps:.3f}", f"{row.identical}/{row.answers}"
+        table.add_row(row.task, row.method, f"{rate:.1f}", f"{rate / base:.2f}", per_step, same)
+    console.print(table)
+
+
+def settings(args: argparse.Namespace) -> dict[str, Any]:
+    """What was asked for, without this machine's paths."""
+    shapes = [name_of(shape) for shape in args.shape]
+    left_out = {"target", "drafter", "output", "adaptive", "shape"}
+    asked = {name: value for name, value in vars(args).items() if name not in left_out}
+    return {**asked, "adaptive": name_of(args.adaptive), "shape": shapes}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,390 @@
+"""A tiny random model of every class of mlx-lm, by the name of its module."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_map
+
+VOCAB = 200
+LAYERS = 4
+WINDOW = 8
+"""Positions that layers with a sliding window see."""
+
+COMMON: dict[str, Any] = dict(
+    # sizes, under all the names that they have
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "model_dim", "hidden_dim"), 64),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), LAYERS),
+    **dict.fromkeys(("num_transformer_layers",), LAYERS),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads"), 4),
+    **dict.fromkeys(("num_key_value_heads", "n_kv_heads", "num_kv_heads"), 2),
+    **dict.fromkeys(("vocab_size", "num_vocab", "embedding_size"), VOCAB),
+    **dict.fromkeys(("intermediate_size", "n_inner", "mlp_hidden_size"), 128),
+    **dict.fromkeys(("max_position_embeddings", "max_seq_len", "n_positions", "n_ctx"), 512),
+    head_dim=16,
+    # attention
+    rope_theta=1e4,
+    rope_scaling=None,
+    rotary_dim=8,
+    partial_rotary_factor=0.5,
+    sliding_window=WINDOW,
+    layer_types=["full_attention", "sliding_attention"] * (LAYERS // 2),
+    attention_bias=False,
+    use_qk_norm=True,
+    # latent attention
+    kv_lora_rank=32,
+    q_lora_rank=32,
+    qk_rope_head_dim=8,
+    qk_nope_head_dim=16,
+    v_head_dim=16,
+    # norms
+    **dict.fromkeys(("rms_norm_eps", "layer_norm_eps", "norm_eps", "norm_epsilon"), 1e-5),
+    **dict.fromkeys(("layer_norm_epsilon", "layernorm_epsilon"), 1e-5),
+    # mixtures of experts
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4),
+    **dict.fromkeys(("moe_num_experts",), 4),
+    **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k"), 2),
+    **dict.fromkeys(("n_shared_experts", "num_shared_experts", "num_shared_expert"), 1),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 64),
+    **dict.fromkeys(("expert_ffn_hidden_size", "shared_intermediate_size"), 64),
+    **dict.fromkeys(("intermediate_size_mlp", "ffn_hidden_size"), 64),
+    **dict.fromkeys(("decoder_sparse_step", "moe_layer_freq", "n_group", "topk_group"), 1),
+    **dict.fromkeys(("routed_scaling_factor", "first_k_dense_replace"), 1),
+    mlp_only_layers=[],
+    norm_topk_prob=True,
+    scoring_func="sigmoid",
+    topk_method="noaux_tc",
+    # the rest
+    hidden_act="silu",
+    tie_word_embeddings=True,
+    **dict.fromkeys(("mlp_bias", "use_bias", "use_qkv_bias"), False),
+    **dict.fromkeys(("logits_scaling", "logit_scale", "residual_multiplier"), 1.0),
+    **dict.fromkeys(("embedding_multiplier", "attention_multiplier"), 0.25),
+    **dict.fromkeys(("scale_depth", "scale_emb"), 1.5),
+    dim_model_base=32,
+)
+"""What models are given unless `SPECIAL` says otherwise; each takes what it has a name for."""
+
+GEMMA = dict(sliding_window_pattern=2, query_pre_attn_scalar=16.0)
+GEMMA4 = dict(
+    num_kv_shared_layers=2,
+    layer_types=["sliding_attention", "full_attention"] * 2,
+    vocab_size_per_layer_input=VOCAB,
+    hidden_size_per_layer_input=8,
+    global_head_dim=16,
+)
+MAMBA = dict(conv_kernel=4, state_size=8, use_conv_bias=True, time_step_rank=8)
+LINEAR = dict(
+    linear_num_key_heads=2,
+    linear_num_value_heads=2,
+    linear_key_head_dim=16,
+    linear_value_head_dim=16,
+    linear_conv_kernel_dim=4,
+)
+HYBRID = ["full_attention", "linear_attention"] * (LAYERS // 2)
+CONV = dict(
+    conv_bias=False,
+    conv_L_cache=3,
+    block_dim=64,
+    block_multiple_of=8,
+    block_ffn_dim_multiplier=1.0,
+    block_auto_adjust_ff_dim=False,
+    use_expert_bias=True,
+    num_dense_layers=1,
+    layer_types=["full_attention", "conv"] * (LAYERS // 2),
+)
+ROPES = {
+    kind: {"rope_theta": 1e4, "rope_type": "default"}
+    for kind in ("full_attention", "sliding_attention")
+}
+YARN = dict(
+    rope_type="yarn",
+    type="yarn",
+    factor=2.0,
+    rope_theta=1e4,
+    original_max_position_embeddings=256,
+    llama_4_scaling_beta=0.1,
+)
+LONGCAT = dict(
+    attention_method="MLA",
+    zero_expert_type="identity",
+    zero_expert_num=1,
+    mla_scale_q_lora=True,
+    mla_scale_kv_lora=True,
+)
+KDA = dict(
+    num_heads=2, head_dim=16, short_conv_kernel_size=4, kda_layers=[1, 3], full_attn_layers=[2, 4]
+)
+
+
+def _text(name: str, **special: Any) -> dict[str, Any]:
+    """Of a model with images: those of its text model."""
+    return {"text_config": {**COMMON, "model_type": name, **special}}
+
+
+SPECIAL: dict[str, dict[str, Any]] = {
+    "afm7": dict(num_kv_reuse_layers=2),
+    "apertus": dict(post_norm=False, qk_norm=True),
+    "baichuan_m1": dict(tie_word_embeddings=False, sliding_window_layers=[1, 3], conv_window=2),
+    "bailing_hybrid": dict(layer_group_size=2, group_norm_size=1),
+    "bailing_moe_linear": dict(layer_group_size=2, group_norm_size=1),
+    "dbrx": dict(
+        attn_config=dict(kv_n_heads=2, clip_qkv=8.0, rope_theta=1e4),
+        ffn_config=dict(ffn_hidden_size=64, moe_num_experts=4, moe_top_k=2),
+    ),
+    "deepseek_v2": dict(
+        rope_scaling=dict(YARN, mscale=1.0, mscale_all_dim=1.0, beta_fast=32, beta_slow=1)
+    ),
+    "exaone4": dict(sliding_window_pattern="LG"),
+    "exaone_moe": dict(is_moe_layer=[False, True] * (LAYERS // 2)),
+    "gemma2": GEMMA,
+    "gemma3_text": GEMMA,
+    "gemma3": _text("gemma3_text", **GEMMA),
+    "gemma3n": _text(
+        "gemma3n",
+        num_kv_shared_layers=2,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        vocab_size_per_layer_input=VOCAB,
+        rope_local_base_freq=1e4,
+        final_logit_softcapping=30.0,
+        activation_sparsity_pattern=[0.5, 0.0, 0.0, 0.0],
+        hidden_size_per_layer_input=8,
+        altup_num_inputs=2,
+        altup_coef_clip=120.0,
+        altup_correct_scale=True,
+        altup_active_idx=0,
+        laurel_rank=8,
+    ),
+    "gemma4": _text("gemma4_text", **GEMMA4),
+    "gemma4_text": GEMMA4,
+    "glm_moe_dsa": dict(
+        index_head_dim=16,
+        index_n_heads=2,
+        index_topk=8,
+        rope_parameters={"rope_theta": 1e4, "rope_type": "default"},
+    ),
+    "gpt_neox": dict(rotary_emb_base=10000, rotary_pct=0.5),
+    "granitemoehybrid": dict(
+        mamba_n_heads=4,
+        mamba_d_head=32,
+        mamba_proj_bias=False,
+        mamba_d_state=16,
+        mamba_d_conv=4,
+        mamba_n_groups=1,
+        mamba_conv_bias=True,
+        layer_types=["attention", "mamba"] * (LAYERS // 2),
+    ),
+    "hunyuan": dict(
+        use_mixed_mlp_moe=True,
+        use_cla=False,
+        cla_share_factor=2,
+        rope_scaling={"alpha": 10.0, "factor": 1.0, "type": "dynamic"},
+    ),
+    "hunyuan_v1_dense": dict(rope_scaling={"alpha": 10.0, "factor": 1.0, "type": "dynamic"}),
+    "iquestloopcoder": dict(loop_window_size=WINDOW),
+    "jamba": dict(
+        attn_layer_offset=1,
+        attn_layer_period=2,
+        expert_layer_offset=1,
+        expert_layer_period=2,
+        mamba_d_conv=4,
+        mamba_d_state=8,
+        mamba_expand=2,
+    ),
+    "kimi_k25": _text("kimi_k2", n_group=1, topk_method="noaux_tc"),
+    "kimi_k3": _text(
+        "kimi_linear",
+        linear_attn_config=KDA,
+        hidden_act="situ",
+        activation_situ_beta=1.0,
+        activation_situ_linear_beta=1.0,
+        num_experts_per_token=2,
+    ),
+    "kimi_linear": dict(linear_attn_config=KDA, model_max_length=512, num_experts_per_token=2),
+    "kimi_vl": _text("kimi_vl"),
+    "lfm2": CONV,
+    "lfm2_moe": CONV,
+    "lfm2-vl": _text("lfm2", **CONV),
+    "lille-130m": dict(block_size=512),
+    "llama4": _text(
+        "llama4_text",
+        attention_chunk_size=WINDOW,
+        interleave_moe_layer_step=2,
+        num_experts_per_tok=1,
+    ),
+    "llama4_text": dict(no_rope_layers=[1, 1, 1, 0]),
+    "longcat_flash": LONGCAT,
+    "longcat_flash_ngram": LONGCAT,
+    "mamba": MAMBA,
+    "mamba2": dict(
+        MAMBA, num_heads=8, head_dim=16, n_groups=1, time_step_limit=(0.001, 100.0), hidden_size=64
+    ),
+    "mellum": dict(rope_parameters=ROPES),
+    "mimo_v2_flash": dict(
+        hybrid_layer_pattern=[0, 1, 0, 1],
+        moe_layer_freq=[0, 1, 1, 1],
+        add_swa_attention_sink_bias=True,
+        add_full_attention_sink_bias=False,
+        sliding_window_size=WINDOW,
+        swa_rope_theta=1e4,
+        swa_num_attention_heads=4,
+        swa_num_key_value_heads=2,
+        swa_head_dim=16,
+        swa_v_head_dim=16,
+    ),
+    "minicpm3": dict(rope_scaling={"original_max_position_embeddings": 256}),
+    "minimax_m3_vl": _text(
+        "minimax_m3",
+        dense_intermediate_size=64,
+        index_n_heads=2,
+        index_head_dim=16,
+        index_block_size=4,
+        index_topk_blocks=2,
+        moe_layer_freq=[0, 1, 1, 1],
+        layer_types=None,
+    ),
+    "ministral3": dict(rope_parameters=YARN),
+    "mistral3": _text("llama"),
+    "mistral4": dict(rope_parameters=YARN),
+    "muse_spark": _text(
+        "muse_spark",
+        post_norm_eps=1e-5,
+        rope_parameters={"rope_theta": 1e4},
+        layer_rope_theta=[1e4] * LAYERS,
+        final_logit_softcapping=30.0,
+        output_multiplier=1.0,
+        moe_hidden_size=64,
+        num_shared_experts=0,
+        mlp_layer_types=["sparse"] * LAYERS,
+    ),
+    "nemotron-nas": dict(
+        block_configs=[
+            {
+                "attention": {"no_op": index == 1, "n_heads_in_group": 2},
+                "ffn": {"ffn_mult": 2.0},
+            }
+            for index in range(LAYERS)
+        ]
+    ),
+    "nemotron_h": dict(
+        MAMBA,
+        mamba_num_heads=4,
+        mamba_head_dim=16,
+        mamba_proj_bias=False,
+        ssm_state_size=8,
+        n_groups=1,
+        hybrid_override_pattern=["M", "*", "-", "*"],
+        layer_types=None,
+        time_step_limit=(0.001, 100.0),
+    ),
+    "olmo_hybrid": dict(LINEAR, linear_allow_neg_eigval=True, layer_types=HYBRID),
+    "openelm": dict(
+        ffn_dim_divisor=16,
+        num_query_heads=[4] * LAYERS,
+        num_kv_heads=[2] * LAYERS,
+        ffn_multipliers=[2.0] * LAYERS,
+    ),
+    "phi3small": dict(
+        dense_attention_every_n_layers=2,
+        ff_intermediate_size=128,
+        gegelu_limit=20.0,
+        blocksparse_block_size=64,
+        blocksparse_num_local_blocks=2,
+        blocksparse_vert_stride=2,
+    ),
+    "pixtral": _text("llama"),
+    "plamo": dict(n_shared_head=2),
+    "qwen": dict(kv_channels=16),
+    "qwen3_next": LINEAR,
+    "qwen3_5": dict(LINEAR, layer_types=None),
+    "qwen3_5_moe": dict(LINEAR, layer_types=None),
+    "qwen2_vl": _text("qwen2"),
+    "qwen3_vl": _text("qwen3"),
+    "qwen3_vl_moe": _text("qwen3_moe"),
+    "recurrent_gemma": dict(
+        conv1d_width=4,
+        logits_soft_cap=30.0,
+        attention_window_size=WINDOW,
+        block_types=["recurrent", "attention"],
+    ),
+    "rwkv7": dict(
+        a_low_rank_dim=8, v_low_rank_dim=8, gate_low_rank_dim=8, decay_low_rank_dim=8, head_dim=16
+    ),
+    "spark2_5": dict(hidden_act="gelu", rope_parameters=ROPES),
+    "step3p5": dict(
+        num_attention_groups=2, moe_top_k=2, share_expert_dim=64, moe_layers_enum="1,2,3"
+    ),
+}
+
+
+ACCEPTED = tuple(
+    """
+    Klear afmoe apertus bailing_moe cohere cohere2 dbrx deepseek deepseek_v2 deepseek_v3 dots1
+    ernie4_5 ernie4_5_moe exaone exaone4 exaone_moe gear gemma gemma2 gemma3 gemma3_text gemma3n
+    gemma4 gemma4_text glm glm4 glm4_moe glm4_moe_lite gpt_neox gpt_oss gptj granite granitemoe
+    helium hunyuan hunyuan_v1_dense internlm2 internlm3 iquestloopcoder kimi_k25 kimi_vl laguna
+    lille-130m llama llama4_text mellum mimo mimo_v2_flash minicpm minicpm3 minimax mistral3 mixtral
+    muse_glimmer nanbeige nemotron nemotron-nas olmo2 olmo3 olmoe openelm phi phi3 phimoe pixtral
+    qwen qwen2 qwen2_moe qwen2_vl qwen3 qwen3_moe qwen3_vl qwen3_vl_moe seed_oss smollm3 solar_open
+    spark2_5 stablelm starcoder2 step3p5 telechat3 youtu_llm
+    """.split()
+)
+"""On which trees are verified."""
+
+REFUSED = {
+    "recurrent or convolutional layers (`ArraysCache`)": """
+        bailing_hybrid bailing_moe_linear bailing_moe_v3 granitemoehybrid jamba kimi_k3 kimi_linear
+        lfm2 lfm2-vl lfm2_moe longcat_flash_ngram mamba mamba2 nemotron_h olmo_hybrid plamo2 qwen3_5
+        qwen3_5_moe qwen3_next recurrent_gemma rwkv7
+    """.split(),
+    "several caches in one layer (`CacheList`)": """
+        baichuan_m1 deepseek_v32 falcon_h1 glm_moe_dsa longcat_flash minimax_m3_vl
+    """.split(),
+    "caches of its own (`LayerCache`)": ["deepseek_v41"],
+    "attention within chunks of the context (`ChunkedKVCache`)": ["llama4"],
+    "attention to blocks of rows (`block_sparse`)": ["phi3small"],
+    "positions that are used beside a rope, or in one that is no module": """
+        gpt2 gpt_bigcode ministral3 mistral4 nanochat talkie
+    """.split(),
+    "a final norm outside of the module with the layers": ["phixtral", "plamo3"],
+    "no module that has all layers and returns their output": ["afm7", "plamo"],
+}
+"""By the reason, on which none can be."""
+
+NOT_TRIED = {
+    "their kernels need Metal": ["bitnet", "muse_spark"],
+    "needs the package ai2-olmo": ["olmo"],
+    "needs weights in its own packing": ["prism_hadamard_qwen35"],
+}
+"""By the reason, which the tests have no tiny one of."""
+
+
+def tiny_model(name: str, dtype: mx.Dtype = mx.float32, bits: int = 0, **special: Any) -> nn.Module:
+    """A model of the class `Model` in `mlx_lm.models.<name>`, with random weights.
+
+    Args:
+        name: of the module.
+        dtype: of its weights.
+        bits: of quantised weights; 0 for none.
+        special: arguments of its configuration.
+    """
+    module = import_module(f"mlx_lm.models.{name}")
+    mx.random.seed(0)
+    arguments = {**COMMON, "model_type": name, **SPECIAL.get(name, {}), **special}
+    model = module.Model(module.ModelArgs.from_dict(arguments))
+    # What begins as zeros, such as biases, would hide what is done with it.
+    model.update(tree_map(_without_zeros, model.parameters()))
+    model.set_dtype(dtype)
+    if bits:
+        nn.quantize(model, 32, bits)
+    mx.eval(model.parameters())
+    return model
+
+
+def _without_zeros(weights: mx.array) -> mx.array:
+    if not mx.issubdtype(weights.dtype, mx.floating) or bool(mx.any(weights)):
+        return weights
+    return 0.1 * mx.random.normal(weights.shape)
