@@ -30,9 +30,13 @@ from vllm_redrafter.cli.chat.server import OwnServer
 from vllm_redrafter.cli.chat.service import Service
 from vllm_redrafter.utils.errors import ConfigError
 
-pytest.importorskip("mlx.core")
+mx = pytest.importorskip("mlx.core")
 
-from vllm_redrafter.mlx.serve import serve, target_and_drafter
+import mlx_lm
+
+from vllm_redrafter.mlx.drafter import load_drafter
+from vllm_redrafter.mlx.prompt_cache import CachedText
+from vllm_redrafter.mlx.serve import generate, serve, target_and_drafter
 
 QUESTIONS = [*ANSWERS, "value 3", "names of lists"]
 
@@ -46,9 +50,14 @@ class Servers(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return make_reciting_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="module")
+def servers(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     folder = tmp_path_factory.mktemp("served")
-    target, drafter = map(str, make_reciting_pair(folder))
+    target, drafter = map(str, pair)
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     commands = {
         "ours": ["vllm_redrafter", "mlx-serve", target, "--drafter", drafter, "--"],
@@ -166,6 +175,38 @@ def test_what_a_request_may_not_say_is_told_to_the_client(servers: Servers) -> N
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
     message = {"role": "user", "content": [image]}
     assert "images are refused" in refusal(servers.ours, [message])
+
+
+def test_what_the_cached_text_repeats_is_drafted(pair: tuple[Path, Path]) -> None:
+    """The server hands over what stands behind the cached text alone."""
+    model, tokenizer = mlx_lm.load(str(pair[0]))
+    drafter = load_drafter(None, model, adaptive=False, context_matches=1)
+    turns = [*said("names"), {"role": "assistant", "content": ANSWERS["names"]}, *said("names")]
+    tokens = tokenizer.apply_chat_template(turns, add_generation_prompt=True)
+    before, prompt = tokens[:-4], tokens[-4:]
+    found = []
+    for known in (before, []):
+        cache = drafter.make_cache() + drafter.target.make_cache()
+        mx.eval(drafter.target.forward(mx.array(before), cache))
+        responses = generate(
+            model=model,
+            tokenizer=tokenizer,
+            prompt=prompt,
+            max_tokens=40,
+            draft_model=drafter,
+            prompt_cache=CachedText(cache, known),
+            num_draft_tokens=0,
+            kv_bits=None,
+            kv_group_size=64,
+            quantized_kv_start=0,
+            input_embeddings=None,
+            stream=None,
+        )
+        found.append([(response.token, response.from_draft) for response in responses])
+    with_text, without = found
+    assert [token for token, _ in with_text] == [token for token, _ in without]
+    drafted, by_itself = (sum(is_drafted for _, is_drafted in each) for each in found)
+    assert drafted > max(by_itself, len(with_text) // 2)
 
 
 def test_a_drafter_that_records_its_target_is_enough(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from vllm_redrafter.checkpoints.drafter_files import read_config
 from vllm_redrafter.checkpoints.reading import is_redrafter, verifier_of
 from vllm_redrafter.mlx.drafter import load_drafter
 from vllm_redrafter.mlx.generate import stream_generate
-from vllm_redrafter.mlx.prompt_cache import PromptCache
+from vllm_redrafter.mlx.prompt_cache import CachedText, PromptCache
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.patching import patched
 
@@ -167,6 +167,7 @@ def generate(
     quantized_kv_start: int,
     input_embeddings: None,
     stream: Any,
+    prompt_cache: list[Any],
     **arguments: Any,
 ) -> Iterator[GenerationResponse]:
     """Our `stream_generate`, called as mlx-lm's server calls its own; logs tokens per step.
@@ -176,11 +177,13 @@ def generate(
         kv_bits: None, likewise; then neither `kv_group_size` nor `quantized_kv_start` has a use.
         input_embeddings: None, likewise.
         stream: the thread's own; `stream_generate` has one of each thread as well.
+        prompt_cache: a new one, or what `PromptCache` found.
         arguments: what both take alike.
     """
+    cached = prompt_cache.tokens if isinstance(prompt_cache, CachedText) else ()
     num_tokens = num_steps = 0
     try:
-        for response in stream_generate(**arguments):
+        for response in stream_generate(prompt_cache=prompt_cache, cached_text=cached, **arguments):
             num_tokens += 1
             num_steps += not response.from_draft
             yield response
