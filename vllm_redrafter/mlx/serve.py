@@ -1,7 +1,7 @@
 """mlx-lm's own HTTP server, with our generation in the place of its draft model's.
 
 Chat templates, stop words, tools, streaming and the prompt cache stay mlx-lm's. Its server has no
-place to put another generation, so `serve` replaces four names in it while it runs.
+place to put another generation, so `serve` replaces three names in it while it runs.
 """
 
 from __future__ import annotations

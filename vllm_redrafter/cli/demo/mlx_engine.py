@@ -15,6 +15,7 @@ from vllm_redrafter.mlx.drafter import Drafter, load_drafter
 from vllm_redrafter.mlx.generate import stream_generate
 from vllm_redrafter.utils.errors import ConfigError
 
+
 def usual_dtype() -> str:
     """Of a target: what Metal computes fast; on a CPU float32, as MLX widens bfloat16 there."""
     return "bfloat16" if mx.metal.is_available() else "float32"
