@@ -22,6 +22,7 @@ from redrafter_testing.requests.chat_client import (
     answer,
     asked,
     chunks,
+    continued,
     refusal,
     said,
     streamed,
@@ -39,6 +40,15 @@ from vllm_redrafter.mlx.prompt_cache import CachedText
 from vllm_redrafter.mlx.serve import generate, serve, target_and_drafter
 
 QUESTIONS = [*ANSWERS, "value 3", "names of lists"]
+
+
+SERVE = """
+import sys
+from vllm_redrafter.mlx.serve import serve
+
+# The budget would go by the clock, and may draft nothing on a busy machine.
+serve(*sys.argv[1:3], sys.argv[3:], {"adaptive": False})
+"""
 
 
 class Servers(NamedTuple):
@@ -60,14 +70,14 @@ def servers(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -
     target, drafter = map(str, pair)
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     commands = {
-        "ours": ["vllm_redrafter", "mlx-serve", target, "--drafter", drafter, "--"],
-        "plain": ["mlx_lm", "server", "--model", target],
+        "ours": ["-c", SERVE, target, drafter],
+        "plain": ["-m", "mlx_lm", "server", "--model", target],
     }
     with ExitStack() as stack:
         started = {
             name: stack.enter_context(
                 OwnServer(
-                    Service(name, target, [sys.executable, "-m", *command], environment, False),
+                    Service(name, target, [sys.executable, *command], environment, False),
                     folder / f"{name}.log",
                 )
             )
@@ -175,6 +185,38 @@ def test_what_a_request_may_not_say_is_told_to_the_client(servers: Servers) -> N
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
     message = {"role": "user", "content": [image]}
     assert "images are refused" in refusal(servers.ours, [message])
+
+
+def test_a_broken_request_is_refused_and_the_server_goes_on(servers: Servers) -> None:
+    for broken in ("text", 7, None):
+        assert refusal(servers.ours, [broken])
+    assert answer(servers.ours, said("names"), max_tokens=5)["choices"]
+
+
+def test_a_text_goes_on_as_with_mlx_lms_own_server(servers: Servers) -> None:
+    ours, plain = (
+        continued(address, "value 1, value 2,", max_tokens=30)
+        for address in (servers.ours, servers.plain)
+    )
+    assert ours == plain
+
+
+@pytest.mark.parametrize("penalty", ["repetition_penalty", "frequency_penalty"])
+def test_penalties_are_those_of_mlx_lms_own_server(servers: Servers, penalty: str) -> None:
+    ours, plain = (
+        answer(address, said("list values"), max_tokens=30, **{penalty: 9.0})["choices"]
+        for address in (servers.ours, servers.plain)
+    )
+    assert ours == plain
+    assert ours != answer(servers.ours, said("list values"), max_tokens=30)["choices"]
+
+
+def test_a_seeded_answer_is_the_same_again(servers: Servers) -> None:
+    draws = {"temperature": 4.0, "max_tokens": 20}
+    first, again, other = (
+        answer(servers.ours, said("value 9"), seed=seed, **draws)["choices"] for seed in (1, 1, 2)
+    )
+    assert first == again != other
 
 
 def test_what_the_cached_text_repeats_is_drafted(pair: tuple[Path, Path]) -> None:

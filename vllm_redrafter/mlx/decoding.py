@@ -49,9 +49,9 @@ class Decoder:
         sampler: NodeSampler,
     ) -> None:
         self._config, self._drafting, self._stats = drafter.config, drafter.drafting, drafter.stats
-        context = mx.array([*prompt[:-1]], mx.uint32)
-        self._runner = StepRunner(drafter, caches, sampler, context)
         text = [*cached_text, *prompt]
+        context = mx.array(text[:-1], mx.uint32)
+        self._runner = StepRunner(drafter, caches, sampler, context)
         self._text = RequestText(text, drafter.config, drafter.target.vocab_size)
         self._root, self._tree, self._kind = prompt[-1], cast(TokenTree | None, None), PLAIN
         self._samples = np.array([not sampler.is_greedy])

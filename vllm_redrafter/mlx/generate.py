@@ -80,7 +80,8 @@ def stream_generate(
         logits_processors: see the tokens up to a node; drafts are chains then.
         prompt_cache: of this model, with what stands before the prompt; it takes prompt and answer,
             but for the last token.
-        cached_text: tokens of what stands before the prompt, where known: the answer may repeat it.
+        cached_text: tokens of what stands before the prompt, where known: the answer may repeat it,
+            and logits processors see it.
         prefill_step_size: tokens of the prompt that are read at once.
         prompt_progress_callback: is called with the tokens read of the prompt, and all of them.
         refused: mlx-lm's other arguments, which speculation does not take.

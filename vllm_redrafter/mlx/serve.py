@@ -206,8 +206,16 @@ class Handler(server.APIHandler):
                 f"num_draft_tokens ({self.body['num_draft_tokens']!r}) in a request is refused: "
                 "the server has its own limit (--spec-tokens), and chooses below it: leave it out"
             )
+
+    def handle_chat_completions(self) -> server.CompletionRequest:
+        """As mlx-lm's, which would fetch images first.
+
+        Raises:
+            ConfigError: the client gets the message.
+        """
         if any(server._image_parts(self.body.get("messages", []))):
             raise ConfigError("images are refused: with a drafter, mlx-serve reads text alone")
+        return super().handle_chat_completions()
 
 
 def run(host: str, port: int, model_provider: Provider) -> None:
@@ -218,7 +226,10 @@ def run(host: str, port: int, model_provider: Provider) -> None:
     Raises:
         ConfigError: the target or the drafter cannot be loaded.
     """
-    cache = PromptCache(model_provider.cli_args.prompt_cache_size)
+    cli_args = model_provider.cli_args
+    cache = PromptCache(cli_args.prompt_cache_size)
+    if cli_args.prompt_cache_bytes is not None:
+        cache.max_bytes = cli_args.prompt_cache_bytes
     generator = server.ResponseGenerator(model_provider, cache)
     try:
         model_provider.loaded.result()
