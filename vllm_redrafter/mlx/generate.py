@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from time import perf_counter
 from typing import Any
@@ -156,7 +156,7 @@ def _answer(
     sampler: NodeSampler,
     prefill_step_size: int,
     progress: Progress,
-) -> Iterator[Token]:
+) -> Generator[Token]:
     """Read the prompt, and decode; closed, it leaves in the caches what was output, no more."""
     before, count = caches[0].length, 0
     try:

@@ -1,0 +1,78 @@
+"""Binding a drafter to a model of mlx-lm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+mx = pytest.importorskip("mlx.core")
+
+from redrafter_testing.models.checkpoints import edit_config
+from redrafter_testing.models.tiny_models import make_drafter
+from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.mlx import load_drafter
+from vllm_redrafter.utils.errors import ConfigError
+
+FIXED: dict[str, Any] = {"adaptive": False}
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> str:
+    """A drafter that records a shape."""
+    folder = make_drafter(tmp_path)
+    method = {"speculative_tokens": 12, "beam_width": 3, "beam_length": 4}
+    entry = {"proposal_methods": [method]}
+    edit_config(folder, lambda values: values.update(speculators_config=entry))
+    return str(folder)
+
+
+def test_what_is_not_said_is_the_checkpoint_s_but_at_most_eight_rows(
+    pair: Any, recording: str, tmp_path: Path
+) -> None:
+    made = load_drafter(recording, pair.model, **FIXED)
+    assert made.config == ReDrafterConfig(7, beam_width=3, beam_length=4, adaptive=False)
+    more = load_drafter(recording, pair.model, num_speculative_tokens=12, beam_width=2, **FIXED)
+    assert more.config == ReDrafterConfig(12, beam_width=2, beam_length=4, adaptive=False)
+    bare = load_drafter(pair.drafter, pair.model, **FIXED)
+    assert bare.config == ReDrafterConfig(7, adaptive=False)
+
+
+def test_the_drafter_has_the_target_s_dtype(pair: Any) -> None:
+    made = load_drafter(pair.drafter, pair.model, **FIXED)
+    assert made.head is not None
+    assert made.head.vocabulary.weight.dtype == made.target.dtype == mx.float32
+
+
+def test_further_layers_are_read_where_the_drafter_reads_them(pair: Any, tmp_path: Path) -> None:
+    fused = make_drafter(tmp_path, target_layers=(1,))
+    made = load_drafter(str(fused), pair.model, **FIXED)
+    _, hidden = made.target.forward(mx.array([3, 4]), made.target.make_cache())
+    assert hidden.shape == (2, 2 * made.target.hidden_size)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_speculative_tokens": 128}, "between 1 and 127"),
+        ({"beam_wdith": 3}, "no such setting: beam_wdith"),
+        ({"head_dtype": "fp8"}, "is for CUDA"),
+    ],
+)
+def test_settings_out_of_range_are_refused(
+    pair: Any, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_drafter(pair.drafter, pair.model, **settings)
+
+
+def test_nothing_to_verify_is_refused(pair: Any) -> None:
+    with pytest.raises(ConfigError, match="there is nothing to verify"):
+        load_drafter(None, pair.model, context_matches=0)
+
+
+def test_a_drafter_of_another_target_is_refused(pair: Any, tmp_path: Path) -> None:
+    other = make_drafter(tmp_path, vocab_size=400, hidden_size=64)
+    with pytest.raises(ConfigError, match=r"hidden size: drafter 64, target 128; vocabulary size"):
+        load_drafter(str(other), pair.model)

@@ -1,0 +1,246 @@
+"""`generate` and `stream_generate` beside mlx-lm's own: the same answers, in fewer steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+import pytest
+
+mx = pytest.importorskip("mlx.core")
+
+import mlx.nn as nn
+import mlx_lm
+from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
+from mlx_lm.sample_utils import make_logits_processors, make_sampler
+
+from redrafter_testing.models.reciting_target import ANSWERS
+from vllm_redrafter.budget.drafting import FixedDrafting
+from vllm_redrafter.mlx import Drafter, generate, load_drafter, stream_generate
+from vllm_redrafter.mlx.proposer import ExploredProposer
+from vllm_redrafter.utils.errors import ConfigError
+
+QUESTIONS = [*ANSWERS, "value 3", "names of lists", "Paris"]
+METHODS: dict[str, dict[str, Any]] = {
+    "trees": {"adaptive": False},
+    "chains": {"adaptive": False, "tree": "chain", "context_matches": 0},
+    "budget": {"adaptive": True},
+    "matches alone": {"adaptive": False},
+}
+
+
+class NeverDrafting(FixedDrafting):
+    """Plain decoding by our own steps."""
+
+    def pays(self, *_: Any) -> bool:
+        return False
+
+    def skips_draft(self, *_: Any) -> bool:
+        return True
+
+
+@pytest.fixture(scope="module")
+def drafters(pair: Any) -> dict[str, Drafter]:
+    drafter = {name: None if name == "matches alone" else pair.drafter for name in METHODS}
+    made = {
+        name: load_drafter(drafter[name], pair.model, **speculation)
+        for name, speculation in METHODS.items()
+    }
+    trees = made["trees"]
+    plain = NeverDrafting(ExploredProposer(trees.config), trees.stats)
+    return {**made, "plain": Drafter(trees.target, trees.head, trees.config, plain)}
+
+
+def answered(
+    pair: Any, drafter: Drafter | None, question: str, most: int = 60, **arguments: Any
+) -> list[Any]:
+    prompt = arguments.pop("prompt", None)
+    prompt = pair.prompt(question) if prompt is None else prompt
+    given = pair.model, pair.tokenizer, prompt, most, drafter
+    return [*stream_generate(*given, **arguments)]
+
+
+def tokens(responses: list[Any]) -> list[int]:
+    return [response.token for response in responses]
+
+
+@pytest.mark.parametrize("method", [*METHODS, "plain"])
+def test_greedy_answers_are_mlx_lm_s(pair: Any, drafters: dict[str, Drafter], method: str) -> None:
+    steps = num_tokens = 0
+    for question in QUESTIONS:
+        ours = answered(pair, drafters[method], question)
+        theirs = answered(pair, None, question)
+        for response in (*ours, *theirs):
+            response.prompt_tps = response.generation_tps = response.peak_memory = 0
+        for mine, other in zip(ours, theirs, strict=True):
+            assert mx.allclose(mine.logprobs, other.logprobs, atol=1e-3)
+            mine.logprobs = other.logprobs = other.from_draft = None
+            steps += not mine.from_draft
+            mine.from_draft = None
+        assert ours == theirs
+        num_tokens += len(ours)
+    if method != "plain":
+        assert steps < 0.9 * num_tokens
+
+
+def test_every_token_of_a_tree_but_a_step_s_last_is_said_to_be_drafted(
+    pair: Any, drafters: dict[str, Drafter]
+) -> None:
+    drafter = drafters["trees"]
+    drafter.stats.reset()
+    responses = answered(pair, drafter, "list values", 20)
+    verified = drafter.stats
+    # The first step has no tree.
+    assert verified.sampled_tokens == len(responses) - 1
+    drafted = sum(response.from_draft for response in responses)
+    assert drafted == verified.sampled_tokens - verified.verifications > 10
+
+
+@pytest.mark.parametrize("temperature", [1.0, 3.0])
+def test_a_seed_gives_the_same_answer_whatever_is_drafted(
+    pair: Any, drafters: dict[str, Drafter], temperature: float
+) -> None:
+    sampler = make_sampler(temperature, top_p=0.97, top_k=100)
+    different = False
+    for seed, question in enumerate(QUESTIONS[:4]):
+        found = []
+        for drafter in drafters.values():
+            mx.random.seed(seed)
+            found.append(tokens(answered(pair, drafter, question, 30, sampler=sampler)))
+        assert all(answer == found[0] for answer in found)
+        mx.random.seed(seed + 100)
+        other = tokens(answered(pair, drafters["trees"], question, 30, sampler=sampler))
+        different |= other != found[0]
+    assert different or temperature < 2
+
+
+def test_who_draws_between_tokens_draws_as_if_nobody_else_did(
+    pair: Any, drafters: dict[str, Drafter]
+) -> None:
+    mx.random.seed(5)
+    given = pair.model, pair.tokenizer, pair.prompt("names"), 12, drafters["trees"]
+    drawn = [mx.random.uniform().item() for _ in stream_generate(*given, sampler=make_sampler(0.9))]
+    assert len(set(drawn)) == len(drawn)
+
+
+@pytest.mark.parametrize("method", [*METHODS, "plain"])
+def test_logits_processors_see_the_tokens_that_mlx_lm_shows_them(
+    pair: Any, drafters: dict[str, Drafter], method: str
+) -> None:
+    processors = make_logits_processors({7: 2.0}, repetition_penalty=1.4, frequency_penalty=0.3)
+    for question in QUESTIONS[:3]:
+        ours = answered(pair, drafters[method], question, 24, logits_processors=processors)
+        theirs = answered(pair, None, question, 24, logits_processors=processors)
+        assert tokens(ours) == tokens(theirs)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 9])
+def test_an_answer_has_as_many_tokens_as_were_asked_for(
+    pair: Any, drafters: dict[str, Drafter], most: int
+) -> None:
+    for drafter in drafters.values():
+        responses = answered(pair, drafter, "list values", most)
+        assert tokens(responses) == tokens(answered(pair, None, "list values", most))
+        assert responses[-1].finish_reason == "length"
+
+
+def test_no_limit_ends_with_the_token_that_ends_the_answer(
+    pair: Any, drafters: dict[str, Drafter]
+) -> None:
+    given = pair.model, pair.tokenizer, pair.prompt("names")
+    text = generate(*given, max_tokens=-1, draft_model=drafters["trees"])
+    assert text == ANSWERS["names"]
+
+
+def test_text_and_arrays_are_prompts_too(pair: Any, drafters: dict[str, Drafter]) -> None:
+    text = "name 7, list"
+    ids = pair.tokenizer.encode(text)
+    forms = [
+        tokens(answered(pair, drafters["trees"], "", 10, prompt=prompt))
+        for prompt in (text, ids, mx.array(ids))
+    ]
+    assert forms[0] == forms[1] == forms[2]
+
+
+@pytest.mark.parametrize("method", [*METHODS, "plain"])
+@pytest.mark.parametrize("taken", [1, 2, 3, 4, 5, 11])
+def test_an_answer_left_in_the_middle_of_a_step_leaves_a_prompt_cache_to_go_on_with(
+    pair: Any, drafters: dict[str, Drafter], method: str, taken: int
+) -> None:
+    drafter = drafters[method]
+    cache = drafter.target.make_cache()
+    prompt = pair.prompt("list values")
+    given = pair.model, pair.tokenizer, prompt, 40, drafter
+    answer = stream_generate(*given, prompt_cache=cache)
+    said = [response.token for response in islice(answer, taken)]
+    answer.close()
+    length = cache[0].offset
+    assert len(prompt) <= length <= len(prompt) + taken
+    text = prompt + said
+    trim_prompt_cache(cache, max(length - len(text) + 1, 0))  # its last token is to be read again
+    rest = text[cache[0].offset :]
+    more = tokens(answered(pair, drafter, "", 12, prompt=rest, prompt_cache=cache))
+    assert said + more == tokens(answered(pair, None, "list values", taken + 12))
+
+
+def test_a_prompt_cache_of_mlx_lm_goes_on_with_trees(
+    pair: Any, drafters: dict[str, Drafter]
+) -> None:
+    cache = make_prompt_cache(pair.model)
+    first = tokens(answered(pair, None, "names", 8, prompt_cache=cache))
+    following = [*first[-1:], *pair.tokenizer.encode(" list")]
+    for layer in cache:
+        layer.trim(1)
+    ours = tokens(answered(pair, drafters["trees"], "", 16, prompt=following, prompt_cache=cache))
+    whole = pair.prompt("names") + first[:-1] + following
+    assert ours == tokens(answered(pair, None, "", 16, prompt=whole))
+
+
+@pytest.mark.parametrize("size", [1, 5, 2048])
+def test_progress_is_told_as_mlx_lm_tells_it(
+    pair: Any, drafters: dict[str, Drafter], size: int
+) -> None:
+    told: list[list[tuple[int, int]]] = [[], []]
+    for seen, drafter in zip(told, (drafters["trees"], None), strict=True):
+        answered(
+            pair,
+            drafter,
+            "names",
+            3,
+            prefill_step_size=size,
+            prompt_progress_callback=lambda *at, seen=seen: seen.append(at),
+        )
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_quantised_targets_answer_as_mlx_lm_has_them_answer(
+    load_pair: Callable[[], Any], bits: int
+) -> None:
+    pair = load_pair()
+    nn.quantize(pair.model, 64, bits)
+    drafter = load_drafter(pair.drafter, pair.model, adaptive=False)
+    for question in ANSWERS:
+        ours, theirs = (answered(pair, d, question, 24) for d in (drafter, None))
+        assert tokens(ours) == tokens(theirs)
+        assert sum(response.from_draft for response in ours) > 8
+
+
+def test_what_speculation_does_not_take_is_refused(
+    pair: Any, drafters: dict[str, Drafter], load_pair: Callable[[], Any]
+) -> None:
+    drafter = drafters["trees"]
+    with pytest.raises(ConfigError, match=r"kv_bits=4 is refused.*without draft_model"):
+        answered(pair, drafter, "names", kv_bits=4)
+    with pytest.raises(ConfigError, match="made for another model object"):
+        answered(load_pair(), drafter, "names")
+    with pytest.raises(ValueError, match="max_tokens must not be 0"):
+        answered(pair, drafter, "names", 0)
+    with pytest.raises(ValueError, match="the prompt is empty"):
+        [*stream_generate(pair.model, pair.tokenizer, [], 5, drafter)]
+
+
+def test_without_a_drafter_mlx_lm_decodes(pair: Any) -> None:
+    given = pair.model, pair.tokenizer, pair.prompt("names")
+    assert generate(*given, max_tokens=20) == mlx_lm.generate(*given, max_tokens=20)

@@ -1,0 +1,78 @@
+"""Tokens at nodes: noise of the position alone, and logits processors along a chain."""
+
+from __future__ import annotations
+
+import pytest
+
+mx = pytest.importorskip("mlx.core")
+
+from mlx_lm.sample_utils import make_sampler
+
+from vllm_redrafter.mlx.sampling import NodeSampler
+
+V = 50
+NONE = mx.array([], mx.uint32)
+
+
+def logits(rows: int, seed: int = 0) -> mx.array:
+    return mx.random.normal((rows, V), key=mx.random.key(seed))
+
+
+def drawn(sampler: NodeSampler, rows: mx.array, positions: list[int]) -> list[int]:
+    return sampler.sample(rows, positions, NONE, mx.zeros(len(positions), mx.int32))[0].tolist()
+
+
+def seeded(seed: int) -> NodeSampler:
+    mx.random.seed(seed)
+    return NodeSampler(make_sampler(1.0, top_p=0.9), None)
+
+
+def test_a_node_s_token_does_not_depend_on_the_other_nodes() -> None:
+    rows, positions = logits(20), [*range(30, 50)]
+    sampler = seeded(1)
+    together = drawn(sampler, rows, positions)
+    assert together == [drawn(sampler, rows[i][None], [positions[i]])[0] for i in range(20)]
+    assert together == drawn(seeded(1), rows, positions)
+
+
+def test_positions_and_seeds_have_noise_of_their_own() -> None:
+    same = mx.broadcast_to(logits(1), (200, V))
+    positions = [*range(200)]
+    assert len(set(drawn(seeded(1), same, positions))) > 10
+    assert drawn(seeded(1), same, positions) != drawn(seeded(2), same, positions)
+    assert len(set(drawn(seeded(1), same, [7] * 200))) == 1
+
+
+def test_requests_without_a_seed_of_their_own_differ() -> None:
+    mx.random.seed(3)
+    first, second = (NodeSampler(make_sampler(1.0), None) for _ in range(2))
+    same = mx.broadcast_to(logits(1), (50, V))
+    assert drawn(first, same, [*range(50)]) != drawn(second, same, [*range(50)])
+
+
+def test_greedy_sampling_takes_the_most_probable_and_draws_nothing() -> None:
+    mx.random.seed(4)
+    before = mx.random.state[0].tolist()
+    for sampler in (NodeSampler(None, None), NodeSampler(make_sampler(0.0), None)):
+        assert sampler.is_greedy
+        rows = logits(9)
+        assert drawn(sampler, rows, [0] * 9) == rows.argmax(axis=-1).tolist()
+    assert mx.random.state[0].tolist() == before
+
+
+def test_processors_see_the_text_up_to_a_node() -> None:
+    seen = []
+
+    def forbid_last(tokens: mx.array, row: mx.array) -> mx.array:
+        seen.append(tokens.tolist())
+        row[:, tokens[-1:]] = -mx.inf
+        return row
+
+    sampler = NodeSampler(None, [forbid_last])
+    rows, nodes = logits(3), logits(3).argmax(axis=-1)
+    tokens, logprobs = sampler.sample(rows, [2, 3, 4], mx.array([8, 9], mx.uint32), nodes)
+    chain = nodes.tolist()
+    assert sampler.needs_chain
+    assert seen == [[8, 9, *chain[: i + 1]] for i in range(3)]
+    assert all(token != node for token, node in zip(tokens.tolist(), chain, strict=True))
+    assert mx.allclose(mx.exp(logprobs).sum(axis=-1), mx.ones(3))
