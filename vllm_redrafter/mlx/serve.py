@@ -23,6 +23,7 @@ from vllm_redrafter.checkpoints.reading import is_redrafter, verifier_of
 from vllm_redrafter.mlx.drafter import load_drafter
 from vllm_redrafter.mlx.generate import stream_generate
 from vllm_redrafter.mlx.prompt_cache import CachedText, PromptCache
+from vllm_redrafter.mlx.unread_rope import check_rope
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.patching import patched
 
@@ -127,6 +128,7 @@ class Provider(server.ModelProvider):
     ) -> None:
         super()._load(model_path, adapter_path)
         try:
+            check_rope(model_path, read_config(model_path), getattr(self.model, "args", None))
             self.draft_model = load_drafter(draft_model_path, self.model, **self._speculation)
         except BaseException:
             self.reset()  # else the next request would find a target that decodes plainly
