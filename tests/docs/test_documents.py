@@ -121,10 +121,13 @@ def options() -> dict[str, set[str]]:
 
 @cache
 def other_flags() -> set[str]:
-    """The options of vLLM's engine and of our scripts, read from their sources."""
-    spec = find_spec("vllm")
-    assert spec is not None and spec.origin is not None
-    sources = [Path(spec.origin).parent / "engine" / "arg_utils.py"]
+    """The options of vLLM's engine, mlx-lm's server and our scripts, read from their sources."""
+    sources = [
+        Path(spec.origin).parent / module
+        for package, module in (("vllm", "engine/arg_utils.py"), ("mlx_lm", "server.py"))
+        if (spec := find_spec(package)) is not None and spec.origin is not None
+    ]
+    assert len(sources) == 2
     for folder in ("benchmarks", "examples", "recipes", "scripts", "tests/support"):
         sources += (REPO / folder).rglob("*.py")
     found = {flag for source in sources for flag in re.findall(r'"(--[\w-]+)"', source.read_text())}
@@ -147,7 +150,8 @@ def commands(text: str) -> Iterator[tuple[str, str]]:
 def test_every_command_and_its_options_exist(document: Path) -> None:
     for command, rest in commands(document.read_text()):
         assert command in options(), command
-        assert not sorted(set(FLAG.findall(rest)) - options()[command] - {"--help"}), command
+        ours = rest.partition(" -- ")[0]  # what stands behind it goes to a server
+        assert not sorted(set(FLAG.findall(ours)) - options()[command] - {"--help"}), command
 
 
 @documents
@@ -209,7 +213,15 @@ def test_the_words_of_the_table_are_defined_before_it() -> None:
     for row in re.findall(r"^\| (?!---).+\|$", table, re.MULTILINE):
         for cell in row.strip("|").split("|")[1:]:
             first = re.split(r"[ ,:;\[(]", cell.strip())[0]
-            known = {*(w.split()[0] for w in defined), "refused", "chains", "–", "CPU", "CUDA"}
+            known = {
+                *(w.split()[0] for w in defined),
+                "refused",
+                "chains",
+                "–",
+                "CPU",
+                "CUDA",
+                "Metal",
+            }
             assert first in known or ("run:" in cell or "interpreter" in cell), cell
 
 

@@ -57,6 +57,15 @@ def test_what_is_found_and_what_is_left_are_what_was_asked(asked: list[int], reu
     assert rest == asked[reused:]
 
 
+def test_the_text_that_is_cached_is_known_with_it() -> None:
+    cache = PromptCache()
+    cache.insert_cache("model", [1, 2, 3, 4], cache_of([1, 2, 3]))
+    for asked, known in (([1, 2, 3, 4, 5], [1, 2, 3]), ([1, 2, 9], [1, 2])):
+        found, _ = cache.fetch_nearest_cache("model", asked)
+        assert found is not None and found.tokens == known
+        cache.insert_cache("model", asked, found)
+
+
 def test_mlx_lms_own_cache_leaves_a_token_out() -> None:
     """Why there is a class of ours."""
     found, rest = fetched_after_an_answer(LRUPromptCache, [1, 2, 3, 4, 5, 6, 7, 8])

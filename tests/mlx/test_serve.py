@@ -22,6 +22,7 @@ from redrafter_testing.requests.chat_client import (
     answer,
     asked,
     chunks,
+    continued,
     refusal,
     said,
     streamed,
@@ -30,11 +31,24 @@ from vllm_redrafter.cli.chat.server import OwnServer
 from vllm_redrafter.cli.chat.service import Service
 from vllm_redrafter.utils.errors import ConfigError
 
-pytest.importorskip("mlx.core")
+mx = pytest.importorskip("mlx.core")
 
-from vllm_redrafter.mlx.serve import serve, target_and_drafter
+import mlx_lm
+
+from vllm_redrafter.mlx.drafter import load_drafter
+from vllm_redrafter.mlx.prompt_cache import CachedText
+from vllm_redrafter.mlx.serve import generate, serve, target_and_drafter
 
 QUESTIONS = [*ANSWERS, "value 3", "names of lists"]
+
+
+SERVE = """
+import sys
+from vllm_redrafter.mlx.serve import serve
+
+# The budget would go by the clock, and may draft nothing on a busy machine.
+serve(*sys.argv[1:3], sys.argv[3:], {"adaptive": False})
+"""
 
 
 class Servers(NamedTuple):
@@ -46,19 +60,24 @@ class Servers(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return make_reciting_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="module")
+def servers(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     folder = tmp_path_factory.mktemp("served")
-    target, drafter = map(str, make_reciting_pair(folder))
+    target, drafter = map(str, pair)
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     commands = {
-        "ours": ["vllm_redrafter", "mlx-serve", target, "--drafter", drafter, "--"],
-        "plain": ["mlx_lm", "server", "--model", target],
+        "ours": ["-c", SERVE, target, drafter],
+        "plain": ["-m", "mlx_lm", "server", "--model", target],
     }
     with ExitStack() as stack:
         started = {
             name: stack.enter_context(
                 OwnServer(
-                    Service(name, target, [sys.executable, "-m", *command], environment, False),
+                    Service(name, target, [sys.executable, *command], environment, False),
                     folder / f"{name}.log",
                 )
             )
@@ -166,6 +185,70 @@ def test_what_a_request_may_not_say_is_told_to_the_client(servers: Servers) -> N
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
     message = {"role": "user", "content": [image]}
     assert "images are refused" in refusal(servers.ours, [message])
+
+
+def test_a_broken_request_is_refused_and_the_server_goes_on(servers: Servers) -> None:
+    for broken in ("text", 7, None):
+        assert refusal(servers.ours, [broken])
+    assert answer(servers.ours, said("names"), max_tokens=5)["choices"]
+
+
+def test_a_text_goes_on_as_with_mlx_lms_own_server(servers: Servers) -> None:
+    ours, plain = (
+        continued(address, "value 1, value 2,", max_tokens=30)
+        for address in (servers.ours, servers.plain)
+    )
+    assert ours == plain
+
+
+@pytest.mark.parametrize("penalty", ["repetition_penalty", "frequency_penalty"])
+def test_penalties_are_those_of_mlx_lms_own_server(servers: Servers, penalty: str) -> None:
+    ours, plain = (
+        answer(address, said("list values"), max_tokens=30, **{penalty: 9.0})["choices"]
+        for address in (servers.ours, servers.plain)
+    )
+    assert ours == plain
+    assert ours != answer(servers.ours, said("list values"), max_tokens=30)["choices"]
+
+
+def test_a_seeded_answer_is_the_same_again(servers: Servers) -> None:
+    draws = {"temperature": 4.0, "max_tokens": 20}
+    first, again, other = (
+        answer(servers.ours, said("value 9"), seed=seed, **draws)["choices"] for seed in (1, 1, 2)
+    )
+    assert first == again != other
+
+
+def test_what_the_cached_text_repeats_is_drafted(pair: tuple[Path, Path]) -> None:
+    """The server hands over what stands behind the cached text alone."""
+    model, tokenizer = mlx_lm.load(str(pair[0]))
+    drafter = load_drafter(None, model, adaptive=False, context_matches=1)
+    turns = [*said("names"), {"role": "assistant", "content": ANSWERS["names"]}, *said("names")]
+    tokens = tokenizer.apply_chat_template(turns, add_generation_prompt=True)
+    before, prompt = tokens[:-4], tokens[-4:]
+    found = []
+    for known in (before, []):
+        cache = drafter.make_cache() + drafter.target.make_cache()
+        mx.eval(drafter.target.forward(mx.array(before), cache))
+        responses = generate(
+            model=model,
+            tokenizer=tokenizer,
+            prompt=prompt,
+            max_tokens=40,
+            draft_model=drafter,
+            prompt_cache=CachedText(cache, known),
+            num_draft_tokens=0,
+            kv_bits=None,
+            kv_group_size=64,
+            quantized_kv_start=0,
+            input_embeddings=None,
+            stream=None,
+        )
+        found.append([(response.token, response.from_draft) for response in responses])
+    with_text, without = found
+    assert [token for token, _ in with_text] == [token for token, _ in without]
+    drafted, by_itself = (sum(is_drafted for _, is_drafted in each) for each in found)
+    assert drafted > max(by_itself, len(with_text) // 2)
 
 
 def test_a_drafter_that_records_its_target_is_enough(tmp_path: Path) -> None:

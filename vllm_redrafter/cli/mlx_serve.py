@@ -27,13 +27,18 @@ def mlx_serve(
     ] = None,
     spec_tokens: Annotated[
         int | None,
-        typer.Option(help="The most tree nodes verified per step, 1 to 127.", show_default="7"),
+        typer.Option(
+            help="The most tree nodes verified per step, 1 to 127.",
+            show_default="the checkpoint's, at most 7",
+        ),
     ] = None,
     beam_width: Annotated[
-        int | None, typer.Option(help="Beams of the drafter's search.", show_default="4")
+        int | None,
+        typer.Option(help="Beams of the drafter's search.", show_default="the checkpoint's, or 4"),
     ] = None,
     beam_length: Annotated[
-        int | None, typer.Option(help="Tokens drafted per beam.", show_default="5")
+        int | None,
+        typer.Option(help="Tokens drafted per beam.", show_default="the checkpoint's, or 5"),
     ] = None,
     context_matches: Annotated[
         int | None,

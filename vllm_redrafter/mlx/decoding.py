@@ -44,13 +44,15 @@ class Decoder:
         self,
         drafter: Drafter,
         caches: Sequence[TreeCache],
+        cached_text: Sequence[int],
         prompt: Sequence[int],
         sampler: NodeSampler,
     ) -> None:
         self._config, self._drafting, self._stats = drafter.config, drafter.drafting, drafter.stats
-        context = mx.array([*prompt[:-1]], mx.uint32)
+        text = [*cached_text, *prompt]
+        context = mx.array(text[:-1], mx.uint32)
         self._runner = StepRunner(drafter, caches, sampler, context)
-        self._text = RequestText(prompt, drafter.config, drafter.target.vocab_size)
+        self._text = RequestText(text, drafter.config, drafter.target.vocab_size)
         self._root, self._tree, self._kind = prompt[-1], cast(TokenTree | None, None), PLAIN
         self._samples = np.array([not sampler.is_greedy])
         self._chain = torch.ones(1, dtype=torch.bool) if sampler.needs_chain else None

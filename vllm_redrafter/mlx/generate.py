@@ -63,6 +63,7 @@ def stream_generate(
     sampler: Sampler | None = None,
     logits_processors: Sequence[LogitsProcessor] | None = None,
     prompt_cache: list[Any] | None = None,
+    cached_text: Sequence[int] = (),
     prefill_step_size: int = 2048,
     prompt_progress_callback: Progress | None = None,
     **refused: Any,
@@ -79,6 +80,8 @@ def stream_generate(
         logits_processors: see the tokens up to a node; drafts are chains then.
         prompt_cache: of this model, with what stands before the prompt; it takes prompt and answer,
             but for the last token.
+        cached_text: tokens of what stands before the prompt, where known: the answer may repeat it,
+            and logits processors see it.
         prefill_step_size: tokens of the prompt that are read at once.
         prompt_progress_callback: is called with the tokens read of the prompt, and all of them.
         refused: mlx-lm's other arguments, which speculation does not take.
@@ -105,6 +108,7 @@ def stream_generate(
     answer = _answer(
         draft_model,
         caches,
+        cached_text,
         tokens,
         UNLIMITED if max_tokens < 0 else max_tokens,
         NodeSampler(sampler, logits_processors),
@@ -146,6 +150,7 @@ def _encoded(tokenizer: TokenizerWrapper, prompt: str | mx.array | Sequence[int]
 def _answer(
     drafter: Drafter,
     caches: list[TreeCache],
+    cached_text: Sequence[int],
     prompt: list[int],
     most: int,
     sampler: NodeSampler,
@@ -157,7 +162,7 @@ def _answer(
     try:
         with mx.stream(generation_stream):
             _prefill(drafter.target, caches, prompt, prefill_step_size, progress)
-            for token in Decoder(drafter, caches, prompt, sampler).tokens(most):
+            for token in Decoder(drafter, caches, cached_text, prompt, sampler).tokens(most):
                 if not count:
                     progress(len(prompt), len(prompt))
                 count += 1

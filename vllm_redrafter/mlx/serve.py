@@ -1,7 +1,7 @@
 """mlx-lm's own HTTP server, with our generation in the place of its draft model's.
 
 Chat templates, stop words, tools, streaming and the prompt cache stay mlx-lm's. Its server has no
-place to put another generation, so `serve` replaces four names in it while it runs.
+place to put another generation, so `serve` replaces three names in it while it runs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,8 @@ from vllm_redrafter.checkpoints.drafter_files import read_config
 from vllm_redrafter.checkpoints.reading import is_redrafter, verifier_of
 from vllm_redrafter.mlx.drafter import load_drafter
 from vllm_redrafter.mlx.generate import stream_generate
-from vllm_redrafter.mlx.prompt_cache import PromptCache
+from vllm_redrafter.mlx.prompt_cache import CachedText, PromptCache
+from vllm_redrafter.mlx.unread_rope import check_rope
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.patching import patched
 
@@ -127,6 +128,7 @@ class Provider(server.ModelProvider):
     ) -> None:
         super()._load(model_path, adapter_path)
         try:
+            check_rope(model_path, read_config(model_path), getattr(self.model, "args", None))
             self.draft_model = load_drafter(draft_model_path, self.model, **self._speculation)
         except BaseException:
             self.reset()  # else the next request would find a target that decodes plainly
@@ -167,6 +169,7 @@ def generate(
     quantized_kv_start: int,
     input_embeddings: None,
     stream: Any,
+    prompt_cache: list[Any],
     **arguments: Any,
 ) -> Iterator[GenerationResponse]:
     """Our `stream_generate`, called as mlx-lm's server calls its own; logs tokens per step.
@@ -176,17 +179,18 @@ def generate(
         kv_bits: None, likewise; then neither `kv_group_size` nor `quantized_kv_start` has a use.
         input_embeddings: None, likewise.
         stream: the thread's own; `stream_generate` has one of each thread as well.
+        prompt_cache: a new one, or what `PromptCache` found.
         arguments: what both take alike.
     """
+    cached = prompt_cache.tokens if isinstance(prompt_cache, CachedText) else ()
     num_tokens = num_steps = 0
-    with closing(stream_generate(**arguments)) as responses:
-        try:
-            for response in responses:
-                num_tokens += 1
-                num_steps += not response.from_draft
-                yield response
-        finally:
-            logging.info("ReDrafter: %d tokens in %d steps", num_tokens, num_steps)
+    try:
+        for response in stream_generate(prompt_cache=prompt_cache, cached_text=cached, **arguments):
+            num_tokens += 1
+            num_steps += not response.from_draft
+            yield response
+    finally:
+        logging.info("ReDrafter: %d tokens in %d steps", num_tokens, num_steps)
 
 
 class Handler(server.APIHandler):
@@ -204,8 +208,16 @@ class Handler(server.APIHandler):
                 f"num_draft_tokens ({self.body['num_draft_tokens']!r}) in a request is refused: "
                 "the server has its own limit (--spec-tokens), and chooses below it: leave it out"
             )
+
+    def handle_chat_completions(self) -> server.CompletionRequest:
+        """As mlx-lm's, which would fetch images first.
+
+        Raises:
+            ConfigError: the client gets the message.
+        """
         if any(server._image_parts(self.body.get("messages", []))):
             raise ConfigError("images are refused: with a drafter, mlx-serve reads text alone")
+        return super().handle_chat_completions()
 
 
 def run(host: str, port: int, model_provider: Provider) -> None:
@@ -216,7 +228,10 @@ def run(host: str, port: int, model_provider: Provider) -> None:
     Raises:
         ConfigError: the target or the drafter cannot be loaded.
     """
-    cache = PromptCache(model_provider.cli_args.prompt_cache_size)
+    cli_args = model_provider.cli_args
+    cache = PromptCache(cli_args.prompt_cache_size)
+    if cli_args.prompt_cache_bytes is not None:
+        cache.max_bytes = cli_args.prompt_cache_bytes
     generator = server.ResponseGenerator(model_provider, cache)
     try:
         model_provider.loaded.result()

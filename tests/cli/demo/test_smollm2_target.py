@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -92,7 +93,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     writer.add_feed_forward_length(INNER)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(1)
-    writer.add_rope_freq_base(10000.0)
+    writer.add_rope_freq_base(50000.0)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(len(TOKENS))
     writer.add_tokenizer_model("gpt2")
@@ -190,6 +191,9 @@ def test_without_the_hub_the_package_s_is_taken(
     messages = [{"role": "user", "content": "c"}]
     assert tokenizer.apply_chat_template(messages, tokenize=False) == "<start>c<end>"
     assert read.generation_config.eos_token_id == tokenizer.eos_token_id == 2
+    # transformers looks in the one place, mlx-lm in the other.
+    config = json.loads((folder / "config.json").read_text())
+    assert config["rope_parameters"]["rope_theta"] == config["rope_theta"] == 50000
 
 
 def test_a_target_that_is_there_is_used_again(

@@ -13,7 +13,9 @@ from vllm_redrafter.cli.demo.decoding import DecodingJob
 from vllm_redrafter.cli.demo.engine_worker import Decoded, Round
 from vllm_redrafter.mlx.drafter import Drafter, load_drafter
 from vllm_redrafter.mlx.generate import stream_generate
+from vllm_redrafter.mlx.unread_rope import check_rope
 from vllm_redrafter.utils.errors import ConfigError
+
 
 def usual_dtype() -> str:
     """Of a target: what Metal computes fast; on a CPU float32, as MLX widens bfloat16 there."""
@@ -33,7 +35,8 @@ class MLXEngine:
     def __init__(self, job: DecodingJob) -> None:
         if job.levels != [1]:
             raise ConfigError(f"mlx-lm with a drafter decodes 1 request at once, not {job.levels}")
-        self._model, self._tokenizer = mlx_lm.load(job.target)
+        self._model, self._tokenizer, config = mlx_lm.load(job.target, return_config=True)
+        check_rope(job.target, config, getattr(self._model, "args", None))
         self._model.set_dtype(getattr(mx, job.dtype))
         self._drafter = self._drafter_of(job.speculative_config)
 

@@ -14,15 +14,25 @@ Message = dict[str, Any]
 
 
 @contextmanager
-def asked(address: str, messages: Sequence[Message], **more: Any) -> Iterator[HTTPResponse]:
-    """The response to a chat request, as it comes."""
-    request = urllib.request.Request(
-        f"{address}/v1/chat/completions",
-        json.dumps({"messages": list(messages), **more}).encode(),
-        {"Content-Type": "application/json"},
-    )
+def posted(url: str, body: Any) -> Iterator[HTTPResponse]:
+    """The response to a request, as it comes."""
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=60) as response:
         yield response
+
+
+@contextmanager
+def asked(address: str, messages: Sequence[Any], **more: Any) -> Iterator[HTTPResponse]:
+    """The response to a chat request, as it comes."""
+    with posted(f"{address}/v1/chat/completions", {"messages": [*messages], **more}) as response:
+        yield response
+
+
+def continued(address: str, text: str, **more: Any) -> str:
+    """How a text goes on."""
+    with posted(f"{address}/v1/completions", {"prompt": text, **more}) as response:
+        return str(json.load(response)["choices"][0]["text"])
 
 
 def said(text: str) -> list[Message]:
@@ -50,7 +60,7 @@ def streamed(address: str, messages: Sequence[Message], **more: Any) -> list[Any
         return [chunk["choices"] or chunk["usage"] for chunk in chunks(response)]
 
 
-def refusal(address: str, messages: Sequence[Message], **more: Any) -> str:
+def refusal(address: str, messages: Sequence[Any], **more: Any) -> str:
     """Why a request was refused."""
     try:
         with asked(address, messages, **more):
