@@ -7,7 +7,7 @@ import pytest
 mx = pytest.importorskip("mlx.core")
 nn = pytest.importorskip("mlx.nn")
 
-from vllm_redrafter.mlx.positions import take_positions  # noqa: E402
+from vllm_redrafter.mlx.positions import take_positions
 
 POSITIONS = [9, 10, 10, 11, 11]
 

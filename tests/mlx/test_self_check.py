@@ -12,15 +12,15 @@ import pytest
 mx = pytest.importorskip("mlx.core")
 pytest.importorskip("mlx_lm")
 
-from mlx_lm.models import llama  # noqa: E402
-from mlx_lm.models.base import create_attention_mask  # noqa: E402
-from mlx_lm.models.cache import KVCache  # noqa: E402
+from mlx_lm.models import llama
+from mlx_lm.models.base import create_attention_mask
+from mlx_lm.models.cache import KVCache
 
-from redrafter_testing.models.mlx_models import tiny_model  # noqa: E402
-from vllm_redrafter.mlx import positions, self_check, target  # noqa: E402
-from vllm_redrafter.mlx.target import TreeTarget  # noqa: E402
-from vllm_redrafter.mlx.tree_cache import TreeCache, TreeInput  # noqa: E402
-from vllm_redrafter.utils.errors import ConfigError  # noqa: E402
+from redrafter_testing.models.mlx_models import tiny_model
+from vllm_redrafter.mlx import positions, self_check, target
+from vllm_redrafter.mlx.target import TreeTarget
+from vllm_redrafter.mlx.tree_cache import TreeCache, TreeInput
+from vllm_redrafter.utils.errors import ConfigError
 
 PRECISIONS = [("float32", 0), ("bfloat16", 0), ("float16", 0), ("bfloat16", 4), ("float16", 8)]
 

@@ -12,18 +12,18 @@ import torch
 mx = pytest.importorskip("mlx.core")
 mlx_utils = pytest.importorskip("mlx_lm.utils")
 
-from mlx_lm.models.cache import make_prompt_cache  # noqa: E402
-from transformers import (  # noqa: E402
+from mlx_lm.models.cache import make_prompt_cache
+from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
     LlamaConfig,
     Qwen3Config,
 )
 
-from redrafter_testing.models.mlx_models import tiny_model  # noqa: E402
-from vllm_redrafter.mlx.taps import tapped  # noqa: E402
-from vllm_redrafter.mlx.target import TreeTarget  # noqa: E402
-from vllm_redrafter.mlx.tree_cache import TreeInput  # noqa: E402
+from redrafter_testing.models.mlx_models import tiny_model
+from vllm_redrafter.mlx.taps import tapped
+from vllm_redrafter.mlx.target import TreeTarget
+from vllm_redrafter.mlx.tree_cache import TreeInput
 
 TOKENS = [17, 3, 88, 54, 9, 120, 42, 61]
 SIZES: dict[str, Any] = dict(

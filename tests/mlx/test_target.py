@@ -14,20 +14,20 @@ mx = pytest.importorskip("mlx.core")
 nn = pytest.importorskip("mlx.nn")
 pytest.importorskip("mlx_lm")
 
-from mlx.utils import tree_flatten  # noqa: E402
-from mlx_lm.models.cache import (  # noqa: E402
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import (
     KVCache,
     QuantizedKVCache,
     RotatingKVCache,
     make_prompt_cache,
 )
 
-from redrafter_testing.models import mlx_models  # noqa: E402
-from redrafter_testing.models.mlx_accepted import ACCEPTED, REFUSED  # noqa: E402
-from redrafter_testing.models.mlx_models import VOCAB, tiny_model  # noqa: E402
-from vllm_redrafter.mlx.target import TreeTarget  # noqa: E402
-from vllm_redrafter.mlx.tree_cache import TreeInput  # noqa: E402
-from vllm_redrafter.utils.errors import ConfigError  # noqa: E402
+from redrafter_testing.models import mlx_models
+from redrafter_testing.models.mlx_accepted import ACCEPTED, REFUSED
+from redrafter_testing.models.mlx_models import VOCAB, tiny_model
+from vllm_redrafter.mlx.target import TreeTarget
+from vllm_redrafter.mlx.tree_cache import TreeInput
+from vllm_redrafter.utils.errors import ConfigError
 
 PARENTS = (0, 0, 0, 1, 1, 2, 3, 6)
 LEAVES = ((0, 2, 5), (0, 1, 4), (0, 1, 3, 6, 7))

@@ -13,7 +13,7 @@ import pytest
 mx = pytest.importorskip("mlx.core")
 pytest.importorskip("mlx_lm")
 
-from mlx_lm.models.cache import (  # noqa: E402
+from mlx_lm.models.cache import (
     KVCache,
     load_prompt_cache,
     make_prompt_cache,
@@ -21,9 +21,9 @@ from mlx_lm.models.cache import (  # noqa: E402
     trim_prompt_cache,
 )
 
-from redrafter_testing.models.mlx_models import tiny_model  # noqa: E402
-from vllm_redrafter.mlx.target import TreeTarget  # noqa: E402
-from vllm_redrafter.mlx.tree_cache import TreeCache, TreeInput  # noqa: E402
+from redrafter_testing.models.mlx_models import tiny_model
+from vllm_redrafter.mlx.target import TreeTarget
+from vllm_redrafter.mlx.tree_cache import TreeCache, TreeInput
 
 PARENTS = [0, 0, 0, 1, 3, 2, 4]
 N = len(PARENTS)

@@ -1,0 +1,51 @@
+"""benchmarks/mlx_throughput.py: a small pair beside mlx-lm, to the table and the file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mlx.core")
+
+import mlx_throughput
+
+from redrafter_testing.models.reciting_target import make_reciting_pair
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    target, drafter = make_reciting_pair(tmp_path_factory.mktemp("pair"))
+    return str(target), str(drafter)
+
+
+@pytest.mark.parametrize("temperature", ["0", "0.8"])
+def test_every_method_answers_every_prompt_and_answers_are_identical(
+    pair: tuple[str, str], tmp_path: Path, temperature: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "mlx.json"
+    asked = ["--suite", "code", "math", "--num-prompts", "2", "--max-tokens", "12"]
+    options = ["--shape", "4x4:7", "--temperature", temperature, "--output", str(output)]
+    mlx_throughput.main([*pair, *asked, *options])
+    assert "tokens per step" in capsys.readouterr().out
+    record = json.loads(output.read_text())
+    rows = {(row["task"], row["method"]): row for row in record["rows"]}
+    methods = ("mlx-lm", "adaptive", "4x4:7")
+    assert [*rows] == [(task, method) for task in ("code", "math") for method in methods]
+    for (_, method), row in rows.items():
+        assert row["tokens"] == 24
+        assert row["answers"] == 2
+        assert row["seconds"] > 0
+        # mlx-lm draws in another way.
+        assert row["identical"] == 2 or (method == "mlx-lm" and temperature != "0")
+    assert rows["code", "mlx-lm"]["steps"] == 24 > rows["code", "4x4:7"]["steps"]
+    assert record["settings"]["shape"] == ["4x4:7"]
+    assert str(tmp_path) not in output.read_text()
+
+
+def test_a_drafter_of_another_target_ends_with_its_message(
+    pair: tuple[str, str], tmp_path: Path
+) -> None:
+    with pytest.raises(SystemExit, match="speculative model"):
+        mlx_throughput.main([pair[0], str(tmp_path / "none")])
