@@ -368,6 +368,17 @@ def test_a_refused_prompt_cache_is_left_as_it_was() -> None:
     assert list(map(type, caches)) == [KVCache, KVCache, KVCache, QuantizedKVCache]
 
 
+def test_adopting_ends_a_tree_that_an_interrupted_step_left() -> None:
+    target = TreeTarget(tiny_model("llama"))
+    caches, expected = target.make_cache(), target.make_cache()
+    for its_caches in caches, expected:
+        target.forward(context, its_caches)
+    target.forward(nodes, caches, TreeInput(PARENTS))
+    target.adopt(caches)
+    got, right = (target.forward(following, its)[0] for its in (caches, expected))
+    assert off(to_numpy(got), to_numpy(right)) < 2e-5
+
+
 def test_a_prompt_cache_of_another_model_is_refused() -> None:
     target = TreeTarget(tiny_model("llama"))
     with pytest.raises(ConfigError, match="has 3 layers, and the target 4"):

@@ -34,8 +34,8 @@ SAME = 1e-3
 """Logits of the same hidden states in passes of the same shape are no further apart."""
 
 FAR = 4
-"""A tree may be so many times as far off as what plain decoding differs by, and a tree with a
-wrong mask must be so many times as far off as that."""
+"""A tree may be off by so many times what plain decoding differs by. A tree with a wrong mask must
+be off by so many times what the right one is."""
 
 
 class Target(Protocol):
@@ -65,10 +65,10 @@ def differences(target: Target) -> Iterator[str]:
 
 
 def tap_differences(target: Target) -> Iterator[str]:
-    """Why the tapped states are not what they should be.
+    """Why a tapped state is not what a drafter expects.
 
-    One of a layer is [1, N, H] and there is one; the last one is after the final norm, and what the
-    logits come from.
+    In a layer a token must have one state. The last state must be behind the final norm, and all
+    that the logits come from.
     """
     context, nodes, _ = _tokens(target)
     with target.taps.watch() as seen:

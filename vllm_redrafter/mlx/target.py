@@ -146,5 +146,5 @@ def _adopted(cache: KVCache | RotatingKVCache, window: int | None) -> TreeCache:
         cache.keys, cache.values, rows = None, None, (cache.keys, cache.values)
         cache = TreeCache.from_state((*rows, cache.offset))
     cache.__class__ = TreeCache
-    cache.window = window
+    cache.window, cache.tree = window, None  # a step that was interrupted may have left a tree
     return cache
