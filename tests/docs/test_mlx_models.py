@@ -11,9 +11,9 @@ import pytest
 pytest.importorskip("mlx.core")
 models = pytest.importorskip("mlx_lm.models")
 
-from redrafter_testing.models import mlx_models  # noqa: E402
-from redrafter_testing.models.mlx_accepted import ACCEPTED, NOT_TRIED, REFUSED  # noqa: E402
-from vllm_redrafter.mlx.obstacles import windows  # noqa: E402
+from redrafter_testing.models import mlx_models
+from redrafter_testing.models.mlx_accepted import ACCEPTED, NOT_TRIED, REFUSED
+from vllm_redrafter.mlx.obstacles import windows
 
 TEXT = (Path(__file__).parents[2] / "docs" / "mlx-models.md").read_text()
 
