@@ -4,8 +4,8 @@
     python benchmarks/mlx_throughput.py TARGET DRAFTER --suite chat --shape 4x4:7 --temperature 0.7
 
 One request after the other, each answered by mlx-lm alone, by ReDrafter with --adaptive, and with
-each --shape, which verifies K nodes at every step. Nothing ends an answer but its length. Seconds are those of the answer, the prompt's left out; the drafter's own
-start-up too.
+each --shape, which verifies K nodes at every step. Nothing ends an answer but its length. Seconds
+are those of the answer; the prompt's are left out, and so is the drafter's own start-up.
 
 Answers are compared token by token with mlx-lm's, if greedy; sampled ones with those of the first
 method, as the same seed gives the same answer whatever is drafted, and mlx-lm draws otherwise.
