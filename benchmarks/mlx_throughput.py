@@ -39,8 +39,10 @@ from throughput_parts.prompts import tokenize
 from throughput_parts.suites import read_suites
 
 from vllm_redrafter import ConfigError, ReDrafterConfig
+from vllm_redrafter.checkpoints.drafter_files import read_config
 from vllm_redrafter.data.vocabulary import EmbeddedTokens
 from vllm_redrafter.mlx import Drafter, load_drafter, stream_generate
+from vllm_redrafter.mlx.unread_rope import check_rope
 
 PLAIN = "mlx-lm"
 SEED = 0
@@ -89,6 +91,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def run(args: argparse.Namespace) -> None:
     model, tokenizer = mlx_lm.load(args.target)
+    check_rope(args.target, read_config(args.target), model.args)
     if args.dtype:
         model.set_dtype(getattr(mx, args.dtype))
     tokenizer.eos_token_ids = set()  # nothing ends an answer

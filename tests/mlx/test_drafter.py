@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,12 @@ import pytest
 
 mx = pytest.importorskip("mlx.core")
 
+from mlx_lm.sample_utils import make_sampler
+
 from redrafter_testing.models.checkpoints import edit_config
 from redrafter_testing.models.tiny_models import make_drafter
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.mlx import load_drafter
+from vllm_redrafter.mlx import load_drafter, stream_generate
 from vllm_redrafter.utils.errors import ConfigError
 
 FIXED: dict[str, Any] = {"adaptive": False}
@@ -76,3 +79,24 @@ def test_a_drafter_of_another_target_is_refused(pair: Any, tmp_path: Path) -> No
     other = make_drafter(tmp_path, vocab_size=400, hidden_size=64)
     with pytest.raises(ConfigError, match=r"hidden size: drafter 64, target 128; vocabulary size"):
         load_drafter(str(other), pair.model)
+
+
+def compiled_forms() -> dict[str, int]:
+    """Of each compiled loop, for how many types of arguments it was compiled."""
+    from numba.core.registry import CPUDispatcher
+
+    modules = [m for name, m in sys.modules.items() if name.startswith("vllm_redrafter.")]
+    loops = {f for m in modules for f in vars(m).values() if isinstance(f, CPUDispatcher)}
+    return {loop.py_func.__qualname__: len(loop.signatures) for loop in loops}
+
+
+@pytest.mark.parametrize("settings", [{}, FIXED, {"tree": "chain"}])
+def test_no_loop_is_compiled_while_an_answer_waits(pair: Any, settings: dict[str, Any]) -> None:
+    made = load_drafter(pair.drafter, pair.model, **settings)
+    before = compiled_forms()
+    assert sum(before.values()) > 8
+    for sampler in (None, make_sampler(1.0)):
+        prompt = pair.prompt("list values")
+        responses = stream_generate(pair.model, pair.tokenizer, prompt, 30, made, sampler=sampler)
+        assert len([*responses]) > 5
+    assert compiled_forms() == before
