@@ -75,10 +75,10 @@ def demo(
         ),
     ] = False,
 ) -> None:
-    """Decode in vLLM without and with ReDrafter, side by side; on a Mac in mlx-lm.
+    """Decode in vLLM without and with ReDrafter, side by side; in mlx-lm where vLLM is missing.
 
     The target is SmolLM2-135M-Instruct, from the hub or else out of a PyPI package (93 MB), with
-    the drafter that comes with this package. Needs no GPU, and three minutes on two cores; six
+    the drafter that comes with this package. Needs no GPU; in vLLM three minutes on two cores, six
     where the processor has no bfloat16.
     """
     from vllm_redrafter.cli.demo.cache import default_cache_dir

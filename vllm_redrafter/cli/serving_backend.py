@@ -10,7 +10,7 @@ from vllm_redrafter.utils.errors import ConfigError
 
 Backend = Literal["vllm", "mlx"]
 
-INSTALL_MLX = "pip install 'vllm-redrafter[mlx]'"
+INSTALL_MLX = "pip install '.[mlx]' in a checkout"
 
 
 def is_installed(package: str) -> bool:

@@ -216,7 +216,9 @@ class Handler(server.APIHandler):
             ConfigError: the client gets the message.
         """
         if any(server._image_parts(self.body.get("messages", []))):
-            raise ConfigError("images are refused: with a drafter, mlx-serve reads text alone")
+            raise ConfigError(
+                "images are refused, as mlx-serve reads text alone: use mlx_lm.server"
+            )
         return super().handle_chat_completions()
 
 

@@ -26,7 +26,7 @@ REFUSED = {
     "caches of its own (`LayerCache`)": ["deepseek_v41"],
     "attention within chunks of the context (`ChunkedKVCache`)": ["llama4"],
     "attention to blocks of rows (`block_sparse`)": ["phi3small"],
-    "positions that are used beside a rope, or in one that is no module": str.split("""
+    "positions applied outside of a rope module": str.split("""
         gpt2 gpt_bigcode ministral3 mistral4 nanochat talkie
     """),
     "several hidden states for a token": ["gemma3n"],
