@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from time import perf_counter
 from typing import NamedTuple, cast
 
@@ -54,6 +55,8 @@ class Decoder:
         self._runner = StepRunner(drafter, caches, sampler, context)
         self._text = RequestText(text, drafter.config, drafter.target.vocab_size)
         self._root, self._tree, self._kind = prompt[-1], cast(TokenTree | None, None), PLAIN
+        # What the step that comes drafts; None for nothing, or where it is not planned yet.
+        self._shape: SearchShape | None = None
         self._samples = np.array([not sampler.is_greedy])
         self._chain = torch.ones(1, dtype=torch.bool) if sampler.needs_chain else None
 
@@ -62,20 +65,27 @@ class Decoder:
         left = most
         try:
             while left > 0:
-                for token in self._plain_steps(left) if self._is_plain(left) else self._step(left):
+                found = self._plain_steps(left) if self._is_plain(left) else self._step(left)
+                for token in islice(found, left):
                     left -= 1
                     yield token
         finally:
             self._drafting.forget(NAME)
 
     def _is_plain(self, left: int) -> bool:
-        """Is it settled that the next step neither verifies a tree nor drafts?"""
-        return self._tree is None and self._drafting.skips_draft(REQUEST, self._max_nodes(left))
+        """Does the next step neither verify a tree nor draft, for all that is settled?"""
+        if self._tree is not None or self._shape is not None:
+            return False
+        nodes = self._max_nodes(left)
+        if not nodes or self._drafting.skips_draft(REQUEST, nodes):
+            return True
+        self._plan(nodes)
+        return self._shape is None
 
     def _max_nodes(self, left: int) -> int:
-        """Of a tree that the step after the next one verifies: each outputs a token at least, and
-        one behind the nodes."""
-        return max(min(self._config.num_speculative_tokens, left - 2), 0)
+        """Of a tree that the step after the next one verifies: none where that one outputs a single
+        token, as the next one outputs one at least."""
+        return self._config.num_speculative_tokens if left > 2 else 0
 
     def _plain_steps(self, left: int) -> Iterator[Token]:
         """Decode without drafts while that is settled, each pass begun before the last one's token
@@ -91,13 +101,15 @@ class Decoder:
             self._append([cast(int, token.item())])
             self._stats.undrafted_steps += 1
             self._drafting.stepped(PLAIN, 1, 1, perf_counter() - started)
-            yield Token(self._root, logprobs[0], False)
+            yield Token(self._root, logprobs, False)
             started = perf_counter()
 
     def _step(self, left: int) -> list[Token]:
         """Verify what was drafted, and draft again if that pays."""
         started = perf_counter()
-        shape = self._plan(left)
+        if self._tree is not None:
+            self._plan(self._max_nodes(left))
+        shape, self._shape = self._shape, None
         step = self._runner.verify(self._root, self._tree, shape)
         kind, rows = self._judge(step)
         self._append(step.tokens)
@@ -106,7 +118,8 @@ class Decoder:
             self._draft(step, shape, nodes)
         self._stats.undrafted_steps += shape is None
         seconds = perf_counter() - started - self._draft_seconds(shape)
-        self._drafting.stepped(kind, 1, rows, seconds)
+        if kind != PLAIN:  # else it is no plain step, for the draft that it ended with
+            self._drafting.stepped(kind, 1, rows, seconds)
         return [
             Token(token, step.logprobs[node], at + 1 < len(step.path))
             for at, (token, node) in enumerate(zip(step.tokens, step.path, strict=True))
@@ -117,12 +130,10 @@ class Decoder:
         self._text.append(tokens)
         self._root = tokens[-1]
 
-    def _plan(self, left: int) -> SearchShape | None:
-        """What the next step drafts; None for nothing."""
-        nodes = self._max_nodes(left)
-        if not nodes or not self._drafting.pays(REQUEST, self._samples, nodes):
-            return None
-        return self._drafting.shape(nodes)
+    def _plan(self, nodes: int) -> None:
+        """Choose what the next step drafts, of which so many nodes may be verified."""
+        pays = nodes > 0 and self._drafting.pays(REQUEST, self._samples, nodes)
+        self._shape = self._drafting.shape(nodes) if pays else None
 
     def _draft(self, step: Step, shape: SearchShape, most: int) -> None:
         """Build the tree that the next step verifies, of what the last one searched."""

@@ -21,7 +21,7 @@ from mlx_lm.generate import GenerationResponse
 from vllm_redrafter.checkpoints.drafter_files import read_config
 from vllm_redrafter.checkpoints.reading import is_redrafter, verifier_of
 from vllm_redrafter.mlx.drafter import load_drafter
-from vllm_redrafter.mlx.generate import stream_generate
+from vllm_redrafter.mlx.generation import stream_generate
 from vllm_redrafter.mlx.prompt_cache import CachedText, PromptCache
 from vllm_redrafter.mlx.unread_rope import check_rope
 from vllm_redrafter.utils.errors import ConfigError

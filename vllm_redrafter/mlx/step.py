@@ -53,12 +53,14 @@ class StepRunner:
         self._caches, self._sampler, self._context = list(caches), sampler, context
 
     def begin_plain(self, root: mx.array) -> tuple[mx.array, mx.array]:
-        """The token [1] behind a root [1], and its log-probabilities [1, V], being computed."""
+        """The token [1] behind a root [1], and its log-probabilities [V], being computed."""
         logits, _ = self._target.forward(root, self._caches)
         token, logprobs = self._sample(logits, [self._length - 1], root)
         self._extend_context(root)
-        mx.async_eval(token)  # type: ignore[no-untyped-call]
-        return token, logprobs
+        row = logprobs[0]
+        # Both: what is read of a row that is left lazy would wait behind the next pass.
+        mx.async_eval(token, row)  # type: ignore[no-untyped-call]
+        return token, row
 
     def verify(self, root: int, tree: TokenTree | None, shape: SearchShape | None) -> Step:
         """Verify a tree.

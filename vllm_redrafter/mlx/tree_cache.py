@@ -126,6 +126,11 @@ class TreeCache(KVCache):
         rows = self.length + path
         return mx.take(self.keys, rows, axis=-2), mx.take(self.values, rows, axis=-2)
 
+    def trim_to(self, length: int) -> None:
+        """End the tree, if there is one, and drop tokens behind the first `length`."""
+        self.tree = None
+        self.offset = min(self.length, length)
+
     def keep_first(self, count: int) -> None:
         """End the tree; its first `count` nodes, a chain, are the next tokens where they stand."""
         self.tree = None

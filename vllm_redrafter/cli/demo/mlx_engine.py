@@ -12,7 +12,7 @@ import mlx_lm
 from vllm_redrafter.cli.demo.decoding import DecodingJob
 from vllm_redrafter.cli.demo.engine_worker import Decoded, Round
 from vllm_redrafter.mlx.drafter import Drafter, load_drafter
-from vllm_redrafter.mlx.generate import stream_generate
+from vllm_redrafter.mlx.generation import stream_generate
 from vllm_redrafter.mlx.unread_rope import check_rope
 from vllm_redrafter.utils.errors import ConfigError
 

@@ -11,7 +11,6 @@ import mlx.core as mx
 import mlx.nn as nn
 import mlx_lm
 from mlx_lm.generate import GenerationResponse, generation_stream, wired_limit
-from mlx_lm.models.cache import trim_prompt_cache
 from mlx_lm.sample_utils import LogitsProcessor
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
@@ -78,8 +77,7 @@ def stream_generate(
         sampler: of `mlx_lm.sample_utils`, or another that draws from `mx.random.state`. After
             `mx.random.seed` the same tokens come, whatever is drafted.
         logits_processors: see the tokens up to a node; drafts are chains then.
-        prompt_cache: of this model, with what stands before the prompt; it takes prompt and answer,
-            but for the last token.
+        prompt_cache: of this model, with what stands before the prompt; it takes prompt and answer.
         cached_text: tokens of what stands before the prompt, where known: the answer may repeat it,
             and logits processors see it.
         prefill_step_size: tokens of the prompt that are read at once.
@@ -157,22 +155,46 @@ def _answer(
     prefill_step_size: int,
     progress: Progress,
 ) -> Generator[Token]:
-    """Read the prompt, and decode; closed, it leaves in the caches what was output, no more."""
-    before, count = caches[0].length, 0
+    """Read the prompt, and decode; ended or closed, it leaves in the caches what was output."""
+    known = caches[0].length + len(prompt)
+    last, length = prompt[-1], known
     try:
         with mx.stream(generation_stream):
             _prefill(drafter.target, caches, prompt, prefill_step_size, progress)
-            for token in Decoder(drafter, caches, cached_text, prompt, sampler).tokens(most):
-                if not count:
-                    progress(len(prompt), len(prompt))
-                count += 1
-                yield token
-                if count % CLEARED_EVERY == 0:
-                    mx.clear_cache()
-    finally:
-        # A step may have accepted more than was taken, or a pass have been begun.
-        known = before + len(prompt) + count
-        trim_prompt_cache(caches, max(caches[0].length - known, 0))
+        tokens = Decoder(drafter, caches, cached_text, prompt, sampler).tokens(most)
+        for count in range(1, most + 1):
+            # Not around the `yield`: whoever takes a token computes in a stream of their own.
+            with mx.stream(generation_stream):
+                token = next(tokens)
+            if count == 1:
+                progress(len(prompt), len(prompt))
+            known, last, length = known + 1, token.id, caches[0].length
+            yield token
+            if count % CLEARED_EVERY == 0:
+                mx.clear_cache()
+        _complete(drafter.target, caches, known, last)
+    except GeneratorExit:
+        if caches[0].length == length:  # else somebody has gone on with them since
+            _complete(drafter.target, caches, known, last)
+        raise
+    except BaseException:
+        for cache in caches:
+            cache.trim_to(known - 1)
+        raise
+
+
+def _complete(target: TreeTarget, caches: list[TreeCache], known: int, last: int) -> None:
+    """Leave the first `known` tokens of the text in the caches, as mlx-lm does.
+
+    A step may have accepted more than was taken, or a pass have been begun; or the last token was
+    not read yet.
+    """
+    for cache in caches:
+        cache.trim_to(known)
+    if caches[0].length < known:
+        with mx.stream(generation_stream):
+            target.forward(mx.array([last]), caches)
+            mx.async_eval([cache.state for cache in caches])  # type: ignore[no-untyped-call]
 
 
 def _prefill(

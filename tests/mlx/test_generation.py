@@ -12,7 +12,7 @@ mx = pytest.importorskip("mlx.core")
 
 import mlx.nn as nn
 import mlx_lm
-from mlx_lm.models.cache import make_prompt_cache, trim_prompt_cache
+from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.sample_utils import make_logits_processors, make_sampler
 
 from redrafter_testing.models.reciting_target import ANSWERS
@@ -91,10 +91,12 @@ def test_every_token_of_a_tree_but_a_step_s_last_is_said_to_be_drafted(
     drafter.stats.reset()
     responses = answered(pair, drafter, "list values", 20)
     verified = drafter.stats
-    # The first step has no tree.
-    assert verified.sampled_tokens == len(responses) - 1
+    # The first step has no tree, and of the last one's tokens more may have been accepted.
+    last = verified.sampled_tokens - (len(responses) - 1)
+    assert 0 <= last <= 7
     drafted = sum(response.from_draft for response in responses)
-    assert drafted == verified.sampled_tokens - verified.verifications > 10
+    assert 0 <= verified.sampled_tokens - verified.verifications - drafted <= last
+    assert drafted > 10
 
 
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
@@ -164,8 +166,8 @@ def test_text_and_arrays_are_prompts_too(pair: Any, drafters: dict[str, Drafter]
 
 
 @pytest.mark.parametrize("method", [*METHODS, "plain"])
-@pytest.mark.parametrize("taken", [1, 2, 3, 4, 5, 11])
-def test_an_answer_left_in_the_middle_of_a_step_leaves_a_prompt_cache_to_go_on_with(
+@pytest.mark.parametrize("taken", [1, 2, 3, 4, 5, 11, 60])
+def test_an_answer_left_at_any_token_leaves_the_prompt_cache_as_mlx_lm_does(
     pair: Any, drafters: dict[str, Drafter], method: str, taken: int
 ) -> None:
     drafter = drafters[method]
@@ -175,13 +177,64 @@ def test_an_answer_left_in_the_middle_of_a_step_leaves_a_prompt_cache_to_go_on_w
     answer = stream_generate(*given, prompt_cache=cache)
     said = [response.token for response in islice(answer, taken)]
     answer.close()
+    assert [layer.offset for layer in cache] == [len(prompt) + len(said)] * len(cache)
+    following = pair.prompt("names")
+    more = tokens(answered(pair, drafter, "", 12, prompt=following, prompt_cache=cache))
+    whole = [*prompt, *said, *following]
+    assert more == tokens(answered(pair, None, "", 12, prompt=whole))
+
+
+class Failure(Exception):
+    pass
+
+
+@pytest.mark.parametrize("method", [*METHODS, "plain"])
+@pytest.mark.parametrize("calls", [1, 2, 3, 9])
+def test_a_failing_sampler_is_heard_and_leaves_a_usable_prompt_cache(
+    pair: Any, drafters: dict[str, Drafter], method: str, calls: int
+) -> None:
+    left = [calls]
+
+    def failing(logprobs: mx.array) -> mx.array:
+        left[0] -= 1
+        if not left[0]:
+            raise Failure
+        return logprobs.argmax(axis=-1)
+
+    cache, said = drafters[method].target.make_cache(), []
+    prompt = pair.prompt("list values")
+    given = pair.model, pair.tokenizer, prompt, 40, drafters[method]
+    with pytest.raises(Failure):
+        for response in stream_generate(*given, sampler=failing, prompt_cache=cache):
+            said.append(response.token)
+    text = [*prompt, *said]
+    assert [layer.offset for layer in cache] == [len(text) - 1] * len(cache)
+    more = tokens(answered(pair, None, "", 12, prompt=text[-1:], prompt_cache=cache))
+    assert said + more == tokens(answered(pair, None, "list values", 40))[: len(said) + 12]
+
+
+def test_a_generator_that_is_closed_late_leaves_a_later_answer_in_the_cache(
+    pair: Any, drafters: dict[str, Drafter]
+) -> None:
+    cache = drafters["trees"].target.make_cache()
+    given = pair.model, pair.tokenizer
+    first = stream_generate(*given, pair.prompt("names"), 40, drafters["trees"], prompt_cache=cache)
+    assert len([*islice(first, 3)]) == 3
+    answered(pair, drafters["trees"], "list values", 20, prompt_cache=cache)
     length = cache[0].offset
-    assert len(prompt) <= length <= len(prompt) + taken
-    text = prompt + said
-    trim_prompt_cache(cache, max(length - len(text) + 1, 0))  # its last token is to be read again
-    rest = text[cache[0].offset :]
-    more = tokens(answered(pair, drafter, "", 12, prompt=rest, prompt_cache=cache))
-    assert said + more == tokens(answered(pair, None, "list values", taken + 12))
+    first.close()
+    assert cache[0].offset == length
+
+
+@pytest.mark.parametrize("method", ["plain", "trees"])
+def test_what_is_read_of_a_token_does_not_wait_for_the_next_one(
+    pair: Any, drafters: dict[str, Drafter], method: str
+) -> None:
+    stream = mx.default_stream(mx.default_device())
+    given = pair.model, pair.tokenizer, pair.prompt("names"), 20, drafters[method]
+    for response in stream_generate(*given):
+        assert mx.default_stream(mx.default_device()) == stream
+        assert response.logprobs[response.token].item() < 0
 
 
 def test_a_prompt_cache_of_mlx_lm_goes_on_with_trees(
