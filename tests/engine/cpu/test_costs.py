@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from vllm_redrafter.budget import growing
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.engine.cpu import costs
 from vllm_redrafter.tree.policy import SearchShape
@@ -45,7 +46,8 @@ class FakeRunner:
 def runner(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Its passes take a quarter of a second each."""
     made = FakeRunner()
-    monkeypatch.setattr(costs, "perf_counter", lambda: made.seconds)
+    for module in (costs, growing):
+        monkeypatch.setattr(module, "perf_counter", lambda: made.seconds)
     return made
 
 
