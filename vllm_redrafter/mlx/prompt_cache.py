@@ -1,4 +1,4 @@
-"""The prompt cache of mlx-lm's server, for requests whose last token is not in the KV cache yet."""
+"""The prompt cache of mlx-lm's server, whose entries know their tokens: a draft may repeat them."""
 
 from __future__ import annotations
 
@@ -20,16 +20,12 @@ class CachedText(list[Any]):
 
 
 class PromptCache(LRUPromptCache):
-    """mlx-lm's own, with entries named by exactly the tokens in them.
-
-    The server names an entry by all tokens of a request. Plain decoding has the last of them in the
-    KV cache; a step that verifies has it in the next step only, as that one's root.
-    """
+    """mlx-lm's own, with entries named by exactly the tokens in them."""
 
     def insert_cache(
         self, model: Any, tokens: list[int], prompt_cache: list[Any], **more: Any
     ) -> None:
-        """As mlx-lm's; the name is cut to the tokens that the KV cache has."""
+        """As mlx-lm's; where the KV cache has fewer tokens, these are the entry's name."""
         super().insert_cache(model, tokens[: prompt_cache[0].offset], [*prompt_cache], **more)
 
     def fetch_nearest_cache(
