@@ -11,6 +11,7 @@ from redrafter_testing.engines.cpu_engine import cpu_engine, measure_briefly
 from redrafter_testing.models.families import families_on
 from redrafter_testing.models.families.dense import DENSE
 from redrafter_testing.models.families.family import Family
+from redrafter_testing.models.families.quantised import require_kernel
 from redrafter_testing.models.tiny_models import make_drafter
 
 pytestmark = pytest.mark.engine
@@ -21,6 +22,7 @@ ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
 
 @pytest.mark.parametrize("family", families_on("cpu"), ids=lambda family: family.name)
 def test_output_equals_plain(family: Family, tmp_path: Path) -> None:
+    require_kernel(family)
     target = family.make(tmp_path / "target")
     drafter = make_drafter(tmp_path / "drafter", family.vocab_size, family.hidden_size)
     arguments = {"skip_tokenizer_init": True, "max_model_len": 256, **family.arguments}

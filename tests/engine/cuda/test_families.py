@@ -13,6 +13,7 @@ from redrafter_testing.gpu import recorded_graphs
 from redrafter_testing.models.families import families_on
 from redrafter_testing.models.families.family import Family
 from redrafter_testing.models.families.gemma import GEMMA
+from redrafter_testing.models.families.quantised import require_kernel
 from redrafter_testing.models.tiny_models import make_drafter
 
 pytestmark = pytest.mark.engine
@@ -23,6 +24,7 @@ ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
 
 @pytest.mark.parametrize("family", families_on("v2"), ids=lambda family: family.name)
 def test_output_equals_plain(family: Family, tmp_path: Path) -> None:
+    require_kernel(family)
     target = family.make(tmp_path / "target")
     drafter = make_drafter(tmp_path / "drafter", family.vocab_size, family.hidden_size)
     arguments: dict[str, Any] = {
