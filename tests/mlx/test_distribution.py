@@ -48,7 +48,7 @@ def sampled(drafter: Drafter) -> np.ndarray:
     mx.random.seed(0)
     for _ in range(SAMPLES):
         sampler = NodeSampler(make_sampler(TEMPERATURE), None)
-        answer = Decoder(drafter, caches, PROMPT, sampler).tokens(9)
+        answer = Decoder(drafter, caches, [], PROMPT, sampler).tokens(9)
         counts[tuple(token.id for token in islice(answer, TOKENS))] += 1
         answer.close()
         for cache in caches:

@@ -215,7 +215,7 @@ REASONS = {
     "caches of its own": "LayerCache",
     "attention within chunks": "ChunkedKVCache",
     "attention to blocks": "block_sparse",
-    "positions that are used": "small one: .*(offset|broadcast|batch dimension|Python scalars)",
+    "positions applied outside": "small one: .*(offset|broadcast|batch dimension|Python scalars)",
     "several hidden states": r"what enters its layers is \(2, 1, 5, 64\)",
     "the output layer": r"what comes out is \(1, 5, 200\)",
     "layers that are not called": "its layers are not called as modules",
