@@ -173,6 +173,7 @@ class Attention:
 @torch.inference_mode()
 def measure(layers: Layers, requests: int, context: int, nodes: int, repeats: int) -> AttentionCost:
     """Time one size."""
+    torch.cpu._init_amx()  # which Linux lets a process use that asks; in an engine, oneDNN does
     attention = Attention(layers, requests, context, nodes)
     parts: dict[str, Callable[[], Tensor]] = {"tree": attention.tree, "chain": attention.chain}
     bandwidth = timing.read_bandwidth()
