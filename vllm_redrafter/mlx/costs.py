@@ -12,7 +12,7 @@ from vllm_redrafter.budget.costs import CostTable, DraftCost, VerifyCost
 from vllm_redrafter.budget.growing import growing
 from vllm_redrafter.budget.planner import arms_of
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.mlx.beam_search import beam_search
+from vllm_redrafter.mlx.beam_search import Explored, beam_search
 from vllm_redrafter.mlx.heads import Head
 from vllm_redrafter.mlx.target import TreeTarget
 from vllm_redrafter.mlx.tree_cache import TreeInput
@@ -51,6 +51,12 @@ def measure_costs(target: TreeTarget, head: Head | None, config: ReDrafterConfig
     )
 
 
+def search_for_nobody(target: TreeTarget, head: Head, shape: SearchShape) -> Explored:
+    """A search as steps make it, behind a hidden state of zeros; lazy."""
+    hidden = mx.zeros(head.config.hidden_width, target.dtype)
+    return beam_search(head, target.embed, hidden, mx.array(0), *shape)
+
+
 def _draft_costs(
     target: TreeTarget, head: Head | None, config: ReDrafterConfig
 ) -> Iterator[DraftCost]:
@@ -62,10 +68,9 @@ def _draft_costs(
     yield from (DraftCost(1, *arm, SOME_SECONDS) for arm in arms if not arm.beam_length)
     if head is None:
         return
-    hidden = mx.zeros(head.config.hidden_width, target.dtype)
 
     def draft(shape: SearchShape, _: int) -> None:
-        mx.eval(beam_search(head, target.embed, hidden, mx.array(0), *shape))
+        mx.eval(search_for_nobody(target, head, shape))
 
     for shape in shapes:
         seconds = MOST_SECONDS / len(shapes)

@@ -17,12 +17,11 @@ from vllm_redrafter.checkpoints.fit import size_differences
 from vllm_redrafter.checkpoints.reading import check_checkpoint, recorded_acceptance, shape_of
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.heads.head import HeadConfig
-from vllm_redrafter.mlx.beam_search import Explored, beam_search
-from vllm_redrafter.mlx.costs import measure_costs
+from vllm_redrafter.mlx.beam_search import Explored
+from vllm_redrafter.mlx.costs import measure_costs, search_for_nobody
 from vllm_redrafter.mlx.heads import Head, load_head
 from vllm_redrafter.mlx.proposer import ExploredProposer
 from vllm_redrafter.mlx.target import TreeTarget
-from vllm_redrafter.tree.policy import SearchShape
 from vllm_redrafter.utils.errors import ConfigError
 
 USUAL_NODES = 7
@@ -85,20 +84,14 @@ def load_drafter(
         head = load_head(drafter, target.dtype, revision)
         recorded = recorded_acceptance(drafter, revision)
     proposer = ExploredProposer(config, head is not None, recorded)
-    warm_up(proposer, _explored(target, head, proposer.shape(config.num_speculative_tokens)))
+    shape = proposer.shape(config.num_speculative_tokens)
+    none = Explored(*[mx.zeros((0, 0))] * 3)
+    warm_up(proposer, none if head is None else search_for_nobody(target, head, shape))
     if not config.adaptive:
         return Drafter(target, head, config, FixedDrafting(proposer, StepStats()))
     costs = measure_costs(target, head, config)
     planner = BatchPlanner(config, costs, 1, recorded)
     return Drafter(target, head, config, AdaptiveDrafting(proposer, planner, StepStats()))
-
-
-def _explored(target: TreeTarget, head: Head | None, shape: SearchShape) -> Explored:
-    """A search for nobody."""
-    if head is None:
-        return Explored(*[mx.zeros((0, 0))] * 3)
-    hidden = mx.zeros(head.config.hidden_width, target.dtype)
-    return beam_search(head, target.embed, hidden, mx.array(0), *shape)
 
 
 def _config(
