@@ -20,13 +20,7 @@ class CachedText(list[Any]):
 
 
 class PromptCache(LRUPromptCache):
-    """mlx-lm's own, with entries named by exactly the tokens in them."""
-
-    def insert_cache(
-        self, model: Any, tokens: list[int], prompt_cache: list[Any], **more: Any
-    ) -> None:
-        """As mlx-lm's; where the KV cache has fewer tokens, these are the entry's name."""
-        super().insert_cache(model, tokens[: prompt_cache[0].offset], [*prompt_cache], **more)
+    """mlx-lm's own; what is found comes with its tokens."""
 
     def fetch_nearest_cache(
         self, model: Any, tokens: list[int]
