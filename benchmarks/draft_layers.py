@@ -33,7 +33,7 @@ from shared_parts.arguments import integer, positive, results_file, script_parse
 from shared_parts.stopwatch import Stopwatch
 from torch import Tensor
 
-from vllm_redrafter.heads.gated_layers import EPSILON
+from vllm_redrafter.heads.norm import EPSILON
 from vllm_redrafter.triton_kernels.draft_layers import (
     MAX_ROWS,
     Product,

@@ -19,6 +19,15 @@ TOP_TOKENS = 50
 MOST_MATCHES = 4
 """Continuations of a request's text at most."""
 
+FEWEST_CANDIDATES = 32
+"""Below this, a draft would lose too much of what its head can tell."""
+
+MOST_CANDIDATES = 512
+"""Above this, little is left to lose, and ranking them is no longer cheap."""
+
+USUAL_CANDIDATES = 128
+"""Where neither the user nor the checkpoint says it."""
+
 LONGEST_PATH = 8
 """Tokens of such a continuation."""
 
@@ -56,6 +65,8 @@ class ReDrafterConfig:
             pay, and drafts only where drafting pays. Without it, they hold at every step.
         context_matches: M, how many continuations that a request's own text has of its last tokens
             are candidates beside the drafter's; 0 for none.
+        candidates: C, how many tokens the nodes of each level below the first choose from, which
+            the head tells for the whole draft at once; 0 ranks the vocabulary at every level.
         head_dtype: of the weights of the drafter's vocabulary-wide layer: the target's own, or
             `fp8`, which is half to read on a GPU.
 
@@ -70,6 +81,7 @@ class ReDrafterConfig:
     adaptive: bool = True
     context_matches: int = 2
     head_dtype: HeadDtype = "auto"
+    candidates: int = 0
 
     def __post_init__(self) -> None:
         require_positive("speculative config", beam_width=self.beam_width)
@@ -106,6 +118,14 @@ class ReDrafterConfig:
             raise ConfigError(
                 f"speculative config: context_matches must be between 0 and {MOST_MATCHES} "
                 f"(continuations found in a request's own text; 0 for none), got {m!r}"
+            )
+        c, fewest = self.candidates, max(FEWEST_CANDIDATES, self.beam_width)
+        is_number = isinstance(c, int) and not isinstance(c, bool)
+        if not is_number or (c and not fewest <= c <= MOST_CANDIDATES):
+            raise ConfigError(
+                f"speculative config: candidates must be 0, or between {fewest} and "
+                f"{MOST_CANDIDATES} (tokens that the nodes of each level choose from; 0 ranks the "
+                f"vocabulary at every level), got {c!r}"
             )
         if not isinstance(self.adaptive, bool):
             raise ConfigError(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vllm_redrafter.heads.gated import GatedConfig, GatedHead
-from vllm_redrafter.heads.gated_layers import EPSILON
+from vllm_redrafter.heads.norm import EPSILON
 from vllm_redrafter.heads.recurrent import RecurrentHead
 from vllm_redrafter.heads.recurrent_layers import RecurrentConfig
 from vllm_redrafter.heads.registry import NAMES, build_head, head_config, new_head

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from vllm_redrafter.engine.cpu.packed_weights import packed
 from vllm_redrafter.engine.cpu.search import search
 from vllm_redrafter.heads.gated import GatedConfig, GatedHead
-from vllm_redrafter.heads.gated_layers import normed
 from vllm_redrafter.heads.head import Product
+from vllm_redrafter.heads.norm import normed
 from vllm_redrafter.tree.beam_search import beam_search
 from vllm_redrafter.tree.policy import SearchShape
 

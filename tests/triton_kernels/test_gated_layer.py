@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vllm_redrafter.heads.gated import GatedConfig, GatedHead
-from vllm_redrafter.heads.gated_layers import EPSILON
+from vllm_redrafter.heads.norm import EPSILON
 from vllm_redrafter.triton_kernels.draft_layers import Product, draft_layer, naive_draft_layer
 from vllm_redrafter.triton_kernels.gated_layer import (
     Rows,

@@ -35,6 +35,7 @@ SHAPE_KEYS = {
     "num_speculative_tokens": "speculative_tokens",
     "beam_width": "beam_width",
     "beam_length": "beam_length",
+    "candidates": "candidates",
 }
 """Names of `ReDrafterConfig`, and those in a checkpoint's proposal method."""
 
@@ -214,4 +215,4 @@ def proposal_of(shape: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         shape: by the names of `ReDrafterConfig`; what is no part of a shape is left out.
     """
-    return {theirs: shape[ours] for ours, theirs in SHAPE_KEYS.items() if ours in shape}
+    return {theirs: shape[ours] for ours, theirs in SHAPE_KEYS.items() if shape.get(ours)}

@@ -17,7 +17,7 @@ from vllm_redrafter.checkpoints.reading import (
     shape_of,
     verifier_of,
 )
-from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.config import USUAL_CANDIDATES, ReDrafterConfig
 from vllm_redrafter.heads.head import HeadConfig
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.names import METHOD
@@ -26,7 +26,7 @@ VLLM_KEYS = ("method", "model", "revision", "num_speculative_tokens")
 """Keys of vLLM's speculative config that mean something here, besides our own."""
 PASSED_ON = ("num_speculative_tokens_per_batch_size",)
 NODES = "num_speculative_tokens"
-OF_DRAFTER = ("revision", "beam_width", "beam_length", "tree", "head_dtype")
+OF_DRAFTER = ("revision", "beam_width", "beam_length", "tree", "head_dtype", "candidates")
 """Keys that mean something only where there is a drafter."""
 
 
@@ -185,8 +185,11 @@ def validated(
     head = check_checkpoint(*checkpoint)
     if head.max_beam_length is not None and "beam_length" not in shape:
         shape["beam_length"] = min(ReDrafterConfig.beam_length, head.max_beam_length)
+    if head.selected_depths:
+        shape.setdefault("candidates", USUAL_CANDIDATES)
     config = ReDrafterConfig(**shape)
     head.require_beam_length("speculative config", config.beam_length)
+    head.require_candidates("speculative config", config.candidates, config.beam_length)
     return config, head
 
 

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vllm_redrafter.heads.gated_layers import GatedLayers, normed
+from vllm_redrafter.heads.gated_layers import GatedLayers
 from vllm_redrafter.heads.head import (
     DraftHead,
     HeadConfig,
@@ -36,6 +36,7 @@ from vllm_redrafter.heads.head import (
     SearchHead,
     require_draft_layers,
 )
+from vllm_redrafter.heads.norm import normed
 
 if TYPE_CHECKING:
     from vllm_redrafter.heads.fused_head import FusedHead

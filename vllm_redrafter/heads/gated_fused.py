@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from vllm_redrafter.heads.gated_layers import EPSILON, GatedLayers
+from vllm_redrafter.heads.gated_layers import GatedLayers
+from vllm_redrafter.heads.norm import EPSILON
 from vllm_redrafter.triton_kernels.draft_layers import Product, draft_layer
 from vllm_redrafter.triton_kernels.gated_layer import Rows, gated_cell, scale_normed
 

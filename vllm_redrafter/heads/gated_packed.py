@@ -19,8 +19,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vllm_redrafter.heads.fusion import EPSILON as LAYER_EPSILON
-from vllm_redrafter.heads.gated_layers import EPSILON, GatedLayers, normed
+from vllm_redrafter.heads.gated_layers import GatedLayers
 from vllm_redrafter.heads.head import HeadConfig, Pack
+from vllm_redrafter.heads.norm import EPSILON, normed
 from vllm_redrafter.utils.compiled import compiled, compiled_in_any_order
 
 Floats = npt.NDArray[Any]

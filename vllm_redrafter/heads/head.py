@@ -8,8 +8,12 @@ follow:
     z = logits(c, s, depth)             the next draft token's, at a node of that depth
     s' = advance(s, e(token))           the state of a child
 
-with e the target's own input embedding. `docs/heads.md` has the heads that there are; a new one is
-a module beside this one, and a line in `registry.py`.
+with e the target's own input embedding. Where a head tells from the root alone what may follow at
+each depth (`selector.py`), the nodes below the root rank these candidates instead (`shortlist`):
+the vocabulary-wide layer is then read once per draft.
+
+`docs/heads.md` has the heads that there are; a new one is a module beside this one, and a line in
+`registry.py`.
 """
 
 from __future__ import annotations
@@ -25,6 +29,8 @@ from torch import Tensor, nn
 
 from vllm_redrafter.config import require_at_most, require_positive
 from vllm_redrafter.heads.fusion import FuseLayer, fused
+from vllm_redrafter.heads.selector import Selector, SelectorConfig
+from vllm_redrafter.heads.shortlist import Shortlist
 from vllm_redrafter.heads.target_layers import checked_layers
 from vllm_redrafter.utils.errors import ConfigError
 
@@ -63,6 +69,7 @@ class HeadConfig:
             checkpoint's `d2t` lists; None ranks them all.
         target_layers: whose outputs the head reads beside the last hidden state, see
             `target_layers.py`; in ascending order.
+        selector: of what was added to a trained head to tell candidates; None where nothing was.
 
     Raises:
         ConfigError: a size is below 1, absurdly large or not an integer, the draft vocabulary the
@@ -76,10 +83,12 @@ class HeadConfig:
     hidden_size: int
     draft_vocab_size: int | None = field(default=None, kw_only=True)
     target_layers: tuple[int, ...] = field(default=(), kw_only=True)
+    selector: SelectorConfig | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         layers = checked_layers(self.target_layers, f"{OWNER}: target_layers")
         object.__setattr__(self, "target_layers", layers)
+        object.__setattr__(self, "selector", SelectorConfig.of(self.selector))
         require_positive(OWNER, vocab_size=self.vocab_size, hidden_size=self.hidden_size)
         require_at_most(OWNER, LARGEST_VOCABULARY, vocab_size=self.vocab_size)
         require_at_most(OWNER, WIDEST, hidden_size=self.hidden_size)
@@ -102,6 +111,16 @@ class HeadConfig:
         return (1 + len(self.target_layers)) * self.hidden_size
 
     @property
+    def feature_width(self) -> int:
+        """E, the numbers that the vocabulary-wide layer reads."""
+        return self.hidden_size
+
+    @property
+    def selected_depths(self) -> int:
+        """Depths below the root that candidates are told for; 0 where none are."""
+        return 0 if self.selector is None else self.selector.depths
+
+    @property
     def max_beam_length(self) -> int | None:
         """The most tokens that the head can draft in a row; None where there is no limit."""
         return None
@@ -115,15 +134,32 @@ class HeadConfig:
                 f"drafter's head can draft in a row; ask for {most} or less"
             )
 
+    def require_candidates(self, owner: str, candidates: int, beam_length: int) -> None:
+        """Raise a ConfigError that begins with `owner` where the head cannot tell candidates for
+        drafts of so many tokens; 0 candidates ask for none."""
+        if not candidates or beam_length <= 1 + self.selected_depths:
+            return
+        if not self.selected_depths:
+            raise ConfigError(
+                f"{owner}: candidates {candidates}, and this drafter's head tells none: add a "
+                "selector to it with `vllm-redrafter train --add-selector`, or leave candidates out"
+            )
+        raise ConfigError(
+            f"{owner}: beam_length {beam_length} exceeds the {1 + self.selected_depths} tokens "
+            "that this drafter's selector tells candidates for; ask for that or less, or for "
+            "candidates 0, which ranks the vocabulary at every level"
+        )
+
     @property
     def advice(self) -> str | None:
         """What would make drafts cheaper, in a sentence; None where nothing stands out."""
-        if self.num_ranked_tokens < LARGE_DRAFT_VOCABULARY:
+        if self.num_ranked_tokens < LARGE_DRAFT_VOCABULARY or self.selected_depths:
             return None
         return (
             f"the drafter ranks {self.num_ranked_tokens:,} tokens, and each level of a draft reads "
             "a row of weights for every one of them; one that is trained with --draft-vocab-size "
-            "32768 drafts at a fraction of the cost"
+            "32768 drafts at a fraction of the cost; so does one with a selector (train "
+            "--add-selector)"
         )
 
     @classmethod
@@ -188,6 +224,10 @@ class SearchHead(Protocol):
 
     def logits(self, condition: Tensor, state: Tensor, depth: int) -> Tensor: ...
 
+    def features(self, condition: Tensor, state: Tensor, depth: int) -> Tensor: ...
+
+    def shortlist(self, condition: Tensor, state: Tensor, length: int, count: int) -> Shortlist: ...
+
     def target_tokens(self, draft_tokens: Tensor) -> Tensor: ...
 
 
@@ -215,6 +255,9 @@ class DraftHead(nn.Module, ABC):
             self.fuse = FuseLayer(config.hidden_size, len(config.target_layers))
         if config.draft_vocab_size is not None:
             self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
+        self.selector: Selector | None = None
+        if config.selector is not None:
+            self.selector = Selector(config.feature_width, config.selector)
 
     # Drafting
 
@@ -288,6 +331,32 @@ class DraftHead(nn.Module, ABC):
         """Logits of the next draft token: [..., draft tokens], arguments as in `features`."""
         out: Tensor = self.vocabulary_layer(depth)(self.features(condition, state, depth))
         return out
+
+    def base_features(self, condition: Tensor, state: Tensor, length: int) -> Tensor:
+        """What the vocabulary-wide layer reads to choose the candidates of each depth.
+
+        Args:
+            condition, state: see `features`; of the root.
+            length: how many levels, at most 1 + `config.selected_depths`.
+
+        Returns:
+            [..., length, E]; the root's own `features` come first.
+        """
+        assert self.selector is not None
+        return self.selector(self.features(condition, state, 0), length)
+
+    def shortlist(self, condition: Tensor, state: Tensor, length: int, count: int) -> Shortlist:
+        """The candidates of drafts of R roots.
+
+        Args:
+            condition: [R, 1, C].
+            state: [R, 1, S], of the roots.
+            length: L, at most 1 + `config.selected_depths`.
+            count: how many candidates a depth has.
+        """
+        features = self.base_features(condition, state, length).squeeze(1)
+        layer = self.vocabulary_layers[0]
+        return Shortlist.of(layer(features), layer.weight, count)
 
     @property
     def num_condition_parameters(self) -> int:

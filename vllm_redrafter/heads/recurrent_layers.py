@@ -41,6 +41,11 @@ class RecurrentConfig(HeadConfig):
             raise ConfigError(f"{OWNER}: rnn must be true or false, got {self.rnn!r}")
 
     @property
+    def feature_width(self) -> int:
+        """E."""
+        return self.exit_dim
+
+    @property
     def has_input_projection(self) -> bool:
         """`input_proj` exists only where [h ; s] (2H wide) does not fit the head as it is."""
         return self.exit_dim != 2 * self.hidden_size

@@ -98,6 +98,7 @@ def _config(
     drafter: str | None, revision: str | None, given: dict[str, Any], sizes: HeadConfig | None
 ) -> ReDrafterConfig:
     recorded = {} if drafter is None else shape_of(read_config(drafter, revision))
+    recorded.pop("candidates", None)  # vLLM's engines alone
     shape = recorded | given
     if "num_speculative_tokens" not in given:
         nodes = recorded.get("num_speculative_tokens", USUAL_NODES)
@@ -110,6 +111,11 @@ def _config(
         raise ConfigError(
             f"load_drafter: head_dtype {config.head_dtype!r} is for CUDA; in MLX the drafter has "
             "the target's dtype: leave it out"
+        )
+    if config.candidates:
+        raise ConfigError(
+            f"load_drafter: candidates {config.candidates}: in MLX a draft ranks the vocabulary at "
+            "every level; leave candidates out"
         )
     if sizes is not None:
         sizes.require_beam_length("load_drafter", config.beam_length)

@@ -16,8 +16,8 @@ import torch
 from vllm_redrafter.checkpoints.reading import load_config, load_drafter
 from vllm_redrafter.heads import fusion
 from vllm_redrafter.heads.gated import GatedConfig
-from vllm_redrafter.heads.gated_layers import EPSILON
 from vllm_redrafter.heads.head import HeadConfig
+from vllm_redrafter.heads.norm import EPSILON
 from vllm_redrafter.heads.recurrent_layers import RecurrentConfig
 from vllm_redrafter.utils.errors import ConfigError
 

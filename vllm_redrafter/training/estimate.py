@@ -147,7 +147,14 @@ def replay(
 
     def draft(block: Tensor, at: Tensor) -> ExploredNodes:
         roots = batch.tokens[block, at]
-        explored = beam_search(drafter, embed_as_drafter, hidden[block, at - 1], roots, *shape)
+        explored = beam_search(
+            drafter,
+            embed_as_drafter,
+            hidden[block, at - 1],
+            roots,
+            *shape,
+            candidates=config.candidates,
+        )
         if observe is not None:
             observe(explored, batch, block, at)
         allowed = replace(explored, log_probs=candidate_log_probs(explored, config.tree))

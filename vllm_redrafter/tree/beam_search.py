@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vllm_redrafter.config import TOP_TOKENS
 from vllm_redrafter.heads.head import SearchHead
+from vllm_redrafter.heads.shortlist import Shortlist
 from vllm_redrafter.tree.sharding import VocabularyShard
 
 
@@ -35,7 +36,10 @@ class ExploredNodes:
 
 
 def log_softmax_of_top(
-    logits: Tensor, num: int, shard: VocabularyShard | None = None
+    logits: Tensor,
+    num: int,
+    shard: VocabularyShard | None = None,
+    candidates: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The `num` best tokens, with log-probabilities normalised over the top 50 alone.
 
@@ -46,15 +50,18 @@ def log_softmax_of_top(
         logits: [..., V], or of the shard's tokens alone.
         num: how many to return; at most 50.
         shard: which part of the draft vocabulary the logits are of; None for all of it.
+        candidates: [..., V] int64, the tokens that the logits are of; None for all in order.
 
     Returns:
         (log-probabilities [..., num] float32 in descending order, tokens [..., num] int64);
         where V < num, the missing entries are -inf and token 0.
     """
     if shard is not None:
-        values, tokens = shard.top(logits)
+        values, tokens = shard.top(logits, candidates)
     else:
         values, tokens = logits.topk(min(TOP_TOKENS, logits.shape[-1]), dim=-1)
+        if candidates is not None:
+            tokens = candidates.expand_as(logits).gather(-1, tokens)
     log_probs = values.float().log_softmax(dim=-1)
     missing = num - log_probs.shape[-1]
     if missing > 0:
@@ -72,6 +79,7 @@ def beam_search(
     beam_width: int,
     beam_length: int,
     shard: VocabularyShard | None = None,
+    candidates: int = 0,
 ) -> ExploredNodes:
     """Search the L tokens that follow the root, for all requests at once.
 
@@ -84,6 +92,8 @@ def beam_search(
         beam_width: W.
         beam_length: L.
         shard: the part of the draft vocabulary that the drafter has; None for all of it.
+        candidates: C, how many tokens the nodes of each level below the first choose from; 0 for
+            the draft vocabulary. With a shard, each rank tells as many of its own.
 
     Returns:
         The explored nodes, [R, L, W], in the target's token ids.
@@ -91,7 +101,10 @@ def beam_search(
     condition = drafter.condition(hidden).unsqueeze(1)
     # The first level has one beam, the root itself; only from the second on are there W.
     state = drafter.start(condition, embed(root_tokens.unsqueeze(1)))
-    scores, tokens = log_softmax_of_top(drafter.logits(condition, state, 0), beam_width, shard)
+    shortlist = None
+    if candidates:
+        shortlist = drafter.shortlist(condition, state, beam_length, candidates)
+    scores, tokens = _best(drafter, condition, state, 0, shortlist, beam_width, shard)
     log_probs, tokens = scores.squeeze(1), drafter.target_tokens(tokens.squeeze(1))
     back_pointers = torch.zeros_like(tokens)
     levels = [(tokens, back_pointers, log_probs)]
@@ -99,16 +112,33 @@ def beam_search(
     for depth in range(1, beam_length):
         parent = back_pointers.unsqueeze(-1).expand(-1, -1, state.shape[-1])
         state = drafter.advance(state.gather(1, parent), embed(tokens))
-        # A beam of the next level is among its parent's W best, so W x W candidates suffice.
-        logits = drafter.logits(condition, state, depth)
-        scores, candidates = log_softmax_of_top(logits, beam_width, shard)
+        # A beam of the next level is among its parent's W best, so W x W continuations suffice.
+        scores, following = _best(drafter, condition, state, depth, shortlist, beam_width, shard)
         scores = scores + log_probs.unsqueeze(-1)
         # Some heads see no drafted token, and rank once for all beams.
-        candidates = candidates.expand_as(scores)
+        following = following.expand_as(scores)
         log_probs, best = scores.flatten(1).topk(beam_width, dim=1)
-        tokens = drafter.target_tokens(candidates.flatten(1).gather(1, best))
+        tokens = drafter.target_tokens(following.flatten(1).gather(1, best))
         back_pointers = best // beam_width
         levels.append((tokens, back_pointers, log_probs))
 
     stacked = [torch.stack(parts, dim=1) for parts in zip(*levels, strict=True)]
     return ExploredNodes(*stacked)
+
+
+def _best(
+    drafter: SearchHead,
+    condition: Tensor,
+    state: Tensor,
+    depth: int,
+    shortlist: Shortlist | None,
+    num: int,
+    shard: VocabularyShard | None,
+) -> tuple[Tensor, Tensor]:
+    """The best continuations of the nodes of a level: see `log_softmax_of_top`."""
+    if shortlist is None:
+        return log_softmax_of_top(drafter.logits(condition, state, depth), num, shard)
+    if depth == 0:
+        return log_softmax_of_top(shortlist.root_logits, num, shard)
+    logits = shortlist.logits(drafter.features(condition, state, depth), depth)
+    return log_softmax_of_top(logits, num, shard, shortlist.tokens[:, depth - 1].unsqueeze(1))

@@ -41,11 +41,15 @@ class VocabularyShard:
     gather: Callable[[Tensor], Tensor]
 
     @property
+    def most_rows(self) -> int:
+        """Draft tokens of any rank but perhaps the last ones."""
+        return -(-self.tokens // self.ranks)
+
+    @property
     def rows(self) -> slice:
         """The draft tokens that this rank has the rows of."""
-        most = -(-self.tokens // self.ranks)
-        first = min(self.rank * most, self.tokens)
-        return slice(first, min(first + most, self.tokens))
+        first = min(self.rank * self.most_rows, self.tokens)
+        return slice(first, min(first + self.most_rows, self.tokens))
 
     def cut(self, drafter: DraftHead) -> None:
         """Leave this rank's rows of the vocabulary-wide layers; everything else stays whole."""
@@ -53,31 +57,34 @@ class VocabularyShard:
             layer.weight = torch.nn.Parameter(layer.weight.detach()[self.rows].clone())
             layer.out_features = layer.weight.shape[0]
 
-    def top(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def top(self, logits: Tensor, candidates: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The best 50 of the whole vocabulary, or all where it is smaller.
 
         Args:
             logits: [..., rows], of this rank's tokens.
+            candidates: [..., rows] int64, which of them the logits are of; None for all in order.
 
         Returns:
             (logits [..., 50] float32 in descending order, draft tokens [..., 50] int64), the same
             on all ranks.
         """
-        told = self.gather(self.best_here(logits))
+        told = self.gather(self.best_here(logits, candidates))
         pairs = told.reshape(*logits.shape[:-1], self.ranks, 2, -1)
         values = pairs[..., 0, :].flatten(-2)
         tokens = pairs[..., 1, :].flatten(-2).view(torch.int32)
         best, index = values.topk(min(TOP_TOKENS, self.tokens), dim=-1)
         return best, tokens.gather(-1, index).long()
 
-    def best_here(self, logits: Tensor) -> Tensor:
+    def best_here(self, logits: Tensor, candidates: Tensor | None = None) -> Tensor:
         """What this rank tells the others: [..., 2 n] float32, n logits, then n tokens' bits.
 
         One exchange of two; in floats, since not every communicator takes integers.
         """
-        most = min(TOP_TOKENS, -(-self.tokens // self.ranks))
+        most = min(TOP_TOKENS, self.most_rows)
         here = min(most, logits.shape[-1])
         values, index = logits.topk(here, dim=-1)
+        if candidates is not None:
+            index = candidates.expand_as(logits).gather(-1, index)
         missing = most - here
         values = F.pad(values.float(), (0, missing), value=-torch.inf)
         tokens = F.pad((index + self.rows.start).int(), (0, missing))

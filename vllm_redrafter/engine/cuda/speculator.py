@@ -41,6 +41,7 @@ from vllm_redrafter.engine.cuda.tree_table import TreeTable
 from vllm_redrafter.engine.embedding import lookup_table, shared_embedding
 from vllm_redrafter.engine.speculation import Settings
 from vllm_redrafter.heads.head import DraftHead
+from vllm_redrafter.heads.shortlist import affordable
 from vllm_redrafter.tree.beam_search import ExploredNodes, beam_search
 from vllm_redrafter.tree.policy import SearchShape, candidate_log_probs, search_shape
 from vllm_redrafter.tree.sharding import VocabularyShard
@@ -415,7 +416,22 @@ class TreeSpeculator(BaseSpeculator):
     def explore(self, hidden: Tensor, roots: Tensor, length: int) -> ExploredNodes:
         """The candidates for trees that continue the roots [R]: hidden is [R, (1 + n) H]."""
         width, _ = self._search_shape
-        return beam_search(self.drafter, self.embed, hidden, roots, width, length, self.shard)
+        return beam_search(
+            self.drafter,
+            self.embed,
+            hidden,
+            roots,
+            width,
+            length,
+            self.shard,
+            self._candidates_for(len(roots), length),
+        )
+
+    def _candidates_for(self, requests: int, length: int) -> int:
+        """How many tokens nodes choose from, in a draft for so many requests; 0 for all."""
+        all_of_them = self.drafter.config.num_ranked_tokens
+        here = all_of_them if self.shard is None else self.shard.most_rows
+        return affordable(self.config.candidates, requests, length, here)
 
     def _shape_of(self, length: int) -> SearchShape:
         """Of the search of drafts of this length."""

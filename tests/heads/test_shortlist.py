@@ -1,0 +1,96 @@
+"""Candidates of each depth of a draft."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from vllm_redrafter.config import FEWEST_CANDIDATES
+from vllm_redrafter.heads.head import DraftHead
+from vllm_redrafter.heads.registry import new_head
+from vllm_redrafter.heads.selector import SelectorConfig
+from vllm_redrafter.heads.shortlist import affordable
+from vllm_redrafter.tree.beam_search import ExploredNodes, beam_search
+
+VOCABULARY, HIDDEN, LENGTH = 97, 16, 4
+SELECTOR = SelectorConfig(LENGTH - 1, 5)
+
+
+def drafter(name: str) -> DraftHead:
+    torch.manual_seed(1)
+    options = {} if name == "onepass" else {"selector": SELECTOR}
+    head = new_head(name, VOCABULARY, HIDDEN, LENGTH, **options).eval()
+    for parameter in head.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return head
+
+
+def search(head: DraftHead, candidates: int, requests: int = 3) -> ExploredNodes:
+    generator = torch.Generator().manual_seed(2)
+    embedding = torch.randn(VOCABULARY, HIDDEN, generator=generator)
+    hidden = torch.randn(requests, HIDDEN, generator=generator)
+    roots = torch.randint(VOCABULARY, (requests,), generator=generator)
+    return beam_search(
+        head, lambda x: embedding[x], hidden, roots, 4, LENGTH, candidates=candidates
+    )
+
+
+@pytest.mark.parametrize("name", ["recurrent", "gated", "onepass"])
+def test_a_search_among_all_tokens_finds_what_one_of_the_vocabulary_finds(name: str) -> None:
+    head = drafter(name)
+    found, expected = search(head, VOCABULARY), search(head, 0)
+    assert found.tokens.equal(expected.tokens)
+    assert found.back_pointers.equal(expected.back_pointers)
+    torch.testing.assert_close(found.log_probs, expected.log_probs)
+
+
+@pytest.mark.parametrize("name", ["recurrent", "gated", "onepass"])
+def test_nodes_below_the_first_level_are_among_the_candidates(name: str) -> None:
+    head, count = drafter(name), 6
+    generator = torch.Generator().manual_seed(2)
+    embedding = torch.randn(VOCABULARY, HIDDEN, generator=generator)
+    hidden = torch.randn(3, HIDDEN, generator=generator)
+    roots = torch.randint(VOCABULARY, (3,), generator=generator)
+    condition = head.condition(hidden).unsqueeze(1)
+    state = head.start(condition, embedding[roots].unsqueeze(1))
+    shortlist = head.shortlist(condition, state, LENGTH, count)
+    found, dense = search(head, count), search(head, 0)
+    for depth in range(1, LENGTH):
+        allowed = shortlist.tokens[:, depth - 1]
+        among = (found.tokens[:, depth, :, None] == allowed[:, None]).any(-1)
+        assert among.all()
+    assert not found.tokens.equal(dense.tokens)
+
+
+def test_a_new_selector_guesses_at_every_depth_what_the_root_tells() -> None:
+    head = new_head("gated", VOCABULARY, HIDDEN, selector=SELECTOR)
+    state = torch.randn(2, 1, HIDDEN)
+    told = head.base_features(state, state, LENGTH)
+    assert told.equal(head.features(state, state, 0).unsqueeze(-2).expand_as(told))
+
+
+def test_a_selector_tells_the_same_at_one_depth_and_at_all() -> None:
+    head = drafter("gated")
+    assert head.selector is not None
+    x = torch.randn(2, 3, HIDDEN)
+    told = head.selector(x, LENGTH)
+    for depth in range(1, LENGTH):
+        torch.testing.assert_close(told[..., depth, :], head.selector.at(x, depth))
+
+
+@pytest.mark.parametrize(
+    ("count", "requests", "length", "vocabulary", "expected"),
+    [
+        (128, 1, 5, 32768, 128),
+        (128, 64, 5, 32768, 128),
+        (128, 65, 5, 32768, 64),
+        (128, 256, 5, 32768, FEWEST_CANDIDATES),
+        (128, 2000, 5, 32768, 0),
+        (128, 1, 1, 32768, 0),
+        (0, 1, 5, 32768, 0),
+    ],
+)
+def test_candidates_halve_where_gathering_them_reads_more_than_the_vocabulary(
+    count: int, requests: int, length: int, vocabulary: int, expected: int
+) -> None:
+    assert affordable(count, requests, length, vocabulary) == expected

@@ -1,0 +1,155 @@
+"""A gated head that reads the vocabulary-wide layer once per draft.
+
+The gated head's state of H numbers is changed by every drafted token, and the vocabulary ranked
+with it. Here it is changed by the root alone. What nodes of each depth may be is told from it at
+once (`selector.py`); a smaller state of S numbers follows the drafted tokens, and corrects what is
+told, for the candidates only:
+
+    s = gated cell(h, e(x_1));  g_0 = s;  g_d = s + Up_d SiLU(Down_d n(s) + b_d)
+    u = A n(s) + b_A
+    per drafted x: [q ; w] = M [n(e(x)) ; n(u)] + b_M;  u <- sigmoid(q) u + (1 - sigmoid(q)) SiLU(w)
+    at depth 0:  y = s;  below:  [p ; c] = D u + b_D;  y = sigmoid(p) g_d + c
+    logits = V (a n(y))
+
+The terms are those of `gated.py`. A state is [s ; u].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from vllm_redrafter.config import MAX_NODES, require_at_most, require_positive
+from vllm_redrafter.heads.head import OWNER, WIDEST, DraftHead, HeadConfig
+from vllm_redrafter.heads.norm import normed
+from vllm_redrafter.heads.selector import Selector, SelectorConfig
+from vllm_redrafter.utils.errors import ConfigError
+
+USUAL_LEVELS = 5
+KEPT = 2.0
+"""How p's bias begins: what the root told stays nearly whole."""
+UNCORRECTED = 0.05
+"""Of a training's rows, those that teach what nodes of a depth may be, whatever their path."""
+
+
+@dataclass(frozen=True)
+class OnePassConfig(HeadConfig):
+    """The sizes of a head that reads the vocabulary once per draft.
+
+    Attributes:
+        levels: L, how many tokens it can draft in a row; at least 2.
+        state_size: S.
+        base_rank: k, of each depth's change of what the root tells.
+    """
+
+    model_type: ClassVar[str] = "redrafter_onepass"
+
+    levels: int
+    state_size: int
+    base_rank: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        sizes = {"state_size": self.state_size, "base_rank": self.base_rank}
+        require_positive(OWNER, levels=self.levels, **sizes)
+        require_at_most(OWNER, MAX_NODES - 1, levels=self.levels)
+        if self.levels < 2:
+            raise ConfigError(f"{OWNER}: levels must be at least 2, got {self.levels}")
+        if self.selector is not None:
+            raise ConfigError(f"{OWNER}: selector must be left out: this head tells candidates")
+        require_at_most(OWNER, WIDEST, **sizes)
+
+    @property
+    def max_beam_length(self) -> int:
+        """What nodes of deeper levels may be, nothing tells."""
+        return self.levels
+
+    @property
+    def selected_depths(self) -> int:
+        """See `HeadConfig.selected_depths`: all."""
+        return self.levels - 1
+
+    @classmethod
+    def of_target(
+        cls, vocab_size: int, hidden_size: int, beam_length: int | None = None, **options: Any
+    ) -> Self:
+        """See `HeadConfig.of_target`; S and k are a quarter of H."""
+        quarter = max(1, hidden_size // 4)
+        given = {
+            "levels": beam_length or USUAL_LEVELS,
+            "state_size": quarter,
+            "base_rank": quarter,
+        } | options
+        return super().of_target(vocab_size, hidden_size, **given)
+
+
+class OnePassHead(DraftHead):
+    """The head."""
+
+    config_class = OnePassConfig
+    layouts: ClassVar[Mapping[str, str]] = {"own": "OnePassDrafter"}
+
+    config: OnePassConfig
+
+    def __init__(self, config: OnePassConfig) -> None:
+        super().__init__(config)
+        hidden, small = config.hidden_size, config.state_size
+        self.cell = nn.Linear(2 * hidden, 2 * hidden)
+        self.base = Selector(hidden, SelectorConfig(config.levels - 1, config.base_rank))
+        self.first = nn.Linear(hidden, small)
+        self.mix = nn.Linear(hidden + small, 2 * small)
+        self.change = nn.Linear(small, 2 * hidden)
+        self.scale = nn.Parameter(torch.ones(hidden))
+        self.lm_head = nn.Linear(hidden, config.num_ranked_tokens, bias=False)
+        for layer in (self.cell, self.first, self.mix, self.change):
+            nn.init.zeros_(layer.bias)
+        nn.init.constant_(self.change.bias[:hidden], KEPT)
+
+    def condition(self, hidden: Tensor) -> Tensor:
+        """h [..., H]; see `DraftHead.condition`."""
+        return self.fused(hidden)
+
+    def start(self, condition: Tensor, embedded: Tensor) -> Tensor:
+        """[s ; u] [..., H + S] at the root; see `DraftHead.start`."""
+        joined = normed(torch.stack([embedded, condition], dim=-2)).flatten(-2)
+        state = _gated(self.cell(joined), condition)
+        return torch.cat([state, self.first(normed(state)).to(state.dtype)], dim=-1)
+
+    def advance(self, state: Tensor, embedded: Tensor) -> Tensor:
+        """[s ; u] [..., H + S], with another u; see `DraftHead.advance`."""
+        root, small = state.split([self.config.hidden_size, self.config.state_size], dim=-1)
+        joined = torch.cat([normed(embedded), normed(small)], dim=-1)
+        return torch.cat([root, _gated(self.mix(joined), small)], dim=-1)
+
+    def features(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
+        """[..., H]; see `DraftHead.features`. In training, some rows are what the root told."""
+        root, small = state.split([self.config.hidden_size, self.config.state_size], dim=-1)
+        if depth == 0:
+            return normed(root) * self.scale
+        told = self.base.at(root, depth)
+        kept, change = self.change(small).to(told.dtype).chunk(2, dim=-1)
+        corrected = told * kept.sigmoid() + change
+        if self.training:
+            alone = torch.rand(told.shape[:-1], device=told.device) < UNCORRECTED
+            corrected = torch.where(alone.unsqueeze(-1), told, corrected)
+        return normed(corrected) * self.scale
+
+    def base_features(self, condition: Tensor, state: Tensor, length: int) -> Tensor:
+        """a n(g_d) [..., length, H]; see `DraftHead.base_features`."""
+        return normed(self.base(state[..., : self.config.hidden_size], length)) * self.scale
+
+    @property
+    def vocabulary_layers(self) -> Sequence[nn.Linear]:
+        return (self.lm_head,)
+
+
+def _gated(mixed: Tensor, before: Tensor) -> Tensor:
+    """z s + (1 - z) SiLU(x), of [g ; x] and s."""
+    # Training under autocast has narrower products than states.
+    gate, candidate = mixed.to(before.dtype).chunk(2, dim=-1)
+    return torch.lerp(F.silu(candidate), before, gate.sigmoid())
