@@ -202,6 +202,11 @@ def _check_fits_apple(source: str, found: _Source) -> list[str]:
             "target, and Apple's code gives its drafters the last hidden state alone: train "
             "without --target-layers for it"
         )
+    if found.config.selector is not None:
+        raise ConfigError(
+            f"{source!r} has a selector, which Apple's code does not know: convert the drafter "
+            "that it was added to"
+        )
     records = {f"{entry} record": value for entry, value in found.records.items()}
     entries = {**records, "verifier": found.verifier, "shape": found.shape}
     left_out = " and ".join(name for name, value in entries.items() if value)

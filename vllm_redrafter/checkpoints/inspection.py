@@ -164,6 +164,12 @@ def print_inspection(console: Console, found: Inspection) -> None:
             f"reads layers {', '.join(map(str, config.target_layers))} of the target beside its "
             "last hidden state: vLLM must support EAGLE-3 for the target's class",
         )
+    if depths := config.selected_depths:
+        _say(
+            console,
+            f"tells candidates for {depths} depths below the root: a draft of at most "
+            f"{1 + depths} tokens reads the vocabulary-wide layer once",
+        )
     if config.advice is not None:
         _say(console, f"advice: {config.advice}")
     _say(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
@@ -64,7 +65,7 @@ def model_card(config: HeadConfig, target: str, training: Mapping[str, Any]) -> 
     text = TEXT.format(
         header=header,
         target=target,
-        sizes=_table(vars(config)),
+        sizes=_table(asdict(config)),
         quality=quality,
         training="\n\n".join(
             f"{title}:\n\n{_table(part)}" for title, part in _parts(training) if part
@@ -77,6 +78,7 @@ def _parts(training: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]
     """What is known of the training: titles and tables."""
     yield "Settings", training.get("settings", {})
     yield "The drafter that it went on from", training.get("initial_drafter", {})
+    yield "The selector's settings", training.get("selector", {}).get("settings", {})
     yield "Data", training.get("data", {})
     sources = training.get("sources", [])
     for number, source in enumerate(sources, start=1):

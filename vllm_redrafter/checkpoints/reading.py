@@ -209,10 +209,14 @@ def shape_of(config: Mapping[str, Any]) -> dict[str, Any]:
     return {ours: first[theirs] for ours, theirs in SHAPE_KEYS.items() if theirs in first}
 
 
-def proposal_of(shape: Mapping[str, Any]) -> dict[str, Any]:
+def proposal_of(shape: Mapping[str, Any], head: HeadConfig) -> dict[str, Any]:
     """The way back: entries of a proposal method.
 
     Args:
         shape: by the names of `ReDrafterConfig`; what is no part of a shape is left out.
+        head: the drafter's sizes; without candidates to tell, none are recorded.
     """
-    return {theirs: shape[ours] for ours, theirs in SHAPE_KEYS.items() if shape.get(ours)}
+    entries = {theirs: shape[ours] for ours, theirs in SHAPE_KEYS.items() if ours in shape}
+    if not head.selected_depths:
+        entries.pop("candidates", None)
+    return entries

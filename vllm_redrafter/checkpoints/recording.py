@@ -13,7 +13,7 @@ from vllm_redrafter.checkpoints.acceptance_record import (
     acceptance_entry,
 )
 from vllm_redrafter.checkpoints.drafter_files import CONFIG_FILE, read_config
-from vllm_redrafter.checkpoints.reading import proposal_of
+from vllm_redrafter.checkpoints.reading import load_config, proposal_of
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.files import whole_file
@@ -55,7 +55,8 @@ def record_shape(model: str, shape: ReDrafterConfig, acceptance: ByKind = NOTHIN
 
     Args:
         model: the checkpoint's folder.
-        shape: K, beam width and beam length; its other settings are not recorded.
+        shape: K, beam width and length, and the candidates of a head that tells some; its other
+            settings are not recorded.
         acceptance: how its nodes are accepted, recorded too where it was measured.
 
     Returns:
@@ -70,7 +71,10 @@ def record_shape(model: str, shape: ReDrafterConfig, acceptance: ByKind = NOTHIN
         recorded = config[ENTRY]
         first, *others = recorded.get("proposal_methods") or [{"proposal_type": METHOD}]
         recorded.setdefault("default_proposal_method", first.get("proposal_type", METHOD))
-        recorded["proposal_methods"] = [first | proposal_of(asdict(shape)), *others]
+        recorded["proposal_methods"] = [
+            first | proposal_of(asdict(shape), load_config(model)),
+            *others,
+        ]
         config |= acceptance_entry(acceptance)
         with whole_file(path) as file:
             os.fchmod(file.fileno(), path.stat().st_mode)

@@ -43,6 +43,8 @@ def print_evaluation(console: Console, evaluation: Evaluation) -> None:
     for step, shares in enumerate(evaluation.accuracy.tolist(), start=1):
         table.add_row(str(step), *(f"{share:.3f}" for share in shares))
     console.print(table)
+    if evaluation.by_candidates:
+        console.print(_candidates(evaluation))
     console.print(recommendation(best))
     if evaluation.with_matches.steps:
         console.print(_matches(evaluation))
@@ -57,6 +59,22 @@ def _matches(evaluation: Evaluation) -> str:
         f"{both.tokens_per_step:.2f}; of these alone, without a drafter: "
         f"{alone.tokens_per_step:.2f}."
     )
+
+
+def _candidates(evaluation: Evaluation) -> Table:
+    """What it costs the fastest shape to choose from few tokens."""
+    found, served = evaluation.by_candidates, evaluation.served.candidates
+    table = Table(title="Tokens per target step of the best shape, by candidates of a level")
+    for column in ("candidates", "tokens per step", "of all"):
+        table.add_column(column, justify="right")
+    for count, acceptance in found.items():
+        table.add_row(
+            str(count or "all"),
+            f"{acceptance.tokens_per_step:.3f}",
+            f"{acceptance.tokens_per_step / found[0].tokens_per_step:.2%}",
+            style="bold green" if count == served else "",
+        )
+    return table
 
 
 def recommendation(best: ShapeResult) -> str:
@@ -87,6 +105,10 @@ def figures(evaluation: Evaluation) -> dict[str, Any]:
         ],
         "costs": evaluation.results[0].costs.facts(),
         **acceptance_entry(evaluation.acceptance),
+        "tokens_per_step_by_candidates": {
+            str(count or "all"): acceptance.tokens_per_step
+            for count, acceptance in evaluation.by_candidates.items()
+        },
         "tokens_per_step_with_matches": evaluation.with_matches.tokens_per_step,
         "tokens_per_step_of_matches_alone": evaluation.matches_alone.tokens_per_step,
         "top_accuracy": {

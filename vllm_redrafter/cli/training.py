@@ -64,6 +64,14 @@ def train(
             show_default="a new one",
         ),
     ] = None,
+    add_selector: Annotated[
+        str | None,
+        typer.Option(
+            help="Drafter to add a selector to, a folder or a hub id: its weights stay, and a "
+            "draft reads its vocabulary-wide layer once, where it read it for every token.",
+            show_default="none",
+        ),
+    ] = None,
 ) -> None:
     """Distil a drafter from what the target wrote.
 
@@ -81,6 +89,7 @@ def train(
         speculation,
         other_target,
         initial_drafter,
+        add_selector,
         tuple(hidden_states or ()),
     )
     run.train(job, resume=resume, dry_run=dry_run)
@@ -188,7 +197,7 @@ def evaluate(
     found = evaluation.evaluate(job, console)
     report.print_evaluation(console, found)
     if record:
-        typer.echo(f"recorded in {record_shape(drafter, found.best.shape, found.acceptance)}")
+        typer.echo(f"recorded in {record_shape(drafter, found.served, found.acceptance)}")
     if json_file:
         report.write_json(found, json_file)
     if plot:

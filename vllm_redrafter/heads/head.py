@@ -78,6 +78,8 @@ class HeadConfig:
 
     model_type: ClassVar[str]
     """In config.json, by which checkpoints find their head."""
+    takes_selector: ClassVar[bool] = True
+    """May be given one: the head has one vocabulary-wide layer, and tells no candidates itself."""
 
     vocab_size: int
     hidden_size: int
@@ -89,6 +91,8 @@ class HeadConfig:
         layers = checked_layers(self.target_layers, f"{OWNER}: target_layers")
         object.__setattr__(self, "target_layers", layers)
         object.__setattr__(self, "selector", SelectorConfig.of(self.selector))
+        if self.selector is not None and not self.takes_selector:
+            raise ConfigError(f"{OWNER}: selector: a {self.model_type} head takes none")
         require_positive(OWNER, vocab_size=self.vocab_size, hidden_size=self.hidden_size)
         require_at_most(OWNER, LARGEST_VOCABULARY, vocab_size=self.vocab_size)
         require_at_most(OWNER, WIDEST, hidden_size=self.hidden_size)

@@ -78,6 +78,7 @@ class MedusaConfig(HeadConfig):
     """
 
     model_type: ClassVar[str] = "redrafter_medusa"
+    takes_selector: ClassVar[bool] = False
 
     num_heads: int
     num_draft_layers: int = 1

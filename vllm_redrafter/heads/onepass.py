@@ -48,6 +48,7 @@ class OnePassConfig(HeadConfig):
     """
 
     model_type: ClassVar[str] = "redrafter_onepass"
+    takes_selector: ClassVar[bool] = False
 
     levels: int
     state_size: int
@@ -60,8 +61,6 @@ class OnePassConfig(HeadConfig):
         require_at_most(OWNER, MAX_NODES - 1, levels=self.levels)
         if self.levels < 2:
             raise ConfigError(f"{OWNER}: levels must be at least 2, got {self.levels}")
-        if self.selector is not None:
-            raise ConfigError(f"{OWNER}: selector must be left out: this head tells candidates")
         require_at_most(OWNER, WIDEST, **sizes)
 
     @property
@@ -122,13 +121,13 @@ class OnePassHead(DraftHead):
 
     def advance(self, state: Tensor, embedded: Tensor) -> Tensor:
         """[s ; u] [..., H + S], with another u; see `DraftHead.advance`."""
-        root, small = state.split([self.config.hidden_size, self.config.state_size], dim=-1)
+        root, small = self._parts(state)
         joined = torch.cat([normed(embedded), normed(small)], dim=-1)
         return torch.cat([root, _gated(self.mix(joined), small)], dim=-1)
 
     def features(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
         """[..., H]; see `DraftHead.features`. In training, some rows are what the root told."""
-        root, small = state.split([self.config.hidden_size, self.config.state_size], dim=-1)
+        root, small = self._parts(state)
         if depth == 0:
             return normed(root) * self.scale
         told = self.base.at(root, depth)
@@ -142,6 +141,11 @@ class OnePassHead(DraftHead):
     def base_features(self, condition: Tensor, state: Tensor, length: int) -> Tensor:
         """a n(g_d) [..., length, H]; see `DraftHead.base_features`."""
         return normed(self.base(state[..., : self.config.hidden_size], length)) * self.scale
+
+    def _parts(self, state: Tensor) -> tuple[Tensor, Tensor]:
+        """s [..., H] and u [..., S]."""
+        hidden = self.config.hidden_size
+        return state[..., :hidden], state[..., hidden:]
 
     @property
     def vocabulary_layers(self) -> Sequence[nn.Linear]:

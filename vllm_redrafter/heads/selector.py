@@ -92,4 +92,5 @@ class Selector(nn.Module):
         return x + F.linear(inner, self.up[depth - 1]).to(x.dtype)
 
     def _inner(self, x: Tensor) -> Tensor:
-        return F.silu(self.down(normed(x))).unflatten(-1, (self.sizes.depths, -1))
+        inner = F.silu(self.down(normed(x)))
+        return inner.view(*inner.shape[:-1], self.sizes.depths, self.sizes.rank)

@@ -79,9 +79,10 @@ class _HeadLoss(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         loss_dtype = torch.promote_types(features.dtype, torch.float32)
         inputs, matrix = features.to(product_dtype), weight.to(product_dtype)
-        needs_gradients = any(ctx.needs_input_grad[:2])
+        needs_gradients, learns_weight = any(ctx.needs_input_grad[:2]), ctx.needs_input_grad[1]
         if needs_gradients:
-            grad_features, grad_weight = torch.empty_like(features), torch.zeros_like(weight)
+            grad_features = torch.empty_like(features)
+            grad_weight = torch.zeros_like(weight) if learns_weight else None
         losses = torch.empty(len(features), dtype=loss_dtype, device=features.device)
         with torch.autocast(features.device.type, enabled=False):
             for first in range(0, len(features), chunk):
@@ -91,6 +92,8 @@ class _HeadLoss(torch.autograd.Function):
                 if needs_gradients:
                     grad = grad.mul_(row_weights[rows, None]).to(product_dtype)
                     grad_features[rows] = (grad @ matrix).to(features.dtype)
+                    if grad_weight is None:
+                        continue
                     if product_dtype == weight.dtype:
                         grad_weight.addmm_(grad.T, inputs[rows])
                     else:
@@ -105,5 +108,6 @@ class _HeadLoss(torch.autograd.Function):
     def backward(ctx: Any, grad_total: Tensor, _: Tensor) -> tuple[Any, ...]:
         grad_features, grad_weight = ctx.saved_tensors
         # In place: a second gradient of W would be the largest tensor there is.
-        grads = grad_features.mul_(grad_total), grad_weight.mul_(grad_total)
-        return *grads, None, None, None, None, None, None, None
+        if grad_weight is not None:
+            grad_weight.mul_(grad_total)
+        return grad_features.mul_(grad_total), grad_weight, None, None, None, None, None, None, None

@@ -16,7 +16,7 @@ drafter are those that will be accepted in use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -106,9 +106,20 @@ def count_rows(generated: Tensor, num_steps: int) -> Tensor:
 
 
 def predictions(
-    drafter: DraftHead, generated: Tensor, target: TargetOutputs, num_steps: int
+    drafter: DraftHead,
+    generated: Tensor,
+    target: TargetOutputs,
+    num_steps: int,
+    of_roots: bool = False,
 ) -> Predictions:
     """Unroll the drafter L steps from every position, and keep the rows that count.
+
+    Args:
+        drafter: the draft head.
+        generated: [B, T] bool, tokens that the target wrote.
+        target: its outputs.
+        num_steps: L.
+        of_roots: what is told at the root instead (`DraftHead.base_features`), from step 2 on.
 
     Raises:
         ConfigError: the blocks are too short for L steps.
@@ -123,19 +134,39 @@ def predictions(
     # The target may be of lower precision.
     dtype = drafter.dtype
     condition = drafter.condition(target.hidden.to(dtype))
-    features, starts, steps = [], [], []
-    states = unroll(drafter, condition, target.embedded.to(dtype), num_steps)
-    counts = counted_starts(generated, num_steps)
-    for step, (state, counted) in enumerate(zip(states, counts, strict=True), start=1):
-        features.append(
-            drafter.features(condition[:, : -1 - step][counted], state[:, :-1][counted], step - 1)
-        )
+    embedded = target.embedded.to(dtype)
+    counts = list(counted_starts(generated, num_steps))
+    of_step = _told_at_roots if of_roots else _unrolled
+    features = list(of_step(drafter, condition, embedded, counts))
+    starts, steps = [], []
+    for step, counted in enumerate(counts, start=1):
         start = first + torch.arange(length - 1 - step, device=generated.device)
         starts.append(start[counted])
         steps.append(torch.full_like(starts[-1], step))
-    start_of, step_of = torch.cat(starts), torch.cat(steps)
+    first_step = 1 if of_roots else 0
+    start_of, step_of = torch.cat(starts[first_step:]), torch.cat(steps[first_step:])
     order = (start_of + step_of).argsort(stable=True)
-    return Predictions(torch.cat(features)[order], start_of[order], step_of[order])
+    return Predictions(torch.cat(features[first_step:])[order], start_of[order], step_of[order])
+
+
+def _unrolled(
+    drafter: DraftHead, condition: Tensor, embedded: Tensor, counts: Sequence[Tensor]
+) -> Iterator[Tensor]:
+    """Features [n, E] of the nodes of each step that have read the text."""
+    states = unroll(drafter, condition, embedded, len(counts))
+    for depth, (state, counted) in enumerate(zip(states, counts, strict=True)):
+        of_start = condition[:, : -2 - depth][counted]
+        yield drafter.features(of_start, state[:, :-1][counted], depth)
+
+
+def _told_at_roots(
+    drafter: DraftHead, condition: Tensor, embedded: Tensor, counts: Sequence[Tensor]
+) -> Iterator[Tensor]:
+    """Features [n, E] of the nodes of each step, as the root alone tells them."""
+    state = drafter.start(condition[:, :-1], embedded[:, 1:])
+    told = drafter.base_features(condition[:, :-1], state, len(counts))
+    for depth, counted in enumerate(counts):
+        yield told[:, : -1 - depth, depth][counted]
 
 
 class DistillationLoss(NamedTuple):
@@ -160,6 +191,7 @@ class Distillation(nn.Module):
         num_steps: L, the beam length to train for.
         objective: what is minimised, and how much of what is taught is the target's distribution.
         use_data: take the distributions that the batches bring (the target's top tokens).
+        of_roots: teach what the drafter tells at the root, from step 2 on: its selector.
 
     Raises:
         ConfigError: the head cannot draft L tokens in a row.
@@ -172,11 +204,13 @@ class Distillation(nn.Module):
         num_steps: int,
         objective: Objective | None = None,
         use_data: bool = False,
+        of_roots: bool = False,
     ) -> None:
         super().__init__()
         drafter.config.require_beam_length("training: unroll_steps", num_steps)
         self.drafter, self.head, self.num_steps = drafter, head, num_steps
         self.objective, self.use_data = objective or Objective(), use_data
+        self.of_roots = of_roots
 
     def forward(
         self, batch: TextBatch, target: TargetOutputs, step_weights: Tensor
@@ -188,7 +222,7 @@ class Distillation(nn.Module):
             target: the frozen target's outputs for them.
             step_weights: [L], what a row of each step counts in the total.
         """
-        rows = predictions(self.drafter, batch.generated, target, self.num_steps)
+        rows = predictions(self.drafter, batch.generated, target, self.num_steps, self.of_roots)
         teacher = self._teacher(batch, target, rows)
         row_loss = self.objective.begin(batch.generated.numel(), rows.start.device)
         total, losses = self._loss(rows, step_weights[rows.step - 1], teacher, row_loss)

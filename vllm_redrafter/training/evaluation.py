@@ -22,6 +22,7 @@ from vllm_redrafter.heads.fp8 import rounded_rows
 from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.heads.target_layers import missing_layers
 from vllm_redrafter.training.batches import batches_by_length
+from vllm_redrafter.training.candidates import compare_candidates, fewest
 from vllm_redrafter.training.choices import TargetDtype
 from vllm_redrafter.training.estimate import (
     Acceptance,
@@ -82,6 +83,7 @@ class Evaluation:
         acceptance: how nodes of the fastest shape are accepted.
         with_matches: of the fastest shape beside CONTEXT_MATCHES continuations found in the text.
         matches_alone: of these without a drafter, with K of the same shape.
+        by_candidates: of the fastest shape by C, see `compare_candidates`.
     """
 
     results: list[ShapeResult]
@@ -89,11 +91,17 @@ class Evaluation:
     acceptance: ByKind = NOTHING_RECORDED
     with_matches: Acceptance = field(default_factory=lambda: Acceptance(0, 0))
     matches_alone: Acceptance = field(default_factory=lambda: Acceptance(0, 0))
+    by_candidates: dict[int, Acceptance] = field(default_factory=dict)
 
     @property
     def best(self) -> ShapeResult:
         """The fastest at the given costs."""
         return max(self.results, key=lambda result: result.speed_up)
+
+    @property
+    def served(self) -> ReDrafterConfig:
+        """The fastest shape, with as few candidates as lose nearly nothing."""
+        return replace(self.best.shape, candidates=fewest(self.by_candidates))
 
 
 def shapes(
@@ -261,8 +269,11 @@ def evaluate(job: EvaluationJob, console: Console | None = None) -> Evaluation:
     grid = [replace(shape, head_dtype=dtype, tree=tree) for shape in job.grid]
     evaluation = evaluate_shapes(drafter, target, rows, grid, job.costs, console)
     sampled = written.sampled[text.indices]
-    acceptance = measure_acceptance(drafter, target, rows, sampled, evaluation.best.shape)
-    beside = replace(evaluation.best.shape, context_matches=CONTEXT_MATCHES)
+    found = compare_candidates(drafter, target, rows, evaluation.best.shape)
+    evaluation = replace(evaluation, by_candidates=found)
+    served = evaluation.served
+    acceptance = measure_acceptance(drafter, target, rows, sampled, served)
+    beside = replace(served, context_matches=CONTEXT_MATCHES)
     with_matches = estimate_acceptance(drafter, target, rows, beside, batch_size=16, matches=True)
     alone = estimate_matches_alone(text, beside, drafter.config.vocab_size)
     return replace(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -40,27 +39,31 @@ def new_drafter(
     return drafter
 
 
-def continued_drafter(initial: str, layers: tuple[int, ...] = ()) -> DraftHead:
+def continued_drafter(
+    initial: str, sizes: HeadConfig, trains_selector: bool = False, seed: int = 0
+) -> DraftHead:
     """A drafter that was trained before, to be trained on: float32, its draft vocabulary with it.
 
     Args:
         initial: a folder or a hub id.
-        layers: that it is to read from now on; one that read none drafts as before, for now.
+        sizes: its own from now on: those of the checkpoint but for `target_layers` and `selector`.
+            Where it read no layers, it drafts as before, for now.
+        trains_selector: everything else stays as it is.
+        seed: of a new selector's weights.
 
     Raises:
         ConfigError: no such drafter.
     """
-    drafter = load_drafter(initial)
-    if layers != drafter.config.target_layers:
-        drafter = _fused(drafter, layers)
-    return drafter.train().requires_grad_(True)
-
-
-def _fused(drafter: DraftHead, layers: tuple[int, ...]) -> DraftHead:
-    """The same drafter with a place for what it is to read besides: zeros."""
-    larger = build_head(replace(drafter.config, target_layers=layers))
-    larger.load_state_dict(drafter.state_dict(), strict=False)
-    return larger
+    found = load_drafter(initial)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        drafter = build_head(sizes)
+    drafter.load_state_dict(found.state_dict(), strict=False)
+    if trains_selector:
+        assert drafter.selector is not None
+        drafter.requires_grad_(False)
+        drafter.selector.requires_grad_(True)
+    return drafter.train()
 
 
 def most_used_tokens(rows: TextRows, vocab_size: int, kept: int) -> tuple[Tensor, float]:

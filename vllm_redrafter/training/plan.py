@@ -6,7 +6,7 @@ what it needs of it, and `train --dry-run` prints it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,6 +34,7 @@ class HeadPlan:
         coverage: the share of the answers' tokens that these are.
         copies_lm_head: a new one's last layer begins as the target's, where the shapes agree.
         seed: of a new one's other weights.
+        trains_selector: its selector is new, and the only thing to be trained.
     """
 
     config: HeadConfig
@@ -42,13 +43,16 @@ class HeadPlan:
     coverage: float = 1.0
     copies_lm_head: bool = True
     seed: int = 0
+    trains_selector: bool = False
 
     def __str__(self) -> str:
         text = "a new one" if self.initial is None else f"goes on from {self.initial}"
+        if self.trains_selector:
+            text = f"a selector for {self.initial}, whose weights stay"
         if self.kept is not None:
             text += f"; draft vocabulary: {len(self.kept)} of {self.config.vocab_size} tokens, "
             text += f"{self.coverage:.2%} of the answers"
-        sizes = ", ".join(f"{k} {v}" for k, v in vars(self.config).items() if v not in (None, ()))
+        sizes = ", ".join(f"{k} {v}" for k, v in asdict(self.config).items() if v not in (None, ()))
         return f"{text}; {self.config.model_type}: {sizes}"
 
 
@@ -63,6 +67,7 @@ class LoopPlan:
         recorded_teacher: the target's distributions are those that the rows bring.
         shape: beam width, length and K that tokens per target step are estimated for.
         shards_target: all processes run the target, or none.
+        trains_selector: see `HeadPlan`.
     """
 
     batches: BatchPlan
@@ -81,6 +86,7 @@ class LoopPlan:
     max_grad_norm: float
     evaluate_every: int
     save_every: int
+    trains_selector: bool = False
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,14 @@ from transformers import AutoConfig
 
 from vllm_redrafter.checkpoints.drafter_files import weights_digest
 from vllm_redrafter.checkpoints.reading import load_config
-from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.config import USUAL_CANDIDATES, ReDrafterConfig
 from vllm_redrafter.data.captured import CapturedRows, states_of
 from vllm_redrafter.data.rows import TextRows
 from vllm_redrafter.data.source import TrainingData, WrittenData, read_all, split
 from vllm_redrafter.data.target_files import load_from
 from vllm_redrafter.heads.head import HeadConfig
 from vllm_redrafter.heads.registry import NAMES, head_name
+from vllm_redrafter.heads.selector import SelectorConfig
 from vllm_redrafter.heads.target_layers import layers_of, parsed_layers
 from vllm_redrafter.training.batches import BatchPlan
 from vllm_redrafter.training.checkpointing import Checkpoints
@@ -43,6 +44,7 @@ class TrainingJob:
         speculation: the shape that tokens per target step are estimated for.
         other_target: the data may come from another target with the same tokenizer.
         initial_drafter: folder or hub id of a drafter to train on; None to begin with a new one.
+        add_selector: that of a drafter that gets a selector, the only thing to be trained.
         hidden_states: folders that capture wrote, one for each of `data`; the target's layers are
             not loaded then. None of them: the target computes its hidden states in training.
     """
@@ -54,6 +56,7 @@ class TrainingJob:
     speculation: ReDrafterConfig
     other_target: bool = False
     initial_drafter: str | None = None
+    add_selector: str | None = None
     hidden_states: tuple[Path, ...] = ()
 
 
@@ -83,11 +86,14 @@ def resolve(
         )
     parts = _target_parts(job.config.target_parallel, bool(job.hidden_states))
     sizes = load_from(AutoConfig, job.target).get_text_config()
-    config, head = _with_head(job.config, job.initial_drafter, sizes)
+    config, head = _with_head(job, sizes)
     written = read_all(job.data, job.target, not job.other_target)
     data = split(written, config.held_out, config.seed, config.block_length)
     data.check_vocabulary(sizes.vocab_size)
     head = head or _new_head(config, data.rows, sizes)
+    shape = job.speculation
+    if head.config.selected_depths:
+        shape = replace(shape, candidates=USUAL_CANDIDATES)
     rows, held_out = _with_states(job, written, data, head.config)
     settings = {key: value for key, value in asdict(config).items() if value is not None}
     record = _record(job, settings, data)
@@ -100,7 +106,10 @@ def resolve(
         held_out=held_out,
         held_out_sampled=written.sampled[data.held_out.indices],
         num_cut=data.rows.num_cut,
-        loop=loop_plan(config, job.speculation, rows, head.config, processes[0]),
+        loop=replace(
+            loop_plan(config, shape, rows, head.config, processes[0]),
+            trains_selector=head.trains_selector,
+        ),
         processes=processes,
         output=output,
         start=checkpoints.resumable(record) if resume else None,
@@ -216,19 +225,25 @@ def _record(job: TrainingJob, settings: dict[str, Any], data: TrainingData) -> d
         record["hidden_states"] = "captured"
     if job.initial_drafter is not None:
         record["initial_drafter"] = {"sha256": weights_digest(job.initial_drafter)}
+    if job.add_selector is not None:
+        record["added_to"] = {"sha256": weights_digest(job.add_selector)}
     return record
 
 
-def _with_head(
-    config: TrainingConfig, initial: str | None, sizes: Any
-) -> tuple[TrainingConfig, HeadPlan | None]:
+def _with_head(job: TrainingJob, sizes: Any) -> tuple[TrainingConfig, HeadPlan | None]:
     """The settings with layers by number and the drafter's own sizes, and a drafter to go on from.
 
     Raises:
         ConfigError: no such drafter, it drafts for a target of other sizes, or a setting says
             something else than its checkpoint; or the target has no such layers.
     """
-    config = _with_named_layers(config, sizes)
+    config = _with_named_layers(job.config, sizes)
+    if job.initial_drafter is not None and job.add_selector is not None:
+        raise ConfigError(
+            "training: initial_drafter trains all of a drafter, and add_selector leaves its "
+            "weights as they are: give one of the two"
+        )
+    initial = job.initial_drafter if job.add_selector is None else job.add_selector
     if initial is None:
         return config, None
     found = load_config(initial)
@@ -240,7 +255,27 @@ def _with_head(
             f"{sizes.vocab_size} and {sizes.hidden_size}: give a drafter of this target, or leave "
             "initial_drafter out"
         )
-    return config, HeadPlan(replace(found, target_layers=_layers(config)), initial)
+    if job.add_selector is not None:
+        return config, _selector_plan(found, initial, config)
+    # A selector tells what the drafter was: it is to be added anew.
+    grown = replace(found, target_layers=_layers(config), selector=None)
+    return config, HeadPlan(grown, initial)
+
+
+def _selector_plan(found: HeadConfig, initial: str, config: TrainingConfig) -> HeadPlan:
+    """A selector for the unrolled steps, its rank a quarter of what it reads."""
+    if _layers(config) != found.target_layers:
+        raise ConfigError(
+            f"training: target_layers {config.target_layers} does not fit add_selector "
+            f"{initial!r}, whose weights stay: leave it out"
+        )
+    if config.unroll_steps < 2:
+        raise ConfigError(
+            "training: unroll_steps 1 with add_selector: a selector is for the tokens behind the "
+            "first one; ask for 2 or more"
+        )
+    sizes = SelectorConfig(config.unroll_steps - 1, max(1, found.feature_width // 4))
+    return HeadPlan(replace(found, selector=sizes), initial, seed=config.seed, trains_selector=True)
 
 
 def _with_named_layers(config: TrainingConfig, sizes: Any) -> TrainingConfig:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,13 @@ from vllm_redrafter.checkpoints.acceptance_record import (
     ByKind,
     acceptance_entry,
 )
-from vllm_redrafter.checkpoints.drafter_files import CARD_FILE
+from vllm_redrafter.checkpoints.drafter_files import CARD_FILE, read_config
 from vllm_redrafter.checkpoints.model_card import model_card
 from vllm_redrafter.checkpoints.reading import SHAPE_KEYS
 from vllm_redrafter.checkpoints.writing import save_drafter
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.heads.head import DraftHead
+from vllm_redrafter.training.candidates import compare_candidates, fewest
 from vllm_redrafter.training.checkpointing import Checkpoints
 from vllm_redrafter.training.initialisation import continued_drafter, new_drafter
 from vllm_redrafter.training.measured_acceptance import measure_acceptance
@@ -97,10 +99,9 @@ def train(
                 return None
             result = trainer.run(resume)
             drafter = trainer.parallel.whole_drafter().to(target.dtype)
-            acceptance = _acceptance(drafter, trainer, plan)
+            served, acceptance = _served(drafter.eval(), trainer, plan)
             if accelerator.is_main_process:
-                record = {**plan.record, "result": _figures(result)}
-                served = plan.loop.shape
+                record = _training_record({**plan.record, "result": _figures(result)}, plan.head)
                 _save_result(drafter, plan.output, plan.target, served, record, acceptance)
                 console.print(_summary(result, plan.output))
             return result
@@ -131,18 +132,33 @@ def _save_result(
         ) from error
 
 
-def _acceptance(drafter: DraftHead, trainer: Trainer, plan: TrainingPlan) -> ByKind:
-    """How the held-out text's tokens are accepted, where this process knows."""
+def _served(
+    drafter: DraftHead, trainer: Trainer, plan: TrainingPlan
+) -> tuple[ReDrafterConfig, ByKind]:
+    """How to serve it, and how the held-out text's tokens are accepted then, where this process
+    knows."""
+    shape = plan.loop.shape
     # A target that is shared out runs everywhere or nowhere.
     if not (trainer.accelerator.is_main_process or trainer.plan.shards_target):
-        return NOTHING_RECORDED
+        return shape, NOTHING_RECORDED
+    if len(plan.held_out) and shape.candidates:
+        found = compare_candidates(drafter, trainer.target, plan.held_out, shape)
+        shape = replace(shape, candidates=fewest(found))
     text = plan.held_out, plan.held_out_sampled
-    return measure_acceptance(drafter.eval(), trainer.target, *text, plan.loop.shape)
+    return shape, measure_acceptance(drafter, trainer.target, *text, shape)
+
+
+def _training_record(record: dict[str, Any], head: HeadPlan) -> dict[str, Any]:
+    """What config.json says of the training; a selector's stands with that of its drafter."""
+    if not head.trains_selector:
+        return record
+    assert head.initial is not None
+    return {**(read_config(head.initial).get("training") or {}), "selector": record}
 
 
 def _drafter(head: HeadPlan, target: Any) -> DraftHead:
     if head.initial is not None:
-        return continued_drafter(head.initial, head.config.target_layers)
+        return continued_drafter(head.initial, head.config, head.trains_selector, head.seed)
     lm_head = target.get_output_embeddings() if head.copies_lm_head else None
     return new_drafter(head.config, lm_head, head.kept, head.seed)
 

@@ -92,12 +92,15 @@ class Trainer:
             plan.unroll_steps,
             plan.objective,
             plan.recorded_teacher,
+            plan.trains_selector,
         )
         hold = Shards if plan.shard_optimizer else Replicas
         self.parallel: Parallel = hold(model, accelerator)
         # Of the parameters that this process holds.
         self.optimizer = accelerator.prepare(adamw(self.drafter, plan.weight_decay))
         decay = plan.step_decay ** torch.arange(plan.unroll_steps, dtype=torch.float64)
+        if plan.trains_selector:
+            decay[0] = 0.0  # The root's continuations are ranked by what stays as it is.
         self.step_shares = decay / decay.sum()
 
     def run(self, resume: bool = False) -> TrainingResult:
@@ -253,8 +256,9 @@ class Trainer:
 
 def adamw(drafter: DraftHead, weight_decay: float) -> torch.optim.AdamW:
     """AdamW; biases are not decayed. Each step sets the learning rate."""
-    matrices = [p for p in drafter.parameters() if p.ndim > 1]
-    biases = [p for p in drafter.parameters() if p.ndim <= 1]
+    learned = [p for p in drafter.parameters() if p.requires_grad]
+    matrices = [p for p in learned if p.ndim > 1]
+    biases = [p for p in learned if p.ndim <= 1]
     groups = [
         {"params": matrices, "weight_decay": weight_decay},
         {"params": biases, "weight_decay": 0.0},
