@@ -1,10 +1,14 @@
-"""Trains one head and replays its drafts: a run."""
+"""Trains one head and replays its drafts: a run.
+
+A head that tells candidates is measured twice: ranking the vocabulary at every level, and among
+USUAL_CANDIDATES.
+"""
 
 from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -14,15 +18,12 @@ from shared_parts.arguments import shape_text
 
 from heads_parts.texts import answers_alone, narrowed
 from heads_parts.variants import Variant
-from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.config import USUAL_CANDIDATES, ReDrafterConfig
 from vllm_redrafter.data.rows import ListRows
 from vllm_redrafter.heads.head import DraftHead
-from vllm_redrafter.training.estimate import (
-    Acceptance,
-    estimate_acceptance,
-)
-from vllm_redrafter.training.initialisation import most_used_tokens, new_drafter
-from vllm_redrafter.training.resolution import loop_plan, new_head_config
+from vllm_redrafter.training.estimate import estimate_acceptance
+from vllm_redrafter.training.initialisation import grown, most_used_tokens, new_drafter
+from vllm_redrafter.training.resolution import loop_plan, new_head_config, selector_for
 from vllm_redrafter.training.trainer import Trainer
 from vllm_redrafter.training.training_config import TrainingConfig
 
@@ -55,42 +56,53 @@ class Material:
 def run(variant: Variant, config: TrainingConfig, material: Material) -> dict[str, Any]:
     """Train a head and measure it; the figures."""
     started = time.monotonic()
-    trained, parameters, loss = _trained(variant, config, material)
+    config = settings_of(variant, config, material)
+    head = new_variant(config, material)
+    loss = _train(head, config, material)
+    if variant.selector:
+        head = _with_selector(head, config)
+        _train(head, config, material, trains_selector=True)
     seconds = time.monotonic() - started
-    shapes = list(material.shapes)
+    parameters = sum(parameter.numel() for parameter in head.parameters())
     figures = {
-        text: {shape_text(shape): asdict(trained(rows, shape)) for shape in shapes}
-        for text, rows in material.measured.items()
+        text: _measured(head.eval(), rows, material) for text, rows in material.measured.items()
     }
     return {"last_loss": loss, "seconds": seconds, "parameters": parameters, "texts": figures}
 
 
-Measure = Callable[[ListRows, ReDrafterConfig], Acceptance]
-
-
-def _trained(
-    variant: Variant, config: TrainingConfig, material: Material
-) -> tuple[Measure, int, float]:
-    """How to measure what was trained, its parameters, and its loss at the end."""
-    config = settings_of(variant, config, material)
-    head = new_variant(config, material)
-    width = head.config.hidden_width
-    learnt = answers_alone(narrowed(material.learnt, width))
+def _train(
+    head: DraftHead, config: TrainingConfig, material: Material, trains_selector: bool = False
+) -> float:
+    """Train it in place; its loss at the end."""
+    learnt = answers_alone(narrowed(material.learnt, head.config.hidden_width))
+    plan = loop_plan(config, material.shapes[0], learnt, head.config)
     trainer = Trainer(
         head,
         material.target,
         learnt,
         ListRows(),
-        loop_plan(config, material.shapes[0], learnt, head.config),
+        replace(plan, trains_selector=trains_selector),
         material.accelerator,
         console=Console(file=io.StringIO()),
     )
-    loss = trainer.run().loss
+    return trainer.run().loss
 
-    def measure(rows: ListRows, shape: ReDrafterConfig) -> Acceptance:
-        return estimate_acceptance(head.eval(), material.target, narrowed(rows, width), shape)
 
-    return measure, sum(parameter.numel() for parameter in head.parameters()), loss
+def _with_selector(head: DraftHead, config: TrainingConfig) -> DraftHead:
+    sizes = selector_for(head.config, config.unroll_steps)
+    return grown(head, replace(head.config, selector=sizes), config.seed, trains_selector=True)
+
+
+def _measured(head: DraftHead, rows: ListRows, material: Material) -> dict[str, Any]:
+    """Steps and tokens by shape."""
+    rows = narrowed(rows, head.config.hidden_width)
+    figures = {}
+    for shape in material.shapes:
+        for count in (0, USUAL_CANDIDATES) if head.config.selected_depths else (0,):
+            name = shape_text(shape) + (f", {count} candidates" if count else "")
+            among = replace(shape, candidates=count)
+            figures[name] = asdict(estimate_acceptance(head, material.target, rows, among))
+    return figures
 
 
 def new_variant(config: TrainingConfig, material: Material) -> DraftHead:

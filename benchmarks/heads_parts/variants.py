@@ -17,12 +17,14 @@ class Variant:
         head: as `train --head` names it.
         fused: it reads three further layers of the target.
         num_draft_layers: its residual blocks; None for the head's own number.
+        selector: it gets one, trained after it for as many steps on the same text.
     """
 
     name: str
     head: HeadName
     fused: bool = False
     num_draft_layers: int | None = None
+    selector: bool = False
 
 
 VARIANTS = (
@@ -30,6 +32,9 @@ VARIANTS = (
     Variant("recurrent, fused", "recurrent", fused=True),
     Variant("gated", "gated"),
     Variant("gated, fused", "gated", fused=True),
+    Variant("gated, fused, selector", "gated", fused=True, selector=True),
+    Variant("onepass", "onepass"),
+    Variant("onepass, fused", "onepass", fused=True),
     Variant("gated, a block", "gated", num_draft_layers=1),
     Variant("gated, fused, a block", "gated", fused=True, num_draft_layers=1),
     Variant("Medusa", "medusa"),

@@ -54,7 +54,11 @@ def continued_drafter(
     Raises:
         ConfigError: no such drafter.
     """
-    found = load_drafter(initial)
+    return grown(load_drafter(initial), sizes, seed, trains_selector)
+
+
+def grown(found: DraftHead, sizes: HeadConfig, seed: int, trains_selector: bool) -> DraftHead:
+    """A trained head with further layers: see `continued_drafter`."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         drafter = build_head(sizes)

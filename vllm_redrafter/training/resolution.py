@@ -263,7 +263,7 @@ def _with_head(job: TrainingJob, sizes: Any) -> tuple[TrainingConfig, HeadPlan |
 
 
 def _selector_plan(found: HeadConfig, initial: str, config: TrainingConfig) -> HeadPlan:
-    """A selector for the unrolled steps, its rank a quarter of what it reads."""
+    """A new selector, for the unrolled steps."""
     if _layers(config) != found.target_layers:
         raise ConfigError(
             f"training: target_layers {config.target_layers} does not fit add_selector "
@@ -274,8 +274,13 @@ def _selector_plan(found: HeadConfig, initial: str, config: TrainingConfig) -> H
             "training: unroll_steps 1 with add_selector: a selector is for the tokens behind the "
             "first one; ask for 2 or more"
         )
-    sizes = SelectorConfig(config.unroll_steps - 1, max(1, found.feature_width // 4))
-    return HeadPlan(replace(found, selector=sizes), initial, seed=config.seed, trains_selector=True)
+    grown = replace(found, selector=selector_for(found, config.unroll_steps))
+    return HeadPlan(grown, initial, seed=config.seed, trains_selector=True)
+
+
+def selector_for(head: HeadConfig, num_steps: int) -> SelectorConfig:
+    """The sizes of a new selector for drafts of so many tokens."""
+    return SelectorConfig(num_steps - 1, max(1, head.feature_width // 4))
 
 
 def _with_named_layers(config: TrainingConfig, sizes: Any) -> TrainingConfig:

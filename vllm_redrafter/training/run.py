@@ -180,8 +180,10 @@ def _print_plan(console: Console, plan: TrainingPlan) -> None:
 def _print_sizes(console: Console, trainer: Trainer, drafter: DraftHead) -> None:
     """What is known only when the models are there."""
     parameters = sum(p.numel() for p in drafter.parameters())
+    learned = sum(p.numel() for p in drafter.parameters() if p.requires_grad)
+    held = learned * BYTES_PER_PARAMETER + (parameters - learned) * 4
     console.print(
-        f"drafter of {parameters:,} parameters ({parameters * BYTES_PER_PARAMETER / 2**30:.2f} GiB "
+        f"drafter of {parameters:,} parameters ({held / 2**30:.2f} GiB "
         f"with gradient and AdamW{', shared out' if trainer.plan.shard_optimizer else ''})"
     )
     if trainer.plan.shards_target:
