@@ -1,0 +1,88 @@
+"""What a selector is in a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from vllm_redrafter.checkpoints.conversion import convert
+from vllm_redrafter.checkpoints.inspection import inspect_checkpoint
+from vllm_redrafter.checkpoints.reading import load_drafter
+from vllm_redrafter.checkpoints.writing import save_drafter
+from vllm_redrafter.config import USUAL_CANDIDATES
+from vllm_redrafter.engine.speculative_config import validated
+from vllm_redrafter.heads.gated import GatedConfig
+from vllm_redrafter.heads.registry import head_config, new_head
+from vllm_redrafter.heads.selector import SelectorConfig
+from vllm_redrafter.utils.errors import ConfigError
+
+V, H = 200, 16
+SIZES = SelectorConfig(depths=3, rank=4)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    head = new_head("recurrent", V, H, selector=SIZES)
+    assert head.selector is not None
+    torch.nn.init.normal_(head.selector.up)
+    save_drafter(head, tmp_path / "drafter", "target")
+    return tmp_path / "drafter"
+
+
+def asked(checkpoint: Path, **more: Any) -> dict[str, Any]:
+    return {"model": str(checkpoint), "num_speculative_tokens": 8, "beam_length": 4, **more}
+
+
+def test_it_is_written_read_and_converted_with_its_drafter(checkpoint: Path) -> None:
+    read = load_drafter(str(checkpoint))
+    assert read.config.selector == SIZES and read.config.selected_depths == 3
+    assert inspect_checkpoint(str(checkpoint)).config == read.config
+    copy = convert(str(checkpoint), checkpoint.parent / "copy").drafter
+    for name, tensor in read.state_dict().items():
+        assert tensor.equal(copy.state_dict()[name])
+    with pytest.raises(ConfigError, match="has a selector"):
+        convert(str(checkpoint), checkpoint.parent / "apple", to="apple")
+
+
+def test_drafts_choose_among_candidates_unless_the_config_says_otherwise(checkpoint: Path) -> None:
+    assert validated(asked(checkpoint))[0].candidates == USUAL_CANDIDATES
+    assert validated(asked(checkpoint, candidates=64))[0].candidates == 64
+    assert validated(asked(checkpoint, candidates=0))[0].candidates == 0
+
+
+def test_a_checkpoint_says_how_many_it_needs(tmp_path: Path) -> None:
+    shape = {"num_speculative_tokens": 6, "beam_width": 2, "beam_length": 3, "candidates": 256}
+    save_drafter(new_head("gated", V, H, selector=SIZES), tmp_path / "selects", "target", shape)
+    assert validated({"model": str(tmp_path / "selects")})[0].candidates == 256
+    save_drafter(new_head("gated", V, H), tmp_path / "ranks", "target", shape)
+    assert validated({"model": str(tmp_path / "ranks")})[0].candidates == 0
+
+
+def test_longer_drafts_than_it_tells_candidates_for_are_refused(checkpoint: Path) -> None:
+    with pytest.raises(ConfigError, match=r"beam_length 5 exceeds the 4 tokens .* candidates 0"):
+        validated(asked(checkpoint, beam_length=5))
+    assert validated(asked(checkpoint, beam_length=5, candidates=0))[0].beam_length == 5
+
+
+def test_candidates_of_a_head_that_tells_none_are_refused(tmp_path: Path) -> None:
+    save_drafter(new_head("gated", V, H), tmp_path, "target")
+    with pytest.raises(ConfigError, match=r"candidates 64, .* tells none: add a selector"):
+        validated(asked(tmp_path, candidates=64))
+
+
+@pytest.mark.parametrize(
+    "wrong", [3, {"depths": 3}, {"depths": 0, "rank": 4}, {"depths": 3, "rank": 4, "more": 1}]
+)
+def test_entries_that_are_no_selector_are_refused(wrong: Any) -> None:
+    values = {"model_type": GatedConfig.model_type, "vocab_size": V, "hidden_size": H}
+    with pytest.raises(ConfigError, match="selector"):
+        head_config(values | {"selector": wrong})
+
+
+def test_a_head_per_depth_takes_none() -> None:
+    with pytest.raises(ConfigError, match="a redrafter_medusa head takes none"):
+        new_head("medusa", V, H, selector=SIZES)
