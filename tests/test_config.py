@@ -6,6 +6,7 @@ import pytest
 
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.heads.recurrent import RecurrentConfig
+from vllm_redrafter.heads.selector import SelectorConfig
 from vllm_redrafter.utils.errors import ConfigError
 
 SIZES: dict[str, Any] = {"vocab_size": 32, "hidden_size": 8, "exit_dim": 16}
@@ -145,6 +146,20 @@ def test_a_number_of_context_matches_out_of_range_is_named(matches: Any) -> None
     assert repr(matches) in str(error.value)
 
 
+@pytest.mark.parametrize("candidates", [-1, 31, 513, True, 64.0, "64"])
+def test_a_number_of_candidates_out_of_range_is_named(candidates: Any) -> None:
+    with pytest.raises(ConfigError) as error:
+        ReDrafterConfig(16, candidates=candidates)
+    assert "candidates must be 0, or between 32 and 512 (" in str(error.value)
+    assert repr(candidates) in str(error.value)
+
+
+def test_candidates_are_as_many_as_beams_at_least() -> None:
+    assert ReDrafterConfig(16, beam_width=40, candidates=40).candidates == 40
+    with pytest.raises(ConfigError, match="between 40 and 512"):
+        ReDrafterConfig(16, beam_width=40, candidates=39)
+
+
 def test_a_path_is_no_longer_than_a_step_can_verify() -> None:
     assert [ReDrafterConfig(k).path_length for k in (3, 8, 12)] == [3, 8, 8]
 
@@ -155,7 +170,7 @@ def test_a_search_explores_width_times_length_nodes() -> None:
 
 def test_own_keys_are_those_unknown_to_vllm() -> None:
     own = ("beam_width", "beam_length", "tree", "adaptive", "context_matches", "head_dtype")
-    assert ReDrafterConfig.own_keys() == own
+    assert ReDrafterConfig.own_keys() == (*own, "candidates")
 
 
 def test_config_errors_are_value_errors() -> None:
@@ -169,3 +184,4 @@ def test_a_large_draft_vocabulary_is_advised_against() -> None:
     assert RecurrentConfig(128_256, 8, 8, draft_vocab_size=32_768).advice is None
     assert RecurrentConfig(65_535, 8, 8).advice is None
     assert RecurrentConfig(65_536, 8, 8).advice is not None
+    assert RecurrentConfig(65_536, 8, 8, selector=SelectorConfig(4, 2)).advice is None

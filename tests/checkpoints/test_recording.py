@@ -73,7 +73,8 @@ def test_every_other_entry_stays(folder: Path) -> None:
         {"proposal_type": "b"},
     ]
     recorded = {"verifier": {"name_or_path": "ö"}, "default_proposal_method": "greedy"}
-    by_hand = {"vocab_size": 11, "rate": 1.5e-3, "café": "é", "speculators_config": recorded}
+    sizes = {"model_type": "redrafter_gated", "vocab_size": 11, "hidden_size": 4}
+    by_hand = {**sizes, "rate": 1.5e-3, "café": "é", "speculators_config": recorded}
     recorded["proposal_methods"] = methods
     (folder / "config.json").write_text(json.dumps(by_hand, ensure_ascii=False))
     record_shape(str(folder), SHAPE)

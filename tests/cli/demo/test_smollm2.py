@@ -96,6 +96,7 @@ def test_the_demo_compares_and_shows_all_answers(
         "adaptive": True,
         "context_matches": 2,
         "head_dtype": "auto",
+        "candidates": 0,
     }
     for prompt in plain.job.prompts:
         assert prompt[0] == WORDS.index("[user]") and prompt[-1] == WORDS.index("[answer]")
