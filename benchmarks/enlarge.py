@@ -10,8 +10,8 @@ is: OUTPUT's target has layers, heads and a vocabulary of the named model's size
 TARGET's tokens are TARGET's, but for rounding. So are the drafter's.
 
 It is a means of measuring, and no model: nothing is known that the small target did not know, and
-prompts have to be of TARGET's kind. TARGET is a Llama, DRAFTER a gated head that reads the last
-hidden state.
+prompts have to be of TARGET's kind. TARGET is a Llama, DRAFTER a gated head, with a selector or
+without, or a onepass head, that reads the last hidden state.
 """
 
 from __future__ import annotations

@@ -1,14 +1,16 @@
-"""A gated head of larger sizes with the logits of a small one, for a target from `target.py`.
+"""A gated or onepass head of larger sizes with the logits of a small one, for `target.py`'s target.
 
 Its state begins as the target's hidden state, [x ; c ; 0]: a small constant c after the small one's
 numbers. n(x) has sqrt(H) before it, so that what reads it is multiplied by sqrt(H / H'), the small
 hidden size over the large one. The gate keeps the constant as it is, and tokens that the small
-vocabulary has not read it alone.
+vocabulary has not read it alone. A selector's rank and a onepass head's small state are a quarter
+of the large hidden size, the further numbers zeros.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +19,8 @@ from enlarge_parts.target import Enlarged, EnlargeError, Filler, vocabulary_rows
 from vllm_redrafter import new_head, save_drafter
 from vllm_redrafter.checkpoints.reading import load_drafter
 from vllm_redrafter.heads.gated import GatedHead
+from vllm_redrafter.heads.onepass import OnePassHead
+from vllm_redrafter.heads.selector import Selector, SelectorConfig
 
 KEEPS = 64.0
 """A gate's bias whose sigmoid is 1."""
@@ -35,14 +39,15 @@ def enlarge_drafter(
         dtype: of the weights.
 
     Raises:
-        EnlargeError: the source is no gated head of the last hidden state, or the larger one.
+        EnlargeError: the source is no such head of the last hidden state, or the larger one.
         ConfigError: the source is no drafter.
     """
     small = load_drafter(str(source))
-    if not isinstance(small, GatedHead) or small.config.target_layers:
+    if not isinstance(small, GatedHead | OnePassHead) or small.config.target_layers:
         raise EnlargeError(
             f"the drafter's head is a {small.config.model_type} of the target's layers "
-            f"{small.config.target_layers}: expected a gated one that reads the last hidden state"
+            f"{small.config.target_layers}: expected a gated or onepass one that reads the last "
+            "hidden state"
         )
     if small.config.hidden_size != target.small_hidden:
         raise EnlargeError(
@@ -57,28 +62,25 @@ def enlarge_drafter(
     save_drafter(large.to(dtype), output)
 
 
-def enlarged(small: GatedHead, target: Enlarged, rows: int) -> GatedHead:
+Head = GatedHead | OnePassHead
+
+
+def enlarged(small: Head, target: Enlarged, rows: int) -> Head:
     """The large head, which ranks `rows` tokens: the small one's, then further ones."""
     hidden, wide = target.small_hidden, target.hidden
     smaller = (hidden / wide) ** 0.5
-    large = new_head(
-        "gated",
-        target.vocabulary,
-        wide,
-        draft_vocab_size=rows,
-        num_draft_layers=small.config.num_draft_layers,
-    )
-    assert isinstance(large, GatedHead)
+    large = _new(small, target, rows)
     at = torch.arange(hidden)
     both = torch.cat([at, at + wide])
-    placed(large.cell.weight, both, both, small.cell.weight * smaller)
-    large.cell.bias.zero_()
-    large.cell.bias[both] = small.cell.bias
+    place(large.cell, both, both, small.cell, smaller)
     large.cell.bias[hidden] = KEEPS
-    for block, its in zip(large.blocks, small.blocks, strict=True):
-        placed(block.weight, at, at, its.weight * smaller)
-        block.bias.zero_()
-        block.bias[at] = its.bias
+    if isinstance(small, GatedHead) and isinstance(large, GatedHead):
+        for block, its in zip(large.blocks, small.blocks, strict=True):
+            place(block, at, at, its, smaller)
+        if small.selector is not None and large.selector is not None:
+            _place_selector(large.selector, small.selector, smaller)
+    elif isinstance(small, OnePassHead) and isinstance(large, OnePassHead):
+        _place_onepass(large, small, smaller)
     large.scale[at] = small.scale * smaller
     large.scale[hidden] = 1.0
     filler = Filler(torch.float32)
@@ -89,7 +91,49 @@ def enlarged(small: GatedHead, target: Enlarged, rows: int) -> GatedHead:
     return large
 
 
-def placed(large: Tensor, rows: Tensor, columns: Tensor, small: Tensor) -> None:
-    """A small matrix's numbers in a large one, and zeros around them."""
-    large.zero_()
-    large[rows[:, None], columns] = small
+def _new(small: Head, target: Enlarged, rows: int) -> Head:
+    """A head of the large sizes, its weights at random."""
+    sizes: dict[str, Any] = {"draft_vocab_size": rows}
+    if isinstance(small, GatedHead):
+        name, quarter = "gated", max(1, target.hidden // 4)
+        sizes["num_draft_layers"] = small.config.num_draft_layers
+        if small.config.selector is not None:
+            sizes["selector"] = SelectorConfig(small.config.selector.depths, quarter)
+    else:
+        name, sizes["levels"] = "onepass", small.config.levels
+    large = new_head(name, target.vocabulary, target.hidden, **sizes)
+    assert isinstance(large, GatedHead | OnePassHead)
+    return large
+
+
+def _place_selector(large: Selector, small: Selector, smaller: float) -> None:
+    depths, rank, wide = small.sizes.depths, small.sizes.rank, large.sizes.rank
+    width = small.up.shape[1]
+    of_rank = torch.arange(rank)
+    rows = (torch.arange(depths)[:, None] * wide + of_rank).flatten()
+    place(large.down, rows, torch.arange(width), small.down, smaller)
+    large.up.zero_()
+    large.up[:, :width, :rank] = small.up
+
+
+def _place_onepass(large: OnePassHead, small: OnePassHead, smaller: float) -> None:
+    hidden, wide = small.config.hidden_size, large.config.hidden_size
+    small_state, wide_state = small.config.state_size, large.config.state_size
+    at, of_state = torch.arange(hidden), torch.arange(small_state)
+    _place_selector(large.base, small.base, smaller)
+    place(large.first, of_state, at, small.first, smaller)
+    gates = torch.cat([of_state, of_state + wide_state])
+    read = torch.cat([at, of_state + wide])
+    place(large.mix, gates, read, small.mix)
+    large.mix.weight[:, :wide] *= smaller
+    large.mix.weight[:, wide:] *= (small_state / wide_state) ** 0.5
+    place(large.change, torch.cat([at, at + wide]), of_state, small.change)
+    large.change.bias[hidden] = KEEPS
+
+
+def place(large: Any, rows: Tensor, columns: Tensor, small: Any, factor: float = 1.0) -> None:
+    """A small layer's numbers, its weights times a factor, in a large one, and zeros around."""
+    large.weight.zero_()
+    large.weight[rows[:, None], columns] = small.weight * factor
+    large.bias.zero_()
+    large.bias[rows] = small.bias

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from vllm_redrafter import new_head, save_drafter
 from vllm_redrafter.checkpoints.reading import load_drafter
+from vllm_redrafter.heads.selector import SelectorConfig
 
 SMALL: dict[str, Any] = {
     "vocab_size": 50,
@@ -38,8 +39,15 @@ RANKED = 70
 SEED = 0
 
 
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+HEADS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gated": ("gated", {"num_draft_layers": 1}),
+    "selector": ("gated", {"selector": SelectorConfig(2, 5)}),
+    "onepass": ("onepass", {"levels": 3, "state_size": 12, "base_rank": 7}),
+}
+
+
+@pytest.fixture(scope="module", params=HEADS)
+def small(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("small")
     torch.manual_seed(SEED)
     config = LlamaConfig(
@@ -50,7 +58,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if "norm" in name:
             torch.nn.init.uniform_(weight, 0.5, 1.5)
     target.save_pretrained(folder / "target")
-    head = new_head("gated", SMALL["vocab_size"], SMALL["hidden_size"], num_draft_layers=1)
+    name, sizes = HEADS[request.param]
+    head = new_head(name, SMALL["vocab_size"], SMALL["hidden_size"], **sizes)
     for weight in head.parameters():
         torch.nn.init.normal_(weight, std=0.3)
     save_drafter(head, folder / "drafter")
@@ -94,7 +103,10 @@ def test_the_large_drafter_has_the_logits_of_the_small_one(small: Path, large: P
         condition = head.condition(hidden)
         state = head.start(condition, embed(tokens))
         first = head.logits(condition, state, 1)
-        found.append((first, head.logits(condition, head.advance(state, embed(tokens)), 2)))
+        logits = [first, head.logits(condition, head.advance(state, embed(tokens)), 2)]
+        if head.config.selected_depths:
+            logits.append(head.vocabulary_layers[0](head.base_features(condition, state, 3)))
+        found.append(logits)
     for expected, logits in zip(*found, strict=True):
         assert logits.shape[-1] == RANKED
         torch.testing.assert_close(logits[..., :50], expected, rtol=1e-3, atol=1e-3)
@@ -129,7 +141,7 @@ def test_what_does_not_fit_is_refused(
 def test_another_head_is_refused(small: Path, tmp_path: Path) -> None:
     save_drafter(new_head("recurrent", 50, 32), tmp_path / "recurrent")
     sizes = targets.Enlarged(50, 90, 32, 96)
-    with pytest.raises(targets.EnlargeError, match="expected a gated one"):
+    with pytest.raises(targets.EnlargeError, match="expected a gated or onepass one"):
         drafters.enlarge_drafter(
             tmp_path / "recurrent", tmp_path / "x", sizes, RANKED, torch.float32
         )
