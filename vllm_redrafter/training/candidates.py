@@ -9,7 +9,9 @@ from typing import Any
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import TextRows
 from vllm_redrafter.heads.head import DraftHead
-from vllm_redrafter.training.estimate import Acceptance, estimate_acceptance
+from vllm_redrafter.training.batches import batches_by_length
+from vllm_redrafter.training.estimate import Acceptance, replay
+from vllm_redrafter.training.target import read_target
 
 COUNTS = (32, 64, 128, 256, 512)
 LOSS_ALLOWED = 0.005
@@ -36,12 +38,14 @@ def compare_candidates(
     if not 1 < shape.beam_length <= 1 + config.selected_depths:
         return {}
     counts = [c for c in COUNTS if shape.beam_width <= c < config.num_ranked_tokens]
-    return {
-        count: estimate_acceptance(
-            drafter, target, rows, replace(shape, candidates=count), batch_size
-        )
-        for count in (0, *counts)
-    }
+    found = dict.fromkeys((0, *counts), Acceptance(0, 0))
+    embed = target.get_input_embeddings()
+    for batch in batches_by_length(rows, batch_size, embed.weight.device):
+        outputs = read_target(target, batch, config.target_layers)
+        for count in found:
+            among = replace(shape, candidates=count)
+            found[count] += replay(drafter, embed, outputs, batch, among)
+    return found
 
 
 def fewest(found: Mapping[int, Acceptance]) -> int:
