@@ -113,8 +113,7 @@ class GatedHead(DraftHead):
         """In as few calls as the mathematics allows: see `gated_packed.py`."""
         from vllm_redrafter.heads.gated_packed import PackedGatedHead
 
-        d2t = self.d2t if self.config.draft_vocab_size is not None else None
-        return PackedGatedHead(self.config, self._layers, pack, d2t)
+        return PackedGatedHead(self, self._layers, pack)
 
     def launches(self, table: nn.Module | None, max_rows: int) -> FusedHead | None:
         """See `gated_fused.py`."""

@@ -391,18 +391,22 @@ class DraftHead(nn.Module, ABC):
         """The same head on products that are made once, such as a CPU's on packed weights.
 
         This one replaces each linear layer by its product; heads override it to need fewer. It
-        keeps none of the head's matrices.
+        keeps none of the head's matrices but those that candidates need: a selector's, and the
+        vocabulary-wide layer's beside the packed ones, V E numbers.
         """
         # The weights themselves are not copied: at a large vocabulary they would be there twice.
         copy = deepcopy(self, {id(parameter): parameter for parameter in self.parameters()})
         replaced = [
             (module, name, child)
             for module in copy.modules()
+            if not isinstance(module, Selector)
             for name, child in module.named_children()
             if isinstance(child, nn.Linear)
         ]
+        gathered = copy.vocabulary_layers if self.config.selected_depths else ()
         for module, name, child in replaced:
-            setattr(module, name, PackedLinear(pack(child.weight, child.bias)))
+            weight = child.weight if any(child is layer for layer in gathered) else None
+            setattr(module, name, PackedLinear(pack(child.weight, child.bias), weight))
         return copy
 
     def launches(self, table: nn.Module | None, max_rows: int) -> FusedHead | None:
@@ -467,11 +471,11 @@ class DraftHead(nn.Module, ABC):
 
 
 class PackedLinear(nn.Module):
-    """A linear layer whose weight is with its product."""
+    """A linear layer whose weight is with its product; and here as well, where rows are needed."""
 
-    def __init__(self, product: Product) -> None:
+    def __init__(self, product: Product, weight: Tensor | None) -> None:
         super().__init__()
-        self.product = product
+        self.product, self.weight = product, weight
 
     def forward(self, x: Tensor) -> Tensor:
         return self.product(x)

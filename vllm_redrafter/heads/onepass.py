@@ -25,8 +25,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vllm_redrafter.config import MAX_NODES, require_at_most, require_positive
-from vllm_redrafter.heads.head import OWNER, WIDEST, DraftHead, HeadConfig
+from vllm_redrafter.heads.head import (
+    OWNER,
+    WIDEST,
+    DraftHead,
+    HeadConfig,
+    Pack,
+    SearchHead,
+)
 from vllm_redrafter.heads.norm import normed
+from vllm_redrafter.heads.onepass_layers import OnePassLayers
 from vllm_redrafter.heads.selector import Selector, SelectorConfig
 from vllm_redrafter.utils.errors import ConfigError
 
@@ -150,6 +158,17 @@ class OnePassHead(DraftHead):
     @property
     def vocabulary_layers(self) -> Sequence[nn.Linear]:
         return (self.lm_head,)
+
+    @property
+    def _layers(self) -> OnePassLayers:
+        small = self.first, self.mix, self.change
+        return OnePassLayers(self.cell, self.base, *small, self.scale, self.fuse)
+
+    def packed(self, pack: Pack) -> SearchHead:
+        """In as few calls as the mathematics allows: see `onepass_packed.py`."""
+        from vllm_redrafter.heads.onepass_packed import PackedOnePassHead
+
+        return PackedOnePassHead(self, self._layers, pack)
 
 
 def _gated(mixed: Tensor, before: Tensor) -> Tensor:

@@ -124,9 +124,7 @@ class RecurrentHead(DraftHead):
 
     def packed(self, pack: Pack) -> SearchHead:
         """In as few products as the mathematics allows: see `recurrent_packed.py`."""
-        return PackedRecurrentHead(
-            self._layers, pack, self.d2t if self.config.draft_vocab_size is not None else None
-        )
+        return PackedRecurrentHead(self, self._layers, pack)
 
     def launches(self, table: nn.Module | None, max_rows: int) -> FusedHead | None:
         """See `recurrent_fused.py`."""

@@ -15,18 +15,23 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vllm_redrafter.heads.fusion import fused
-from vllm_redrafter.heads.head import Pack
-from vllm_redrafter.heads.recurrent_layers import RecurrentLayers
+from vllm_redrafter.heads.head import DraftHead, Pack
+from vllm_redrafter.heads.packed_head import PackedHead
+from vllm_redrafter.heads.recurrent_layers import RecurrentConfig, RecurrentLayers
 
 
-class PackedRecurrentHead:
+class PackedRecurrentHead(PackedHead):
     """What a search asks of a `RecurrentHead`, whose arguments and shapes these methods have.
 
-    Keeps none of the head's tensors but `d2t`: its weights are freed with the head.
+    Args:
+        head: whose `layers` these are.
+        pack: makes the products.
     """
 
-    def __init__(self, layers: RecurrentLayers, pack: Pack, d2t: Tensor | None) -> None:
-        self.config, self._d2t = layers.config, d2t
+    config: RecurrentConfig
+
+    def __init__(self, head: DraftHead, layers: RecurrentLayers, pack: Pack) -> None:
+        super().__init__(head, pack)
         hidden = self.config.hidden_size
         if layers.rnn_w is not None and layers.rnn_u is not None:
             both = torch.cat([layers.rnn_w.weight, layers.rnn_u.weight], dim=1)
@@ -37,7 +42,6 @@ class PackedRecurrentHead:
             self._project_hidden = pack(projection[:, :hidden], layers.input_proj.bias)
             self._project_state = pack(projection[:, hidden:], None)
         self._blocks = [pack(linear.weight, linear.bias) for linear in layers.blocks]
-        self._vocabulary_layer = pack(layers.vocabulary.weight, None)
 
     def condition(self, hidden: Tensor) -> Tensor:
         """See `RecurrentHead.condition`."""
@@ -54,16 +58,12 @@ class PackedRecurrentHead:
             return state + embedded
         return F.silu(self._cell(torch.cat([embedded, state], dim=-1)), inplace=True)
 
-    def logits(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
-        """See `DraftHead.logits`."""
+    def features(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
+        """See `RecurrentHead.features`."""
         if self.config.has_input_projection:
             x = self._project_state(state).add_(condition)
         else:
             x = torch.cat([condition.expand_as(state), state], dim=-1)
         for block in self._blocks:
             x = F.silu(block(x), inplace=True).add_(x)
-        return self._vocabulary_layer(x)
-
-    def target_tokens(self, draft_tokens: Tensor) -> Tensor:
-        """See `DraftHead.target_tokens`."""
-        return draft_tokens if self._d2t is None else draft_tokens + self._d2t[draft_tokens]
+        return x

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from torch import Tensor
 
@@ -15,15 +15,15 @@ class Shortlist(NamedTuple):
     Attributes:
         root_logits: [R, 1, V], of the tokens that follow the roots.
         tokens: [R, L-1, C] int64, the C best draft tokens of each depth from 1 on, in any order.
-        rows: [R, L-1, C, E], theirs of the vocabulary-wide layer.
+        weight: [V, E], the vocabulary-wide layer's.
     """
 
     root_logits: Tensor
     tokens: Tensor
-    rows: Tensor
+    weight: Tensor
 
     @classmethod
-    def of(cls, logits: Tensor, weight: Tensor, count: int) -> Shortlist:
+    def of(cls, logits: Tensor, weight: Tensor, count: int) -> Self:
         """The best of each depth.
 
         Args:
@@ -32,11 +32,12 @@ class Shortlist(NamedTuple):
             count: C, or V where that is less.
         """
         tokens = logits[:, 1:].topk(min(count, logits.shape[-1]), dim=-1, sorted=False).indices
-        return cls(logits[:, :1], tokens, weight[tokens])
+        return cls(logits[:, :1], tokens, weight)
 
     def logits(self, features: Tensor, depth: int) -> Tensor:
         """[R, W, C] of the candidates of a depth from 1 on, of features [R, W, E] of its nodes."""
-        return features @ self.rows[:, depth - 1].transpose(-1, -2)
+        rows = self.weight[self.tokens[:, depth - 1]]
+        return features @ rows.transpose(-1, -2)
 
 
 def affordable(count: int, requests: int, length: int, vocabulary: int) -> int:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from vllm_redrafter.engine.cpu import packed_weights
-from vllm_redrafter.engine.cpu.search import FOLDS, search, top_of_many
+from vllm_redrafter.engine.cpu.search import search
 from vllm_redrafter.heads.head import SearchHead
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.tree.beam_search import ExploredNodes, beam_search
 from vllm_redrafter.tree.policy import SearchShape
+from vllm_redrafter.utils.top_of_many import FOLDS
 
 V, H = 300, 32
 
@@ -97,38 +97,6 @@ def test_what_is_not_a_number_is_no_candidate() -> None:
     _, found = both(head, 1, SearchShape(4, 3))
     assert (found.tokens < 7).all()
     assert found.log_probs.isfinite().all()
-
-
-def best_of(values: Tensor, most: int) -> tuple[list[float], list[int]]:
-    best, index = np.empty(most, dtype=np.float32), np.empty(most, dtype=np.int64)
-    found = top_of_many(values.numpy(), best, index)
-    return best[:found].tolist(), index[:found].tolist()
-
-
-@pytest.mark.parametrize("size", [49, 50, 2 * 50 * FOLDS - 1, 2 * 50 * FOLDS, 8191, 8192, 32003])
-@pytest.mark.parametrize("kinds_of_values", [5, 10**6])
-def test_of_many_values_the_largest_are_found_the_first_of_equal_ones_first(
-    size: int, kinds_of_values: int
-) -> None:
-    torch.manual_seed(size)
-    values = torch.randint(kinds_of_values, (size,)).float()
-    ordered = values.sort(descending=True, stable=True)
-    best, index = best_of(values, 50)
-    assert best == ordered.values[:50].tolist()
-    assert index == ordered.indices[:50].tolist()
-
-
-@pytest.mark.parametrize("numbers", [0, 3, 60])
-def test_of_many_values_those_that_are_none_are_left_out(numbers: int) -> None:
-    torch.manual_seed(numbers)
-    values = torch.full((8192,), torch.nan)
-    values[::2] = -torch.inf
-    at = torch.randperm(8192)[:numbers]
-    values[at] = torch.randn(numbers)
-    best, index = best_of(values, 50)
-    assert len(best) == min(numbers, 50)
-    assert best == values[at].sort(descending=True).values[:50].tolist()
-    assert best == values[index].tolist()
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -14,6 +14,7 @@ from vllm_redrafter.engine.cpu.search import search
 from vllm_redrafter.engine.embedding import shared_embedding
 from vllm_redrafter.engine.speculation import Settings
 from vllm_redrafter.heads.head import SearchHead
+from vllm_redrafter.heads.shortlist import affordable
 from vllm_redrafter.tree.beam_search import ExploredNodes
 from vllm_redrafter.tree.policy import SearchShape
 
@@ -61,4 +62,6 @@ class TreeProposer(Proposer[Tensor]):
             shape: the search.
         """
         assert self.drafter is not None
-        return search(self.drafter, self.embed, states, root_tokens, shape)
+        ranked = self.drafter.config.num_ranked_tokens
+        count = affordable(self.config.candidates, len(root_tokens), shape.beam_length, ranked)
+        return search(self.drafter, self.embed, states, root_tokens, shape, count)
