@@ -3,6 +3,7 @@
     python benchmarks/step_parts.py
     python benchmarks/step_parts.py --parts draft --vocab-size 49152 --hidden-size 576 \\
         --dtype bfloat16 --requests 1 8 --shapes 4x4 1x3 --output draft.json
+    python benchmarks/step_parts.py --parts draft --head onepass --candidates 128
     python benchmarks/step_parts.py --parts attention --contexts 200 2000 8000 --nodes 9
 
 Random weights, queries and caches: times do not depend on them. Each repeat measures, one after
@@ -13,7 +14,7 @@ A draft:
 - plain: beam search with torch's own products (training and `evaluate` run these);
 - packed: the same search as the CPU engine runs it, on weights that vLLM packed;
 - products: its packed products alone, one after another;
-- bytes: a draft's weights, each level's anew, over the bandwidth of reading memory.
+- bytes: what these and the gathered rows of candidates read, over the bandwidth of reading memory.
 
 The floor is the larger of the last two. The embedding is the target's and counts for nothing
 here: a row per node.
@@ -33,7 +34,7 @@ from itertools import product
 import torch
 from cpu_parts import attention, draft
 from shared_parts import machine, results
-from shared_parts.arguments import beams, positive, results_file, script_parser
+from shared_parts.arguments import beams, integer, positive, results_file, script_parser
 
 from vllm_redrafter.heads.registry import NAMES
 
@@ -59,6 +60,13 @@ def arguments() -> argparse.Namespace:
     of_draft.add_argument("--vocab-size", type=positive, default=8192)
     of_draft.add_argument("--hidden-size", type=positive, default=512)
     of_draft.add_argument(
+        "--candidates",
+        type=integer(0),
+        default=0,
+        help="tokens that nodes choose from, told once per draft; a recurrent or gated head has a "
+        "selector then (default 0: the vocabulary, at every level)",
+    )
+    of_draft.add_argument(
         "--shapes", type=beams, nargs="+", default=[(4, 4), (1, 3)], metavar="WxL"
     )
     of_attention = parser.add_argument_group("attention", "the defaults are SmolLM2-135M's")
@@ -78,7 +86,8 @@ def arguments() -> argparse.Namespace:
 
 
 def draft_costs(args: argparse.Namespace) -> list[draft.Cost]:
-    measured = draft.Draft(args.head, args.vocab_size, args.hidden_size, getattr(torch, args.dtype))
+    sizes = args.vocab_size, args.hidden_size, max(length for _, length in args.shapes)
+    measured = draft.Draft(args.head, *sizes, args.candidates, getattr(torch, args.dtype))
     return [
         draft.measure(measured, requests, width, length, args.repeats)
         for requests, (width, length) in product(args.requests, args.shapes)
@@ -97,7 +106,8 @@ def attention_costs(args: argparse.Namespace) -> list[attention.AttentionCost]:
 def settings(args: argparse.Namespace) -> dict[str, object]:
     """What was measured, of the parts that were."""
     shared = ("dtype", "repeats")
-    of_draft = ("head", "vocab_size", "hidden_size") if "draft" in args.parts else ()
+    of_draft = ("head", "vocab_size", "hidden_size", "candidates")
+    of_draft = of_draft if "draft" in args.parts else ()
     of_attention = ("layers", "heads", "kv_heads", "head_size") if "attention" in args.parts else ()
     chosen = {name: getattr(args, name) for name in (*of_draft, *of_attention, *shared)}
     return {**chosen, "threads": torch.get_num_threads()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 import torch
 from rich.table import Table
@@ -14,6 +15,8 @@ from vllm_redrafter.engine.cpu.packed_weights import packed
 from vllm_redrafter.engine.cpu.search import search
 from vllm_redrafter.heads.head import Product
 from vllm_redrafter.heads.registry import new_head
+from vllm_redrafter.heads.selector import SelectorConfig
+from vllm_redrafter.heads.shortlist import affordable
 from vllm_redrafter.tree.beam_search import beam_search
 from vllm_redrafter.tree.policy import SearchShape
 
@@ -43,51 +46,83 @@ class Cost:
         return {**asdict(self), "floor": self.floor, "packed_over_floor": self.packed / self.floor}
 
 
-class Draft:
-    """A drafter of random weights, plain and packed, and inputs for it; `head` is its name."""
+class Read(NamedTuple):
+    """One packed product of a draft: what it is of, and the numbers that it reads."""
 
-    def __init__(self, head: str, vocab_size: int, hidden_size: int, dtype: torch.dtype) -> None:
+    product: Product
+    x: Tensor
+    numbers: int
+
+
+class Draft:
+    """A drafter of random weights, plain and packed, and inputs for it.
+
+    Args:
+        head: its name; but for a onepass head, one that chooses among candidates has a selector.
+        vocab_size, hidden_size: the target's.
+        length: the most tokens that are drafted in a row.
+        candidates: C; 0 ranks the vocabulary at every level.
+        dtype: of the weights.
+    """
+
+    def __init__(
+        self,
+        head: str,
+        vocab_size: int,
+        hidden_size: int,
+        length: int,
+        candidates: int,
+        dtype: torch.dtype,
+    ) -> None:
         torch.manual_seed(0)
-        self.dtype = dtype
-        drafter = new_head(head, vocab_size, hidden_size)
+        self.dtype, self.candidates = dtype, candidates
+        drafter = new_head(head, vocab_size, hidden_size, length)
+        if candidates and not drafter.config.selected_depths and length > 1:
+            selector = SelectorConfig(length - 1, max(1, drafter.config.feature_width // 4))
+            drafter = new_head(head, vocab_size, hidden_size, length, selector=selector)
         self.plain, self.config = drafter.to(dtype).eval().requires_grad_(False), drafter.config
         self.packed = self.plain.packed(self._packed)
-        # Of each product, what it is of, while a search is recorded.
-        self._recorded: list[tuple[Product, Tensor]] | None = None
+        # The products of a search while it is recorded.
+        self._recorded: list[Read] | None = None
         self.embed = torch.nn.Embedding(vocab_size, hidden_size, dtype=dtype)
 
     def search(self, packed: bool, requests: int, width: int, length: int) -> None:
         """As training and `evaluate` search, or as the engine does."""
         hidden = torch.zeros(requests, self.config.hidden_width, dtype=self.dtype)
         roots = torch.arange(requests) % self.config.vocab_size
-        shape = SearchShape(width, length)
+        shape, count = SearchShape(width, length), self.affordable(requests, length)
         if packed:
-            search(self.packed, self.embed, hidden, roots, shape)
+            search(self.packed, self.embed, hidden, roots, shape, count)
         else:
-            beam_search(self.plain, self.embed, hidden, roots, *shape)
+            beam_search(self.plain, self.embed, hidden, roots, *shape, candidates=count)
 
-    def products(self, requests: int, width: int, length: int) -> list[tuple[Product, Tensor]]:
-        """The packed products of such a draft, and what each is of."""
+    def affordable(self, requests: int, length: int) -> int:
+        """Of how many candidates the engine chooses."""
+        return affordable(self.candidates, requests, length, self.config.num_ranked_tokens)
+
+    def products(self, requests: int, width: int, length: int) -> list[Read]:
+        """The packed products of such a draft."""
         self._recorded = recorded = []
         self.search(True, requests, width, length)
         self._recorded = None
         return recorded
 
+    def num_bytes(self, requests: int, width: int, length: int) -> int:
+        """Read by such a draft: the weights of each product, and the rows that are gathered."""
+        numbers = sum(read.numbers for read in self.products(requests, width, length))
+        rows = requests * (length - 1) * self.affordable(requests, length)
+        return (numbers + rows * self.config.feature_width) * self.dtype.itemsize
+
     def _packed(self, weight: Tensor, bias: Tensor | None) -> Product:
         product = packed(weight, bias)
+        numbers = weight.numel() + (0 if bias is None else bias.numel())
 
         def recording(x: Tensor) -> Tensor:
             if self._recorded is not None:
-                self._recorded.append((product, x))
+                self._recorded.append(Read(product, x, numbers))
             return product(x)
 
         return recording
-
-    def num_bytes(self, length: int) -> int:
-        """Read by a draft: everything once per level, but what depends on h alone once."""
-        once = self.plain.num_condition_parameters
-        per_level = sum(p.numel() for p in self.plain.parameters()) - once
-        return (per_level * length + once) * self.dtype.itemsize
 
 
 def measure(draft: Draft, requests: int, width: int, length: int, repeats: int) -> Cost:
@@ -96,7 +131,7 @@ def measure(draft: Draft, requests: int, width: int, length: int, repeats: int) 
 
     @torch.inference_mode()
     def alone() -> None:
-        for product, x in products:
+        for product, x, _ in products:
             product(x)
 
     parts: dict[str, Callable[[], None]] = {
@@ -106,7 +141,7 @@ def measure(draft: Draft, requests: int, width: int, length: int, repeats: int) 
     }
     bandwidth = timing.read_bandwidth()
     found = timing.medians(parts, repeats)
-    least = 1000 * draft.num_bytes(length) / bandwidth
+    least = 1000 * draft.num_bytes(requests, width, length) / bandwidth
     return Cost(requests, f"{width}x{length}", **found, bytes=least)
 
 

@@ -51,6 +51,14 @@ def test_a_part_alone_leaves_no_trace_of_the_other(tmp_path: Path) -> None:
     assert (cost["dtype"], cost["nodes"], cost["repeats"]) == ("bfloat16", 4, 2)
 
 
+def test_a_draft_among_candidates(tmp_path: Path) -> None:
+    options = ["--parts", "draft", "--head", "onepass", "--candidates", "32", "--shapes", "4x3"]
+    record, _ = run(tmp_path / "parts.json", *DRAFTER, *options, "--requests", "2")
+    assert record["settings"]["candidates"] == 32
+    (cost,) = record["draft"]
+    assert min(cost["plain"], cost["packed"], cost["products"], cost["bytes"]) > 0
+
+
 def test_query_heads_that_no_grouping_gives(capsys: pytest.CaptureFixture[str]) -> None:
     with (
         pytest.MonkeyPatch.context() as patch,
