@@ -24,7 +24,8 @@ def pair(name: str) -> tuple[DraftHead, DraftHead]:
     heads = []
     for layers in (LAYERS, ()):
         torch.manual_seed(0)
-        heads.append(new_head(name, V, H, target_layers=layers).double().requires_grad_(False))
+        head = new_head(name, V, H, target_layers=layers).eval()
+        heads.append(head.double().requires_grad_(False))
     return heads[0], heads[1]
 
 

@@ -50,7 +50,7 @@ class PackedCell:
 
     def __call__(self, state: Tensor, embedded: Tensor) -> Tensor:
         """The state [..., 2 S] float32 behind `state` [..., 2 S], of e [..., H]."""
-        before = state.flatten(0, -2).numpy()
+        before = state.flatten(0, -2).contiguous().numpy()
         joined = _joined(embedded.flatten(0, -2).float().numpy(), before)
         mixed = self._product(torch.from_numpy(joined).to(self._dtype)).float()
         after = _after(before, mixed.numpy(), mixed.sigmoid().numpy())
@@ -82,7 +82,7 @@ def _with_norm(state: Floats) -> Floats:
     rows, size = state.shape
     both = np.empty((rows, 2 * size), dtype=state.dtype)
     for row in range(rows):
-        factor = _factor(state[row])
+        factor = norm_factor(state[row])
         for i in range(size):
             both[row, i] = state[row, i]
             both[row, size + i] = state[row, i] * factor
@@ -95,7 +95,7 @@ def _joined(embedded: Floats, state: Floats) -> Floats:
     (rows, hidden), size = embedded.shape, state.shape[1] // 2
     joined = np.empty((rows, hidden + size), dtype=state.dtype)
     for row in range(rows):
-        factor = _factor(embedded[row])
+        factor = norm_factor(embedded[row])
         for i in range(hidden):
             joined[row, i] = embedded[row, i] * factor
         joined[row, hidden:] = state[row, size:]
@@ -112,14 +112,14 @@ def _after(before: Floats, mixed: Floats, sigmoids: Floats) -> Floats:
         for i in range(size):
             candidate = mixed[row, size + i] * sigmoids[row, size + i]
             state[i] = candidate + sigmoids[row, i] * (before[row, i] - candidate)
-        factor = _factor(state)
+        factor = norm_factor(state)
         for i in range(size):
             after[row, size + i] = state[i] * factor
     return after
 
 
 @compiled
-def _factor(x: Floats) -> Any:
+def norm_factor(x: Floats) -> Any:
     """n(x) / x: sqrt(H) / (|x| + EPSILON)."""
     return x.dtype.type(math.sqrt(x.shape[0]) / (math.sqrt(_square(x)) + EPSILON))
 

@@ -6,15 +6,23 @@ what the root tells of all depths is computed with the root's state, once per dr
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from vllm_redrafter.heads.gated_cell_packed import PackedCell, PackedFirstState, with_norm
+from vllm_redrafter.heads.gated_cell_packed import (
+    Floats,
+    PackedCell,
+    PackedFirstState,
+    norm_factor,
+    with_norm,
+)
 from vllm_redrafter.heads.head import DraftHead, Pack
 from vllm_redrafter.heads.norm import normed
 from vllm_redrafter.heads.onepass_layers import OnePassLayers
 from vllm_redrafter.heads.packed_head import PackedHead
 from vllm_redrafter.heads.selector_packed import PackedSelector
+from vllm_redrafter.utils.compiled import compiled
 
 
 class PackedOnePassHead(PackedHead):
@@ -34,7 +42,7 @@ class PackedOnePassHead(PackedHead):
         self._first = pack(layers.first.weight, layers.first.bias)
         self._mix = PackedCell(layers.mix, pack)
         self._change = pack(layers.change.weight, layers.change.bias)
-        self._dtype, self._scale = layers.scale.dtype, layers.scale.float()
+        self._dtype, self._scale = layers.scale.dtype, layers.scale.detach().float().numpy()
 
     def condition(self, hidden: Tensor) -> Tensor:
         """[..., 2 H] float32: the state before the root's; see `OnePassHead.condition`."""
@@ -49,28 +57,38 @@ class PackedOnePassHead(PackedHead):
 
     def advance(self, state: Tensor, embedded: Tensor) -> Tensor:
         """[g_{d+1} .. g_D ; u ; n(u)] float32; see `OnePassHead.advance`."""
-        told, small = self._parts(state)
-        return torch.cat([told[..., self._hidden :], self._mix(small, embedded)], dim=-1)
+        small = self._mix(state[..., -2 * self._small :], embedded)
+        return torch.cat([state[..., self._hidden : -2 * self._small], small], dim=-1)
 
     def features(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
         """[..., H]; see `OnePassHead.features`."""
-        told, small = self._parts(state)
-        told = told[..., : self._hidden]
-        if depth > 0:
-            corrections = self._change(small[..., : self._small].to(self._dtype)).float()
-            kept, change = corrections.chunk(2, dim=-1)
-            told = torch.addcmul(change, told, kept.sigmoid())
-        return self._scaled(told)
+        if depth == 0:
+            return self._scaled(state[..., : self._hidden])
+        rows = state.flatten(0, -2)
+        small = rows[:, -2 * self._small : -self._small].to(self._dtype)
+        mixed = self._change(small).float()
+        corrected = _corrected(rows.numpy(), mixed.numpy(), mixed.sigmoid().numpy(), self._scale)
+        return torch.from_numpy(corrected).to(self._dtype).view(*state.shape[:-1], -1)
 
     def base_features(self, condition: Tensor, state: Tensor, length: int) -> Tensor:
         """[..., length, H]; see `OnePassHead.base_features`."""
         told = state[..., : length * self._hidden]
         return self._scaled(told.view(*state.shape[:-1], length, self._hidden))
 
-    def _parts(self, state: Tensor) -> tuple[Tensor, Tensor]:
-        """What the root told, and [u ; n(u)]."""
-        return state[..., : -2 * self._small], state[..., -2 * self._small :]
-
     def _scaled(self, x: Tensor) -> Tensor:
         """a n(x), as the vocabulary-wide layer reads it."""
-        return (normed(x) * self._scale).to(self._dtype)
+        return (normed(x) * torch.from_numpy(self._scale)).to(self._dtype)
+
+
+@compiled
+def _corrected(state: Floats, mixed: Floats, sigmoids: Floats, scale: Floats) -> Floats:
+    """a n(sigmoid(p) g_d + c) [N, H]; of states, [p ; c] and their sigmoids [N, 2 H], and a."""
+    rows, hidden = state.shape[0], scale.shape[0]
+    corrected = np.empty((rows, hidden), dtype=state.dtype)
+    for row in range(rows):
+        for i in range(hidden):
+            corrected[row, i] = sigmoids[row, i] * state[row, i] + mixed[row, hidden + i]
+        factor = norm_factor(corrected[row])
+        for i in range(hidden):
+            corrected[row, i] *= factor * scale[i]
+    return corrected

@@ -23,5 +23,5 @@ class PackedSelector:
         """See `Selector.forward`; x may be wider than the products' dtype."""
         inner = F.silu(self._down(normed(x).to(self._dtype)))
         parts = inner.chunk(self._depths, dim=-1)[: length - 1]
-        changes = [up(part).to(x.dtype) for up, part in zip(self._ups, parts, strict=False)]
-        return torch.stack([x, *(x + change for change in changes)], dim=-2)
+        below = [x + up(part) for up, part in zip(self._ups, parts, strict=False)]
+        return torch.stack([x, *below], dim=-2)
