@@ -21,9 +21,9 @@ from transformers import (
 
 from vllm_redrafter import save_drafter
 from vllm_redrafter.data.rows import TextRow
-from vllm_redrafter.heads.gated import GatedConfig, GatedHead
 from vllm_redrafter.heads.medusa import MedusaConfig, MedusaHead
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
+from vllm_redrafter.heads.registry import new_head
 from vllm_redrafter.training.batches import TextBatch
 from vllm_redrafter.training.distillation import Distillation
 from vllm_redrafter.training.objective import Objective
@@ -153,17 +153,25 @@ def make_gated(
     folder: Path, target: Path, rows: Sequence[TextRow], target_layers: tuple[int, ...] = ()
 ) -> Path:
     """A gated head that has some of the target's text by heart, so that it drafts what comes."""
+    return make_reciting(folder, target, rows, "gated", target_layers=target_layers)
+
+
+def make_reciting(
+    folder: Path, target: Path, rows: Sequence[TextRow], name: str, **options: Any
+) -> Path:
+    """The same of any head, by its name and the options of its sizes; it drafts four tokens."""
+    length = 4
     model = load_target(target)
     batch = TextBatch.of([[row] for row in rows])
-    outputs = read_target(model, batch, target_layers)
+    outputs = read_target(model, batch, options.get("target_layers", ()))
     torch.manual_seed(1)
-    sizes = model.config
-    head = GatedHead(GatedConfig(sizes.vocab_size, sizes.hidden_size, target_layers=target_layers))
-    learning = Distillation(head, None, num_steps=4, objective=Objective("ce", target_share=0.0))
+    head = new_head(name, model.config.vocab_size, model.config.hidden_size, length, **options)
+    objective = Objective("ce", target_share=0.0)
+    learning = Distillation(head, None, num_steps=length, objective=objective)
     optimizer = torch.optim.Adam(head.parameters(), lr=1e-2)
     for _ in range(60):
         optimizer.zero_grad()
-        learning(batch, outputs, torch.full((4,), 1e-2)).total.backward()
+        learning(batch, outputs, torch.full((length,), 1e-2)).total.backward()
         optimizer.step()
     save_drafter(head, folder)
     return folder
