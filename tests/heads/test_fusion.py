@@ -78,6 +78,5 @@ def test_its_layers_are_read_from_config_json(name: str) -> None:
     values = {"model_type": head.config.model_type, **vars(head.config)}
     read = head_config(values | {"target_layers": list(LAYERS)})
     assert read == head.config and build_head(read).state_dict().keys() == head.state_dict().keys()
-    assert head.num_condition_parameters >= 3 * H * H
     with pytest.raises(ConfigError, match=r"drafter config.json: target_layers must be a list"):
         replace(head.config, target_layers="1,3")

@@ -363,11 +363,6 @@ class DraftHead(nn.Module, ABC):
         return Shortlist.of(layer(features), layer.weight, count)
 
     @property
-    def num_condition_parameters(self) -> int:
-        """Parameters that `condition` reads, once per draft; all others are read at every level."""
-        return 0 if self.fuse is None else sum(p.numel() for p in self.fuse.parameters())
-
-    @property
     def dtype(self) -> torch.dtype:
         """Of the parameters."""
         return self.vocabulary_layers[0].weight.dtype

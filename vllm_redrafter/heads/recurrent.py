@@ -115,13 +115,6 @@ class RecurrentHead(DraftHead):
         assert isinstance(layer, nn.Linear)
         return (layer,)
 
-    @property
-    def num_condition_parameters(self) -> int:
-        """Of the input projection, the part that reads h; and what makes h of several layers."""
-        config, fuse = self.config, super().num_condition_parameters
-        project = config.exit_dim * config.hidden_size if config.has_input_projection else 0
-        return project + fuse
-
     def packed(self, pack: Pack) -> SearchHead:
         """In as few products as the mathematics allows: see `recurrent_packed.py`."""
         return PackedRecurrentHead(self, self._layers, pack)
