@@ -164,13 +164,16 @@ class MedusaHead(DraftHead):
         layers = [self.lm_head] if self.config.shared_output else list(self.lm_heads)
         return layers  # type: ignore[return-value]
 
-    def launches(self, table: nn.Module | None, max_rows: int) -> FusedHead | None:
+    def launches(self, table: nn.Module | None, max_rows: int, length: int) -> FusedHead | None:
         """See `medusa_fused.py`."""
         from vllm_redrafter.heads.medusa_fused import FusedMedusaHead
+        from vllm_redrafter.heads.selector_fused import FusedSelector
 
         blocks: list[Any] = list(self.blocks)
+        layers = [list(block.layers) for block in blocks]
         weight = self.vocabulary_layers[0].weight
-        return FusedMedusaHead([list(block.layers) for block in blocks], weight, max_rows)
+        selector = FusedSelector.of(self.selector, length, max_rows)
+        return FusedMedusaHead(layers, weight, max_rows, selector)
 
     # Checkpoints
 

@@ -9,21 +9,30 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from vllm_redrafter.heads.fused_head import Features
+from vllm_redrafter.heads.selector_fused import FusedSelector
 from vllm_redrafter.triton_kernels.draft_layers import Product, draft_layer
 
 
 class FusedMedusaHead:
     """See `FusedHead`. Weights are read where the layers have them at each call."""
 
-    def __init__(self, blocks: Sequence[Sequence[nn.Linear]], like: Tensor, max_rows: int) -> None:
+    def __init__(
+        self,
+        blocks: Sequence[Sequence[nn.Linear]],
+        like: Tensor,
+        max_rows: int,
+        selector: FusedSelector | None,
+    ) -> None:
         """Allocate what the layers write.
 
         Args:
             blocks: the residual blocks of each head.
             like: [.., H], of the dtype and on the device of the weights.
             max_rows: see `DraftHead.launches`.
+            selector: None where there is none.
         """
-        self._blocks = blocks
+        self._blocks, self._selector = blocks, selector
         # A layer reads one of the two and writes the other.
         self._features = like.new_empty(2, max_rows, like.shape[-1])
         self._nothing = like.new_zeros(max_rows, 1)
@@ -39,10 +48,15 @@ class FusedMedusaHead:
         """[rows, 1], which nothing reads: see `FusedHead.step`."""
         return self._nothing[: tokens.shape[0]]
 
-    def features(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
+    def features(self, condition: Tensor, state: Tensor, depth: int) -> Features:
         """[R, H], for all beams: see `FusedHead.features`."""
         x = condition
         for index, layer in enumerate(self._blocks[depth]):
             out = self._features[index % 2, : x.shape[0]]
             x = draft_layer(Product(x, layer.weight), out, bias=layer.bias, silu=True, residual=x)
-        return x
+        return Features(x)
+
+    def base_features(self, condition: Tensor, state: Tensor) -> Tensor:
+        """What the selector tells: see `FusedHead.base_features`."""
+        assert self._selector is not None
+        return self._selector(self.features(condition, state, 0).x)

@@ -15,7 +15,16 @@ from redrafter_testing.gpu.recorded_graphs import RecordedGraph, graphs_recorded
 from redrafter_testing.gpu.triton_interpreter import import_interpreted, interpreted
 
 ON_GPU = torch.cuda.is_available()
-KERNELS = ("ordered_keys", "top_candidates", "grow_beams", "draft_layers", "gated_layer")
+KERNELS = (
+    "ordered_keys",
+    "top_candidates",
+    "candidates",
+    "grow_beams",
+    "draft_layers",
+    "gated_layer",
+    "gather_dot",
+    "correction",
+)
 if not ON_GPU:
     import_interpreted(
         *(f"vllm_redrafter.triton_kernels.{name}" for name in KERNELS),
@@ -64,7 +73,7 @@ def random_weights(drafter: Head) -> Head:
         nn.init.normal_(parameter, std=0.5)
     if (ranked := drafter.config.draft_vocab_size) is not None:
         drafter.keep_tokens(torch.arange(ranked, device=DEVICE) * 2)
-    return drafter
+    return drafter.eval()
 
 
 def embedding() -> nn.Embedding:
@@ -80,10 +89,14 @@ def requests(count: int, seed: int = 1) -> tuple[Tensor, Tensor]:
 
 
 def assert_found(
-    search: DraftSearch, drafter: DraftHead, embed: Callable[[Tensor], Tensor], *inputs: Tensor
+    search: DraftSearch,
+    drafter: DraftHead,
+    embed: Callable[[Tensor], Tensor],
+    *inputs: Tensor,
+    candidates: int = 0,
 ) -> None:
     found, log_odds = search.explore(*inputs)
-    expected = beam_search(drafter, embed, *inputs, *SHAPE)
+    expected = beam_search(drafter, embed, *inputs, *SHAPE, candidates=candidates)
     assert log_odds is None
     assert torch.equal(found.tokens, expected.tokens)
     assert torch.equal(found.back_pointers, expected.back_pointers)
@@ -131,6 +144,50 @@ def test_a_gated_head_is_searched_on_kernels(
     for name in ("start", "advance", "features"):  # torch's, which kernels stand for
         monkeypatch.setattr(head, name, None)
     search.explore(*inputs)
+
+
+SELECTOR = {"depths": 3, "rank": 5}
+"""Of one more level than a search has."""
+
+
+def telling(name: str, **options: Any) -> DraftHead:
+    """A head that tells candidates."""
+    torch.manual_seed(0)
+    own = {"levels": 4, "state_size": 7, "base_rank": 5} if name == "onepass" else {}
+    added = {} if name == "onepass" else {"selector": SELECTOR}
+    head = new_head(name, VOCAB, HIDDEN, SHAPE.beam_length, **own, **added, **options)
+    return random_weights(head.to(DEVICE))
+
+
+TELLING: list[tuple[str, dict[str, Any]]] = [
+    ("recurrent", {"num_draft_layers": 2}),
+    ("gated", {}),
+    ("gated", {"num_draft_layers": 1, "draft_vocab_size": 30}),
+    ("onepass", {}),
+    ("onepass", {"draft_vocab_size": 30}),
+    ("medusa", {"shared_output": True}),
+]
+
+
+@pytest.mark.parametrize("count", [2, MANY], ids=["kernels", "torch below the root"])
+@pytest.mark.parametrize(("name", "options"), TELLING)
+def test_nodes_choose_among_the_candidates_of_their_depth(
+    name: str, options: dict[str, Any], count: int
+) -> None:
+    head, embed, candidates = telling(name, **options), embedding(), 8
+    search = DraftSearch(head, embed, embed, SHAPE, MANY, candidates=lambda _: candidates)
+    assert_found(search, head, embed, *requests(count), candidates=candidates)
+
+
+@pytest.mark.parametrize(("name", "options"), TELLING)
+def test_a_head_that_tells_candidates_may_rank_the_vocabulary(
+    name: str, options: dict[str, Any]
+) -> None:
+    """Another number of requests chooses among candidates."""
+    head, embed = telling(name, **options), embedding()
+    search = DraftSearch(head, embed, embed, SHAPE, 3, candidates=lambda r: 0 if r > 1 else 8)
+    assert_found(search, head, embed, *requests(2))
+    assert_found(search, head, embed, *requests(1), candidates=8)
 
 
 def medusa_of(**sizes: Any) -> MedusaHead:
