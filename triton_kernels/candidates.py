@@ -3,7 +3,8 @@
 One product with the vocabulary-wide layer has the logits of the roots, and behind them those of
 every depth below (`heads/shortlist.py`). Of the roots a search needs what `top_candidates` finds;
 of a depth, its C best tokens in any order. Both begin with the best of each block of the
-vocabulary, which `keep_top` finds; `_merge_depths` merges the blocks.
+vocabulary, which `keep_top` finds; `_merge_depths` merges the blocks. Hundreds of candidates of
+more than 128k tokens are torch's to find: too many are left to merge.
 
 A level below then has logits of its C candidates alone (`gather_dot.py`), which fit one block.
 """
@@ -24,7 +25,6 @@ from vllm_redrafter.triton_kernels.checks import (
     require_same_device,
 )
 from vllm_redrafter.triton_kernels.ordered_keys import LAST_INDEX
-from vllm_redrafter.triton_kernels.registers import register_limit
 from vllm_redrafter.triton_kernels.top_candidates import (
     ZERO_BITS,
     TopTokens,
@@ -34,37 +34,73 @@ from vllm_redrafter.triton_kernels.top_candidates import (
     is_kept,
     naive_top_candidates,
     rank_row,
-    warps_of,
+    top_candidates,
 )
 
+MOST_AT_ONCE = 8192
+"""Tokens that a thread block ranks: of more, registers or shared memory would not hold them."""
 
-@triton.jit(do_not_specialize=["REQUESTS"])
+
+@triton.jit(do_not_specialize=["requests"])
 def _merge_depths(
-    kept_logits,  # [L * REQUESTS, NUM] fp32, the roots first
-    kept_tokens,  # [L * REQUESTS, NUM] int32; LAST_INDEX where there is none
-    top_logits,  # [REQUESTS, FIRST] fp32, written
-    top_tokens,  # [REQUESTS, FIRST] int32, written
-    normalisers,  # [REQUESTS] fp32, written
-    candidates,  # [(L - 1) * REQUESTS, COUNT] int32, written
-    REQUESTS,
-    NUM: tl.constexpr,
-    BLOCK: tl.constexpr,
+    kept_logits,  # [L * requests, BLOCKS, KEPT] fp32, the roots first
+    kept_tokens,  # [L * requests, BLOCKS, KEPT] int32; LAST_INDEX where there is none
+    top_logits,  # [requests, FIRST] fp32, written
+    top_tokens,  # [requests, FIRST] int32, written
+    normalisers,  # [requests] fp32, written
+    candidates,  # [(L - 1) * requests, COUNT] int32, written
+    requests,
+    BLOCKS: tl.constexpr,
+    KEPT: tl.constexpr,
     TOP: tl.constexpr,
     FIRST: tl.constexpr,
     COUNT: tl.constexpr,
+    MERGED_TOP: tl.constexpr,
+    MERGED: tl.constexpr,
     ZEROS: tl.constexpr,
 ):
     """One row: what a search needs of a root, or the candidates of a depth."""
+    # Names would have one shape in both branches.
     row = tl.program_id(0).to(tl.int64)
-    index = tl.arange(0, BLOCK)
-    logit = tl.load(kept_logits + row * NUM + index, mask=index < NUM, other=float("-inf"))
-    token = tl.load(kept_tokens + row * NUM + index, mask=index < NUM, other=LAST_INDEX)
-    if row < REQUESTS:
-        rank_row(logit, token, row, top_logits, top_tokens, normalisers, BLOCK, TOP, FIRST, ZEROS)
+    if row < requests:
+        of_root, its_tokens = _load_kept(
+            kept_logits, kept_tokens, row, BLOCKS, KEPT, TOP, MERGED_TOP
+        )
+        rank_row(
+            of_root,
+            its_tokens,
+            row,
+            top_logits,
+            top_tokens,
+            normalisers,
+            MERGED_TOP,
+            TOP,
+            FIRST,
+            ZEROS,
+        )
     else:
+        logit, token = _load_kept(kept_logits, kept_tokens, row, BLOCKS, KEPT, COUNT, MERGED)
         kept = is_kept(logit, token != LAST_INDEX, COUNT, ZEROS)
         nth = tl.cumsum(kept.to(tl.int32), axis=0) - 1
-        tl.store(candidates + (row - REQUESTS) * COUNT + nth, token, mask=kept)
+        tl.store(candidates + (row - requests) * COUNT + nth, token, mask=kept)
+
+
+@triton.jit
+def _load_kept(
+    kept_logits,
+    kept_tokens,
+    row,
+    BLOCKS: tl.constexpr,
+    KEPT: tl.constexpr,
+    NUM: tl.constexpr,
+    MERGED: tl.constexpr,
+):
+    """(logits [MERGED] fp32, tokens [MERGED] int32): the NUM that are kept of each block."""
+    index = tl.arange(0, MERGED)
+    at = (row * BLOCKS + index // NUM) * KEPT + index % NUM
+    logit = tl.load(kept_logits + at, mask=index < BLOCKS * NUM, other=float("-inf"))
+    token = tl.load(kept_tokens + at, mask=index < BLOCKS * NUM, other=LAST_INDEX)
+    return logit, token
 
 
 @triton.jit
@@ -102,8 +138,8 @@ def choose_candidates(
         num: of the roots' best tokens, how many; at most 50.
 
     Returns:
-        (the roots' best, see `top_candidates`; candidates [L-1, R, min(C, V)] int32, in the order
-        of tokens, of equal logits the lower tokens).
+        (the roots' best, see `top_candidates`; candidates [L-1, R, min(C, V)] int32 in any
+        order).
 
     Raises:
         ValueError: an argument's dtype, shape or stride does not fit.
@@ -117,36 +153,41 @@ def choose_candidates(
         f"logits: {rows} rows are not those of two or more depths of {requests} requests",
     )
     count = min(count, vocabulary)
-    kept = max(count, TOP_TOKENS)
-    of_blocks = best_of_blocks(logits, kept, candidate_block(vocabulary, kept))
-    num_kept = of_blocks[0].shape[1] * kept
-    merged = triton.next_power_of_2(num_kept)
+    block = candidate_block(vocabulary, count)
+    if triton.cdiv(vocabulary, block) * count > MOST_AT_ONCE:
+        chosen = logits[requests:].topk(count, sorted=False).indices
+        return top_candidates(logits[:requests], num), chosen.int().view(-1, requests, count)
+    kept_logits, kept_tokens = best_of_blocks(logits, block, requests, count)
+    _, blocks, kept = kept_logits.shape
+    merged_top, merged = (triton.next_power_of_2(blocks * num) for num in (TOP_TOKENS, count))
     top = empty_top(requests, num, logits.device)
     shape = rows // requests - 1, requests, count
     candidates = torch.empty(shape, dtype=torch.int32, device=logits.device)
     _merge_depths[(rows,)](
-        *of_blocks,
+        kept_logits,
+        kept_tokens,
         *top,
         candidates,
         requests,
-        NUM=num_kept,
-        BLOCK=merged,
+        BLOCKS=blocks,
+        KEPT=kept,
         TOP=TOP_TOKENS,
         FIRST=num,
         COUNT=count,
+        MERGED_TOP=merged_top,
+        MERGED=merged,
         ZEROS=ZERO_BITS[logits.dtype],
-        num_warps=warps_of(merged),
-        **register_limit(128),
+        num_warps=max(4, min(16, max(merged_top, merged) // 256)),
     )
     return top, candidates
 
 
-def candidate_block(vocabulary: int, kept: int) -> int:
-    """Tokens per block: as many as are left to merge, so that neither launch outlasts the other.
+def candidate_block(vocabulary: int, count: int) -> int:
+    """Tokens per block: about as many as are left to merge, which thread blocks have room for.
 
     2,048 for V = 32k and 128 kept of each block, 4,096 for 128k.
     """
-    return max(1024, triton.next_power_of_2(isqrt(vocabulary * kept)))
+    return min(MOST_AT_ONCE, max(1024, triton.next_power_of_2(isqrt(vocabulary * count))))
 
 
 def rank_candidates(logits: Tensor, tokens: Tensor, num: int) -> TopTokens:
@@ -207,4 +248,5 @@ def naive_rank_candidates(logits: Tensor, tokens: Tensor, num: int) -> TopTokens
     by_row, order = by_row.sort(dim=1)
     found = naive_top_candidates(logits.gather(1, order), num)
     best = by_row.gather(1, found.tokens.long())
-    return found._replace(tokens=best.masked_fill(found.logits == -torch.inf, 0))
+    best[:, logits.shape[1] :] = 0
+    return found._replace(tokens=best)

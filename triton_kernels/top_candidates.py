@@ -58,40 +58,47 @@ class TopTokens(NamedTuple):
 
 
 @triton.jit
-def is_kept(logit, exists, COUNT: tl.constexpr, ZEROS: tl.constexpr):
-    """Which of a block's logits are its COUNT best; of equal ones, the first."""
+def is_kept(logit, exists, count, ZEROS: tl.constexpr):
+    """Which of a block's logits are its `count` best; of equal ones, the first."""
     key = tl.where(exists, key_of(logit), BEHIND_ALL) >> ZEROS
-    last = nth_largest(key, COUNT, 32 - ZEROS)
+    last = nth_largest(key, count, 32 - ZEROS)
     above = key > last
     tie = (key == last) & exists
-    places = COUNT - tl.sum(above.to(tl.int32), axis=0)
+    places = count - tl.sum(above.to(tl.int32), axis=0)
     return above | (tie & (tl.cumsum(tie.to(tl.int32), axis=0) <= places))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_rows"])
 def keep_top(
     logits,  # [rows, VOCAB] bf16, fp16 or fp32
     row_stride,
-    kept_logits,  # [rows, blocks, TOP] fp32, written
-    kept_tokens,  # [rows, blocks, TOP] int32, written
+    kept_logits,  # [rows, blocks, TOP] fp32, the first `count` of each block written
+    kept_tokens,  # [rows, blocks, TOP] int32, likewise
     VOCAB,
+    first_rows,
+    FIRST_COUNT: tl.constexpr,
+    COUNT: tl.constexpr,
     TOP: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_TOP: tl.constexpr,
     ZEROS: tl.constexpr,
 ):
-    """One row and block of the vocabulary: its TOP best, in the order of tokens."""
+    """One row and block of the vocabulary: its `count` best, in the order of tokens.
+
+    These are FIRST_COUNT of the first rows, COUNT of the others, and TOP at most.
+    """
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    count = tl.where(row < first_rows, FIRST_COUNT, COUNT)
     token = block * BLOCK + tl.arange(0, BLOCK)
     exists = token < VOCAB
     logit = tl.load(logits + row * row_stride + token, mask=exists, other=0.0).to(tl.float32)
-    kept = is_kept(logit, exists, TOP, ZEROS)
+    kept = is_kept(logit, exists, count, ZEROS)
     nth = tl.cumsum(kept.to(tl.int32), axis=0) - 1
     to = (row * tl.num_programs(1) + block) * TOP
     tl.store(kept_logits + to + nth, logit, mask=kept)
     tl.store(kept_tokens + to + nth, token, mask=kept)
     place = tl.arange(0, BLOCK_TOP)
-    empty = (place >= tl.sum(kept.to(tl.int32), axis=0)) & (place < TOP)
+    empty = (place >= tl.sum(kept.to(tl.int32), axis=0)) & (place < count)
     tl.store(kept_logits + to + place, float("-inf"), mask=empty)
     tl.store(kept_tokens + to + place, LAST_INDEX, mask=empty)
 
@@ -174,7 +181,7 @@ def top_candidates(logits: Tensor, num: int) -> TopTokens:
     require(1 <= num <= TOP_TOKENS, f"num: must be 1 to {TOP_TOKENS}, got {num}")
     check_logits(logits)
     rows, vocabulary = logits.shape
-    kept_logits, kept_tokens = best_of_blocks(logits, TOP_TOKENS, vocabulary_block(vocabulary))
+    kept_logits, kept_tokens = best_of_blocks(logits, vocabulary_block(vocabulary))
     blocks = kept_logits.shape[1]
     top = empty_top(rows, num, logits.device)
     merged = triton.next_power_of_2(blocks * TOP_TOKENS)
@@ -195,33 +202,39 @@ def top_candidates(logits: Tensor, num: int) -> TopTokens:
     return top
 
 
-def best_of_blocks(logits: Tensor, count: int, block: int) -> tuple[Tensor, Tensor]:
-    """The `count` best of each block of the vocabulary, in one launch.
+def best_of_blocks(
+    logits: Tensor, block: int, first_rows: int | None = None, count: int = TOP_TOKENS
+) -> tuple[Tensor, Tensor]:
+    """The best of each block of the vocabulary, in one launch.
 
     Args:
         logits: [rows, V] bf16, fp16 or fp32, rows contiguous.
-        count: how many of each block are kept.
         block: tokens of each, a power of two.
+        first_rows: of how many rows 50 are kept; None for all.
+        count: how many are kept of each other row.
 
     Returns:
-        (logits [rows, blocks, count] float32, tokens [rows, blocks, count] int32) in the order of
-        tokens; -inf and LAST_INDEX where a block has no more.
+        (logits [rows, blocks, max(50, count)] float32, tokens likewise int32): of each block as
+        many as are kept, in the order of tokens; -inf and LAST_INDEX where it has no more.
     """
     rows, vocabulary = logits.shape
-    blocks = triton.cdiv(vocabulary, block)
-    kept_logits = logits.new_empty(rows, blocks, count, dtype=torch.float32)
-    kept_tokens = logits.new_empty(rows, blocks, count, dtype=torch.int32)
+    blocks, most = triton.cdiv(vocabulary, block), max(TOP_TOKENS, count)
+    kept_logits = logits.new_empty(rows, blocks, most, dtype=torch.float32)
+    kept_tokens = logits.new_empty(rows, blocks, most, dtype=torch.int32)
     keep_top[(rows, blocks)](
         logits,
         logits.stride(0),
         kept_logits,
         kept_tokens,
         vocabulary,
-        TOP=count,
+        rows if first_rows is None else first_rows,
+        FIRST_COUNT=TOP_TOKENS,
+        COUNT=count,
+        TOP=most,
         BLOCK=block,
-        BLOCK_TOP=triton.next_power_of_2(count),
+        BLOCK_TOP=triton.next_power_of_2(most),
         ZEROS=ZERO_BITS[logits.dtype],
-        num_warps=warps_of(block),
+        num_warps=4 if block <= 2048 else 8,
     )
     return kept_logits, kept_tokens
 
@@ -242,11 +255,6 @@ def check_logits(logits: Tensor) -> None:
     require_last_dim_contiguous(logits=logits)
     vocabulary = logits.shape[1]
     require(1 <= vocabulary < LAST_INDEX.value, f"logits: {vocabulary} tokens are not supported")
-
-
-def warps_of(block: int) -> int:
-    """Warps for a block of so many tokens: 32 per thread at most, up to 16,384."""
-    return 4 if block <= 2048 else 8 if block <= 8192 else 16
 
 
 def vocabulary_block(vocabulary: int) -> int:

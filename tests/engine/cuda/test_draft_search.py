@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any, TypeVar
 
@@ -33,12 +35,13 @@ if not ON_GPU:
 
 from vllm_redrafter.budget.acceptance import AcceptanceEstimator, log_odds_of  # noqa: E402
 from vllm_redrafter.engine.cuda.draft_search import DraftSearch  # noqa: E402
+from vllm_redrafter.heads.fp8 import quantise_rows, rounded_rows  # noqa: E402
 from vllm_redrafter.heads.gated import GatedConfig, GatedHead  # noqa: E402
 from vllm_redrafter.heads.head import DraftHead  # noqa: E402
 from vllm_redrafter.heads.medusa import MedusaConfig, MedusaHead  # noqa: E402
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead  # noqa: E402
 from vllm_redrafter.heads.registry import NAMES, new_head  # noqa: E402
-from vllm_redrafter.tree.beam_search import beam_search  # noqa: E402
+from vllm_redrafter.tree.beam_search import ExploredNodes, beam_search  # noqa: E402
 from vllm_redrafter.tree.policy import SearchShape  # noqa: E402
 from vllm_redrafter.tree.sharding import VocabularyShard  # noqa: E402
 from vllm_redrafter.triton_kernels.draft_layers import MAX_ROWS  # noqa: E402
@@ -269,18 +272,102 @@ def shard_s_search(embed: nn.Embedding, pool: MemoryPool | None = None) -> Draft
         return DraftSearch(parts[0], embed, embed, SHAPE, max_requests=2, shard=shard)
 
 
+@pytest.mark.parametrize(("name", "options"), TELLING[:5:2])
+def test_ranks_choose_among_the_candidates_of_each(name: str, options: dict[str, Any]) -> None:
+    """Against the same in torch."""
+    ranks, embed, count = 2, embedding(), 8
+    vocabulary = options.get("draft_vocab_size", VOCAB)
+    heads = [telling(name, **options) for _ in range(ranks)]
+    inputs = requests(2)
+
+    def found(search: Callable[[DraftHead, VocabularyShard], ExploredNodes]) -> list[ExploredNodes]:
+        together = Together(ranks)
+        shards = [VocabularyShard(vocabulary, r, ranks, together.gather_of(r)) for r in range(2)]
+
+        def alone(head: DraftHead, shard: VocabularyShard) -> ExploredNodes:
+            with together.computing:
+                return search(head, shard)
+
+        with ThreadPoolExecutor(ranks) as pool:
+            return [*pool.map(alone, heads, shards)]
+
+    for rank, head in enumerate(heads):
+        VocabularyShard(vocabulary, rank, ranks, lambda part: part).cut(head)
+
+    def on_kernels(head: DraftHead, shard: VocabularyShard) -> ExploredNodes:
+        search = DraftSearch(head, embed, embed, SHAPE, 2, shard, candidates=lambda _: count)
+        return search.explore(*inputs)[0]
+
+    def in_torch(head: DraftHead, shard: VocabularyShard) -> ExploredNodes:
+        return beam_search(head, embed, *inputs, *SHAPE, shard=shard, candidates=count)
+
+    first, second = found(on_kernels)
+    expected, _ = found(in_torch)
+    assert torch.equal(first.tokens, second.tokens)
+    assert torch.equal(first.tokens, expected.tokens)
+    assert torch.equal(first.back_pointers, expected.back_pointers)
+    torch.testing.assert_close(first.log_probs, expected.log_probs, rtol=1e-4, atol=1e-4)
+
+
+class Together:
+    """What ranks in threads exchange; one at a time computes, as the interpreter needs it."""
+
+    def __init__(self, ranks: int) -> None:
+        self._parts = [torch.empty(0)] * ranks
+        self._barrier, self.computing = threading.Barrier(ranks), threading.Lock()
+
+    def gather_of(self, rank: int) -> Callable[[Tensor], Tensor]:
+        def gather(part: Tensor) -> Tensor:
+            self._parts[rank] = part
+            self._wait()
+            gathered = torch.cat(self._parts, dim=-1)
+            self._wait()
+            return gathered
+
+        return gather
+
+    def _wait(self) -> None:
+        self.computing.release()
+        self._barrier.wait(120)
+        self.computing.acquire()
+
+
+@pytest.mark.parametrize("name", ["gated", "onepass"])
+def test_rows_in_fp8_are_gathered_where_the_layer_has_no_others(name: str) -> None:
+    """The layer multiplies with the rounded weights."""
+    head, rounded, embed = telling(name), telling(name), embedding()
+    weight = head.vocabulary_layers[0].weight.detach()
+    rounded.lm_head.weight = nn.Parameter(rounded_rows(weight))
+    head.lm_head = Elsewhere(rounded.vocabulary_layers[0])
+    rows = quantise_rows(weight)
+    search = DraftSearch(head, embed, embed, SHAPE, 2, candidates=lambda _: 8, in_fp8=rows)
+    assert_found(search, rounded, embed, *requests(2), candidates=8)
+
+
 def test_a_shard_s_search_is_the_whole_s() -> None:
     embed = embedding()
     assert_found(shard_s_search(embed), drafter_of(), embed, *requests(2))
 
 
-@pytest.mark.parametrize("new", [drafter_of, gated_of, medusa_of])
-def test_a_search_needs_nothing_of_what_was_in_its_memory(new: Callable[[], DraftHead]) -> None:
+@pytest.mark.parametrize(
+    ("new", "candidates"),
+    [
+        (drafter_of, 0),
+        (gated_of, 0),
+        (medusa_of, 0),
+        (lambda: telling("gated"), 8),
+        (lambda: telling("onepass"), 8),
+    ],
+    ids=["recurrent", "gated", "medusa", "selector", "onepass"],
+)
+def test_a_search_needs_nothing_of_what_was_in_its_memory(
+    new: Callable[[], DraftHead], candidates: int
+) -> None:
     drafter, embed, pool = new(), embedding(), MemoryPool()
     with pool:
-        search = DraftSearch(drafter, embed, embed, SHAPE, max_requests=2)
+        search = DraftSearch(drafter, embed, embed, SHAPE, 2, candidates=lambda _: candidates)
     pool.discard()
-    assert_found(search, drafter, embed, *requests(2))
+    assert_found(search, drafter, embed, *requests(2), candidates=candidates)
 
 
 def test_a_shard_s_search_needs_nothing_of_what_was_in_its_memory() -> None:
@@ -332,6 +419,42 @@ def test_a_graph_of_a_search_reads_what_is_in_its_inputs_now(
         own.copy_(new)
     graph.replay()
     expected = beam_search(drafter, embed, *inputs, *SHAPE)
+    assert torch.equal(found.tokens, expected.tokens)
+    torch.testing.assert_close(found.log_probs, expected.log_probs, rtol=1e-4, atol=1e-4)
+    assert graph.num_nodes == launches
+
+
+FIVE = SearchShape(4, 5)
+
+
+@pytest.mark.skipif(ON_GPU, reason="recordings stand for graphs on a CPU")
+@pytest.mark.parametrize(
+    ("name", "options", "launches"),
+    [
+        ("gated", {}, 6 * 5),
+        ("gated", {"selector": {"depths": 4, "rank": 5}}, 9 + 4 * 4),
+        ("recurrent", {"selector": {"depths": 4, "rank": 5}}, 11 + 6 * 4),
+        ("onepass", {}, 10 + 5 * 4),
+    ],
+    ids=["gated", "gated with a selector", "recurrent with a selector", "onepass"],
+)
+def test_so_many_launches_draft_five_levels(
+    name: str, options: dict[str, Any], launches: int
+) -> None:
+    """In a graph, which reads what is in its inputs now."""
+    torch.manual_seed(0)
+    head = new_head(name, VOCAB, HIDDEN, 5, **options)
+    head, embed = random_weights(head.to(DEVICE)), embedding()
+    candidates = 8 if head.config.selected_depths else 0
+    search = DraftSearch(head, embed, embed, FIVE, 1, candidates=lambda _: candidates)
+    inputs = requests(1)
+    graph = RecordedGraph()
+    with torch.inference_mode(), graphs_recorded(), torch.cuda.graph(graph):
+        found, _ = search.explore(*inputs)
+    for own, other in zip(inputs, requests(1, seed=3), strict=True):
+        own.copy_(other)
+    graph.replay()
+    expected = beam_search(head, embed, *inputs, *FIVE, candidates=candidates)
     assert torch.equal(found.tokens, expected.tokens)
     torch.testing.assert_close(found.log_probs, expected.log_probs, rtol=1e-4, atol=1e-4)
     assert graph.num_nodes == launches
