@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,9 @@ def save_drafter(
     recorded: dict[str, Any] = {"algorithm": METHOD, "verifier": {"name_or_path": verifier}}
     if shape:
         recorded |= {"default_proposal_method": METHOD}
-        recorded |= {"proposal_methods": [{"proposal_type": METHOD, **proposal_of(shape)}]}
+        recorded |= {
+            "proposal_methods": [{"proposal_type": METHOD, **proposal_of(shape, drafter.config)}]
+        }
     further = {"speculators_config": recorded, **extra}
     write_files(drafter, Path(folder), "own", further)
 
@@ -56,7 +59,7 @@ def write_files(drafter: DraftHead, folder: Path, layout: str, further: Mapping[
     config = {
         "model_type": drafter.config.model_type,
         "architectures": [drafter.layouts.get(layout, type(drafter).__name__)],
-        **{k: v for k, v in vars(drafter.config).items() if v is not None and v != ()},
+        **{k: v for k, v in asdict(drafter.config).items() if v not in (None, ())},
         "torch_dtype": str(drafter.dtype).removeprefix("torch."),
         **further,
     }
