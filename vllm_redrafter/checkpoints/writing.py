@@ -37,9 +37,7 @@ def save_drafter(
     recorded: dict[str, Any] = {"algorithm": METHOD, "verifier": {"name_or_path": verifier}}
     if shape:
         recorded |= {"default_proposal_method": METHOD}
-        recorded |= {
-            "proposal_methods": [{"proposal_type": METHOD, **proposal_of(shape, drafter.config)}]
-        }
+        recorded |= {"proposal_methods": [{"proposal_type": METHOD, **proposal_of(shape)}]}
     further = {"speculators_config": recorded, **extra}
     write_files(drafter, Path(folder), "own", further)
 
