@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -66,9 +66,19 @@ class FusedHead(Protocol):
         """
         ...
 
-    def base_features(self, condition: Tensor, state: Tensor) -> Tensor:
-        """`DraftHead.base_features` of the roots, for all levels: [L, R, E].
 
-        Of a head that tells candidates; condition [R, C], state [R, S].
+@runtime_checkable
+class FusedTellingHead(FusedHead, Protocol):
+    """One that tells candidates."""
+
+    def base_features(self, condition: Tensor, state: Tensor) -> Tensor:
+        """`DraftHead.base_features` of the roots, for all levels.
+
+        Args:
+            condition: [R, C].
+            state: [R, S], of the roots.
+
+        Returns:
+            [L, R, E].
         """
         ...

@@ -167,13 +167,10 @@ class MedusaHead(DraftHead):
     def launches(self, table: nn.Module | None, max_rows: int, length: int) -> FusedHead | None:
         """See `medusa_fused.py`."""
         from vllm_redrafter.heads.medusa_fused import FusedMedusaHead
-        from vllm_redrafter.heads.selector_fused import FusedSelector
 
         blocks: list[Any] = list(self.blocks)
-        layers = [list(block.layers) for block in blocks]
         weight = self.vocabulary_layers[0].weight
-        selector = FusedSelector.of(self.selector, length, max_rows)
-        return FusedMedusaHead(layers, weight, max_rows, selector)
+        return FusedMedusaHead([list(block.layers) for block in blocks], weight, max_rows)
 
     # Checkpoints
 

@@ -10,29 +10,21 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from vllm_redrafter.heads.fused_head import Features
-from vllm_redrafter.heads.selector_fused import FusedSelector
 from vllm_redrafter.triton_kernels.draft_layers import Product, draft_layer
 
 
 class FusedMedusaHead:
     """See `FusedHead`. Weights are read where the layers have them at each call."""
 
-    def __init__(
-        self,
-        blocks: Sequence[Sequence[nn.Linear]],
-        like: Tensor,
-        max_rows: int,
-        selector: FusedSelector | None,
-    ) -> None:
+    def __init__(self, blocks: Sequence[Sequence[nn.Linear]], like: Tensor, max_rows: int) -> None:
         """Allocate what the layers write.
 
         Args:
             blocks: the residual blocks of each head.
             like: [.., H], of the dtype and on the device of the weights.
             max_rows: see `DraftHead.launches`.
-            selector: None where there is none.
         """
-        self._blocks, self._selector = blocks, selector
+        self._blocks = blocks
         # A layer reads one of the two and writes the other.
         self._features = like.new_empty(2, max_rows, like.shape[-1])
         self._nothing = like.new_zeros(max_rows, 1)
@@ -55,8 +47,3 @@ class FusedMedusaHead:
             out = self._features[index % 2, : x.shape[0]]
             x = draft_layer(Product(x, layer.weight), out, bias=layer.bias, silu=True, residual=x)
         return Features(x)
-
-    def base_features(self, condition: Tensor, state: Tensor) -> Tensor:
-        """What the selector tells: see `FusedHead.base_features`."""
-        assert self._selector is not None
-        return self._selector(self.features(condition, state, 0).x)

@@ -80,6 +80,6 @@ class FusedOnePassHead:
         return Features(correct(state, change.weight, change.bias, told, out), head.scale)
 
     def base_features(self, condition: Tensor, state: Tensor) -> Tensor:
-        """a n(g_d): see `FusedHead.base_features`."""
+        """a n(g_d): see `FusedTellingHead.base_features`."""
         told = self._selector.told(condition.shape[0])
         return Features(told.flatten(0, 1), self._head.scale).made().view_as(told)
