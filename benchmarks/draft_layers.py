@@ -10,9 +10,15 @@ bandwidth, at best. Timed are, for bf16 weights of random numbers:
     its product one of as many bytes, x W^T with W [2 H, 2 H], by torch: what a library reaches
     block       a residual block of the gated head, with its norm: one launch of ours
     its product likewise, W [H, H]
+    small cell  the onepass head's, S = H / 4
+    correction  what that head's small state changes of what the root told
+    candidates  128 of each of four depths of V = 32,768, chosen from logits that are there
+    gathered    the products of their rows with a request's four beams: --rows / 4 requests
+    ranked      the best four of them
 
 Every launch is replayed from a CUDA graph with the L2 cache flushed before, medians over --repeats;
-TB/s are the weights' bytes alone. Ours are compared with references in float64 first. The copy
+TB/s are the weights' bytes alone, or those of logits where
+nothing else is read. Ours are compared with references in float64 first. The copy
 bandwidth is that of a large copy in the same run, bytes read and written.
 """
 
@@ -33,7 +39,15 @@ from shared_parts.arguments import integer, positive, results_file, script_parse
 from shared_parts.stopwatch import Stopwatch
 from torch import Tensor
 
+from vllm_redrafter.config import USUAL_CANDIDATES
 from vllm_redrafter.heads.norm import EPSILON
+from vllm_redrafter.triton_kernels.candidates import (
+    choose_candidates,
+    naive_choose_candidates,
+    naive_rank_candidates,
+    rank_candidates,
+)
+from vllm_redrafter.triton_kernels.correction import correct, naive_correct
 from vllm_redrafter.triton_kernels.draft_layers import (
     MAX_ROWS,
     Product,
@@ -45,7 +59,10 @@ from vllm_redrafter.triton_kernels.gated_layer import (
     gated_cell,
     naive_gated_cell,
 )
+from vllm_redrafter.triton_kernels.gather_dot import gather_dot, naive_gather_dot
 
+BEAMS, LENGTH = 4, 5
+VOCABULARY = 32_768
 TOLERANCE = 2e-2
 """Of a bf16 result, relative to the largest number of the reference's."""
 
@@ -102,7 +119,8 @@ def run(
     report["copy_tb_per_s"] = stopwatch.copy_bandwidth() / 1000
     report["layers"] = []
     for hidden, rows in product(options.hidden, options.rows):
-        made = [*layers(stopwatch, hidden, rows)]
+        of_root = [*of_candidates(stopwatch, hidden, max(1, rows // BEAMS))]
+        made = [*layers(stopwatch, hidden, rows), *small_layers(stopwatch, hidden, rows), *of_root]
         report["layers"] += [asdict(layer) for layer in made]
         results.write(options.output, report)
         print_layers(made, report["copy_tb_per_s"], console)
@@ -127,6 +145,65 @@ def layers(stopwatch: Stopwatch, hidden: int, rows: int) -> Iterator[Layer]:
     check(out, naive_draft_layer(Product(x, small), rows, **given), "the block")
     yield Layer("block", hidden, rows, small.nbytes, stopwatch.in_graph(block))
     yield library_product(stopwatch, x, small)
+
+
+def small_layers(stopwatch: Stopwatch, hidden: int, rows: int) -> Iterator[Layer]:
+    """The small state's cell, and its correction of what one root told."""
+    small = hidden // 4
+    x, weight, bias, _ = tensors(stopwatch.device, hidden, rows)
+    state, out = x[:, :small].contiguous(), x.new_empty(rows, small)
+    mix, its_bias = weight[: 2 * small, : hidden + small].contiguous(), bias[: 2 * small]
+
+    def cell() -> None:
+        gated_cell(Rows(x), Rows(state), mix, its_bias, out, EPSILON)
+
+    cell()
+    expected = naive_gated_cell(Rows(x), Rows(state), rows, mix, its_bias, EPSILON)
+    check(out, expected, "the small cell")
+    yield Layer("small cell", hidden, rows, mix.nbytes, stopwatch.in_graph(cell))
+    change, told, corrected = weight[:, :small].contiguous(), x[:1], torch.empty_like(x)
+
+    def correction() -> None:
+        correct(state, change, bias, told, corrected)
+
+    correction()
+    check(corrected, naive_correct(state, change, bias, told), "the correction")
+    yield Layer("correction", hidden, rows, change.nbytes, stopwatch.in_graph(correction))
+
+
+def of_candidates(stopwatch: Stopwatch, hidden: int, requests: int) -> Iterator[Layer]:
+    """The choice of candidates, and a level below the root."""
+    rows, count = requests * BEAMS, USUAL_CANDIDATES
+    generator = torch.Generator(stopwatch.device).manual_seed(1)
+    made = {"generator": generator, "device": stopwatch.device}
+    logits = torch.randn(LENGTH * requests, VOCABULARY, **made).to(torch.bfloat16)
+
+    def choose() -> None:
+        choose_candidates(logits, requests, count, BEAMS)
+
+    _, chosen = choose_candidates(logits, requests, count, BEAMS)
+    _, expected = naive_choose_candidates(logits, requests, count, BEAMS)
+    check(chosen.sort().values, expected.double(), "the candidates")
+    yield Layer("candidates", hidden, rows, logits.nbytes, stopwatch.in_graph(choose))
+    x, scale, tokens = *tensors(stopwatch.device, hidden, rows)[::2], chosen[0]
+    weight = torch.randn(VOCABULARY, hidden, **made).to(torch.bfloat16)
+    scale = scale[:hidden]
+
+    def gather() -> Tensor:
+        return gather_dot(x, weight, tokens, scale=scale, epsilon=EPSILON)
+
+    of_tokens = gather()
+    expected = naive_gather_dot(x, weight, tokens, scale, EPSILON)
+    check(of_tokens, expected, "what is gathered")
+    read = tokens.numel() * hidden * weight.element_size()
+    yield Layer("gathered", hidden, rows, read, stopwatch.in_graph(gather))
+
+    def rank() -> Tensor:
+        return rank_candidates(of_tokens, tokens, BEAMS).tokens
+
+    expected = naive_rank_candidates(of_tokens, tokens, BEAMS).tokens.double()
+    check(rank(), expected, "the ranks")
+    yield Layer("ranked", hidden, rows, of_tokens.nbytes, stopwatch.in_graph(rank))
 
 
 def library_product(stopwatch: Stopwatch, x: Tensor, weight: Tensor) -> Layer:

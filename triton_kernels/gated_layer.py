@@ -1,10 +1,11 @@
-"""The gated head's cell, and its last norm, for few rows: one launch each.
+"""A gated cell, and a gated head's last norm, for few rows: one launch each.
 
-    [g ; x] = W [n(e) ; n(s)] + b                       n(x) = sqrt(H) x / (|x| + epsilon)
+    [g ; x] = W [n(e) ; n(s)] + b                       n(x) = sqrt(N) x / (|x| + epsilon)
     cell:  out = z s + (1 - z) SiLU(x),  z = sigmoid(g)
     norm:  out = a n(s)
 
-See `heads/gated.py`. As in `draft_layers.py`, weights are read once, and a row's norm is a factor
+See `heads/gated.py`, whose state is as wide as an embedding, and `heads/onepass.py`, which has a
+smaller one, too. As in `draft_layers.py`, weights are read once, and a row's norm is a factor
 of its product. A thread block makes the same columns of g and of x, which are different rows of W:
 lane 2i of its products is g's column i, lane 2i + 1 x's.
 """
@@ -38,20 +39,22 @@ NORM_KEYS = 2048
 
 @triton.jit(do_not_specialize=["M"])
 def _gated_cell(
-    e,  # [.., H]
+    e,  # [.., E]
     e_stride,
     e_rows,  # [M] int64; read where HAS_E_ROWS
-    s,  # [.., H]
+    s,  # [.., N]
     s_stride,
     s_rows,  # [M] int32; read where HAS_S_ROWS
-    weight,  # [2 H, 2 H]
+    weight,  # [2 N, E + N]
     weight_stride,
-    bias,  # [2 H]
-    out,  # [M, H], written
+    bias,  # [2 N]
+    out,  # [M, N], written
     out_stride,
     M,
-    H,
-    length,  # sqrt(H)
+    E,
+    N,
+    e_length,  # sqrt(E)
+    s_length,  # sqrt(N)
     epsilon,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -68,8 +71,8 @@ def _gated_cell(
         s_row = tl.load(s_rows + row, mask=is_row, other=0).to(tl.int64)
     first = tl.program_id(0) * COLUMNS
     lane = tl.arange(0, 2 * COLUMNS)
-    is_lane = first + lane // 2 < H
-    weight_row = (first + lane // 2 + (lane % 2) * H).to(tl.int64)
+    is_lane = first + lane // 2 < N
+    weight_row = (first + lane // 2 + (lane % 2) * N).to(tl.int64)
     total = normed_product(
         e,
         e_stride,
@@ -79,8 +82,8 @@ def _gated_cell(
         weight_stride,
         weight_row,
         is_lane,
-        H,
-        length,
+        E,
+        e_length,
         epsilon,
         ROWS,
         2 * COLUMNS,
@@ -91,12 +94,12 @@ def _gated_cell(
         s_stride,
         s_row,
         is_row,
-        weight + H,
+        weight + E,
         weight_stride,
         weight_row,
         is_lane,
-        H,
-        length,
+        N,
+        s_length,
         epsilon,
         ROWS,
         2 * COLUMNS,
@@ -107,7 +110,7 @@ def _gated_cell(
     gate = 1.0 / (1.0 + tl.exp(-gate))
     candidate = candidate / (1.0 + tl.exp(-candidate))
     column = (first + tl.arange(0, COLUMNS)).to(tl.int64)
-    is_out = is_row[:, None] & (column < H)[None, :]
+    is_out = is_row[:, None] & (column < N)[None, :]
     before = tl.load(s + s_row[:, None] * s_stride + column[None, :], mask=is_out, other=0.0)
     after = candidate + gate * (before.to(tl.float32) - candidate)
     at = row.to(tl.int64)[:, None] * out_stride + column[None, :]
@@ -157,16 +160,17 @@ class CellTile(NamedTuple):
     num_stages: int = 4
 
 
-def usual_tile(rows: int) -> CellTile:
-    """Sums of 64 rows are more than the registers of 4 warps hold, on sm_80 and sm_100."""
-    return CellTile(num_warps=4 if rows <= 32 else 8)
+def usual_tile(rows: int, width: int) -> CellTile:
+    """Of a state so wide: a narrow one's 16 columns each would be too few blocks for a GPU."""
+    # Sums of 64 rows are more than the registers of 4 warps hold, on sm_80 and sm_100.
+    return CellTile(columns=16 if width > 1024 else 8, num_warps=4 if rows <= 32 else 8)
 
 
 class Rows(NamedTuple):
     """What a cell reads.
 
     Attributes:
-        x: [.., H].
+        x: [.., columns].
         rows: [M] int64 (of embeddings) or int32 (of states): which rows of x; None for the first
             M in order.
     """
@@ -187,11 +191,11 @@ def gated_cell(
     """The states of at most 64 rows: see this module.
 
     Args:
-        embedded: e, of the tokens; with `rows`, the embedding's table.
-        state: s, that they go on from.
-        weight: [2 H, 2 H], W.
-        bias: [2 H], b.
-        out: [M, H], written; bf16, fp16 or fp32, as all that is read. Not among the inputs: other
+        embedded: e [.., E], of the tokens; with `rows`, the embedding's table.
+        state: s [.., N], that they go on from.
+        weight: [2 N, E + N], W.
+        bias: [2 N], b.
+        out: [M, N], written; bf16, fp16 or fp32, as all that is read. Not among the inputs: other
             thread blocks still read them.
         epsilon: of the norms.
         tile: None for the usual one; benchmarks/draft_layers.py tries others.
@@ -202,19 +206,20 @@ def gated_cell(
     Raises:
         ValueError: an argument's dtype, device, shape or stride does not fit; it is named.
     """
-    rows, hidden = out.shape
+    rows, width = out.shape
+    embedding = weight.shape[-1] - width
     require(1 <= rows <= MAX_ROWS, f"out: 1 to {MAX_ROWS} rows are supported, got {rows}")
     shapes = {
-        "embedded.x": (embedded.x, (len(embedded.x), hidden)),
-        "state.x": (state.x, (len(state.x), hidden)),
-        "weight": (weight, (2 * hidden, 2 * hidden)),
-        "bias": (bias, (2 * hidden,)),
+        "embedded.x": (embedded.x, (len(embedded.x), embedding)),
+        "state.x": (state.x, (len(state.x), width)),
+        "weight": (weight, (2 * width, embedding + width)),
+        "bias": (bias, (2 * width,)),
     }
-    _check(out, shapes)
+    check_like(out, shapes)
     check_rows("embedded", *embedded, torch.int64, rows)
     check_rows("state", *state, torch.int32, rows)
-    tile = usual_tile(rows) if tile is None else tile
-    _gated_cell[(triton.cdiv(hidden, tile.columns),)](
+    tile = usual_tile(rows, width) if tile is None else tile
+    _gated_cell[(triton.cdiv(width, tile.columns),)](
         embedded.x,
         embedded.x.stride(0),
         embedded.rows if embedded.rows is not None else out,
@@ -227,8 +232,10 @@ def gated_cell(
         out,
         out.stride(0),
         rows,
-        hidden,
-        hidden**0.5,
+        embedding,
+        width,
+        embedding**0.5,
+        width**0.5,
         epsilon,
         ROWS=max(16, triton.next_power_of_2(rows)),
         COLUMNS=tile.columns,
@@ -257,7 +264,7 @@ def scale_normed(state: Tensor, scale: Tensor, out: Tensor, epsilon: float) -> T
         ValueError: an argument's dtype, device, shape or stride does not fit; it is named.
     """
     rows, hidden = out.shape
-    _check(out, {"state": (state, (rows, hidden)), "scale": (scale, (hidden,))})
+    check_like(out, {"state": (state, (rows, hidden)), "scale": (scale, (hidden,))})
     _scale_normed[(rows,)](
         state,
         state.stride(0),
@@ -273,7 +280,7 @@ def scale_normed(state: Tensor, scale: Tensor, out: Tensor, epsilon: float) -> T
     return out
 
 
-def _check(out: Tensor, given: dict[str, tuple[Tensor, tuple[int, ...]]]) -> None:
+def check_like(out: Tensor, given: dict[str, tuple[Tensor, tuple[int, ...]]]) -> None:
     """What is read has these shapes, and is of the kind that `out` is, and elsewhere."""
     require(out.dtype in DTYPES, f"out: bf16, fp16 or fp32 expected, got {out.dtype}")
     for name, (tensor, shape) in given.items():
@@ -294,7 +301,7 @@ def _check(out: Tensor, given: dict[str, tuple[Tensor, tuple[int, ...]]]) -> Non
 def naive_gated_cell(
     embedded: Rows, state: Rows, rows: int, weight: Tensor, bias: Tensor, epsilon: float
 ) -> Tensor:
-    """`gated_cell` by torch, in float64: [rows, H] float64."""
+    """`gated_cell` by torch, in float64: [rows, N] float64."""
 
     def rows_of(read: Rows) -> Tensor:
         return (read.x[:rows] if read.rows is None else read.x[read.rows.long()]).double()

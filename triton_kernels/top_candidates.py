@@ -5,7 +5,7 @@ of W beams needs the first W by name; of the others, only their part of the norm
 
     top50(V tokens) = top50(of each block of the vocabulary, its top 50)
 
-`_keep_top` finds each block's 50 best in any order, `_merge_top` the W best of all blocks in
+`keep_top` finds each block's 50 best in any order, `_merge_top` the W best of all blocks in
 descending order, and the normaliser. Neither sorts: the 50th largest is found by halving the range
 of the keys (`nth_largest`), of equal logits the lower tokens are kept, and the few of which the
 order matters are taken out one after the other.
@@ -58,59 +58,66 @@ class TopTokens(NamedTuple):
 
 
 @triton.jit
-def _keep_top(
+def is_kept(logit, exists, count, ZEROS: tl.constexpr):
+    """Which of a block's logits are its `count` best; of equal ones, the first."""
+    key = tl.where(exists, key_of(logit), BEHIND_ALL) >> ZEROS
+    last = nth_largest(key, count, 32 - ZEROS)
+    above = key > last
+    tie = (key == last) & exists
+    places = count - tl.sum(above.to(tl.int32), axis=0)
+    return above | (tie & (tl.cumsum(tie.to(tl.int32), axis=0) <= places))
+
+
+@triton.jit(do_not_specialize=["first_rows"])
+def keep_top(
     logits,  # [rows, VOCAB] bf16, fp16 or fp32
     row_stride,
-    kept_logits,  # [rows, blocks, TOP] fp32, written
-    kept_tokens,  # [rows, blocks, TOP] int32, written
+    kept_logits,  # [rows, blocks, TOP] fp32, the first `count` of each block written
+    kept_tokens,  # [rows, blocks, TOP] int32, likewise
     VOCAB,
+    first_rows,
+    FIRST_COUNT: tl.constexpr,
+    COUNT: tl.constexpr,
     TOP: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_TOP: tl.constexpr,
     ZEROS: tl.constexpr,
 ):
-    """One row and block of the vocabulary: its TOP best, in the order of tokens."""
+    """One row and block of the vocabulary: its `count` best, in the order of tokens.
+
+    These are FIRST_COUNT of the first rows, COUNT of the others, and TOP at most.
+    """
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    count = tl.where(row < first_rows, FIRST_COUNT, COUNT)
     token = block * BLOCK + tl.arange(0, BLOCK)
     exists = token < VOCAB
     logit = tl.load(logits + row * row_stride + token, mask=exists, other=0.0).to(tl.float32)
-    key = tl.where(exists, key_of(logit), BEHIND_ALL) >> ZEROS
-    last = nth_largest(key, TOP, 32 - ZEROS)
-    above = key > last
-    tie = (key == last) & exists
-    # Of those that equal the last one kept, the lowest tokens.
-    places = TOP - tl.sum(above.to(tl.int32), axis=0)
-    kept = above | (tie & (tl.cumsum(tie.to(tl.int32), axis=0) <= places))
+    kept = is_kept(logit, exists, count, ZEROS)
     nth = tl.cumsum(kept.to(tl.int32), axis=0) - 1
     to = (row * tl.num_programs(1) + block) * TOP
     tl.store(kept_logits + to + nth, logit, mask=kept)
     tl.store(kept_tokens + to + nth, token, mask=kept)
     place = tl.arange(0, BLOCK_TOP)
-    empty = (place >= tl.sum(kept.to(tl.int32), axis=0)) & (place < TOP)
+    empty = (place >= tl.sum(kept.to(tl.int32), axis=0)) & (place < count)
     tl.store(kept_logits + to + place, float("-inf"), mask=empty)
     tl.store(kept_tokens + to + place, LAST_INDEX, mask=empty)
 
 
 @triton.jit
-def _merge_top(
-    kept_logits,  # [rows, NUM] fp32
-    kept_tokens,  # [rows, NUM] int32; LAST_INDEX where there is none
+def rank_row(
+    logit,  # [BLOCK] fp32 values
+    token,  # [BLOCK] int32 values; LAST_INDEX where there is none
+    row,
     top_logits,  # [rows, FIRST] fp32, written
     top_tokens,  # [rows, FIRST] int32, written
     normalisers,  # [rows] fp32, written
-    NUM: tl.constexpr,
     BLOCK: tl.constexpr,
     TOP: tl.constexpr,
     FIRST: tl.constexpr,
     ZEROS: tl.constexpr,
 ):
-    """One row: the log-sum-exp of its TOP best, and the first of them in order."""
-    row = tl.program_id(0).to(tl.int64)
-    index = tl.arange(0, BLOCK)
-    logit = tl.load(kept_logits + row * NUM + index, mask=index < NUM, other=float("-inf"))
-    token = tl.load(kept_tokens + row * NUM + index, mask=index < NUM, other=LAST_INDEX)
+    """The log-sum-exp of a row's TOP best, and the first of them in order."""
     exists = token != LAST_INDEX
-
     key = tl.where(exists, key_of(logit), BEHIND_ALL) >> ZEROS
     last = nth_largest(key, TOP, 32 - ZEROS)
     most = tl.max(logit, axis=0)
@@ -136,6 +143,27 @@ def _merge_top(
         tl.store(top_tokens + row * FIRST + nth, tl.where(best_token == LAST_INDEX, 0, best_token))
 
 
+@triton.jit
+def _merge_top(
+    kept_logits,  # [rows, NUM] fp32
+    kept_tokens,  # [rows, NUM] int32; LAST_INDEX where there is none
+    top_logits,  # [rows, FIRST] fp32, written
+    top_tokens,  # [rows, FIRST] int32, written
+    normalisers,  # [rows] fp32, written
+    NUM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TOP: tl.constexpr,
+    FIRST: tl.constexpr,
+    ZEROS: tl.constexpr,
+):
+    """One row: the log-sum-exp of its TOP best, and the first of them in order."""
+    row = tl.program_id(0).to(tl.int64)
+    index = tl.arange(0, BLOCK)
+    logit = tl.load(kept_logits + row * NUM + index, mask=index < NUM, other=float("-inf"))
+    token = tl.load(kept_tokens + row * NUM + index, mask=index < NUM, other=LAST_INDEX)
+    rank_row(logit, token, row, top_logits, top_tokens, normalisers, BLOCK, TOP, FIRST, ZEROS)
+
+
 def top_candidates(logits: Tensor, num: int) -> TopTokens:
     """The `num` best tokens of each row, and what normalises them over the 50 best.
 
@@ -150,35 +178,12 @@ def top_candidates(logits: Tensor, num: int) -> TopTokens:
     Raises:
         ValueError: an argument's dtype, shape or stride does not fit, or there are too many.
     """
-    require(logits.dim() == 2, f"logits: expected [rows, V], got {list(logits.shape)}")
-    require(logits.dtype in ZERO_BITS, f"logits: bf16, fp16 or fp32 expected, got {logits.dtype}")
-    require_last_dim_contiguous(logits=logits)
     require(1 <= num <= TOP_TOKENS, f"num: must be 1 to {TOP_TOKENS}, got {num}")
+    check_logits(logits)
     rows, vocabulary = logits.shape
-    require(1 <= vocabulary < LAST_INDEX.value, f"logits: {vocabulary} tokens are not supported")
-    block = vocabulary_block(vocabulary)
-    blocks = triton.cdiv(vocabulary, block)
-    device = logits.device
-    kept = (rows, blocks, TOP_TOKENS)
-    kept_logits = torch.empty(kept, dtype=torch.float32, device=device)
-    kept_tokens = torch.empty(kept, dtype=torch.int32, device=device)
-    top = TopTokens(
-        torch.empty(rows, num, dtype=torch.float32, device=device),
-        torch.empty(rows, num, dtype=torch.int32, device=device),
-        torch.empty(rows, dtype=torch.float32, device=device),
-    )
-    _keep_top[(rows, blocks)](
-        logits,
-        logits.stride(0),
-        kept_logits,
-        kept_tokens,
-        vocabulary,
-        TOP=TOP_TOKENS,
-        BLOCK=block,
-        BLOCK_TOP=triton.next_power_of_2(TOP_TOKENS),
-        ZEROS=ZERO_BITS[logits.dtype],
-        num_warps=4 if block <= 2048 else 8,
-    )
+    kept_logits, kept_tokens = best_of_blocks(logits, vocabulary_block(vocabulary))
+    blocks = kept_logits.shape[1]
+    top = empty_top(rows, num, logits.device)
     merged = triton.next_power_of_2(blocks * TOP_TOKENS)
     _merge_top[(rows,)](
         kept_logits,
@@ -195,6 +200,61 @@ def top_candidates(logits: Tensor, num: int) -> TopTokens:
         **register_limit(128),
     )
     return top
+
+
+def best_of_blocks(
+    logits: Tensor, block: int, first_rows: int | None = None, count: int = TOP_TOKENS
+) -> tuple[Tensor, Tensor]:
+    """The best of each block of the vocabulary, in one launch.
+
+    Args:
+        logits: [rows, V] bf16, fp16 or fp32, rows contiguous.
+        block: tokens of each, a power of two.
+        first_rows: of how many rows 50 are kept; None for all.
+        count: how many are kept of each other row.
+
+    Returns:
+        (logits [rows, blocks, max(50, count)] float32, tokens likewise int32): of each block as
+        many as are kept, in the order of tokens; -inf and LAST_INDEX where it has no more.
+    """
+    rows, vocabulary = logits.shape
+    blocks, most = triton.cdiv(vocabulary, block), max(TOP_TOKENS, count)
+    kept_logits = logits.new_empty(rows, blocks, most, dtype=torch.float32)
+    kept_tokens = logits.new_empty(rows, blocks, most, dtype=torch.int32)
+    keep_top[(rows, blocks)](
+        logits,
+        logits.stride(0),
+        kept_logits,
+        kept_tokens,
+        vocabulary,
+        rows if first_rows is None else first_rows,
+        FIRST_COUNT=TOP_TOKENS,
+        COUNT=count,
+        TOP=most,
+        BLOCK=block,
+        BLOCK_TOP=triton.next_power_of_2(most),
+        ZEROS=ZERO_BITS[logits.dtype],
+        num_warps=4 if block <= 2048 else 8,
+    )
+    return kept_logits, kept_tokens
+
+
+def empty_top(rows: int, num: int, device: torch.device) -> TopTokens:
+    """What a kernel writes."""
+    return TopTokens(
+        torch.empty(rows, num, dtype=torch.float32, device=device),
+        torch.empty(rows, num, dtype=torch.int32, device=device),
+        torch.empty(rows, dtype=torch.float32, device=device),
+    )
+
+
+def check_logits(logits: Tensor) -> None:
+    """Raise a ValueError unless these are [rows, V] of draft logits."""
+    require(logits.dim() == 2, f"logits: expected [rows, V], got {list(logits.shape)}")
+    require(logits.dtype in ZERO_BITS, f"logits: bf16, fp16 or fp32 expected, got {logits.dtype}")
+    require_last_dim_contiguous(logits=logits)
+    vocabulary = logits.shape[1]
+    require(1 <= vocabulary < LAST_INDEX.value, f"logits: {vocabulary} tokens are not supported")
 
 
 def vocabulary_block(vocabulary: int) -> int:

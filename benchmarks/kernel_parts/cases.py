@@ -17,7 +17,9 @@ from vllm_redrafter.triton_kernels.build_tree import (
     TreeBuffers,
     build_tree,
 )
+from vllm_redrafter.triton_kernels.candidates import choose_candidates, rank_candidates
 from vllm_redrafter.triton_kernels.compact_kv import CacheTable, compact_kv
+from vllm_redrafter.triton_kernels.correction import correct
 from vllm_redrafter.triton_kernels.draft_layers import Product, draft_layer
 from vllm_redrafter.triton_kernels.find_matches import (
     LONGEST_MATCH,
@@ -25,6 +27,7 @@ from vllm_redrafter.triton_kernels.find_matches import (
     find_matches,
 )
 from vllm_redrafter.triton_kernels.gated_layer import Rows, gated_cell, scale_normed
+from vllm_redrafter.triton_kernels.gather_dot import gather_dot
 from vllm_redrafter.triton_kernels.grow_beams import BeamBuffers, grow_beams
 from vllm_redrafter.triton_kernels.join_matches import (
     JoinedBuffers,
@@ -46,7 +49,7 @@ DTYPES = {
     "fp8": (torch.bfloat16, torch.float8_e4m3fn),
 }
 """Queries' and cache's, by the name of the cache's."""
-DRAFT_KERNELS = 5
+DRAFT_KERNELS = 7
 """How many of `draft_cases` it takes to launch each kernel of a draft."""
 
 
@@ -148,6 +151,8 @@ def draft_cases() -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "K 12, L 5", lambda: learn(13, 5)
     yield "bf16 64 rows, gated", lambda: gated_layers(torch.bfloat16, 64)
     yield "2 paths of 8, 32k tokens", lambda: match(2, 8, 32_768)
+    yield "bf16 V 128k, 128 candidates", lambda: candidates(torch.bfloat16, 128_256, 128, 4)
+    yield "bf16 64 rows, onepass", lambda: small_layers(torch.bfloat16, 64)
     yield "bf16 16 rows", lambda: layers(torch.bfloat16, 16)
     yield "fp32 V 32k, 16 beams", lambda: level(torch.float32, 32_000, 16)
     yield "bf16 V 256k, 50 beams", lambda: level(torch.bfloat16, 262_208, 50)
@@ -155,6 +160,11 @@ def draft_cases() -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "fp32 16 rows", lambda: layers(torch.float32, 16)
     yield "bf16 16 rows, gated", lambda: gated_layers(torch.bfloat16, 16)
     yield "fp32 16 rows, gated", lambda: gated_layers(torch.float32, 16)
+    yield "fp32 V 32k, 128 candidates", lambda: candidates(torch.float32, 32_768, 128, 4)
+    yield "bf16 V 128k, 512 candidates", lambda: candidates(torch.bfloat16, 128_256, 512, 50)
+    yield "fp8 V 32k, 32 candidates", lambda: candidates(torch.bfloat16, 32_768, 32, 16, True)
+    yield "bf16 4 rows, onepass", lambda: small_layers(torch.bfloat16, 4)
+    yield "fp32 16 rows, onepass", lambda: small_layers(torch.float32, 16)
     yield "4 paths of 8, 1M tokens", lambda: match(4, 8, 2**20)
 
 
@@ -199,6 +209,31 @@ def gated_layers(dtype: torch.dtype, rows: int, hidden: int = 4096) -> None:
     block = Product(x, weight[:hidden, :hidden])
     draft_layer(block, out, bias=x[0], silu=True, residual=x, epsilon=1e-6)
     scale_normed(x, x[0], out, 1e-6)
+
+
+def candidates(
+    dtype: torch.dtype, vocabulary: int, count: int, width: int, in_fp8: bool = False
+) -> None:
+    """choose_candidates of 5 levels, and gather_dot and rank_candidates of one below the first."""
+    hidden = 4096
+    choose_candidates(torch.zeros(5, vocabulary, dtype=dtype), 1, count, width)
+    x, chosen = torch.zeros(width, hidden, dtype=dtype), integers(1, count)
+    weight = torch.zeros(count, hidden, dtype=torch.float8_e4m3fn if in_fp8 else dtype)
+    scales = torch.zeros(count, dtype=dtype) if in_fp8 else None
+    for scale in (None, x[0]):
+        gather_dot(x, weight, chosen, scale=scale, epsilon=1e-6, row_scales=scales)
+    rank_candidates(torch.zeros(width, count), chosen, width)
+
+
+def small_layers(dtype: torch.dtype, rows: int, hidden: int = 4096, small: int = 1024) -> None:
+    """gated_cell of the onepass head's small state, and correct."""
+    x, out = torch.zeros(2, rows, hidden, dtype=dtype)
+    state, after = torch.zeros(2, rows, small, dtype=dtype)
+    weight = torch.zeros(2 * small, hidden + small, dtype=dtype)
+    embedded = Rows(x, torch.zeros(rows, dtype=torch.int64))
+    gated_cell(embedded, Rows(state, integers(rows)), weight, weight[0, : 2 * small], after, 1e-6)
+    weight = torch.zeros(2 * hidden, small, dtype=dtype)
+    correct(after, weight, torch.zeros(2 * hidden, dtype=dtype), x[: rows // 4], out)
 
 
 def learn(slots: int, depths: int, requests: int = 2) -> None:

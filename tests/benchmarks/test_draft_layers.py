@@ -32,7 +32,7 @@ class Counted:
 
 
 def options(output: Path) -> argparse.Namespace:
-    return argparse.Namespace(hidden=[32], rows=[2, 3], output=output)
+    return argparse.Namespace(hidden=[32], rows=[4, 8], output=output)
 
 
 @pytest.fixture
@@ -46,6 +46,13 @@ def in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     def layer(product: Any, out: Any, **options: Any) -> None:
         out.copy_(draft_layers.naive_draft_layer(product, len(out), **options))
 
+    def corrected(state: Any, weight: Any, bias: Any, told: Any, out: Any) -> None:
+        out.copy_(draft_layers.naive_correct(state, weight, bias, told))
+
+    monkeypatch.setattr(draft_layers, "correct", corrected)
+    for name in ("choose_candidates", "gather_dot", "rank_candidates"):
+        monkeypatch.setattr(draft_layers, name, getattr(draft_layers, f"naive_{name}"))
+    monkeypatch.setattr(draft_layers, "VOCABULARY", 200)
     monkeypatch.setattr(draft_layers, "gated_cell", cell)
     monkeypatch.setattr(draft_layers, "draft_layer", layer)
 
@@ -60,15 +67,34 @@ def test_each_layer_stands_beside_a_product_of_as_many_bytes(
     assert report["copy_tb_per_s"] == 2.0
     found = [(layer["name"], layer["rows"], layer["weight_bytes"]) for layer in report["layers"]]
     square = 2 * 32 * 32
-    kinds = [("cell", 4), ("its product", 4), ("block", 1), ("its product", 1)]
-    assert found == [(name, rows, n * square) for rows in (2, 3) for name, n in kinds]
+
+    def kinds(rows: int) -> dict[str, int]:
+        requests = rows // 4
+        return {
+            "small cell": 2 * 2 * 8 * (32 + 8),
+            "correction": 2 * 2 * 32 * 8,
+            "candidates": 2 * 5 * requests * 200,
+            "gathered": 2 * requests * 128 * 32,
+            "ranked": 8 * rows * 128,  # the reference has float64
+        }
+
+    of_gated = [("cell", 4), ("its product", 4), ("block", 1), ("its product", 1)]
+    expected = [
+        layer
+        for rows in (4, 8)
+        for layer in (
+            *((name, rows, n * square) for name, n in of_gated),
+            *((name, rows, read) for name, read in kinds(rows).items()),
+        )
+    ]
+    assert found == expected
     assert "its product" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("in_torch")
 def test_what_is_wrong_is_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draft_layers, "gated_cell", lambda *_: None)
-    with pytest.raises(SystemExit, match=r"the cell of \[2, 32\] is off by"):
+    with pytest.raises(SystemExit, match=r"the cell of \[4, 32\] is off by"):
         draft_layers.run(Counted(), options(tmp_path / "none"), {}, wide_console())
 
 

@@ -6,6 +6,8 @@ and by less than the row's largest / 2^18 where it is tiny.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -16,15 +18,20 @@ AT_ONCE = 2**24
 """Weights that are held in float32 meanwhile: a vocabulary-wide layer has hundreds of millions."""
 
 
-def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows in fp8, and what they are multiplied with.
+class RowsInFp8(NamedTuple):
+    """Rows of a weight.
 
-    Args:
-        weight: [rows, columns], of any floating dtype.
-
-    Returns:
-        (e4m3 [rows, columns]; scales [rows, 1] of the weight's dtype, in which kernels have them).
+    Attributes:
+        quantised: [rows, columns] e4m3.
+        scales: [rows, 1] of the weight's dtype, in which kernels have them: the rows' factors.
     """
+
+    quantised: Tensor
+    scales: Tensor
+
+
+def quantise_rows(weight: Tensor) -> RowsInFp8:
+    """The rows in fp8, of [rows, columns] of any floating dtype."""
     quantised = torch.empty_like(weight, dtype=FP8, requires_grad=False)
     scales = weight.new_empty(weight.shape[0], 1, requires_grad=False)
     rows = max(1, AT_ONCE // max(1, weight.shape[1]))
@@ -35,7 +42,7 @@ def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
         # A row of zeros keeps any scale, and one too small for a scale of this dtype becomes zeros.
         part_scales.copy_(torch.where(scale > 0, scale, 1.0))
         part_quantised.copy_((exact / part_scales.float()).clamp_(-LARGEST, LARGEST))
-    return quantised, scales
+    return RowsInFp8(quantised, scales)
 
 
 def rounded_rows(weight: Tensor) -> Tensor:

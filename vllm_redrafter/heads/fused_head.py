@@ -2,9 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
+
+from vllm_redrafter.heads.norm import EPSILON
+from vllm_redrafter.triton_kernels.gated_layer import scale_normed
+
+
+class Features(NamedTuple):
+    """What the vocabulary-wide layer reads: x, or a n(x) that is yet to be made.
+
+    Attributes:
+        x: [rows, E].
+        scale: [E], a; None where x is read as it is.
+    """
+
+    x: Tensor
+    scale: Tensor | None = None
+
+    def made(self) -> Tensor:
+        """[rows, E], as the layer reads them."""
+        if self.scale is None:
+            return self.x
+        return scale_normed(self.x, self.scale, torch.empty_like(self.x), EPSILON)
 
 
 class FusedHead(Protocol):
@@ -31,14 +53,32 @@ class FusedHead(Protocol):
             embedded: [rows, H], the tokens' embeddings; None where the head was given the table.
 
         Returns:
-            [rows, S], in memory that the call after the next writes over.
+            [rows, S], in memory that the call after the next writes over. A root's are those of
+            `DraftHead.start`; below, what never changes may lack.
         """
         ...
 
-    def features(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
+    def features(self, condition: Tensor, state: Tensor, depth: int) -> Features:
         """`DraftHead.features`, of condition [R, C] and state [R * beams, S].
 
         Returns:
-            [R * beams, E]; [R, E] of a head that sees no drafted token.
+            Of R * beams rows; of R rows where the head sees no drafted token.
+        """
+        ...
+
+
+@runtime_checkable
+class FusedTellingHead(FusedHead, Protocol):
+    """One that tells candidates."""
+
+    def base_features(self, condition: Tensor, state: Tensor) -> Tensor:
+        """`DraftHead.base_features` of the roots, for all levels.
+
+        Args:
+            condition: [R, C].
+            state: [R, S], of the roots.
+
+        Returns:
+            [L, R, E].
         """
         ...

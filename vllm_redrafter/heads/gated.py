@@ -15,7 +15,8 @@ factor per entry. Nothing but V, whose rows begin as the target's, depends on ho
 embedding's and the hidden state's numbers are.
 
 For few rows on a GPU, s_t, each block and a n(y) are one launch each (`gated_fused.py`): with V
-and the search's three, a level is six launches and one per block.
+and the search's three, a level is six launches and one per block. One that ranks candidates is four
+and one per block: n's factor, a and the candidates' rows of V are one launch.
 """
 
 from __future__ import annotations
@@ -115,8 +116,10 @@ class GatedHead(DraftHead):
 
         return PackedGatedHead(self, self._layers, pack)
 
-    def launches(self, table: nn.Module | None, max_rows: int) -> FusedHead | None:
+    def launches(self, table: nn.Module | None, max_rows: int, length: int) -> FusedHead | None:
         """See `gated_fused.py`."""
         from vllm_redrafter.heads.gated_fused import FusedGatedHead
+        from vllm_redrafter.heads.selector_fused import FusedSelector
 
-        return FusedGatedHead(self._layers, table, max_rows)
+        selector = FusedSelector.of(self.selector, length, max_rows)
+        return FusedGatedHead(self._layers, table, max_rows, selector)

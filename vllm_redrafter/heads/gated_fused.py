@@ -8,18 +8,26 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from vllm_redrafter.heads.fused_head import Features
 from vllm_redrafter.heads.gated_layers import GatedLayers
 from vllm_redrafter.heads.norm import EPSILON
+from vllm_redrafter.heads.selector_fused import FusedSelector
 from vllm_redrafter.triton_kernels.draft_layers import Product, draft_layer
-from vllm_redrafter.triton_kernels.gated_layer import Rows, gated_cell, scale_normed
+from vllm_redrafter.triton_kernels.gated_layer import Rows, gated_cell
 
 
 class FusedGatedHead:
     """See `FusedHead`. Weights are read where the layers have them at each call."""
 
-    def __init__(self, layers: GatedLayers, table: nn.Module | None, max_rows: int) -> None:
+    def __init__(
+        self,
+        layers: GatedLayers,
+        table: nn.Module | None,
+        max_rows: int,
+        selector: FusedSelector | None,
+    ) -> None:
         """Allocate what the layers write; see `DraftHead.launches`."""
-        self._layers, self._table = layers, table
+        self._layers, self._table, self._selector = layers, table, selector
         # A layer reads one of the two and writes the other.
         self._states = layers.scale.new_empty(2, max_rows, len(layers.scale))
         self._features = layers.scale.new_empty(2, max_rows, len(layers.scale))
@@ -50,12 +58,17 @@ class FusedGatedHead:
             EPSILON,
         )
 
-    def features(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
-        """Residual blocks and the last norm: see `FusedHead.features`."""
+    def features(self, condition: Tensor, state: Tensor, depth: int) -> Features:
+        """Residual blocks, and the last norm to come: see `FusedHead.features`."""
         first, second = self._features[:, : state.shape[0]]
         x = state
         for block in self._layers.blocks:
             product, bias = Product(x, block.weight), block.bias
             x = draft_layer(product, first, bias=bias, silu=True, residual=x, epsilon=EPSILON)
             first, second = second, first
-        return scale_normed(x, self._layers.scale, first, EPSILON)
+        return Features(x, self._layers.scale)
+
+    def base_features(self, condition: Tensor, state: Tensor) -> Tensor:
+        """What the selector tells: see `FusedTellingHead.base_features`."""
+        assert self._selector is not None
+        return self._selector(self.features(condition, state, 0).made())

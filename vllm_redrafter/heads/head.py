@@ -404,13 +404,14 @@ class DraftHead(nn.Module, ABC):
             setattr(module, name, PackedLinear(pack(child.weight, child.bias), weight))
         return copy
 
-    def launches(self, table: nn.Module | None, max_rows: int) -> FusedHead | None:
+    def launches(self, table: nn.Module | None, max_rows: int, length: int) -> FusedHead | None:
         """The same head in few launches, for a GPU and few rows; None where it has no such form.
 
         Args:
             table: the layer that the target's embedding looks rows of `weight` up in and does
                 nothing else; None where it does more.
             max_rows: the most rows that one call is for; a search of more takes `features`.
+            length: L, of the drafts: what their roots tell is told for so many levels.
         """
         return None
 

@@ -165,7 +165,7 @@ class MedusaHead(DraftHead):
         layers = [self.lm_head] if self.config.shared_output else list(self.lm_heads)
         return layers  # type: ignore[return-value]
 
-    def launches(self, table: nn.Module | None, max_rows: int) -> FusedHead | None:
+    def launches(self, table: nn.Module | None, max_rows: int, length: int) -> FusedHead | None:
         """See `medusa_fused.py`."""
         from vllm_redrafter.heads.medusa_fused import FusedMedusaHead
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from vllm_redrafter.heads.fused_head import Features
 from vllm_redrafter.triton_kernels.draft_layers import Product, draft_layer
 
 
@@ -39,10 +40,10 @@ class FusedMedusaHead:
         """[rows, 1], which nothing reads: see `FusedHead.step`."""
         return self._nothing[: tokens.shape[0]]
 
-    def features(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
+    def features(self, condition: Tensor, state: Tensor, depth: int) -> Features:
         """[R, H], for all beams: see `FusedHead.features`."""
         x = condition
         for index, layer in enumerate(self._blocks[depth]):
             out = self._features[index % 2, : x.shape[0]]
             x = draft_layer(Product(x, layer.weight), out, bias=layer.bias, silu=True, residual=x)
-        return x
+        return Features(x)

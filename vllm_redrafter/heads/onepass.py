@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,9 @@ from vllm_redrafter.heads.norm import normed
 from vllm_redrafter.heads.onepass_layers import OnePassLayers
 from vllm_redrafter.heads.selector import Selector, SelectorConfig
 from vllm_redrafter.utils.errors import ConfigError
+
+if TYPE_CHECKING:
+    from vllm_redrafter.heads.fused_head import FusedHead
 
 USUAL_LEVELS = 5
 KEPT = 2.0
@@ -169,6 +172,12 @@ class OnePassHead(DraftHead):
         from vllm_redrafter.heads.onepass_packed import PackedOnePassHead
 
         return PackedOnePassHead(self, self._layers, pack)
+
+    def launches(self, table: nn.Module | None, max_rows: int, length: int) -> FusedHead | None:
+        """See `onepass_fused.py`."""
+        from vllm_redrafter.heads.onepass_fused import FusedOnePassHead
+
+        return FusedOnePassHead(self, table, max_rows, length)
 
 
 def _gated(mixed: Tensor, before: Tensor) -> Tensor:

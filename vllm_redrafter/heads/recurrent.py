@@ -119,11 +119,15 @@ class RecurrentHead(DraftHead):
         """In as few products as the mathematics allows: see `recurrent_packed.py`."""
         return PackedRecurrentHead(self, self._layers, pack)
 
-    def launches(self, table: nn.Module | None, max_rows: int) -> FusedHead | None:
+    def launches(self, table: nn.Module | None, max_rows: int, length: int) -> FusedHead | None:
         """See `recurrent_fused.py`."""
         from vllm_redrafter.heads.recurrent_fused import FusedRecurrentHead
+        from vllm_redrafter.heads.selector_fused import FusedSelector
 
-        return FusedRecurrentHead(self._layers, table, max_rows) if self.config.rnn else None
+        if not self.config.rnn:
+            return None
+        selector = FusedSelector.of(self.selector, length, max_rows)
+        return FusedRecurrentHead(self._layers, table, max_rows, selector)
 
     @classmethod
     def own_name(cls, name: str) -> str:

@@ -8,16 +8,25 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from vllm_redrafter.heads.fused_head import Features
 from vllm_redrafter.heads.recurrent_layers import RecurrentLayers
+from vllm_redrafter.heads.selector_fused import FusedSelector
 from vllm_redrafter.triton_kernels.draft_layers import Product, draft_layer
 
 
 class FusedRecurrentHead:
     """See `FusedHead`. Weights are read at each call, where the head has them."""
 
-    def __init__(self, layers: RecurrentLayers, table: nn.Module | None, max_rows: int) -> None:
+    def __init__(
+        self,
+        layers: RecurrentLayers,
+        table: nn.Module | None,
+        max_rows: int,
+        selector: FusedSelector | None,
+    ) -> None:
+        """Allocate what the layers write; see `DraftHead.launches`."""
         assert layers.rnn_w is not None and layers.rnn_u is not None
-        self._layers, self._table = layers, table
+        self._layers, self._table, self._selector = layers, table, selector
         self._rnn_w, self._rnn_u = layers.rnn_w, layers.rnn_u
         weight, config = layers.vocabulary.weight, layers.config
         # A layer reads one of the two and writes the other.
@@ -49,7 +58,7 @@ class FusedRecurrentHead:
             silu=True,
         )
 
-    def features(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
+    def features(self, condition: Tensor, state: Tensor, depth: int) -> Features:
         """Input projection and residual blocks: see `FusedHead.features`."""
         layers, rows = self._layers, state.shape[0]
         hidden = layers.config.hidden_size
@@ -63,4 +72,9 @@ class FusedRecurrentHead:
         for index, linear in enumerate(layers.blocks):
             out = self._features[(index + 1) % 2, :rows]
             x = draft_layer(Product(x, linear.weight), out, bias=linear.bias, silu=True, residual=x)
-        return x
+        return Features(x)
+
+    def base_features(self, condition: Tensor, state: Tensor) -> Tensor:
+        """What the selector tells: see `FusedTellingHead.base_features`."""
+        assert self._selector is not None
+        return self._selector(self.features(condition, state, 0).x)

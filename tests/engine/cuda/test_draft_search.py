@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any, TypeVar
 
@@ -15,7 +17,16 @@ from redrafter_testing.gpu.recorded_graphs import RecordedGraph, graphs_recorded
 from redrafter_testing.gpu.triton_interpreter import import_interpreted, interpreted
 
 ON_GPU = torch.cuda.is_available()
-KERNELS = ("ordered_keys", "top_candidates", "grow_beams", "draft_layers", "gated_layer")
+KERNELS = (
+    "ordered_keys",
+    "top_candidates",
+    "candidates",
+    "grow_beams",
+    "draft_layers",
+    "gated_layer",
+    "gather_dot",
+    "correction",
+)
 if not ON_GPU:
     import_interpreted(
         *(f"vllm_redrafter.triton_kernels.{name}" for name in KERNELS),
@@ -24,12 +35,13 @@ if not ON_GPU:
 
 from vllm_redrafter.budget.acceptance import AcceptanceEstimator, log_odds_of  # noqa: E402
 from vllm_redrafter.engine.cuda.draft_search import DraftSearch  # noqa: E402
+from vllm_redrafter.heads.fp8 import quantise_rows, rounded_rows  # noqa: E402
 from vllm_redrafter.heads.gated import GatedConfig, GatedHead  # noqa: E402
 from vllm_redrafter.heads.head import DraftHead  # noqa: E402
 from vllm_redrafter.heads.medusa import MedusaConfig, MedusaHead  # noqa: E402
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead  # noqa: E402
 from vllm_redrafter.heads.registry import NAMES, new_head  # noqa: E402
-from vllm_redrafter.tree.beam_search import beam_search  # noqa: E402
+from vllm_redrafter.tree.beam_search import ExploredNodes, beam_search  # noqa: E402
 from vllm_redrafter.tree.policy import SearchShape  # noqa: E402
 from vllm_redrafter.tree.sharding import VocabularyShard  # noqa: E402
 from vllm_redrafter.triton_kernels.draft_layers import MAX_ROWS  # noqa: E402
@@ -64,7 +76,7 @@ def random_weights(drafter: Head) -> Head:
         nn.init.normal_(parameter, std=0.5)
     if (ranked := drafter.config.draft_vocab_size) is not None:
         drafter.keep_tokens(torch.arange(ranked, device=DEVICE) * 2)
-    return drafter
+    return drafter.eval()
 
 
 def embedding() -> nn.Embedding:
@@ -80,10 +92,14 @@ def requests(count: int, seed: int = 1) -> tuple[Tensor, Tensor]:
 
 
 def assert_found(
-    search: DraftSearch, drafter: DraftHead, embed: Callable[[Tensor], Tensor], *inputs: Tensor
+    search: DraftSearch,
+    drafter: DraftHead,
+    embed: Callable[[Tensor], Tensor],
+    *inputs: Tensor,
+    candidates: int = 0,
 ) -> None:
     found, log_odds = search.explore(*inputs)
-    expected = beam_search(drafter, embed, *inputs, *SHAPE)
+    expected = beam_search(drafter, embed, *inputs, *SHAPE, candidates=candidates)
     assert log_odds is None
     assert torch.equal(found.tokens, expected.tokens)
     assert torch.equal(found.back_pointers, expected.back_pointers)
@@ -131,6 +147,49 @@ def test_a_gated_head_is_searched_on_kernels(
     for name in ("start", "advance", "features"):  # torch's, which kernels stand for
         monkeypatch.setattr(head, name, None)
     search.explore(*inputs)
+
+
+SELECTOR = {"depths": 3, "rank": 5}
+"""Of one more level than a search has."""
+
+
+def telling(name: str, **options: Any) -> DraftHead:
+    """A head that tells candidates."""
+    torch.manual_seed(0)
+    own = {"levels": 4, "state_size": 7, "base_rank": 5} if name == "onepass" else {}
+    added = {} if name == "onepass" else {"selector": SELECTOR}
+    head = new_head(name, VOCAB, HIDDEN, SHAPE.beam_length, **own, **added, **options)
+    return random_weights(head.to(DEVICE))
+
+
+TELLING: list[tuple[str, dict[str, Any]]] = [
+    ("recurrent", {"num_draft_layers": 2}),
+    ("gated", {}),
+    ("gated", {"num_draft_layers": 1, "draft_vocab_size": 30}),
+    ("onepass", {}),
+    ("onepass", {"draft_vocab_size": 30}),
+]
+
+
+@pytest.mark.parametrize("count", [2, MANY], ids=["kernels", "torch below the root"])
+@pytest.mark.parametrize(("name", "options"), TELLING)
+def test_nodes_choose_among_the_candidates_of_their_depth(
+    name: str, options: dict[str, Any], count: int
+) -> None:
+    head, embed, candidates = telling(name, **options), embedding(), 8
+    search = DraftSearch(head, embed, embed, SHAPE, MANY, candidates=lambda _: candidates)
+    assert_found(search, head, embed, *requests(count), candidates=candidates)
+
+
+@pytest.mark.parametrize(("name", "options"), TELLING)
+def test_a_head_that_tells_candidates_may_rank_the_vocabulary(
+    name: str, options: dict[str, Any]
+) -> None:
+    """Another number of requests chooses among candidates."""
+    head, embed = telling(name, **options), embedding()
+    search = DraftSearch(head, embed, embed, SHAPE, 3, candidates=lambda r: 0 if r > 1 else 8)
+    assert_found(search, head, embed, *requests(2))
+    assert_found(search, head, embed, *requests(1), candidates=8)
 
 
 def medusa_of(**sizes: Any) -> MedusaHead:
@@ -212,18 +271,102 @@ def shard_s_search(embed: nn.Embedding, pool: MemoryPool | None = None) -> Draft
         return DraftSearch(parts[0], embed, embed, SHAPE, max_requests=2, shard=shard)
 
 
+@pytest.mark.parametrize(("name", "options"), TELLING[::2])
+def test_ranks_choose_among_the_candidates_of_each(name: str, options: dict[str, Any]) -> None:
+    """Against the same in torch."""
+    ranks, embed, count = 2, embedding(), 8
+    vocabulary = options.get("draft_vocab_size", VOCAB)
+    heads = [telling(name, **options) for _ in range(ranks)]
+    inputs = requests(2)
+
+    def found(search: Callable[[DraftHead, VocabularyShard], ExploredNodes]) -> list[ExploredNodes]:
+        together = Together(ranks)
+        shards = [VocabularyShard(vocabulary, r, ranks, together.gather_of(r)) for r in range(2)]
+
+        def alone(head: DraftHead, shard: VocabularyShard) -> ExploredNodes:
+            with together.computing:
+                return search(head, shard)
+
+        with ThreadPoolExecutor(ranks) as pool:
+            return [*pool.map(alone, heads, shards)]
+
+    for rank, head in enumerate(heads):
+        VocabularyShard(vocabulary, rank, ranks, lambda part: part).cut(head)
+
+    def on_kernels(head: DraftHead, shard: VocabularyShard) -> ExploredNodes:
+        search = DraftSearch(head, embed, embed, SHAPE, 2, shard, candidates=lambda _: count)
+        return search.explore(*inputs)[0]
+
+    def in_torch(head: DraftHead, shard: VocabularyShard) -> ExploredNodes:
+        return beam_search(head, embed, *inputs, *SHAPE, shard=shard, candidates=count)
+
+    first, second = found(on_kernels)
+    expected, _ = found(in_torch)
+    assert torch.equal(first.tokens, second.tokens)
+    assert torch.equal(first.tokens, expected.tokens)
+    assert torch.equal(first.back_pointers, expected.back_pointers)
+    torch.testing.assert_close(first.log_probs, expected.log_probs, rtol=1e-4, atol=1e-4)
+
+
+class Together:
+    """What ranks in threads exchange; one at a time computes, as the interpreter needs it."""
+
+    def __init__(self, ranks: int) -> None:
+        self._parts = [torch.empty(0)] * ranks
+        self._barrier, self.computing = threading.Barrier(ranks), threading.Lock()
+
+    def gather_of(self, rank: int) -> Callable[[Tensor], Tensor]:
+        def gather(part: Tensor) -> Tensor:
+            self._parts[rank] = part
+            self._wait()
+            gathered = torch.cat(self._parts, dim=-1)
+            self._wait()
+            return gathered
+
+        return gather
+
+    def _wait(self) -> None:
+        self.computing.release()
+        self._barrier.wait(120)
+        self.computing.acquire()
+
+
+@pytest.mark.parametrize("name", ["gated", "onepass"])
+def test_rows_in_fp8_are_gathered_where_the_layer_has_no_others(name: str) -> None:
+    """The layer multiplies with the rounded weights."""
+    head, rounded, embed = telling(name), telling(name), embedding()
+    weight = head.vocabulary_layers[0].weight.detach()
+    rounded.lm_head.weight = nn.Parameter(rounded_rows(weight))
+    head.lm_head = Elsewhere(rounded.vocabulary_layers[0])
+    rows = quantise_rows(weight)
+    search = DraftSearch(head, embed, embed, SHAPE, 2, candidates=lambda _: 8, in_fp8=rows)
+    assert_found(search, rounded, embed, *requests(2), candidates=8)
+
+
 def test_a_shard_s_search_is_the_whole_s() -> None:
     embed = embedding()
     assert_found(shard_s_search(embed), drafter_of(), embed, *requests(2))
 
 
-@pytest.mark.parametrize("new", [drafter_of, gated_of, medusa_of])
-def test_a_search_needs_nothing_of_what_was_in_its_memory(new: Callable[[], DraftHead]) -> None:
+@pytest.mark.parametrize(
+    ("new", "candidates"),
+    [
+        (drafter_of, 0),
+        (gated_of, 0),
+        (medusa_of, 0),
+        (lambda: telling("gated"), 8),
+        (lambda: telling("onepass"), 8),
+    ],
+    ids=["recurrent", "gated", "medusa", "selector", "onepass"],
+)
+def test_a_search_needs_nothing_of_what_was_in_its_memory(
+    new: Callable[[], DraftHead], candidates: int
+) -> None:
     drafter, embed, pool = new(), embedding(), MemoryPool()
     with pool:
-        search = DraftSearch(drafter, embed, embed, SHAPE, max_requests=2)
+        search = DraftSearch(drafter, embed, embed, SHAPE, 2, candidates=lambda _: candidates)
     pool.discard()
-    assert_found(search, drafter, embed, *requests(2))
+    assert_found(search, drafter, embed, *requests(2), candidates=candidates)
 
 
 def test_a_shard_s_search_needs_nothing_of_what_was_in_its_memory() -> None:
@@ -275,6 +418,42 @@ def test_a_graph_of_a_search_reads_what_is_in_its_inputs_now(
         own.copy_(new)
     graph.replay()
     expected = beam_search(drafter, embed, *inputs, *SHAPE)
+    assert torch.equal(found.tokens, expected.tokens)
+    torch.testing.assert_close(found.log_probs, expected.log_probs, rtol=1e-4, atol=1e-4)
+    assert graph.num_nodes == launches
+
+
+FIVE = SearchShape(4, 5)
+
+
+@pytest.mark.skipif(ON_GPU, reason="recordings stand for graphs on a CPU")
+@pytest.mark.parametrize(
+    ("name", "options", "launches"),
+    [
+        ("gated", {}, 6 * 5),
+        ("gated", {"selector": {"depths": 4, "rank": 5}}, 9 + 4 * 4),
+        ("recurrent", {"selector": {"depths": 4, "rank": 5}}, 11 + 6 * 4),
+        ("onepass", {}, 10 + 5 * 4),
+    ],
+    ids=["gated", "gated with a selector", "recurrent with a selector", "onepass"],
+)
+def test_so_many_launches_draft_five_levels(
+    name: str, options: dict[str, Any], launches: int
+) -> None:
+    """In a graph, which reads what is in its inputs now."""
+    torch.manual_seed(0)
+    head = new_head(name, VOCAB, HIDDEN, 5, **options)
+    head, embed = random_weights(head.to(DEVICE)), embedding()
+    candidates = 8 if head.config.selected_depths else 0
+    search = DraftSearch(head, embed, embed, FIVE, 1, candidates=lambda _: candidates)
+    inputs = requests(1)
+    graph = RecordedGraph()
+    with torch.inference_mode(), graphs_recorded(), torch.cuda.graph(graph):
+        found, _ = search.explore(*inputs)
+    for own, other in zip(inputs, requests(1, seed=3), strict=True):
+        own.copy_(other)
+    graph.replay()
+    expected = beam_search(head, embed, *inputs, *FIVE, candidates=candidates)
     assert torch.equal(found.tokens, expected.tokens)
     torch.testing.assert_close(found.log_probs, expected.log_probs, rtol=1e-4, atol=1e-4)
     assert graph.num_nodes == launches

@@ -81,6 +81,22 @@ def test_other_weights_come_into_the_same_memory() -> None:
 
 
 @pytest.mark.usefixtures("kernel")
+def test_rows_are_kept_where_they_are_asked_for_and_replaced_in_place() -> None:
+    plain = linear_layer()
+    assert Fp8Layer(plain, CONFIG).rows is None
+    layer = Fp8Layer(plain, CONFIG, keep_rows=True)
+    assert layer.rows is not None
+    addresses = [part.data_ptr() for part in layer.rows]
+    for weight in (plain.weight, 0.1 * torch.randn_like(plain.weight)):
+        layer.replace(weight)
+        expected = quantise_rows(weight)
+        assert torch.equal(layer.rows.quantised.float(), expected.quantised.float())
+        assert torch.equal(layer.rows.scales, expected.scales)
+    assert [part.data_ptr() for part in layer.rows] == addresses
+    assert set(layer.state_dict()) == {"weight"}
+
+
+@pytest.mark.usefixtures("kernel")
 def test_a_drafter_s_state_is_that_of_its_checkpoint_without_the_layer() -> None:
     torch.manual_seed(0)
     drafter = RecurrentHead(RecurrentConfig(256, 64, 128, num_draft_layers=2))

@@ -4,10 +4,11 @@ At few requests a draft's time is its launches: some 90 of torch's for 4 beams o
 which a search needs seven per level. The head brings its small layers in few launches (for Apple's,
 `heads/recurrent_fused.py`: one each), the vocabulary-wide layer is torch's product, and its
 best tokens and the beams that they make are three (`top_candidates.py`, `grow_beams.py`).
+Where the head tells candidates from the root (`heads/shortlist.py`), levels below have no product
+with that layer, but one launch that gathers the candidates' rows, and one that ranks them.
 
 Above `MAX_ROWS` beams, and for a head that brings no such form, the small layers are the head's
-own: there, products weigh more than launches. A vocabulary that ranks of tensor parallelism share
-is ranked as `beam_search` does.
+own: there, products weigh more than launches.
 """
 
 from __future__ import annotations
@@ -18,13 +19,16 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from vllm_redrafter.engine.cuda.draft_ranking import DraftRanking
+from vllm_redrafter.heads.fp8 import RowsInFp8
+from vllm_redrafter.heads.fused_head import Features, FusedTellingHead
 from vllm_redrafter.heads.head import DraftHead
-from vllm_redrafter.tree.beam_search import ExploredNodes, log_softmax_of_top
+from vllm_redrafter.tree.beam_search import ExploredNodes
 from vllm_redrafter.tree.policy import SearchShape
 from vllm_redrafter.tree.sharding import VocabularyShard
 from vllm_redrafter.triton_kernels.draft_layers import MAX_ROWS
 from vllm_redrafter.triton_kernels.grow_beams import BeamBuffers, grow_beams
-from vllm_redrafter.triton_kernels.top_candidates import TopTokens, top_candidates
+from vllm_redrafter.triton_kernels.top_candidates import TopTokens
 
 
 class Survival(Protocol):
@@ -53,6 +57,8 @@ class DraftSearch:
         max_requests: int,
         shard: VocabularyShard | None = None,
         survival: Survival | None = None,
+        candidates: Callable[[int], int] | None = None,
+        in_fp8: RowsInFp8 | None = None,
     ) -> None:
         """Read the weights where the drafter has them at each search.
 
@@ -65,18 +71,23 @@ class DraftSearch:
             max_requests: the most that one search is for.
             shard: the part of the draft vocabulary that the drafter has; None for all of it.
             survival: ranks nodes by their survival; None ranks them by log-probability.
+            candidates: from R to how many tokens the nodes below the first level choose from, 0
+                for the draft vocabulary; None where it is that for any R. See `affordable`.
+            in_fp8: the vocabulary-wide layer's rows, where it has them in fp8 alone.
         """
-        self._drafter, self._embed, self._shard = drafter, embed, shard
+        self._drafter, self._embed = drafter, embed
+        self._candidates, self._in_fp8 = candidates, in_fp8
         self.table = table
         weight = drafter.vocabulary_layers[0].weight
         width, length = shape
+        self._ranking = DraftRanking(width, shard)
         self.beams = BeamBuffers(max_requests, length, width, weight.device)
         self._survival = None
         if survival is not None:
             self._survival = survival.slope, survival.biases[:length]
         config = drafter.config
         self._to_target = drafter.d2t if config.draft_vocab_size is not None else None
-        self._launches = drafter.launches(table, min(MAX_ROWS, max_requests * width))
+        self._launches = drafter.launches(table, min(MAX_ROWS, max_requests * width), length)
 
     @torch.inference_mode()
     def explore(self, hidden: Tensor, root_tokens: Tensor) -> tuple[ExploredNodes, Tensor | None]:
@@ -95,14 +106,26 @@ class DraftSearch:
         requests = root_tokens.shape[0]
         _, length, width = self.beams.tokens.shape
         condition = self._drafter.condition(hidden)
+        count = 0 if self._candidates is None else self._candidates(requests)
+        layer = self._drafter.vocabulary_layers[0]
+        candidates: Tensor | None = None
         state: Tensor | None = None
         tokens = root_tokens
         for level in range(length):
             state = self._step(condition, state, tokens)
-            layer = self._drafter.vocabulary_layer(level)
-            logits = layer(self._features_of(condition, state, level))
+            if candidates is not None:
+                features = self._features_of(condition, state, level)
+                among = candidates[level - 1]
+                top = self._ranking.among(among, features, layer.weight, self._in_fp8)
+            elif count:
+                logits = layer(self._base_features_of(condition, state).flatten(0, 1))
+                top, candidates = self._ranking.choose(logits, requests, count)
+            else:
+                features = self._features_of(condition, state, level)
+                logits = self._drafter.vocabulary_layer(level)(features.made())
+                top = self._ranking.among_all(logits)
             grow_beams(
-                self._top(logits, width, tokens.shape[0]),
+                for_each_beam(top, tokens.shape[0]),
                 level,
                 requests,
                 self.beams,
@@ -128,31 +151,28 @@ class DraftSearch:
             return self._drafter.start(condition, self._embed(tokens))
         return self._drafter.advance(state.index_select(0, parents), self._embed(tokens))
 
-    def _features_of(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
-        """`DraftHead.features`: condition [R, C], state [R * beams, S] -> [R * beams, E].
+    def _features_of(self, condition: Tensor, state: Tensor, depth: int) -> Features:
+        """`DraftHead.features`: condition [R, C], state [R * beams, S], of R * beams rows.
 
-        [R, E] of a head that sees no drafted token.
+        Of R rows from a head that sees no drafted token.
         """
         if self._launches is not None and state.shape[0] <= MAX_ROWS:
             return self._launches.features(condition, state, depth)
         by_request = state.view(condition.shape[0], -1, state.shape[-1])
-        return self._drafter.features(condition.unsqueeze(1), by_request, depth).flatten(0, 1)
+        made = self._drafter.features(condition.unsqueeze(1), by_request, depth)
+        return Features(made.flatten(0, 1))
 
-    def _top(self, logits: Tensor, width: int, rows: int) -> TopTokens:
-        """The best tokens of each of so many rows.
+    def _base_features_of(self, condition: Tensor, state: Tensor) -> Tensor:
+        """`DraftHead.base_features` of the roots: condition [R, C], state [R, S] -> [L, R, E]."""
+        head = self._launches
+        if isinstance(head, FusedTellingHead) and state.shape[0] <= MAX_ROWS:
+            return head.base_features(condition, state)
+        length = self.beams.tokens.shape[1]
+        return self._drafter.base_features(condition, state, length).transpose(0, 1)
 
-        Logits are [rows, draft tokens], or, as `_features_of` may have it, [R, draft tokens] for
-        all beams of a request.
-        """
-        found = self._top_of(logits, width)
-        if len(logits) == rows:
-            return found
-        return TopTokens(*(part.repeat_interleave(rows // len(logits), dim=0) for part in found))
 
-    def _top_of(self, logits: Tensor, width: int) -> TopTokens:
-        if self._shard is None:
-            return top_candidates(logits, width)
-        log_probs, tokens = log_softmax_of_top(logits, width, self._shard)
-        # Made each time: what is made while models load is lost in sleep level 2.
-        normalised = log_probs.new_zeros(len(logits))
-        return TopTokens(log_probs.contiguous(), tokens.int().contiguous(), normalised)
+def for_each_beam(top: TopTokens, rows: int) -> TopTokens:
+    """The best tokens of each of so many rows, of those that all beams of a request may share."""
+    if len(top.tokens) == rows:
+        return top
+    return TopTokens(*(part.repeat_interleave(rows // len(part), dim=0) for part in top))

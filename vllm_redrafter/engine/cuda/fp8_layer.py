@@ -4,6 +4,10 @@ Each level of a draft reads that layer whole, for a few rows: its time is its by
 has half. So weights are in fp8 alone, and what they are multiplied with stays as it is (vLLM's
 W8A16, a kernel named Marlin): quantising that as well, as vLLM's layers for fp8 on newer GPUs do,
 would cost a launch per level and bring nothing that is waited for.
+
+The kernel has weights in an order of its own, from which no row can be read. Where drafts choose
+among candidates, whose rows are gathered, a second copy is kept: V E bytes more, as many as 16-bit
+weights take, and still half to read in a product.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from vllm.config import set_current_vllm_config
 
-from vllm_redrafter.heads.fp8 import quantise_rows
+from vllm_redrafter.heads.fp8 import RowsInFp8, quantise_rows
 from vllm_redrafter.heads.head import DraftHead
 
 if TYPE_CHECKING:
@@ -30,10 +34,16 @@ class Fp8Layer(nn.Linear):
 
     Attributes:
         weight: [0, in], of no rows: of the dtype and on the device that the layer computes in.
+        rows: of the weight, a second copy beside the kernel's; None unless it is asked for.
     """
 
-    def __init__(self, linear: nn.Linear, vllm_config: VllmConfig) -> None:
+    def __init__(self, linear: nn.Linear, vllm_config: VllmConfig, keep_rows: bool = False) -> None:
         """The same layer; `linear` is no longer needed.
+
+        Args:
+            linear: without a bias.
+            vllm_config: of the engine.
+            keep_rows: keep `rows`.
 
         Raises:
             ValueError: vLLM has no kernel for it: see `fp8_obstacles`.
@@ -44,7 +54,9 @@ class Fp8Layer(nn.Linear):
         with set_current_vllm_config(vllm_config):
             self._kernel = kernel_for(self.out_features, self.in_features, weight.dtype)
         # In a tuple, so that it is no part of the drafter's state: that is what checkpoints have.
-        self._packed = (self._pack(weight),)
+        rows = self._quantised(weight)
+        self._packed = (self._pack(rows),)
+        self.rows = RowsInFp8(*(part.clone() for part in rows)) if keep_rows else None
 
     @property
     def packed(self) -> Any:
@@ -53,8 +65,11 @@ class Fp8Layer(nn.Linear):
 
     def replace(self, weight: Tensor) -> None:
         """Take other weights [out, in], into the same memory: CUDA graphs hold its addresses."""
-        # Quantised where it is: on a GPU that serves there may be no room for 16 bits of each.
-        packed = self._pack(weight.to(self.weight.dtype))
+        rows = self._quantised(weight.to(self.weight.dtype))
+        if self.rows is not None:
+            for kept, part in zip(self.rows, rows, strict=True):
+                kept.copy_(part)
+        packed = self._pack(rows)
         for old, new in zip(self.packed.parameters(), packed.parameters(), strict=True):
             old.data.copy_(new)
 
@@ -63,16 +78,21 @@ class Fp8Layer(nn.Linear):
         out: Tensor = self._kernel.apply_weights(self.packed, x)
         return out
 
-    def _pack(self, weight: Tensor) -> Any:
-        """What vLLM takes for a layer, its weights quantised and in the kernel's order."""
+    def _quantised(self, weight: Tensor) -> RowsInFp8:
+        """The rows of a weight, on the layer's device."""
+        # Quantised where it is: on a GPU that serves there may be no room for 16 bits of each.
         quantised, scales = quantise_rows(weight)
-        layer: Any = nn.Module()
-        layer.input_size_per_partition, layer.output_size_per_partition = weight.shape[::-1]
-        layer.logical_widths, layer.weight_block_size = [weight.shape[0]], None
-        layer.orig_dtype = weight.dtype
         device = self.weight.device
-        layer.weight = nn.Parameter(quantised.to(device).t(), requires_grad=False)
-        layer.weight_scale = nn.Parameter(scales.to(device), requires_grad=False)
+        return RowsInFp8(quantised.to(device), scales.to(device))
+
+    def _pack(self, rows: RowsInFp8) -> Any:
+        """What vLLM takes for a layer, its weights in the kernel's order; it may take the rows."""
+        layer: Any = nn.Module()
+        layer.input_size_per_partition, layer.output_size_per_partition = rows.quantised.shape[::-1]
+        layer.logical_widths, layer.weight_block_size = [len(rows.scales)], None
+        layer.orig_dtype = rows.scales.dtype
+        layer.weight = nn.Parameter(rows.quantised.t(), requires_grad=False)
+        layer.weight_scale = nn.Parameter(rows.scales, requires_grad=False)
         self._kernel.process_weights_after_loading(layer)
         return layer
 
@@ -121,8 +141,10 @@ def fp8_obstacles(vllm_config: VllmConfig) -> Iterator[str]:
         yield f"head_dtype is 'fp8', and vLLM has no layer for it here ({reason}); leave it out"
 
 
-def quantise(drafter: DraftHead, vllm_config: VllmConfig) -> dict[str, Fp8Layer]:
-    """Put the vocabulary-wide layers into fp8.
+def quantise(
+    drafter: DraftHead, vllm_config: VllmConfig, keep_rows: bool = False
+) -> dict[str, Fp8Layer]:
+    """Put the vocabulary-wide layers into fp8; see `Fp8Layer`.
 
     Returns:
         By name in the drafter's state, what came in the place of its layers.
@@ -132,7 +154,8 @@ def quantise(drafter: DraftHead, vllm_config: VllmConfig) -> dict[str, Fp8Layer]
     replaced = {}
     for name in names:
         parent, _, child = name.rpartition(".")
-        layer = Fp8Layer(drafter.get_submodule(name), vllm_config)  # type: ignore[arg-type]
+        linear: Any = drafter.get_submodule(name)
+        layer = Fp8Layer(linear, vllm_config, keep_rows)
         setattr(drafter.get_submodule(parent), child, layer)
         replaced[f"{name}.weight"] = layer
     return replaced

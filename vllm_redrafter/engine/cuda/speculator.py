@@ -147,7 +147,8 @@ class TreeSpeculator(BaseSpeculator):
         self.drafter = self._read_checkpoint(self.checkpoint).to(self.device)
         self._shapes = shapes_of(self.drafter.state_dict())
         if self.config.head_dtype == "fp8":
-            self._in_fp8 = quantise(self.drafter, self.vllm_config)
+            keep_rows = self.config.candidates > 0
+            self._in_fp8 = quantise(self.drafter, self.vllm_config, keep_rows)
         self.embed = shared_embedding(target)
         # Greedy and sampled requests share one model here.
         self.recorded = recorded_acceptance(self.checkpoint, self.revision).either().greedy
@@ -158,6 +159,7 @@ class TreeSpeculator(BaseSpeculator):
 
     def searches_on_kernels(self, target: nn.Module) -> dict[int, DraftSearch]:
         """The drafter's searches by length, once it and the target are loaded."""
+        layer = self.drafter.vocabulary_layers[0]
         return {
             length: DraftSearch(
                 self.drafter,
@@ -167,6 +169,8 @@ class TreeSpeculator(BaseSpeculator):
                 self.max_num_reqs,
                 self.shard,
                 self.confidence.estimator if self.confidence is not None else None,
+                partial(self._candidates_for, length=length),
+                layer.rows if isinstance(layer, Fp8Layer) else None,
             )
             for length in self.lengths
             if length

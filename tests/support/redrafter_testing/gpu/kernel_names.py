@@ -12,8 +12,12 @@ AROUND_ATTENTION = {
 }
 
 DRAFT = {
-    "_keep_top",
+    "keep_top",
     "_merge_top",
+    "_merge_depths",
+    "_rank_candidates",
+    "_gather_dot",
+    "_correct",
     "_grow_beams",
     "_draft_layer",
     "_gated_cell",

@@ -1,0 +1,128 @@
+"""Candidates are those of a stable sort, and are ranked as by one in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from vllm_redrafter.triton_kernels import candidates
+from vllm_redrafter.triton_kernels.candidates import (
+    choose_candidates,
+    naive_choose_candidates,
+    naive_rank_candidates,
+    rank_candidates,
+)
+from vllm_redrafter.triton_kernels.top_candidates import TopTokens
+
+
+def random_logits(rows: int, columns: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    generator = torch.Generator().manual_seed(columns)
+    return (3 * torch.randn(rows, columns, generator=generator)).to(dtype)
+
+
+def assert_same(found: TopTokens, expected: TopTokens) -> None:
+    assert torch.equal(found.logits.cpu(), expected.logits)
+    assert torch.equal(found.tokens.cpu(), expected.tokens)
+    torch.testing.assert_close(found.normalisers.cpu(), expected.normalisers, rtol=1e-6, atol=1e-6)
+
+
+def check_chosen(
+    device: torch.device, logits: Tensor, requests: int, count: int, num: int = 4
+) -> None:
+    top, found = choose_candidates(logits.to(device), requests, count, num)
+    expected_top, expected = naive_choose_candidates(logits, requests, count, num)
+    assert torch.equal(found.cpu().sort().values, expected)
+    assert_same(top, expected_top)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("vocabulary", "count"), [(3, 32), (70, 32), (1024, 128), (2500, 32), (2500, 512)]
+)
+def test_candidates_of_each_depth_are_those_of_a_sort(
+    device: torch.device, vocabulary: int, count: int, dtype: torch.dtype
+) -> None:
+    """Also of fewer tokens than are asked for, of a block that is not full, and of equal ones."""
+    check_chosen(device, random_logits(6, vocabulary, dtype), 2, count)
+
+
+def test_of_equal_logits_the_lower_tokens_are_chosen(device: torch.device) -> None:
+    logits = torch.full((3, 1100), -2.0)
+    logits[1, 200:] = 5.0
+    logits[2, [7, 1030]] = 9.0
+    check_chosen(device, logits, 1, 64, num=50)
+
+
+def test_impossible_tokens_are_chosen_last(device: torch.device) -> None:
+    logits = random_logits(3, 1100)
+    logits[0] = -torch.inf
+    logits[1, 40:] = -torch.inf
+    logits[2] = -torch.inf
+    check_chosen(device, logits, 1, 64)
+
+
+def test_all_candidates_may_be_of_one_block(device: torch.device) -> None:
+    logits = random_logits(2, 2500) - 100
+    logits[:, 2372:2500] += 200
+    check_chosen(device, logits, 1, 128, num=50)
+
+
+def test_what_no_thread_block_merges_is_torch_s(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(candidates, "MOST_AT_ONCE", 128)
+    check_chosen(device, random_logits(3, 1100), 1, 100)
+
+
+@pytest.mark.parametrize("count", [1, 32, 49, 128, 512])
+def test_candidates_are_ranked_for_each_beam(device: torch.device, count: int) -> None:
+    """Beams of a request share its candidates, whose order does not matter."""
+    logits = random_logits(6, count)
+    tokens = torch.stack([torch.randperm(1000)[:count] for _ in range(2)]).int()
+    found = rank_candidates(logits.to(device), tokens.to(device), 4)
+    assert_same(found, naive_rank_candidates(logits, tokens, 4))
+
+
+def test_equal_and_impossible_candidates_are_ranked_by_token(device: torch.device) -> None:
+    logits, tokens = torch.zeros(3, 40), torch.arange(40).flip(0).int().unsqueeze(0)
+    logits[1, 3:] = -torch.inf
+    logits[2] = -torch.inf
+    found = rank_candidates(logits.to(device), tokens.to(device), 5)
+    assert_same(found, naive_rank_candidates(logits, tokens, 5))
+    assert found.tokens[0].tolist() == [0, 1, 2, 3, 4]
+
+
+L, C = torch.zeros(4, 8), torch.zeros(2, 8).int()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ((L.double(), 2, 4, 1), "logits: bf16"),
+        ((L, 4, 4, 1), "logits: 4 rows are not"),
+        ((L, 3, 4, 1), "logits: 4 rows are not"),
+        ((L, 2, 0, 1), "count"),
+        ((L, 2, 4, 51), "num"),
+    ],
+)
+def test_what_does_not_fit_a_choice_is_named(arguments: Any, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        choose_candidates(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ((L.half(), C, 1), "logits: fp32"),
+        ((L, C[:, :7], 1), "tokens"),
+        ((L, torch.zeros(3, 8).int(), 1), "tokens"),
+        ((L, C.long(), 1), "tokens: expected torch.int32"),
+        ((L, C, 0), "num"),
+    ],
+)
+def test_what_does_not_fit_a_ranking_is_named(arguments: Any, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        rank_candidates(*arguments)

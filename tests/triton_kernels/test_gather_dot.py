@@ -1,0 +1,111 @@
+"""Logits of gathered rows are float64's, whatever the rows are in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from vllm_redrafter.heads.fp8 import quantise_rows
+from vllm_redrafter.triton_kernels.gather_dot import gather_dot, naive_gather_dot
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32, size: float = 1.0) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return (size * torch.randn(*shape, generator=generator)).to(dtype)
+
+
+def chosen(requests: int, count: int, vocabulary: int = 90) -> Tensor:
+    generator = torch.Generator().manual_seed(count)
+    rows = [torch.randperm(vocabulary, generator=generator)[:count] for _ in range(requests)]
+    return torch.stack(rows).int()
+
+
+@pytest.mark.parametrize("scaled", [False, True], ids=["as it is", "normed"])
+@pytest.mark.parametrize(
+    ("dtype", "requests", "beams", "count", "width"),
+    [
+        (torch.float32, 2, 3, 40, 70),
+        (torch.bfloat16, 1, 4, 33, 300),
+        (torch.float16, 3, 20, 16, 64),
+        (torch.float32, 2, 1, 1, 130),
+    ],
+)
+def test_each_beam_is_multiplied_with_its_request_s_rows(
+    device: torch.device,
+    dtype: torch.dtype,
+    requests: int,
+    beams: int,
+    count: int,
+    width: int,
+    scaled: bool,
+) -> None:
+    """Sizes that are no multiples of any block, and rows of very different lengths."""
+    rows = requests * beams
+    x = random(rows, width, dtype=dtype) * torch.logspace(-2, 1, rows, dtype=dtype)[:, None]
+    weight = random(90, width, dtype=dtype, size=width**-0.5)
+    scale = random(width, dtype=dtype) if scaled else None
+    tokens = chosen(requests, count)
+    on_device = None if scale is None else scale.to(device)
+    there = x.to(device), weight.to(device), tokens.to(device)
+    found = gather_dot(*there, scale=on_device, epsilon=1e-3).cpu()
+    expected = naive_gather_dot(x, weight, tokens, scale=scale, epsilon=1e-3)
+    assert found.dtype == torch.float32
+    tolerance = TOLERANCE[dtype]
+    torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rows_in_fp8_are_multiplied_with_their_scales(
+    device: torch.device, dtype: torch.dtype
+) -> None:
+    x, tokens = random(4, 140, dtype=dtype), chosen(2, 40)
+    # Numbers down to those that e4m3 has as subnormal ones, and zeros.
+    weight = random(90, 140, size=0.1) * torch.logspace(-4, 0, 140)
+    weight[5], weight[7, ::2] = 0.0, 0.0
+    quantised, scales = quantise_rows(weight.to(dtype))
+    scales = scales.view(-1)
+    scale = random(140, dtype=dtype)
+    there = x.to(device), quantised.to(device), tokens.to(device), scale.to(device), 1e-3
+    found = gather_dot(*there, row_scales=scales.to(device))
+    expected = naive_gather_dot(x, quantised, tokens, scale, 1e-3, scales)
+    tolerance = TOLERANCE[dtype]
+    torch.testing.assert_close(found.cpu().double(), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_every_number_of_e4m3_is_read_exactly(device: torch.device) -> None:
+    bits = torch.tensor([b for b in range(256) if b & 0x7F != 0x7F], dtype=torch.uint8)
+    weight = bits.view(torch.float8_e4m3fn)[:, None].repeat(1, 2)
+    x, tokens = torch.tensor([[1.0, 0.0]]), torch.arange(len(bits)).int()[None]
+    ones = torch.ones(len(bits))
+    there = (tensor.to(device) for tensor in (x, weight, tokens))
+    found = gather_dot(*there, row_scales=ones.to(device))
+    assert torch.equal(found.cpu()[0], weight[:, 0].float())
+
+
+X, W, T = torch.zeros(4, 8), torch.zeros(9, 8), torch.zeros(2, 3).int()
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"x": X.double()}, "x: bf16"),
+        ({"x": torch.zeros(130, 8)}, "x: at most 64 beams"),
+        ({"weight": torch.zeros(9, 7)}, "weight: expected"),
+        ({"weight": W.half()}, "weight: expected"),
+        ({"weight": torch.zeros(8, 9).t()}, "weight: the last dimension"),
+        ({"tokens": T.long()}, "tokens: expected torch.int32"),
+        ({"tokens": torch.zeros(3, 3).int()}, "tokens"),
+        ({"scale": torch.zeros(7)}, "scale: expected"),
+        ({"row_scales": torch.zeros(9)}, "weight: expected"),
+        ({"weight": W.to(torch.float8_e4m3fn), "row_scales": torch.zeros(8)}, "row_scales"),
+    ],
+)
+def test_what_does_not_fit_is_named(changed: dict[str, Any], named: str) -> None:
+    arguments: dict[str, Any] = {"x": X, "weight": W, "tokens": T}
+    with pytest.raises(ValueError, match=named):
+        gather_dot(**(arguments | changed))

@@ -1,0 +1,252 @@
+"""A draft's candidates: chosen for all depths in two launches, ranked at each level in one.
+
+One product with the vocabulary-wide layer has the logits of the roots, and behind them those of
+every depth below (`heads/shortlist.py`). Of the roots a search needs what `top_candidates` finds;
+of a depth, its C best tokens in any order. Both begin with the best of each block of the
+vocabulary, which `keep_top` finds; `_merge_depths` merges the blocks. Hundreds of candidates of
+more than 128k tokens are torch's to find: too many are left to merge.
+
+A level below then has logits of its C candidates alone (`gather_dot.py`), which fit one block.
+"""
+
+from __future__ import annotations
+
+from math import isqrt
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from vllm_redrafter.config import TOP_TOKENS
+from vllm_redrafter.triton_kernels.checks import (
+    require,
+    require_integers,
+    require_same_device,
+)
+from vllm_redrafter.triton_kernels.ordered_keys import LAST_INDEX
+from vllm_redrafter.triton_kernels.top_candidates import (
+    ZERO_BITS,
+    TopTokens,
+    best_of_blocks,
+    check_logits,
+    empty_top,
+    is_kept,
+    naive_top_candidates,
+    rank_row,
+    top_candidates,
+)
+
+MOST_AT_ONCE = 8192
+"""Tokens that a thread block ranks: of more, registers or shared memory would not hold them."""
+
+
+@triton.jit(do_not_specialize=["requests"])
+def _merge_depths(
+    kept_logits,  # [L * requests, BLOCKS, KEPT] fp32, the roots first
+    kept_tokens,  # [L * requests, BLOCKS, KEPT] int32; LAST_INDEX where there is none
+    top_logits,  # [requests, FIRST] fp32, written
+    top_tokens,  # [requests, FIRST] int32, written
+    normalisers,  # [requests] fp32, written
+    candidates,  # [(L - 1) * requests, COUNT] int32, written
+    requests,
+    BLOCKS: tl.constexpr,
+    KEPT: tl.constexpr,
+    TOP: tl.constexpr,
+    FIRST: tl.constexpr,
+    COUNT: tl.constexpr,
+    MERGED_TOP: tl.constexpr,
+    MERGED: tl.constexpr,
+    ZEROS: tl.constexpr,
+):
+    """One row: what a search needs of a root, or the candidates of a depth."""
+    # Names would have one shape in both branches.
+    row = tl.program_id(0).to(tl.int64)
+    if row < requests:
+        of_root, its_tokens = _load_kept(
+            kept_logits, kept_tokens, row, BLOCKS, KEPT, TOP, MERGED_TOP
+        )
+        rank_row(
+            of_root,
+            its_tokens,
+            row,
+            top_logits,
+            top_tokens,
+            normalisers,
+            MERGED_TOP,
+            TOP,
+            FIRST,
+            ZEROS,
+        )
+    else:
+        logit, token = _load_kept(kept_logits, kept_tokens, row, BLOCKS, KEPT, COUNT, MERGED)
+        kept = is_kept(logit, token != LAST_INDEX, COUNT, ZEROS)
+        nth = tl.cumsum(kept.to(tl.int32), axis=0) - 1
+        tl.store(candidates + (row - requests) * COUNT + nth, token, mask=kept)
+
+
+@triton.jit
+def _load_kept(
+    kept_logits,
+    kept_tokens,
+    row,
+    BLOCKS: tl.constexpr,
+    KEPT: tl.constexpr,
+    NUM: tl.constexpr,
+    MERGED: tl.constexpr,
+):
+    """(logits [MERGED] fp32, tokens [MERGED] int32): the NUM that are kept of each block."""
+    index = tl.arange(0, MERGED)
+    at = (row * BLOCKS + index // NUM) * KEPT + index % NUM
+    logit = tl.load(kept_logits + at, mask=index < BLOCKS * NUM, other=float("-inf"))
+    token = tl.load(kept_tokens + at, mask=index < BLOCKS * NUM, other=LAST_INDEX)
+    return logit, token
+
+
+@triton.jit
+def _rank_candidates(
+    logits,  # [rows, COUNT] fp32
+    tokens,  # [rows / BEAMS, COUNT] int32
+    top_logits,  # [rows, FIRST] fp32, written
+    top_tokens,  # [rows, FIRST] int32, written
+    normalisers,  # [rows] fp32, written
+    COUNT: tl.constexpr,
+    BEAMS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TOP: tl.constexpr,
+    FIRST: tl.constexpr,
+):
+    """One row, whose request's beams have the same candidates."""
+    row = tl.program_id(0).to(tl.int64)
+    index = tl.arange(0, BLOCK)
+    at = row // BEAMS * COUNT + index
+    logit = tl.load(logits + row * COUNT + index, mask=index < COUNT, other=float("-inf"))
+    token = tl.load(tokens + at, mask=index < COUNT, other=LAST_INDEX)
+    rank_row(logit, token, row, top_logits, top_tokens, normalisers, BLOCK, TOP, FIRST, 0)
+
+
+def choose_candidates(
+    logits: Tensor, requests: int, count: int, num: int
+) -> tuple[TopTokens, Tensor]:
+    """What a draft takes from its one product with the vocabulary-wide layer.
+
+    Args:
+        logits: [L * R, V] bf16, fp16 or fp32, rows contiguous: those of the R roots, then those of
+            all requests at each depth.
+        requests: R.
+        count: C, how many candidates a depth has.
+        num: of the roots' best tokens, how many; at most 50.
+
+    Returns:
+        (the roots' best, see `top_candidates`; candidates [L-1, R, min(C, V)] int32 in any
+        order).
+
+    Raises:
+        ValueError: an argument's dtype, shape or stride does not fit.
+    """
+    check_logits(logits)
+    require(1 <= num <= TOP_TOKENS, f"num: must be 1 to {TOP_TOKENS}, got {num}")
+    require(count >= 1, f"count: must be at least 1, got {count}")
+    rows, vocabulary = logits.shape
+    require(
+        requests >= 1 and rows % requests == 0 and rows > requests,
+        f"logits: {rows} rows are not those of two or more depths of {requests} requests",
+    )
+    count = min(count, vocabulary)
+    block = candidate_block(vocabulary, count)
+    if triton.cdiv(vocabulary, block) * count > MOST_AT_ONCE:
+        chosen = logits[requests:].topk(count, sorted=False).indices
+        return top_candidates(logits[:requests], num), chosen.int().view(-1, requests, count)
+    kept_logits, kept_tokens = best_of_blocks(logits, block, requests, count)
+    _, blocks, kept = kept_logits.shape
+    merged_top, merged = (triton.next_power_of_2(blocks * num) for num in (TOP_TOKENS, count))
+    top = empty_top(requests, num, logits.device)
+    shape = rows // requests - 1, requests, count
+    candidates = torch.empty(shape, dtype=torch.int32, device=logits.device)
+    _merge_depths[(rows,)](
+        kept_logits,
+        kept_tokens,
+        *top,
+        candidates,
+        requests,
+        BLOCKS=blocks,
+        KEPT=kept,
+        TOP=TOP_TOKENS,
+        FIRST=num,
+        COUNT=count,
+        MERGED_TOP=merged_top,
+        MERGED=merged,
+        ZEROS=ZERO_BITS[logits.dtype],
+        num_warps=max(4, min(16, max(merged_top, merged) // 256)),
+    )
+    return top, candidates
+
+
+def candidate_block(vocabulary: int, count: int) -> int:
+    """Tokens per block: about as many as are left to merge, which thread blocks have room for.
+
+    2,048 for V = 32k and 128 kept of each block, 4,096 for 128k.
+    """
+    return min(MOST_AT_ONCE, max(1024, triton.next_power_of_2(isqrt(vocabulary * count))))
+
+
+def rank_candidates(logits: Tensor, tokens: Tensor, num: int) -> TopTokens:
+    """The `num` best candidates of each row, and what normalises them over the 50 best.
+
+    Args:
+        logits: [R * beams, C] float32, contiguous.
+        tokens: [R, C] int32, contiguous, the candidates of each request.
+        num: how many; at most 50.
+
+    Returns:
+        See `TopTokens`.
+
+    Raises:
+        ValueError: an argument's dtype, shape, device or stride does not fit.
+    """
+    check_logits(logits)
+    require(logits.dtype == torch.float32, f"logits: fp32 expected, got {logits.dtype}")
+    require(1 <= num <= TOP_TOKENS, f"num: must be 1 to {TOP_TOKENS}, got {num}")
+    rows, count = logits.shape
+    require(
+        tokens.dim() == 2 and tokens.shape[1] == count and rows % len(tokens) == 0,
+        f"tokens: {list(tokens.shape)} does not fit logits {list(logits.shape)}",
+    )
+    require_integers(torch.int32, tokens=tokens)
+    require(logits.is_contiguous() and tokens.is_contiguous(), "logits and tokens: contiguous")
+    require_same_device(logits, tokens=tokens)
+    top = empty_top(rows, num, logits.device)
+    block = triton.next_power_of_2(count)
+    _rank_candidates[(rows,)](
+        logits,
+        tokens,
+        *top,
+        COUNT=count,
+        BEAMS=rows // len(tokens),
+        BLOCK=block,
+        TOP=TOP_TOKENS,
+        FIRST=num,
+        num_warps=max(1, min(4, block // 128)),
+    )
+    return top
+
+
+def naive_choose_candidates(
+    logits: Tensor, requests: int, count: int, num: int
+) -> tuple[TopTokens, Tensor]:
+    """`choose_candidates` by a stable sort."""
+    top = naive_top_candidates(logits[:requests], num)
+    best = logits[requests:].double().sort(dim=1, descending=True, stable=True).indices
+    chosen = best[:, :count].sort(dim=1).values
+    return top, chosen.view(-1, requests, chosen.shape[1]).int()
+
+
+def naive_rank_candidates(logits: Tensor, tokens: Tensor, num: int) -> TopTokens:
+    """`rank_candidates` by stable sorts, in float64."""
+    by_row = tokens.repeat_interleave(len(logits) // len(tokens), dim=0)
+    # Of equal logits the lower token first.
+    by_row, order = by_row.sort(dim=1)
+    found = naive_top_candidates(logits.gather(1, order), num)
+    best = by_row.gather(1, found.tokens.long())
+    best[:, logits.shape[1] :] = 0
+    return found._replace(tokens=best)

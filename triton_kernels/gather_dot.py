@@ -1,0 +1,203 @@
+"""Logits of a request's candidates: products with a few rows of the vocabulary-wide layer.
+
+    out[r, b, i] = V[t[r, i]] . x[r, b]             or, with a:  V[t[r, i]] . (a n(x[r, b]))
+
+for the C candidates t of each request and all its beams. A thread block reads some candidates'
+rows once for all beams. A row's norm, n(x) = sqrt(K) x / (|x| + epsilon), is a factor of its
+products, as in `draft_layers.py`, so that what is read need not be normed before.
+
+Rows may be in fp8 (e4m3), each with a scale. Their bits, moved into those of an fp16 number, are
+the same number over 2^8: no instruction for e4m3 is needed, which GPUs before sm_89 lack.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from vllm_redrafter.triton_kernels.checks import (
+    require,
+    require_integers,
+    require_last_dim_contiguous,
+    require_same_device,
+)
+from vllm_redrafter.triton_kernels.draft_layers import DTYPES, naive_normed
+
+COLUMNS = 16
+"""Candidates per thread block: few, so that 128 are 8 blocks' to read."""
+
+KEY_BYTES = 512
+"""Of each row, per step of the loop: as much as `draft_layers.py` has of twice as many columns."""
+
+FP8 = torch.float8_e4m3fn
+
+
+@triton.jit
+def _from_e4m3(bits):
+    """uint8 -> fp16, over 2^8."""
+    wide = bits.to(tl.uint16)
+    return (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def _gather_dot(
+    x,  # [R * BEAMS, K]
+    x_stride,
+    weight,  # [V, K]; uint8 where FP8
+    weight_stride,
+    row_scales,  # [V]; read where FP8
+    tokens,  # [R, COUNT] int32
+    scale,  # [K]; read where NORMED
+    out,  # [R * BEAMS, COUNT] fp32, written
+    K,
+    length,  # sqrt(K); read where NORMED
+    epsilon,  # likewise
+    BEAMS: tl.constexpr,
+    COUNT: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    KEYS: tl.constexpr,
+    NORMED: tl.constexpr,
+    FP8: tl.constexpr,
+):
+    """COLUMNS candidates of one request, for all its beams."""
+    request = tl.program_id(0).to(tl.int64)
+    beam = tl.arange(0, ROWS)
+    is_row = beam < BEAMS
+    row = request * BEAMS + beam
+    nth = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    is_column = nth < COUNT
+    token = tl.load(tokens + request * COUNT + nth, mask=is_column, other=0).to(tl.int64)
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    squares = tl.zeros([ROWS], tl.float32)
+    for start in range(0, K, KEYS):
+        key = start + tl.arange(0, KEYS)
+        left = tl.load(
+            x + row[:, None] * x_stride + key[None, :],
+            mask=is_row[:, None] & (key < K)[None, :],
+            other=0.0,
+        )
+        right = tl.load(
+            weight + token[None, :] * weight_stride + key[:, None],
+            mask=(key < K)[:, None] & is_column[None, :],
+            other=0,
+        )
+        if FP8:
+            right = _from_e4m3(right).to(left.dtype)
+        if NORMED:
+            wide = left.to(tl.float32)
+            squares += tl.sum(wide * wide, axis=1)
+            a = tl.load(scale + key, mask=key < K, other=0.0).to(tl.float32)
+            left = (wide * a[None, :]).to(left.dtype)
+        total = tl.dot(left, right, total, input_precision="ieee")
+    if NORMED:
+        total *= (length / (tl.sqrt(squares) + epsilon))[:, None]
+    if FP8:
+        factor = tl.load(row_scales + token, mask=is_column, other=0.0).to(tl.float32)
+        total *= 256.0 * factor[None, :]
+    at = row[:, None] * COUNT + nth[None, :]
+    tl.store(out + at, total, mask=is_row[:, None] & is_column[None, :])
+
+
+def gather_dot(
+    x: Tensor,
+    weight: Tensor,
+    tokens: Tensor,
+    scale: Tensor | None = None,
+    epsilon: float = 0.0,
+    row_scales: Tensor | None = None,
+) -> Tensor:
+    """The logits of each request's candidates.
+
+    Args:
+        x: [R * beams, K] bf16, fp16 or fp32, at most 64 beams per request.
+        weight: [V, K], the vocabulary-wide layer's, of x's dtype; or float8_e4m3fn.
+        tokens: [R, C] int32, contiguous, rows of it.
+        scale: [K], a; None where x is multiplied as it is.
+        epsilon: of the norm, where there is a scale.
+        row_scales: [V] of x's dtype, what rows in fp8 are to be multiplied with; None for others.
+
+    Returns:
+        [R * beams, C] float32.
+
+    Raises:
+        ValueError: an argument's dtype, device, shape or stride does not fit; it is named.
+    """
+    _check(x, weight, tokens, scale, row_scales)
+    (rows, keys), (requests, count) = x.shape, tokens.shape
+    beams = rows // requests
+    out = torch.empty(rows, count, dtype=torch.float32, device=x.device)
+    in_fp8 = row_scales is not None
+    _gather_dot[(requests, triton.cdiv(count, COLUMNS))](
+        x,
+        x.stride(0),
+        weight.view(torch.uint8) if in_fp8 else weight,
+        weight.stride(0),
+        row_scales if in_fp8 else x,
+        tokens,
+        scale if scale is not None else x,
+        out,
+        keys,
+        keys**0.5,
+        epsilon,
+        BEAMS=beams,
+        COUNT=count,
+        ROWS=max(16, triton.next_power_of_2(beams)),
+        COLUMNS=COLUMNS,
+        KEYS=KEY_BYTES // x.element_size(),
+        NORMED=scale is not None,
+        FP8=in_fp8,
+        num_warps=4,
+        num_stages=4 if beams <= 16 else 3,
+    )
+    return out
+
+
+def _check(
+    x: Tensor, weight: Tensor, tokens: Tensor, scale: Tensor | None, row_scales: Tensor | None
+) -> None:
+    require(x.dtype in DTYPES, f"x: bf16, fp16 or fp32 expected, got {x.dtype}")
+    require_integers(torch.int32, tokens=tokens)
+    require(
+        tokens.dim() == 2 and tokens.is_contiguous() and len(x) % len(tokens) == 0,
+        f"tokens: {list(tokens.shape)} does not fit {len(x)} rows, or is not contiguous",
+    )
+    require(len(x) // len(tokens) <= 64, "x: at most 64 beams per request are supported")
+    keys = x.shape[1]
+    expected = FP8 if row_scales is not None else x.dtype
+    given: dict[str, tuple[Tensor, tuple[int, ...], torch.dtype]] = {
+        "weight": (weight, (len(weight), keys), expected)
+    }
+    if scale is not None:
+        given["scale"] = scale, (keys,), x.dtype
+    if row_scales is not None:
+        given["row_scales"] = row_scales, (len(weight),), x.dtype
+    for name, (tensor, shape, dtype) in given.items():
+        require(
+            tuple(tensor.shape) == shape and tensor.dtype == dtype,
+            f"{name}: expected {list(shape)} {dtype}, got {list(tensor.shape)} {tensor.dtype}",
+        )
+    tensors = {name: tensor for name, (tensor, *_) in given.items()}
+    require_last_dim_contiguous(x=x, **tensors)
+    require_same_device(x, tokens=tokens, **tensors)
+
+
+def naive_gather_dot(
+    x: Tensor,
+    weight: Tensor,
+    tokens: Tensor,
+    scale: Tensor | None = None,
+    epsilon: float = 0.0,
+    row_scales: Tensor | None = None,
+) -> Tensor:
+    """`gather_dot` by torch, in float64: [R * beams, C] float64."""
+    multiplied = x.double()
+    if scale is not None:
+        multiplied = scale.double() * naive_normed(multiplied, epsilon)
+    rows = weight[tokens.long()].double()
+    if row_scales is not None:
+        rows = rows * row_scales[tokens.long()].double()[..., None]
+    by_request = multiplied.view(len(tokens), -1, x.shape[1])
+    return (by_request @ rows.transpose(1, 2)).flatten(0, 1)

@@ -1,0 +1,56 @@
+"""A selector in few launches, for few rows on a GPU: `selector.py`, on kernels.
+
+Down of all depths is one launch, with its norm and SiLU (`draft_layers.py`), and so is Up.
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+from torch import Tensor
+
+from vllm_redrafter.heads.norm import EPSILON
+from vllm_redrafter.heads.selector import Selector
+from vllm_redrafter.triton_kernels.draft_layers import Product, draft_layer
+
+
+class FusedSelector:
+    """Of drafts of L levels. Weights are read where the selector has them at each call."""
+
+    def __init__(self, selector: Selector, length: int, max_rows: int) -> None:
+        """Allocate what is told of so many roots."""
+        self._selector, self._length = selector, length
+        width = selector.up.shape[1]
+        inner = (length - 1) * selector.sizes.rank
+        self._inner = selector.up.new_empty(max_rows, inner)
+        self._told = selector.up.new_empty(length * max_rows, width)
+
+    @classmethod
+    def of(cls, selector: Selector | None, length: int, max_rows: int) -> Self | None:
+        """None where there is no selector, or none that tells of so many levels."""
+        if selector is None or length > 1 + selector.sizes.depths:
+            return None
+        return cls(selector, length, max_rows)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x_0 .. x_{L-1}: [L, R, E] of x [R, E], in memory that the next call writes over."""
+        depths, rank, told = self._length - 1, self._selector.sizes.rank, self.told(len(x))
+        told.copy_(x.expand_as(told))
+        if not depths:
+            return told
+        down, up = self._selector.down, self._selector.up
+        rows = depths * rank
+        inner = draft_layer(
+            Product(x, down.weight[:rows]),
+            self._inner[: len(x)],
+            bias=down.bias[:rows],
+            silu=True,
+            epsilon=EPSILON,
+        )
+        by_depth = inner.view(len(x), depths, rank).transpose(0, 1)
+        told[1:].baddbmm_(by_depth, up[:depths].transpose(1, 2))
+        return told
+
+    def told(self, requests: int) -> Tensor:
+        """[L, R, E], what the last call told of so many roots."""
+        return self._told[: self._length * requests].view(self._length, requests, -1)
