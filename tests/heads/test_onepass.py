@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from vllm_redrafter.heads.gated import GatedConfig, GatedHead
 from vllm_redrafter.heads.norm import EPSILON
-from vllm_redrafter.heads.onepass import UNCORRECTED, OnePassConfig, OnePassHead
+from vllm_redrafter.heads.onepass import GATED, UNCORRECTED, OnePassConfig, OnePassHead
 from vllm_redrafter.heads.registry import build_head, head_config, new_head
 from vllm_redrafter.utils.errors import ConfigError
 
@@ -66,17 +67,23 @@ def test_logits_down_a_path_and_what_the_root_tells_are_the_formulas() -> None:
         torch.testing.assert_close(told[depth], of_root)
 
 
-def test_training_teaches_some_rows_what_the_root_tells() -> None:
-    head = random_head().train()
-    condition, embedded = torch.randn(2, 4000, H, dtype=torch.float64)
-    state = head.advance(head.start(condition, embedded), embedded)
+def test_training_teaches_some_rows_what_the_root_tells_and_some_the_gated_heads() -> None:
+    head, gated = random_head().train(), GatedHead(GatedConfig(V, H)).double()
+    gated.load_state_dict({n: head.state_dict()[n] for n in gated.state_dict()})
+    condition, embedded, second = torch.randn(3, 4000, H, dtype=torch.float64)
+    state = head.advance(head.start(condition, embedded), second)
+    features = head.features(condition, state, 1)
     told = head.base_features(condition, state, 2)[:, 1]
-    alone = (head.features(condition, state, 1) == told).all(dim=-1)
-    assert 0.5 * UNCORRECTED < alone.double().mean() < 2 * UNCORRECTED
-    assert not (head.eval().features(condition, state, 1) == told).all(dim=-1).any()
-    assert (
-        head.train().features(condition, state, 0).equal(head.eval().features(condition, state, 0))
-    )
+    by_gated = gated.advance(gated.start(condition, embedded), second)
+    for expected, share in (
+        (told, UNCORRECTED),
+        (gated.features(condition, by_gated, 1), GATED),
+        (head.eval().features(condition, state, 1), 1 - GATED - UNCORRECTED),
+    ):
+        found = torch.isclose(features, expected, rtol=1e-9).all(dim=-1).double().mean()
+        assert 0.7 * share < found < 1.3 * share
+    first = head.features(condition, state, 0)
+    assert head.train().features(condition, state, 0).equal(first)
 
 
 def test_a_new_one_is_as_long_as_its_drafts_and_a_quarter_as_wide() -> None:

@@ -46,6 +46,9 @@ KEPT = 2.0
 """How p's bias begins: what the root told stays nearly whole."""
 UNCORRECTED = 0.05
 """Of a training's rows, those that teach what nodes of a depth may be, whatever their path."""
+GATED = 0.3
+"""Those that are the gated head's, whose state every token changes. The cell would learn from roots
+alone otherwise, and guess what follows one less often."""
 
 
 @dataclass(frozen=True)
@@ -125,38 +128,52 @@ class OnePassHead(DraftHead):
         return self.fused(hidden)
 
     def start(self, condition: Tensor, embedded: Tensor) -> Tensor:
-        """[s ; u] [..., H + S] at the root; see `DraftHead.start`."""
-        joined = normed(torch.stack([embedded, condition], dim=-2)).flatten(-2)
-        state = _gated(self.cell(joined), condition)
-        return torch.cat([state, self.first(normed(state)).to(state.dtype)], dim=-1)
+        """[s ; u] [..., H + S] at the root; see `DraftHead.start`.
+
+        In training, a state goes on behind it that is the gated head's.
+        """
+        root = self._after(condition, embedded)
+        parts = [root, self.first(normed(root)).to(root.dtype)]
+        return torch.cat([*parts, root] if self.training else parts, dim=-1)
 
     def advance(self, state: Tensor, embedded: Tensor) -> Tensor:
         """[s ; u] [..., H + S], with another u; see `DraftHead.advance`."""
-        root, small = self._parts(state)
+        root, small, gated = self._parts(state)
         joined = torch.cat([normed(embedded), normed(small)], dim=-1)
-        return torch.cat([root, _gated(self.mix(joined), small)], dim=-1)
+        parts = [root, _gated(self.mix(joined), small)]
+        return torch.cat([*parts, self._after(gated, embedded)] if self.training else parts, dim=-1)
 
     def features(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
-        """[..., H]; see `DraftHead.features`. In training, some rows are what the root told."""
-        root, small = self._parts(state)
+        """[..., H]; see `DraftHead.features`.
+
+        In training, some rows are what the root told, and some the gated head's.
+        """
+        root, small, gated = self._parts(state)
         if depth == 0:
             return normed(root) * self.scale
         told = self.base.at(root, depth)
         kept, change = self.change(small).to(told.dtype).chunk(2, dim=-1)
         corrected = told * kept.sigmoid() + change
         if self.training:
-            alone = torch.rand(told.shape[:-1], device=told.device) < UNCORRECTED
-            corrected = torch.where(alone.unsqueeze(-1), told, corrected)
+            drawn = torch.rand(*told.shape[:-1], 1, device=told.device)
+            corrected = torch.where(drawn < UNCORRECTED, told, corrected)
+            corrected = torch.where(drawn >= 1 - GATED, gated, corrected)
         return normed(corrected) * self.scale
 
     def base_features(self, condition: Tensor, state: Tensor, length: int) -> Tensor:
         """a n(g_d) [..., length, H]; see `DraftHead.base_features`."""
         return normed(self.base(state[..., : self.config.hidden_size], length)) * self.scale
 
-    def _parts(self, state: Tensor) -> tuple[Tensor, Tensor]:
-        """s [..., H] and u [..., S]."""
+    def _after(self, state: Tensor, embedded: Tensor) -> Tensor:
+        """What the cell makes of a state [..., H] and a token."""
+        joined = normed(torch.stack([embedded, state], dim=-2)).flatten(-2)
+        return _gated(self.cell(joined), state)
+
+    def _parts(self, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """s [..., H], u [..., S], and the gated head's state [..., H] in training."""
         hidden = self.config.hidden_size
-        return state[..., :hidden], state[..., hidden:]
+        end = hidden + self.config.state_size
+        return state[..., :hidden], state[..., hidden:end], state[..., end:]
 
     @property
     def vocabulary_layers(self) -> Sequence[nn.Linear]:
