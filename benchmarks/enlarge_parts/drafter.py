@@ -3,8 +3,8 @@
 Its state begins as the target's hidden state, [x ; c ; 0]: a small constant c after the small one's
 numbers. n(x) has sqrt(H) before it, so that what reads it is multiplied by sqrt(H / H'), the small
 hidden size over the large one. The gate keeps the constant as it is, and tokens that the small
-vocabulary has not read it alone. A selector's rank and a onepass head's small state are a quarter
-of the large hidden size, the further numbers zeros.
+vocabulary has not read it alone. A selector's rank and a onepass head's small state are those of
+a new head, the further numbers zeros.
 """
 
 from __future__ import annotations

@@ -86,9 +86,11 @@ def test_training_teaches_some_rows_what_the_root_tells_and_some_the_gated_heads
     assert head.train().features(condition, state, 0).equal(first)
 
 
-def test_a_new_one_is_as_long_as_its_drafts_and_a_quarter_as_wide() -> None:
+def test_a_new_one_is_as_long_as_its_drafts_and_about_a_third_as_wide() -> None:
     config = new_head("onepass", V, 32, 3).config
-    assert config == OnePassConfig(V, 32, levels=3, state_size=8, base_rank=8)
+    assert config == OnePassConfig(V, 32, levels=3, state_size=16, base_rank=8)
+    wide = new_head("onepass", V, 4096).config
+    assert isinstance(wide, OnePassConfig) and wide.state_size == 1280
     assert config.max_beam_length == 3 and config.selected_depths == 2
     config.require_beam_length("here", 3)
     with pytest.raises(ConfigError, match="exceeds the 3 tokens"):

@@ -46,7 +46,7 @@ KEPT = 2.0
 """How p's bias begins: what the root told stays nearly whole."""
 UNCORRECTED = 0.05
 """Of a training's rows, those that teach what nodes of a depth may be, whatever their path."""
-GATED = 0.3
+GATED = 0.5
 """Those that are the gated head's, whose state every token changes. The cell would learn from roots
 alone otherwise, and guess what follows one less often."""
 
@@ -91,12 +91,11 @@ class OnePassConfig(HeadConfig):
     def of_target(
         cls, vocab_size: int, hidden_size: int, beam_length: int | None = None, **options: Any
     ) -> Self:
-        """See `HeadConfig.of_target`; S and k are a quarter of H."""
-        quarter = max(1, hidden_size // 4)
+        """See `HeadConfig.of_target`; S is 5/16 of H in whole sixteens, and k a quarter of H."""
         given = {
             "levels": beam_length or USUAL_LEVELS,
-            "state_size": quarter,
-            "base_rank": quarter,
+            "state_size": 16 * -(-5 * hidden_size // 256),
+            "base_rank": max(1, hidden_size // 4),
         } | options
         return super().of_target(vocab_size, hidden_size, **given)
 
