@@ -10,16 +10,16 @@ bandwidth, at best. Timed are, for bf16 weights of random numbers:
     its product one of as many bytes, x W^T with W [2 H, 2 H], by torch: what a library reaches
     block       a residual block of the gated head, with its norm: one launch of ours
     its product likewise, W [H, H]
-    small cell  the onepass head's, S = H / 4
+    small cell  the onepass head's, with the S of a new one
     correction  what that head's small state changes of what the root told
     candidates  128 of each of four depths of V = 32,768, chosen from logits that are there
     gathered    the products of their rows with a request's four beams: --rows / 4 requests
     ranked      the best four of them
 
 Every launch is replayed from a CUDA graph with the L2 cache flushed before, medians over --repeats;
-TB/s are the weights' bytes alone, or those of logits where
-nothing else is read. Ours are compared with references in float64 first. The copy
-bandwidth is that of a large copy in the same run, bytes read and written.
+TB/s are the weights' bytes alone, or those of logits where nothing else is read. Ours are compared
+with references in float64 first. The copy bandwidth is that of a large copy in the same run, bytes
+read and written.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from torch import Tensor
 
 from vllm_redrafter.config import USUAL_CANDIDATES
 from vllm_redrafter.heads.norm import EPSILON
+from vllm_redrafter.heads.onepass import OnePassConfig
 from vllm_redrafter.triton_kernels.candidates import (
     choose_candidates,
     naive_choose_candidates,
@@ -149,7 +150,7 @@ def layers(stopwatch: Stopwatch, hidden: int, rows: int) -> Iterator[Layer]:
 
 def small_layers(stopwatch: Stopwatch, hidden: int, rows: int) -> Iterator[Layer]:
     """The small state's cell, and its correction of what one root told."""
-    small = hidden // 4
+    small = OnePassConfig.of_target(1, hidden).state_size
     x, weight, bias, _ = tensors(stopwatch.device, hidden, rows)
     state, out = x[:, :small].contiguous(), x.new_empty(rows, small)
     mix, its_bias = weight[: 2 * small, : hidden + small].contiguous(), bias[: 2 * small]
