@@ -71,8 +71,8 @@ def test_each_layer_stands_beside_a_product_of_as_many_bytes(
     def kinds(rows: int) -> dict[str, int]:
         requests = rows // 4
         return {
-            "small cell": 2 * 2 * 8 * (32 + 8),
-            "correction": 2 * 2 * 32 * 8,
+            "small cell": 2 * 2 * 16 * (32 + 16),
+            "correction": 2 * 2 * 32 * 16,
             "candidates": 2 * 5 * requests * 200,
             "gathered": 2 * requests * 128 * 32,
             "ranked": 8 * rows * 128,  # the reference has float64

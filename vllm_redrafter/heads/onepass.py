@@ -193,7 +193,7 @@ class OnePassHead(DraftHead):
         """See `onepass_fused.py`."""
         from vllm_redrafter.heads.onepass_fused import FusedOnePassHead
 
-        return FusedOnePassHead(self, table, max_rows, length)
+        return FusedOnePassHead(self._layers, table, max_rows, length)
 
 
 def _gated(mixed: Tensor, before: Tensor) -> Tensor:

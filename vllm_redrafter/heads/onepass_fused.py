@@ -7,38 +7,34 @@ what the root told (`correction.py`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor, nn
 
 from vllm_redrafter.heads.fused_head import Features
 from vllm_redrafter.heads.norm import EPSILON
+from vllm_redrafter.heads.onepass_layers import OnePassLayers
 from vllm_redrafter.heads.selector_fused import FusedSelector
 from vllm_redrafter.triton_kernels.correction import correct
 from vllm_redrafter.triton_kernels.draft_layers import Product, draft_layer
 from vllm_redrafter.triton_kernels.gated_layer import Rows, gated_cell
 
-if TYPE_CHECKING:
-    from vllm_redrafter.heads.onepass import OnePassHead
-
 
 class FusedOnePassHead:
-    """See `FusedHead`. Weights are read where the head has them at each call.
+    """See `FusedHead`. Weights are read where the layers have them at each call.
 
     A root's state is [s ; u]; below it is u alone, for s does not change.
     """
 
     def __init__(
-        self, head: OnePassHead, table: nn.Module | None, max_rows: int, length: int
+        self, layers: OnePassLayers, table: nn.Module | None, max_rows: int, length: int
     ) -> None:
         """Allocate what the layers write; see `DraftHead.launches`."""
-        self._head, self._table = head, table
-        hidden, small = head.config.hidden_size, head.config.state_size
-        self._roots = head.scale.new_empty(max_rows, hidden + small)
+        self._layers, self._table = layers, table
+        hidden, small = layers.first.in_features, layers.first.out_features
+        self._roots = layers.scale.new_empty(max_rows, hidden + small)
         # A cell reads one of the two and writes the other.
-        self._states = head.scale.new_empty(2, max_rows, small)
-        self._corrected = head.scale.new_empty(max_rows, hidden)
-        self._selector = FusedSelector(head.base, length, max_rows)
+        self._states = layers.scale.new_empty(2, max_rows, small)
+        self._corrected = layers.scale.new_empty(max_rows, hidden)
+        self._selector = FusedSelector(layers.base, length, max_rows)
         self._next = 0
 
     def step(
@@ -58,28 +54,28 @@ class FusedOnePassHead:
         if state is None:
             return self._start(condition, read, tokens.shape[0])
         self._next = 1 - self._next
-        out, mix = self._states[self._next, : tokens.shape[0]], self._head.mix
+        out, mix = self._states[self._next, : tokens.shape[0]], self._layers.mix
         before = Rows(state[:, -out.shape[1] :], parents)
         return gated_cell(read, before, mix.weight, mix.bias, out, EPSILON)
 
     def _start(self, condition: Tensor, read: Rows, requests: int) -> Tensor:
-        head, both = self._head, self._roots[:requests]
-        root, small = both.tensor_split([head.config.hidden_size], dim=1)
-        gated_cell(read, Rows(condition), head.cell.weight, head.cell.bias, root, EPSILON)
-        first = Product(root, head.first.weight)
-        draft_layer(first, small, bias=head.first.bias, epsilon=EPSILON)
+        layers, both = self._layers, self._roots[:requests]
+        root, small = both.tensor_split([layers.first.in_features], dim=1)
+        gated_cell(read, Rows(condition), layers.cell.weight, layers.cell.bias, root, EPSILON)
+        first = Product(root, layers.first.weight)
+        draft_layer(first, small, bias=layers.first.bias, epsilon=EPSILON)
         self._selector(root)
         return both
 
     def features(self, condition: Tensor, state: Tensor, depth: int) -> Features:
         """a n(y): see `FusedHead.features`."""
-        head, told = self._head, self._selector.told(condition.shape[0])[depth]
+        layers, told = self._layers, self._selector.told(condition.shape[0])[depth]
         if depth == 0:
-            return Features(told, head.scale)
-        change, out = head.change, self._corrected[: state.shape[0]]
-        return Features(correct(state, change.weight, change.bias, told, out), head.scale)
+            return Features(told, layers.scale)
+        change, out = layers.change, self._corrected[: state.shape[0]]
+        return Features(correct(state, change.weight, change.bias, told, out), layers.scale)
 
     def base_features(self, condition: Tensor, state: Tensor) -> Tensor:
         """a n(g_d): see `FusedTellingHead.base_features`."""
         told = self._selector.told(condition.shape[0])
-        return Features(told.flatten(0, 1), self._head.scale).made().view_as(told)
+        return Features(told.flatten(0, 1), self._layers.scale).made().view_as(told)
