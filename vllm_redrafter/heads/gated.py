@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vllm_redrafter.heads.gated_layers import GatedLayers
+from vllm_redrafter.heads.gated_layers import GatedLayers, after_cell
 from vllm_redrafter.heads.head import (
     DraftHead,
     HeadConfig,
@@ -89,11 +89,7 @@ class GatedHead(DraftHead):
 
     def advance(self, state: Tensor, embedded: Tensor) -> Tensor:
         """s_t [..., H] of s_{t-1} and e(x_t); see `DraftHead.advance`."""
-        # One norm of both: calls of torch are what small layers cost.
-        joined = normed(torch.stack([embedded, state], dim=-2)).flatten(-2)
-        # Training under autocast has narrower products than states.
-        gate, candidate = self.cell(joined).to(state.dtype).chunk(2, dim=-1)
-        return torch.lerp(F.silu(candidate), state, gate.sigmoid())
+        return after_cell(self.cell, state, embedded)
 
     def features(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
         """[..., H], of the state alone; see `DraftHead.features`."""

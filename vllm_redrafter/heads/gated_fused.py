@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from vllm_redrafter.heads.fused_head import Features
+from vllm_redrafter.heads.fused_head import Features, token_rows
 from vllm_redrafter.heads.gated_layers import GatedLayers
 from vllm_redrafter.heads.norm import EPSILON
 from vllm_redrafter.heads.selector_fused import FusedSelector
@@ -42,11 +42,7 @@ class FusedGatedHead:
         embedded: Tensor | None,
     ) -> Tensor:
         """z s_{t-1} + (1 - z) SiLU(x), from s_0 = c at the root: see `FusedHead.step`."""
-        if embedded is not None:
-            read = Rows(embedded)
-        else:
-            assert self._table is not None
-            read = Rows(self._table.weight, tokens)
+        read = token_rows(self._table, tokens, embedded)
         self._next = 0 if state is None else 1 - self._next
         cell = self._layers.cell
         return gated_cell(

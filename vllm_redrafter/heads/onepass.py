@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from vllm_redrafter.config import MAX_NODES, require_at_most, require_positive
+from vllm_redrafter.heads.gated_layers import after_cell, gated
 from vllm_redrafter.heads.head import (
     OWNER,
     WIDEST,
@@ -131,23 +131,25 @@ class OnePassHead(DraftHead):
 
         In training, a state goes on behind it that is the gated head's.
         """
-        root = self._after(condition, embedded)
+        root = after_cell(self.cell, condition, embedded)
         parts = [root, self.first(normed(root)).to(root.dtype)]
         return torch.cat([*parts, root] if self.training else parts, dim=-1)
 
     def advance(self, state: Tensor, embedded: Tensor) -> Tensor:
         """[s ; u] [..., H + S], with another u; see `DraftHead.advance`."""
-        root, small, gated = self._parts(state)
+        root, small, recurrent = self._parts(state)
         joined = torch.cat([normed(embedded), normed(small)], dim=-1)
-        parts = [root, _gated(self.mix(joined), small)]
-        return torch.cat([*parts, self._after(gated, embedded)] if self.training else parts, dim=-1)
+        parts = [root, gated(self.mix(joined), small)]
+        if self.training:
+            parts.append(after_cell(self.cell, recurrent, embedded))
+        return torch.cat(parts, dim=-1)
 
     def features(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
         """[..., H]; see `DraftHead.features`.
 
         In training, some rows are what the root told, and some the gated head's.
         """
-        root, small, gated = self._parts(state)
+        root, small, recurrent = self._parts(state)
         if depth == 0:
             return normed(root) * self.scale
         told = self.base.at(root, depth)
@@ -156,17 +158,12 @@ class OnePassHead(DraftHead):
         if self.training:
             drawn = torch.rand(*told.shape[:-1], 1, device=told.device)
             corrected = torch.where(drawn < UNCORRECTED, told, corrected)
-            corrected = torch.where(drawn >= 1 - GATED, gated, corrected)
+            corrected = torch.where(drawn >= 1 - GATED, recurrent, corrected)
         return normed(corrected) * self.scale
 
     def base_features(self, condition: Tensor, state: Tensor, length: int) -> Tensor:
         """a n(g_d) [..., length, H]; see `DraftHead.base_features`."""
         return normed(self.base(state[..., : self.config.hidden_size], length)) * self.scale
-
-    def _after(self, state: Tensor, embedded: Tensor) -> Tensor:
-        """What the cell makes of a state [..., H] and a token."""
-        joined = normed(torch.stack([embedded, state], dim=-2)).flatten(-2)
-        return _gated(self.cell(joined), state)
 
     def _parts(self, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """s [..., H], u [..., S], and the gated head's state [..., H] in training."""
@@ -194,10 +191,3 @@ class OnePassHead(DraftHead):
         from vllm_redrafter.heads.onepass_fused import FusedOnePassHead
 
         return FusedOnePassHead(self._layers, table, max_rows, length)
-
-
-def _gated(mixed: Tensor, before: Tensor) -> Tensor:
-    """z s + (1 - z) SiLU(x), of [g ; x] and s."""
-    # Training under autocast has narrower products than states.
-    gate, candidate = mixed.to(before.dtype).chunk(2, dim=-1)
-    return torch.lerp(F.silu(candidate), before, gate.sigmoid())

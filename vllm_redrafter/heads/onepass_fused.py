@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from vllm_redrafter.heads.fused_head import Features
+from vllm_redrafter.heads.fused_head import Features, token_rows
 from vllm_redrafter.heads.norm import EPSILON
 from vllm_redrafter.heads.onepass_layers import OnePassLayers
 from vllm_redrafter.heads.selector_fused import FusedSelector
@@ -46,11 +46,7 @@ class FusedOnePassHead:
         embedded: Tensor | None,
     ) -> Tensor:
         """[s ; u] at the root, where all depths are told of; u below: see `FusedHead.step`."""
-        if embedded is not None:
-            read = Rows(embedded)
-        else:
-            assert self._table is not None
-            read = Rows(self._table.weight, tokens)
+        read = token_rows(self._table, tokens, embedded)
         if state is None:
             return self._start(condition, read, tokens.shape[0])
         self._next = 1 - self._next
