@@ -20,9 +20,9 @@ def test_bytes_are_those_of_the_weights_that_a_draft_reads() -> None:
 def test_with_candidates_the_vocabulary_is_read_once_and_rows_of_it_at_every_level_below() -> None:
     hidden, vocab, levels, width, count = 8, 999, 3, 4, 32
     measured = draft.Draft("onepass", vocab, hidden, levels, count, torch.float32)
-    small, below = hidden // 4, levels - 1
+    small, rank, below = 16, hidden // 4, levels - 1
     root = (2 * hidden + 1) * 2 * hidden + (hidden + 1) * small
-    root += below * ((hidden + 1) * small + small * hidden) + vocab * hidden
+    root += below * ((hidden + 1) * rank + rank * hidden) + vocab * hidden
     level = (hidden + small + 1) * 2 * small + (small + 1) * 2 * hidden
     for requests in (1, 2):
         expected = root + below * (level + requests * count * hidden)

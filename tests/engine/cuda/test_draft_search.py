@@ -30,6 +30,8 @@ KERNELS = (
 if not ON_GPU:
     import_interpreted(
         *(f"vllm_redrafter.triton_kernels.{name}" for name in KERNELS),
+        "vllm_redrafter.heads.fused_head",
+        "vllm_redrafter.engine.cuda.draft_ranking",
         "vllm_redrafter.engine.cuda.draft_search",
     )
 
