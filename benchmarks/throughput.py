@@ -1,4 +1,4 @@
-r"""Plain decoding, ReDrafter and vLLM's n-gram speculation side by side.
+r"""Plain decoding, ReDrafter and vLLM's own speculative methods side by side.
 
     python benchmarks/throughput.py --model TARGET --drafter DRAFTER --dataset prompts.jsonl \
         --concurrency 1 4 8 --shape 1=2x4:8 4=2x3:4 8=1x3:3 --adaptive 4x5:12 \
@@ -10,8 +10,15 @@ random weights as well, for what a useless one costs; with --plain-again plain d
 engine, for how much the figures of two like engines differ.
 
 `--context-matches 0 2` measures ReDrafter's methods with and without branches of continuations that
-were found in a request's own text, and --matches-alone these without a drafter. vLLM's n-gram
-speculation does the latter with one chain of --ngram-tokens.
+were found in a request's own text, and --matches-alone these without a drafter.
+
+`--method JSON` measures one of vLLM's own methods beside them, given as its speculative config; it
+can be repeated:
+
+    --method '{"method": "eagle3", "model": "EAGLE", "num_speculative_tokens": 3}' \
+    --method '{"method": "suffix", "num_speculative_tokens": 12}'
+
+Without it that is n-gram speculation of five tokens, and with nothing behind it nothing.
 
 `--suite chat summary code math` asks what people ask, task by task; a dataset whose rows have a
 `category`, as MT-Bench's, is divided by it. Then there are figures of each task, and of all tasks:
@@ -65,7 +72,14 @@ from shared_parts.arguments import (
 )
 from throughput_parts.dataset import read_dataset
 from throughput_parts.engine import Case, Job
-from throughput_parts.methods import NGRAM_NOTE, InputError, Method, plan, with_random_drafter
+from throughput_parts.methods import (
+    GREEDY_NOTE,
+    NGRAM,
+    InputError,
+    Method,
+    plan,
+    with_random_drafter,
+)
 from throughput_parts.process import EngineError, environment
 from throughput_parts.prompts import ByTask, TokensByTask, choose, tokenize
 from throughput_parts.random_drafter import write_random_drafter
@@ -164,8 +178,14 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="the adaptive method with a drafter of random weights as well",
     )
-    add("--ngram-tokens", type=positive, default=5, help="of n-gram speculation (default 5)")
-    add("--no-ngram", action="store_true", help="leave n-gram speculation out")
+    add(
+        "--method",
+        **{**several, "nargs": "*"},
+        type=json_object,
+        metavar="JSON",
+        help="a speculative config of one of vLLM's own methods, to be measured as well (default: "
+        "n-gram speculation of five tokens; none where nothing is given)",
+    )
     add(
         "--side-by-side",
         action="store_true",
@@ -201,6 +221,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args.concurrency = args.concurrency or [1, 4, 8]
     args.shape = ["2x4:6"] if args.shape is None else args.shape
     args.adaptive = args.adaptive or ["4x5:12"]
+    args.method = [NGRAM] if args.method is None else args.method
     if (args.min_tokens or 0) > args.max_tokens:
         command.error(
             f"--min-tokens {args.min_tokens} is more than --max-tokens {args.max_tokens}: "
@@ -229,7 +250,7 @@ def _methods(args: argparse.Namespace, random_drafter: Path) -> list[Method]:
         args.concurrency,
         args.shape,
         args.adaptive,
-        None if args.no_ngram else args.ngram_tokens,
+        args.method,
         args.context_matches,
         args.matches_alone,
     )
@@ -294,9 +315,9 @@ def _compare(
     gpu = None if is_cpu else current_platform.get_device_name()
     variables = environment(is_cpu)
     settings = _settings(args, prompts, variables)
-    if is_cpu and any(args.temperature) and not args.no_ngram:
-        console.print(NGRAM_NOTE)
-        settings["note"] = NGRAM_NOTE
+    if is_cpu and any(args.temperature) and args.method:
+        console.print(GREEDY_NOTE)
+        settings["note"] = GREEDY_NOTE
     entries = _entries(args, methods, prompts, is_cpu)
     report: dict[str, Any] = {**machine.describe(gpu), "settings": settings}
     measured: list[Measurement] = []

@@ -1,4 +1,4 @@
-"""What is compared: plain decoding, n-gram speculation and ReDrafter, each in its shapes.
+"""What is compared: plain decoding, vLLM's own methods, and ReDrafter in its shapes.
 
 ReDrafter's methods are measured with each number of continuations found in the text that is asked
 for (`context_matches`), and these alone, without a drafter.
@@ -10,27 +10,41 @@ adaptive method finds that number itself, so its shapes are maxima and are measu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any
 
 from shared_parts.arguments import positive, shape_text, tree_shape
 
 from vllm_redrafter import ReDrafterConfig
 
-MethodName = Literal[
-    "plain", "plain again", "n-gram", "matches alone", "ReDrafter", "adaptive", "random drafter"
-]
+NGRAM = {
+    "method": "ngram",
+    "num_speculative_tokens": 5,
+    "prompt_lookup_max": 4,
+    "prompt_lookup_min": 2,
+}
+"""What ReDrafter is compared with where nothing else is asked for: it needs no checkpoint."""
+REDRAFTER_S = ("matches alone", "ReDrafter", "adaptive", "random drafter")
+PLAIN_S = ("plain", "plain again")
+RESERVED = (*PLAIN_S, "redrafter", "custom_class", *REDRAFTER_S)
 
-
-NGRAM_NOTE = (
-    "n-gram speculation is measured at temperature 0 only: with vLLM's CPU backend (0.32.0) its "
+GREEDY_NOTE = (
+    "vLLM's own methods are measured at temperature 0 only: with its CPU backend (0.32.0) their "
     "sampled output is not the target's"
 )
 """V1's rejection sampler expands the requests' temperatures to their draft tokens by
 `_expand_kernel_impl` (vllm/utils/cpu_triton_utils.py), which writes into a converted copy that is
 dropped: drafts are judged at whatever temperature the memory held before, and hardly one is
 accepted, even at temperature 0.001."""
+
+
+def place_of(name: str) -> int:
+    """Of a method in tables: plain decoding, then vLLM's own methods, then ReDrafter's."""
+    if name in PLAIN_S:
+        return PLAIN_S.index(name)
+    return 3 + REDRAFTER_S.index(name) if name in REDRAFTER_S else 2
 
 
 class InputError(ValueError):
@@ -44,13 +58,15 @@ class Method:
     Attributes:
         name: which way; `plain again` is plain decoding in a second engine; `ReDrafter` verifies K
             nodes in every step, `adaptive` at most K, as many as pay, `random drafter` is adaptive
-            with a drafter of random weights, and `matches alone` without one.
-        shape: how it speculates, as given on the command line; empty for plain decoding.
+            with a drafter of random weights, and `matches alone` without one; vLLM's own methods
+            have its names.
+        shape: how it speculates, as given on the command line; of vLLM's own methods the model and
+            the number of tokens; empty for plain decoding.
         levels: numbers of requests in flight, ascending.
         speculative_config: vLLM's setting of that name.
     """
 
-    name: MethodName
+    name: str
     shape: str
     levels: tuple[int, ...]
     speculative_config: dict[str, Any] | None
@@ -61,7 +77,7 @@ class Method:
 
     @property
     def drafts_with_redrafter(self) -> bool:
-        return self.name not in ("plain", "plain again", "n-gram")
+        return self.name in REDRAFTER_S
 
     @property
     def is_adaptive(self) -> bool:
@@ -69,8 +85,9 @@ class Method:
         return self.name in ("matches alone", "adaptive", "random drafter")
 
     def temperatures(self, asked: Sequence[float], is_cpu: bool) -> list[float]:
-        """Those at which the method can be measured, of those asked for; see NGRAM_NOTE."""
-        greedy_only = self.name == "n-gram" and is_cpu
+        """Those at which the method can be measured, of those asked for; see GREEDY_NOTE."""
+        plain = self.speculative_config is None
+        greedy_only = is_cpu and not plain and not self.drafts_with_redrafter
         return [temperature for temperature in asked if temperature == 0 or not greedy_only]
 
 
@@ -79,7 +96,7 @@ def plan(
     levels: Sequence[int],
     shapes: Sequence[str],
     adaptive: Sequence[str],
-    ngram_tokens: int | None,
+    others: Sequence[Mapping[str, Any]] = (),
     context_matches: Sequence[int] = (),
     matches_alone: bool = False,
 ) -> list[Method]:
@@ -90,20 +107,25 @@ def plan(
         levels: numbers of requests in flight.
         shapes: each `[C=]WxL:K`, all K nodes verified in every step.
         adaptive: each `WxL:K`, the maxima of an adaptive method.
-        ngram_tokens: how many n-gram speculation drafts; None leaves it out.
+        others: speculative configs of vLLM's own methods.
         context_matches: how many continuations found in the text the shapes are measured with, each
             with each number; empty for the engine's default.
         matches_alone: measure them without a drafter too, with K of each adaptive shape.
 
     Raises:
         argparse.ArgumentTypeError: bad syntax, or a shape that ReDrafter refuses.
-        InputError: a level that no shape is measured at.
+        InputError: a level that no shape is measured at; or see `_other`.
     """
     levels = sorted(set(levels))
     everywhere = tuple(levels)
     methods = [Method("plain", "", everywhere, None)]
-    if ngram_tokens:
-        methods.append(Method("n-gram", str(ngram_tokens), everywhere, _ngram(ngram_tokens)))
+    methods += [_other(config, everywhere) for config in others]
+    labels = [method.label for method in methods]
+    if twice := [label for label in labels if labels.count(label) > 1]:
+        raise InputError(
+            f"--method: {twice[0]} is given twice: a comparison knows methods by their names, "
+            "models and numbers of tokens; leave one out"
+        )
     maxima = list(dict.fromkeys(map(tree_shape, adaptive)))
     if matches_alone:
         for k in dict.fromkeys(shape.num_speculative_tokens for shape in maxima):
@@ -133,13 +155,25 @@ def with_random_drafter(methods: Sequence[Method], drafter: str) -> list[Method]
     ]
 
 
-def _ngram(num_tokens: int) -> dict[str, Any]:
-    return {
-        "method": "ngram",
-        "num_speculative_tokens": num_tokens,
-        "prompt_lookup_max": 4,
-        "prompt_lookup_min": 2,
-    }
+def _other(config: Mapping[str, Any], levels: tuple[int, ...]) -> Method:
+    """One of vLLM's own methods.
+
+    Raises:
+        InputError: the config has no name that vLLM's methods have, or no number of tokens.
+    """
+    name, tokens = config.get("method"), config.get("num_speculative_tokens")
+    if not isinstance(name, str) or name in RESERVED:
+        raise InputError(
+            f"--method: 'method' must name one of vLLM's own, such as ngram, eagle3 or "
+            f"draft_model, got {name!r}"
+        )
+    if not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1:
+        raise InputError(
+            f"--method: {name}'s num_speculative_tokens must be an integer of at least 1, "
+            f"got {tokens!r}"
+        )
+    model = [Path(config["model"]).name] if isinstance(config.get("model"), str) else []
+    return Method(name, ", ".join([*model, str(tokens)]), levels, dict(config))
 
 
 def _without_drafter(num_tokens: int) -> dict[str, Any]:

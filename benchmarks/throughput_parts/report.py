@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import NamedTuple, TypeAlias, get_args
+from typing import NamedTuple, TypeAlias
 
 from throughput_parts.engine import Run
-from throughput_parts.methods import Method, MethodName
+from throughput_parts.methods import Method, place_of
 from vllm_redrafter.data.repetition import repeated_share
 
 PARTS = ("draft", "verify", "attention", "accept", "compact")
@@ -39,7 +39,7 @@ class Measurement:
         spec_decode, parts: see `Run`.
     """
 
-    method: MethodName
+    method: str
     shape: str
     repeat: int
     concurrency: int
@@ -176,7 +176,7 @@ class Row:
     temperature: float
     concurrency: int
     task: str | None
-    method: MethodName
+    method: str
     shape: str
     in_flight: float
     tokens_per_second: Spread
@@ -191,10 +191,7 @@ class Row:
     requests: int
 
 
-ORDER: tuple[MethodName, ...] = get_args(MethodName)
-
-
-Key: TypeAlias = tuple[float, int, str | None, MethodName, str]
+Key: TypeAlias = tuple[float, int, str | None, str, str]
 """What a row is of: temperature, concurrency, task, method and shape."""
 
 
@@ -210,7 +207,7 @@ def summarise(measured: Sequence[Measurement]) -> list[Row]:
     tasks = dict.fromkeys(m.task for m in measured if m.task is not None)
     place = {task: number for number, task in enumerate([*tasks, None])}
     # A stable sort: shapes stay in the order of the plan.
-    keys = sorted(groups, key=lambda key: (*key[:2], place[key[2]], ORDER.index(key[3])))
+    keys = sorted(groups, key=lambda key: (*key[:2], place[key[2]], place_of(key[3])))
     return [_row(key, groups) for key in keys]
 
 

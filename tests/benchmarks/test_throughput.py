@@ -13,6 +13,7 @@ import pytest
 import throughput
 from throughput_parts import turns
 from throughput_parts.engine import Case, Job, Run
+from throughput_parts.methods import NGRAM
 
 from redrafter_testing import process_trees
 from redrafter_testing.benchmarks.throughput_runs import PARTS, run
@@ -41,7 +42,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         (f"{ASK} --shape 2x4", "'2x4': expected WxL:K"),
         (f"{ASK} --adaptive 4x5", "'4x5': expected WxL:K"),
         (f"{ASK} --context-matches 5", "expected an integer from 0 to 4"),
-        (f"{ASK} --ngram-tokens 0", "expected an integer of at least 1"),
+        (f'{ASK} --method {{"method":"suffix"}}', "num_speculative_tokens must be an integer"),
+        (f"{ASK} --method ngram", "not JSON"),
         (f"{ASK} --prompts-per-request 0", "expected an integer of at least 1"),
         (f"{ASK} --concurrency 0", "expected an integer of at least 1"),
         (f"{ASK} --temperature -1", "expected a number of at least 0"),
@@ -167,7 +169,8 @@ def test_suites_are_measured_by_task_and_in_total(
     arguments = ["--model", str(models[0]), "--drafter", str(models[1]), "--no-chat"]
     arguments += ["--suite", "math", "code", "--num-prompts", "5", "--concurrency", "1", "2"]
     arguments += ["--temperature", "0", "--repeats", "1", "--output", str(output)]
-    arguments += ["--context-matches", "2", "--matches-alone", "--ngram-tokens", "7"]
+    arguments += ["--context-matches", "2", "--matches-alone", "--method"]
+    arguments += [json.dumps(NGRAM | {"num_speculative_tokens": 7})]
 
     throughput.main(arguments)
 
@@ -175,7 +178,7 @@ def test_suites_are_measured_by_task_and_in_total(
     assert events.count("measure") == 5 * 2 * 2, "methods, levels and tasks"
     assert list(dict.fromkeys((row["method"], row["shape"]) for row in report["rows"])) == [
         ("plain", ""),
-        ("n-gram", "7"),
+        ("ngram", "7"),
         ("matches alone", "12"),
         ("ReDrafter", "2x4:6, matches 2"),
         ("adaptive", "4x5:12, matches 2"),
@@ -206,7 +209,7 @@ def test_four_methods_through_real_engines(tmp_path: Path, models: tuple[Path, P
     options = (
         "--dtype float32 --repeats 1 --concurrency 2 --temperature 0 "
         '--max-tokens 24 --ignore-eos --engine-args {"enforce_eager":true} '
-        "--adaptive 2x4:8 --context-matches 2 --matches-alone --no-ngram"
+        "--adaptive 2x4:8 --context-matches 2 --matches-alone --method"
     )
     command = [sys.executable, str(SCRIPT), "--model", str(models[0]), "--drafter", str(models[1])]
     ended = process_trees.run(

@@ -83,7 +83,7 @@ def test_rows_are_ordered_for_reading() -> None:
     rows = several_rows()
     assert [(r.temperature, r.concurrency, r.method, r.shape) for r in rows[:5]] == [
         (0, 1, "plain", ""),
-        (0, 1, "n-gram", "5"),
+        (0, 1, "ngram", "5"),
         (0, 1, "ReDrafter", "2x4:6"),
         (0, 1, "ReDrafter", "1x3:3"),
         (0, 1, "adaptive", "4x5:12"),

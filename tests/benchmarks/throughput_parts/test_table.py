@@ -32,7 +32,7 @@ def test_the_table_has_every_figure_in_the_narrowest_terminal() -> None:
 
     assert lines[0].split()[:3] == ["0", "1", "(2.0)"]
     assert cells("plain ") == ["100", "1", "–", "1.00", "–", "–", "25%", *"–––––", "–"]
-    assert cells("n-gram 5") == ["125", "1.25", "–", "1.00", "–", "–", "25%", *"–––––", "yes"]
+    assert cells("ngram 5") == ["125", "1.25", "–", "1.00", "–", "–", "25%", *"–––––", "yes"]
     figures = ["200", "2.00", "–", "1.00", "4.5", "–", "25%"]
     shares = ["20%", "60%", "40%", "10%", "2%"]
     assert cells("ReDrafter 2x4:6") == [*figures, *shares, "no", "(1/2)"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from throughput_parts import turns
 from throughput_parts.engine import Case, Job
-from throughput_parts.methods import Method, plan
+from throughput_parts.methods import NGRAM, Method, plan
 from throughput_parts.process import EngineError, EngineProcess
 from throughput_parts.turns import Entry, in_turns, rotated, side_by_side, start_all
 
@@ -19,9 +19,9 @@ from redrafter_testing.benchmarks.throughput_runs import fake_job
 
 
 def test_every_repeat_starts_with_another_method() -> None:
-    methods = plan("drafter", [1], ["2x4:6"], [], ngram_tokens=5)
+    methods = plan("drafter", [1], ["2x4:6"], [], [NGRAM])
     firsts = [rotated(methods, repeat)[0].name for repeat in range(4)]
-    assert firsts == ["plain", "n-gram", "ReDrafter", "plain"]
+    assert firsts == ["plain", "ngram", "ReDrafter", "plain"]
     assert {m.name for m in rotated(methods, 1)} == {m.name for m in methods}
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from throughput_parts.engine import Generation, Job, Run
-from throughput_parts.methods import MethodName
 from throughput_parts.report import Measurement, Row, summarise
 
 PARTS = {
@@ -35,7 +34,7 @@ def run(seconds: float, outputs: list[list[int]], **changes: Any) -> Run:
     return Run(generation=made, spec_decode={}, **values)
 
 
-def measured(method: MethodName = "plain", shape: str = "", **changes: Any) -> Measurement:
+def measured(method: str = "plain", shape: str = "", **changes: Any) -> Measurement:
     values: dict[str, Any] = {
         "repeat": 0,
         "concurrency": 2,
@@ -48,7 +47,7 @@ def measured(method: MethodName = "plain", shape: str = "", **changes: Any) -> M
         "repeated_ngrams": 0.25,
         "identical": None if method == "plain" else 2,
         "spec_decode": {},
-        "parts": None if method in ("plain", "n-gram") else PARTS,
+        "parts": None if method in ("plain", "ngram") else PARTS,
     }
     return Measurement(method, shape, **{**values, **changes})
 
@@ -60,7 +59,7 @@ def several_rows() -> list[Row]:
             at = {"temperature": temperature, "concurrency": level}
             made += [
                 measured(**at),
-                measured("n-gram", "5", seconds=0.8, **at),
+                measured("ngram", "5", seconds=0.8, **at),
                 measured("ReDrafter", "2x4:6", seconds=0.5, identical=1, **at),
                 measured("ReDrafter", "1x3:3", seconds=0.4, **at),
                 measured("ReDrafter", "1x3:3", repeat=1, seconds=0.6, **at),
