@@ -102,8 +102,8 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--dataset",
         type=Path,
-        help="prompts: .txt (one per line), .jsonl, .json, .parquet; MT-Bench's question.jsonl and "
-        "GSM8K's files as they are",
+        help="prompts: .txt (one per line), .jsonl, .json, .parquet; MT-Bench's and "
+        "Spec-Bench's question.jsonl and GSM8K's files as they are",
     )
     several: dict[str, Any] = {"nargs": "+", "action": "extend"}
     add(

@@ -35,5 +35,12 @@ vllm-redrafter train target --data sampled --data greedy --data greedy-2 --outpu
     --epochs 2 --batch-size 8 --micro-batch-size 8 --block-length 288 \
     --learning-rate 2e-3 --warmup-steps 30 --held-out 48 --evaluate-every 325 --save-every 325
 
+# The rest of the drafter stays as it is; so few steps are enough.
+vllm-redrafter train target --add-selector drafter --data sampled --data greedy --data greedy-2 \
+    --hidden-states states/sampled --hidden-states states/greedy --hidden-states states/greedy-2 \
+    --output with-selector --loss mix --unroll-steps 4 --precision bf16 \
+    --max-steps 546 --batch-size 2 --micro-batch-size 2 --block-length 288 \
+    --learning-rate 2e-3 --warmup-steps 30 --held-out 24 --evaluate-every 2000 --save-every 2000
+
 # The target's own name, in place of the folder's.
-vllm-redrafter convert drafter shipped --verifier HuggingFaceTB/SmolLM2-135M-Instruct
+vllm-redrafter convert with-selector shipped --verifier HuggingFaceTB/SmolLM2-135M-Instruct

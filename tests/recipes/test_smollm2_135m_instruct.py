@@ -66,7 +66,7 @@ def commands_of_recipe() -> list[list[str]]:
 
 def test_every_command_of_the_recipe_takes_its_options() -> None:
     called = commands_of_recipe()
-    names = ["make-prompts", *["generate-data"] * 3, "train", "convert"]
+    names = ["make-prompts", *["generate-data"] * 3, "train", "train", "convert"]
     assert [words[1] for words in called] == names
     for words in called:
         context = COMMANDS[words[1]].make_context(words[1], words[2:])
