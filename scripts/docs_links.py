@@ -32,7 +32,7 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         config: of the site; `repo_url` and `extra.links_ref` say where links lead.
         files: unused, mkdocs passes it.
     """
-    repo = Path(config.config_file_path).parent
+    repo = Path(config.config_file_path).resolve().parent  # mike names it relatively
     source = Path(page.file.abs_src_path or "")
     address = f"{config.repo_url}/{{kind}}/{config.extra['links_ref']}/{{path}}"
 

@@ -19,10 +19,12 @@ ADDRESS = "https://github.com/vllm-redrafter/vllm-redrafter"
 
 
 def build(config: Path, site: Path, ref: str = "main") -> subprocess.CompletedProcess[str]:
-    """What `make docs` runs, into another folder."""
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", config, "-d", site]
+    """What `make docs` runs, into another folder; the config is named as mike names it."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", config.name, "-d", site]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "DOCS_REF": ref}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    return subprocess.run(
+        command, cwd=config.parent, capture_output=True, text=True, env=environment, check=False
+    )
 
 
 @pytest.fixture(scope="module")
