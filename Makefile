@@ -1,7 +1,7 @@
 # Works on a machine with nothing but Python >= 3.11 and a C compiler: everything else goes into .venv.
 # ARGS is passed on: make test ARGS="-x -k tree"; ARGS="-n 0" runs the tests in one process.
 
-.PHONY: setup demo test soak lint clean
+.PHONY: setup demo test soak lint docs clean
 
 setup: .venv/.ready
 
@@ -23,6 +23,10 @@ lint: .venv/.ready
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/mypy
+
+# The site, in build/site; dead links, dead anchors and pages that nothing leads to fail.
+docs: .venv/.ready
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict $(ARGS)
 
 # .venv stays: it takes minutes to build.
 clean:

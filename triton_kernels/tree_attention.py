@@ -156,7 +156,8 @@ class TreeAttention:
         launch = self._launches[layout]
         tile, split = launch.tile, launch.split
         rows, heads, head_dim = query.shape
-        requests, block_size, kv_heads = self.context_lens.shape[0], *key_cache.shape[1:3]
+        requests = self.context_lens.shape[0]
+        block_size, kv_heads = key_cache.shape[1:3]
         depths = self.depths if self.depths is not None else self.context_lens
         scale = head_dim**-0.5 if scale is None else scale
 

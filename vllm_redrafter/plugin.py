@@ -1,4 +1,4 @@
-"""Everything that is changed in vLLM, in one file.
+"""What stays changed in vLLM, in one file; docs/upstream.md says what would replace it.
 
 vLLM calls `register` (entry point group `vllm.general_plugins`) in each of its processes. Six of
 vLLM's methods are wrapped, and act only where ReDrafter is asked for:

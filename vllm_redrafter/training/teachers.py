@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from vllm_redrafter.heads.head import DraftHead
 
-Rows = slice | Tensor
+Rows: TypeAlias = slice | Tensor
 """Which of the N rows: a slice, or their indices [n] int64."""
 
 

