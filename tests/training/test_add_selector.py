@@ -50,11 +50,14 @@ def test_a_selector_is_all_that_is_trained(trained: TrainingJob, tmp_path: Path)
 
 def test_both_trainings_are_recorded(trained: TrainingJob, tmp_path: Path) -> None:
     asked = selecting(trained, tmp_path / "out", max_steps=2)
-    run(asked)
+    _, output = run(asked)
     record = read_config(str(asked.output))["training"]
     assert record["settings"] == read_config(str(trained.output))["training"]["settings"]
     assert len(record["selector"]["added_to"]["sha256"]) == 64
-    assert validated({"model": str(asked.output)})[0].candidates in (0, 32)
+    chosen = validated({"model": str(asked.output)})[0].candidates
+    said = {0: "drafts rank the vocabulary", 32: "drafts choose among 32 candidates"}[chosen]
+    assert said in " ".join(output.split())
+    assert "of the tokens per step on" in " ".join(output.split())
 
 
 def test_evaluate_says_what_fewer_candidates_lose(

@@ -25,7 +25,7 @@ from vllm_redrafter.checkpoints.reading import SHAPE_KEYS
 from vllm_redrafter.checkpoints.writing import save_drafter
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.heads.head import DraftHead
-from vllm_redrafter.training.candidates import compare_candidates, fewest
+from vllm_redrafter.training.candidates import LOSS_ALLOWED, compare_candidates, fewest
 from vllm_redrafter.training.checkpointing import Checkpoints
 from vllm_redrafter.training.initialisation import continued_drafter, new_drafter
 from vllm_redrafter.training.measured_acceptance import measure_acceptance
@@ -104,6 +104,8 @@ def train(
                 record = _training_record({**plan.record, "result": _figures(result)}, plan.head)
                 _save_result(drafter, plan.output, plan.target, served, record, acceptance)
                 console.print(_summary(result, plan.output))
+                if plan.head.config.selected_depths:
+                    console.print(_candidates(served.candidates, len(plan.held_out)))
             return result
 
 
@@ -207,3 +209,16 @@ def _summary(result: TrainingResult, output: Path) -> str:
     if result.acceptance.steps:
         reached += f", {result.acceptance.tokens_per_step:.2f} tokens per target step"
     return f"{result.steps} steps in {result.seconds:.0f} s: {reached}; the drafter is in {output}"
+
+
+def _candidates(count: int, held_out: int) -> str:
+    """What a draft of it chooses from, and by how much text that was decided."""
+    if not held_out:
+        return f"drafts choose among {count} candidates, the default: no text was held out"
+    lost = f"{LOSS_ALLOWED:.1%} of the tokens per step on {held_out} held-out conversations"
+    chosen = (
+        f"drafts choose among {count} candidates, which lose at most {lost}"
+        if count
+        else f"drafts rank the vocabulary at every level: fewer candidates lose more than {lost}"
+    )
+    return f"{chosen}; `evaluate --record` decides anew, on more text"
