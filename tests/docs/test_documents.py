@@ -46,8 +46,8 @@ ACCELERATE = {
     *("--num_processes", "--num_machines", "--machine_rank"),
     *("--main_process_ip", "--main_process_port"),
 }
-OTHERS_FLAGS = {*ACCELERATE, "--logdir", "--help"}
-"""accelerate's, tensorboard's, everybody's."""
+OTHERS_FLAGS = {*ACCELERATE, "--logdir", "--dataset-name", "--dataset-path", "--help"}
+"""accelerate's, tensorboard's, `vllm bench serve`'s, everybody's."""
 
 
 def anchor(heading: str) -> str:
