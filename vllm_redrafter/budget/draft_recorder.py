@@ -40,7 +40,7 @@ class RecordedStep:
     """A step of the engine.
 
     Attributes:
-        nodes: of the draft, parents before children; none in a step without a draft.
+        nodes: of the draft, parents before children; none where nothing was found.
         output_tokens: what the step gave.
         seconds: since the end of the step before, or since the recording began.
     """
@@ -64,7 +64,8 @@ class DraftRecorder:
 
     def drafted(self, root: int, candidates: Candidates) -> None:
         """Keep what the draft of the next step may choose from; R = 1."""
-        self._nodes = candidate_nodes(root, candidates)
+        nodes = candidate_nodes(root, candidates)
+        self._nodes = nodes if len(nodes) > 1 else []
 
     def verified(self, tree: TokenTree, accepted: AcceptedPath) -> None:
         """End a step that verified the draft; R = 1."""
@@ -81,7 +82,7 @@ class DraftRecorder:
 def candidate_nodes(root: int, candidates: Candidates) -> list[RecordedNode]:
     """The first request's candidates, level by level, behind their root."""
     tokens, pointers, log_probs, lengths = (part[0].tolist() for part in candidates)
-    nodes = [RecordedNode(root, 0, 0, None, 0)]
+    nodes = [RecordedNode(root, 0, 0, None, 0, verified=True, accepted=True)]
     above: dict[int, int] = {}
     for level, row in enumerate(tokens):
         here = {}
@@ -112,5 +113,3 @@ def mark_verified(nodes: list[RecordedNode], tree: TokenTree, accepted: Accepted
         if at[slot] >= 0:
             nodes[at[slot]].verified = True
             nodes[at[slot]].accepted = slot in walked
-    if nodes:
-        nodes[0].verified = nodes[0].accepted = True

@@ -9,7 +9,7 @@ from typing import Any
 from vllm_redrafter.checkpoints.drafter_files import read_config
 from vllm_redrafter.checkpoints.reading import shape_of
 from vllm_redrafter.checkpoints.shipped import shipped_drafter
-from vllm_redrafter.cli.demo.given import check_sizes, target_folder
+from vllm_redrafter.cli.demo.given import check_sizes
 from vllm_redrafter.cli.trace.page import page
 from vllm_redrafter.cli.trace.records import page_records
 from vllm_redrafter.utils.errors import ConfigError
@@ -31,9 +31,16 @@ def trace(target: Path, drafter: Path | None, prompt: str, max_tokens: int, html
     """
     if not html.expanduser().resolve().parent.is_dir():
         raise ConfigError(f"--html {str(html)!r}: no such folder; make it, or name another")
+    if html.expanduser().is_dir():
+        raise ConfigError(f"--html {str(html)!r} is a folder; name a file in it")
     if not prompt.strip():
         raise ConfigError(f"--prompt {prompt!r} has no text; give a question of at least one word")
-    folder = target_folder(target, "for a path that has one")
+    folder = target.expanduser().resolve()
+    if not (folder / "config.json").is_file():
+        raise ConfigError(
+            f"TARGET {str(folder)!r}: no config.json there; give the folder of a model in Hugging "
+            "Face format"
+        )
     draft = _drafter(folder, drafter)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     from vllm_redrafter.engine.cpu.recording import record_answer, start_recordable

@@ -12,6 +12,8 @@ from vllm_redrafter.budget.draft_recorder import DraftRecorder, RecordedStep
 from vllm_redrafter.engine.offline import decode_all, start_llm
 from vllm_redrafter.utils.errors import ConfigError
 
+WARM_UP_TOKENS = 32
+
 
 def start_recordable(target: str, speculative_config: dict[str, Any], dtype: str) -> Any:
     """vLLM in this process, for one request at a time.
@@ -31,6 +33,7 @@ def start_recordable(target: str, speculative_config: dict[str, Any], dtype: str
         speculative_config=speculative_config,
         dtype=dtype,
         enforce_eager=True,
+        enable_prefix_caching=False,  # the prompt is read twice
         max_num_seqs=1,
         seed=0,
         disable_log_stats=True,
@@ -41,7 +44,12 @@ def start_recordable(target: str, speculative_config: dict[str, Any], dtype: str
 def record_answer(
     llm: Any, prompt: Sequence[int], max_tokens: int
 ) -> tuple[list[int], list[RecordedStep]]:
-    """The greedy answer to a prompt, and the steps that made it."""
+    """The greedy answer to a prompt, and the steps that made it.
+
+    A part is answered before, without a record: first steps compile, which would be all that the
+    times show.
+    """
+    decode_all(llm.llm_engine, [prompt], min(max_tokens, WARM_UP_TOKENS), 1)
     recorder = DraftRecorder()
     llm.collective_rpc(_attach, args=(recorder,))
     try:
