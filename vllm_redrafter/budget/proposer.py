@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vllm_redrafter.budget.acceptance_model import AcceptanceModel
 from vllm_redrafter.budget.choice import Flags, Terms
+from vllm_redrafter.budget.draft_recorder import DraftRecorder
 from vllm_redrafter.budget.match_acceptance import MatchAcceptance
 from vllm_redrafter.budget.ranking import best_trees, on_best_path, scored, selected_nodes
 from vllm_redrafter.checkpoints.acceptance_record import NOTHING_RECORDED, ByKind
@@ -70,6 +71,7 @@ class Proposer(ABC, Generic[States]):
         recorded: how its nodes were accepted where the drafter was measured.
         acceptance: how probable a node is to be accepted, learned by whoever judges the drafts.
         match_acceptance: the same of nodes on paths.
+        recorder: is told of each draft's candidates, where there is one.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Proposer(ABC, Generic[States]):
         self.config, self.searches, self.recorded = config, searches, recorded
         self.acceptance = AcceptanceModel(config.beam_length, recorded)
         self.match_acceptance = MatchAcceptance(config.path_length)
+        self.recorder: DraftRecorder | None = None
 
     @abstractmethod
     def explore(self, states: States, root_tokens: Tensor, shape: SearchShape) -> ExploredNodes:
@@ -116,6 +119,8 @@ class Proposer(ABC, Generic[States]):
         """
         shape = self.shape(int(most.max()))
         nodes = self._candidates(states, root_tokens, shape, matches)
+        if self.recorder is not None:
+            self.recorder.drafted(int(root_tokens[0]), nodes)
         length = nodes.tokens.shape[1]
         # The draft's own probabilities, as they are.
         slopes, biases = np.ones(2, np.float32), np.zeros((2, length), np.float32)
@@ -158,6 +163,8 @@ class Proposer(ABC, Generic[States]):
             matches: of their texts; None where nobody looked.
         """
         nodes = self._candidates(states, root_tokens, shape, matches)
+        if self.recorder is not None:
+            self.recorder.drafted(int(root_tokens[0]), nodes)
         *tree, log_odds, match_lengths, survival, probable, explored, expected = best_trees(
             root_tokens.numpy(),
             nodes.tokens,

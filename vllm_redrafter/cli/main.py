@@ -159,6 +159,34 @@ def chat(
     run.chat(target, drafter, context.args, settings)
 
 
+@app.command()
+def trace(
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="Folder of the target.")],
+    prompt: Annotated[str, typer.Option(help="The question to answer.")],
+    html: Annotated[Path, typer.Option(help="The page to write.")],
+    drafter: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of a drafter to use instead of the one that comes with the package, "
+            "which fits SmolLM2 alone."
+        ),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="The most tokens to answer with.")] = 96,
+) -> None:
+    """Write a page that shows, step by step, what one greedy answer's drafts did.
+
+    It decodes in vLLM's CPU build.
+    """
+    if serving_backend() != "vllm":
+        raise ConfigError(
+            "trace decodes in vLLM, which is not installed: pip install 'vllm-redrafter[cpu]'"
+        )
+    from vllm_redrafter.cli.trace import run
+
+    steps = run.trace(target, drafter, prompt, max_tokens, html)
+    typer.echo(f"wrote {html}: {steps} steps")
+
+
 app.command(context_settings={"allow_extra_args": True})(mlx_serve)
 
 

@@ -267,7 +267,10 @@ class CPUTreeModelRunner(CPUModelRunner):
         discarded = self.discard_request_mask.np
         if step is None:
             self._last_rows = None
-            return sample_roots(self.sampler, logits, metadata, discarded)
+            output = sample_roots(self.sampler, logits, metadata, discarded)
+            if self.proposer.recorder is not None and not discarded[0]:
+                self.proposer.recorder.stepped(output.sampled_token_ids[0].tolist())
+            return output
         with self.stats.measure("accept"):
             output, accepted = sample_paths(
                 self.sampler, logits, step.tree, step.first_logits, metadata, discarded
@@ -281,6 +284,8 @@ class CPUTreeModelRunner(CPUModelRunner):
             if source.numel():
                 block_tables = self.input_batch.block_table
                 compact_groups(self._kv_stacks, block_tables, source, destination)
+        if self.proposer.recorder is not None:
+            self.proposer.recorder.verified(step.tree, accepted)
         self.stats.count_sampled(step.drafted, accepted.num_sampled.numpy())
         self._step = None
         return output

@@ -1,0 +1,91 @@
+"""The page as a browser shows it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from vllm_redrafter.budget.draft_recorder import RecordedNode, RecordedStep
+from vllm_redrafter.cli.trace.page import page
+from vllm_redrafter.cli.trace.records import page_records
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+TEXTS = ["</script><b id=broken>", "&lt;", "two", "three", "<!--<script>"]
+STEPS = [
+    RecordedStep([], [0], 0.1),
+    RecordedStep(
+        [RecordedNode(0, 0, 0, None, 0, True, True), RecordedNode(1, 0, 1, 0.5, 0, True, True)],
+        [1, 2],
+        0.2,
+    ),
+    RecordedStep(
+        [RecordedNode(2, 0, 0, None, 0, True, True), RecordedNode(4, 0, 1, None, 2)], [3], 0.3
+    ),
+]
+
+
+def decode(tokens: list[int]) -> str:
+    return "".join(TEXTS[token] for token in tokens)
+
+
+RECORDS = page_records("a </script> prompt", [0, 1, 2, 3], STEPS, decode)
+NO_NETWORK = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+DRIVER = """<script>
+for (const key of %s) dispatchEvent(new KeyboardEvent("keydown", { key }));
+</script></html>"""
+
+
+def drawn(tmp_path: Path, keys: list[str]) -> str:
+    """The document after some keys."""
+    assert CHROMIUM is not None
+    file = tmp_path / "page.html"
+    file.write_text(page(RECORDS).replace("</html>", DRIVER % json.dumps(keys)))
+    profile = f"--user-data-dir={tmp_path / 'profile'}"
+    command = [CHROMIUM, *NO_NETWORK, profile, "--dump-dom", file.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout
+
+
+def test_the_data_is_what_was_given_and_cannot_end_its_script() -> None:
+    found = re.search(r'<script id="data"[^>]*>(.*?)</script>', page(RECORDS), re.DOTALL)
+    assert found is not None and json.loads(found[1]) == RECORDS
+
+
+def test_nothing_is_asked_of_the_network() -> None:
+    found = re.findall(r"https?://[^\"' ]+", page(RECORDS))
+    assert set(found) <= {"http://www.w3.org/2000/svg"}  # a namespace, which nobody fetches
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+@pytest.mark.parametrize(
+    ("keys", "step"),
+    [
+        ([], 0),
+        (["ArrowRight"], 1),
+        (["End"], 2),
+        (["End", "ArrowRight", "ArrowLeft"], 1),
+        (["End", "Home"], 0),
+    ],
+)
+def test_keys_move_to_a_step_and_its_nodes_are_drawn(
+    keys: list[str], step: int, tmp_path: Path
+) -> None:
+    document = drawn(tmp_path, keys)
+    assert f">{step + 1} / 3</output>" in document
+    assert len(re.findall(r'data-node="', document)) == len(RECORDS["steps"][step]["nodes"])
+    assert len(re.findall(r"<g class=\"[^\"]*unverified", document)) == (step == 2)
+    assert "<b id=" not in document, "a token was read as markup"

@@ -1,0 +1,68 @@
+"""An answer with a record of its drafts is vLLM's without."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from redrafter_testing.engines.cpu_engine import cpu_engine
+from redrafter_testing.engines.forked_engine import ENVIRONMENT
+from redrafter_testing.engines.recorded_answers import greedy, recorded
+from vllm_redrafter.engine.cpu import recording
+from vllm_redrafter.utils.errors import ConfigError
+
+pytestmark = pytest.mark.engine
+
+PROMPT = "def quick_sort(items):"
+PROMPT_TOKENS = [5, 6, 7, 8, 5, 6]
+TOKENS = 24
+
+
+def test_the_command_writes_a_page_with_every_token_of_the_answer(
+    target: Path, drafter: Path, tmp_path: Path
+) -> None:
+    page = tmp_path / "trace.html"
+    command = [sys.executable, "-P", "-m", "vllm_redrafter", "trace", str(target)]
+    options = ["--drafter", str(drafter), "--prompt", PROMPT, "--max-tokens", str(TOKENS)]
+    environment = {**os.environ, **ENVIRONMENT, "VLLM_CPU_KVCACHE_SPACE": "1"}
+    done = subprocess.run(
+        [*command, *options, "--html", str(page)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = re.search(r'<script id="data"[^>]*>(.*?)</script>', page.read_text(), re.DOTALL)
+    assert found is not None
+    steps = json.loads(found[1])["steps"]
+    assert sum(step["tokens"] for step in steps) == TOKENS
+    assert f"{len(steps)} steps" in done.stdout
+
+
+def test_another_platform_than_a_cpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_gpu = SimpleNamespace(is_cpu=lambda: False, device_type="cuda")
+    monkeypatch.setattr(recording, "current_platform", on_gpu)
+    with pytest.raises(ConfigError, match=r"'cuda'.*use vLLM's CPU build"):
+        recording.start_recordable("target", {}, "float32")
+
+
+def test_a_recorded_answer_is_plain_vllms(target: Path, drafter: Path) -> None:
+    arguments = {"skip_tokenizer_init": True}
+    with cpu_engine(target, **arguments) as plain:
+        expected = plain.call(greedy, PROMPT_TOKENS, TOKENS)
+    shape = {"num_speculative_tokens": 8, "beam_width": 3, "beam_length": 3}
+    speculation = {"model": str(drafter), "adaptive": False, **shape}
+    with cpu_engine(target, speculative_config=speculation, **arguments) as engine:
+        answer, steps = engine.call(recorded, PROMPT_TOKENS, TOKENS)
+    assert answer == expected
+    given = [token for tokens, _ in steps for token in tokens]
+    assert given[: len(answer)] == answer
+    assert all(verified > 1 for _, verified in steps[1:-1]), "drafts were not recorded"

@@ -1,0 +1,115 @@
+"""What one request's drafts had, and what became of them; on only where somebody traces."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from vllm_redrafter.tree.acceptance import AcceptedPath
+from vllm_redrafter.tree.joining import Candidates
+from vllm_redrafter.tree.token_tree import TokenTree
+
+
+@dataclass
+class RecordedNode:
+    """A candidate of a draft.
+
+    Attributes:
+        token: its id.
+        parent: index of the node above; the root is node 0, its own parent.
+        depth: 0 for the root.
+        probability: the drafter's, given the parent; None where the drafter has no such node.
+        match_length: of the match in the text that the node is on; 0 for none.
+        verified: the target read it.
+        accepted: it is on the path that the target sampled.
+    """
+
+    token: int
+    parent: int
+    depth: int
+    probability: float | None
+    match_length: int
+    verified: bool = False
+    accepted: bool = False
+
+
+@dataclass(frozen=True)
+class RecordedStep:
+    """A step of the engine.
+
+    Attributes:
+        nodes: of the draft, parents before children; none where nothing was found.
+        output_tokens: what the step gave.
+        seconds: since the end of the step before, or since the recording began.
+    """
+
+    nodes: list[RecordedNode]
+    output_tokens: list[int]
+    seconds: float
+
+
+@dataclass
+class DraftRecorder:
+    """Records the steps of an engine that has one request at a time.
+
+    Attributes:
+        steps: so far.
+    """
+
+    steps: list[RecordedStep] = field(default_factory=list)
+    _nodes: list[RecordedNode] = field(default_factory=list)
+    _last: float = field(default_factory=perf_counter)
+
+    def drafted(self, root: int, candidates: Candidates) -> None:
+        """Keep what the draft of the next step may choose from; R = 1."""
+        nodes = candidate_nodes(root, candidates)
+        self._nodes = nodes if len(nodes) > 1 else []
+
+    def verified(self, tree: TokenTree, accepted: AcceptedPath) -> None:
+        """End a step that verified the draft; R = 1."""
+        mark_verified(self._nodes, tree, accepted)
+        self.stepped(accepted.output_tokens[0, : int(accepted.num_sampled[0])].tolist())
+
+    def stepped(self, output_tokens: Sequence[int]) -> None:
+        """End a step."""
+        now = perf_counter()
+        self.steps.append(RecordedStep(self._nodes, list(output_tokens), now - self._last))
+        self._nodes, self._last = [], now
+
+
+def candidate_nodes(root: int, candidates: Candidates) -> list[RecordedNode]:
+    """The first request's candidates, level by level, behind their root."""
+    tokens, pointers, log_probs, lengths = (part[0].tolist() for part in candidates)
+    nodes = [RecordedNode(root, 0, 0, None, 0, verified=True, accepted=True)]
+    above: dict[int, int] = {}
+    for level, row in enumerate(tokens):
+        here = {}
+        for beam, token in enumerate(row):
+            log_prob, matched = log_probs[level][beam], lengths[level][beam]
+            pointer = pointers[level][beam]
+            parent = above.get(pointer, -1) if level else 0
+            if parent < 0 or (log_prob == -math.inf and not matched):
+                continue
+            probability = None
+            if log_prob > -math.inf:
+                before = log_probs[level - 1][pointer] if level else 0.0
+                probability = min(math.exp(log_prob - before), 1.0)
+            here[beam] = len(nodes)
+            nodes.append(RecordedNode(token, parent, level + 1, probability, matched))
+        above = here
+    return nodes
+
+
+def mark_verified(nodes: list[RecordedNode], tree: TokenTree, accepted: AcceptedPath) -> None:
+    """Say of the candidates which the first request's tree has, and which were accepted."""
+    found = {(node.parent, node.token): i for i, node in enumerate(nodes) if i}
+    walked = set(accepted.path[0].tolist())
+    tokens, parents = tree.tokens[0].tolist(), tree.parents[0].tolist()
+    at = [0]
+    for slot in range(1, int(tree.num_nodes[0])):
+        at.append(found.get((at[parents[slot]], tokens[slot]), -1))
+        if at[slot] >= 0:
+            nodes[at[slot]].verified = True
+            nodes[at[slot]].accepted = slot in walked

@@ -1,0 +1,1 @@
+"""One answer, traced: every step's draft on a page."""
