@@ -62,10 +62,11 @@ def test_a_checkpoint_says_how_many_it_needs(tmp_path: Path) -> None:
     assert validated({"model": str(tmp_path / "ranks")})[0].candidates == 0
 
 
-def test_longer_drafts_than_it_tells_candidates_for_are_refused(checkpoint: Path) -> None:
+def test_longer_drafts_than_it_tells_candidates_for_have_none(checkpoint: Path) -> None:
+    config = validated(asked(checkpoint, beam_length=5))[0]
+    assert (config.beam_length, config.candidates) == (5, 0)
     with pytest.raises(ConfigError, match=r"beam_length 5 exceeds the 4 tokens .* candidates 0"):
-        validated(asked(checkpoint, beam_length=5))
-    assert validated(asked(checkpoint, beam_length=5, candidates=0))[0].beam_length == 5
+        validated(asked(checkpoint, beam_length=5, candidates=64))
 
 
 def test_candidates_of_a_head_that_tells_none_are_refused(tmp_path: Path) -> None:

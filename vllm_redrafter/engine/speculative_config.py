@@ -7,6 +7,7 @@ the target: `vllm serve DRAFTER`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from vllm_redrafter.checkpoints.drafter_files import CONFIG_FILE, read_config, resolve_file
@@ -188,6 +189,9 @@ def validated(
     if head.selected_depths:
         shape.setdefault("candidates", USUAL_CANDIDATES)
     config = ReDrafterConfig(**shape)
+    if "candidates" not in given and config.beam_length > 1 + head.selected_depths:
+        # What nobody asked for shall not forbid drafts that are longer than it is for.
+        config = replace(config, candidates=0)
     head.require_beam_length("speculative config", config.beam_length)
     head.require_candidates("speculative config", config.candidates, config.beam_length)
     return config, head
