@@ -16,9 +16,12 @@ were found in a request's own text, and --matches-alone these without a drafter.
 can be repeated:
 
     --method '{"method": "eagle3", "model": "EAGLE", "num_speculative_tokens": 3}' \
-    --method '{"method": "suffix", "num_speculative_tokens": 12}'
+    --method '{"method": "suffix", "num_speculative_tokens": 12,
+               "suffix_decoding_max_cached_requests": 0}'
 
-Without it that is n-gram speculation of five tokens, and with nothing behind it nothing.
+Prompts are asked at every level and repeat: a method that keeps answers across requests, as suffix
+decoding does by default, would know them. Without --method there is n-gram speculation of five
+tokens, and with nothing behind it nothing.
 
 `--suite chat summary code math` asks what people ask, task by task; a dataset whose rows have a
 `category`, as MT-Bench's, is divided by it. Then there are figures of each task, and of all tasks:

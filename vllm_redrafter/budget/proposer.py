@@ -119,8 +119,6 @@ class Proposer(ABC, Generic[States]):
         """
         shape = self.shape(int(most.max()))
         nodes = self._candidates(states, root_tokens, shape, matches)
-        if self.recorder is not None:
-            self.recorder.drafted(int(root_tokens[0]), nodes)
         length = nodes.tokens.shape[1]
         # The draft's own probabilities, as they are.
         slopes, biases = np.ones(2, np.float32), np.zeros((2, length), np.float32)
@@ -163,8 +161,6 @@ class Proposer(ABC, Generic[States]):
             matches: of their texts; None where nobody looked.
         """
         nodes = self._candidates(states, root_tokens, shape, matches)
-        if self.recorder is not None:
-            self.recorder.drafted(int(root_tokens[0]), nodes)
         *tree, log_odds, match_lengths, survival, probable, explored, expected = best_trees(
             root_tokens.numpy(),
             nodes.tokens,
@@ -213,6 +209,10 @@ class Proposer(ABC, Generic[States]):
             none = np.zeros((len(root_tokens), 0, 0), dtype=np.int64)
             nodes = none, none, none.astype(np.float32)
         if matches is None:
-            return Candidates(*nodes, np.zeros(nodes[0].shape, dtype=np.int64))
-        paths = matches.tokens.numpy(), matches.lengths.numpy()
-        return Candidates(*joined_nodes(*nodes, *paths))
+            candidates = Candidates(*nodes, np.zeros(nodes[0].shape, dtype=np.int64))
+        else:
+            paths = matches.tokens.numpy(), matches.lengths.numpy()
+            candidates = Candidates(*joined_nodes(*nodes, *paths))
+        if self.recorder is not None:
+            self.recorder.drafted(int(root_tokens[0]), candidates)
+        return candidates

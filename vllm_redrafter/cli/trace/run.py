@@ -10,12 +10,12 @@ from vllm_redrafter.checkpoints.drafter_files import read_config
 from vllm_redrafter.checkpoints.reading import shape_of
 from vllm_redrafter.checkpoints.shipped import shipped_drafter
 from vllm_redrafter.cli.demo.given import check_sizes
+from vllm_redrafter.cli.demo.smollm2 import NAME
 from vllm_redrafter.cli.trace.page import page
 from vllm_redrafter.cli.trace.records import page_records
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.processor import fast_dtype
 
-SHIPPED = "smollm2-135m-instruct"
 SPEC_TOKENS = 12
 """Where the checkpoint records no shape."""
 
@@ -67,7 +67,7 @@ def prompt_tokens(tokenizer: Any, prompt: str) -> list[int]:
 
 def _drafter(target: Path, drafter: Path | None) -> Path:
     """The given one, or the one that comes with the package; absolute."""
-    found = drafter or shipped_drafter(SHIPPED)
-    name = f"--drafter {str(found)!r}" if drafter else f"the shipped drafter {SHIPPED!r}"
+    found = drafter or shipped_drafter(NAME)
+    name = f"--drafter {str(found)!r}" if drafter else f"the shipped drafter {NAME!r}"
     check_sizes(target, found, name, "give a --drafter that was trained for this target")
     return found.expanduser().resolve()
