@@ -1,23 +1,18 @@
-"""The recipe's commands exist, and its log says whether another run did the same."""
+"""The recipe's log says whether another run did the same."""
 
 from __future__ import annotations
 
 import json
-import re
-import shlex
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
-from vllm_redrafter.cli.main import app
 from vllm_redrafter.data.dataset import DatasetInfo, Row, write_shard
 from vllm_redrafter.data.generation_settings import SamplingSettings
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "smollm2-135m-instruct"
-COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="module")
@@ -53,24 +48,6 @@ def write_shards(folder: Path, num: int) -> None:
         numbers = (2 * shard, 2 * shard + 1)
         rows = [Row(n, [1, n, 2], [False, True, True], [[]] * 3, [[]] * 3) for n in numbers]
         write_shard(folder, shard, rows, 0)
-
-
-def commands_of_recipe() -> list[list[str]]:
-    """Each call of ours, as words."""
-    text = (RECIPE / "recipe.sh").read_text().replace("\\\n", "")
-    answer = re.search(r'answer="(.*)"', text)
-    assert answer is not None
-    lines = text.replace("$answer", answer[1]).splitlines()
-    return [shlex.split(line) for line in lines if line.startswith("vllm-redrafter ")]
-
-
-def test_every_command_of_the_recipe_takes_its_options() -> None:
-    called = commands_of_recipe()
-    names = ["make-prompts", *["generate-data"] * 3, "train", "train", "convert"]
-    assert [words[1] for words in called] == names
-    for words in called:
-        context = COMMANDS[words[1]].make_context(words[1], words[2:])
-        assert context.params
 
 
 def test_the_log_of_the_recipe_has_all_of_its_parts() -> None:
