@@ -393,9 +393,11 @@ def _settings(
 ) -> dict[str, Any]:
     """What was asked for, without this machine's paths."""
     settings = {k: v for k, v in vars(args).items() if k != "output"}
-    for name in ("model", "drafter"):
-        if (given := Path(settings[name])).is_dir():
-            settings[name] = given.resolve().name
+    settings["method"] = [{**method} for method in args.method]
+    for where in (settings, *settings["method"]):
+        for name in {"model", "drafter"} & set(where):
+            if (given := Path(where[name])).is_dir():
+                where[name] = given.resolve().name
     settings["dataset"] = args.dataset.name if args.dataset else None
     answered = list(chain.from_iterable(prompts.values()))
     settings["num_prompts"] = len(answered)

@@ -171,14 +171,19 @@ def test_suites_are_measured_by_task_and_in_total(
     arguments += ["--temperature", "0", "--repeats", "1", "--output", str(output)]
     arguments += ["--context-matches", "2", "--matches-alone", "--method"]
     arguments += [json.dumps(NGRAM | {"num_speculative_tokens": 7})]
+    draft_model = {"method": "draft_model", "model": str(models[0]), "num_speculative_tokens": 3}
+    arguments += [json.dumps(draft_model)]
 
     throughput.main(arguments)
 
-    report = json.loads(output.read_text())
-    assert events.count("measure") == 5 * 2 * 2, "methods, levels and tasks"
+    text = output.read_text()
+    report = json.loads(text)
+    assert str(tmp_path.parent) not in text, "a results file must not hold this machine's paths"
+    assert events.count("measure") == 6 * 2 * 2, "methods, levels and tasks"
     assert list(dict.fromkeys((row["method"], row["shape"]) for row in report["rows"])) == [
         ("plain", ""),
         ("ngram", "7"),
+        ("draft_model", f"{models[0].name}, 3"),
         ("matches alone", "12"),
         ("ReDrafter", "2x4:6, matches 2"),
         ("adaptive", "4x5:12, matches 2"),
