@@ -2,4 +2,10 @@
 
 from setuptools import find_packages, setup
 
-setup(packages=[*find_packages(include=["vllm_redrafter*"]), "vllm_redrafter.triton_kernels"])
+setup(
+    packages=[
+        *find_packages(include=["vllm_redrafter*"]),
+        "vllm_redrafter.checkpoints.drafters",  # data alone; setuptools warns of folders unnamed
+        "vllm_redrafter.triton_kernels",
+    ]
+)
