@@ -35,4 +35,5 @@ vllm-redrafter train "$target" --add-selector drafter --data sampled --data gree
     --max-steps 500 --batch-size 4 --micro-batch-size 2 --held-out $((num / 240))
 
 vllm-redrafter evaluate "$target" with-selector --data sampled --data greedy \
-    --held-out $((num / 240)) --target-dtype bfloat16 --record
+    --held-out $((num / 240)) --target-dtype bfloat16 --record \
+    --beam-widths 4 --beam-lengths 3,4,5 --spec-tokens 8,12,16
