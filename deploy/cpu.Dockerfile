@@ -1,12 +1,12 @@
 # vLLM's CPU build for x86-64, with vllm-redrafter in it:
 #   docker build -f deploy/cpu.Dockerfile -t vllm-redrafter:0.1.0-cpu .
 
-FROM python:3.12-slim AS build
+FROM python:3.11-slim AS build
 WORKDIR /source
 COPY . .
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /dist .
 
-FROM python:3.12-slim
+FROM python:3.11-slim
 # torch.compile calls the compiler when a server starts. tcmalloc is preloaded, as is libiomp5.
 # hadolint ignore=DL3008
 RUN apt-get update \
