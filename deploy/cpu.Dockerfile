@@ -1,5 +1,5 @@
 # vLLM's CPU build for x86-64, with vllm-redrafter in it:
-#   docker build -f deploy/cpu.Dockerfile -t vllm-redrafter:0.1.0-cpu .
+#   docker build -f deploy/cpu.Dockerfile -t vllm-redrafter:cpu .
 
 FROM python:3.11-slim AS build
 WORKDIR /source
@@ -19,8 +19,9 @@ RUN --mount=type=bind,from=build,source=/dist,target=/dist \
 
 ENV LD_PRELOAD=/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4:/usr/local/lib/libiomp5.so
 
-# The same user as in vLLM's images.
-RUN useradd --create-home --uid 2000 --gid 0 vllm
+# The same user as in vLLM's images; a volume for the cache gets its owner.
+RUN useradd --create-home --uid 2000 --gid 0 vllm \
+    && install --directory --owner vllm --group root --mode 775 /home/vllm/.cache
 USER 2000:0
 WORKDIR /home/vllm
 
