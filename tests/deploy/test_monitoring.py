@@ -25,7 +25,7 @@ ALERTS = [
     for rule in group["rules"]
     if "alert" in rule
 ]
-METRIC = re.compile(r"(?<![\w:])(?:redrafter|vllm):[a-z]\w+\b(?!\*)")
+METRIC = re.compile(r"(?<![\w:-])(?:redrafter|vllm):[a-z]\w+\b(?!\*)")
 
 
 def metrics_of_a_server() -> set[str]:
@@ -51,7 +51,6 @@ def metrics_of_a_server() -> set[str]:
 def test_every_metric_that_is_named_exists(file: str) -> None:
     named = set(METRIC.findall((REPO / file).read_text()))
     assert not named - metrics_of_a_server()
-    assert named or file == "docs/deploy.md"
 
 
 def test_every_counter_of_ours_is_on_the_dashboard() -> None:
