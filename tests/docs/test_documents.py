@@ -33,7 +33,8 @@ documents = pytest.mark.parametrize(
 YAML_FILES = sorted([*(REPO / ".github").rglob("*.yml"), REPO / "CITATION.cff"])
 
 FOLDERS = (
-    r"vllm_redrafter|triton_kernels|tests|benchmarks|docs|examples|recipes|scripts|\.ci|\.github"
+    r"vllm_redrafter|triton_kernels|tests|benchmarks|deploy|docs|examples|recipes|scripts"
+    r"|\.ci|\.github"
 )
 PATH = re.compile(rf"(?<![\w./-])(?:{FOLDERS})/(?!NAME)[\w./-]*\w")
 """A file or folder of ours, in prose or in a command; NAME stands for one that is to be made."""
@@ -46,8 +47,15 @@ ACCELERATE = {
     *("--num_processes", "--num_machines", "--machine_rank"),
     *("--main_process_ip", "--main_process_port"),
 }
-OTHERS_FLAGS = {*ACCELERATE, "--logdir", "--dataset-name", "--dataset-path", "--help"}
-"""accelerate's, tensorboard's, `vllm bench serve`'s, everybody's."""
+DEPLOYMENT = {
+    *("--gpus", "--shm-size", "--cap-add", "--security-opt"),
+    *("--no-index", "--timeout", "--now", "--config"),
+}
+OTHERS_FLAGS = {
+    *(*ACCELERATE, *DEPLOYMENT),
+    *("--logdir", "--dataset-name", "--dataset-path", "--help"),
+}
+"""accelerate's, those of deployment tools, tensorboard's, `vllm bench serve`'s, everybody's."""
 
 
 def anchor(heading: str) -> str:
