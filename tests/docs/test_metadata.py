@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import yaml
+
+from vllm_redrafter.cli.main import app
 
 REPO = Path(__file__).parents[2]
 PROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
@@ -46,6 +49,13 @@ def test_python_s_versions_are_those_that_ci_installs_with() -> None:
     assert workflow("ci")["jobs"]["install"]["strategy"]["matrix"]["python"] == claimed
     assert badge is not None and badge[1].split("_%7C_") == claimed
     assert PROJECT["requires-python"] == f">={claimed[0]}"
+
+
+def test_ci_asks_every_command_for_help_and_installs_the_extras_of_users() -> None:
+    job = workflow("ci")["jobs"]["install"]
+    asked = re.search(r"for command in (.*?);", "\n".join(s.get("run", "") for s in job["steps"]))
+    assert asked is not None and asked[1].split() == sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    assert set(job["strategy"]["matrix"]["extra"]) <= set(PROJECT["optional-dependencies"])
 
 
 def test_this_version_has_a_short_section_in_the_changelog() -> None:
