@@ -19,13 +19,13 @@ from nbformat import NotebookNode
 
 from redrafter_testing import process_trees
 from redrafter_testing.engines.server import free_port
-from redrafter_testing.models.tiny_models import add_tokenizer, make_target
+from redrafter_testing.models.reciting_target import make_reciting_pair
 
 REPO = Path(__file__).parents[2]
 SCRIPT = REPO / "scripts" / "execute_notebooks.py"
 NAMES = ["read_the_budget", "serve_and_measure", "train_a_drafter"]
 MOST_BYTES = 150_000
-MACHINE = re.compile(r"(?<![\w.:/])/(?:[\w.-]+/)*[\w.-]+|\b(?:it/s|s/it)\b|\x1b|\r")
+MACHINE = re.compile(r"(?<![\w.:/])/(?:[\w.-]+/)*[\w.-]+|(?:it/s|s/it)\b|\x1b|\r")
 """An absolute path, a progress bar, a terminal's escape sequence."""
 
 notebooks = pytest.mark.parametrize("name", NAMES)
@@ -67,29 +67,9 @@ def executed(name: str, folder: Path, target: Path, **variables: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A target without a chat template."""
-    folder = make_target(tmp_path_factory.mktemp("base"))
-    add_tokenizer(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def trained(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """What train_a_drafter prints, and the drafter that it makes."""
-    folder = tmp_path_factory.mktemp("trained")
-    sizes = {"NUM_PROMPTS": "40", "MAX_TOKENS": "24", "STEPS": "36"}
-    return executed("train_a_drafter", folder, base, **sizes), folder / "drafter-work" / "drafter"
-
-
-@pytest.fixture(scope="module")
-def instruct(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same target, with a chat template."""
-    folder = tmp_path_factory.mktemp("instruct") / "target"
-    shutil.copytree(base, folder)
-    template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-    (folder / "chat_template.jinja").write_text(template)
-    return folder
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A target with a chat template, and a drafter that knows what it says."""
+    return make_reciting_pair(tmp_path_factory.mktemp("pair"))
 
 
 def test_every_notebook_is_tested() -> None:
@@ -98,14 +78,17 @@ def test_every_notebook_is_tested() -> None:
 
 @pytest.mark.engine
 def test_training_lowers_the_loss_and_gives_a_drafter_that_fits(
-    base: Path, trained: tuple[str, Path]
+    pair: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    printed, drafter = trained
+    base = tmp_path / "base"  # its prompts are cut from text
+    shutil.copytree(pair[0], base, ignore=shutil.ignore_patterns("chat_template.jinja"))
+    sizes = {"NUM_PROMPTS": "40", "MAX_TOKENS": "24", "STEPS": "36"}
+    printed = executed("train_a_drafter", tmp_path, base, **sizes)
     found = re.search(r"first \d+ steps: (\d+\.\d+), of the last: (\d+\.\d+)", printed)
     assert found is not None and float(found[2]) < float(found[1])
     assert f"the drafter fits {base}" in printed
-    recorded = json.loads((drafter / "config.json").read_text())
-    served = recorded["speculators_config"]["proposal_methods"][0]
+    config = json.loads((tmp_path / "drafter-work" / "drafter" / "config.json").read_text())
+    served = config["speculators_config"]["proposal_methods"][0]
     assert (
         f"beam width {served['beam_width']}, beam length {served['beam_length']}, "
         f"{served['speculative_tokens']} nodes: " in printed
@@ -114,11 +97,11 @@ def test_training_lowers_the_loss_and_gives_a_drafter_that_fits(
 
 @pytest.mark.engine
 def test_answers_with_and_without_the_drafter_are_equal(
-    instruct: Path, trained: tuple[str, Path], tmp_path: Path
+    pair: tuple[Path, Path], tmp_path: Path
 ) -> None:
+    target, drafter = pair
     sizes = {"NUM_PROMPTS": "3", "MAX_TOKENS": "24", "REPEATS": "1"}
-    drafter = {"DRAFTER": str(trained[1])}
-    printed = executed("serve_and_measure", tmp_path, instruct, **sizes, **drafter)
+    printed = executed("serve_and_measure", tmp_path, target, DRAFTER=str(drafter), **sizes)
     for in_flight in (1, 3):
         assert f"{in_flight} in flight: 3 of 3 answers are equal" in printed
         verified = re.search(rf"^{in_flight} in flight: (\d+) drafts verified", printed, re.M)
@@ -127,11 +110,11 @@ def test_answers_with_and_without_the_drafter_are_equal(
 
 @pytest.mark.engine
 def test_the_server_s_counters_agree_at_every_level(
-    instruct: Path, trained: tuple[str, Path], tmp_path: Path
+    pair: tuple[Path, Path], tmp_path: Path
 ) -> None:
+    target, drafter = pair
     variables = {"LEVELS": "1,3", "MAX_TOKENS": "24", "PORT": str(free_port())}
-    drafter = {"DRAFTER": str(trained[1])}
-    printed = executed("read_the_budget", tmp_path, instruct, **variables, **drafter)
+    printed = executed("read_the_budget", tmp_path, target, DRAFTER=str(drafter), **variables)
     rows = re.findall(
         r"^ +(\d+) +[\d.]+ +\d+% +(\d+\.\d\d) +(\d+\.\d\d) +\d+\.\d\d$", printed, re.M
     )
