@@ -26,6 +26,7 @@ DOCUMENTS = [
     *sorted(path for folder in ("benchmarks", "examples") for path in (REPO / folder).glob("*.md")),
     *sorted((REPO / "recipes").glob("*/*.md")),
     REPO / ".github" / "pull_request_template.md",
+    *sorted((REPO / "examples").glob("*.ipynb")),
 ]
 documents = pytest.mark.parametrize(
     "document", DOCUMENTS, ids=lambda path: path.relative_to(REPO).as_posix()
@@ -58,6 +59,17 @@ OTHERS_FLAGS = {
 """accelerate's, those of deployment tools, tensorboard's, `vllm bench serve`'s, everybody's."""
 
 
+def text_of(document: Path) -> str:
+    """As Markdown; a notebook's code is fenced, and its outputs are left out."""
+    if document.suffix != ".ipynb":
+        return document.read_text()
+    cells = json.loads(document.read_text())["cells"]
+    texts = {False: "{}", True: "```python\n{}\n```"}
+    return "\n\n".join(
+        texts[cell["cell_type"] == "code"].format("".join(cell["source"])) for cell in cells
+    )
+
+
 def anchor(heading: str) -> str:
     """GitHub's anchor of a heading."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
@@ -77,7 +89,7 @@ def links(text: str) -> Iterator[str]:
 @documents
 def test_every_link_leads_somewhere(document: Path) -> None:
     broken = []
-    for link in links(document.read_text()):
+    for link in links(text_of(document)):
         name, _, wanted = link.partition("#")
         path = (document.parent / name) if name else document
         if not path.exists():
@@ -91,7 +103,7 @@ def test_every_link_leads_somewhere(document: Path) -> None:
 
 def test_every_result_is_linked_to() -> None:
     """Of each question the newest; the others are in the history."""
-    linked = {Path(link).name for document in DOCUMENTS for link in links(document.read_text())}
+    linked = {Path(link).name for document in DOCUMENTS for link in links(text_of(document))}
     kept = {path.name for path in (REPO / "benchmarks" / "results").iterdir()}
     assert not kept - linked
     assert len(kept) <= 15
@@ -99,7 +111,7 @@ def test_every_result_is_linked_to() -> None:
 
 @documents
 def test_every_path_that_is_named_exists(document: Path) -> None:
-    named = set(PATH.findall(IN_HISTORY.sub("", document.read_text())))
+    named = set(PATH.findall(IN_HISTORY.sub("", text_of(document))))
     assert not sorted(name for name in named if not (REPO / name).exists())
 
 
@@ -112,7 +124,7 @@ def test_every_python_file_that_is_named_is_ours(document: Path) -> None:
         for path in (REPO / folder).rglob("*.py")
     ]
     files += ["/" + path.relative_to(REPO).as_posix() for path in (REPO / "scripts").glob("*.py")]
-    text = IN_HISTORY.sub("", document.read_text())
+    text = IN_HISTORY.sub("", text_of(document))
     named = set(re.findall(r"`([\w/]+\.py)`", text)) - {"benchmarks/NAME.py"}
     assert not sorted(n for n in named if not any(f.endswith(f"/{n}") for f in files))
 
@@ -156,7 +168,7 @@ def commands(text: str) -> Iterator[tuple[str, str]]:
 
 @documents
 def test_every_command_and_its_options_exist(document: Path) -> None:
-    for command, rest in commands(document.read_text()):
+    for command, rest in commands(text_of(document)):
         assert command in options(), command
         ours = rest.partition(" -- ")[0]  # what stands behind it goes to a server
         assert not sorted(set(FLAG.findall(ours)) - options()[command] - {"--help"}), command
@@ -165,7 +177,7 @@ def test_every_command_and_its_options_exist(document: Path) -> None:
 @documents
 def test_every_option_that_is_named_is_somebody_s(document: Path) -> None:
     ours = set().union(*options().values())
-    named = set(FLAG.findall(IN_HISTORY.sub("", document.read_text())))
+    named = set(FLAG.findall(IN_HISTORY.sub("", text_of(document))))
     assert not sorted(named - ours - other_flags())
 
 

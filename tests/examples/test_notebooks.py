@@ -1,0 +1,166 @@
+"""The notebooks run on tiny models and tell the truth there; as committed, they have outputs."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import json
+import os
+import re
+import shutil
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+import nbformat
+import pytest
+from nbformat import NotebookNode
+
+from redrafter_testing import process_trees
+from redrafter_testing.engines.server import free_port
+from redrafter_testing.models.reciting_target import make_reciting_pair
+
+REPO = Path(__file__).parents[2]
+SCRIPT = REPO / "scripts" / "execute_notebooks.py"
+NAMES = ["read_the_budget", "serve_and_measure", "train_a_drafter"]
+MOST_BYTES = 150_000
+MACHINE = re.compile(r"(?<![\w.:/])/(?:[\w.-]+/)*[\w.-]+|(?:it/s|s/it)\b|\x1b|\r")
+"""An absolute path, a progress bar, a terminal's escape sequence."""
+
+notebooks = pytest.mark.parametrize("name", NAMES)
+
+
+def committed(name: str) -> NotebookNode:
+    return nbformat.read(REPO / "examples" / f"{name}.ipynb", as_version=4)
+
+
+def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def text_of(cell: NotebookNode) -> str:
+    """What a cell printed, figures not included."""
+    return "".join(
+        output.text if output.output_type == "stream" else output.data.get("text/plain", "")
+        for output in cell.outputs
+    )
+
+
+def prints(source: str) -> bool:
+    """Is there a call, outside function bodies, that leaves an output?"""
+    defined = (ast.FunctionDef, ast.ClassDef)
+    statements = [node for node in ast.parse(source).body if not isinstance(node, defined)]
+    calls = [n for s in statements for n in ast.walk(s) if isinstance(n, ast.Call)]
+    return bool({"print", "plt.show", "redrafter"} & {ast.unparse(call.func) for call in calls})
+
+
+def executed(name: str, folder: Path, target: Path, **variables: str) -> str:
+    """Execute a copy of a notebook in a folder; what its cells print."""
+    path = shutil.copy(REPO / "examples" / f"{name}.ipynb", folder)
+    environment = os.environ | {"TARGET": str(target), **variables}
+    done = process_trees.run(
+        [sys.executable, "-P", SCRIPT, path], timeout=500, env=environment, cwd=folder
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return "\n".join(text_of(cell) for cell in code_cells(nbformat.read(path, as_version=4)))
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A target with a chat template, and a drafter that knows what it says."""
+    return make_reciting_pair(tmp_path_factory.mktemp("pair"))
+
+
+def test_every_notebook_is_tested() -> None:
+    assert sorted(path.stem for path in (REPO / "examples").glob("*.ipynb")) == NAMES
+
+
+@pytest.mark.engine
+def test_training_lowers_the_loss_and_gives_a_drafter_that_fits(
+    pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    base = tmp_path / "base"  # its prompts are cut from text
+    shutil.copytree(pair[0], base, ignore=shutil.ignore_patterns("chat_template.jinja"))
+    sizes = {"NUM_PROMPTS": "40", "MAX_TOKENS": "24", "STEPS": "36"}
+    printed = executed("train_a_drafter", tmp_path, base, **sizes)
+    found = re.search(r"first \d+ steps: (\d+\.\d+), of the last: (\d+\.\d+)", printed)
+    assert found is not None and float(found[2]) < float(found[1])
+    assert f"the drafter fits {base}" in printed
+    config = json.loads((tmp_path / "drafter-work" / "drafter" / "config.json").read_text())
+    served = config["speculators_config"]["proposal_methods"][0]
+    assert (
+        f"beam width {served['beam_width']}, beam length {served['beam_length']}, "
+        f"{served['speculative_tokens']} nodes: " in printed
+    ), "the figures are those of the recorded shape"
+
+
+@pytest.mark.engine
+def test_answers_with_and_without_the_drafter_are_equal(
+    pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    target, drafter = pair
+    sizes = {"NUM_PROMPTS": "3", "MAX_TOKENS": "24", "REPEATS": "1"}
+    printed = executed("serve_and_measure", tmp_path, target, DRAFTER=str(drafter), **sizes)
+    for in_flight in (1, 3):
+        assert f"{in_flight} in flight: 3 of 3 answers are equal" in printed
+        verified = re.search(rf"^{in_flight} in flight: (\d+) drafts verified", printed, re.M)
+        assert verified is not None and int(verified[1]) > 0
+
+
+@pytest.mark.engine
+def test_the_server_s_counters_agree_at_every_level(
+    pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    target, drafter = pair
+    variables = {"LEVELS": "1,3", "MAX_TOKENS": "24", "PORT": str(free_port())}
+    printed = executed("read_the_budget", tmp_path, target, DRAFTER=str(drafter), **variables)
+    rows = re.findall(
+        r"^ +(\d+) +[\d.]+ +\d+% +(\d+\.\d\d) +(\d+\.\d\d) +\d+\.\d\d$", printed, re.M
+    )
+    assert [level for level, _, _ in rows] == ["1", "3"]
+    for _, nodes, tokens in rows:
+        assert 0 < float(nodes) <= 12 and 1 <= float(tokens) <= 1 + float(nodes)
+    assert re.search(r"^Engine 000: ReDrafter: \d", printed, re.M)
+    assert re.search(r"^\d+ steps, \d+ of them with a draft$", printed, re.M)
+    assert (tmp_path / "trace.html").is_file()
+
+
+@notebooks
+def test_a_committed_notebook_was_executed_in_order_without_an_error(name: str) -> None:
+    cells = code_cells(committed(name))
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    for cell in cells:
+        assert bool(cell.outputs) == prints(cell.source), cell.source
+        assert all(output.output_type != "error" for output in cell.outputs)
+        assert all(output.get("name") != "stderr" for output in cell.outputs)
+
+
+@notebooks
+def test_a_committed_notebook_names_nothing_of_a_machine(name: str) -> None:
+    notebook = committed(name)
+    for cell in code_cells(notebook):
+        assert not MACHINE.findall(text_of(cell))
+    assert "HuggingFaceTB/SmolLM2-135M-Instruct" in code_cells(notebook)[0].source
+
+
+@pytest.mark.parametrize("text", ["in /root/x", "'/tmp/small/target'", "12.3it/s", "a\rb"])
+def test_a_planted_trace_of_a_machine_is_found(text: str) -> None:
+    assert MACHINE.search(text)
+
+
+@notebooks
+def test_a_committed_notebook_is_small_and_normalised(name: str) -> None:
+    assert (REPO / "examples" / f"{name}.ipynb").stat().st_size <= MOST_BYTES
+    notebook = committed(name)
+    again = copy.deepcopy(notebook)
+    script().normalise(again)
+    assert again == notebook
+
+
+def script() -> ModuleType:
+    spec = spec_from_file_location("execute_notebooks", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
