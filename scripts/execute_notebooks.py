@@ -9,10 +9,12 @@ for it. A cell that fails ends the script with its error, and the notebook stays
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 
 SECONDS_PER_CELL = 900
@@ -31,13 +33,23 @@ def normalise(notebook: NotebookNode) -> None:
             cell.outputs = [each for each in cell.outputs if each.get("name") != "stderr"]
 
 
+def logs(notebook: NotebookNode) -> str:
+    """What its cells and their subprocesses wrote to stderr."""
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    return "".join(output.text for output in outputs if output.get("name") == "stderr")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("notebooks", type=Path, nargs="+")
     for path in parser.parse_args().notebooks:
         notebook = nbformat.read(path, as_version=4)
         client = NotebookClient(notebook, timeout=SECONDS_PER_CELL, record_timing=False)
-        client.execute(cwd=Path.cwd())
+        try:
+            client.execute(cwd=Path.cwd())
+        except CellExecutionError:
+            print(logs(notebook), file=sys.stderr)  # an engine says why it failed in a log alone
+            raise
         normalise(notebook)
         nbformat.write(notebook, path)
 

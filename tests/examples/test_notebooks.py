@@ -62,7 +62,7 @@ def executed(name: str, folder: Path, target: Path, **variables: str) -> str:
     done = process_trees.run(
         [sys.executable, "-P", SCRIPT, path], timeout=500, env=environment, cwd=folder
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 0, done.stderr[-20_000:]
     return "\n".join(text_of(cell) for cell in code_cells(nbformat.read(path, as_version=4)))
 
 
