@@ -4,11 +4,12 @@
 #     recipes/8b-on-one-gpu/recipe.sh meta-llama/Llama-3.1-8B-Instruct work
 #     recipes/8b-on-one-gpu/recipe.sh Qwen/Qwen3-8B work 60000      # so many prompts
 #
-# Stopped while it makes prompts or answers, it is continued by the same command; stopped in
-# training, add --resume to `train`.
+# Stopped while it makes prompts or answers, it is continued by the same command. Stopped later: run
+# the commands from the one that stopped on, with --resume if it has written a checkpoint.
 set -euo pipefail
 target=$1
 num=${3:-60000}
+if [ -d "$target" ]; then target=$(realpath "$target"); fi
 mkdir -p "$2"
 cd "$2"
 

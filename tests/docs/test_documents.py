@@ -49,14 +49,14 @@ ACCELERATE = {
     *("--main_process_ip", "--main_process_port"),
 }
 DEPLOYMENT = {
-    *("--gpus", "--shm-size", "--cap-add", "--security-opt"),
-    *("--no-index", "--timeout", "--now", "--config"),
+    *("--gpus", "--shm-size", "--cap-add", "--security-opt", "--stop-timeout"),
+    *("--rm", "--entrypoint", "--no-index", "--timeout", "--now", "--config"),
 }
 OTHERS_FLAGS = {
     *(*ACCELERATE, *DEPLOYMENT),
-    *("--logdir", "--dataset-name", "--dataset-path", "--help"),
+    *("--logdir", "--dataset-name", "--dataset-path", "--help", "--extra-index-url"),
 }
-"""accelerate's, those of deployment tools, tensorboard's, `vllm bench serve`'s, everybody's."""
+"""accelerate's, those of deployment tools, tensorboard's, `vllm bench serve`'s, pip's."""
 
 
 def text_of(document: Path) -> str:
