@@ -10,7 +10,7 @@ def test_suites_have_the_numbers_of_prompts_that_the_readme_states() -> None:
     sizes = {task: len(prompts) for task, prompts in read_suites(["all"]).items()}
     assert sizes == {"chat": 32, "summary": 16, "code": 16, "math": 16}
     arguments = ["--model", "m", "--drafter", "d"]
-    default = throughput.parser().parse_args(arguments).num_prompts
+    default = throughput.parser(throughput.__doc__).parse_args(arguments).num_prompts
     assert max(sizes.values()) <= default, "all prompts of a suite are asked by default"
 
 
