@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +13,11 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from redrafter_testing.vllm_options import options_of_vllm
+
 DEPLOY = Path(__file__).parents[2] / "deploy"
 UNIT = DEPLOY / "vllm-redrafter.service"
 RESOURCES: list[dict[str, Any]] = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))
-
-
-def options_of_vllm() -> set[str]:
-    """Of the engine by their names, of the server by its fields."""
-    spec = find_spec("vllm")
-    assert spec is not None and spec.origin is not None
-    root = Path(spec.origin).parent
-    engine = re.findall(r'"(--[\w-]+)"', (root / "engine" / "arg_utils.py").read_text())
-    server = (root / "entrypoints" / "launchers" / "cli_args.py").read_text()
-    fields = re.findall(r"^    (\w+): ", server, re.MULTILINE)
-    return {*engine, *("--" + field.replace("_", "-") for field in fields)}
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import pytest
 import typer
 import yaml
 
+from redrafter_testing.vllm_options import options_of_vllm
 from vllm_redrafter.cli.main import app
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.utils.names import SUPPORTED_VLLM
@@ -141,19 +142,16 @@ def options() -> dict[str, set[str]]:
 
 @cache
 def other_flags() -> set[str]:
-    """The options of vLLM's engine, mlx-lm's server and our scripts, read from their sources."""
-    sources = [
-        Path(spec.origin).parent / module
-        for package, module in (("vllm", "engine/arg_utils.py"), ("mlx_lm", "server.py"))
-        if (spec := find_spec(package)) is not None and spec.origin is not None
-    ]
-    assert len(sources) == 2
+    """The options of vLLM's server, mlx-lm's and our scripts, read from their sources."""
+    spec = find_spec("mlx_lm")
+    assert spec is not None and spec.origin is not None
+    sources = [Path(spec.origin).with_name("server.py")]
     for folder in ("benchmarks", "examples", "recipes", "scripts", "tests/support"):
         sources += (REPO / folder).rglob("*.py")
     found = {flag for source in sources for flag in re.findall(r'"(--[\w-]+)"', source.read_text())}
     for script in (REPO / "benchmarks").glob("*.sh"):
         found |= set(re.findall(r"^ +(--[\w-]+)\)", script.read_text(), re.MULTILINE))
-    return found | OTHERS_FLAGS
+    return found | options_of_vllm() | OTHERS_FLAGS
 
 
 def commands(text: str) -> Iterator[tuple[str, str]]:

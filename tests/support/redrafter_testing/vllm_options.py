@@ -1,0 +1,18 @@
+"""The options of the installed vLLM's server, read from its sources: importing it takes seconds."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+
+def options_of_vllm() -> set[str]:
+    """Of the engine by their names, of the server by its fields."""
+    spec = find_spec("vllm")
+    assert spec is not None and spec.origin is not None
+    root = Path(spec.origin).parent
+    engine = re.findall(r'"(--[\w-]+)"', (root / "engine" / "arg_utils.py").read_text())
+    server = (root / "entrypoints" / "launchers" / "cli_args.py").read_text()
+    fields = re.findall(r"^    (\w+): ", server, re.MULTILINE)
+    return {*engine, *("--" + field.replace("_", "-") for field in fields)}
