@@ -39,6 +39,9 @@ PARAMETERS = [
     {"temperature": 1.0, "seed": 8, "presence_penalty": 1.0, "repetition_penalty": 1.5},
     {"temperature": 0.0, "frequency_penalty": 0.5, "logprobs": 2},
     {"temperature": 1.0, "seed": 9, "bad_words": ["x"]},
+    {"temperature": 0.0, "logprobs": 4},
+    {"temperature": 0.0, "logit_bias": {1: 1.5}, "logprob_token_ids": [2]},
+    {"temperature": 1.0, "seed": 10, "logprob_token_ids": [5, 0, 3]},
 ]
 
 
@@ -92,6 +95,9 @@ def metadata(params: list[SamplingParams], outputs: list[list[int]]) -> Sampling
             if p.seed is not None
         },
         max_num_logprobs=max(logprobs, default=None),
+        logprob_token_ids={
+            i: p.logprob_token_ids for i, p in enumerate(params) if p.logprob_token_ids
+        },
         no_penalties=False,
         prompt_token_ids=torch.tensor([PROMPT] * len(params)),
         frequency_penalties=values("frequency_penalty"),
@@ -151,14 +157,15 @@ def test_the_tokens_are_those_of_plain_decoding_whatever_the_parameters(
         sampled = int(accepted.num_sampled[request])
         assert output.sampled_token_ids[request, :sampled].tolist() == expected
         assert torch.equal(next_of(of_step, request), following)
-        if kind.logprobs is not None:
+        if kind.num_logprobs is not None:
             assert output.logprobs_tensors is not None
             slots = slice(request * len(parents), request * len(parents) + sampled)
             found = [part[slots] for part in output.logprobs_tensors[:3]]
             for depth, of_token in enumerate(logprobs):
                 assert of_token is not None
                 for part, of_plain in zip(found, of_token[:3], strict=True):
-                    torch.testing.assert_close(part[depth : depth + 1], of_plain)
+                    columns = [slice(width) for width in of_plain.shape[1:]]
+                    torch.testing.assert_close(part[depth : depth + 1, *columns], of_plain)
     assert len(set(accepted.num_sampled.tolist())) > 1
 
 

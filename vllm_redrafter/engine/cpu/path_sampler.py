@@ -21,6 +21,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
 from vllm.v1.sample.logits_processor import LogitsProcessors
 from vllm.v1.sample.logits_processor.builtin import (
@@ -60,7 +61,7 @@ def sample_roots(
         discarded: [R] bool, requests whose sample is not used: their generators stay as they are.
     """
     untouched = _states(metadata, discarded)
-    output = sampler(logits=logits, sampling_metadata=metadata)
+    output = _sampled(sampler, logits, metadata)
     _restore(metadata, untouched)
     return output
 
@@ -97,10 +98,8 @@ def sample_paths(
     logprobs: LogprobsTensors | None = None
     while len(walk.requests):
         requests, nodes = torch.from_numpy(walk.requests), torch.from_numpy(walk.nodes)
-        output = sampler(
-            logits=logits[first[requests] + nodes],
-            sampling_metadata=_further_on(metadata, requests, walk),
-        )
+        further_on = _further_on(metadata, requests, walk)
+        output = _sampled(sampler, logits[first[requests] + nodes], further_on)
         if output.logprobs_tensors is not None:
             slots = requests * tree.tokens.shape[1] + walk.depth
             logprobs = _placed(output.logprobs_tensors, slots, logprobs, tree.tokens.numel())
@@ -151,20 +150,39 @@ def _restore(metadata: SamplingMetadata, states: dict[int, Tensor]) -> None:
         metadata.generators[request].set_state(state)
 
 
+def _sampled(sampler: Sampler, logits: Tensor, m: SamplingMetadata) -> SamplerOutput:
+    """As vLLM's sampler, and each request gets the logprobs that it gets alone.
+
+    Beside a request that names tokens vLLM gives named tokens to all, those who named none too.
+    """
+    if m.max_num_logprobs is None or not m.logprob_token_ids:
+        return sampler(logits=logits, sampling_metadata=m)
+    of_all_tokens = replace(m, max_num_logprobs=-1, logprob_token_ids=None)
+    output = sampler(logits=logits, sampling_metadata=of_all_tokens)
+    logprobs = output.logprobs_tensors.logprobs
+    drawn = output.sampled_token_ids.squeeze(-1).long()
+    top = sampler.gather_logprobs(logprobs, m.max_num_logprobs, drawn)
+    named = sampler.gather_specific_token_logprobs(logprobs, m.logprob_token_ids, drawn)
+    missing = max(named.logprobs.shape[1] - top.logprobs.shape[1], 0)
+    top = LogprobsTensors(pad(top[0], (0, missing)), pad(top[1], (0, missing)), top[2])
+    naming = torch.tensor(list(m.logprob_token_ids))
+    output.logprobs_tensors = _placed(
+        LogprobsTensors(*(part[naming] for part in named[:3])), naming, top, len(drawn)
+    )
+    return output
+
+
 def _placed(
     found: LogprobsTensors, slots: Tensor, so_far: LogprobsTensors | None, num_slots: int
 ) -> LogprobsTensors:
-    """Put the logprobs of a depth, a row of each of some requests, into their slots of R T."""
+    """Put the logprobs of some requests, a row of each, into their slots.
+
+    Those found first are of all requests, so that no later ones have more columns.
+    """
     if so_far is None:
-        so_far = LogprobsTensors(
-            *(
-                part.new_zeros(num_slots, *part.shape[1:]) if isinstance(part, Tensor) else part
-                for part in found
-            )
-        )
-    for part, of_depth in zip(so_far, found, strict=True):
-        if isinstance(part, Tensor):
-            part[slots] = of_depth
+        so_far = LogprobsTensors(*(p.new_zeros(num_slots, *p.shape[1:]) for p in found[:3]))
+    for part, rows in zip(so_far[:3], found[:3], strict=True):
+        part[slots, *(slice(width) for width in rows.shape[1:])] = rows
     return so_far
 
 

@@ -18,13 +18,14 @@ def single_tokens_of(answers: list[Any]) -> list[list[int]]:
 
 
 def assert_logprobs_close(answer: Any, expected: Any) -> None:
-    """Where `expected` has logprobs: the same tokens, ranks and, nearly, numbers."""
+    """The same tokens, ranks and, nearly, numbers; and none where `expected` has none."""
+    pairs = [(answer.prompt_logprobs, expected.prompt_logprobs)]
     for output, wanted in zip(answer.outputs, expected.outputs, strict=True):
-        if wanted.logprobs is None:
-            continue
-        assert len(output.logprobs) == len(wanted.logprobs)
-        for step, wanted_step in zip(output.logprobs, wanted.logprobs, strict=True):
-            assert step.keys() == wanted_step.keys()
-            for token, logprob in step.items():
-                assert logprob.rank == wanted_step[token].rank
-                assert logprob.logprob == pytest.approx(wanted_step[token].logprob, abs=1e-4)
+        pairs.append((output.logprobs, wanted.logprobs))
+    for found, wanted in pairs:
+        assert (found is None) == (wanted is None)
+        for of_token, wanted_of_token in zip(found or (), wanted or (), strict=True):
+            assert (of_token or {}).keys() == (wanted_of_token or {}).keys()
+            for token, logprob in (of_token or {}).items():
+                assert logprob.rank == wanted_of_token[token].rank
+                assert logprob.logprob == pytest.approx(wanted_of_token[token].logprob, abs=1e-4)
