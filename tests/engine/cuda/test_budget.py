@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from vllm.v1.worker.gpu.async_utils import StepTimingSample
+from vllm.v1.worker.gpu.input_batch import InputBatch, InputBuffers
 from vllm.v1.worker.gpu.spec_decode import adaptive_verification
 
 from vllm_redrafter.budget.acceptance import SurvivalProfile
@@ -377,11 +378,13 @@ def test_all_that_trims_batches_is_compiled_at_start_up(
     timed(budget, lambda length: 0.1 * length, [1, 4, 8, ROWS])
     at_start = len(compiled)
     assert at_start == 4
+    buffers = InputBuffers(SLOTS, ROWS, torch.device("cpu"))
     for requests in range(1, SLOTS + 1):
+        slots = InputBatch.make_dummy(requests, requests, buffers).idx_mapping
         for nodes in range(1, requests * K):
             ids = [str(slot) for slot in range(requests)]
             budget._batch_budget = dict.fromkeys(ids, K), dict.fromkeys(ids, 1), nodes
-            rows, *_ = budget.reallocate_drafts(ids, torch.arange(requests, dtype=torch.int32))
+            rows, *_ = budget.reallocate_drafts(ids, slots)
             assert rows[-1] == requests + nodes
     assert len(compiled) == at_start
 

@@ -191,7 +191,8 @@ class TreeBudget(AdaptiveVerificationManager):
             if budget < requests * nodes:
                 ids = [str(request) for request in range(requests)]
                 self._batch_budget = dict.fromkeys(ids, nodes), dict.fromkeys(ids, 1), budget
-                rows = torch.arange(requests, dtype=torch.int32, device=self.req_states.device)
+                # int64 as steps' own: torch compiles for a dtype.
+                rows = torch.arange(requests, dtype=torch.int64, device=self.req_states.device)
                 self.reallocate_drafts(ids, rows)
 
     def add_request(self, req_idx: int) -> None:
