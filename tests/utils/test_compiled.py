@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
+import pytest
+
+from vllm_redrafter.utils import compiled as module
 from vllm_redrafter.utils.compiled import compiled
 
 
@@ -31,3 +36,36 @@ for module in list(sys.modules.values()):
             vars(value).get("kernel")
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+CALLER = """
+from package.constants import LONGEST
+from package.utils.compiled import compiled
+
+@compiled
+def longest():
+    return LONGEST
+"""
+ASK = "from package.caller import longest; print(longest(), sum(longest.stats.cache_hits.values()))"
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_what_another_module_holds_is_compiled_anew_when_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writable: bool
+) -> None:
+    package, cache = tmp_path / "package", tmp_path / "cache"
+    (package / "utils").mkdir(parents=True)
+    shutil.copy(str(module.__file__), package / "utils" / "compiled.py")
+    (package / "caller.py").write_text(CALLER)
+    if not writable:
+        cache.write_text("a file, not a folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    said = []
+    for value in (5, 5, 8, 8):
+        (package / "constants.py").write_text(f"LONGEST = {value}\n")
+        run = [sys.executable, "-c", ASK]
+        said.append(subprocess.run(run, cwd=tmp_path, check=True, capture_output=True).stdout)
+    hits = [0, 1, 0, 1] if writable else [0] * 4
+    expected = [f"{value} {hit}\n" for value, hit in zip((5, 5, 8, 8), hits, strict=True)]
+    assert [line.decode() for line in said] == expected

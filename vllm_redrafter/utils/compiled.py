@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from hashlib import blake2b
+from pathlib import Path
 from typing import Any, TypeVar
 
 from llvmlite.binding import ffi
-from numba import njit
+from numba import config, njit
+
+from vllm_redrafter.utils.files import user_cache
+from vllm_redrafter.utils.patching import patched
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -15,6 +21,24 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 # of any name that it is asked for, of this one too, and vLLM fails at it: a second engine in one
 # process would not start. It can go when vLLM looks only at what has a dict.
 getattr(ffi.lib, "_fntab", {}).setdefault("__dict__", {})
+
+
+def _cache_folder() -> Path | None:
+    """One for each content of this package; None where there is no folder that can be written.
+
+    What a function takes from other modules is compiled in, and numba looks at its own file alone.
+    """
+    modules = sorted(Path(__file__).parents[1].rglob("*.py"))
+    content = blake2b(b"".join(module.read_bytes() for module in modules), digest_size=8)
+    try:
+        folder = Path(config.CACHE_DIR or user_cache() / "compiled") / content.hexdigest()
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError):  # the latter: no home
+        return None
+    return folder if os.access(folder, os.W_OK) else None
+
+
+FOLDER = _cache_folder()
 
 
 def compiled(function: Function) -> Function:
@@ -28,8 +52,6 @@ def compiled_in_any_order(function: Function) -> Function:
 
 
 def _compiled(function: Function, **options: Any) -> Function:
-    try:
-        made: Function = njit(cache=True, **options)(function)
-    except RuntimeError:
-        made = njit(**options)(function)
+    with patched(config, "CACHE_DIR", str(FOLDER or "")):
+        made: Function = njit(cache=FOLDER is not None, **options)(function)
     return made

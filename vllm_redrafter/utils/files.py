@@ -82,3 +82,13 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def user_cache() -> Path:
+    """`$XDG_CACHE_HOME/vllm-redrafter`, in ~/.cache where that is not set.
+
+    Raises:
+        RuntimeError: there is no home.
+    """
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "vllm-redrafter"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -13,11 +12,12 @@ from typing import Any
 
 from rich.console import Console
 
+from vllm_redrafter.utils.files import user_cache
+
 
 def default_cache_dir() -> Path:
     """`$XDG_CACHE_HOME/vllm-redrafter/demo`."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "vllm-redrafter" / "demo"
+    return user_cache() / "demo"
 
 
 @contextmanager
