@@ -390,7 +390,13 @@ class CPUTreeModelRunner(CPUModelRunner):
             return None
         batch, rows = self.input_batch, np.asarray(active)
         num_tokens = batch.num_tokens_no_spec[rows]
-        return self._texts.matches(request_ids, batch.token_ids_cpu, rows, num_tokens)
+        texts = batch.token_ids_cpu
+        if self.enable_prompt_embeds:
+            # Where vLLM has an embedding, it leaves the token of an earlier request in the row.
+            known = rows, slice(num_tokens.max())
+            texts = np.where(batch.is_token_ids[known], texts[known], self._texts.vocab_size)
+            rows = np.arange(len(rows))
+        return self._texts.matches(request_ids, texts, rows, num_tokens)
 
     def _time_step(self, draft_seconds: float) -> None:
         """Tell the drafting what the step took, where it was one of those that it reckons with."""

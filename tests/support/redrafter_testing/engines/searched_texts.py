@@ -1,0 +1,69 @@
+"""The texts that workers look for continuations in, and requests of all kinds."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+from vllm import SamplingParams
+
+
+def record_on_cpu(worker: Any) -> None:
+    index = worker.model_runner._texts
+    worker.searched, matches = [], index.matches
+
+    def recorded(requests: Any, table: Any, rows: Any, num_tokens: Any) -> Any:
+        for request, row, size in zip(requests, rows, num_tokens, strict=True):
+            worker.searched.append((request, table[row, :size].tolist()))
+        return matches(requests, table, rows, num_tokens)
+
+    index.matches = recorded
+
+
+def record_on_v2(worker: Any) -> None:
+    runner = worker.model_runner
+    matching, names = runner.speculator.matching, runner.req_states.index_to_req_id
+    worker.searched, join = [], matching.join
+
+    def recorded(length: int, found: Any, slots: torch.Tensor) -> Any:
+        for slot in slots.tolist():
+            if slot in names:  # else a row of padding
+                size = int(matching._num_tokens[slot])
+                worker.searched.append((names[slot], matching._text[slot, :size].tolist()))
+        return join(length, found, slots)
+
+    matching.join = recorded
+
+
+def searched(worker: Any) -> list[tuple[str, list[int]]]:
+    """Requests and their texts, a pair for each search."""
+    return worker.searched
+
+
+def run_all_kinds(
+    llm: Any, count: int, vocab_size: int, hidden_size: int
+) -> dict[str, tuple[list[int] | int, list[int]]]:
+    """For `Engine.call`: requests of tokens and of embeddings that come and go, some aborted.
+
+    Returns:
+        By request, the prompt's tokens or how many embeddings it had, and what was output.
+    """
+    engine, rng = llm.llm_engine, random.Random(3)
+    asked: dict[str, list[int] | int] = {}
+    output: dict[str, list[int]] = {}
+    while len(asked) < count or engine.has_unfinished_requests():
+        if len(asked) < count:
+            name, size = str(len(asked)), rng.randrange(20, 90)
+            period = [rng.randrange(vocab_size) for _ in range(rng.randrange(2, 30))]
+            asked[name] = rng.choice([size, (period * size)[:size]])
+            prompt: Any = {"prompt_token_ids": asked[name]}
+            if isinstance(asked[name], int):
+                prompt = {"prompt_embeds": torch.randn(size, hidden_size)}
+            params = SamplingParams(temperature=0, max_tokens=rng.randrange(4, 30), ignore_eos=True)
+            engine.add_request(name, prompt, params)
+        for step in engine.step():
+            output[step.request_id] = list(step.outputs[0].token_ids)
+        if rng.random() < 0.1:
+            engine.abort_request([rng.choice([*asked])])
+    return {name: (prompt, output.get(name, [])) for name, prompt in asked.items()}
