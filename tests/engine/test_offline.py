@@ -30,7 +30,7 @@ from redrafter_testing.engines.fake_engine import APPENDING
 from redrafter_testing.engines.ray_cluster import ray_cluster
 from redrafter_testing.models.tiny_models import EOS, make_drafter
 from redrafter_testing.oracles import CPU_ORACLE
-from vllm_redrafter.cli.demo.decoding import DecodingJob, decode
+from vllm_redrafter.cli.demo.decoding import DecodingJob, decode_in_turns, engines
 from vllm_redrafter.data.dataset import finished_shards, read_dataset
 from vllm_redrafter.data.generation import GenerationSummary, generate_data
 from vllm_redrafter.data.generation_settings import GenerationSettings, SamplingSettings
@@ -327,7 +327,8 @@ def test_the_demos_process_keeps_what_each_step_put_out(target: Path, tmp_path: 
         str(target), None, prompts, 12, [1, 2], 64, fewest_prompts=3, prompts_per_request=1
     )
     progress: list[int] = []
-    results = decode(job, tmp_path / "log", progress.append)
+    with engines([job], [tmp_path / "log"]) as started:
+        (results,) = decode_in_turns(started, [job], lambda _, answers: progress.append(answers))
     # 3 prompts at 2 levels, once to warm up and 3 times for the clock.
     assert progress == list(range(1, 25))
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)

@@ -46,34 +46,22 @@ def demo(
     cache_dir: Annotated[
         Path | None,
         typer.Option(
-            help="Folder where the target and logs, or all that is trained, are kept and used "
-            "again. Delete it to start afresh.  [default: vllm-redrafter/demo in $XDG_CACHE_HOME "
-            "or ~/.cache]",
+            help="Folder where the target and logs are kept and used again. Delete it to start "
+            "afresh.  [default: vllm-redrafter/demo in $XDG_CACHE_HOME or ~/.cache]",
             show_default=False,
         ),
     ] = None,
     target: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder of a target to use instead of SmolLM2; with --train-small, instead of "
-            "training one."
-        ),
+        typer.Option(help="Folder of a target to use instead of SmolLM2."),
     ] = None,
     drafter: Annotated[
         Path | None,
         typer.Option(
             help="Folder of a drafter to use instead of the one that comes with the package, "
-            "which fits SmolLM2 alone; with --train-small, instead of training one."
+            "which fits SmolLM2 alone."
         ),
     ] = None,
-    train_small: Annotated[
-        bool,
-        typer.Option(
-            "--train-small",
-            help="Train a small target and its drafter here, and compare with them: a few minutes "
-            "on two cores, without any network.",
-        ),
-    ] = False,
 ) -> None:
     """Decode in vLLM without and with ReDrafter, side by side; in mlx-lm where vLLM is missing.
 
@@ -81,27 +69,10 @@ def demo(
     the drafter that comes with this package. Needs no GPU; in vLLM three minutes on two cores, six
     where the processor has no bfloat16.
     """
+    from vllm_redrafter.cli.demo import smollm2
     from vllm_redrafter.cli.demo.cache import default_cache_dir
 
-    folder = cache_dir or default_cache_dir()
-    if train_small:
-        if serving_backend() != "vllm":
-            raise ConfigError(
-                "--train-small decodes in vLLM, which is not installed: leave it out, and the "
-                "demo decodes in mlx-lm"
-            )
-        from vllm_redrafter.cli.demo import train_small as training
-
-        if target and drafter:
-            raise ConfigError(
-                "--train-small trains what is not given, and --target and --drafter give "
-                "everything: leave one of the three out"
-            )
-        training.run_demo(folder, target, drafter)
-    else:
-        from vllm_redrafter.cli.demo import smollm2
-
-        smollm2.run_demo(folder, target, drafter)
+    smollm2.run_demo(cache_dir or default_cache_dir(), target, drafter)
 
 
 @app.command()

@@ -28,12 +28,12 @@ class Engine:
 
 
 def test_a_level_has_prompts_enough_to_keep_its_batch_full() -> None:
-    assert [len(JOB.prompts_at(level)) for level in JOB.levels] == [8, 16, 32]
-    assert JOB.decodings == (8 + 16 + 32) * 4
+    assert [len(JOB.prompts_at(level)) for level in JOB.levels] == [4, 12, 24]
+    assert JOB.decodings == (4 + 12 + 24) * 4
 
 
 def test_where_prompts_are_few_they_are_asked_again() -> None:
-    job = DecodingJob("t", None, [[1], [2], [3]], 4, [1, 2], 16, prompts_per_request=2)
+    job = DecodingJob("t", None, [[1], [2], [3]], 4, [1, 2], 16, 0, 3, "float32", 8, 2)
     assert job.prompts_at(2) == [[1], [2], [3], [1], [2], [3], [1], [2]]
     few = DecodingJob("t", None, [[1], [2], [3]], 4, [1, 2], 16, 0, 3, "float32", 2, 2)
     assert few.prompts_at(1) == [[1], [2]]
@@ -52,7 +52,7 @@ def test_rounds_go_through_all_engines_in_turns() -> None:
     of_one = [asked for name, asked in diary if name == "plain"]
     assert [r.in_flight for r in of_one] == [1] * 4 + [4] * 4 + [8] * 4
     assert [r.max_tokens for r in of_one] == [2, 4, 4, 4] * 3
-    assert [len(r.prompts) for r in of_one] == [8] * 4 + [16] * 4 + [32] * 4
+    assert [len(r.prompts) for r in of_one] == [4] * 4 + [12] * 4 + [24] * 4
 
     # The median of the three that are not for warming up, and the last one's answers.
     assert plain[0] == LevelResult(1, [2.0, 3.0, 4.0], [[[4]]], {})

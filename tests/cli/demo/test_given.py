@@ -1,4 +1,4 @@
-"""Targets and drafters that the user gives, in both demos."""
+"""Targets and drafters that the user gives, in the demo."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from vllm_redrafter.cli.main import app
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.utils.errors import ConfigError
 
-DEMOS = pytest.mark.parametrize("demo", [[], ["--train-small"]], ids=["smollm2", "train small"])
-
 
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
@@ -24,10 +22,9 @@ def target(tmp_path: Path) -> Path:
     return tmp_path / "target"
 
 
-@DEMOS
-def test_an_unusable_target_folder_is_named(demo: list[str], tmp_path: Path) -> None:
+def test_an_unusable_target_folder_is_named(tmp_path: Path) -> None:
     arguments = ["--cache-dir", str(tmp_path), "--target", str(tmp_path / "none")]
-    result = CliRunner().invoke(app, ["demo", *demo, *arguments])
+    result = CliRunner().invoke(app, ["demo", *arguments])
     assert result.exit_code == 1
     assert "no config.json there" in result.stderr and "leave --target out" in result.stderr
 
@@ -53,10 +50,3 @@ def test_a_drafter_of_the_users_own_must_fit_as_well(target: Path, tmp_path: Pat
     result = CliRunner().invoke(app, ["demo", *arguments])
     assert result.exit_code == 1
     assert "give the --target that it was trained for" in result.stderr
-
-
-def test_training_where_nothing_is_to_be_trained_is_refused(target: Path, tmp_path: Path) -> None:
-    given = ["--target", str(target), "--drafter", str(tmp_path)]
-    result = CliRunner().invoke(app, ["demo", "--train-small", *given])
-    assert result.exit_code == 1
-    assert "leave one of the three out" in result.stderr

@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from transformers import AutoTokenizer
-from typer.testing import CliRunner
 
 from redrafter_testing.models.reciting_target import ANSWERS, make_reciting_pair
-from vllm_redrafter.cli import main
 from vllm_redrafter.cli.demo import mlx_engine, smollm2
 from vllm_redrafter.cli.demo.decoding import DecodingJob
 from vllm_redrafter.cli.demo.engine_worker import Decoded, Round
@@ -81,13 +79,3 @@ def test_the_demo_reports_mlx_lm_without_and_with_the_drafter(
     assert f"Greedy decoding in mlx-lm, {usual_dtype()}" in output and "vLLM" not in output
     assert all(question in output for question in PROMPTS.values())
     assert "yes" in output and "target steps" in output
-
-
-def test_a_demo_that_trains_is_refused_where_vllm_is_not_installed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(main, "serving_backend", lambda: "mlx")
-    arguments = ["demo", "--train-small", "--cache-dir", str(tmp_path)]
-    result = CliRunner().invoke(main.app, arguments)
-    assert result.exit_code == 1
-    assert "--train-small decodes in vLLM, which is not installed" in result.output

@@ -14,7 +14,6 @@ from vllm_redrafter.cli.demo.report import (
     ShownAnswer,
     all_identical,
     identical,
-    print_answer,
     print_answers,
     print_comparison,
     print_why_not_identical,
@@ -80,7 +79,7 @@ def test_ties_of_plain_decoding_itself_are_counted() -> None:
 def test_accepted_tokens_are_told_from_the_targets_own() -> None:
     console = colours()
     answer = ShownAnswer.of([*b"def "], [[*b"f"], [*b"(ab"], [*b")"]], context_matches=0)
-    print_answer(console, Letters(), answer, context_matches=0)
+    print_answers(console, Letters(), [""], [answer], context_matches=0)
     assert isinstance(console.file, io.StringIO)
     assert tinted(console) == [*"(a"]
     assert "2 of its 5 tokens were drafted, in 3 target steps" in printed(console)
@@ -90,7 +89,7 @@ def test_accepted_tokens_are_told_from_the_targets_own() -> None:
 def test_tokens_that_were_found_in_the_text_have_a_colour_of_their_own() -> None:
     console = colours(width=120)
     answer = ShownAnswer.of([*b"a=b;"], [[*b"a"], [*b"=bxy"]], context_matches=1)
-    print_answer(console, Letters(), answer, context_matches=1)
+    print_answers(console, Letters(), [""], [answer], context_matches=1)
     assert tinted(console, MATCHED_CODE) == [*"=b"] and tinted(console) == ["x"]
     assert "3 of its 5 tokens were drafted, 2 of them found in the text, in 2" in printed(console)
     assert "this one was found in the text" in printed(console)

@@ -15,8 +15,6 @@ import torch
 from vllm_redrafter.cli.demo.engine_process import EngineProcess
 from vllm_redrafter.cli.demo.engine_worker import Decoded, EngineSettings, Round
 
-PROMPTS_PER_REQUEST = 4
-"""Prompts of a level, for each request in flight."""
 MEMORY_SHARE = 0.9
 """Of a GPU, for all engines together."""
 COUNTERS = ("sampled_tokens", "verifications")
@@ -50,8 +48,8 @@ class DecodingJob:
     seed: int = 0
     repeats: int = 3
     dtype: str = "float32"
-    fewest_prompts: int = 8
-    prompts_per_request: int = PROMPTS_PER_REQUEST
+    fewest_prompts: int = 4
+    prompts_per_request: int = 3
 
     @property
     def decodings(self) -> int:
@@ -140,21 +138,6 @@ class LevelResult:
         """Per request; prefills are not counted on either side."""
         verifications = self.stats.get("verifications", 0)
         return self.stats["sampled_tokens"] / verifications if verifications else 1.0
-
-
-def decode(job: DecodingJob, log: Path, on_progress: Callable[[int], None]) -> list[LevelResult]:
-    """Start an engine and decode.
-
-    Args:
-        job: what to decode.
-        log: takes the engine's own output.
-        on_progress: told how many answers are finished, over all levels.
-
-    Raises:
-        ConfigError: the engine failed; the message has the end of the log.
-    """
-    with engines([job], [log]) as started:
-        return decode_in_turns(started, [job], lambda _, finished: on_progress(finished))[0]
 
 
 class Engine(Protocol):

@@ -16,7 +16,7 @@ def target_folder(target: Path, otherwise: str) -> Path:
 
     Args:
         target: as the user gave it.
-        otherwise: what leaving `--target` out is for, such as "to train one".
+        otherwise: what is used where `--target` is left out.
 
     Raises:
         ConfigError: it is no model's folder.
@@ -25,7 +25,7 @@ def target_folder(target: Path, otherwise: str) -> Path:
     if not (folder / "config.json").is_file():
         raise ConfigError(
             f"--target {str(folder)!r}: no config.json there; give the folder of a model in "
-            f"Hugging Face format, or leave --target out {otherwise}"
+            f"Hugging Face format, or leave --target out for {otherwise}"
         )
     return folder
 

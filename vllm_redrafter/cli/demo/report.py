@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
-from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
@@ -88,12 +87,10 @@ class ShownAnswer:
     """An answer, and where its tokens come from.
 
     Attributes:
-        prompt: token ids.
         steps: the tokens of each engine step; all but a step's last one were drafted.
         matched: of each step, how many were found in the text; they are its first ones.
     """
 
-    prompt: Sequence[int]
     steps: Sequence[Sequence[int]]
     matched: Sequence[int]
 
@@ -102,7 +99,7 @@ class ShownAnswer:
         cls, prompt: Sequence[int], steps: Sequence[Sequence[int]], context_matches: int
     ) -> ShownAnswer:
         """By the engine's setting `context_matches`."""
-        return cls(prompt, steps, matched_of_steps(prompt, steps, context_matches))
+        return cls(steps, matched_of_steps(prompt, steps, context_matches))
 
     def __str__(self) -> str:
         """How many of its tokens were drafted."""
@@ -114,37 +111,20 @@ class ShownAnswer:
             "target steps"
         )
 
-    def coloured(self, tokenizer: Any, shown_prompt: Sequence[int] = ()) -> Text:
-        """The answer, behind its prompt, faint, if that is given."""
-        pieces: list[tuple[Sequence[int], str]] = [(shown_prompt, "dim")]
+    def coloured(self, tokenizer: Any) -> Text:
+        pieces: list[tuple[int, str]] = []
         for step, matched in zip(self.steps, self.matched, strict=True):
             styles = colours(len(step), matched)
-            pieces += [([token], style) for token, style in zip(step, styles, strict=True)]
+            pieces += zip(step, styles, strict=True)
         text, done = Text(), ""
         shown: list[int] = []
-        for tokens, style in pieces:
+        for token, style in pieces:
             # Byte-level tokens may be parts of a character: decode all, and show what is new.
-            shown += tokens
+            shown.append(token)
             decoded = tokenizer.decode(shown, skip_special_tokens=True)
             text.append(decoded[len(done) :], style)
             done = decoded
         return text
-
-
-def print_answer(
-    console: Console, tokenizer: Any, answer: ShownAnswer, context_matches: int
-) -> None:
-    """One answer, after its prompt; its accepted draft tokens are coloured.
-
-    Args:
-        console: where to.
-        tokenizer: the target's.
-        answer: to show.
-        context_matches: the engine's setting.
-    """
-    title = f"one answer; {legend(context_matches)}"
-    console.print(Panel(answer.coloured(tokenizer, answer.prompt), title=title))
-    console.print(str(answer))
 
 
 def print_answers(

@@ -46,10 +46,6 @@ from vllm_redrafter.utils.progress import progress_bar
 NAME = "smollm2-135m-instruct"
 """Of the target's folder in the cache, and of its drafter in the package."""
 LEVELS = [1, 4, 8]
-FEWEST_PROMPTS = 4
-"""At 1 request, where all eight would take as long as both other levels together."""
-PROMPTS_PER_REQUEST = 3
-"""Of a level: 8 prompts at 8 requests would be a batch that does nothing but run empty."""
 TIMED_TOKENS = 32
 """Of each answer. Four rounds in two engines at all levels have to fit into a minute and a half."""
 SHOWN_TOKENS = 64
@@ -135,7 +131,7 @@ def run_demo(
         target = folder / NAME
         get_target(target, console)
     else:
-        target = target_folder(target, f"for {NAME}")
+        target = target_folder(target, NAME)
     drafter = _fitting_drafter(target, drafter)
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -201,8 +197,6 @@ def _jobs(way: Way, target: Path, drafter: Path, prompts: list[list[int]]) -> li
             way.levels,
             MAX_MODEL_LEN,
             dtype=way.dtype,
-            fewest_prompts=FEWEST_PROMPTS,
-            prompts_per_request=PROMPTS_PER_REQUEST,
         )
         for speculative_config in (None, speculation)
     ]
