@@ -7,31 +7,40 @@ import os
 import pickle
 import re
 import struct
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from redrafter_testing.models.checkpoints import PROJECTED, edit_config, edit_tensors
-from vllm_redrafter.checkpoints.reading import load_drafter
+from vllm_redrafter.budget.costs import CostTable, DraftCost, VerifyCost
+from vllm_redrafter.checkpoints.inspection import inspect_checkpoint
+from vllm_redrafter.checkpoints.reading import load_config, load_drafter
 from vllm_redrafter.checkpoints.writing import save_drafter
 from vllm_redrafter.cli.main import app
 from vllm_redrafter.data.dataset import DatasetInfo, Row, read_dataset, write_shard
+from vllm_redrafter.data.hidden_states import StatesInfo, StoredStates
+from vllm_redrafter.data.prompt_file import PromptFile
 from vllm_redrafter.engine.request_options import check_request
 from vllm_redrafter.engine.speculative_config import requested_of, validated
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
+from vllm_redrafter.heads.selector import SelectorConfig
 from vllm_redrafter.training.checkpointing import Checkpoints, RunProgress
-from vllm_redrafter.training.measured_costs import read_costs
+from vllm_redrafter.training.measured_costs import read_costs, widths_of
 from vllm_redrafter.utils.errors import ConfigError
 
 TABLE = Path(__file__).parents[1] / "docs" / "hostile-input.md"
-NAN = float("nan")
+NAN, INF = float("nan"), float("inf")
 REDUCED = RecurrentConfig(11, 4, exit_dim=6, num_draft_layers=2, rnn=True, draft_vocab_size=5)
 INFO = DatasetInfo("target", "a", "b", None, "c", 4, 4, vocab_size=10)
 ROW = Row(0, [1, 2, 3], [False, True, True])
@@ -257,6 +266,14 @@ CASES = {
     "`optimizer.pt` of a training checkpoint with code in it": Case(
         resumed(pickled("optimizer.pt")), "step-00000001: damaged, or not what train writes"
     ),
+    "`progress.json` of another step": Case(
+        resumed(
+            lambda folder: (folder / "progress.json").write_text(
+                json.dumps(vars(RunProgress(2, 2.0, {})))
+            )
+        ),
+        "step-00000001: damaged, or not what train writes",
+    ),
     "`config.json` of 1 GB": Case(served(enlarged("config.json")), "1,073,741,824 bytes"),
     "`config.json` of 200,000 opening brackets": Case(
         served(text("config.json", "[" * 200_000)), "nested too deeply"
@@ -273,6 +290,9 @@ CASES = {
     ),
     "`vocab_size` −5": Case(served(entry(vocab_size=-5)), "at least 1, got -5"),
     "`hidden_size` NaN": Case(served(entry(hidden_size=NAN)), "at least 1, got nan"),
+    "`exit_dim` of 10⁴⁰⁰": Case(
+        served(entry(exit_dim=10**400)), "the number 10000000... has 401 digits: too large"
+    ),
     "`exit_dim` of 10³⁰": Case(served(entry(exit_dim=10**30)), "at most 1048576, got 1e\\+30"),
     "`num_draft_layers` of a billion": Case(
         served(entry(num_draft_layers=10**9)), "at most 256, got 1e\\+09"
@@ -399,6 +419,116 @@ def test_it_is_refused_in_one_line(
     assert re.search(CASES[name].message, message), message
     assert "\n" not in message and len(message) < 1000
     assert not (tmp_path / RAN).exists(), "code of the file ran"
+
+
+def drafter_config(folder: Path) -> tuple[Path, Tried]:
+    shape = {"num_speculative_tokens": 4, "beam_width": 2, "beam_length": 3}
+    record = {"greedy": {"slope": 1.0, "biases": [0.0], "survival": [[0.5]]}}
+    save_drafter(RecurrentHead(PROJECTED), folder, "target", shape, acceptance=record)
+
+    def read(folder: Path) -> None:
+        inspect_checkpoint(str(folder))
+        validated({"model": str(folder)})
+
+    return folder / "config.json", read
+
+
+def sizes_without_weights(folder: Path) -> tuple[Path, Tried]:
+    selector = SelectorConfig(3, 2)
+    drafter = RecurrentHead(replace(REDUCED, selector=selector, target_layers=(2, 3)))
+    save_drafter(drafter, folder)
+    return folder / "config.json", lambda folder: load_config(str(folder))
+
+
+def cost_table(folder: Path) -> tuple[Path, Tried]:
+    draft = [DraftCost(1, 1, length, 0.1) for length in (1, 2)]
+    verify = [VerifyCost(rows, 0.1) for rows in (1, 2)]
+    path = folder / "costs.json"
+    path.write_text(CostTable("t", None, "cpu", tuple(draft), tuple(verify)).to_json())
+
+    def read(folder: Path) -> None:
+        table = read_costs(path)
+        assert not np.isnan(table.verify_seconds([1, 2, 4])).any()
+        for width in widths_of(table):
+            table.draft_seconds(1, width, 2)
+
+    return path, read
+
+
+def data_info(folder: Path) -> tuple[Path, Tried]:
+    INFO.save(folder)
+    write_shard(folder, 0, [ROW] * 4, top_logprobs=0)
+    return folder / "dataset.json", read_dataset
+
+
+def captured_info(folder: Path) -> tuple[Path, Tried]:
+    StatesInfo("t", "a", "b", 3, 30, 10, 4, "float32", 20, (2, 3)).save(folder)
+    for shard in (0, 1):
+        (folder / f"states-{shard:05d}.safetensors").touch()
+    return folder / "states.json", lambda folder: StoredStates(folder, np.array([10, 10, 10]))
+
+
+def progress(folder: Path) -> tuple[Path, Tried]:
+    drafter = RecurrentHead(PROJECTED)
+    state = torch.optim.AdamW(drafter.parameters()).state_dict()
+    made = Checkpoints(folder).save(drafter, state, RunProgress(1, 2.0, {"seed": 1}))
+
+    def read(folder: Path) -> None:
+        assert Checkpoints(folder).resumable({"seed": 1}).step == 1
+
+    return made / "progress.json", read
+
+
+def made_prompts(folder: Path) -> tuple[Path, Tried]:
+    path = folder / "prompts.jsonl"
+
+    def read(folder: Path) -> None:
+        PromptFile(path, {}).__exit__(None, None, None)
+
+    with PromptFile(path, {}) as file:
+        file.add({"prompt": "Why?"}, "Why?", attempt=3)
+    return path, read
+
+
+def places(values: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where numbers are in it."""
+    if isinstance(values, int | float):
+        yield place
+    elif isinstance(values, dict | list):
+        for key, value in values.items() if isinstance(values, dict) else enumerate(values):
+            yield from places(value, (*place, key))
+
+
+@pytest.mark.parametrize(
+    "number",
+    [10**400, -(10**400), 10**30, 2**64, NAN, INF, -INF, 1e308, -1],
+    ids=lambda number: str(number)[:12],
+)
+@pytest.mark.parametrize(
+    "make",
+    [
+        drafter_config,
+        sizes_without_weights,
+        cost_table,
+        data_info,
+        captured_info,
+        progress,
+        made_prompts,
+    ],
+)
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+def test_any_number_of_a_file_may_be_this_one(
+    make: Callable[[Path], tuple[Path, Tried]], number: float, tmp_path: Path
+) -> None:
+    file, read = make(tmp_path)
+    whole = file.read_text()
+    read(tmp_path)
+    for *above, last in places(json.loads(whole)):
+        values = json.loads(whole)
+        reduce(getitem, above, values)[last] = number
+        file.write_text(json.dumps(values) + "\n")
+        with suppress(ConfigError):
+            read(tmp_path)
 
 
 def test_the_code_in_the_pickles_would_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,6 +148,19 @@ def test_a_process_of_another_machine_is_waited_for(
     assert near.take([0]) == 0
 
 
+@pytest.mark.parametrize("number", [10**400, 2**64, float("inf"), float("nan")])
+def test_a_process_that_cannot_be_is_waited_for(
+    number: float, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far, near = ShardLeases(tmp_path, clock), ShardLeases(tmp_path, clock)
+    with monkeypatch.context() as there:
+        there.setattr("os.getpid", lambda: number)
+        far.take([0])
+    assert near.take([0]) is None
+    clock.now += PATIENCE_SECONDS
+    assert near.take([0]) == 0
+
+
 def test_the_lease_of_a_client_that_was_killed_before_it_wrote_a_word_is_taken_over(
     tmp_path: Path, clock: Clock
 ) -> None:

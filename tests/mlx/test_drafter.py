@@ -42,6 +42,15 @@ def test_what_is_not_said_is_the_checkpoint_s_but_at_most_eight_rows(
     assert bare.config == ReDrafterConfig(7, adaptive=False)
 
 
+def test_a_recorded_number_that_is_none_is_refused(pair: Any, recording: str) -> None:
+    def edit(values: dict[str, Any]) -> None:
+        values["speculators_config"]["proposal_methods"][0]["speculative_tokens"] = "12"
+
+    edit_config(Path(recording), edit)
+    with pytest.raises(ConfigError, match="num_speculative_tokens must be between 1 and 127"):
+        load_drafter(recording, pair.model, **FIXED)
+
+
 def test_the_drafter_has_the_target_s_dtype(pair: Any) -> None:
     made = load_drafter(pair.drafter, pair.model, **FIXED)
     assert made.head is not None

@@ -39,3 +39,13 @@ def test_deep_nesting_is_an_error_like_others(opening: str) -> None:
 def test_other_text_is_refused_by_its_place() -> None:
     with pytest.raises(ValueError, match="column 5"):
         parse_json("[1, }")
+
+
+@pytest.mark.parametrize("number", ["1" + "0" * 400, "-1" + "0" * 400, "9" * 5000])
+def test_an_integer_that_is_no_float_any_more_is_an_error_like_others(number: str) -> None:
+    with pytest.raises(ValueError, match=r"has \d+ digits: too large"):
+        parse_json(f'{{"a": [{number}]}}')
+
+
+def test_a_target_may_say_infinity_and_integers_of_more_than_64_bits() -> None:
+    assert parse_json(f"[Infinity, {10**30}]") == [float("inf"), 10**30]

@@ -90,7 +90,7 @@ class CostTable:
         curves = self._draft_curves[beam_width]
         lengths = sorted(curves)
         at = [float(curve_at(curves[length], requests)) for length in lengths]
-        return float(curve_at((np.array(lengths), np.array(at)), beam_length))
+        return float(curve_at((np.array(lengths, np.float64), np.array(at)), beam_length))
 
     def verify_seconds(self, rows: npt.ArrayLike) -> Floats:
         """V of any numbers of rows: interpolated, beyond the last entry by the last slope."""
@@ -149,9 +149,10 @@ def _curve(points: Iterable[tuple[int, float]]) -> tuple[Floats, Floats]:
     """Ascending sizes, and seconds that never fall: less work does not take more time.
 
     Disturbances only add to what is measured, so of two times that are out of order the shorter
-    one, of the larger size, is believed.
+    one, of the larger size, is believed; so is the shorter one of the same size.
     """
-    sizes, seconds = np.array(sorted(points), dtype=np.float64).T
+    by_size = dict(sorted(points, reverse=True))
+    sizes, seconds = np.array(sorted(by_size.items()), dtype=np.float64).T
     return sizes, np.minimum.accumulate(seconds[::-1])[::-1]
 
 

@@ -48,10 +48,10 @@ def model_card(config: HeadConfig, target: str, training: Mapping[str, Any]) -> 
         target: the target's name.
         training: the `training` entry of the checkpoint's config.json, as `train` records it.
     """
-    result: Mapping[str, Any] = training.get("result", {})
+    result = _part(training, "result")
     quality = "Not measured: no conversation was held out."
-    if steps := result.get("tokens_per_step"):
-        shape = ", ".join(f"{k} {v}" for k, v in training.get("speculation", {}).items())
+    if isinstance(steps := result.get("tokens_per_step"), float):
+        shape = ", ".join(f"{k} {v}" for k, v in _part(training, "speculation").items())
         quality = (
             f"{steps:.2f} tokens per target step on held-out conversations ({shape}), "
             "estimated offline by replaying the target's own answers."
@@ -76,14 +76,21 @@ def model_card(config: HeadConfig, target: str, training: Mapping[str, Any]) -> 
 
 def _parts(training: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """What is known of the training: titles and tables."""
-    yield "Settings", training.get("settings", {})
-    yield "The drafter that it went on from", training.get("initial_drafter", {})
-    yield "The selector's settings", training.get("selector", {}).get("settings", {})
-    yield "Data", training.get("data", {})
-    sources = training.get("sources", [])
+    yield "Settings", _part(training, "settings")
+    yield "The drafter that it went on from", _part(training, "initial_drafter")
+    yield "The selector's settings", _part(_part(training, "selector"), "settings")
+    yield "Data", _part(training, "data")
+    listed = training.get("sources")
+    sources = [s for s in listed if isinstance(s, Mapping)] if isinstance(listed, list) else []
     for number, source in enumerate(sources, start=1):
         yield f"Data, folder {number} of {len(sources)}", source
-    yield "Result", training.get("result", {})
+    yield "Result", _part(training, "result")
+
+
+def _part(training: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Of a record that another program may have written, a part that is a table."""
+    found = training.get(name)
+    return found if isinstance(found, Mapping) else {}
 
 
 def _table(values: Mapping[str, Any]) -> str:

@@ -138,7 +138,7 @@ def _check_fields(info: StatesInfo) -> None:
     """Raise a TypeError where a field has not the type, or the range, that capture writes."""
     for name in ("num_rows", "num_tokens", "max_length", "hidden_size", "shard_tokens"):
         value = getattr(info, name)
-        if type(value) is not int or value < 1:
+        if type(value) is not int or not 1 <= value < 2**63:
             raise TypeError(f"{name} is {value!r}")
     if info.dtype not in ("float32", "bfloat16", "float16"):
         raise TypeError(f"dtype is {info.dtype!r}")

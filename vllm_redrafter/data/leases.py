@@ -27,9 +27,9 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from vllm_redrafter.utils.errors import ConfigError
+from vllm_redrafter.utils.json_files import parse_json
 
 PATIENCE_SECONDS = 60.0
 RENEWAL_SECONDS = 5.0
@@ -169,9 +169,9 @@ class ShardLeases:
 def _has_ended_here(content: bytes) -> bool:
     """Was the lease a process's of this machine, and is that process gone?"""
     try:
-        values: dict[str, Any] = json.loads(content)
+        values = parse_json(content)
         machine, pid = values["machine"], int(values["pid"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         return False  # just being written
     if machine is None or machine != _machine():
         return False
@@ -179,8 +179,8 @@ def _has_ended_here(content: bytes) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
-    except OSError:
-        pass  # somebody else's process
+    except (OSError, OverflowError):
+        pass  # somebody else's process, or no number of one
     return False
 
 

@@ -113,7 +113,7 @@ class PromptFile:
                 row = parse_json(line)
                 text = row["prompt"] if "prompt" in row else row["messages"][-1]["content"]
                 self.next_attempt = int(row["attempt"]) + 1
-            except (ValueError, KeyError, TypeError, IndexError) as error:
+            except (ValueError, KeyError, TypeError, IndexError, OverflowError) as error:
                 raise ConfigError(
                     f"{self._path}, line {number}: not what make-prompts writes ({error!r}); give "
                     "another --output"

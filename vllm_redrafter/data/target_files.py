@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from vllm_redrafter.utils.errors import ConfigError
+from vllm_redrafter.utils.errors import ConfigError, one_line
 
 
 def load_from(factory: Any, target: str) -> Any:
@@ -20,8 +20,9 @@ def load_from(factory: Any, target: str) -> Any:
     """
     try:
         return factory.from_pretrained(os.path.expanduser(target))
-    except (OSError, ValueError) as error:
+    except Exception as error:  # with odd values in a file it may be any: ZeroDivisionError, say
         raise ConfigError(
             f"target {target!r}: transformers cannot read its tokenizer or configuration; give "
-            f"the folder or the hub id of a model with both: {error}"
+            "the folder or the hub id of a model with both: "
+            f"{one_line(error) or type(error).__name__}"
         ) from error

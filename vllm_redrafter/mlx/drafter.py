@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -99,14 +100,14 @@ def _config(
 ) -> ReDrafterConfig:
     recorded = {} if drafter is None else shape_of(read_config(drafter, revision))
     recorded.pop("candidates", None)  # vLLM's engines alone
-    shape = recorded | given
-    if "num_speculative_tokens" not in given:
-        nodes = recorded.get("num_speculative_tokens", USUAL_NODES)
-        shape["num_speculative_tokens"] = min(nodes, USUAL_NODES)
+    shape = {"num_speculative_tokens": USUAL_NODES, **recorded, **given}
     known = ("num_speculative_tokens", *ReDrafterConfig.own_keys())
     if unknown := sorted(shape.keys() - {*known}):
         raise ConfigError(f"load_drafter: no such setting: {', '.join(unknown)}; known: {known}")
     config = ReDrafterConfig(**shape)
+    if "num_speculative_tokens" not in given:
+        nodes = min(config.num_speculative_tokens, USUAL_NODES)
+        config = replace(config, num_speculative_tokens=nodes)
     if config.head_dtype != "auto":
         raise ConfigError(
             f"load_drafter: head_dtype {config.head_dtype!r} is for CUDA; in MLX the drafter has "

@@ -65,7 +65,7 @@ class Checkpoints:
         Raises:
             TrainingError: it could not be written (a full disk, say).
         """
-        path = self.folder / f"step-{progress.step:08d}"
+        path = self._path(progress.step)
         for half in self.folder.glob(".step-*"):
             shutil.rmtree(half, ignore_errors=True)  # of a run that was killed
         try:
@@ -134,9 +134,16 @@ class Checkpoints:
         if not (paths := self.paths()):
             raise ConfigError(f"{self.folder}: no checkpoint to resume from; leave --resume out")
         try:
-            return RunProgress(**read_json(paths[-1] / PROGRESS_FILE))
+            found = RunProgress(**read_json(paths[-1] / PROGRESS_FILE))
+            is_whole = isinstance(found.loss, int | float) and isinstance(found.record, dict)
+            if not is_whole or self._path(found.step) != paths[-1]:
+                raise ValueError("not what was written")
         except _DAMAGED as error:
             raise _damaged(paths[-1]) from error
+        return found
+
+    def _path(self, step: int) -> Path:
+        return self.folder / f"step-{step:08d}"
 
 
 def _damaged(path: Path) -> ConfigError:

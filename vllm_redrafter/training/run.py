@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -155,7 +155,8 @@ def _training_record(record: dict[str, Any], head: HeadPlan) -> dict[str, Any]:
     if not head.trains_selector:
         return record
     assert head.initial is not None
-    return {**(read_config(head.initial).get("training") or {}), "selector": record}
+    recorded = read_config(head.initial).get("training")
+    return {**(recorded if isinstance(recorded, Mapping) else {}), "selector": record}
 
 
 def _drafter(head: HeadPlan, target: Any) -> DraftHead:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +27,7 @@ from vllm_redrafter.data.target_files import load_from
 from vllm_redrafter.data.turns import PromptRenderer
 from vllm_redrafter.data.vocabulary import EmbeddedTokens
 from vllm_redrafter.utils.errors import ConfigError
+from vllm_redrafter.utils.json_files import parse_json
 
 
 def chat(
@@ -86,9 +86,9 @@ def context_matches_of(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--speculative-config", "--speculative_config", "-sc", nargs="?")
     try:
-        config = json.loads(parser.parse_known_args(arguments)[0].speculative_config or "{}")
+        config = parse_json(parser.parse_known_args(arguments)[0].speculative_config or "{}")
         return int(config["context_matches"])
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, OverflowError):
         return ReDrafterConfig.context_matches
 
 

@@ -8,6 +8,7 @@ from transformers import AutoConfig
 
 from vllm_redrafter.checkpoints.fit import differences_from
 from vllm_redrafter.checkpoints.reading import load_config
+from vllm_redrafter.data.target_files import load_from
 from vllm_redrafter.utils.errors import ConfigError
 
 
@@ -43,7 +44,7 @@ def check_sizes(target: Path, drafter: Path, name: str, remedy: str) -> None:
         ConfigError: their sizes differ.
     """
     found = load_config(str(drafter.expanduser()))
-    for size in differences_from(found, AutoConfig.from_pretrained(target)):
+    for size in differences_from(found, load_from(AutoConfig, str(target))):
         raise ConfigError(
             f"{name} has {size.entry} {size.drafter}, the target {str(target)!r} has "
             f"{size.target}: {remedy}"

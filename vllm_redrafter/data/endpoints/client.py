@@ -219,7 +219,7 @@ def _vllm_answers() -> Iterator[None]:
         yield
     except ConfigError:
         raise
-    except (AttributeError, KeyError, IndexError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
         raise EndpointDown(f"its answer is not vLLM's: {error!r}") from error
 
 
