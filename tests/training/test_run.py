@@ -152,9 +152,12 @@ def test_a_drafter_that_cannot_be_written_is_resumed(
     (tmp_path / "README.md").mkdir(parents=True)
     with pytest.raises(TrainingError, match=r"could not be written .* again with --resume"):
         run(job(target, data, tmp_path))
+    written = read_config(str(tmp_path))
+    assert written["training"]["result"]["tokens_per_step"] >= 1
     (tmp_path / "README.md").rmdir()
     run(job(target, data, tmp_path), resume=True)
-    assert (tmp_path / "README.md").is_file()
+    assert read_config(str(tmp_path)) == written
+    assert "tokens per target step on held-out" in (tmp_path / "README.md").read_text()
 
 
 def test_a_dry_run_writes_nothing(target: Path, data: Path, tmp_path: Path) -> None:

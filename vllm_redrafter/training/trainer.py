@@ -135,6 +135,8 @@ class Trainer:
                 if acceptance.steps:
                     status += f", {acceptance.tokens_per_step:.2f} tokens per target step"
                 bar.update(task, completed=step, status=status)
+        if first == total and len(self.held_out):  # resumed to write the result alone
+            acceptance = self._estimate(total)
         self.drafter.eval()
         return TrainingResult(total, loss, losses, acceptance, time.monotonic() - started)
 
