@@ -69,6 +69,18 @@ def test_longer_drafts_than_it_tells_candidates_for_have_none(checkpoint: Path) 
         validated(asked(checkpoint, beam_length=5, candidates=64))
 
 
+@pytest.mark.parametrize(("recorded", "served"), [(0, 0), (32, USUAL_CANDIDATES), (64, 64)])
+def test_wider_drafts_than_the_checkpoint_has_candidates_for_have_the_usual_number(
+    recorded: int, served: int, tmp_path: Path
+) -> None:
+    shape = {"beam_width": 4, "beam_length": 3, "candidates": recorded}
+    save_drafter(new_head("gated", V, H, selector=SIZES), tmp_path, "target", shape)
+    for width, candidates in ((32, recorded), (33, served)):
+        assert validated(asked(tmp_path, beam_width=width))[0].candidates == candidates
+    with pytest.raises(ConfigError, match="between 33 and 512"):
+        validated(asked(tmp_path, beam_width=33, candidates=32))
+
+
 def test_candidates_of_a_head_that_tells_none_are_refused(tmp_path: Path) -> None:
     save_drafter(new_head("gated", V, H), tmp_path, "target")
     with pytest.raises(ConfigError, match=r"candidates 64, .* tells none: add a selector"):

@@ -186,12 +186,13 @@ def validated(
     head = check_checkpoint(*checkpoint)
     if head.max_beam_length is not None and "beam_length" not in shape:
         shape["beam_length"] = min(ReDrafterConfig.beam_length, head.max_beam_length)
-    if head.selected_depths:
-        shape.setdefault("candidates", USUAL_CANDIDATES)
+    usual = USUAL_CANDIDATES if head.selected_depths else 0
+    recorded = usual if "candidates" in given else shape.pop("candidates", usual)
     config = ReDrafterConfig(**shape)
-    if "candidates" not in given and config.beam_length > 1 + head.selected_depths:
-        # What nobody asked for shall not forbid drafts that are longer than it is for.
-        config = replace(config, candidates=0)
+    # What nobody asked for shall not forbid drafts that are longer or wider than it is for.
+    if "candidates" not in given and config.beam_length <= 1 + head.selected_depths:
+        is_enough = not 0 < recorded < config.beam_width
+        config = replace(config, candidates=recorded if is_enough else USUAL_CANDIDATES)
     head.require_beam_length("speculative config", config.beam_length)
     head.require_candidates("speculative config", config.candidates, config.beam_length)
     return config, head
