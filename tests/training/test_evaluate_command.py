@@ -167,3 +167,14 @@ def test_requests_are_for_measured_costs() -> None:
     command = ["evaluate", "no-target", "no-drafter", "--data=none", "--requests=4"]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 1 and "--requests is for --costs" in result.stderr
+
+
+@pytest.mark.parametrize("option", ["--json", "--plot"])
+def test_a_file_that_cannot_be_written_is_said_before_anything_is_evaluated(
+    option: str, tmp_path: Path
+) -> None:
+    missing = tmp_path / "missing" / "file"
+    command = ["evaluate", "/no/target", "/no/drafter", "--data=/no/data", f"{option}={missing}"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 1
+    assert f"{option} {str(missing)!r} cannot be written: No such file or" in result.stderr

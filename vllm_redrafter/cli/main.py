@@ -132,14 +132,16 @@ def chat(
 
 @app.command()
 def trace(
-    target: Annotated[Path, typer.Argument(metavar="TARGET", help="Folder of the target.")],
+    target: Annotated[
+        str, typer.Argument(metavar="TARGET", help="The target: a folder or a hub id.")
+    ],
     prompt: Annotated[str, typer.Option(help="The question to answer.")],
     html: Annotated[Path, typer.Option(help="The page to write.")],
     drafter: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            help="Folder of a drafter to use instead of the one that comes with the package, "
-            "which fits SmolLM2 alone."
+            help="A drafter, a folder or a hub id, to use instead of the one that comes with the "
+            "package, which fits SmolLM2 alone."
         ),
     ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="The most tokens to answer with.")] = 96,

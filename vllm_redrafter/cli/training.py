@@ -11,6 +11,7 @@ from vllm_redrafter.cli.options import is_given, settings_as_options
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.training.training_config import EvaluationConfig, StepCosts, TrainingConfig
 from vllm_redrafter.utils.errors import ConfigError
+from vllm_redrafter.utils.files import check_writable
 
 OtherTarget = Annotated[
     bool,
@@ -183,6 +184,9 @@ def evaluate(
     )
     if record:
         check_recordable(drafter)
+    for option, file in (("--json", json_file), ("--plot", plot)):
+        if file:
+            check_writable(file, option)
     job = evaluation.EvaluationJob(
         target,
         drafter,

@@ -18,7 +18,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm_redrafter.data.generation_settings import GenerationSettings
 from vllm_redrafter.data.turns import OpenTurn, TurnAnswer
 from vllm_redrafter.engine.request_loop import EngineRequest, run_requests
-from vllm_redrafter.utils.errors import ConfigError
+from vllm_redrafter.utils.errors import ConfigError, one_line
 from vllm_redrafter.utils.processor import advice_on
 
 MAX_LOGPROBS = 20
@@ -47,7 +47,7 @@ def start_of(target: str) -> Iterator[None]:
             error, ValueError | RuntimeError | OSError
         ):
             raise
-        raise ConfigError(f"vLLM cannot start with target {target!r}: {error}") from error
+        raise ConfigError(f"vLLM cannot start with target {target!r}: {one_line(error)}") from error
 
 
 def start_llm(target: str, **arguments: Any) -> LLM:

@@ -13,7 +13,10 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import BinaryIO
+
+from vllm_redrafter.utils.errors import ConfigError
 
 
 @contextmanager
@@ -56,6 +59,22 @@ def whole_folder(path: Path) -> Iterator[Path]:
         os.replace(partial, path)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def check_writable(path: Path, option: str) -> None:
+    """Can an option's file be written? To be asked before the work whose result it gets.
+
+    Raises:
+        ConfigError: it cannot; there is no such folder, say.
+    """
+    file = path.expanduser()
+    try:
+        with file.open("a") if file.exists() else TemporaryFile(dir=file.parent):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"{option} {str(path)!r} cannot be written: {error.strerror}; name another file"
+        ) from error
 
 
 def tail(log: Path, lines: int = 15) -> str:

@@ -11,20 +11,25 @@ from vllm_redrafter.utils.errors import ConfigError
 
 
 def test_a_page_in_a_missing_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"missing/a.html'.*no such folder"):
-        trace(tmp_path, None, "Hello", 8, tmp_path / "missing" / "a.html")
+    with pytest.raises(ConfigError, match=r"missing/a\.html' cannot be written: No such file"):
+        trace(str(tmp_path), None, "Hello", 8, tmp_path / "missing" / "a.html")
 
 
 def test_a_page_where_a_folder_is_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is a folder"):
-        trace(tmp_path, None, "Hello", 8, tmp_path)
+    with pytest.raises(ConfigError, match="cannot be written: Is a directory"):
+        trace(str(tmp_path), None, "Hello", 8, tmp_path)
 
 
 def test_an_empty_prompt_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--prompt ' '"):
-        trace(tmp_path, None, " ", 8, tmp_path / "a.html")
+        trace(str(tmp_path), None, " ", 8, tmp_path / "a.html")
 
 
 def test_a_target_that_is_no_models_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"no config\.json"):
-        trace(tmp_path, None, "Hello", 8, tmp_path / "a.html")
+    with pytest.raises(ConfigError, match=r"^target .*: transformers cannot read its tokenizer"):
+        trace(str(tmp_path), None, "Hello", 8, tmp_path / "a.html")
+
+
+def test_a_page_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--html '/proc/a\.html' cannot be written"):
+        trace(str(tmp_path), None, "Hello", 8, Path("/proc/a.html"))

@@ -31,19 +31,18 @@ def target_folder(target: Path, otherwise: str) -> Path:
     return folder
 
 
-def check_sizes(target: Path, drafter: Path, name: str, remedy: str) -> None:
+def check_sizes(target: str | Path, drafter: str | Path, name: str, remedy: str) -> None:
     """Refuse a drafter of another target.
 
     Args:
-        target: a folder.
-        drafter: a folder.
+        target, drafter: folders or hub ids.
         name: of the drafter, in a message.
         remedy: what the user can do about it.
 
     Raises:
         ConfigError: their sizes differ.
     """
-    found = load_config(str(drafter.expanduser()))
+    found = load_config(str(drafter))
     for size in differences_from(found, load_from(AutoConfig, str(target))):
         raise ConfigError(
             f"{name} has {size.entry} {size.drafter}, the target {str(target)!r} has "

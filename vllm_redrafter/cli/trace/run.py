@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from transformers import AutoTokenizer
+
 from vllm_redrafter.checkpoints.drafter_files import read_config
 from vllm_redrafter.checkpoints.reading import shape_of
 from vllm_redrafter.checkpoints.shipped import shipped_drafter
@@ -13,46 +15,51 @@ from vllm_redrafter.cli.demo.given import check_sizes
 from vllm_redrafter.cli.demo.smollm2 import NAME
 from vllm_redrafter.cli.trace.page import page
 from vllm_redrafter.cli.trace.records import page_records
+from vllm_redrafter.data.target_files import load_from
 from vllm_redrafter.utils.errors import ConfigError
+from vllm_redrafter.utils.files import check_writable
 from vllm_redrafter.utils.processor import fast_dtype
 
 SPEC_TOKENS = 12
 """Where the checkpoint records no shape."""
 
 
-def trace(target: Path, drafter: Path | None, prompt: str, max_tokens: int, html: Path) -> int:
+def trace(target: str, drafter: str | None, prompt: str, max_tokens: int, html: Path) -> int:
     """Answer a prompt greedily and write its page.
+
+    Args:
+        target: a folder, or a hub id.
+        drafter: of the target, likewise; None for the one that comes with the package.
+        prompt: the question.
+        max_tokens: of the answer.
+        html: the page.
 
     Returns:
         How many steps the answer took.
 
     Raises:
-        ConfigError: target and drafter do not fit, or the page cannot be written there.
+        ConfigError: target, drafter and prompt do not fit, vLLM cannot start, or the page cannot
+            be written.
     """
-    if not html.expanduser().resolve().parent.is_dir():
-        raise ConfigError(f"--html {str(html)!r}: no such folder; make it, or name another")
-    if html.expanduser().is_dir():
-        raise ConfigError(f"--html {str(html)!r} is a folder; name a file in it")
+    check_writable(html, "--html")
     if not prompt.strip():
         raise ConfigError(f"--prompt {prompt!r} has no text; give a question of at least one word")
-    folder = target.expanduser().resolve()
-    if not (folder / "config.json").is_file():
-        raise ConfigError(
-            f"TARGET {str(folder)!r}: no config.json there; give the folder of a model in Hugging "
-            "Face format"
-        )
-    draft = _drafter(folder, drafter)
+    draft = _drafter(target, drafter)
+    tokenizer = load_from(AutoTokenizer, target)
+    tokens = prompt_tokens(tokenizer, prompt)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     from vllm_redrafter.engine.cpu.recording import record_answer, start_recordable
 
-    shape = {"num_speculative_tokens": SPEC_TOKENS, **shape_of(read_config(str(draft)))}
+    shape = {"num_speculative_tokens": SPEC_TOKENS, **shape_of(read_config(draft))}
     dtype = str(fast_dtype()).removeprefix("torch.")
-    llm = start_recordable(str(folder), {**shape, "model": str(draft)}, dtype)
-    tokenizer = llm.get_tokenizer()
-    answer, steps = record_answer(llm, prompt_tokens(tokenizer, prompt), max_tokens)
+    llm = start_recordable(target, {**shape, "model": draft}, dtype, len(tokens), max_tokens)
+    answer, steps = record_answer(llm, tokens, max_tokens)
     llm.llm_engine.engine_core.shutdown()
     records = page_records(prompt, answer, steps, tokenizer.decode)
-    html.expanduser().write_text(page(records), encoding="utf-8")
+    try:
+        html.expanduser().write_text(page(records), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"--html {str(html)!r} cannot be written: {error.strerror}") from error
     return len(records["steps"])
 
 
@@ -65,9 +72,9 @@ def prompt_tokens(tokenizer: Any, prompt: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def _drafter(target: Path, drafter: Path | None) -> Path:
-    """The given one, or the one that comes with the package; absolute."""
-    found = drafter or shipped_drafter(NAME)
-    name = f"--drafter {str(found)!r}" if drafter else f"the shipped drafter {NAME!r}"
+def _drafter(target: str, drafter: str | None) -> str:
+    """The given one, or the one that comes with the package."""
+    found = drafter or str(shipped_drafter(NAME))
+    name = f"--drafter {found!r}" if drafter else f"the shipped drafter {NAME!r}"
     check_sizes(target, found, name, "give a --drafter that was trained for this target")
-    return found.expanduser().resolve()
+    return os.path.expanduser(found)

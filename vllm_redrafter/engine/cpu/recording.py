@@ -6,20 +6,39 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import psutil
+from vllm import EngineArgs
+from vllm.config import ParallelConfig
 from vllm.platforms import current_platform
 
 from vllm_redrafter.budget.draft_recorder import DraftRecorder, RecordedStep
-from vllm_redrafter.engine.offline import decode_all, start_llm
+from vllm_redrafter.config import MAX_NODES
+from vllm_redrafter.engine.offline import decode_all, start_llm, start_of
 from vllm_redrafter.utils.errors import ConfigError
 
 WARM_UP_TOKENS = 32
+CACHE_BYTES = 1 << 28
+"""Of the KV cache, at least."""
 
 
-def start_recordable(target: str, speculative_config: dict[str, Any], dtype: str) -> Any:
+def start_recordable(
+    target: str,
+    speculative_config: dict[str, Any],
+    dtype: str,
+    prompt_length: int,
+    max_tokens: int,
+) -> Any:
     """vLLM in this process, for one request at a time.
 
+    Args:
+        target: a folder, or a hub id.
+        speculative_config: how to speculate.
+        dtype: of the target.
+        prompt_length: of the request, in tokens.
+        max_tokens: of its answer.
+
     Raises:
-        ConfigError: this vLLM is not its CPU build, or cannot start.
+        ConfigError: this vLLM is not its CPU build, or cannot start; or the prompt is too long.
     """
     if not current_platform.is_cpu():
         raise ConfigError(
@@ -28,6 +47,16 @@ def start_recordable(target: str, speculative_config: dict[str, Any], dtype: str
             "pip install 'vllm-redrafter[cpu]'"
         )
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    with start_of(target):
+        args = EngineArgs(model=os.path.expanduser(target), dtype=dtype)
+        model = args.create_model_config()
+    most = model.max_model_len
+    if prompt_length >= most:
+        raise ConfigError(
+            f"--prompt has {prompt_length} tokens with its template, and the target takes {most}, "
+            "the answer included: ask a shorter question"
+        )
+    length = min(most, prompt_length + max_tokens + MAX_NODES)
     return start_llm(
         target,
         speculative_config=speculative_config,
@@ -35,10 +64,31 @@ def start_recordable(target: str, speculative_config: dict[str, Any], dtype: str
         enforce_eager=True,
         enable_prefix_caching=False,  # the prompt is read twice
         max_num_seqs=1,
+        max_model_len=length,
+        kv_cache_memory_bytes=_cache_bytes(model, length),
         seed=0,
         disable_log_stats=True,
         distributed_executor_backend="uni",
     )
+
+
+def _cache_bytes(model: Any, length: int) -> int:
+    """Of a KV cache for one request: by itself, vLLM takes nearly all of the memory or does not
+    start.
+
+    Raises:
+        ConfigError: so much is not free.
+    """
+    parallel = ParallelConfig()
+    width = model.get_num_kv_heads(parallel) * model.get_head_size() * model.dtype.itemsize
+    # Twice that: blocks are not filled, and layers of other kinds have other states.
+    needed = max(CACHE_BYTES, 2 * length * model.get_num_layers(parallel) * 2 * width)
+    if (free := psutil.virtual_memory().available) < needed:
+        raise ConfigError(
+            f"trace: {free / 2**30:.1f} GiB of memory are free, and its KV cache takes "
+            f"{needed / 2**30:.1f}: end other programs, or ask for fewer --max-tokens"
+        )
+    return needed
 
 
 def record_answer(
