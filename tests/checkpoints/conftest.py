@@ -10,6 +10,12 @@ from vllm_redrafter.checkpoints.writing import save_drafter
 from vllm_redrafter.heads.recurrent import RecurrentHead
 
 
+@pytest.fixture(autouse=True)
+def hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has all repositories that are asked for; the tests say which files."""
+    monkeypatch.setattr("vllm_redrafter.utils.hub.model_info", lambda *args, **kwargs: None)
+
+
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
     """Of ours: PROJECTED's form."""

@@ -303,4 +303,4 @@ def test_another_target_is_status_1_and_named_with_the_difference(
 def test_what_is_no_checkpoint_is_status_1(tmp_path: Path) -> None:
     result = command(tmp_path)
     assert result.exit_code == 1
-    assert "error:" in result.output and "is not a ReDrafter checkpoint" in result.output
+    assert "error:" in result.output and "has no config.json" in result.output

@@ -70,6 +70,7 @@ def test_a_fetched_repository_is_known_as_the_same_target(
         return str(target)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    monkeypatch.setattr("vllm_redrafter.utils.hub.model_info", lambda *args, **kwargs: None)
     assert target_fingerprint("someone/target", "v1") == target_fingerprint(target)
     assert asked == [("someone/target", "v1")]
 

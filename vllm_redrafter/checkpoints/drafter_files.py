@@ -16,7 +16,8 @@ from huggingface_hub.errors import (
 )
 from safetensors import SafetensorError
 
-from vllm_redrafter.utils.errors import ConfigError
+from vllm_redrafter.utils.errors import ConfigError, one_line
+from vllm_redrafter.utils.hub import check_within_reach
 from vllm_redrafter.utils.json_files import read_json
 
 CONFIG_FILE = "config.json"
@@ -28,22 +29,27 @@ UNREADABLE = (OSError, MemoryError, RuntimeError, SafetensorError)
 _LOAD_ERRORS = (OSError, EntryNotFoundError, HfHubHTTPError, HFValidationError, ValueError)
 
 
-def resolve_file(model: str, name: str, revision: str | None = None) -> Path | None:
+def resolve_file(
+    model: str, name: str, revision: str | None = None, what: str = "drafter"
+) -> Path | None:
     """A file of a checkpoint folder or hub repository; None where the checkpoint has no such file.
+
+    Args:
+        model: a folder, or a hub repository's id.
+        name: of the file.
+        revision: of the hub repository.
+        what: the user takes the model for, for messages.
 
     Raises:
         ConfigError: there is neither such a folder nor such a repository within reach.
     """
-    if not model:
-        raise ConfigError("the speculative model's name is empty; give a folder or a hub id")
     folder = Path(os.path.expanduser(model))
-    if os.path.isdir(folder):
+    if model and os.path.isdir(folder):
         path = folder / name
         return path if path.is_file() else None
     if os.path.isfile(folder):
-        raise ConfigError(f"speculative model {model!r} is a file; give the checkpoint's folder")
-    if model.startswith((".", "/", "~")):
-        raise ConfigError(f"speculative model {model!r}: no such folder")
+        raise ConfigError(f"{what} {model!r} is a file; give the checkpoint's folder")
+    check_within_reach(model, what, revision)
     try:
         return Path(hf_hub_download(model, name, revision=revision))
     except _LOAD_ERRORS as error:
@@ -52,17 +58,20 @@ def resolve_file(model: str, name: str, revision: str | None = None) -> Path | N
         if missing and not isinstance(error, LocalEntryNotFoundError):
             return None
         raise ConfigError(
-            f"speculative model {model!r}: no such folder, and not to be had from the hub: {error}"
+            f"{what} {model!r}: no such folder, and not to be had from the hub: {one_line(error)}"
         ) from error
 
 
-def read_config(model: str, revision: str | None = None) -> dict[str, Any]:
+def read_config(model: str, revision: str | None = None, what: str = "drafter") -> dict[str, Any]:
     """A checkpoint's config.json; empty where it has none.
+
+    Args:
+        model, revision, what: see `resolve_file`.
 
     Raises:
         ConfigError: no such checkpoint, or its config.json is not a JSON object.
     """
-    path = resolve_file(model, CONFIG_FILE, revision)
+    path = resolve_file(model, CONFIG_FILE, revision, what)
     if path is None:
         return {}
     try:

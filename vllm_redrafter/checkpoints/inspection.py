@@ -24,6 +24,7 @@ from vllm_redrafter.checkpoints.tensors import DRAFT_TO_TARGET
 from vllm_redrafter.heads.head import HeadConfig
 from vllm_redrafter.heads.target_layers import missing_layers
 from vllm_redrafter.utils.errors import ConfigError, one_line
+from vllm_redrafter.utils.hub import check_within_reach
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,7 @@ def misfits(config: HeadConfig, target: str) -> list[str]:
     """
     from transformers import AutoConfig
 
+    check_within_reach(target, "target")
     try:
         # Explicitly: otherwise it asks, in a terminal, whether to run code of the target's.
         target_config = AutoConfig.from_pretrained(target, trust_remote_code=False)

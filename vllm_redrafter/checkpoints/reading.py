@@ -13,7 +13,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from vllm_redrafter.checkpoints.acceptance_record import ByKind, acceptance_of
-from vllm_redrafter.checkpoints.drafter_files import UNREADABLE, read_config, weights_path
+from vllm_redrafter.checkpoints.drafter_files import (
+    CONFIG_FILE,
+    UNREADABLE,
+    read_config,
+    weights_path,
+)
 from vllm_redrafter.checkpoints.tensors import (
     DRAFT_TO_TARGET,
     check_draft_vocabulary,
@@ -65,13 +70,18 @@ def load_config(model: str, revision: str | None = None) -> HeadConfig:
         ConfigError: no such checkpoint, or not a ReDrafter's.
     """
     values = read_config(model, revision)
+    if not values:
+        raise ConfigError(
+            f"{model!r} has no {CONFIG_FILE}, or an empty one: give a ReDrafter checkpoint, or "
+            "make one of the weights there with `vllm-redrafter convert`"
+        )
     if (others := foreign_head(values)) is not None:
         return others.config_class.from_dict(others.from_foreign_config(values))
     if not is_redrafter(values):
-        found = values.get("model_type", "none")
+        found = repr(values["model_type"]) if "model_type" in values else "none"
         raise ConfigError(
             f"{model!r} is not a ReDrafter checkpoint: its config.json must say "
-            f'"model_type": {written_types()}, found {found!r}'
+            f'"model_type": {written_types()}, found {found}'
         )
     return head_config(values)
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vllm_redrafter.utils.errors import ConfigError
+from vllm_redrafter.utils.errors import ConfigError, one_line
+from vllm_redrafter.utils.hub import check_within_reach
 from vllm_redrafter.utils.json_files import read_json
 
 ARCHITECTURE_FIELDS = (
@@ -117,8 +118,7 @@ def _local_folder(target: str, revision: str | None) -> Path:
     path = Path(target).expanduser()
     if path.is_dir():
         return path
-    if target.startswith((".", "/", "~")) or path.exists():
-        raise ConfigError(f"target {target!r}: no such folder; give a model's folder or a hub id")
+    check_within_reach(target, "target", revision)
     from huggingface_hub import snapshot_download
 
     try:
@@ -135,7 +135,7 @@ def _local_folder(target: str, revision: str | None) -> Path:
                 break
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"target {target!r}: no such folder, and not to be had from the hub: {error}"
+            f"target {target!r}: no such folder, and not to be had from the hub: {one_line(error)}"
         ) from error
     return folder
 

@@ -17,6 +17,7 @@ from vllm_redrafter.data.dataset import DatasetInfo, read_dataset
 from vllm_redrafter.data.fingerprint import target_fingerprint, tokenizer_fingerprint
 from vllm_redrafter.data.row_checks import first_broken_row
 from vllm_redrafter.data.rows import DatasetRows
+from vllm_redrafter.data.target_files import load_from
 from vllm_redrafter.data.vocabulary import EmbeddedTokens, vocab_size_of
 from vllm_redrafter.utils.errors import ConfigError
 
@@ -139,7 +140,7 @@ def read_checked(
             has no embedding of.
     """
     info, dataset = read_dataset(folder)
-    tokenizer = AutoTokenizer.from_pretrained(target)
+    tokenizer = load_from(AutoTokenizer, target)
     ours = tokenizer_fingerprint(tokenizer)
     if ours != info.tokenizer_fingerprint:
         raise ConfigError(

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from vllm_redrafter.utils.errors import ConfigError, one_line
+from vllm_redrafter.utils.hub import check_within_reach
 
 
 def load_from(factory: Any, target: str) -> Any:
@@ -18,6 +19,7 @@ def load_from(factory: Any, target: str) -> Any:
     Raises:
         ConfigError: it cannot be read.
     """
+    check_within_reach(target, "target")
     try:
         return factory.from_pretrained(os.path.expanduser(target))
     except Exception as error:  # with odd values in a file it may be any: ZeroDivisionError, say

@@ -77,7 +77,7 @@ def _target_of(args: Any, moved: str | None) -> str:
             f"the drafter {args.model!r} does not say for which target it is: {remedy}"
         )
     try:
-        read_config(target)
+        read_config(target, what="target")
     except ConfigError as error:
         raise ConfigError(
             f"the drafter {args.model!r} is for the target {target!r}, which is not within reach: "

@@ -29,6 +29,7 @@ from transformers.utils import logging
 from vllm_redrafter.data.target_files import load_from
 from vllm_redrafter.training.batches import TextBatch
 from vllm_redrafter.utils.errors import ConfigError, one_line
+from vllm_redrafter.utils.hub import check_within_reach
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ def load_target(
             transformers cannot run it here.
     """
     device_map = "auto" if device == "auto" else None
+    check_within_reach(str(name), "target")
     try:
         factory = model_factory(AutoConfig.from_pretrained(str(name)))
         model = factory.from_pretrained(str(name), dtype=dtype, device_map=device_map)

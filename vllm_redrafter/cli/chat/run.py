@@ -99,7 +99,7 @@ def chat_tokenizer(model: str, system_prompt: str | None) -> tuple[Any, Embedded
         ConfigError: it cannot be read, has no chat template, or is no fast one; or the target has
             no embedding of what the template or the system prompt makes.
     """
-    values = read_config(model)
+    values = read_config(model, what="target")
     target = (verifier_of(values) or model) if is_redrafter(values) else model
     tokenizer = load_from(AutoTokenizer, target)
     if not tokenizer.chat_template:

@@ -1,0 +1,100 @@
+"""Names of models are looked up here, then once and shortly at the hub."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+from typer.testing import CliRunner
+
+from vllm_redrafter.checkpoints.shipped import shipped_drafter, shipped_drafters
+from vllm_redrafter.cli.main import app
+from vllm_redrafter.data.dataset import DatasetInfo, Row, write_shard
+from vllm_redrafter.utils import hub
+from vllm_redrafter.utils.errors import ConfigError
+from vllm_redrafter.utils.hub import check_within_reach
+
+TYPO = "someone/nothing"
+
+
+@pytest.fixture
+def silent_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """A hub that takes connections and never answers; its cache is empty."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", constants.ENDPOINT)
+        monkeypatch.setattr(hub, "SECONDS", 0.5)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        yield
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What commands are given besides, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    Path("DRAFTER").symlink_to(shipped_drafter(shipped_drafters()[0]))
+    Path("DATA").mkdir()
+    DatasetInfo("t", "a", "b", None, "c", 4, 4, vocab_size=10).save(Path("DATA"))
+    write_shard(Path("DATA"), 0, [Row(0, [1, 2], [False, True])] * 4, top_logprobs=0)
+    Path("PROMPTS.txt").write_text("Why?")
+
+
+def test_what_is_here_is_not_asked_for(silent_hub: None, tmp_path: Path) -> None:
+    (tmp_path / "cache" / "models--someone--cached").mkdir(parents=True)
+    started = time.monotonic()
+    check_within_reach(str(tmp_path), "target")
+    check_within_reach("someone/cached", "target")
+    assert time.monotonic() - started < 0.3
+
+
+@pytest.mark.parametrize("name", ["", "/no/such", "./no", "~/no"])
+def test_a_path_without_a_folder_is_not_asked_for(silent_hub: None, name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^target '{name}': no such folder; give"):
+        check_within_reach(name, "target")
+
+
+COMMANDS = pytest.mark.parametrize(
+    ("what", "command"),
+    [
+        ("drafter", ["inspect", TYPO]),
+        ("target", ["inspect", "DRAFTER", "--target", TYPO]),
+        ("drafter", ["convert", TYPO, "out"]),
+        ("target", ["chat", TYPO]),
+        ("target", ["train", TYPO, "--data", "DATA", "--output", "out"]),
+        ("target", ["evaluate", TYPO, "DRAFTER", "--data", "DATA"]),
+        ("target", ["capture", TYPO, "--data", "DATA", "--output", "out"]),
+        ("target", ["generate-data", TYPO, "--prompts", "PROMPTS.txt", "--output", "out"]),
+        ("target", ["make-prompts", TYPO, "--output", "out"]),
+        ("target", ["trace", TYPO, "--prompt", "Why?", "--html", "out.html"]),
+        ("target", ["mlx-serve", TYPO]),
+        ("drafter", ["mlx-serve", "DATA", "--drafter", TYPO]),
+        ("drafter", ["trace", "DRAFTER", "--drafter", TYPO, "--prompt", "?", "--html", "a.html"]),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else value,
+)
+
+
+@COMMANDS
+def test_a_hub_that_does_not_answer_ends_a_command_soon_and_in_one_line(
+    what: str, command: list[str], silent_hub: None, given: None
+) -> None:
+    started = time.monotonic()
+    result = CliRunner().invoke(app, command)
+    assert time.monotonic() - started < 15, "the hub was asked again and again"
+    assert isinstance(result.exception, SystemExit) and result.exit_code == 1
+    assert f"{what} {TYPO!r}: no such folder, and not to be had from the hub" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@COMMANDS
+def test_a_folder_that_is_not_there_is_named_for_what_it_is(
+    what: str, command: list[str], given: None
+) -> None:
+    result = CliRunner().invoke(app, ["/no/such" if word == TYPO else word for word in command])
+    assert isinstance(result.exception, SystemExit) and result.exit_code == 1
+    assert result.stderr.startswith(f"error: {what} '/no/such': no such folder")
+    assert result.stderr.count("\n") == 1

@@ -1,0 +1,40 @@
+"""The Hugging Face hub, asked once before its library asks again and again for half a minute."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from huggingface_hub import constants, model_info
+from huggingface_hub.file_download import repo_folder_name
+
+from vllm_redrafter.utils.errors import ConfigError, one_line
+
+SECONDS = 3.0
+
+
+def check_within_reach(name: str, what: str, revision: str | None = None) -> None:
+    """Refuse the name of a model that is neither here nor to be had from the hub.
+
+    Args:
+        name: a folder or file, or a hub id.
+        what: the model is, for the message: `target`, say.
+        revision: of the hub repository.
+
+    Raises:
+        ConfigError: nobody has it, or the hub does not answer.
+    """
+    if name and Path(os.path.expanduser(name)).exists():
+        return
+    missing = f"{what} {name!r}: no such folder"
+    if not name or name.startswith((".", "/", "~")):
+        raise ConfigError(f"{missing}; give a model's folder or a hub id")
+    try:
+        cached = repo_folder_name(repo_id=name, repo_type="model")
+        if Path(constants.HF_HUB_CACHE, cached).is_dir():
+            return
+        model_info(name, revision=revision, timeout=SECONDS)
+    except Exception as error:  # whatever it is, and that of its HTTP client
+        raise ConfigError(
+            f"{missing}, and not to be had from the hub: {one_line(error)}"
+        ) from error
