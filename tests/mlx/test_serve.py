@@ -283,13 +283,16 @@ def test_what_cannot_be_kept_of_the_arguments_is_refused(
         serve(str(target), None, arguments, {})
 
 
-def test_a_drafter_that_does_not_fit_ends_the_command(tmp_path: Path) -> None:
+def test_a_drafter_that_does_not_fit_ends_the_command(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """mlx-lm's server would go on, and answer nothing."""
     target = make_target(tmp_path / "target")
     add_tokenizer(target)
     drafter = make_drafter(tmp_path / "drafter", hidden_size=64)
     with pytest.raises(ConfigError, match=r"does not fit this target"):
         serve(str(target), str(drafter), ["--port", str(free_port())], {})
+    assert not [record for record in caplog.records if record.exc_info], "a traceback was logged"
 
 
 def steps_of_last_answer(log: Path) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from mlx_lm import server
 from mlx_lm.generate import GenerationResponse
 
 from vllm_redrafter.checkpoints.drafter_files import read_config
-from vllm_redrafter.checkpoints.reading import is_redrafter, verifier_of
+from vllm_redrafter.checkpoints.reading import check_checkpoint, is_redrafter, verifier_of
 from vllm_redrafter.mlx.drafter import load_drafter
 from vllm_redrafter.mlx.generation import stream_generate
 from vllm_redrafter.mlx.prompt_cache import CachedText, PromptCache
@@ -47,6 +47,8 @@ def serve(
         ConfigError: something cannot be loaded or served, with the reason.
     """
     target, drafter = target_and_drafter(target, drafter)
+    if drafter is not None:
+        check_checkpoint(drafter)  # before the target is loaded
     command = ["mlx-serve", "--model", target, "--num-draft-tokens", str(NOT_SAID), *arguments]
     replaced = {
         "ModelProvider": partial(Provider, drafter=drafter, speculation=speculation),
@@ -69,7 +71,7 @@ def target_and_drafter(model: str, drafter: str | None) -> tuple[str, str | None
         ConfigError: `model` is not within reach; or it is a drafter, and records no target or has
             another one beside it.
     """
-    values = read_config(model)
+    values = read_config(model, what="target")
     if not is_redrafter(values):
         return model, drafter
     remedy = f"name the target: mlx-serve TARGET --drafter {model}"
@@ -117,7 +119,8 @@ class Provider(server.ModelProvider):
             super().load_default()
         except BaseException as error:
             self.loaded.set_exception(error)
-            raise
+            # Of this thread, without a traceback: `run` raises the error.
+            raise SystemExit from error
         self.loaded.set_result(None)
 
     def _load(
