@@ -14,7 +14,6 @@ from typer.testing import CliRunner
 from vllm_redrafter.checkpoints.shipped import shipped_drafter, shipped_drafters
 from vllm_redrafter.cli.main import app
 from vllm_redrafter.data.dataset import DatasetInfo, Row, write_shard
-from vllm_redrafter.utils import hub
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.hub import check_within_reach
 
@@ -27,7 +26,7 @@ def silent_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setattr("huggingface_hub.hf_api.api.endpoint", constants.ENDPOINT)
-        monkeypatch.setattr(hub, "SECONDS", 0.5)
+        monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.5)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
         yield
 

@@ -10,8 +10,6 @@ from huggingface_hub.file_download import repo_folder_name
 
 from vllm_redrafter.utils.errors import ConfigError, one_line
 
-SECONDS = 3.0
-
 
 def check_within_reach(name: str, what: str, revision: str | None = None) -> None:
     """Refuse the name of a model that is neither here nor to be had from the hub.
@@ -33,7 +31,7 @@ def check_within_reach(name: str, what: str, revision: str | None = None) -> Non
         cached = repo_folder_name(repo_id=name, repo_type="model")
         if Path(constants.HF_HUB_CACHE, cached).is_dir():
             return
-        model_info(name, revision=revision, timeout=SECONDS)
+        model_info(name, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
     except Exception as error:  # whatever it is, and that of its HTTP client
         raise ConfigError(
             f"{missing}, and not to be had from the hub: {one_line(error)}"
