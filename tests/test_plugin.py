@@ -447,7 +447,10 @@ def test_an_unsupported_vllm_version(
         ({"data_parallel_backend": "ray"}, "leave .*--data-parallel-backend out"),
         ({"use_fp64_gumbel": True}, "use_fp64_gumbel"),
         ({"kv_sharing_fast_prefill": True}, "leave --kv-sharing-fast-prefill out"),
-        ({"logits_processors": ["some.Processor"]}, "custom logits processors"),
+        (
+            {"logits_processors": ["some.Processor"]},
+            "some.Processor.*leave --logits-processors out",
+        ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -456,6 +459,19 @@ def test_arguments_that_cannot_be_combined(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         speculate(target, drafter, **arguments)
+
+
+def test_an_installed_logits_processor_is_refused_with_its_package(
+    target: Path, drafter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = tmp_path / "seven_plugin-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: seven-plugin\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text("[vllm.logits_processors]\nseven = sevens:Seven\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    message = r"'seven' \(sevens:Seven\) of the package 'seven-plugin' .* uninstall the package, or"
+    with pytest.raises(ValueError, match=message):
+        speculate(target, drafter)
 
 
 def test_a_mixture_of_experts_on_several_ranks(tmp_path: Path) -> None:

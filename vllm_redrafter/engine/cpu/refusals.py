@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from vllm_redrafter.engine import kv_connectors
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 def refusals(vllm_config: VllmConfig) -> Iterator[str]:
     """Why the CPU engine cannot run this configuration: what it is, and what to do."""
+    from vllm.v1.sample.logits_processor import LOGITSPROCS_GROUP
+
     from vllm_redrafter.engine.speculation import Settings
 
     yield from common_refusals(vllm_config)
@@ -46,4 +49,14 @@ def refusals(vllm_config: VllmConfig) -> Iterator[str]:
     if model.use_fp64_gumbel:
         yield "use_fp64_gumbel is not supported; leave --use-fp64-gumbel out"
     if model.logits_processors:
-        yield "custom logits processors are not supported with speculation; leave them out"
+        yield (
+            f"the logits processors {model.logits_processors} are not supported with speculation "
+            "on the CPU backend; leave --logits-processors out"
+        )
+    for plugin in entry_points(group=LOGITSPROCS_GROUP):
+        package = plugin.dist.name if plugin.dist else "?"
+        yield (
+            f"the installed logits processor {plugin.name!r} ({plugin.value}) of the package "
+            f"{package!r} would act on every request, and is not supported with speculation on the "
+            f"CPU backend; uninstall the package, or {WITHOUT}"
+        )
