@@ -1,6 +1,6 @@
 """What stays changed in vLLM, in one file; docs/upstream.md says what would replace it.
 
-vLLM calls `register` (entry point group `vllm.general_plugins`) in each of its processes. Six of
+vLLM calls `register` (entry point group `vllm.general_plugins`) in each of its processes. Seven of
 vLLM's methods are wrapped, and act only where ReDrafter is asked for:
 
 - `EngineArgs.create_engine_config`: recognise the request, validate, choose our worker.
@@ -20,6 +20,8 @@ vLLM's methods are wrapped, and act only where ReDrafter is asked for:
   when vLLM asks the method what it supports.
 - `AsyncLLM.__init__`: adds our stat logger to its argument `stat_loggers`. It can go when a stat
   logger that is an entry point does not turn statistics on in servers that it has no part in.
+- `InputProcessor.process_inputs`: a request whose input comes in pieces gets no drafts. It can go
+  when vLLM's synchronous scheduler forgets accepted tokens behind a stop.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.engine import published
 from vllm_redrafter.engine.chains import NODES_WITH_STATES, announcement, as_chain
 from vllm_redrafter.engine.refusals import OR_CHAINS
-from vllm_redrafter.engine.request_options import check_request
+from vllm_redrafter.engine.request_options import FLAT_KEY, check_request
 from vllm_redrafter.engine.selection import Engine, engine_here
 from vllm_redrafter.engine.speculative_config import (
     OF_DRAFTER,
@@ -138,6 +140,10 @@ def _create_engine_config(
         parallel.distributed_executor_backend = engine.executor
     engine.apply_default_schedule(vllm_config)
     _watch_counters(args, vllm_config)
+    # Here, as it takes long to import, and workers do not need it.
+    from vllm.v1.engine.input_processor import InputProcessor
+
+    _wrap(InputProcessor, "process_inputs", _process_inputs)
     return vllm_config
 
 
@@ -255,7 +261,7 @@ def _watch_counters(args: EngineArgs, vllm_config: VllmConfig) -> None:
     """Prepare for a server's front end, here or in processes that are launched from here."""
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-    if not isinstance(args, AsyncEngineArgs) or not _publishes_counters(vllm_config):
+    if not isinstance(args, AsyncEngineArgs) or not _speculates(vllm_config):
         return
     if args._api_process_rank == -1:
         # This process launches engines and API servers; the latter come by here themselves.
@@ -266,7 +272,7 @@ def _watch_counters(args: EngineArgs, vllm_config: VllmConfig) -> None:
     _wrap(AsyncLLM, "__init__", start_front_end)
 
 
-def _publishes_counters(vllm_config: VllmConfig) -> bool:
+def _speculates(vllm_config: VllmConfig) -> bool:
     return vllm_config.parallel_config.worker_cls in names.WORKERS
 
 
@@ -281,7 +287,7 @@ def start_front_end(original: Callable[..., None], *args: Any, **kwargs: Any) ->
     given = bound.arguments
     # Of several API servers the first counts for all, as the counters are the whole engine's.
     is_first = given.get("client_index", 0) == 0
-    if not (_publishes_counters(given["vllm_config"]) and given["log_stats"] and is_first):
+    if not (_speculates(given["vllm_config"]) and given["log_stats"] and is_first):
         return original(*args, **kwargs)
     from vllm_redrafter.engine.stat_logger import ReDrafterStatLogger
 
@@ -292,6 +298,22 @@ def start_front_end(original: Callable[..., None], *args: Any, **kwargs: Any) ->
         return original(*bound.args, **bound.kwargs)
     finally:
         published.close_directory()
+
+
+# InputProcessor.process_inputs
+
+
+def _process_inputs(original: Callable[..., Any], processor: Any, *args: Any, **kwargs: Any) -> Any:
+    request = original(processor, *args, **kwargs)
+    if request.resumable and _speculates(processor.vllm_config):
+        from vllm.logger import init_logger
+
+        init_logger("vllm.redrafter").warning_once(
+            "Requests whose input comes in pieces (streaming input) are decoded without drafts"
+        )
+        params = request.sampling_params
+        params.extra_args = {**(params.extra_args or {}), FLAT_KEY: 0}
+    return request
 
 
 # VllmConfig

@@ -59,6 +59,8 @@ MEMBERS = {
         compilation_config cudagraph_capture_sizes max_cudagraph_capture_size
         _api_process_rank""",
     "vllm.v1.engine.async_llm:AsyncLLM": "__init__",
+    "vllm.v1.engine.input_processor:InputProcessor": "process_inputs",
+    "vllm.v1.engine:EngineCoreRequest": "resumable sampling_params",
     "vllm.v1.metrics.loggers:StatLoggerBase": "__init__ record log log_engine_initialized",
     "vllm.sampling_params:SamplingParams": """_validate_spec_decode structured_outputs
         bad_words_token_ids thinking_token_budget repetition_penalty""",

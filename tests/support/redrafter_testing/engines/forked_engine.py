@@ -14,6 +14,7 @@ import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -243,3 +244,54 @@ def run_with_aborts(llm: Any, workload: Any, aborted: list[int], after: int) -> 
         if steps == after:
             engine.abort_request([str(index) for index in aborted])
     return answers
+
+
+def answers_in_sessions(
+    llm: Any, sessions: Any, pieces: int, beside: Any
+) -> tuple[list[list[int]], list[list[int]]]:
+    """For `Engine.call`: answers to sessions whose input comes in pieces, and to requests beside.
+
+    As vLLM's `AsyncLLM` asks for them, which would need processes of its own.
+
+    Args:
+        sessions: a workload. Each piece is the prompt again, and is answered by `max_tokens`.
+        pieces: how many. All of the first session's are there at once; another session's come
+            when the one before is answered.
+        beside: a workload, asked when the sessions begin.
+    """
+    engine = llm.llm_engine
+    answers: dict[str, list[int]] = {}
+    sent = [0] * len(sessions.prompts)
+
+    def send(session: int) -> None:
+        """The next piece; or that there is none."""
+        name, params = f"session {session}", sessions.params[session]
+        request = engine.input_processor.process_inputs(
+            name,
+            {"prompt_token_ids": list(sessions.prompts[session])},
+            params,
+            engine.get_supported_tasks(),
+            resumable=sent[session] < pieces,
+        )
+        request.external_req_id = name
+        engine.output_processor.add_request(request, None, None, 0)
+        # Both extend its prompt; usually the core is in another process.
+        engine.engine_core.add_request(deepcopy(request))
+        sent[session] += 1
+
+    for index, (prompt, params) in enumerate(zip(beside.prompts, beside.params, strict=True)):
+        engine.add_request(f"beside {index}", {"prompt_token_ids": prompt}, params)
+    for session in range(len(sent)):
+        for _ in range(1 if session else pieces + 1):
+            send(session)
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            answers.setdefault(output.request_id, []).extend(output.outputs[0].token_ids)
+        for session, params in enumerate(sessions.params):
+            due = sent[session] * params.max_tokens
+            if sent[session] <= pieces and len(answers.get(f"session {session}", ())) == due:
+                send(session)
+    return tuple(
+        [answers[f"{kind} {index}"] for index in range(len(asked.prompts))]
+        for kind, asked in (("session", sessions), ("beside", beside))
+    )
