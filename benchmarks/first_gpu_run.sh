@@ -86,8 +86,8 @@ fi
 # root, where it would also find `triton_kernels`, which vLLM takes for a package of that name.
 cd "$benchmarks"
 export PYTHONUNBUFFERED=1 # a step that is ended leaves a whole log
-asked='import torch; print("sm_%d%d" % torch.cuda.get_device_capability())'
-architecture=$("$python" -c "$asked") || refuse "torch finds no GPU here ($python); see above"
+asked='import torch; torch.cuda.get_device_capability()'
+"$python" -c "$asked" || refuse "torch finds no GPU here ($python); see above"
 commit=$(git -C "$repo" describe --always --dirty --abbrev=12 --exclude '*' 2>/dev/null) || commit=unknown
 
 names=() limits=() commands=()
@@ -126,7 +126,6 @@ step prefill_parity 200 "$python" -m first_gpu_parts.parity --half --output "$ou
 benchmark tree_attention 240 tree_attention.py \
     --batches 8 --contexts 4096 32768 --nodes 32 8x5 --repeats 20
 benchmark draft_layers 200 draft_layers.py --rows 4 64 --repeats 20
-benchmark kernel_resources 60 kernel_resources.py --quick --architectures "$architecture"
 step_cost step_cost_llama_3_8b llama-3-8b
 step_cost step_cost_llama_7b llama-7b
 if ((${#throughput[@]})); then

@@ -1,7 +1,7 @@
 """The tiles of rows and keys that tree attention works on.
 
-The choices here follow from what the compiled kernels take (benchmarks/kernel_resources.py, for
-sm_80 to sm_120) and from arithmetic; none of them has been timed.
+The choices here follow from what the compiled kernels take of sm_80 to sm_120, and from
+arithmetic; none of them has been timed.
 """
 
 from __future__ import annotations

@@ -31,7 +31,6 @@ ALWAYS = [
     "prefill_parity",
     "tree_attention",
     "draft_layers",
-    "kernel_resources",
     "step_cost_llama_3_8b",
     "step_cost_llama_7b",
 ]

@@ -18,7 +18,6 @@ import pytest
 
 from redrafter_testing.gpu import kernel_names
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 LIMITS = {
     "sm_80": 166_912,
     "sm_86": 101_376,
@@ -59,13 +58,21 @@ def cases(architecture: str) -> list[str]:
 
 def compile_all() -> dict[str, Any]:
     """Every architecture's kernels, by case; run as a script."""
-    sys.path.append(str(BENCHMARKS))
     from dataclasses import asdict
 
-    from kernel_parts.cases import DRAFT_KERNELS, Attention, draft_cases, step_cases
-    from kernel_parts.compiler import ARCHITECTURES, compile_for_amd, compile_launches
     from triton.compiler.errors import CompilationError
 
+    from redrafter_testing.gpu.kernel_compiler import (
+        ARCHITECTURES,
+        compile_for_amd,
+        compile_launches,
+    )
+    from redrafter_testing.gpu.kernel_launches import (
+        DRAFT_KERNELS,
+        Attention,
+        draft_cases,
+        step_cases,
+    )
     from vllm_redrafter.triton_kernels import tree_attention
     from vllm_redrafter.triton_kernels.tree_attention_tiles import Tile
 

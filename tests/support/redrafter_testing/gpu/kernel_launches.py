@@ -74,18 +74,6 @@ class Attention:
     sinks: bool = False
     lse: bool = False
 
-    @property
-    def label(self) -> str:
-        variants = [name for name in ("window", "cap", "sinks", "lse") if getattr(self, name)]
-        return " ".join(
-            [
-                f"{self.dtype} d{self.head_dim} group {self.group} K {self.nodes - 1}",
-                *(["one part"] if self.parts == 1 else []),
-                *([f"blocks of {self.block_size}"] if self.block_size != 16 else []),
-                *variants,
-            ]
-        )
-
     def __call__(self) -> None:
         """As engine/cuda/attention.py: K and V are halves of one row of 2 x head_dim."""
         query_dtype, cache_dtype = DTYPES[self.dtype]
@@ -114,26 +102,6 @@ class Attention:
 
 def integers(*shape: int) -> Tensor:
     return torch.zeros(shape, dtype=torch.int32)
-
-
-def attention_cases() -> Iterator[Attention]:
-    """Each of the shapes' dimensions in turn, around what is common: bf16, 128, 4 heads, K = 32."""
-    for dtype in DTYPES:
-        for head_dim in (64, 80, 96, 128, 256, 512):
-            yield Attention(head_dim, dtype)
-    for group in (1, 4, 7, 8):
-        for most in (8, 16, 32, 64, 127):
-            if (group, most) != (4, 32):
-                yield Attention(group=group, nodes=most + 1)
-    yield Attention(nodes=17, group=8, dtype="fp32")
-    yield Attention(block_size=32)
-    yield Attention(parts=1)
-    for variants in ({"window"}, {"cap"}, {"window", "cap"}, {"window", "sinks"}, {"sinks", "lse"}):
-        yield Attention(**{name: True for name in variants})
-    everything = {"window": True, "cap": True, "sinks": True, "lse": True}
-    for dtype in DTYPES:
-        yield Attention(dtype=dtype, **everything)
-    yield Attention(head_dim=64, dtype="bf16", group=8, parts=1, window=True, sinks=True)
 
 
 def step_cases() -> Iterator[tuple[str, Callable[[], Any]]]:

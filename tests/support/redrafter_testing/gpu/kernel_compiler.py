@@ -45,7 +45,6 @@ class Architecture:
         block_shared: bytes of shared memory that one thread block may have.
         shared: bytes of shared memory of a multiprocessor.
         warps, blocks: the most that a multiprocessor holds at a time.
-        examples: GPUs of this architecture.
     """
 
     capability: int
@@ -53,7 +52,6 @@ class Architecture:
     shared: int
     warps: int
     blocks: int
-    examples: str
 
     @property
     def name(self) -> str:
@@ -63,12 +61,12 @@ class Architecture:
 ARCHITECTURES = {
     made.name: made
     for made in (
-        Architecture(80, 166_912, 167_936, 64, 32, "A100"),
-        Architecture(86, 101_376, 102_400, 48, 16, "RTX 3090, A10"),
-        Architecture(89, 101_376, 102_400, 48, 24, "RTX 4090, L4, L40S"),
-        Architecture(90, 232_448, 233_472, 64, 32, "H100, H200"),
-        Architecture(100, 232_448, 233_472, 64, 32, "B200"),
-        Architecture(120, 101_376, 102_400, 48, 24, "RTX 5090"),
+        Architecture(80, 166_912, 167_936, 64, 32),
+        Architecture(86, 101_376, 102_400, 48, 16),
+        Architecture(89, 101_376, 102_400, 48, 24),
+        Architecture(90, 232_448, 233_472, 64, 32),
+        Architecture(100, 232_448, 233_472, 64, 32),
+        Architecture(120, 101_376, 102_400, 48, 24),
     )
 }
 
@@ -87,7 +85,6 @@ class Kernel:
         instruction: what multiplies matrices: tcgen05, wgmma, mma.sync, FMA or nothing.
         copy_bytes: of the widest asynchronous copy from memory; 0: there is none.
         ahead: groups of copies that are for later steps of the main loop when one computes.
-        loop: machine instructions in the longest loop, branches of it included.
         barriers: places where all threads of a block wait for each other.
     """
 
@@ -100,7 +97,6 @@ class Kernel:
     instruction: str
     copy_bytes: int
     ahead: int
-    loop: int
     barriers: int
 
 
@@ -201,7 +197,6 @@ def _read(architecture: Architecture, name: str, kernel: Any) -> Kernel:
         instruction=_matrix_instruction(ptx, machine_code),
         copy_bytes=max((int(size, 0) for size in copies), default=0),
         ahead=_copies_ahead(kernel.asm["ttgir"]),
-        loop=longest_loop(machine_code),
         barriers=ptx.count("bar.sync"),
     )
 
@@ -240,19 +235,3 @@ def _copies_ahead(ttgir: str) -> int:
     body, _, _ = loop.partition("\n    }")  # the function's own indentation: the loop's end
     waits = re.findall(r"ttg\.async_wait .*\{num = (\d+)", body)
     return min(map(int, waits), default=0)
-
-
-def longest_loop(machine_code: str) -> int:
-    """Instructions between a label and the last branch back to it."""
-    labels: dict[str, int] = {}
-    longest = count = 0
-    for line in machine_code.splitlines():
-        if label := re.match(r"\s*(\.L_\w+):", line):
-            labels[label[1]] = count
-        elif re.match(r"\s*/\*[0-9a-f]{4,}\*/", line):
-            count += 1
-            branch = re.search(r"\bBRA\b.*`\((\.L_\w+)\)", line)
-            # A branch to itself ends the code.
-            if branch and labels.get(branch[1], count) < count - 1:
-                longest = max(longest, count - labels[branch[1]])
-    return longest
