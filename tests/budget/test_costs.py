@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -143,6 +144,30 @@ def test_a_slow_phase_of_the_machine_is_none_of_the_arm_that_is_run() -> None:
         times.stepped(CHAINS, 1, 1, 20.0, explores=True)
     after = times.step_seconds(CHAINS, 1)[1] / times.step_seconds(PLAIN, 1)[1]
     assert after == pytest.approx(before, rel=0.02)
+
+
+@pytest.mark.parametrize("busy", [1.0, 1.5, 3.0])
+def test_a_table_that_was_measured_in_a_busy_moment_is_mended(busy: float) -> None:
+    """Steps of fewer rows than those that were learned from, too, and what follows from them."""
+    quiet, trees = table(), SearchShape(4, 5)
+
+    def measured(entries: Any) -> Any:
+        return tuple(entry._replace(seconds=busy * entry.seconds) for entry in entries)
+
+    dear = table(draft=measured(quiet.draft), verify=measured(quiet.verify))
+    times = StepTimes(dear, 9)
+    for kind, rows, explores in [(PLAIN, 1, False), (TREES, 9, True), (TREES, 3, False)]:
+        seconds = float(quiet.verify_seconds(rows))
+        for _ in range(3 * MEMORY):
+            times.stepped(kind, 1, rows, seconds, explores)
+    for _ in range(MEMORY):
+        times.stepped(CHAINS, 1, 3, float(quiet.verify_seconds(3)), explores=True)
+        times.drafted(trees, 1, quiet.draft_seconds(1, *trees))
+    assert times.pace == pytest.approx(1.0, rel=1e-3)
+    for kind in (PLAIN, CHAINS, TREES):
+        expected = quiet.verify_seconds([1, 3, 9])
+        assert times.step_seconds(kind, 1)[[1, 3, 9]] == pytest.approx(expected, rel=1e-3)
+    assert times.draft_seconds(trees, 1) == pytest.approx(quiet.draft_seconds(1, *trees), rel=1e-3)
 
 
 def test_drafts_take_so_many_times_as_long_as_was_measured() -> None:

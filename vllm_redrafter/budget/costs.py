@@ -23,8 +23,8 @@ FORMAT = "vllm-redrafter costs"
 
 KINDS = DRAFT, PLAIN, CHAINS, TREES = range(4)
 """Drafts, and the kinds of steps that costs distinguish: trees take tree attention."""
-MEMORY, PSEUDO_SAMPLES = 16, 1.0
-"""Samples that a correction is the median of; and as how many what is known without them counts."""
+MEMORY = 16
+"""Samples that a factor is the median of."""
 
 Floats = npt.NDArray[np.floating[Any]]
 
@@ -170,9 +170,11 @@ def curve_at(curve: tuple[Floats, Floats], size: npt.ArrayLike) -> Floats:
 class StepTimes:
     """Seconds of steps and drafts: the table's, corrected by what was seen of them since.
 
-    The table knows the target's passes, without context and in a quiet moment; not what vLLM does
-    around them, nor attention over the context. A kind of step takes so many seconds more, a draft
-    so many times as long, for about so many requests. The least disturbed word on that is a median.
+    The table knows the target's passes, without context; not what vLLM does around them, nor
+    attention over the context. A kind of step takes so many seconds more. Where it takes less, the
+    table was measured in a busy moment, and all of it is so many times too dear. A draft takes so
+    many times as long. All this is for about so many requests, and the least disturbed word on it
+    is a median. No cost can become 0 or less.
 
     What the best arm takes longer once its correction is known, all others would take longer as
     well: the machine is slower for a while, or contexts are longer. The others are learned while
@@ -187,19 +189,20 @@ class StepTimes:
         """Begin with the table's, of up to so many rows."""
         self.table, self.pace = table, 1.0
         self._verify = table.verify_seconds(np.arange(most_rows + 1))
+        # Above 0: seconds more than the table's; below: as a share of them, and above -1.
         self._samples: dict[tuple[int, int], deque[float]] = {}
-        self._priors: dict[tuple[int, int], float] = {}
-        self._corrections: dict[tuple[int, int], float] = {}
-        self._paces: deque[float] = deque(maxlen=MEMORY)
+        self._paces = deque([self.pace], MEMORY)
 
     def stepped(self, kind: int, requests: int, rows: int, seconds: float, explores: bool) -> None:
         """A step of this kind took `seconds`, its draft's left out; of the best arm, or another."""
         samples = self._samples.get((kind, bucket(requests)), ())
         if len(samples) == MEMORY and not explores:
-            self._paces.append(seconds / (self._verify[rows] + median(samples)))
+            self._paces.append(seconds / float(self.step_seconds(kind, requests)[rows]))
             self.pace = median(self._paces)
         else:
-            self._learn(kind, requests, seconds / self.pace - self._verify[rows])
+            usual, at_pace = float(self._verify[rows]), seconds / self.pace
+            more = at_pace - usual
+            self._learn(kind, requests, more if more > 0 else more / usual)
 
     def drafted(self, shape: SearchShape, requests: int, seconds: float) -> None:
         """A draft by this search took `seconds`."""
@@ -208,38 +211,32 @@ class StepTimes:
 
     def step_seconds(self, kind: int, requests: int) -> Floats:
         """[rows] V of steps of this kind, for 0, 1, 2... rows."""
-        return np.maximum(self._verify + self._correction(kind, requests), self._verify / 10)
+        more = self._correction(kind, requests)
+        return self._verify + more if more > 0 else self._verify * (1.0 + more)
 
     def draft_seconds(self, shape: SearchShape, requests: int) -> float:
         """D of this search."""
         usual = self.table.draft_seconds(requests, *shape)
-        return usual * max(1.0 + self._correction(DRAFT, requests), 0.1)
+        return usual * (1.0 + self._correction(DRAFT, requests))
 
     def _learn(self, kind: int, requests: int, sample: float) -> None:
         at = kind, bucket(requests)
         if at not in self._samples:
-            self._samples[at] = deque(maxlen=MEMORY)
-            # Where nothing else is known, the first sample says it all.
-            known = any(of != DRAFT for of, _ in self._corrections) or kind == DRAFT
-            self._priors[at] = self._correction(kind, requests) if known else sample
-        samples = self._samples[at]
-        samples.append(sample)
-        seen = len(samples)
-        own = seen * median(samples) + PSEUDO_SAMPLES * self._priors[at]
-        self._corrections[at] = own / (seen + PSEUDO_SAMPLES)
+            # What is known without samples counts as one.
+            self._samples[at] = deque([self._correction(kind, requests)], MEMORY)
+        self._samples[at].append(sample)
 
     def _correction(self, kind: int, requests: int) -> float:
         """That of the nearest number of requests; of the other kinds' the least where this kind was
         never seen, as vLLM does the same around all of them."""
         here = bucket(requests)
-        if (kind, here) in self._corrections:
-            return self._corrections[kind, here]
-        nearest: dict[int, tuple[int, float]] = {}
-        for (other, at), value in self._corrections.items():
-            nearest[other] = min(nearest.get(other, (1 << 30, 0.0)), (abs(at - here), value))
+        nearest: dict[int, int] = {}
+        for other, at in self._samples:
+            nearest[other] = min(nearest.get(other, at), at, key=lambda at: abs(at - here))
         if kind in nearest:
-            return nearest[kind][1]
-        return min((v for k, (_, v) in nearest.items() if DRAFT not in (k, kind)), default=0.0)
+            return median(self._samples[kind, nearest[kind]])
+        seen = (median(self._samples[each]) for each in nearest.items() if each[0] != DRAFT)
+        return 0.0 if kind == DRAFT else min(seen, default=0.0)
 
 
 def bucket(requests: int) -> int:
