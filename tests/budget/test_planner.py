@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
 
 from redrafter_testing.algorithm.budgets import CONFIG, Machine, machine, run, survival
-from vllm_redrafter.budget.costs import CHAINS, PLAIN, TREES
+from vllm_redrafter.budget.costs import CHAINS, PLAIN, TREES, CostTable
 from vllm_redrafter.budget.planner import (
     BLOCK,
     EXPLORATION_SHARE,
@@ -38,14 +39,13 @@ def test_a_choice_is_kept_for_a_block_and_left_only_for_the_margin() -> None:
     assert choose(choice, [1.04, 1.0], BLOCK) == [0] * BLOCK
 
 
-def test_every_explored_arm_is_run_at_start_up() -> None:
-    assert set(choose(ArmChoice((0, 2)), [1.0, 2.0, 0.1], 3 * BLOCK)) == {0, 1, 2}
+def test_what_drafts_the_most_is_run_first() -> None:
+    assert choose(ArmChoice((0, 1, 2)), [2.0, 1.0, 0.5, 0.0], BLOCK + 1) == [2] * BLOCK + [0]
 
 
-def test_an_arm_that_seemed_best_before_it_was_run_is_run_at_start_up() -> None:
-    choice = ArmChoice((0, 2))
-    assert choose(choice, [2.0, 1.0, 0.5], BLOCK) == [2] * BLOCK
-    assert choose(choice, [1.0, 2.0, 0.5], BLOCK) == [0] * BLOCK
+def test_the_first_steps_do_not_explore_what_yields_less() -> None:
+    first = choose(ArmChoice((0, 1, 3)), [1.0, 1.0, 2.0, 1.9], BLOCK + FIRST_INTERVAL)
+    assert first == [3] * BLOCK + [2] * FIRST_INTERVAL
 
 
 def test_an_arm_that_cannot_be_run_is_not_explored() -> None:
@@ -71,6 +71,20 @@ def test_another_batch_is_chosen_for_anew() -> None:
     choice = ArmChoice(())
     assert choose(choice, [1.0, 2.0], 2, at=0) == [1, 1]
     assert choose(choice, [2.0, 1.0], 2, at=1) == [0, 0]
+
+
+def too_dear(
+    table: CostTable, busy: float, uneven: float, random: np.random.Generator
+) -> CostTable:
+    """Measured while all took `busy` times as long, and each entry up to `uneven` times that."""
+
+    def measured(entries: Any) -> Any:
+        return tuple(
+            entry._replace(seconds=entry.seconds * busy * random.uniform(1.0, uneven))
+            for entry in entries
+        )
+
+    return replace(table, draft=measured(table.draft), verify=measured(table.verify))
 
 
 def best_yield(machine: Machine, requests: int, accept: float) -> float:
@@ -103,6 +117,30 @@ def test_it_yields_what_the_best_search_yields() -> None:
         found.append(yields(planner, at, requests, accept, 600) / best)
     assert np.mean(found) >= 0.98
     assert min(found) >= 0.93
+
+
+@pytest.mark.parametrize(("accept", "rows"), [(0.05, (0.1, 0.3)), (0.8, (0.03, 0.1))])
+@pytest.mark.parametrize("uneven", [1.0, 1.2])
+@pytest.mark.parametrize("busy", [1.0, 2.0, 4.0])
+def test_a_start_up_in_a_busy_moment_decides_neither_costs_nor_what_is_drafted(
+    busy: float, uneven: float, accept: float, rows: tuple[float, ...]
+) -> None:
+    random = np.random.default_rng(0)
+    for row, overhead, requests in product(rows, (0.0, 0.1), (1, 8)):
+        table = machine(row)
+        planner = BatchPlanner(CONFIG, too_dear(table, busy, uneven, random), 32)
+        at = Machine(table, overhead, trees=1.05, noise=0.05, cold=1.3)
+        shares = []
+        for steps in (100, 400, 100):
+            done = run(planner, at, requests, accept, steps)
+            shares.append(np.mean([nodes > 0 for _, nodes, *_ in done]))
+            for kind in (PLAIN, CHAINS, TREES):
+                assert (planner.times.step_seconds(kind, requests) > 0).all()
+            assert all(planner.times.draft_seconds(arm, requests) > 0 for arm in planner.arms[1:])
+        first, _, last = shares
+        assert last == pytest.approx(float(accept > 0.5), abs=0.1)
+        # What a drafter is worth of which nothing is known takes two blocks to learn.
+        assert first == pytest.approx(last, abs=0.1 if accept > 0.5 else 0.2)
 
 
 @pytest.mark.parametrize("requests", [1, 8])

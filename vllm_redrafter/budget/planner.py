@@ -78,7 +78,6 @@ class ArmChoice:
         """
         self._explored = explored
         self._buckets: dict[Hashable, _Bucket] = {}
-        self._known: set[int] = set()
         self._clock, self._left = 0, 0
         self._at: Hashable = None
         self._step = Step(0, False, 0)
@@ -114,20 +113,17 @@ class ArmChoice:
             known.best, known.interval = best, FIRST_INTERVAL
         others = [arm for arm in self._explored if arm != known.best and rates[arm] > 0]
         if not others:
-            return self._run(known.best, explores=False)
+            return Step(known.best, False, BLOCK)
         # Of arms that were never run, those that draft the most come first.
         other = max(others, key=lambda arm: (arm not in known.ran, -known.ran.get(arm, -arm)))
         lost = BLOCK * (1.0 - rates[other] / rates[known.best])
         wait = max(known.interval, lost / EXPLORATION_SHARE)
-        if other in self._known and self._clock - known.explored < wait:
-            return self._run(known.best, explores=False)
+        # Begin with what drafts the most: it tells how wrong the start-up's measures are.
+        if self._clock > 1 and self._clock - known.explored < wait:
+            return Step(known.best, False, BLOCK)
         known.explored = self._clock + BLOCK
         known.interval = min(2 * known.interval, LONGEST_INTERVAL)
-        return self._run(other, explores=True)
-
-    def _run(self, arm: int, explores: bool) -> Step:
-        self._known.add(arm)
-        return Step(arm, explores, BLOCK)
+        return Step(other, True, BLOCK)
 
 
 class BatchPlanner:
