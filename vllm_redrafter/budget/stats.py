@@ -21,7 +21,8 @@ class StepStats:
         expected_tokens: tokens that they were expected to output, by the batch's budget.
         matched_tokens: nodes verified that are on paths found in the requests' own texts.
         accepted_matched_tokens: those of them that were accepted.
-        undrafted_steps: engine steps after which nothing was drafted, as it would not have paid.
+        undrafted_steps: engine steps after which nothing was drafted, as it would not have paid, or
+            nobody wanted nodes.
         draft: seconds in beam search and tree building.
         forward: seconds in the target's forward pass, tree attention included.
         attention: seconds in tree attention.

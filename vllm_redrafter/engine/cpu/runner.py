@@ -335,13 +335,13 @@ class CPUTreeModelRunner(CPUModelRunner):
                 request_ids = [request_ids[i] for i in active]
                 temperatures = temperatures[active]
             sampled = temperatures > 0.0
-            if self.drafting.pays(request_ids, sampled, max_nodes):
+            most = self._most_nodes(request_ids, max_nodes)
+            if most.any() and self.drafting.pays(request_ids, sampled, max_nodes):
                 with self.stats.measure("draft"):
                     roots = torch.tensor([sampled_token_ids[i][-1] for i in active])
                     states = [hidden_states, *(aux_hidden_states or ())]
-                    drafts = self._draft(active, request_ids, roots, states, max_nodes)
-                if drafts:
-                    self.drafting.took(len(active), self.stats.draft - before)
+                    drafts = self._draft(active, request_ids, roots, states, most)
+                self.drafting.took(len(active), self.stats.draft - before)
             else:
                 self.stats.undrafted_steps += 1
         self.drafted = bool(drafts)
@@ -359,17 +359,17 @@ class CPUTreeModelRunner(CPUModelRunner):
         request_ids: list[str],
         roots: Tensor,
         states: Sequence[Tensor],
-        max_nodes: int,
+        most: npt.NDArray[np.int64],
     ) -> list[list[int]]:
         """Draft for the `active` requests, of these ids, whose last tokens are `roots`.
 
+        Args:
+            most: [R], the most nodes of each; somewhere above 0.
+
         Returns:
-            The drafts of all requests; none at all where no request wants one.
+            The drafts of all requests.
         """
         assert self._logits_rows is not None
-        most = self._most_nodes(request_ids, max_nodes)
-        if not most.any():
-            return []
         last_rows = self._last_rows
         rows = self._logits_rows if last_rows is None else self._logits_rows[last_rows]
         hidden = gathered(states, rows[list(active)])

@@ -108,11 +108,9 @@ class TreeBudget(AdaptiveVerificationManager):
         """Shall the step that is running end with a draft?
 
         Args:
-            possible: vLLM has room for draft tokens in the next one.
+            possible: vLLM has room for draft tokens in the next one, and a request wants them.
         """
         self._drafted = possible and self._arm > 0
-        if possible and not self._drafted:
-            self.meter.count_undrafted()
         return self._drafted
 
     def next_length(self, most: int) -> int:

@@ -291,7 +291,7 @@ class TreeSpeculator(BaseSpeculator):
             self.confidence.count_step()
         if not dummy_run and self.matching is not None:
             self.matching.load(temperature, input_batch.idx_mapping)
-        if not dummy_run and not self._drafts_now(num_speculative_tokens):
+        if not dummy_run and not self._drafts_now(input_batch, num_speculative_tokens):
             return self._no_draft(input_batch, verified)
         padded, length = requests, self._length(num_speculative_tokens, dummy_run)
         desc = None
@@ -313,9 +313,14 @@ class TreeSpeculator(BaseSpeculator):
                 self.draft(padded, length)
         return self.drafts[:requests]
 
-    def _drafts_now(self, num_speculative_tokens: int | None) -> bool:
-        possible, budget = num_speculative_tokens != 0, self.table.budget
-        return possible if budget is None else budget.drafts_now(possible)
+    def _drafts_now(self, input_batch: InputBatch, num_speculative_tokens: int | None) -> bool:
+        table, possible = self.table, num_speculative_tokens != 0
+        drafts = possible and bool(table.wants_nodes[input_batch.idx_mapping_np].any())
+        if table.budget is not None:
+            drafts = table.budget.drafts_now(drafts)
+        if possible and not drafts:
+            self.meter.count_undrafted()
+        return drafts
 
     def _length(self, num_speculative_tokens: int | None, dummy_run: bool) -> int:
         """How many levels to search: none that the next step cannot verify a node of."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor
 
@@ -29,6 +30,7 @@ class TreeTable:
             takes what padding rows draft.
         chains: [slots] int32 on the device, 1 for requests that get a chain.
         limits: [slots] int32 on the device, the most nodes that each request wants.
+        wants_nodes: [slots] bool, the host's: is that any?
         verification: of these trees; tells which row each next draft starts from.
         meter: the step's statistics, all parts' of it.
         budget: whether to draft, and how many nodes to verify; None where every step does, and
@@ -49,6 +51,7 @@ class TreeTable:
         self.trees.clear()
         self.chains = StagedWriteTensor(slots, dtype=torch.int32, device=device)
         self.limits = StagedWriteTensor(slots, dtype=torch.int32, device=device)
+        self.wants_nodes = np.zeros(slots, dtype=np.bool_)
         # New requests' trees: one launch for all that a step admits.
         self._num_nodes = StagedWriteTensor(slots + 1, dtype=torch.int32, device=device)
         self._num_nodes.gpu = self.trees.num_nodes
@@ -73,6 +76,7 @@ class TreeTable:
         self._num_nodes.stage_write_elem(slot, 1)
         self.chains.stage_write_elem(slot, int(chain))
         self.limits.stage_write_elem(slot, limit)
+        self.wants_nodes[slot] = limit > 0
 
     def apply_staged_writes(self) -> None:
         self._num_nodes.apply_write()
