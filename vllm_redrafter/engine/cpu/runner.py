@@ -389,7 +389,8 @@ class CPUTreeModelRunner(CPUModelRunner):
         if self._texts is None:
             return None
         batch, rows = self.input_batch, np.asarray(active)
-        num_tokens = batch.num_tokens_no_spec[rows]
+        # Of the types that `warm_up.py` compiled for.
+        num_tokens = batch.num_tokens_no_spec[rows].astype(np.int64)
         texts = batch.token_ids_cpu
         if self.enable_prompt_embeds:
             # Where vLLM has an embedding, it leaves the token of an earlier request in the row.
