@@ -6,7 +6,7 @@ accepted,
 
     judged' = judged + n,    accepted' = accepted + k,    P = accepted' / judged',
 
-after which both fade so that at most MEMORY nodes are remembered: see
+where both fade so that at most MEMORY nodes are remembered, and accepted' never below 1: see
 `budget/match_acceptance.py`. A program has one length and one depth, and counts whole nodes: all
 ranks of tensor parallelism get the same bits.
 """
@@ -38,8 +38,9 @@ def _count(
     all_accepted = tl.load(counts + 1) + accepted.to(tl.float32)
     kept = tl.minimum(memory / all_judged, 1.0)
     tl.store(counts, all_judged * kept)
-    tl.store(counts + 1, all_accepted * kept)
-    tl.store(probability, all_accepted / all_judged)
+    all_accepted = tl.maximum(all_accepted * kept, 1.0)
+    tl.store(counts + 1, all_accepted)
+    tl.store(probability, all_accepted / (all_judged * kept))
 
 
 @triton.jit(do_not_specialize=["REQUESTS"])

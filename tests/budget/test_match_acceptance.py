@@ -41,6 +41,14 @@ def test_older_observations_fade() -> None:
     assert found.probabilities[0, 0, 0] < 0.01
 
 
+def test_what_was_never_accepted_keeps_a_probability() -> None:
+    found = MatchAcceptance(DEPTH)
+    one = np.zeros(1, dtype=np.bool_)
+    for _ in range(120 * int(MEMORY)):
+        found.observe(one, np.ones(1, np.int64), np.ones(1, np.int32), one)
+    assert found.probabilities[0, 0, 0] == pytest.approx(1 / MEMORY)
+
+
 def test_a_single_observation_moves_little() -> None:
     found = MatchAcceptance(DEPTH)
     before = found.probabilities[0, 0, 0]

@@ -50,7 +50,8 @@ class MatchAcceptance:
         np.add.at(self._accepted, at, accepted)
         kept = np.minimum(MEMORY / self._judged, 1.0)
         self._judged *= kept
-        self._accepted *= kept
+        # What was never accepted may be: a probability of 0 would never be tried again.
+        self._accepted = np.maximum(self._accepted * kept, 1.0)
         self.probabilities[:] = self._accepted / self._judged
 
 

@@ -121,6 +121,7 @@ def test_probabilities_move_towards_what_is_accepted(matching: ContextMatching) 
 @recorded
 def test_kernels_learn_the_same_in_one_launch(matching: ContextMatching) -> None:
     walk(matching)
+    matching.counts[1, 0, 0, 1] = 0.0  # never accepted, and faded away
     slots, prior = torch.tensor([2]), matching.counts.clone()
     matching.learn(slots)
     expected = matching.counts.clone(), matching.probabilities.clone()
@@ -134,6 +135,7 @@ def test_kernels_learn_the_same_in_one_launch(matching: ContextMatching) -> None
         graph.replay()
     torch.testing.assert_close((matching.counts, matching.probabilities), expected)
     assert graph.num_nodes == 1
+    assert matching.probabilities.all()
 
 
 def test_verified_and_accepted_nodes_on_paths_are_counted(matching: ContextMatching) -> None:

@@ -193,4 +193,5 @@ class ContextMatching:
         added = torch.stack([on_path, on_path & accepted], dim=-1).float()
         self.counts.view(-1, 2).index_add_(0, at.flatten(), added.flatten(0, 1))
         self.counts *= (MEMORY / self.counts[..., :1]).clamp(max=1.0)
+        self.counts[..., 1].clamp_(min=1.0)
         torch.div(self.counts[..., 1], self.counts[..., 0], out=self.probabilities)
