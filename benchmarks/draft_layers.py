@@ -10,8 +10,6 @@ bandwidth, at best. Timed are, for bf16 weights of random numbers:
     its product one of as many bytes, x W^T with W [2 H, 2 H], by torch: what a library reaches
     block       a residual block of the gated head, with its norm: one launch of ours
     its product likewise, W [H, H]
-    small cell  the onepass head's, with the S of a new one
-    correction  what that head's small state changes of what the root told
     candidates  128 of each of four depths of V = 32,768, chosen from logits that are there
     gathered    the products of their rows with a request's four beams: --rows / 4 requests
     ranked      the best four of them
@@ -41,14 +39,12 @@ from torch import Tensor
 
 from vllm_redrafter.config import USUAL_CANDIDATES
 from vllm_redrafter.heads.norm import EPSILON
-from vllm_redrafter.heads.onepass import OnePassConfig
 from vllm_redrafter.triton_kernels.candidates import (
     choose_candidates,
     naive_choose_candidates,
     naive_rank_candidates,
     rank_candidates,
 )
-from vllm_redrafter.triton_kernels.correction import correct, naive_correct
 from vllm_redrafter.triton_kernels.draft_layers import (
     MAX_ROWS,
     Product,
@@ -121,7 +117,7 @@ def run(
     report["layers"] = []
     for hidden, rows in product(options.hidden, options.rows):
         of_root = [*of_candidates(stopwatch, hidden, max(1, rows // BEAMS))]
-        made = [*layers(stopwatch, hidden, rows), *small_layers(stopwatch, hidden, rows), *of_root]
+        made = [*layers(stopwatch, hidden, rows), *of_root]
         report["layers"] += [asdict(layer) for layer in made]
         results.write(options.output, report)
         print_layers(made, report["copy_tb_per_s"], console)
@@ -146,30 +142,6 @@ def layers(stopwatch: Stopwatch, hidden: int, rows: int) -> Iterator[Layer]:
     check(out, naive_draft_layer(Product(x, small), rows, **given), "the block")
     yield Layer("block", hidden, rows, small.nbytes, stopwatch.in_graph(block))
     yield library_product(stopwatch, x, small)
-
-
-def small_layers(stopwatch: Stopwatch, hidden: int, rows: int) -> Iterator[Layer]:
-    """The small state's cell, and its correction of what one root told."""
-    small = OnePassConfig.of_target(1, hidden).state_size
-    x, weight, bias, _ = tensors(stopwatch.device, hidden, rows)
-    state, out = x[:, :small].contiguous(), x.new_empty(rows, small)
-    mix, its_bias = weight[: 2 * small, : hidden + small].contiguous(), bias[: 2 * small]
-
-    def cell() -> None:
-        gated_cell(Rows(x), Rows(state), mix, its_bias, out, EPSILON)
-
-    cell()
-    expected = naive_gated_cell(Rows(x), Rows(state), rows, mix, its_bias, EPSILON)
-    check(out, expected, "the small cell")
-    yield Layer("small cell", hidden, rows, mix.nbytes, stopwatch.in_graph(cell))
-    change, told, corrected = weight[:, :small].contiguous(), x[:1], torch.empty_like(x)
-
-    def correction() -> None:
-        correct(state, change, bias, told, corrected)
-
-    correction()
-    check(corrected, naive_correct(state, change, bias, told), "the correction")
-    yield Layer("correction", hidden, rows, change.nbytes, stopwatch.in_graph(correction))
 
 
 def of_candidates(stopwatch: Stopwatch, hidden: int, requests: int) -> Iterator[Layer]:

@@ -11,7 +11,7 @@ TARGET's tokens are TARGET's, but for rounding. So are the drafter's.
 
 It is a means of measuring, and no model: nothing is known that the small target did not know, and
 prompts have to be of TARGET's kind. TARGET is a Llama, DRAFTER a gated head, with a selector or
-without, or a onepass head, that reads the last hidden state.
+without, that reads the last hidden state.
 """
 
 from __future__ import annotations

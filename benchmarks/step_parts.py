@@ -3,7 +3,7 @@
     python benchmarks/step_parts.py
     python benchmarks/step_parts.py --parts draft --vocab-size 49152 --hidden-size 576 \\
         --dtype bfloat16 --requests 1 8 --shapes 4x4 1x3 --output draft.json
-    python benchmarks/step_parts.py --parts draft --head onepass --candidates 128
+    python benchmarks/step_parts.py --parts draft --head gated --candidates 128
     python benchmarks/step_parts.py --parts attention --contexts 200 2000 8000 --nodes 9
 
 Random weights, queries and caches: times do not depend on them. Each repeat measures, one after

@@ -4,8 +4,7 @@
     cell:  out = z s + (1 - z) SiLU(x),  z = sigmoid(g)
     norm:  out = a n(s)
 
-See `heads/gated.py`, whose state is as wide as an embedding, and `heads/onepass.py`, which has a
-smaller one, too. As in `draft_layers.py`, weights are read once, and a row's norm is a factor
+See `heads/gated.py`. As in `draft_layers.py`, weights are read once, and a row's norm is a factor
 of its product. A thread block makes the same columns of g and of x, which are different rows of W:
 lane 2i of its products is g's column i, lane 2i + 1 x's.
 """

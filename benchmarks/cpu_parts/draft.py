@@ -58,7 +58,7 @@ class Draft:
     """A drafter of random weights, plain and packed, and inputs for it.
 
     Args:
-        head: its name; but for a onepass head, one that chooses among candidates has a selector.
+        head: its name; one that chooses among candidates has a selector.
         vocab_size, hidden_size: the target's.
         length: the most tokens that are drafted in a row.
         candidates: C; 0 ranks the vocabulary at every level.
@@ -77,7 +77,7 @@ class Draft:
         torch.manual_seed(0)
         self.dtype, self.candidates = dtype, candidates
         drafter = new_head(head, vocab_size, hidden_size, length)
-        if candidates and not drafter.config.selected_depths and length > 1:
+        if candidates and length > 1:
             selector = SelectorConfig(length - 1, max(1, drafter.config.feature_width // 4))
             drafter = new_head(head, vocab_size, hidden_size, length, selector=selector)
         self.plain, self.config = drafter.to(dtype).eval().requires_grad_(False), drafter.config

@@ -1,10 +1,10 @@
-"""A gated or onepass head of larger sizes with the logits of a small one, for `target.py`'s target.
+"""A gated head of larger sizes with the logits of a small one, for `target.py`'s target.
 
 Its state begins as the target's hidden state, [x ; c ; 0]: a small constant c after the small one's
 numbers. n(x) has sqrt(H) before it, so that what reads it is multiplied by sqrt(H / H'), the small
 hidden size over the large one. The gate keeps the constant as it is, and tokens that the small
-vocabulary has not read it alone. A selector's rank and a onepass head's small state are those of
-a new head, the further numbers zeros.
+vocabulary has not read it alone. A selector's rank is that of a new
+head, the further numbers zeros.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from enlarge_parts.target import Enlarged, EnlargeError, Filler, vocabulary_rows
-from vllm_redrafter import new_head, save_drafter
+from vllm_redrafter import save_drafter
 from vllm_redrafter.checkpoints.reading import load_drafter
-from vllm_redrafter.heads.gated import GatedHead
-from vllm_redrafter.heads.onepass import OnePassHead
+from vllm_redrafter.heads.gated import GatedConfig, GatedHead
 from vllm_redrafter.heads.selector import Selector, SelectorConfig
 
 KEEPS = 64.0
@@ -43,11 +42,10 @@ def enlarge_drafter(
         ConfigError: the source is no drafter.
     """
     small = load_drafter(str(source))
-    if not isinstance(small, GatedHead | OnePassHead) or small.config.target_layers:
+    if not isinstance(small, GatedHead) or small.config.target_layers:
         raise EnlargeError(
             f"the drafter's head is a {small.config.model_type} of the target's layers "
-            f"{small.config.target_layers}: expected a gated or onepass one that reads the last "
-            "hidden state"
+            f"{small.config.target_layers}: expected a gated one that reads the last hidden state"
         )
     if small.config.hidden_size != target.small_hidden:
         raise EnlargeError(
@@ -62,10 +60,7 @@ def enlarge_drafter(
     save_drafter(large.to(dtype), output)
 
 
-Head = GatedHead | OnePassHead
-
-
-def enlarged(small: Head, target: Enlarged, rows: int) -> Head:
+def enlarged(small: GatedHead, target: Enlarged, rows: int) -> GatedHead:
     """The large head, which ranks `rows` tokens: the small one's, then further ones."""
     hidden, wide = target.small_hidden, target.hidden
     smaller = (hidden / wide) ** 0.5
@@ -74,13 +69,10 @@ def enlarged(small: Head, target: Enlarged, rows: int) -> Head:
     both = torch.cat([at, at + wide])
     place(large.cell, both, both, small.cell, smaller)
     large.cell.bias[hidden] = KEEPS
-    if isinstance(small, GatedHead) and isinstance(large, GatedHead):
-        for block, its in zip(large.blocks, small.blocks, strict=True):
-            place(block, at, at, its, smaller)
-        if small.selector is not None and large.selector is not None:
-            _place_selector(large.selector, small.selector, smaller)
-    elif isinstance(small, OnePassHead) and isinstance(large, OnePassHead):
-        _place_onepass(large, small, smaller)
+    for block, its in zip(large.blocks, small.blocks, strict=True):
+        place(block, at, at, its, smaller)
+    if small.selector is not None and large.selector is not None:
+        _place_selector(large.selector, small.selector, smaller)
     large.scale[at] = small.scale * smaller
     large.scale[hidden] = 1.0
     filler = Filler(torch.float32)
@@ -91,19 +83,15 @@ def enlarged(small: Head, target: Enlarged, rows: int) -> Head:
     return large
 
 
-def _new(small: Head, target: Enlarged, rows: int) -> Head:
+def _new(small: GatedHead, target: Enlarged, rows: int) -> GatedHead:
     """A head of the large sizes, its weights at random."""
-    sizes: dict[str, Any] = {"draft_vocab_size": rows}
-    if isinstance(small, GatedHead):
-        name, quarter = "gated", max(1, target.hidden // 4)
-        sizes["num_draft_layers"] = small.config.num_draft_layers
-        if small.config.selector is not None:
-            sizes["selector"] = SelectorConfig(small.config.selector.depths, quarter)
-    else:
-        name, sizes["levels"] = "onepass", small.config.levels
-    large = new_head(name, target.vocabulary, target.hidden, **sizes)
-    assert isinstance(large, GatedHead | OnePassHead)
-    return large
+    selector = small.config.selector
+    if selector is not None:
+        selector = SelectorConfig(selector.depths, max(1, target.hidden // 4))
+    layers = small.config.num_draft_layers
+    sizes: dict[str, Any] = {"draft_vocab_size": rows, "num_draft_layers": layers}
+    config = GatedConfig(target.vocabulary, target.hidden, selector=selector, **sizes)
+    return GatedHead(config)
 
 
 def _place_selector(large: Selector, small: Selector, smaller: float) -> None:
@@ -114,21 +102,6 @@ def _place_selector(large: Selector, small: Selector, smaller: float) -> None:
     place(large.down, rows, torch.arange(width), small.down, smaller)
     large.up.zero_()
     large.up[:, :width, :rank] = small.up
-
-
-def _place_onepass(large: OnePassHead, small: OnePassHead, smaller: float) -> None:
-    hidden, wide = small.config.hidden_size, large.config.hidden_size
-    small_state, wide_state = small.config.state_size, large.config.state_size
-    at, of_state = torch.arange(hidden), torch.arange(small_state)
-    _place_selector(large.base, small.base, smaller)
-    place(large.first, of_state, at, small.first, smaller)
-    gates = torch.cat([of_state, of_state + wide_state])
-    read = torch.cat([at, of_state + wide])
-    place(large.mix, gates, read, small.mix)
-    large.mix.weight[:, :wide] *= smaller
-    large.mix.weight[:, wide:] *= (small_state / wide_state) ** 0.5
-    place(large.change, torch.cat([at, at + wide]), of_state, small.change)
-    large.change.bias[hidden] = KEEPS
 
 
 def place(large: Any, rows: Tensor, columns: Tensor, small: Any, factor: float = 1.0) -> None:

@@ -33,8 +33,6 @@ VARIANTS = (
     Variant("gated", "gated"),
     Variant("gated, fused", "gated", fused=True),
     Variant("gated, fused, selector", "gated", fused=True, selector=True),
-    Variant("onepass", "onepass"),
-    Variant("onepass, fused", "onepass", fused=True),
     Variant("gated, a block", "gated", num_draft_layers=1),
     Variant("gated, fused, a block", "gated", fused=True, num_draft_layers=1),
     Variant("Medusa", "medusa"),

@@ -61,7 +61,6 @@ def heads(
         ("gated", "gated", {}),
         ("recurrent", "recurrent", {}),
         ("gated, selector", "gated", {"selector": selector}),
-        ("onepass", "onepass", {}),
     ):
         sizes = {"draft_vocab_size": draft_vocab_size, **options}
         with torch.device("meta"):

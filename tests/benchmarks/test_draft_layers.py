@@ -46,10 +46,6 @@ def in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     def layer(product: Any, out: Any, **options: Any) -> None:
         out.copy_(draft_layers.naive_draft_layer(product, len(out), **options))
 
-    def corrected(state: Any, weight: Any, bias: Any, told: Any, out: Any) -> None:
-        out.copy_(draft_layers.naive_correct(state, weight, bias, told))
-
-    monkeypatch.setattr(draft_layers, "correct", corrected)
     for name in ("choose_candidates", "gather_dot", "rank_candidates"):
         monkeypatch.setattr(draft_layers, name, getattr(draft_layers, f"naive_{name}"))
     monkeypatch.setattr(draft_layers, "VOCABULARY", 200)
@@ -71,8 +67,6 @@ def test_each_layer_stands_beside_a_product_of_as_many_bytes(
     def kinds(rows: int) -> dict[str, int]:
         requests = rows // 4
         return {
-            "small cell": 2 * 2 * 16 * (32 + 16),
-            "correction": 2 * 2 * 32 * 16,
             "candidates": 2 * 5 * requests * 200,
             "gathered": 2 * requests * 128 * 32,
             "ranked": 8 * rows * 128,  # the reference has float64

@@ -52,7 +52,7 @@ def test_a_part_alone_leaves_no_trace_of_the_other(tmp_path: Path) -> None:
 
 
 def test_a_draft_among_candidates(tmp_path: Path) -> None:
-    options = ["--parts", "draft", "--head", "onepass", "--candidates", "32", "--shapes", "4x3"]
+    options = ["--parts", "draft", "--head", "gated", "--candidates", "32", "--shapes", "4x3"]
     record, _ = run(tmp_path / "parts.json", *DRAFTER, *options, "--requests", "2")
     assert record["settings"]["candidates"] == 32
     (cost,) = record["draft"]

@@ -14,10 +14,9 @@ from vllm_redrafter.heads.selector import SelectorConfig
 V, H, L = 300, 32, 3
 
 
-@pytest.mark.parametrize("name", ["recurrent", "gated", "onepass"])
+@pytest.mark.parametrize("name", ["recurrent", "gated"])
 def test_no_matrix_but_the_vocabulary_layers_is_kept_to_tell_candidates(name: str) -> None:
-    options = {} if name == "onepass" else {"selector": SelectorConfig(L - 1, 8)}
-    plain = new_head(name, V, H, L, **options)
+    plain = new_head(name, V, H, L, selector=SelectorConfig(L - 1, 8))
     weights = {n: weakref.ref(p) for n, p in plain.named_parameters() if p.dim() > 1}
     (layer,) = plain.vocabulary_layers
     vocabulary = {n for n, p in plain.named_parameters() if p is layer.weight}

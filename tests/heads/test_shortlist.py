@@ -18,8 +18,7 @@ SELECTOR = SelectorConfig(LENGTH - 1, 5)
 
 def drafter(name: str) -> DraftHead:
     torch.manual_seed(1)
-    options = {} if name == "onepass" else {"selector": SELECTOR}
-    head = new_head(name, VOCABULARY, HIDDEN, LENGTH, **options).eval()
+    head = new_head(name, VOCABULARY, HIDDEN, LENGTH, selector=SELECTOR).eval()
     for parameter in head.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return head
@@ -35,7 +34,7 @@ def search(head: DraftHead, candidates: int, requests: int = 3) -> ExploredNodes
     )
 
 
-@pytest.mark.parametrize("name", ["recurrent", "gated", "onepass"])
+@pytest.mark.parametrize("name", ["recurrent", "gated"])
 def test_a_search_among_all_tokens_finds_what_one_of_the_vocabulary_finds(name: str) -> None:
     head = drafter(name)
     found, expected = search(head, VOCABULARY), search(head, 0)
@@ -44,7 +43,7 @@ def test_a_search_among_all_tokens_finds_what_one_of_the_vocabulary_finds(name: 
     torch.testing.assert_close(found.log_probs, expected.log_probs)
 
 
-@pytest.mark.parametrize("name", ["recurrent", "gated", "onepass"])
+@pytest.mark.parametrize("name", ["recurrent", "gated"])
 def test_nodes_below_the_first_level_are_among_the_candidates(name: str) -> None:
     head, count = drafter(name), 6
     generator = torch.Generator().manual_seed(2)
@@ -67,15 +66,6 @@ def test_a_new_selector_guesses_at_every_depth_what_the_root_tells() -> None:
     state = torch.randn(2, 1, HIDDEN)
     told = head.base_features(state, state, LENGTH)
     assert told.equal(head.features(state, state, 0).unsqueeze(-2).expand_as(told))
-
-
-def test_a_selector_tells_the_same_at_one_depth_and_at_all() -> None:
-    head = drafter("gated")
-    assert head.selector is not None
-    x = torch.randn(2, 3, HIDDEN)
-    told = head.selector(x, LENGTH)
-    for depth in range(1, LENGTH):
-        torch.testing.assert_close(told[..., depth, :], head.selector.at(x, depth))
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,6 @@ if not ON_GPU:
         "vllm_redrafter.triton_kernels.ordered_keys",
         "vllm_redrafter.triton_kernels.top_candidates",
         "vllm_redrafter.triton_kernels.candidates",
-        "vllm_redrafter.triton_kernels.correction",
         "vllm_redrafter.triton_kernels.gather_dot",
         "vllm_redrafter.triton_kernels.grow_beams",
         "vllm_redrafter.triton_kernels.observe_nodes",

@@ -61,8 +61,7 @@ class FusedHead(Protocol):
             embedded: [rows, H], the tokens' embeddings; None where the head was given the table.
 
         Returns:
-            [rows, S], in memory that the call after the next writes over. A root's are those of
-            `DraftHead.start`; below, what never changes may lack.
+            [rows, S], in memory that the call after the next writes over.
         """
         ...
 

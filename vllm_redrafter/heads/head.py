@@ -79,7 +79,7 @@ class HeadConfig:
     model_type: ClassVar[str]
     """In config.json, by which checkpoints find their head."""
     takes_selector: ClassVar[bool] = True
-    """May be given one: the head has one vocabulary-wide layer, and tells no candidates itself."""
+    """May be given one: the head has one vocabulary-wide layer."""
 
     vocab_size: int
     hidden_size: int

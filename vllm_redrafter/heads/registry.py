@@ -14,7 +14,6 @@ from typing import Any
 from vllm_redrafter.heads.gated import GatedHead
 from vllm_redrafter.heads.head import DraftHead, HeadConfig
 from vllm_redrafter.heads.medusa import MedusaHead
-from vllm_redrafter.heads.onepass import OnePassHead
 from vllm_redrafter.heads.recurrent import RecurrentHead
 from vllm_redrafter.utils.errors import ConfigError
 
@@ -23,7 +22,6 @@ ENTRY_POINTS = "vllm_redrafter.heads"
 NAMES: dict[str, type[DraftHead]] = {
     "recurrent": RecurrentHead,
     "gated": GatedHead,
-    "onepass": OnePassHead,
     "medusa": MedusaHead,
 }
 """The heads of this package, by the names that `train --head` takes."""

@@ -84,13 +84,6 @@ class Selector(nn.Module):
         changes = torch.einsum("...dk,dek->...de", inner, self.up[: length - 1])
         return torch.cat([x.unsqueeze(-2), x.unsqueeze(-2) + changes.to(x.dtype)], dim=-2)
 
-    def at(self, x: Tensor, depth: int) -> Tensor:
-        """x_depth [..., E], for a depth from 1 on."""
-        rank = self.sizes.rank
-        rows = slice((depth - 1) * rank, depth * rank)
-        inner = F.silu(F.linear(normed(x), self.down.weight[rows], self.down.bias[rows]))
-        return x + F.linear(inner, self.up[depth - 1]).to(x.dtype)
-
     def _inner(self, x: Tensor) -> Tensor:
         inner = F.silu(self.down(normed(x)))
         return inner.view(*inner.shape[:-1], self.sizes.depths, self.sizes.rank)

@@ -34,7 +34,8 @@ class FusedSelector:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x_0 .. x_{L-1}: [L, R, E] of x [R, E], in memory that the next call writes over."""
-        depths, rank, told = self._length - 1, self._selector.sizes.rank, self.told(len(x))
+        depths, rank = self._length - 1, self._selector.sizes.rank
+        told = self._told[: self._length * len(x)].view(self._length, len(x), -1)
         told.copy_(x.expand_as(told))
         if not depths:
             return told
@@ -50,7 +51,3 @@ class FusedSelector:
         by_depth = inner.view(len(x), depths, rank).transpose(0, 1)
         told[1:].baddbmm_(by_depth, up[:depths].transpose(1, 2))
         return told
-
-    def told(self, requests: int) -> Tensor:
-        """[L, R, E], what the last call told of so many roots."""
-        return self._told[: self._length * requests].view(self._length, requests, -1)

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-HeadName = Literal["recurrent", "gated", "onepass", "medusa"]
+HeadName = Literal["recurrent", "gated", "medusa"]
 """Of `heads/registry.py`, as a test holds."""
 LossKind = Literal["kl", "ce", "mix", "acceptance", "lk", "lk-alpha"]
 Precision = Literal["no", "bf16"]

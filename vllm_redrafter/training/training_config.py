@@ -156,8 +156,7 @@ class TrainingConfig:
     head: HeadName = setting(
         "recurrent",
         "Which draft head: recurrent is Apple's; gated begins as the target's hidden state, and "
-        "gates what drafted tokens leave of it; onepass is like it, and reads the vocabulary-wide "
-        "layer once for all of --unroll-steps; medusa has one for each of --unroll-steps, none of "
+        "gates what drafted tokens leave of it; medusa has one for each of --unroll-steps, none of "
         "which sees a drafted token.",
     )
     exit_dim: int | None = setting(
@@ -170,7 +169,7 @@ class TrainingConfig:
         None,
         "Number of residual blocks in the draft head.",
         at_least=0,
-        default_text="1; 0 in a gated head, none in onepass",
+        default_text="1; 0 in a gated head",
     )
     draft_vocab_size: int | None = setting(
         None,

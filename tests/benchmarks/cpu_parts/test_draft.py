@@ -19,11 +19,10 @@ def test_bytes_are_those_of_the_weights_that_a_draft_reads() -> None:
 
 def test_with_candidates_the_vocabulary_is_read_once_and_rows_of_it_at_every_level_below() -> None:
     hidden, vocab, levels, width, count = 8, 999, 3, 4, 32
-    measured = draft.Draft("onepass", vocab, hidden, levels, count, torch.float32)
-    small, rank, below = 16, hidden // 4, levels - 1
-    root = (2 * hidden + 1) * 2 * hidden + (hidden + 1) * small
-    root += below * ((hidden + 1) * rank + rank * hidden) + vocab * hidden
-    level = (hidden + small + 1) * 2 * small + (small + 1) * 2 * hidden
+    measured = draft.Draft("gated", vocab, hidden, levels, count, torch.float32)
+    rank, below = hidden // 4, levels - 1
+    level = (2 * hidden + 1) * 2 * hidden
+    root = level + below * ((hidden + 1) * rank + rank * hidden) + vocab * hidden
     for requests in (1, 2):
         expected = root + below * (level + requests * count * hidden)
         assert measured.num_bytes(requests, width, levels) == 4 * expected

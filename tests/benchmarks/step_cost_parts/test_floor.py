@@ -53,18 +53,3 @@ def test_candidates_are_read_in_the_place_of_the_vocabulary(found: dict[str, Any
         "selector": 2 * BF16 * (K * H + K + H * K),
         "gathered rows": 2 * BF16 * C * H,
     }
-
-
-def test_a_onepass_head_reads_the_large_cell_once(found: dict[str, Any]) -> None:
-    small = 16
-    assert found["onepass"]["parts"] == {
-        "V": BF16 * V * H,
-        "cell": BF16 * CELL,
-        "first": BF16 * small * (H + 1),
-        "base": 2 * BF16 * (K * H + K + H * K),
-        "mix": 2 * BF16 * 2 * small * (H + small + 1),
-        "change": 2 * BF16 * 2 * H * (small + 1),
-        "scale": 3 * BF16 * H,
-        "gathered rows": 2 * BF16 * C * H,
-    }
-    assert found["onepass"]["launches"] == 10 + 5 * 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -46,14 +46,13 @@ class Case(NamedTuple):
     """A head, what a user says of candidates, and how many a single request's draft has."""
 
     head: str
-    options: dict[str, Any]
     said: dict[str, int]
     expected: int
 
 
 CASES = [
-    Case("gated", {"selector": SelectorConfig(LENGTH - 1, 16)}, {}, USUAL_CANDIDATES),
-    Case("onepass", {}, {"candidates": 64}, 64),
+    Case("gated", {}, USUAL_CANDIDATES),
+    Case("recurrent", {"candidates": 64}, 64),
 ]
 
 
@@ -66,7 +65,8 @@ def engine(
     asked = few_tokens.requests("greedy").prompts
     rows = list(map(answered, asked, plain.answers["greedy"]))
     folder = tmp_path_factory.mktemp(case.head)
-    drafter = make_reciting(folder, plain.target, rows, case.head, **case.options)
+    selector = SelectorConfig(LENGTH - 1, 16)
+    drafter = make_reciting(folder, plain.target, rows, case.head, selector=selector)
     config = {"model": str(drafter), "num_speculative_tokens": 8, "beam_length": LENGTH}
     config |= {"adaptive": False, "context_matches": 0, **case.said}
     with cpu_engine(

@@ -23,15 +23,14 @@ OPTIONS = [
     pytest.param({"draft_vocab_size": 120}, id="draft vocabulary"),
     pytest.param({"target_layers": (1, 2, 5)}, id="three layers"),
 ]
-HEADS = ("recurrent", "gated", "onepass")
+HEADS = ("recurrent", "gated")
 
 
 def random_head(
     name: str, options: dict[str, Any], dtype: torch.dtype = torch.float32
 ) -> DraftHead:
     torch.manual_seed(0)
-    if name != "onepass":
-        options = {"selector": SelectorConfig(L - 1, 9), **options}
+    options = {"selector": SelectorConfig(L - 1, 9), **options}
     head = new_head(name, V, H, L, **options).to(dtype).eval().requires_grad_(False)
     for parameter in head.parameters():
         nn.init.normal_(parameter, std=0.3)
@@ -75,7 +74,7 @@ def test_a_search_finds_the_same_nodes(
         assert_same(*both(plain, form, requests, SearchShape(width, length), C))
 
 
-@pytest.mark.parametrize("name", ["gated", "onepass"])
+@pytest.mark.parametrize("name", HEADS)
 def test_a_search_of_a_head_without_a_packed_form_of_its_own_finds_the_same_nodes(
     name: str,
 ) -> None:

@@ -25,7 +25,6 @@ KERNELS = (
     "draft_layers",
     "gated_layer",
     "gather_dot",
-    "correction",
 )
 if not ON_GPU:
     import_interpreted(
@@ -158,9 +157,7 @@ SELECTOR = {"depths": 3, "rank": 5}
 def telling(name: str, **options: Any) -> DraftHead:
     """A head that tells candidates."""
     torch.manual_seed(0)
-    own = {"levels": 4, "state_size": 7, "base_rank": 5} if name == "onepass" else {}
-    added = {} if name == "onepass" else {"selector": SELECTOR}
-    head = new_head(name, VOCAB, HIDDEN, SHAPE.beam_length, **own, **added, **options)
+    head = new_head(name, VOCAB, HIDDEN, SHAPE.beam_length, selector=SELECTOR, **options)
     return random_weights(head.to(DEVICE))
 
 
@@ -168,8 +165,6 @@ TELLING: list[tuple[str, dict[str, Any]]] = [
     ("recurrent", {"num_draft_layers": 2}),
     ("gated", {}),
     ("gated", {"num_draft_layers": 1, "draft_vocab_size": 30}),
-    ("onepass", {}),
-    ("onepass", {"draft_vocab_size": 30}),
 ]
 
 
@@ -333,7 +328,7 @@ class Together:
         self.computing.acquire()
 
 
-@pytest.mark.parametrize("name", ["gated", "onepass"])
+@pytest.mark.parametrize("name", ["gated", "recurrent"])
 def test_rows_in_fp8_are_gathered_where_the_layer_has_no_others(name: str) -> None:
     """The layer multiplies with the rounded weights."""
     head, rounded, embed = telling(name), telling(name), embedding()
@@ -357,9 +352,8 @@ def test_a_shard_s_search_is_the_whole_s() -> None:
         (gated_of, 0),
         (medusa_of, 0),
         (lambda: telling("gated"), 8),
-        (lambda: telling("onepass"), 8),
     ],
-    ids=["recurrent", "gated", "medusa", "selector", "onepass"],
+    ids=["recurrent", "gated", "medusa", "selector"],
 )
 def test_a_search_needs_nothing_of_what_was_in_its_memory(
     new: Callable[[], DraftHead], candidates: int
@@ -435,9 +429,8 @@ FIVE = SearchShape(4, 5)
         ("gated", {}, 6 * 5),
         ("gated", {"selector": {"depths": 4, "rank": 5}}, 9 + 4 * 4),
         ("recurrent", {"selector": {"depths": 4, "rank": 5}}, 11 + 6 * 4),
-        ("onepass", {}, 10 + 5 * 4),
     ],
-    ids=["gated", "gated with a selector", "recurrent with a selector", "onepass"],
+    ids=["gated", "gated with a selector", "recurrent with a selector"],
 )
 def test_so_many_launches_draft_five_levels(
     name: str, options: dict[str, Any], launches: int

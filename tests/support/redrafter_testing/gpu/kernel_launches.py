@@ -19,7 +19,6 @@ from vllm_redrafter.triton_kernels.build_tree import (
 )
 from vllm_redrafter.triton_kernels.candidates import choose_candidates, rank_candidates
 from vllm_redrafter.triton_kernels.compact_kv import CacheTable, compact_kv
-from vllm_redrafter.triton_kernels.correction import correct
 from vllm_redrafter.triton_kernels.draft_layers import Product, draft_layer
 from vllm_redrafter.triton_kernels.find_matches import (
     LONGEST_MATCH,
@@ -49,7 +48,7 @@ DTYPES = {
     "fp8": (torch.bfloat16, torch.float8_e4m3fn),
 }
 """Queries' and cache's, by the name of the cache's."""
-DRAFT_KERNELS = 7
+DRAFT_KERNELS = 6
 """How many of `draft_cases` it takes to launch each kernel of a draft."""
 
 
@@ -120,7 +119,6 @@ def draft_cases() -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "bf16 64 rows, gated", lambda: gated_layers(torch.bfloat16, 64)
     yield "2 paths of 8, 32k tokens", lambda: match(2, 8, 32_768)
     yield "bf16 V 128k, 128 candidates", lambda: candidates(torch.bfloat16, 128_256, 128, 4)
-    yield "bf16 64 rows, onepass", lambda: small_layers(torch.bfloat16, 64)
     yield "bf16 16 rows", lambda: layers(torch.bfloat16, 16)
     yield "fp32 V 32k, 16 beams", lambda: level(torch.float32, 32_000, 16)
     yield "bf16 V 256k, 50 beams", lambda: level(torch.bfloat16, 262_208, 50)
@@ -131,8 +129,6 @@ def draft_cases() -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "fp32 V 32k, 128 candidates", lambda: candidates(torch.float32, 32_768, 128, 4)
     yield "bf16 V 128k, 512 candidates", lambda: candidates(torch.bfloat16, 128_256, 512, 50)
     yield "fp8 V 32k, 32 candidates", lambda: candidates(torch.bfloat16, 32_768, 32, 16, True)
-    yield "bf16 4 rows, onepass", lambda: small_layers(torch.bfloat16, 4)
-    yield "fp32 16 rows, onepass", lambda: small_layers(torch.float32, 16)
     yield "4 paths of 8, 1M tokens", lambda: match(4, 8, 2**20)
 
 
@@ -191,17 +187,6 @@ def candidates(
     for scale in (None, x[0]):
         gather_dot(x, weight, chosen, scale=scale, epsilon=1e-6, row_scales=scales)
     rank_candidates(torch.zeros(width, count), chosen, width)
-
-
-def small_layers(dtype: torch.dtype, rows: int, hidden: int = 4096, small: int = 1024) -> None:
-    """gated_cell of the onepass head's small state, and correct."""
-    x, out = torch.zeros(2, rows, hidden, dtype=dtype)
-    state, after = torch.zeros(2, rows, small, dtype=dtype)
-    weight = torch.zeros(2 * small, hidden + small, dtype=dtype)
-    embedded = Rows(x, torch.zeros(rows, dtype=torch.int64))
-    gated_cell(embedded, Rows(state, integers(rows)), weight, weight[0, : 2 * small], after, 1e-6)
-    weight = torch.zeros(2 * hidden, small, dtype=dtype)
-    correct(after, weight, torch.zeros(2 * hidden, dtype=dtype), x[: rows // 4], out)
 
 
 def learn(slots: int, depths: int, requests: int = 2) -> None:

@@ -17,7 +17,6 @@ DRAFT = {
     "_merge_depths",
     "_rank_candidates",
     "_gather_dot",
-    "_correct",
     "_grow_beams",
     "_draft_layer",
     "_gated_cell",
