@@ -35,7 +35,6 @@ from vllm_redrafter.heads.registry import is_head
 from vllm_redrafter.training.distillation import Distillation
 from vllm_redrafter.training.estimate import top_accuracy
 from vllm_redrafter.training.evaluation import evaluate_shapes
-from vllm_redrafter.training.objective import Objective
 from vllm_redrafter.training.processes import make_accelerator
 from vllm_redrafter.training.resolution import loop_plan
 from vllm_redrafter.training.trainer import Trainer
@@ -273,7 +272,7 @@ def test_heads_learn_a_language() -> None:
 
 def test_drafts_longer_than_there_are_heads_are_neither_trained_nor_evaluated() -> None:
     with pytest.raises(ConfigError, match=r"training: .* 4 exceeds the 3 tokens"):
-        Distillation(knowing(), None, num_steps=4, objective=Objective(target_share=0.0))
+        Distillation(knowing(), None, num_steps=4, target_share=0.0)
     with pytest.raises(ConfigError, match=r"evaluation: beam_length 4 exceeds the 3 tokens"):
         evaluate_shapes(knowing(), CycleTarget(), rows(), [ReDrafterConfig(8, 4, 4)], StepCosts())
 

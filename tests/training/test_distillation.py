@@ -14,8 +14,6 @@ from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.training import chunked_loss
 from vllm_redrafter.training.batches import TextBatch
 from vllm_redrafter.training.distillation import Distillation, count_rows, unroll
-from vllm_redrafter.training.objective import Objective
-from vllm_redrafter.training.soft_top import soft_top
 from vllm_redrafter.training.target import TargetOutputs
 from vllm_redrafter.utils.errors import ConfigError
 
@@ -65,7 +63,6 @@ def chunks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(chunked_loss, "CPU_CHUNK_ELEMENTS", request.param)
 
 
-TEXT_ALONE = Objective("ce", target_share=0.0)
 HEAD = torch.randn(V, H, generator=torch.Generator().manual_seed(7)).double()
 
 
@@ -127,7 +124,7 @@ SHARES = {"kl": 1.0, "ce": 0.0, "mix": 0.25}
 def distillation(drafter: RecurrentHead, kind: str) -> Distillation:
     if kind == "data":
         return Distillation(drafter, None, L, use_data=True)
-    return Distillation(drafter, head, L, Objective(target_share=SHARES[kind]))
+    return Distillation(drafter, head, L, SHARES[kind])
 
 
 @pytest.mark.parametrize("kind", ["kl", "ce", "mix", "data"])
@@ -152,45 +149,6 @@ def test_loss_and_gradients_are_those_of_a_loop_over_positions(
     assert target.hidden.grad is None and target.embedded.grad is None
 
 
-NEW = {
-    "lk": Objective("lk"),
-    "lk-alpha": Objective("lk-alpha", target_share=0.75),
-    "acceptance": Objective("acceptance", top=(3, 2, 1)),
-}
-
-
-def naive_acceptance(drafter: RecurrentHead, batch: TextBatch, target: TargetOutputs) -> Tensor:
-    """[L], each start down its steps."""
-    kept = drafter.target_tokens(torch.arange(drafter.config.num_ranked_tokens))
-    objective, sums = NEW["acceptance"], torch.zeros(L).double()
-    for row, start in product(range(B), range(T)):
-        condition, reached = drafter.condition(target.hidden[row, start]), 1.0
-        for index, state in enumerate(states_from(drafter, target, row, start)):
-            label = start + 2 + index
-            if label >= T or not batch.generated[row, start + 1 : label + 1].all():
-                continue
-            log_q = drafter.logits(condition, state, index).log_softmax(-1)
-            t = taught("kl", batch, target, row, label)[kept]
-            scores = log_q.unsqueeze(0) / objective.temperature
-            among = soft_top(scores, torch.tensor([objective.top[index]])).squeeze(0)
-            m, mass = t.sum(), (t * among).sum()
-            share = (-objective.kl_decay * mass).exp()
-            kl = (torch.xlogy(t, t / m) - t * log_q).sum()
-            sums[index] += share * kl + (1 - share) * reached * (m - mass)
-            reached = reached * float(mass)
-    return sums
-
-
-@pytest.mark.usefixtures("chunks")
-def test_acceptance_follows_each_start_down_its_steps(
-    drafter: RecurrentHead, batch: TextBatch, target: TargetOutputs
-) -> None:
-    loss = Distillation(drafter, head, L, NEW["acceptance"])(batch, target, torch.ones(L).double())
-    with torch.no_grad():
-        expected = naive_acceptance(drafter, batch, target)
-    torch.testing.assert_close(loss.per_step, expected, rtol=1e-6, atol=1e-8)
-
-
 class LayerPerDepth(RecurrentHead):
     """As the heads that have a vocabulary-wide layer for each step; here it is the same one."""
 
@@ -199,7 +157,7 @@ class LayerPerDepth(RecurrentHead):
         return tuple(super().vocabulary_layers) * L
 
 
-@pytest.mark.parametrize("kind", NEW)
+@pytest.mark.parametrize("kind", SHARES)
 def test_losses_are_the_same_with_a_layer_per_depth(
     batch: TextBatch, target: TargetOutputs, kind: str
 ) -> None:
@@ -208,30 +166,10 @@ def test_losses_are_the_same_with_a_layer_per_depth(
     whole.load_state_dict(apart.state_dict())
     weights, found = torch.ones(L).double(), []
     for drafter in (apart, whole):
-        loss = Distillation(drafter, head, L, NEW[kind])(batch, target, weights)
+        loss = Distillation(drafter, head, L, SHARES[kind])(batch, target, weights)
         found.append((loss.per_step, *torch.autograd.grad(loss.total, list(drafter.parameters()))))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("kind", NEW)
-def test_losses_and_gradients_do_not_depend_on_chunks(
-    drafter: RecurrentHead,
-    batch: TextBatch,
-    target: TargetOutputs,
-    kind: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    weights, found = torch.tensor([0.5, 0.3, 0.2]).double(), []
-    for elements in (10**9, 3 * V, 1):
-        monkeypatch.setattr(chunked_loss, "CPU_CHUNK_ELEMENTS", elements)
-        loss = Distillation(drafter, head, L, NEW[kind])(batch, target, weights)
-        gradients = torch.autograd.grad(loss.total, list(drafter.parameters()))
-        found.append((loss.per_step, *gradients))
-    for others in found[1:]:
-        for one, other in zip(found[0], others, strict=True):
-            assert one.abs().sum() > 0
-            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
 
 
 def test_unroll_is_step_after_step(batch: TextBatch, target: TargetOutputs) -> None:
@@ -255,7 +193,7 @@ def test_teacher_and_text_are_aligned(batch: TextBatch, target: TargetOutputs) -
 
     weights = torch.ones(L).double()
     kl = Distillation(drafter, certain, L)(batch, target, weights)
-    ce = Distillation(drafter, None, L, TEXT_ALONE)(batch, target, weights)
+    ce = Distillation(drafter, None, L, 0.0)(batch, target, weights)
     torch.testing.assert_close(kl.per_step, ce.per_step)
 
 
@@ -269,7 +207,7 @@ def test_rows_are_counted_before_they_are_computed(
         for parameter in drafter.parameters():
             parameter.zero_()
         batch.tokens.fill_(int(kept[0]))
-        loss = Distillation(drafter, None, L, TEXT_ALONE)(batch, flat, torch.ones(L))
+        loss = Distillation(drafter, None, L, 0.0)(batch, flat, torch.ones(L))
     # Equal logits cost log(ranked tokens) a row.
     torch.testing.assert_close(
         loss.per_step, counts * torch.tensor(len(kept)).double().log(), check_dtype=False
@@ -288,14 +226,13 @@ def test_a_batch_without_counted_positions_gives_zero_gradients(
         assert parameter.grad is not None and not parameter.grad.any()
 
 
-@pytest.mark.parametrize("objective", [Objective(), *NEW.values()], ids=lambda o: o.kind)
 def test_reduced_precision_is_for_the_products_alone(
-    batch: TextBatch, target: TargetOutputs, objective: Objective
+    batch: TextBatch, target: TargetOutputs
 ) -> None:
     drafter = RecurrentHead(RecurrentConfig(V, H, exit_dim=5))
     outputs = TargetOutputs(target.hidden.float(), target.embedded.float())
     head32 = torch.nn.Linear(H, V, bias=False)
-    model = Distillation(drafter, head32, L, objective)
+    model = Distillation(drafter, head32, L)
     exact = model(batch, outputs, torch.ones(L))
     with torch.autocast("cpu", torch.bfloat16):
         rounded = model(batch, outputs, torch.ones(L))

@@ -173,8 +173,8 @@ def test_an_output_with_checkpoints_is_resumed_or_refused(
         run(job(target, data, tmp_path))
     with pytest.raises(ConfigError, match=r"cannot be resumed with other settings or data"):
         run(job(target, data, tmp_path, seed=1), resume=True)
-    with pytest.raises(ConfigError, match=r"cannot be resumed .*'loss': 'lk'"):
-        run(job(target, data, tmp_path, loss="lk"), resume=True)
+    with pytest.raises(ConfigError, match=r"cannot be resumed .*'loss': 'ce'"):
+        run(job(target, data, tmp_path, loss="ce"), resume=True)
 
 
 def test_data_of_another_target_or_tokenizer_is_refused(

@@ -123,7 +123,7 @@ def test_training_is_repeatable_and_the_seed_matters() -> None:
     assert not torch.equal(first, other)
 
 
-@pytest.mark.parametrize("kind", ["kl", "ce", "acceptance"])
+@pytest.mark.parametrize("kind", ["kl", "ce"])
 def test_small_batches_add_up_to_a_large_one(kind: str) -> None:
     whole, parts = untrained(), untrained()
     losses = trainer(whole, max_steps=5, loss=kind).run().losses
@@ -298,40 +298,13 @@ def test_schedule_warms_up_and_decays_to_zero() -> None:
         ("learning_rate", math.nan, "a positive number"),
         ("kl_weight", 1.5, "between 0 and 1"),
         ("block_length", 6, "at least 7"),
-        ("loss", "mse", "one of kl, ce, mix, acceptance, lk, lk-alpha"),
+        ("loss", "mse", "one of kl, ce, mix"),
         ("precision", "fp16", "one of no, bf16"),
     ],
 )
 def test_settings_out_of_range_are_refused(name: str, value: Any, limit: str) -> None:
     with pytest.raises(ConfigError, match=rf"{name} must be {limit}, got {value!r}"):
         TrainingConfig(**{name: value})
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"loss": "acceptance", "acceptance_k": "4,2"}, "acceptance_k must be one integer .* 5 "),
-        ({"loss": "acceptance", "acceptance_k": "0"}, "acceptance_k must be one integer from 1"),
-        ({"loss": "acceptance", "acceptance_k": "-3"}, "acceptance_k must be one integer from 1"),
-        ({"loss": "lk", "acceptance_k": "4"}, "acceptance_k must be left out with --loss lk"),
-        ({"kl_decay": 3.0}, "kl_decay must be left out with --loss kl"),
-        ({"loss": "mix", "text_share": 0.5}, "text_share must be left out with --loss mix"),
-        ({"loss": "lk", "text_share": 1.0, "teacher": "data"}, "teacher must be left out with"),
-        ({"loss": "acceptance", "acceptance_temperature": 0.0}, "must be a positive number"),
-    ],
-)
-def test_what_a_loss_would_ignore_is_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        TrainingConfig(**settings)
-
-
-def test_how_many_tokens_count_is_the_beam_width_or_what_is_said_by_step() -> None:
-    assert TrainingConfig(unroll_steps=3).best_by_step(4) == (4, 4, 4)
-    said = {"loss": "acceptance", "unroll_steps": 3}
-    assert TrainingConfig(**said, acceptance_k="2").best_by_step(4) == (2, 2, 2)
-    assert TrainingConfig(**said, acceptance_k="4, 2,1").best_by_step(4) == (4, 2, 1)
-    with pytest.raises(ConfigError, match="acceptance_k 8 must be below the 8 tokens"):
-        trainer(untrained(), loss="acceptance", acceptance_k="2,8,1,1")
 
 
 def test_new_drafter_starts_from_the_targets_head() -> None:

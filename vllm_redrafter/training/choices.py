@@ -4,7 +4,7 @@ from typing import Literal
 
 HeadName = Literal["recurrent", "gated", "medusa"]
 """Of `heads/registry.py`, as a test holds."""
-LossKind = Literal["kl", "ce", "mix", "acceptance", "lk", "lk-alpha"]
+LossKind = Literal["kl", "ce", "mix"]
 Precision = Literal["no", "bf16"]
 TargetDtype = Literal["auto", "float32", "bfloat16", "float16"]
 TargetParallel = Literal["no", "fsdp"]

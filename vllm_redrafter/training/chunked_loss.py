@@ -6,7 +6,8 @@ never exist: the forward pass takes a chunk of rows, computes their loss *and* i
 
     z = W f,   d loss / d f = W^T d z,   d loss / d W = d z f^T
 
-with the loss and d z = d loss / d z by `losses.py`.
+with q = softmax(z), what is taught t (`teachers.py`) and the loss KL(t || q) = sum_v t_v (log t_v
+- log q_v), so that d z = (sum_v t_v) q - t.
 
 In memory at a time: a few [chunk, V] tensors, and one gradient of W.
 """
@@ -19,7 +20,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from vllm_redrafter.training.losses import RowLoss
 from vllm_redrafter.training.teachers import Teacher
 
 CHUNK_ELEMENTS = 1 << 26
@@ -32,10 +32,7 @@ def head_loss(
     features: Tensor,
     weight: Tensor,
     row_weights: Tensor,
-    start: Tensor,
-    step: Tensor,
     teacher: Teacher,
-    loss: RowLoss,
 ) -> tuple[Tensor, Tensor]:
     """Weighted sum of the rows' losses.
 
@@ -43,10 +40,7 @@ def head_loss(
         features: [N, E], what the last layer reads.
         weight: [draft tokens, E], the last layer's.
         row_weights: [N].
-        start: [N] int64, where each row starts.
-        step: [N] int64, from 1; ascending among the rows of one start.
         teacher: gives the rows' distributions.
-        loss: of a chunk of rows.
 
     Returns:
         (scalar that backward starts from, [N] the rows' losses, detached).
@@ -58,7 +52,7 @@ def head_loss(
     elements = CPU_CHUNK_ELEMENTS if device == "cpu" else CHUNK_ELEMENTS
     chunk = max(1, elements // weight.shape[0])
     total, losses = _HeadLoss.apply(  # type: ignore[no-untyped-call]
-        features, weight, row_weights, start, step, teacher, loss, product_dtype, chunk
+        features, weight, row_weights, teacher, product_dtype, chunk
     )
     return total, losses
 
@@ -70,10 +64,7 @@ class _HeadLoss(torch.autograd.Function):
         features: Tensor,
         weight: Tensor,
         row_weights: Tensor,
-        start: Tensor,
-        step: Tensor,
         teacher: Teacher,
-        loss: RowLoss,
         product_dtype: torch.dtype,
         chunk: int,
     ) -> tuple[Tensor, Tensor]:
@@ -88,7 +79,7 @@ class _HeadLoss(torch.autograd.Function):
             for first in range(0, len(features), chunk):
                 rows = slice(first, first + chunk)
                 log_q = (inputs[rows] @ matrix.T).to(loss_dtype).log_softmax(dim=-1)
-                losses[rows], grad = loss(log_q, teacher(rows), start[rows], step[rows])
+                losses[rows], grad = _kullback_leibler(log_q, teacher(rows))
                 if needs_gradients:
                     grad = grad.mul_(row_weights[rows, None]).to(product_dtype)
                     grad_features[rows] = (grad @ matrix).to(features.dtype)
@@ -110,4 +101,11 @@ class _HeadLoss(torch.autograd.Function):
         # In place: a second gradient of W would be the largest tensor there is.
         if grad_weight is not None:
             grad_weight.mul_(grad_total)
-        return grad_features.mul_(grad_total), grad_weight, None, None, None, None, None, None, None
+        return grad_features.mul_(grad_total), grad_weight, None, None, None, None
+
+
+def _kullback_leibler(log_q: Tensor, taught: Tensor) -> tuple[Tensor, Tensor]:
+    """([n] losses, [n, V] their derivatives by the logits) of [n, V] each; log_q is overwritten."""
+    losses = (torch.xlogy(taught, taught) - taught * log_q).sum(dim=-1)
+    covered = taught.sum(dim=-1, keepdim=True)
+    return losses, log_q.exp_().mul_(covered).sub_(taught)

@@ -26,8 +26,6 @@ from torch import Tensor, nn
 from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.training.batches import TextBatch
 from vllm_redrafter.training.chunked_loss import head_loss
-from vllm_redrafter.training.losses import RowLoss
-from vllm_redrafter.training.objective import Objective
 from vllm_redrafter.training.target import TargetOutputs
 from vllm_redrafter.training.teachers import (
     ChosenRows,
@@ -189,7 +187,7 @@ class Distillation(nn.Module):
         head: the target's vocabulary-wide layer; needed where its distribution is taught and
             the batches bring none of their own.
         num_steps: L, the beam length to train for.
-        objective: what is minimised, and how much of what is taught is the target's distribution.
+        target_share: of the target's distribution in what is taught; the text has the rest.
         use_data: take the distributions that the batches bring (the target's top tokens).
         of_roots: teach what the drafter tells at the root, from step 2 on: its selector.
 
@@ -202,14 +200,14 @@ class Distillation(nn.Module):
         drafter: DraftHead,
         head: Callable[[Tensor], Tensor] | None,
         num_steps: int,
-        objective: Objective | None = None,
+        target_share: float = 1.0,
         use_data: bool = False,
         of_roots: bool = False,
     ) -> None:
         super().__init__()
         drafter.config.require_beam_length("training: unroll_steps", num_steps)
         self.drafter, self.head, self.num_steps = drafter, head, num_steps
-        self.objective, self.use_data = objective or Objective(), use_data
+        self.target_share, self.use_data = target_share, use_data
         self.of_roots = of_roots
 
     def forward(
@@ -224,20 +222,15 @@ class Distillation(nn.Module):
         """
         rows = predictions(self.drafter, batch.generated, target, self.num_steps, self.of_roots)
         teacher = self._teacher(batch, target, rows)
-        row_loss = self.objective.begin(batch.generated.numel(), rows.start.device)
-        total, losses = self._loss(rows, step_weights[rows.step - 1], teacher, row_loss)
+        total, losses = self._loss(rows, step_weights[rows.step - 1], teacher)
         per_step = torch.zeros(self.num_steps, dtype=losses.dtype, device=losses.device)
         return DistillationLoss(total, per_step.index_add_(0, rows.step - 1, losses))
 
-    def _loss(
-        self, rows: Predictions, weights: Tensor, teacher: Teacher, loss: RowLoss
-    ) -> tuple[Tensor, Tensor]:
+    def _loss(self, rows: Predictions, weights: Tensor, teacher: Teacher) -> tuple[Tensor, Tensor]:
         """See `head_loss`; a head that has a vocabulary-wide layer per depth has a loss on each."""
         layers = self.drafter.vocabulary_layers
         if len(layers) == 1:
-            return head_loss(
-                rows.features, layers[0].weight, weights, rows.start, rows.step, teacher, loss
-            )
+            return head_loss(rows.features, layers[0].weight, weights, teacher)
         losses = torch.zeros(len(weights), device=weights.device)
         totals = []
         for depth in range(self.num_steps):
@@ -246,10 +239,7 @@ class Distillation(nn.Module):
                 rows.features[chosen],
                 layers[depth].weight,
                 weights[chosen],
-                rows.start[chosen],
-                rows.step[chosen],
                 ChosenRows(teacher, chosen),
-                loss,
             )
             totals.append(total)
             losses = losses.to(found.dtype).index_copy_(0, chosen, found)
@@ -260,7 +250,7 @@ class Distillation(nn.Module):
         dtype = torch.promote_types(rows.features.dtype, torch.float32)
         position = rows.start + rows.step
         text = TextTeacher(vocabulary, batch.tokens.flatten()[position + 1], dtype)
-        share = self.objective.target_share
+        share = self.target_share
         if share == 0:
             return text
         if self.use_data:

@@ -17,8 +17,7 @@ from vllm_redrafter.data.rows import TextRows
 from vllm_redrafter.heads.head import HeadConfig
 from vllm_redrafter.training.batches import BatchPlan
 from vllm_redrafter.training.checkpointing import RunProgress
-from vllm_redrafter.training.choices import TargetDtype
-from vllm_redrafter.training.objective import Objective
+from vllm_redrafter.training.choices import LossKind, TargetDtype
 
 TargetParts = Literal["whole", "without its layers", "a share of its layers"]
 
@@ -63,7 +62,7 @@ class LoopPlan:
     Attributes:
         batches: which rows each step reads.
         num_steps: optimizer steps.
-        objective: what is minimised.
+        target_share: of the target's distribution in what is taught; the text has the rest.
         recorded_teacher: the target's distributions are those that the rows bring.
         shape: beam width, length and K that tokens per target step are estimated for.
         shards_target: all processes run the target, or none.
@@ -72,7 +71,8 @@ class LoopPlan:
 
     batches: BatchPlan
     num_steps: int
-    objective: Objective
+    loss: LossKind
+    target_share: float
     recorded_teacher: bool
     shape: ReDrafterConfig
     shards_target: bool
@@ -127,15 +127,15 @@ class TrainingPlan:
 
     def table(self) -> dict[str, str]:
         """The plan in words, part by part."""
-        loop, shape, taught = self.loop, self.loop.shape, self.loop.objective
+        loop, shape = self.loop, self.loop.shape
         teacher = "recorded with the data" if loop.recorded_teacher else "computed"
         return {
             "target": f"{self.target}, {self.target_parts}, dtype {self.target_dtype}",
             "data": f"{len(self.rows)} rows, {self.rows.lengths.sum():,} tokens ({self.num_cut} "
             f"rows cut to {loop.batches.block_length}); {len(self.held_out)} rows held out",
             "drafter": str(self.head),
-            "loss": f"{taught.kind} over {loop.unroll_steps} tokens; the target's share in what is "
-            f"taught is {taught.target_share:g}, {teacher}",
+            "loss": f"{loop.loss} over {loop.unroll_steps} tokens; the target's share in what is "
+            f"taught is {loop.target_share:g}, {teacher}",
             "steps": f"{loop.num_steps} steps of {loop.batches.batch_size} blocks on "
             f"{self.processes[0]} × {self.processes[1]}, {loop.micro_batch_size} at once in each",
             "optimizer": f"learning rate {loop.learning_rate:g} after {loop.warmup_steps} steps, "

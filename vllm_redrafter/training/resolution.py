@@ -23,7 +23,6 @@ from vllm_redrafter.training.batches import BatchPlan
 from vllm_redrafter.training.checkpointing import Checkpoints
 from vllm_redrafter.training.choices import TargetParallel
 from vllm_redrafter.training.initialisation import most_used_tokens
-from vllm_redrafter.training.objective import KL_DECAY, TEMPERATURE, Objective
 from vllm_redrafter.training.plan import HeadPlan, LoopPlan, TargetParts, TrainingPlan
 from vllm_redrafter.training.training_config import TrainingConfig
 from vllm_redrafter.utils.errors import ConfigError
@@ -160,7 +159,7 @@ def loop_plan(
     return LoopPlan(
         batches=batches,
         num_steps=config.max_steps or batches.num_steps(config.epochs),
-        objective=_objective(config, shape.beam_width, head.num_ranked_tokens),
+        target_share={"kl": 1.0, "ce": 0.0, "mix": config.kl_weight}[config.loss],
         recorded_teacher=config.teacher == "data",
         shape=shape,
         shards_target=config.target_parallel == "fsdp",
@@ -328,24 +327,3 @@ def _new_head(config: TrainingConfig, rows: TextRows, sizes: Any) -> HeadPlan:
         kept, coverage = most_used_tokens(rows, sizes.vocab_size, config.draft_vocab_size)
     head = new_head_config(config, sizes.vocab_size, sizes.hidden_size)
     return HeadPlan(head, None, kept, coverage, config.init == "lm_head", config.seed)
-
-
-def _objective(config: TrainingConfig, beam_width: int, num_tokens: int) -> Objective:
-    """What is minimised; W is the default of `acceptance_k`, of the tokens that are ranked."""
-    target_share = {"kl": 1.0, "ce": 0.0, "mix": config.kl_weight}.get(config.loss)
-    if target_share is None:
-        target_share = 1.0 - (config.text_share or 0.0)
-    if config.loss != "acceptance":
-        top: tuple[int, ...] = ()
-    elif max(top := config.best_by_step(beam_width)) >= num_tokens:
-        raise ConfigError(
-            f"training: acceptance_k {max(top)} must be below the {num_tokens} tokens that the "
-            "drafter ranks: give a smaller --acceptance-k, or rank more tokens"
-        )
-    return Objective(
-        config.loss,
-        target_share,
-        KL_DECAY if config.kl_decay is None else config.kl_decay,
-        top,
-        config.acceptance_temperature or TEMPERATURE,
-    )

@@ -85,12 +85,12 @@ class Trainer:
         self.plan, self.accelerator, self.console = plan, accelerator, console
         self.checkpoints, self.record = checkpoints, record or {}
         self.drafter = drafter.to(accelerator.device)
-        teaches = plan.objective.target_share > 0 and not plan.recorded_teacher
+        teaches = plan.target_share > 0 and not plan.recorded_teacher
         model = Distillation(
             self.drafter,
             TargetHead(target) if teaches else None,
             plan.unroll_steps,
-            plan.objective,
+            plan.target_share,
             plan.recorded_teacher,
             plan.trains_selector,
         )
@@ -131,7 +131,7 @@ class Trainer:
                     acceptance = self._estimate(step)
                 if self.checkpoints and (last or step % plan.save_every == 0):
                     self._save(step, loss)
-                status = f"{plan.objective.kind} {loss:.3f}"
+                status = f"{plan.loss} {loss:.3f}"
                 if acceptance.steps:
                     status += f", {acceptance.tokens_per_step:.2f} tokens per target step"
                 bar.update(task, completed=step, status=status)

@@ -19,14 +19,6 @@ from vllm_redrafter.training.choices import (
 )
 from vllm_redrafter.utils.settings import check, require, setting
 
-_LOSSES_OF: dict[str, tuple[LossKind, ...]] = {
-    "kl_decay": ("acceptance", "lk"),
-    "acceptance_k": ("acceptance",),
-    "acceptance_temperature": ("acceptance",),
-    "text_share": ("acceptance", "lk", "lk-alpha"),
-}
-"""Which losses have a setting; with any other it would do nothing."""
-
 
 @dataclass(frozen=True)
 class TrainingConfig:
@@ -60,39 +52,10 @@ class TrainingConfig:
     loss: LossKind = setting(
         "kl",
         "What the drafter learns: kl, the target's full distribution; ce, the tokens of the text "
-        "alone; mix, both; acceptance, to have the target's token among its best ones; lk and "
-        "lk-alpha, to overlap with the target's distribution (docs/training.md has the formulas).",
+        "alone; mix, both (docs/training.md has the formulas).",
     )
     kl_weight: float = setting(
         0.5, "With --loss mix: the share of kl. The rest is ce.", at_least=0, at_most=1
-    )
-    kl_decay: float | None = setting(
-        None,
-        "With --loss acceptance or lk: how soon kl gives way to acceptance. Its share is "
-        "exp(-this × the acceptance).",
-        at_least=0,
-        default_text="3",
-    )
-    acceptance_k: str | None = setting(
-        None,
-        "With --loss acceptance: how many of the drafter's best tokens count as drafted; one "
-        "number, or one for each of --unroll-steps with commas between.",
-        default_text="the beam width",
-    )
-    acceptance_temperature: float | None = setting(
-        None,
-        "With --loss acceptance: how wide the boundary between these tokens and the others is, in "
-        "logits. A narrow one is closer to what decoding does, and further from being smooth.",
-        above=0,
-        default_text="0.5",
-    )
-    text_share: float | None = setting(
-        None,
-        "With --loss acceptance, lk or lk-alpha: the share of the text's own tokens in what is "
-        "learned. The rest is the target's distribution.",
-        at_least=0,
-        at_most=1,
-        default_text="0",
     )
     step_decay: float = setting(
         1.0,
@@ -200,31 +163,14 @@ class TrainingConfig:
         )
         self._require_that(
             "teacher",
-            not (self.teacher == "data" and (self.loss == "ce" or self.text_share == 1)),
-            "left out with --loss ce or --text-share 1, which learn from the text alone",
+            not (self.teacher == "data" and self.loss == "ce"),
+            "left out with --loss ce, which learns from the text alone",
         )
-        for name, losses in _LOSSES_OF.items():
-            fits = getattr(self, name) is None or self.loss in losses
-            self._require_that(name, fits, f"left out with --loss {self.loss}")
-        self.best_by_step(1)
         self._require_that(
             "batch_size",
             self.batch_size % self.micro_batch_size == 0,
             f"a multiple of micro_batch_size ({self.micro_batch_size})",
         )
-
-    def best_by_step(self, beam_width: int) -> tuple[int, ...]:
-        """[L], how many of the drafter's best tokens count at each step; the default is W."""
-        if self.acceptance_k is None:
-            return (beam_width,) * self.unroll_steps
-        parts = self.acceptance_k.split(",")
-        numbers = [int(part) for part in parts if part.strip().isdecimal()]
-        self._require_that(
-            "acceptance_k",
-            len(numbers) == len(parts) in (1, self.unroll_steps) and min(numbers) >= 1,
-            f"one integer from 1 on, or {self.unroll_steps} with commas between",
-        )
-        return tuple(numbers * self.unroll_steps if len(numbers) == 1 else numbers)
 
     def _require_that(self, name: str, fits: bool, limit: str) -> None:
         require(self, "training:", name, fits, limit)

@@ -26,7 +26,6 @@ from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.heads.registry import new_head
 from vllm_redrafter.training.batches import TextBatch
 from vllm_redrafter.training.distillation import Distillation
-from vllm_redrafter.training.objective import Objective
 from vllm_redrafter.training.target import load_target, read_target
 
 MAX_LENGTH = 512
@@ -166,8 +165,7 @@ def make_reciting(
     outputs = read_target(model, batch, options.get("target_layers", ()))
     torch.manual_seed(1)
     head = new_head(name, model.config.vocab_size, model.config.hidden_size, length, **options)
-    objective = Objective("ce", target_share=0.0)
-    learning = Distillation(head, None, num_steps=length, objective=objective)
+    learning = Distillation(head, None, num_steps=length, target_share=0.0)
     optimizer = torch.optim.Adam(head.parameters(), lr=1e-2)
     for _ in range(60):
         optimizer.zero_grad()
