@@ -119,8 +119,6 @@ tests kernel_tests 300 "$repo/tests/triton_kernels" -n auto --maxprocesses 8 --m
 tests no_waiting 90 "$repo/tests/engine/cuda/test_no_waiting.py" -n 0 -m "not engine"
 # The real FlashAttention, against attention in float64.
 tests flash_attention 60 "$repo/tests/engine/cuda/test_flash_attention.py" -n 0
-# The real kernel of vLLM's for a drafter's head in fp8.
-tests fp8_layer 60 "$repo/tests/engine/cuda/test_fp8_layer.py" -n 0 -m "not engine"
 part parity 300
 step prefill_parity 200 "$python" -m first_gpu_parts.parity --half --output "$out/prefill_parity.json"
 benchmark tree_attention 240 tree_attention.py \

@@ -26,7 +26,6 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import get_args
 
 from rich.console import Console
 from shared_parts import machine, results
@@ -35,7 +34,7 @@ from shared_parts.results import wide_console
 from step_cost_parts.jobs import SHAPES, Job, jobs
 from step_cost_parts.report import Cost, as_json, print_report
 
-from vllm_redrafter.config import USUAL_CANDIDATES, HeadDtype
+from vllm_redrafter.config import USUAL_CANDIDATES
 
 
 def parser() -> argparse.ArgumentParser:
@@ -49,7 +48,6 @@ def parser() -> argparse.ArgumentParser:
     add("--draft-vocab-size", type=positive, help="of the drafters (default: the target's)")
     add("--floor", action="store_true", help="count what drafts read and launch; needs no GPU")
     add("--candidates", type=positive, default=USUAL_CANDIDATES, help="of --floor (default 128)")
-    add("--head-dtype", choices=get_args(HeadDtype), default="auto", help="(default auto)")
     add("--steps", type=positive, default=100, help="timed, per case (default 100)")
     add("--output", type=results_file, help="write all measurements to this JSON file")
     add("--job", type=Path, help=argparse.SUPPRESS)

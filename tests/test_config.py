@@ -131,13 +131,6 @@ def test_an_unknown_tree_is_refused_and_the_known_ones_are_named(tree: Any) -> N
     assert f"tree must be one of explored, beams, chain, got {tree!r}" in str(error.value)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "FP8", None])
-def test_an_unknown_dtype_of_the_head_is_refused_and_the_known_ones_are_named(dtype: Any) -> None:
-    with pytest.raises(ConfigError) as error:
-        ReDrafterConfig(16, head_dtype=dtype)
-    assert f"head_dtype must be one of auto, fp8, got {dtype!r}" in str(error.value)
-
-
 @pytest.mark.parametrize("matches", [-1, 5, 1.0, True, "2"])
 def test_a_number_of_context_matches_out_of_range_is_named(matches: Any) -> None:
     with pytest.raises(ConfigError) as error:
@@ -169,7 +162,7 @@ def test_a_search_explores_width_times_length_nodes() -> None:
 
 
 def test_own_keys_are_those_unknown_to_vllm() -> None:
-    own = ("beam_width", "beam_length", "tree", "adaptive", "context_matches", "head_dtype")
+    own = ("beam_width", "beam_length", "tree", "adaptive", "context_matches")
     assert ReDrafterConfig.own_keys() == (*own, "candidates")
 
 

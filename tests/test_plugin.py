@@ -60,7 +60,7 @@ def configure(target: Path, **arguments: Any) -> Any:
 
 def speculate(target: Path, drafter: Path | str, k: Any = 12, **arguments: Any) -> Any:
     keys = {"beam_width", "beam_length", "tree", "adaptive", "method", "revision"}
-    keys |= {"unknown", "quantization", "head_dtype"}
+    keys |= {"unknown", "quantization"}
     config = {key: arguments.pop(key) for key in keys & set(arguments)}
     config |= {"model": str(drafter), "num_speculative_tokens": k}
     return configure(target, speculative_config=config, **arguments)
@@ -319,7 +319,7 @@ def test_without_a_drafter_continuations_found_in_the_text_are_verified(target: 
     ("settings", "message"),
     [
         ({"beam_width": 3, "tree": "beams"}, "beam_width, tree without a drafter.*--spec-model"),
-        ({"head_dtype": "fp8"}, "head_dtype without a drafter: name a drafter.*or leave"),
+        ({"candidates": 64}, "candidates without a drafter: name a drafter.*or leave"),
         ({"context_matches": 0}, "context_matches=0 there is nothing to verify: name a drafter"),
         ({"model": 7}, "'model' must name the ReDrafter checkpoint.*got 7"),
     ],
@@ -440,7 +440,6 @@ def test_an_unsupported_vllm_version(
         ({"runner": "pooling"}, "pooling"),
         ({"worker_cls": "other.Worker"}, "worker_cls='other.Worker' cannot be combined"),
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype 'fp8'.*leave it at 'auto'"),
-        ({"head_dtype": "fp8"}, "head_dtype is 'fp8', for which the CPU backend has no layer"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2"),
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size is 2; on the CPU backend it must"),
         ({"distributed_executor_backend": "ray"}, "no workers of Ray on its cpu platform; leave"),

@@ -6,8 +6,6 @@ for the C candidates t of each request and all its beams. A thread block reads s
 rows once for all beams. A row's norm, n(x) = sqrt(K) x / (|x| + epsilon), is a factor of its
 products, as in `draft_layers.py`, so that what is read need not be normed before.
 
-Rows may be in fp8 (e4m3), each with a scale. Their bits, moved into those of an fp16 number, are
-the same number over 2^8: no instruction for e4m3 is needed, which GPUs before sm_89 lack.
 """
 
 from __future__ import annotations
@@ -31,23 +29,13 @@ COLUMNS = 16
 KEY_BYTES = 512
 """Of each row, per step of the loop: as much as `draft_layers.py` has of twice as many columns."""
 
-FP8 = torch.float8_e4m3fn
-
-
-@triton.jit
-def _from_e4m3(bits):
-    """uint8 -> fp16, over 2^8."""
-    wide = bits.to(tl.uint16)
-    return (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.float16, bitcast=True)
-
 
 @triton.jit
 def _gather_dot(
     x,  # [R * BEAMS, K]
     x_stride,
-    weight,  # [V, K]; uint8 where FP8
+    weight,  # [V, K]
     weight_stride,
-    row_scales,  # [V]; read where FP8
     tokens,  # [R, COUNT] int32
     scale,  # [K]; read where NORMED
     out,  # [R * BEAMS, COUNT] fp32, written
@@ -60,7 +48,6 @@ def _gather_dot(
     COLUMNS: tl.constexpr,
     KEYS: tl.constexpr,
     NORMED: tl.constexpr,
-    FP8: tl.constexpr,
 ):
     """COLUMNS candidates of one request, for all its beams."""
     request = tl.program_id(0).to(tl.int64)
@@ -84,8 +71,6 @@ def _gather_dot(
             mask=(key < K)[:, None] & is_column[None, :],
             other=0,
         )
-        if FP8:
-            right = _from_e4m3(right).to(left.dtype)
         if NORMED:
             wide = left.to(tl.float32)
             squares += tl.sum(wide * wide, axis=1)
@@ -94,9 +79,6 @@ def _gather_dot(
         total = tl.dot(left, right, total, input_precision="ieee")
     if NORMED:
         total *= (length / (tl.sqrt(squares) + epsilon))[:, None]
-    if FP8:
-        factor = tl.load(row_scales + token, mask=is_column, other=0.0).to(tl.float32)
-        total *= 256.0 * factor[None, :]
     at = row[:, None] * COUNT + nth[None, :]
     tl.store(out + at, total, mask=is_row[:, None] & is_column[None, :])
 
@@ -107,17 +89,15 @@ def gather_dot(
     tokens: Tensor,
     scale: Tensor | None = None,
     epsilon: float = 0.0,
-    row_scales: Tensor | None = None,
 ) -> Tensor:
     """The logits of each request's candidates.
 
     Args:
         x: [R * beams, K] bf16, fp16 or fp32, at most 64 beams per request.
-        weight: [V, K], the vocabulary-wide layer's, of x's dtype; or float8_e4m3fn.
+        weight: [V, K], the vocabulary-wide layer's, of x's dtype.
         tokens: [R, C] int32, contiguous, rows of it.
         scale: [K], a; None where x is multiplied as it is.
         epsilon: of the norm, where there is a scale.
-        row_scales: [V] of x's dtype, what rows in fp8 are to be multiplied with; None for others.
 
     Returns:
         [R * beams, C] float32.
@@ -125,17 +105,15 @@ def gather_dot(
     Raises:
         ValueError: an argument's dtype, device, shape or stride does not fit; it is named.
     """
-    _check(x, weight, tokens, scale, row_scales)
+    _check(x, weight, tokens, scale)
     (rows, keys), (requests, count) = x.shape, tokens.shape
     beams = rows // requests
     out = torch.empty(rows, count, dtype=torch.float32, device=x.device)
-    in_fp8 = row_scales is not None
     _gather_dot[(requests, triton.cdiv(count, COLUMNS))](
         x,
         x.stride(0),
-        weight.view(torch.uint8) if in_fp8 else weight,
+        weight,
         weight.stride(0),
-        row_scales if in_fp8 else x,
         tokens,
         scale if scale is not None else x,
         out,
@@ -148,16 +126,13 @@ def gather_dot(
         COLUMNS=COLUMNS,
         KEYS=KEY_BYTES // x.element_size(),
         NORMED=scale is not None,
-        FP8=in_fp8,
         num_warps=4,
         num_stages=4 if beams <= 16 else 3,
     )
     return out
 
 
-def _check(
-    x: Tensor, weight: Tensor, tokens: Tensor, scale: Tensor | None, row_scales: Tensor | None
-) -> None:
+def _check(x: Tensor, weight: Tensor, tokens: Tensor, scale: Tensor | None) -> None:
     require(x.dtype in DTYPES, f"x: bf16, fp16 or fp32 expected, got {x.dtype}")
     require_integers(torch.int32, tokens=tokens)
     require(
@@ -166,20 +141,15 @@ def _check(
     )
     require(len(x) // len(tokens) <= 64, "x: at most 64 beams per request are supported")
     keys = x.shape[1]
-    expected = FP8 if row_scales is not None else x.dtype
-    given: dict[str, tuple[Tensor, tuple[int, ...], torch.dtype]] = {
-        "weight": (weight, (len(weight), keys), expected)
-    }
+    given: dict[str, tuple[Tensor, tuple[int, ...]]] = {"weight": (weight, (len(weight), keys))}
     if scale is not None:
-        given["scale"] = scale, (keys,), x.dtype
-    if row_scales is not None:
-        given["row_scales"] = row_scales, (len(weight),), x.dtype
-    for name, (tensor, shape, dtype) in given.items():
+        given["scale"] = scale, (keys,)
+    for name, (tensor, shape) in given.items():
         require(
-            tuple(tensor.shape) == shape and tensor.dtype == dtype,
-            f"{name}: expected {list(shape)} {dtype}, got {list(tensor.shape)} {tensor.dtype}",
+            tuple(tensor.shape) == shape and tensor.dtype == x.dtype,
+            f"{name}: expected {list(shape)} {x.dtype}, got {list(tensor.shape)} {tensor.dtype}",
         )
-    tensors = {name: tensor for name, (tensor, *_) in given.items()}
+    tensors = {name: tensor for name, (tensor, _) in given.items()}
     require_last_dim_contiguous(x=x, **tensors)
     require_same_device(x, tokens=tokens, **tensors)
 
@@ -190,14 +160,11 @@ def naive_gather_dot(
     tokens: Tensor,
     scale: Tensor | None = None,
     epsilon: float = 0.0,
-    row_scales: Tensor | None = None,
 ) -> Tensor:
     """`gather_dot` by torch, in float64: [R * beams, C] float64."""
     multiplied = x.double()
     if scale is not None:
         multiplied = scale.double() * naive_normed(multiplied, epsilon)
     rows = weight[tokens.long()].double()
-    if row_scales is not None:
-        rows = rows * row_scales[tokens.long()].double()[..., None]
     by_request = multiplied.view(len(tokens), -1, x.shape[1])
     return (by_request @ rows.transpose(1, 2)).flatten(0, 1)

@@ -32,7 +32,6 @@ LONGEST_PATH = 8
 """Tokens of such a continuation."""
 
 TreeKind = Literal["explored", "beams", "chain"]
-HeadDtype = Literal["auto", "fp8"]
 
 
 def require_positive(owner: str, **values: int) -> None:
@@ -67,8 +66,6 @@ class ReDrafterConfig:
             are candidates beside the drafter's; 0 for none.
         candidates: C, how many tokens the nodes of each level below the first choose from, which
             the head tells for the whole draft at once; 0 ranks the vocabulary at every level.
-        head_dtype: of the weights of the drafter's vocabulary-wide layer: the target's own, or
-            `fp8`, which is half to read on a GPU.
 
     Raises:
         ConfigError: a value is out of range; the message names the limit.
@@ -80,7 +77,6 @@ class ReDrafterConfig:
     tree: TreeKind = "explored"
     adaptive: bool = True
     context_matches: int = 2
-    head_dtype: HeadDtype = "auto"
     candidates: int = 0
 
     def __post_init__(self) -> None:
@@ -107,11 +103,6 @@ class ReDrafterConfig:
             raise ConfigError(
                 f"speculative config: tree must be one of {', '.join(get_args(TreeKind))}, "
                 f"got {self.tree!r}"
-            )
-        if self.head_dtype not in get_args(HeadDtype):
-            raise ConfigError(
-                f"speculative config: head_dtype must be one of {', '.join(get_args(HeadDtype))}, "
-                f"got {self.head_dtype!r}"
             )
         m = self.context_matches
         if isinstance(m, bool) or not isinstance(m, int) or not 0 <= m <= MOST_MATCHES:

@@ -52,7 +52,6 @@ class Job:
     beam_length: int
     cases: list[tuple[int, int]]
     steps: int
-    head_dtype: str = "auto"
 
 
 def jobs(options: argparse.Namespace, folder: Path) -> list[Job]:
@@ -63,7 +62,7 @@ def jobs(options: argparse.Namespace, folder: Path) -> list[Job]:
         drafter = write_drafter(target, folder, options.draft_vocab_size)
         paths = write_target(target, folder), drafter
         cases = list(product(options.batches, options.contexts))
-        rest = (width, length, cases, options.steps, options.head_dtype)
+        rest = (width, length, cases, options.steps)
         for nodes in (0, *options.nodes):
             made.append(Job(target, *map(str, paths), nodes, *rest))
     return made
@@ -116,7 +115,6 @@ def engine_arguments(job: Job) -> dict[str, Any]:
             "num_speculative_tokens": job.nodes,
             "beam_width": job.beam_width,
             "beam_length": job.beam_length,
-            "head_dtype": job.head_dtype,
             # The budget would soon stop drafting: random drafts bring nothing.
             "adaptive": False,
             # K at every batch: the default schedule would lower it.

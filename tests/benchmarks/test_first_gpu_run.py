@@ -26,7 +26,6 @@ ALWAYS = [
     "kernel_tests",
     "no_waiting",
     "flash_attention",
-    "fp8_layer",
     "parity",
     "prefill_parity",
     "tree_attention",

@@ -14,9 +14,8 @@ from redrafter_testing.models.cycle_language import HIDDEN_SIZE, VOCAB_SIZE, Cyc
 from redrafter_testing.models.small_trainings import VOCAB_SIZE as SMALL_VOCAB_SIZE
 from redrafter_testing.models.training_data import answered
 from vllm_redrafter import save_drafter
-from vllm_redrafter.config import HeadDtype, ReDrafterConfig
+from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import ListRows
-from vllm_redrafter.heads.fp8 import rounded_rows
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.training.estimate import estimate_acceptance
 from vllm_redrafter.training.evaluation import (
@@ -25,7 +24,6 @@ from vllm_redrafter.training.evaluation import (
     EvaluationJob,
     evaluate,
     evaluate_shapes,
-    load_models,
     shapes,
 )
 from vllm_redrafter.training.training_config import EvaluationConfig, StepCosts
@@ -81,22 +79,14 @@ def test_dear_nodes_make_small_trees_the_best() -> None:
     assert free.num_speculative_tokens == 6
 
 
-@pytest.mark.parametrize("head_dtype", ["auto", "fp8"])
-def test_a_head_in_fp8_is_evaluated_with_its_rounded_weights(
-    target: Path, data: Path, tmp_path: Path, head_dtype: HeadDtype
-) -> None:
+def test_trees_are_of_the_kind_that_is_asked_for(target: Path, data: Path, tmp_path: Path) -> None:
     hidden_size = AutoConfig.from_pretrained(target).hidden_size
     drafter = RecurrentHead(RecurrentConfig(SMALL_VOCAB_SIZE, hidden_size, exit_dim=16))
     save_drafter(drafter, tmp_path)
-    weight = drafter.vocabulary_layers[0].weight
-    _, found = load_models(str(target), str(tmp_path), "auto", head_dtype, "cpu")
-    used = found.vocabulary_layers[0].weight
-    assert torch.equal(used, rounded_rows(weight) if head_dtype == "fp8" else weight)
-    assert torch.equal(used, weight) == (head_dtype == "auto")
-    grid, config = shapes([2], [2], [2]), EvaluationConfig(head_dtype=head_dtype, tree="chain")
+    grid, config = shapes([2], [2], [2]), EvaluationConfig(tree="chain")
     job = EvaluationJob(str(target), str(tmp_path), (data,), grid, StepCosts(), config)
     (result,) = evaluate(job).results
-    assert (result.shape.head_dtype, result.shape.tree) == (head_dtype, "chain")
+    assert result.shape.tree == "chain"
 
 
 def test_text_without_answers_cannot_be_evaluated() -> None:

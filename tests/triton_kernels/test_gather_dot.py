@@ -1,4 +1,4 @@
-"""Logits of gathered rows are float64's, whatever the rows are in."""
+"""Logits of gathered rows are float64's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from vllm_redrafter.heads.fp8 import quantise_rows
 from vllm_redrafter.triton_kernels.gather_dot import gather_dot, naive_gather_dot
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -59,34 +58,6 @@ def test_each_beam_is_multiplied_with_its_request_s_rows(
     torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_rows_in_fp8_are_multiplied_with_their_scales(
-    device: torch.device, dtype: torch.dtype
-) -> None:
-    x, tokens = random(4, 140, dtype=dtype), chosen(2, 40)
-    # Numbers down to those that e4m3 has as subnormal ones, and zeros.
-    weight = random(90, 140, size=0.1) * torch.logspace(-4, 0, 140)
-    weight[5], weight[7, ::2] = 0.0, 0.0
-    quantised, scales = quantise_rows(weight.to(dtype))
-    scales = scales.view(-1)
-    scale = random(140, dtype=dtype)
-    there = x.to(device), quantised.to(device), tokens.to(device), scale.to(device), 1e-3
-    found = gather_dot(*there, row_scales=scales.to(device))
-    expected = naive_gather_dot(x, quantised, tokens, scale, 1e-3, scales)
-    tolerance = TOLERANCE[dtype]
-    torch.testing.assert_close(found.cpu().double(), expected, rtol=tolerance, atol=tolerance)
-
-
-def test_every_number_of_e4m3_is_read_exactly(device: torch.device) -> None:
-    bits = torch.tensor([b for b in range(256) if b & 0x7F != 0x7F], dtype=torch.uint8)
-    weight = bits.view(torch.float8_e4m3fn)[:, None].repeat(1, 2)
-    x, tokens = torch.tensor([[1.0, 0.0]]), torch.arange(len(bits)).int()[None]
-    ones = torch.ones(len(bits))
-    there = (tensor.to(device) for tensor in (x, weight, tokens))
-    found = gather_dot(*there, row_scales=ones.to(device))
-    assert torch.equal(found.cpu()[0], weight[:, 0].float())
-
-
 X, W, T = torch.zeros(4, 8), torch.zeros(9, 8), torch.zeros(2, 3).int()
 
 
@@ -101,8 +72,6 @@ X, W, T = torch.zeros(4, 8), torch.zeros(9, 8), torch.zeros(2, 3).int()
         ({"tokens": T.long()}, "tokens: expected torch.int32"),
         ({"tokens": torch.zeros(3, 3).int()}, "tokens"),
         ({"scale": torch.zeros(7)}, "scale: expected"),
-        ({"row_scales": torch.zeros(9)}, "weight: expected"),
-        ({"weight": W.to(torch.float8_e4m3fn), "row_scales": torch.zeros(8)}, "row_scales"),
     ],
 )
 def test_what_does_not_fit_is_named(changed: dict[str, Any], named: str) -> None:

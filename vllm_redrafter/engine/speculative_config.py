@@ -27,7 +27,7 @@ VLLM_KEYS = ("method", "model", "revision", "num_speculative_tokens")
 """Keys of vLLM's speculative config that mean something here, besides our own."""
 PASSED_ON = ("num_speculative_tokens_per_batch_size",)
 NODES = "num_speculative_tokens"
-OF_DRAFTER = ("revision", "beam_width", "beam_length", "tree", "head_dtype", "candidates")
+OF_DRAFTER = ("revision", "beam_width", "beam_length", "tree", "candidates")
 """Keys that mean something only where there is a drafter."""
 
 

@@ -108,11 +108,6 @@ def _config(
     if "num_speculative_tokens" not in given:
         nodes = min(config.num_speculative_tokens, USUAL_NODES)
         config = replace(config, num_speculative_tokens=nodes)
-    if config.head_dtype != "auto":
-        raise ConfigError(
-            f"load_drafter: head_dtype {config.head_dtype!r} is for CUDA; in MLX the drafter has "
-            "the target's dtype: leave it out"
-        )
     if config.candidates:
         raise ConfigError(
             f"load_drafter: candidates {config.candidates}: in MLX a draft ranks the vocabulary at "

@@ -14,11 +14,10 @@ from torch import Tensor
 from vllm_redrafter.checkpoints.acceptance_record import NOTHING_RECORDED, ByKind
 from vllm_redrafter.checkpoints.fit import differences_from
 from vllm_redrafter.checkpoints.reading import load_drafter
-from vllm_redrafter.config import HeadDtype, ReDrafterConfig, TreeKind
+from vllm_redrafter.config import ReDrafterConfig, TreeKind
 from vllm_redrafter.data.captured import CapturedRows, states_of
 from vllm_redrafter.data.rows import DatasetRows, TextRows
 from vllm_redrafter.data.source import WrittenData, held_out_conversations, read_all
-from vllm_redrafter.heads.fp8 import rounded_rows
 from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.heads.target_layers import missing_layers
 from vllm_redrafter.training.batches import batches_by_length
@@ -206,7 +205,6 @@ def load_models(
     target: str,
     drafter: str,
     target_dtype: TargetDtype,
-    head_dtype: HeadDtype,
     device: str,
     ends_only: bool = False,
 ) -> tuple[Any, DraftHead]:
@@ -214,7 +212,7 @@ def load_models(
 
     Args:
         target, drafter: folders or hub ids.
-        target_dtype, head_dtype: see `EvaluationConfig`.
+        target_dtype: see `EvaluationConfig`.
         device: where to put them.
         ends_only: leave the target's layers out.
 
@@ -235,9 +233,6 @@ def load_models(
             f"drafter {drafter!r} does not fit target {target!r}: {missing}: give the target it "
             "was trained for"
         )
-    if head_dtype == "fp8":
-        for layer in head.vocabulary_layers:
-            layer.weight.data = rounded_rows(layer.weight)
     return model, head
 
 
@@ -254,7 +249,7 @@ def evaluate(job: EvaluationJob, console: Console | None = None) -> Evaluation:
     states = states_of(written, job.hidden_states, check_target) if job.hidden_states else []
     device = job.device or ("cuda" if torch.cuda.is_available() else "cpu")
     target, drafter = load_models(
-        job.target, job.drafter, config.target_dtype, config.head_dtype, device, bool(states)
+        job.target, job.drafter, config.target_dtype, device, bool(states)
     )
     rows: TextRows = text
     if states:
@@ -265,8 +260,7 @@ def evaluate(job: EvaluationJob, console: Console | None = None) -> Evaluation:
         sampling = " and ".join(f"temperature {way[0]:g}, top-p {way[1]:g}" for way in ways)
         tokens = rows.lengths.sum()
         console.print(f"{len(rows)} rows, {tokens:,} tokens, written at {sampling}")
-    dtype, tree = config.head_dtype, config.tree
-    grid = [replace(shape, head_dtype=dtype, tree=tree) for shape in job.grid]
+    grid = [replace(shape, tree=config.tree) for shape in job.grid]
     evaluation = evaluate_shapes(drafter, target, rows, grid, job.costs, console)
     sampled = written.sampled[text.indices]
     found = compare_candidates(drafter, target, rows, evaluation.best.shape)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from vllm_redrafter.config import HeadDtype, ReDrafterConfig, TreeKind
+from vllm_redrafter.config import ReDrafterConfig, TreeKind
 from vllm_redrafter.heads.target_layers import LAYERS_HELP, parsed_layers
 from vllm_redrafter.training.choices import (
     HeadName,
@@ -194,11 +194,6 @@ class EvaluationConfig:
     max_length: int = setting(2048, "Conversations are cut to this many tokens.")
     target_dtype: TargetDtype = setting(
         "auto", "Dtype of the target's parameters; auto takes that of its checkpoint."
-    )
-    head_dtype: HeadDtype = setting(
-        "auto",
-        "Dtype of the weights of the drafter's vocabulary-wide layer; fp8 rounds them as serving "
-        "with head_dtype fp8 does.",
     )
     tree: TreeKind = setting(
         "explored",

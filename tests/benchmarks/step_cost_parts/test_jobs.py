@@ -16,7 +16,6 @@ def test_each_target_and_k_is_a_job_of_its_own(
     tiny = {**SHAPES["llama-7b"], "hidden_size": 32, "vocab_size": 64}
     monkeypatch.setitem(SHAPES, "llama-7b", tiny)
     arguments = ["--targets", "llama-7b", "--nodes", "8", "32", "--batches", "1", "8"]
-    arguments += ["--head-dtype", "fp8"]
     options = step_cost.parser().parse_args([*arguments, "--contexts", "512", "--beams", "4x3"])
     made = jobs(options, tmp_path)
     assert [job.nodes for job in made] == [0, 8, 32]
@@ -26,7 +25,6 @@ def test_each_target_and_k_is_a_job_of_its_own(
     assert speculative["speculative_config"]["num_speculative_tokens"] == 32
     assert speculative["speculative_config"]["beam_width"] == 4
     assert speculative["speculative_config"]["adaptive"] is False
-    assert speculative["speculative_config"]["head_dtype"] == "fp8"
     schedule = speculative["speculative_config"]["num_speculative_tokens_per_batch_size"]
     assert schedule == [[1, 1, 32]]
     graphs = speculative["compilation_config"]

@@ -95,7 +95,6 @@ def test_the_demo_compares_and_shows_all_answers(
         "tree": "explored",
         "adaptive": True,
         "context_matches": 2,
-        "head_dtype": "auto",
         "candidates": 0,
     }
     for prompt in plain.job.prompts:

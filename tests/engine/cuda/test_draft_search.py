@@ -36,7 +36,6 @@ if not ON_GPU:
 
 from vllm_redrafter.budget.acceptance import AcceptanceEstimator, log_odds_of  # noqa: E402
 from vllm_redrafter.engine.cuda.draft_search import DraftSearch  # noqa: E402
-from vllm_redrafter.heads.fp8 import quantise_rows, rounded_rows  # noqa: E402
 from vllm_redrafter.heads.gated import GatedConfig, GatedHead  # noqa: E402
 from vllm_redrafter.heads.head import DraftHead  # noqa: E402
 from vllm_redrafter.heads.medusa import MedusaConfig, MedusaHead  # noqa: E402
@@ -220,26 +219,6 @@ def test_an_embedding_that_is_no_lookup_is_asked() -> None:
     assert_found(search, drafter, embed, *requests(2))
 
 
-class Elsewhere(nn.Linear):
-    """A layer whose weights are not where a linear layer has them, as those in fp8 are."""
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__(linear.in_features, linear.out_features, bias=False, device="meta")
-        self.weight = nn.Parameter(linear.weight.new_empty(0, linear.in_features))
-        self._own = linear
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self._own(x)
-        return out
-
-
-def test_a_vocabulary_wide_layer_is_asked_and_not_read() -> None:
-    drafter, embed = drafter_of(), embedding()
-    drafter.lm_head[-1] = Elsewhere(drafter.vocabulary_layers[0])
-    search = DraftSearch(drafter, embed, embed, SHAPE, max_requests=3)
-    assert_found(search, drafter, embed, *requests(2))
-
-
 def test_more_rows_than_the_small_kernels_take_are_torch_s() -> None:
     """The first level has few rows, the others more."""
     drafter, embed = drafter_of(), embedding()
@@ -326,18 +305,6 @@ class Together:
         self.computing.release()
         self._barrier.wait(120)
         self.computing.acquire()
-
-
-@pytest.mark.parametrize("name", ["gated", "recurrent"])
-def test_rows_in_fp8_are_gathered_where_the_layer_has_no_others(name: str) -> None:
-    """The layer multiplies with the rounded weights."""
-    head, rounded, embed = telling(name), telling(name), embedding()
-    weight = head.vocabulary_layers[0].weight.detach()
-    rounded.lm_head.weight = nn.Parameter(rounded_rows(weight))
-    head.lm_head = Elsewhere(rounded.vocabulary_layers[0])
-    rows = quantise_rows(weight)
-    search = DraftSearch(head, embed, embed, SHAPE, 2, candidates=lambda _: 8, in_fp8=rows)
-    assert_found(search, rounded, embed, *requests(2), candidates=8)
 
 
 def test_a_shard_s_search_is_the_whole_s() -> None:

@@ -17,8 +17,6 @@ def refusals(vllm_config: VllmConfig) -> Iterator[str]:
     """Why the CPU engine cannot run this configuration: what it is, and what to do."""
     from vllm.v1.sample.logits_processor import LOGITSPROCS_GROUP
 
-    from vllm_redrafter.engine.speculation import Settings
-
     yield from common_refusals(vllm_config)
     yield from kv_connectors.connector_refusals(vllm_config, kv_connectors.ON_CPU)
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
@@ -44,8 +42,6 @@ def refusals(vllm_config: VllmConfig) -> Iterator[str]:
             f"kv_cache_dtype {vllm_config.cache_config.cache_dtype!r} is not supported on the CPU "
             "backend; leave it at 'auto'"
         )
-    if Settings.of(vllm_config).config.head_dtype != "auto":
-        yield "head_dtype is 'fp8', for which the CPU backend has no layer; leave it out"
     if model.use_fp64_gumbel:
         yield "use_fp64_gumbel is not supported; leave --use-fp64-gumbel out"
     if model.logits_processors:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vllm_redrafter.heads.fp8 import RowsInFp8
 from vllm_redrafter.heads.fused_head import Features
 from vllm_redrafter.heads.norm import EPSILON
 from vllm_redrafter.tree.beam_search import log_softmax_of_top
@@ -37,26 +36,15 @@ class DraftRanking:
         top, candidates = choose_candidates(logits, requests, count, self._width)
         return top if self._shard is None else self._shared(logits[:requests]), candidates
 
-    def among(
-        self, candidates: Tensor, features: Features, weight: Tensor, in_fp8: RowsInFp8 | None
-    ) -> TopTokens:
+    def among(self, candidates: Tensor, features: Features, weight: Tensor) -> TopTokens:
         """The W best of the candidates [R, C], for each of a level's nodes.
 
         Args:
             candidates: int32.
             features: of [R * beams] rows.
             weight: [V, E], the vocabulary-wide layer's.
-            in_fp8: the same rows, where the layer has them in fp8 alone.
         """
-        weight, scales = (weight, None) if in_fp8 is None else in_fp8
-        logits = gather_dot(
-            features.x,
-            weight,
-            candidates,
-            scale=features.scale,
-            epsilon=EPSILON,
-            row_scales=scales.view(-1) if scales is not None else None,
-        )
+        logits = gather_dot(features.x, weight, candidates, scale=features.scale, epsilon=EPSILON)
         if self._shard is None:
             return rank_candidates(logits, candidates, self._width)
         by_row = candidates.repeat_interleave(len(logits) // len(candidates), dim=0)

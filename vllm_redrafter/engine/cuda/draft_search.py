@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from vllm_redrafter.engine.cuda.draft_ranking import DraftRanking
-from vllm_redrafter.heads.fp8 import RowsInFp8
 from vllm_redrafter.heads.fused_head import Features, FusedTellingHead
 from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.tree.beam_search import ExploredNodes
@@ -58,7 +57,6 @@ class DraftSearch:
         shard: VocabularyShard | None = None,
         survival: Survival | None = None,
         candidates: Callable[[int], int] | None = None,
-        in_fp8: RowsInFp8 | None = None,
     ) -> None:
         """Read the weights where the drafter has them at each search.
 
@@ -73,10 +71,9 @@ class DraftSearch:
             survival: ranks nodes by their survival; None ranks them by log-probability.
             candidates: from R to how many tokens the nodes below the first level choose from, 0
                 for the draft vocabulary; None where it is that for any R. See `affordable`.
-            in_fp8: the vocabulary-wide layer's rows, where it has them in fp8 alone.
         """
         self._drafter, self._embed = drafter, embed
-        self._candidates, self._in_fp8 = candidates, in_fp8
+        self._candidates = candidates
         self.table = table
         weight = drafter.vocabulary_layers[0].weight
         width, length = shape
@@ -116,7 +113,7 @@ class DraftSearch:
             if candidates is not None:
                 features = self._features_of(condition, state, level)
                 among = candidates[level - 1]
-                top = self._ranking.among(among, features, layer.weight, self._in_fp8)
+                top = self._ranking.among(among, features, layer.weight)
             elif count:
                 logits = layer(self._base_features_of(condition, state).flatten(0, 1))
                 top, candidates = self._ranking.choose(logits, requests, count)

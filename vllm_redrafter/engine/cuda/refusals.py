@@ -36,11 +36,6 @@ def refusals(vllm_config: VllmConfig) -> Iterator[str]:
     if config.tree != "chain":
         yield from (f"{reason}; {OR_CHAINS}" for reason in _refusals_of_trees(vllm_config))
     yield from _search_refusals(config)
-    if config.head_dtype == "fp8":
-        # Here, as this imports vLLM's quantised layers.
-        from vllm_redrafter.engine.cuda.fp8_layer import fp8_obstacles
-
-        yield from fp8_obstacles(vllm_config)
     refused = {
         "dual batch overlap is not supported; leave --enable-dbo out": parallel.use_ubatching,
         "ranks that join or leave a running engine have never been tried with a drafter; leave "

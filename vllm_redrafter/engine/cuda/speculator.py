@@ -33,7 +33,6 @@ from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.engine.cuda.context_matching import Candidates, ContextMatching
 from vllm_redrafter.engine.cuda.draft_graphs import DraftGraphManager, length_of
 from vllm_redrafter.engine.cuda.draft_search import DraftSearch
-from vllm_redrafter.engine.cuda.fp8_layer import Fp8Layer, quantise
 from vllm_redrafter.engine.cuda.node_confidence import NodeConfidence
 from vllm_redrafter.engine.cuda.refusals import adaptive_obstacles
 from vllm_redrafter.engine.cuda.schedule import nodes_by_batch_size
@@ -123,7 +122,6 @@ class TreeSpeculator(BaseSpeculator):
                 self.config, req_states, self.trees, self.verification, shapes
             )
         self.searches: dict[int, DraftSearch] | None = None
-        self._in_fp8: dict[str, Fp8Layer] = {}
 
     @property
     def config(self) -> ReDrafterConfig:
@@ -146,9 +144,6 @@ class TreeSpeculator(BaseSpeculator):
             return
         self.drafter = self._read_checkpoint(self.checkpoint).to(self.device)
         self._shapes = shapes_of(self.drafter.state_dict())
-        if self.config.head_dtype == "fp8":
-            keep_rows = self.config.candidates > 0
-            self._in_fp8 = quantise(self.drafter, self.vllm_config, keep_rows)
         self.embed = shared_embedding(target)
         # Greedy and sampled requests share one model here.
         self.recorded = recorded_acceptance(self.checkpoint, self.revision).either().greedy
@@ -159,7 +154,6 @@ class TreeSpeculator(BaseSpeculator):
 
     def searches_on_kernels(self, target: nn.Module) -> dict[int, DraftSearch]:
         """The drafter's searches by length, once it and the target are loaded."""
-        layer = self.drafter.vocabulary_layers[0]
         return {
             length: DraftSearch(
                 self.drafter,
@@ -170,7 +164,6 @@ class TreeSpeculator(BaseSpeculator):
                 self.shard,
                 self.confidence.estimator if self.confidence is not None else None,
                 partial(self._candidates_for, length=length),
-                layer.rows if isinstance(layer, Fp8Layer) else None,
             )
             for length in self.lengths
             if length
@@ -205,12 +198,8 @@ class TreeSpeculator(BaseSpeculator):
 
     def replace_weights(self, tensors: dict[str, Tensor]) -> None:
         """Copy what `read_again` read into the same memory: CUDA graphs hold its addresses."""
-        if self.checkpoint is None:
-            return
-        empty = {name: layer.weight for name, layer in self._in_fp8.items()}
-        self.drafter.load_state_dict({**tensors, **empty})
-        for name, layer in self._in_fp8.items():
-            layer.replace(tensors[name])
+        if self.checkpoint is not None:
+            self.drafter.load_state_dict(tensors)
 
     def _read_checkpoint(self, checkpoint: str) -> DraftHead:
         """The drafter, with this rank's rows of the vocabulary-wide layer."""
