@@ -225,7 +225,7 @@ state = PartialState()
 assert state.num_processes == 2, state
 weights = drafter.rnn_w.weight.detach().sum().item()
 open(f"{sys.argv[1]}.{state.process_index}", "w").write(json.dumps([losses, weights]))
-trained.parallel.close()
+trained.close()
 state.destroy_process_group()  # its threads may not outlive the interpreter
 """
 

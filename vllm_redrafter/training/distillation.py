@@ -168,7 +168,7 @@ def _told_at_roots(
 
 
 class DistillationLoss(NamedTuple):
-    """The loss of one batch; a tuple, in which FSDP finds what backward starts from.
+    """The loss of one batch.
 
     Attributes:
         total: scalar; backward starts here.

@@ -19,7 +19,7 @@ from vllm_redrafter.training.batches import BatchPlan
 from vllm_redrafter.training.checkpointing import RunProgress
 from vllm_redrafter.training.choices import LossKind, TargetDtype
 
-TargetParts = Literal["whole", "without its layers", "a share of its layers"]
+TargetParts = Literal["whole", "without its layers"]
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,6 @@ class LoopPlan:
         target_share: of the target's distribution in what is taught; the text has the rest.
         recorded_teacher: the target's distributions are those that the rows bring.
         shape: beam width, length and K that tokens per target step are estimated for.
-        shards_target: all processes run the target, or none.
         trains_selector: see `HeadPlan`.
     """
 
@@ -75,8 +74,6 @@ class LoopPlan:
     target_share: float
     recorded_teacher: bool
     shape: ReDrafterConfig
-    shards_target: bool
-    shard_optimizer: bool
     micro_batch_size: int
     unroll_steps: int
     step_decay: float

@@ -27,7 +27,7 @@ def processes(
 ) -> Iterator[Accelerator]:
     """`make_accelerator`, with the end of its logs and of the group of processes.
 
-    Let go of the group (`Parallel.close`) in the body.
+    Let go of the group (`Trainer.close`) in the body.
     """
     accelerator = make_accelerator(precision, unroll_steps, output)
     try:
@@ -52,14 +52,14 @@ def make_accelerator(
         output: TensorBoard's logs, once begun, go to a folder in there; None for none.
 
     Raises:
-        ConfigError: `accelerate launch` was told to share the drafter out itself.
+        ConfigError: `accelerate launch` was told to share the drafter out.
     """
     for name, plugin in PLUGINS.items():
         if os.environ.get(name, "false").lower() == "true":
             raise ConfigError(
                 f"training: accelerate's {plugin} would replace drafter and optimizer by its own, "
-                "whose checkpoints nobody else reads: start without it, and give --shard-optimizer "
-                "to share the optimizer's state out, --target-parallel fsdp for the target"
+                "whose checkpoints nobody else reads: start without it; a target that fits no "
+                "device is for `vllm-redrafter capture` and --hidden-states"
             )
     # With one step rnn_u takes no part, which data parallelism has to know.
     kwargs = DistributedDataParallelKwargs(find_unused_parameters=unroll_steps == 1)

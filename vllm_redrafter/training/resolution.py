@@ -21,13 +21,12 @@ from vllm_redrafter.heads.selector import SelectorConfig
 from vllm_redrafter.heads.target_layers import layers_of, parsed_layers
 from vllm_redrafter.training.batches import BatchPlan
 from vllm_redrafter.training.checkpointing import Checkpoints
-from vllm_redrafter.training.choices import TargetParallel
 from vllm_redrafter.training.initialisation import most_used_tokens
-from vllm_redrafter.training.plan import HeadPlan, LoopPlan, TargetParts, TrainingPlan
+from vllm_redrafter.training.plan import HeadPlan, LoopPlan, TrainingPlan
 from vllm_redrafter.training.training_config import TrainingConfig
 from vllm_redrafter.utils.errors import ConfigError
 
-NO_MATTER = ("evaluate_every", "save_every", "target_parallel", "shard_optimizer")
+NO_MATTER = ("evaluate_every", "save_every")
 """Settings that the weights do not depend on."""
 
 
@@ -83,7 +82,6 @@ def resolve(
             f"{output} has checkpoints of an earlier run: --resume goes on with it; to start "
             "afresh give another --output, or delete it"
         )
-    parts = _target_parts(job.config.target_parallel, bool(job.hidden_states))
     sizes = load_from(AutoConfig, job.target).get_text_config()
     config, head = _with_head(job, sizes)
     written = read_all(job.data, job.target, not job.other_target)
@@ -99,7 +97,7 @@ def resolve(
     return TrainingPlan(
         target=job.target,
         target_dtype=config.target_dtype,
-        target_parts=parts,
+        target_parts="without its layers" if job.hidden_states else "whole",
         head=head,
         rows=rows,
         held_out=held_out,
@@ -141,15 +139,6 @@ def loop_plan(
             f"training: batch_size {config.batch_size} must be a multiple of micro_batch_size "
             f"× processes ({config.micro_batch_size} × {processes})"
         )
-    shared = {
-        "target_parallel fsdp shares the target": config.target_parallel == "fsdp",
-        "shard_optimizer shares the drafter": config.shard_optimizer,
-    }
-    for what in (what for what, asked in shared.items() if asked and processes == 1):
-        raise ConfigError(
-            f"training: {what} out over processes, and there is one: start several (accelerate "
-            "launch --num_processes N), or leave it out"
-        )
     batches = BatchPlan(rows.lengths, config.block_length, config.batch_size, config.seed)
     if config.teacher == "data" and rows[0].top_tokens is None:
         raise ConfigError(
@@ -162,7 +151,6 @@ def loop_plan(
         target_share={"kl": 1.0, "ce": 0.0, "mix": config.kl_weight}[config.loss],
         recorded_teacher=config.teacher == "data",
         shape=shape,
-        shards_target=config.target_parallel == "fsdp",
         **{f.name: getattr(config, f.name) for f in fields(LoopPlan) if hasattr(config, f.name)},
     )
 
@@ -186,18 +174,6 @@ def new_head_config(config: TrainingConfig, vocab_size: int, hidden_size: int) -
         draft_vocab_size=config.draft_vocab_size,
         target_layers=_layers(config),
     )
-
-
-def _target_parts(parallel: TargetParallel, captured: bool) -> TargetParts:
-    """As much of the target as a process reads."""
-    if parallel != "no" and captured:
-        raise ConfigError(
-            f"training: target_parallel {parallel} shares out the target's "
-            "layers, and with --hidden-states none is loaded: leave one of the two out"
-        )
-    if parallel != "no":
-        return "a share of its layers"
-    return "without its layers" if captured else "whole"
 
 
 def _with_states(

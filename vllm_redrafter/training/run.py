@@ -14,11 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 from safetensors import SafetensorError
 
-from vllm_redrafter.checkpoints.acceptance_record import (
-    NOTHING_RECORDED,
-    ByKind,
-    acceptance_entry,
-)
+from vllm_redrafter.checkpoints.acceptance_record import ByKind, acceptance_entry
 from vllm_redrafter.checkpoints.drafter_files import CARD_FILE, read_config
 from vllm_redrafter.checkpoints.model_card import model_card
 from vllm_redrafter.checkpoints.reading import SHAPE_KEYS
@@ -32,7 +28,6 @@ from vllm_redrafter.training.measured_acceptance import measure_acceptance
 from vllm_redrafter.training.plan import HeadPlan, TargetParts, TrainingPlan
 from vllm_redrafter.training.processes import processes
 from vllm_redrafter.training.resolution import TrainingJob, resolve
-from vllm_redrafter.training.sharded_target import bytes_here, load_sharded_target
 from vllm_redrafter.training.target import load_ends, load_target
 from vllm_redrafter.training.trainer import Trainer, TrainingResult
 from vllm_redrafter.utils.errors import TrainingError
@@ -42,7 +37,6 @@ __all__ = ["TrainingJob", "train"]
 LOADERS: dict[TargetParts, Callable[..., Any]] = {
     "whole": load_target,
     "without its layers": load_ends,
-    "a share of its layers": load_sharded_target,
 }
 BYTES_PER_PARAMETER = 16
 """float32 weight, gradient and AdamW's two moments."""
@@ -92,15 +86,15 @@ def train(
             plan.record,
             console,
         )
-        with closing(trainer.parallel):
-            _print_sizes(console, trainer, drafter)
+        with closing(trainer):
+            _print_sizes(console, drafter)
             if dry_run:
                 _print_dry_run(console, trainer)
                 return None
             result = trainer.run(resume)
-            drafter = trainer.parallel.whole_drafter().to(target.dtype)
-            served, acceptance = _served(drafter.eval(), trainer, plan)
             if accelerator.is_main_process:
+                drafter = drafter.to(target.dtype).eval()
+                served, acceptance = _served(drafter, trainer, plan)
                 record = _training_record({**plan.record, "result": _figures(result)}, plan.head)
                 _save_result(drafter, plan.output, plan.target, served, record, acceptance)
                 console.print(_summary(result, plan.output))
@@ -137,12 +131,8 @@ def _save_result(
 def _served(
     drafter: DraftHead, trainer: Trainer, plan: TrainingPlan
 ) -> tuple[ReDrafterConfig, ByKind]:
-    """How to serve it, and how the held-out text's tokens are accepted then, where this process
-    knows."""
+    """How to serve it, and how the held-out text's tokens are accepted then."""
     shape = plan.loop.shape
-    # A target that is shared out runs everywhere or nowhere.
-    if not (trainer.accelerator.is_main_process or trainer.plan.shards_target):
-        return shape, NOTHING_RECORDED
     if len(plan.held_out) and shape.candidates:
         found = compare_candidates(drafter, trainer.target, plan.held_out, shape)
         shape = replace(shape, candidates=fewest(found))
@@ -180,18 +170,14 @@ def _print_plan(console: Console, plan: TrainingPlan) -> None:
     console.print(table)
 
 
-def _print_sizes(console: Console, trainer: Trainer, drafter: DraftHead) -> None:
+def _print_sizes(console: Console, drafter: DraftHead) -> None:
     """What is known only when the models are there."""
     parameters = sum(p.numel() for p in drafter.parameters())
     learned = sum(p.numel() for p in drafter.parameters() if p.requires_grad)
     held = learned * BYTES_PER_PARAMETER + (parameters - learned) * 4
     console.print(
-        f"drafter of {parameters:,} parameters ({held / 2**30:.2f} GiB "
-        f"with gradient and AdamW{', shared out' if trainer.plan.shard_optimizer else ''})"
+        f"drafter of {parameters:,} parameters ({held / 2**30:.2f} GiB with gradient and AdamW)"
     )
-    if trainer.plan.shards_target:
-        here, all_of_them = (size / 2**20 for size in bytes_here(trainer.target))
-        console.print(f"of the target's layers {here:,.1f} MiB of {all_of_them:,.1f} are here")
 
 
 def _print_dry_run(console: Console, trainer: Trainer) -> None:

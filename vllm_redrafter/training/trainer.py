@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from accelerate import Accelerator
 from rich.console import Console
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 from vllm_redrafter.data.rows import TextRows
 from vllm_redrafter.heads.head import DraftHead
@@ -25,7 +26,6 @@ from vllm_redrafter.training.batches import TextBatch
 from vllm_redrafter.training.checkpointing import Checkpoints, RunProgress
 from vllm_redrafter.training.distillation import Distillation, count_rows
 from vllm_redrafter.training.estimate import Acceptance, estimate_acceptance
-from vllm_redrafter.training.parallel import Parallel, Replicas, Shards
 from vllm_redrafter.training.plan import LoopPlan
 from vllm_redrafter.training.target import TargetHead, read_target
 from vllm_redrafter.utils.errors import ConfigError, TrainingError
@@ -94,9 +94,7 @@ class Trainer:
             plan.recorded_teacher,
             plan.trains_selector,
         )
-        hold = Shards if plan.shard_optimizer else Replicas
-        self.parallel: Parallel = hold(model, accelerator)
-        # Of the parameters that this process holds.
+        self.model = accelerator.prepare(model)
         self.optimizer = accelerator.prepare(adamw(self.drafter, plan.weight_decay))
         decay = plan.step_decay ** torch.arange(plan.unroll_steps, dtype=torch.float64)
         if plan.trains_selector:
@@ -149,21 +147,34 @@ class Trainer:
         self.drafter.eval()
         return time.monotonic() - started
 
+    def close(self) -> None:
+        """Let go of the processes' group, before it ends; nothing is trained afterwards."""
+        # The frames of an exception may refer to DDP's module for longer. Its reducer would then
+        # free a gloo group and hold the GIL meanwhile, for which the group's thread may wait.
+        for module in self.model.modules():
+            if isinstance(module, DistributedDataParallel):
+                for name in ("logger", "reducer", "process_group"):
+                    vars(module).pop(name, None)
+
     def _start(self, resume: bool) -> tuple[int, float]:
         """Steps already done, and the smoothed loss."""
         if not resume:
             return 0, math.nan
         assert self.checkpoints is not None
-        # The wrapped optimizer's state is what was saved, and is loaded where the parameters are.
-        progress = self.checkpoints.load(
-            lambda weights, state: self.parallel.load(weights, self.optimizer.optimizer, state)
-        )
+
+        def load(weights: Mapping[str, Tensor], state: dict[str, Any]) -> None:
+            self.drafter.load_state_dict(weights)
+            # The wrapped optimizer's state is what was saved.
+            self.optimizer.optimizer.load_state_dict(state)
+
+        progress = self.checkpoints.load(load)
         return progress.step, progress.loss
 
     def _step(self, step: int, blocks: list[list[int]], smoothed: float) -> float:
         """One optimizer step; returns the loss over all processes."""
         loss, per_step = self._backward(blocks)
-        norm = self._clip_gradients()
+        parameters = self.drafter.parameters()
+        norm = float(self.accelerator.clip_grad_norm_(parameters, self.plan.max_grad_norm))
         if not (math.isfinite(loss) and math.isfinite(norm)):
             self._stop(step, loss, norm, smoothed)
         factor = warmup_cosine(step - 1, self.plan.warmup_steps, self.plan.num_steps)
@@ -177,11 +188,6 @@ class Trainer:
             {"loss": loss, "learning_rate": rate, "gradient_norm": norm, **values}, step
         )
         return loss
-
-    def _clip_gradients(self) -> float:
-        """Scale gradients down to the highest norm; returns the norm that they had."""
-        norm = self.accelerator.clip_grad_norm_(self.drafter.parameters(), self.plan.max_grad_norm)
-        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
     def _backward(self, blocks: list[list[int]]) -> tuple[float, Tensor]:
         """Gradients of one optimizer step's blocks; its loss, and [L] that of each step."""
@@ -198,9 +204,10 @@ class Trainer:
             on_device = batch.to(accelerator.device)
             with accelerator.autocast():
                 outputs = read_target(self.target, on_device, self.drafter.config.target_layers)
-            with self.parallel.summed(last=index == len(batches) - 1):
+            last = index == len(batches) - 1
+            with nullcontext() if last else accelerator.no_sync(self.model):
                 with accelerator.autocast():
-                    loss = self.parallel.model(on_device, outputs, row_weights)
+                    loss = self.model(on_device, outputs, row_weights)
                 # Data parallelism takes the mean over the processes; the loss is their sum.
                 accelerator.backward(loss.total * accelerator.num_processes)
             sums += loss.per_step
@@ -222,24 +229,21 @@ class Trainer:
 
     def _estimate(self, step: int) -> Acceptance:
         acceptance = Acceptance(0, 0)
-        drafter = self.parallel.whole_drafter()
-        # A target that is shared out runs everywhere or nowhere.
-        if self.accelerator.is_main_process or self.plan.shards_target:
-            drafter.eval()
+        if self.accelerator.is_main_process:
+            self.drafter.eval()
             acceptance = estimate_acceptance(
-                drafter, self.target, self.held_out, self.plan.shape, batch_size=8
+                self.drafter, self.target, self.held_out, self.plan.shape, batch_size=8
             )
-            drafter.train()
+            self.drafter.train()
             self.accelerator.log({"tokens_per_target_step": acceptance.tokens_per_step}, step)
         self.accelerator.wait_for_everyone()
         return acceptance
 
     def _save(self, step: int, loss: float) -> None:
         assert self.checkpoints is not None
-        drafter = self.parallel.whole_drafter()
-        state = self.parallel.whole_state(self.optimizer.optimizer)
         if self.accelerator.is_main_process:
-            self.checkpoints.save(drafter, state, RunProgress(step, loss, self.record))
+            state = self.optimizer.optimizer.state_dict()
+            self.checkpoints.save(self.drafter, state, RunProgress(step, loss, self.record))
         self.accelerator.wait_for_everyone()
 
     def _stop(self, step: int, loss: float, norm: float, smoothed: float) -> None:

@@ -14,7 +14,6 @@ from vllm_redrafter.training.choices import (
     LossKind,
     Precision,
     TargetDtype,
-    TargetParallel,
     TeacherKind,
 )
 from vllm_redrafter.utils.settings import check, require, setting
@@ -89,16 +88,6 @@ class TrainingConfig:
     )
     target_dtype: TargetDtype = setting(
         "auto", "Dtype of the target's parameters; auto takes that of its checkpoint."
-    )
-    target_parallel: TargetParallel = setting(
-        "no",
-        "How several processes hold the target's layers: no, each has them all; fsdp, each has a "
-        "share, and all gather a layer when they run it, for a target that fits no device.",
-    )
-    shard_optimizer: bool = setting(
-        False,
-        "Share the optimizer's state and the drafter's float32 weights out over the processes, "
-        "where each would hold them all.",
     )
     held_out: int = setting(
         64,
