@@ -25,7 +25,6 @@ OF_THE_SERVERS = (
     "dtype",
     "enforce_eager",
     "tensor_parallel_size",
-    "data_parallel_size",
     "engine_args",
 )
 """Options that mean nothing where running servers answer: these have been told."""
@@ -149,15 +148,9 @@ def start_vllm(target: str, settings: GenerationSettings) -> Any:
     """The engine that lets the target write, and its advice; vLLM is imported here, not before."""
     # Its log would run through the progress bar; whoever wants it says so in the environment.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    engine: Any
-    if settings.engine.data_parallel_size > 1:
-        from vllm_redrafter.engine.offline_parallel import DataParallelEngine
+    from vllm_redrafter.engine.offline import OfflineEngine
 
-        engine = DataParallelEngine(target, settings)
-    else:
-        from vllm_redrafter.engine.offline import OfflineEngine
-
-        engine = OfflineEngine(target, settings)
+    engine = OfflineEngine(target, settings)
     if engine.advice is not None:
         typer.secho(engine.advice, err=True)
     return engine

@@ -59,11 +59,6 @@ class EngineSettings:
     tensor_parallel_size: int = setting(
         1, "Devices that share the target's layers, as vLLM's --tensor-parallel-size.", at_least=1
     )
-    data_parallel_size: int = setting(
-        1,
-        "Copies of the target, each on devices of its own, as vLLM's --data-parallel-size.",
-        at_least=1,
-    )
     engine_args: str = setting(
         "{}",
         "More arguments of vLLM's engine, as a JSON object with the names that vllm.LLM knows them "

@@ -25,7 +25,6 @@ OF_THE_ENGINE = (
     "in_flight",
     "enforce_eager",
     "tensor_parallel_size",
-    "data_parallel_size",
     "engine_args",
 )
 """Settings that mean nothing here, where no engine runs."""

@@ -169,7 +169,6 @@ def engine_arguments(target: str, settings: GenerationSettings) -> dict[str, Any
         "speculative_config": speculation,
         "enforce_eager": settings.enforce_eager,
         "tensor_parallel_size": settings.engine.tensor_parallel_size,
-        "data_parallel_size": settings.engine.data_parallel_size,
     }
     further = settings.engine.further_arguments()
     if twice := sorted(further.keys() & {"model", *of_options}):
@@ -183,9 +182,7 @@ def engine_arguments(target: str, settings: GenerationSettings) -> dict[str, Any
         # Not in this process: a worker binds threads and memory of the one it is in.
         "distributed_executor_backend": "mp",
         "disable_log_stats": drafter is None,
-        **memory_arguments(
-            settings.engine.tensor_parallel_size * settings.engine.data_parallel_size
-        ),
+        **memory_arguments(settings.engine.tensor_parallel_size),
         **_prefill_arguments(target, settings),
         **further,
     }
