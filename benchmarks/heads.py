@@ -75,9 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for seed in range(options.first_seed, options.first_seed + options.seeds):
         for loss in losses:
             for variant in variants:
-                # From the text alone: no distribution is taught.
-                teacher = {"teacher": "target"} if loss == "ce" else {}
-                config = TrainingConfig(**settings | teacher, loss=loss, seed=seed)
+                config = TrainingConfig(**settings, loss=loss, seed=seed)
                 make_run(variant, config, material, options)
     report(variants, material, options)
     return 0
@@ -93,7 +91,6 @@ def training_settings(options: argparse.Namespace) -> dict[str, Any]:
         "unroll_steps": options.unroll_steps,
         "learning_rate": 2e-3,
         "warmup_steps": 20,
-        "teacher": "data",
         "draft_vocab_size": options.draft_vocab_size,
         "held_out": options.held_out,
     }

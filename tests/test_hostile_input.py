@@ -192,7 +192,7 @@ def data(damage: Tried, row: Row = ROW) -> Tried:
 
     def tried(folder: Path) -> None:
         INFO.save(folder)
-        write_shard(folder, 0, [row] * 50, top_logprobs=0)
+        write_shard(folder, 0, [row] * 50)
         damage(folder)
         read_dataset(folder)
 

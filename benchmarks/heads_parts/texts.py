@@ -1,7 +1,7 @@
 """Text that the target wrote, with all that heads learn from: computed once, and kept.
 
 The target is by far the largest part of such a comparison's arithmetic, and all heads need the
-same of it: its hidden states and those of a few layers, and its most probable tokens.
+same of it: its hidden states and those of a few layers.
 """
 
 from __future__ import annotations
@@ -20,11 +20,8 @@ from vllm_redrafter.data.fingerprint import target_fingerprint
 from vllm_redrafter.data.rows import DatasetRows, ListRows, TextRow
 from vllm_redrafter.data.source import read_checked
 from vllm_redrafter.training.batches import TextBatch
-from vllm_redrafter.training.target import TargetHead, hidden_states, load_target
+from vllm_redrafter.training.target import hidden_states, load_target
 from vllm_redrafter.utils.errors import ConfigError
-
-TOP = 32
-"""Of the target's tokens: what heads are taught besides the text itself."""
 
 ROWS_PER_FILE = 64
 ROWS_AT_ONCE = 8
@@ -80,7 +77,6 @@ class Texts:
         first = self._files.index(path) * ROWS_PER_FILE
         numbers = range(first, min(first + ROWS_PER_FILE, len(self.rows)))
         tensors: dict[str, Tensor] = {}
-        head = TargetHead(model)
         # Those of about the same length together: less padding.
         order = sorted(numbers, key=lambda number: int(self.rows.lengths[number]))
         for start in range(0, len(order), ROWS_AT_ONCE):
@@ -89,16 +85,13 @@ class Texts:
             hidden = hidden_states(model, layers, input_ids=batch.tokens)
             for index, number in enumerate(chosen):
                 states = hidden[index, : int(self.rows.lengths[number])]
-                tokens, log_probs = _top(head, states[:, : head.layer.in_features])
                 tensors[f"hidden-{number}"] = states.to(STORED)
-                tensors[f"tokens-{number}"] = tokens
-                tensors[f"log_probs-{number}"] = log_probs
         half = path.with_suffix(".tmp")
         save_file(tensors, half, self._about)
         half.rename(path)
 
     def read(self) -> ListRows:
-        """All rows with everything: hidden [T, (1 + n) H] float32, top tokens [T, TOP]."""
+        """All rows with everything: hidden [T, (1 + n) H] float32."""
         return ListRows(self._rows())
 
     def _rows(self) -> Iterator[TextRow]:
@@ -111,24 +104,8 @@ class Texts:
                     )
                 first = index * ROWS_PER_FILE
                 for number in range(first, min(first + ROWS_PER_FILE, len(self.rows))):
-                    yield replace(
-                        self.rows[number],
-                        hidden=file.get_tensor(f"hidden-{number}").float(),
-                        top_tokens=file.get_tensor(f"tokens-{number}"),
-                        top_log_probs=file.get_tensor(f"log_probs-{number}"),
-                    )
-
-
-@torch.no_grad()
-def _top(head: TargetHead, hidden: Tensor) -> tuple[Tensor, Tensor]:
-    """The target's best tokens at the place of each token, the first of which has none."""
-    log_probs = head(hidden[:-1]).log_softmax(dim=-1)
-    best = log_probs.topk(min(TOP, log_probs.shape[-1]), dim=-1)
-    none = best.indices.new_full((1, best.indices.shape[1]), -1)
-    return (
-        torch.cat([none, best.indices]),
-        torch.cat([torch.full(none.shape, -torch.inf), best.values]),
-    )
+                    hidden = file.get_tensor(f"hidden-{number}").float()
+                    yield replace(self.rows[number], hidden=hidden)
 
 
 def narrowed(rows: ListRows, width: int) -> ListRows:

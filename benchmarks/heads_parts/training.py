@@ -34,7 +34,7 @@ class Material:
 
     Attributes:
         target: its ends, frozen.
-        learnt: rows to learn from, with hidden states [T, (1 + n) H] and top tokens.
+        learnt: rows to learn from, with hidden states [T, (1 + n) H].
         measured: by a text's name, such as `greedy`: rows to measure on.
         layers: the n.
         shapes: of the trees that are measured.

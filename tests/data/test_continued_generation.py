@@ -203,7 +203,6 @@ def test_a_client_with_nothing_to_do_waits_for_the_others_and_takes_over(
         ({"sampling": SamplingSettings(max_tokens=41)}, "max_tokens: 40, not 41"),
         ({"sampling": SamplingSettings(max_tokens=40, seed=1)}, "seed: 0, not 1"),
         ({"shard_size": 4}, "shard_size: 3, not 4"),
-        ({"top_logprobs": 0}, "top_logprobs: 2, not 0"),
         ({"system_prompt": "Be brief."}, "system_prompt: None, not 'Be brief.'"),
     ],
 )

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from datasets import Dataset
 
 from vllm_redrafter.data.dataset import (
     DatasetInfo,
@@ -32,12 +33,11 @@ INFO = DatasetInfo(
     num_conversations=5,
     shard_size=2,
     vocab_size=10,
-    top_logprobs=2,
     sampling=SamplingSettings(temperature=0.7, top_k=5),
 )
 ROWS = [
-    Row(0, [1, 2, 3], [False, True, True], [[], [2, 7], [3, 8]], [[], [-0.5, -2.0], [-0.25, -3.0]]),
-    Row(1, [4, 5], [False, True], [[], [6, 5]], [[], [-1.0, -1.5]]),
+    Row(0, [1, 2, 3], [False, True, True]),
+    Row(1, [4, 5], [False, True]),
 ]
 
 
@@ -47,21 +47,13 @@ def columns(rows: list[Row], names: list[str]) -> dict[str, list[object]]:
 
 def test_rows_survive_the_disk(tmp_path: Path) -> None:
     INFO.save(tmp_path)
-    write_shard(tmp_path, 0, ROWS, top_logprobs=2)
-    write_shard(tmp_path, 2, [replace(ROWS[0], conversation=4)], top_logprobs=2)
+    write_shard(tmp_path, 0, ROWS)
+    write_shard(tmp_path, 2, [replace(ROWS[0], conversation=4)])
     info, data = read_dataset(tmp_path)
     assert info == INFO
     assert finished_shards(tmp_path) == [0, 2]
     assert data[:] == columns([*ROWS, replace(ROWS[0], conversation=4)], data.column_names)
-    assert str(data.features["top_log_probs"].feature.feature.dtype) == "float32"
     assert data.features["input_ids"].feature.dtype == "int32"
-
-
-def test_without_log_probabilities_there_are_no_columns_for_them(tmp_path: Path) -> None:
-    replace(INFO, top_logprobs=0).save(tmp_path)
-    write_shard(tmp_path, 0, ROWS, top_logprobs=0)
-    _, data = read_dataset(tmp_path)
-    assert data.column_names == ["conversation", "input_ids", "assistant_mask"]
 
 
 def test_reading_leaves_nothing_in_the_home_or_the_folder(tmp_path: Path) -> None:
@@ -69,7 +61,7 @@ def test_reading_leaves_nothing_in_the_home_or_the_folder(tmp_path: Path) -> Non
     for path in (home, folder, temporary):
         path.mkdir()
     INFO.save(folder)
-    write_shard(folder, 0, ROWS, top_logprobs=2)
+    write_shard(folder, 0, ROWS)
     before = sorted(folder.iterdir())
     program = (
         "from vllm_redrafter.data.dataset import read_dataset; import sys; "
@@ -97,7 +89,7 @@ def test_leftovers_of_a_killed_run_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "shard-1.parquet").write_bytes(b"not ours")
     with pytest.raises(ConfigError, match="no finished shard there"):
         read_dataset(tmp_path)
-    write_shard(tmp_path, 1, ROWS, top_logprobs=2)
+    write_shard(tmp_path, 1, ROWS)
     assert finished_shards(tmp_path) == [1]
     assert len(read_dataset(tmp_path)[1]) == 2
 
@@ -113,7 +105,7 @@ def test_a_shard_is_seen_under_its_name_only_when_it_is_whole(
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", watched)
-    write_shard(tmp_path, 0, ROWS, top_logprobs=2)
+    write_shard(tmp_path, 0, ROWS)
     # First the content, under another name; then the folder, with the name.
     assert seen[0] == ([], True)
     assert [shards for shards, _ in seen] == [[], [0]]
@@ -123,10 +115,10 @@ def test_of_two_clients_the_first_one_s_shard_and_description_stay(tmp_path: Pat
     INFO.save(tmp_path, writer="a")
     replace(INFO, num_conversations=9).save(tmp_path, writer="b")
     assert DatasetInfo.load(tmp_path) == INFO
-    write_shard(tmp_path, 0, ROWS, top_logprobs=2, writer="a")
+    write_shard(tmp_path, 0, ROWS, writer="a")
     path = tmp_path / "shard-00000.parquet"
     first = path.read_bytes()
-    write_shard(tmp_path, 0, ROWS[:1], top_logprobs=2, writer="b")
+    write_shard(tmp_path, 0, ROWS[:1], writer="b")
     assert path.read_bytes() == first
     assert {path.name for path in tmp_path.iterdir()} == {"dataset.json", "shard-00000.parquet"}
 
@@ -138,12 +130,12 @@ def test_two_clients_that_write_a_shard_at_once_do_not_mix_their_files(
 
     def overtaken(descriptor: int) -> None:
         monkeypatch.setattr(os, "fsync", fsync)
-        write_shard(tmp_path, 0, ROWS[:1], top_logprobs=2, writer="b")
+        write_shard(tmp_path, 0, ROWS[:1], writer="b")
         fsync(descriptor)
 
     INFO.save(tmp_path)
     monkeypatch.setattr(os, "fsync", overtaken)
-    write_shard(tmp_path, 0, ROWS, top_logprobs=2, writer="a")
+    write_shard(tmp_path, 0, ROWS, writer="a")
     assert len(read_dataset(tmp_path)[1]) == 1
     (tmp_path / ".shard-00000.parquet.c.tmp").write_bytes(b"a killed client's")
     remove_leftovers(tmp_path)
@@ -160,7 +152,7 @@ def test_without_hard_links_files_take_their_names_too(
     INFO.save(tmp_path)
     replace(INFO, num_conversations=9).save(tmp_path)
     assert DatasetInfo.load(tmp_path) == INFO
-    write_shard(tmp_path, 0, ROWS, top_logprobs=2)
+    write_shard(tmp_path, 0, ROWS)
     assert len(read_dataset(tmp_path)[1]) == 2
 
 
@@ -173,25 +165,25 @@ def test_a_full_disk_leaves_no_shard_and_says_so(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises(ConfigError, match=r"shard-00000\.parquet: the disk is full .*continue"):
-            write_shard(tmp_path, 0, ROWS, top_logprobs=2)
+            write_shard(tmp_path, 0, ROWS)
         assert not list(tmp_path.iterdir())
     # The device that is always full, in the writer itself.
     (tmp_path / ".shard-00000.parquet.tmp").symlink_to("/dev/full")
     with pytest.raises(ConfigError, match="the disk is full"):
-        write_shard(tmp_path, 0, ROWS, top_logprobs=2)
+        write_shard(tmp_path, 0, ROWS)
     assert not list(tmp_path.iterdir())
 
 
 def test_damaged_and_foreign_shards_are_named(tmp_path: Path) -> None:
     INFO.save(tmp_path)
-    write_shard(tmp_path, 0, ROWS, top_logprobs=2)
+    write_shard(tmp_path, 0, ROWS)
     path = tmp_path / "shard-00001.parquet"
     whole = (tmp_path / "shard-00000.parquet").read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ConfigError, match=r"shard-00001\.parquet: not readable .*delete it"):
         read_dataset(tmp_path)
     path.unlink()
-    write_shard(tmp_path, 1, ROWS, top_logprobs=0)
+    Dataset.from_dict({"text": ["a"]}).to_parquet(path)
     with pytest.raises(ConfigError, match=r"shard-00001\.parquet: has columns .* other data"):
         read_dataset(tmp_path)
 
@@ -200,7 +192,7 @@ def test_folders_without_data_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no dataset\.json there; give a folder that generate-d"):
         read_dataset(tmp_path)
     INFO.save(tmp_path)
-    write_shard(tmp_path, 0, [], top_logprobs=2)
+    write_shard(tmp_path, 0, [])
     with pytest.raises(ConfigError, match="its 1 shards have no row: every prompt was too long"):
         read_dataset(tmp_path)
     values = json.loads((tmp_path / "dataset.json").read_text())

@@ -38,7 +38,7 @@ def test_every_conversation_is_there_once_in_the_order_of_the_prompts(
     info, data = read_dataset(tmp_path)
     assert list(data["conversation"]) == list(range(11))
     assert finished_shards(tmp_path) == [0, 1, 2, 3]
-    assert (info.num_conversations, info.vocab_size, info.top_logprobs) == (11, 512, 2)
+    assert (info.num_conversations, info.vocab_size) == (11, 512)
     assert engine.most_in_flight == 4, "continuous over the borders of shards, but no more"
     assert summary is not None
     written = [len(answer.tokens) for _, answer in engine.asked]
@@ -98,10 +98,6 @@ def test_marked_tokens_are_what_the_target_wrote_in_just_that_context(
             found.append((row["conversation"], *tokens[:start]))
             answer = answers[found[-1]]
             assert tokens[start:end] == answer.tokens
-            assert row["top_tokens"][start:end] == answer.top_tokens
-            assert row["top_log_probs"][start:end] == answer.top_log_probs
-        unmarked = [i for i, marked in enumerate(mask) if not marked]
-        assert all(row["top_tokens"][i] == row["top_log_probs"][i] == [] for i in unmarked)
     assert sorted(found) == sorted(answers)
 
 
@@ -185,8 +181,7 @@ def test_an_answer_that_the_next_prompt_cannot_repeat_ends_its_conversation(
             spelt = [self.tokenizer(part)["input_ids"] for part in ("<|ex", "tra|>")]
             return replace(said, tokens=[*spelt[0], *spelt[1]], ended=True)
 
-    settings = replace(SETTINGS, top_logprobs=0)
-    summary, engine = run(target, tmp_path / "data", PROMPTS[:3], settings, kind=Spelling)
+    summary, engine = run(target, tmp_path / "data", PROMPTS[:3], kind=Spelling)
     assert summary is not None and summary.skipped == summary.truncated == 0
     ended = "ended early: rows with a token that has no embedding: 1, the first: line 1: "
     assert ended in str(summary)
@@ -254,20 +249,11 @@ def test_each_answer_has_a_seed_of_its_own() -> None:
     assert answer_seed(0, 1, 2) == answer_seed(0, 1, 2)
 
 
-@pytest.mark.parametrize(
-    "setting", [{"shard_size": 0}, {"in_flight": 0}, {"top_logprobs": -1}, {"spec_tokens": 0}]
-)
+@pytest.mark.parametrize("setting", [{"shard_size": 0}, {"in_flight": 0}, {"spec_tokens": 0}])
 def test_settings_out_of_range_are_refused(setting: dict[str, int]) -> None:
     ((name, value),) = setting.items()
     with pytest.raises(ConfigError, match=rf"generation: {name} must be at least \d, got {value}"):
         GenerationSettings(**setting)
-
-
-def test_more_log_probabilities_than_tokens_are_refused(
-    targets: dict[str, Path], tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError, match="--top-logprobs 513: the target's vocabulary has 512"):
-        run(targets["appending"], tmp_path, settings=replace(SETTINGS, top_logprobs=513))
 
 
 def invoke(*arguments: object) -> Any:

@@ -13,7 +13,7 @@ import torch
 from datasets import Dataset, concatenate_datasets
 
 from vllm_redrafter.data import hidden_states
-from vllm_redrafter.data.dataset import features
+from vllm_redrafter.data.dataset import COLUMNS
 from vllm_redrafter.data.hidden_states import (
     StatesInfo,
     StoredStates,
@@ -126,7 +126,7 @@ def dataset(rows: list[list[int]]) -> Dataset:
         "input_ids": rows,
         "assistant_mask": [[True] * len(row) for row in rows],
     }
-    return Dataset.from_dict(values, features=features(0))
+    return Dataset.from_dict(values, features=COLUMNS)
 
 
 def test_a_fingerprint_is_of_the_rows_and_not_of_how_they_lie() -> None:

@@ -23,10 +23,10 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def folders(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Short and long answers to the same prompts, the long ones with probabilities; and others."""
+    """Short and long answers to the same prompts, and others."""
     root = tmp_path_factory.mktemp("data")
     write_data(root / "short", target, num=10, max_tokens=5)
-    write_data(root / "long", target, num=10, max_tokens=9, top_logprobs=3)
+    write_data(root / "long", target, num=10, max_tokens=9)
     write_data(root / "others", target, num=4, max_tokens=5, seed=6)
     return {name: root / name for name in ("short", "long", "others")}
 
@@ -53,15 +53,6 @@ def test_answers_to_the_same_prompts_are_held_out_together(
     assert len(prompts[1]) == 5
     assert not prompts[0] & prompts[1]
     assert len(parts.rows) + len(parts.held_out) == 24
-
-
-def test_recorded_probabilities_are_kept_where_all_folders_have_them(
-    target: Path, folders: dict[str, Path]
-) -> None:
-    both = read_all([folders["short"], folders["long"]], str(target))
-    assert "top_tokens" not in both.dataset.column_names
-    alone = read_all([folders["long"]], str(target))
-    assert "top_tokens" in alone.dataset.column_names
 
 
 def test_a_folder_given_twice_is_refused(target: Path, folders: dict[str, Path]) -> None:

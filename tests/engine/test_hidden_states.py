@@ -55,7 +55,7 @@ def data(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         Row(index, random.integers(2, VOCAB, length).tolist(), [i > 4 for i in range(length)])
         for index, length in enumerate(LENGTHS)
     ]
-    write_shard(folder, 0, rows, 0)
+    write_shard(folder, 0, rows)
     return folder
 
 

@@ -47,7 +47,6 @@ RAY_WORKERS = Path(__file__).parents[2] / "examples" / "ray_workers.py"
 MAX_TOKENS = 40
 GREEDY = GenerationSettings(
     sampling=SamplingSettings(temperature=0.0, max_tokens=MAX_TOKENS, dtype="float32"),
-    top_logprobs=3,
     shard_size=4,
     in_flight=4,
     enforce_eager=True,
@@ -56,7 +55,6 @@ GREEDY = GenerationSettings(
 SAMPLED = replace(
     GREEDY,
     sampling=replace(GREEDY.sampling, temperature=0.9, top_p=0.95, top_k=50, seed=3),
-    top_logprobs=0,
 )
 NUM_PROMPTS = 32
 
@@ -179,26 +177,19 @@ def test_greedy_answers_are_those_of_transformers(runs: Runs, chat_target: Path)
 
 
 @pytest.mark.parametrize("name", ["greedy", "drafted"])
-def test_log_probabilities_are_the_targets_own(name: str, runs: Runs, chat_target: Path) -> None:
+def test_greedy_answers_are_the_targets_own(name: str, runs: Runs, chat_target: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(chat_target, dtype=torch.float32)
     for row in rows_of(getattr(runs, name)):
         with torch.inference_mode():
             logits = model(torch.tensor([row["input_ids"]])).logits[0]
-        best = logits.log_softmax(dim=-1).topk(3)
+        best = logits.argmax(dim=-1)
         for position, marked in enumerate(row["assistant_mask"]):
-            tokens, log_probs = row["top_tokens"][position], row["top_log_probs"][position]
-            if not marked:
-                assert tokens == log_probs == []
-                continue
-            assert tokens == best.indices[position - 1].tolist()
-            assert tokens[0] == row["input_ids"][position]
-            expected = best.values[position - 1].tolist()
-            assert log_probs == pytest.approx(expected, abs=1e-4)
+            assert not marked or row["input_ids"][position] == best[position - 1]
 
 
 def test_with_a_drafter_the_data_is_the_same(runs: Runs) -> None:
     for row, drafted in zip(rows_of(runs.greedy), rows_of(runs.drafted), strict=True):
-        for column in ("conversation", "input_ids", "assistant_mask", "top_tokens"):
+        for column in ("conversation", "input_ids", "assistant_mask"):
             assert row[column] == drafted[column]
     per_step = runs.drafted_summary.tokens_per_step
     assert per_step is not None and per_step > 1.2, "little was accepted"

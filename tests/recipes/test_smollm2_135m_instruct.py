@@ -41,13 +41,12 @@ def write_shards(folder: Path, num: int) -> None:
         num_conversations=2 * num,
         shard_size=2,
         vocab_size=99,
-        top_logprobs=0,
         sampling=SamplingSettings(),
     ).save(folder)
     for shard in range(num):
         numbers = (2 * shard, 2 * shard + 1)
-        rows = [Row(n, [1, n, 2], [False, True, True], [[]] * 3, [[]] * 3) for n in numbers]
-        write_shard(folder, shard, rows, 0)
+        rows = [Row(n, [1, n, 2], [False, True, True]) for n in numbers]
+        write_shard(folder, shard, rows)
 
 
 def test_the_log_of_the_recipe_has_all_of_its_parts() -> None:

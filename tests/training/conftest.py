@@ -39,5 +39,5 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def data(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
-    write_data(folder, target, num=24, max_tokens=20, top_logprobs=VOCAB_SIZE)
+    write_data(folder, target, num=24, max_tokens=20)
     return folder

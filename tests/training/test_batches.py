@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from redrafter_testing.models.cycle_language import rows
 from redrafter_testing.models.training_data import answered
-from vllm_redrafter.data.rows import TextRow
 from vllm_redrafter.training.batches import BatchPlan, TextBatch, pack
 from vllm_redrafter.training.target import load_target
 from vllm_redrafter.utils.errors import ConfigError
@@ -31,22 +30,6 @@ def test_packed_rows_follow_each_other_and_count_positions_anew() -> None:
     assert batch.tokens.tolist() == [[5, 6, 8, 7, 9]]
     assert batch.generated.int().tolist() == [[0, 0, 1, 0, 1]]
     assert batch.positions.tolist() == [[0, 1, 2, 0, 1]]
-
-
-def test_top_tokens_are_padded_with_none() -> None:
-    def row(width: int, length: int) -> TextRow:
-        shape = (length, width)
-        tops, log_probs = torch.full(shape, 3), torch.zeros(shape)
-        return TextRow(torch.zeros(length).long(), torch.zeros(length).bool(), tops, log_probs)
-
-    batch = TextBatch.of([[row(2, 1), row(1, 1)], [row(1, 3)]], min_length=4)
-    assert batch.top_tokens is not None and batch.top_log_probs is not None
-    none = [-1, -1]
-    assert batch.top_tokens.tolist() == [
-        [[3, 3], [3, -1], none, none],
-        [[3, -1], [3, -1], [3, -1], none],
-    ]
-    assert (batch.top_log_probs.isinf() == (batch.top_tokens == -1)).all()
 
 
 def test_a_batch_is_as_long_as_is_asked_for() -> None:

@@ -26,7 +26,7 @@ from redrafter_testing.models.training_data import answered
 from redrafter_testing.python_path import python_path
 from vllm_redrafter.checkpoints.reading import load_drafter
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.data.rows import ListRows, TextRow
+from vllm_redrafter.data.rows import ListRows
 from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.heads.registry import NAMES, new_head
@@ -259,24 +259,6 @@ def test_two_processes_follow_one_with_the_same_batch(tmp_path: Path) -> None:
 def test_batches_that_do_not_divide_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"batch_size must be a multiple of micro_batch_size"):
         TrainingConfig(batch_size=6, micro_batch_size=4)
-
-
-def test_data_without_top_tokens_cannot_teach() -> None:
-    with pytest.raises(ConfigError, match="needs data that was generated with --top-logprobs"):
-        trainer(untrained(), teacher="data").run()
-
-
-def test_recorded_top_tokens_teach_as_the_target_does() -> None:
-    """The language is certain: one token says it all."""
-
-    def with_tops(row: TextRow) -> TextRow:
-        tops = row.tokens.masked_fill(~row.generated, -1).unsqueeze(1)
-        log_probs = torch.zeros(tops.shape).masked_fill(tops < 0, -torch.inf)
-        return TextRow(row.tokens, row.generated, tops, log_probs)
-
-    text = ListRows(map(with_tops, rows()))
-    result = trainer(untrained(), text=text, teacher="data").run()
-    assert result.acceptance.tokens_per_step == L + 1
 
 
 def test_schedule_warms_up_and_decays_to_zero() -> None:

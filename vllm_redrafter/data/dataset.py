@@ -14,11 +14,7 @@ A row is a sequence of T tokens; a conversation may have several rows. The colum
 
 - `conversation`, int64: which of the prompts it came from, from 0;
 - `input_ids`, T × int32: prompts and answers;
-- `assistant_mask`, T × bool: True where the target wrote the token after just these tokens;
-- `top_tokens`, T lists of int32: the target's k most probable tokens at the place of each token;
-- `top_log_probs`, T lists of float32: their log-probabilities at temperature 1.
-
-The last two are there only with `top_logprobs`; an inner list is empty where the mask is False.
+- `assistant_mask`, T × bool: True where the target wrote the token after just these tokens.
 """
 
 from __future__ import annotations
@@ -72,7 +68,6 @@ class DatasetInfo:
         num_conversations: prompts asked for; some may have been too long for any row.
         shard_size: conversations per shard.
         vocab_size: of the target.
-        top_logprobs: k of the columns `top_tokens` and `top_log_probs`; 0 where there are none.
         system_prompt: for conversations without one of their own.
         sampling: how the tokens were drawn.
         format_version: of the folder.
@@ -86,7 +81,6 @@ class DatasetInfo:
     num_conversations: int
     shard_size: int
     vocab_size: int
-    top_logprobs: int = 0
     system_prompt: str | None = None
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     format_version: int = FORMAT_VERSION
@@ -151,7 +145,7 @@ class DatasetInfo:
             raise ConfigError(f"{path}: not what generate-data writes: {error}") from error
 
     def __post_init__(self) -> None:
-        smallest = {"num_conversations": 0, "shard_size": 1, "vocab_size": 1, "top_logprobs": 0}
+        smallest = {"num_conversations": 0, "shard_size": 1, "vocab_size": 1}
         for name, least in smallest.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -165,29 +159,22 @@ def _flat(info: DatasetInfo) -> dict[str, Any]:
     return {**values, **asdict(info.sampling)}
 
 
-def features(top_logprobs: int) -> Features:
-    """The columns."""
-    columns = {
+COLUMNS = Features(
+    {
         "conversation": Value("int64"),
         "input_ids": List(Value("int32")),
         "assistant_mask": List(Value("bool")),
     }
-    if top_logprobs:
-        columns["top_tokens"] = List(List(Value("int32")))
-        columns["top_log_probs"] = List(List(Value("float32")))
-    return Features(columns)
+)
 
 
-def write_shard(
-    folder: Path, shard: int, rows: Sequence[Row], top_logprobs: int, writer: str = ""
-) -> None:
+def write_shard(folder: Path, shard: int, rows: Sequence[Row], writer: str = "") -> None:
     """Write a shard; it gets its name when all of it is on the disk. One that is there stays.
 
     Args:
         folder: of the data.
         shard: its number.
         rows: all of its rows.
-        top_logprobs: as in dataset.json.
         writer: a name of its own, where several clients write to the folder.
 
     Raises:
@@ -196,9 +183,8 @@ def write_shard(
     path = _shard_path(folder, shard)
     if path.exists():
         return
-    columns = features(top_logprobs)
-    values = {name: [getattr(row, name) for row in rows] for name in columns}
-    data = Dataset.from_dict(values, features=columns)
+    values = {name: [getattr(row, name) for row in rows] for name in COLUMNS}
+    data = Dataset.from_dict(values, features=COLUMNS)
     with (
         suppress(FileExistsError),
         _whole_file(path, writer, replace=False) as file,
@@ -236,8 +222,7 @@ def read_dataset(folder: str | Path) -> tuple[DatasetInfo, Dataset]:
         raise ConfigError(
             f"{folder}: no finished shard there; start generate-data again to finish some"
         )
-    columns = features(info.top_logprobs)
-    num_rows = sum(_check_shard(path, columns) for path in paths)
+    num_rows = sum(_check_shard(path) for path in paths)
     if not num_rows:
         raise ConfigError(
             f"{folder}: its {len(paths)} shards have no row: every prompt was too long for the "
@@ -248,7 +233,7 @@ def read_dataset(folder: str | Path) -> tuple[DatasetInfo, Dataset]:
     try:
         with _no_progress_bars():
             data = Dataset.from_parquet(
-                [str(path) for path in paths], features=columns, cache_dir=cache
+                [str(path) for path in paths], features=COLUMNS, cache_dir=cache
             )
     except DatasetGenerationError as error:
         raise _damaged(paths, error) from error
@@ -260,7 +245,7 @@ def _shard_path(folder: Path, shard: int) -> Path:
     return folder / f"shard-{shard:05d}.parquet"
 
 
-def _check_shard(path: Path, columns: Features) -> int:
+def _check_shard(path: Path) -> int:
     """The number of a shard's rows."""
     import pyarrow
     from pyarrow import parquet
@@ -273,9 +258,9 @@ def _check_shard(path: Path, columns: Features) -> int:
             f"{path}: not readable as Parquet ({error}); delete it and start generate-data again, "
             "which writes what is missing"
         ) from error
-    if not found.equals(columns.arrow_schema):
+    if not found.equals(COLUMNS.arrow_schema):
         raise ConfigError(
-            f"{path}: has columns {found.names} where {INFO_FILE} promises {list(columns)} "
+            f"{path}: has columns {found.names} where {INFO_FILE} promises {list(COLUMNS)} "
             "in the types of this format: it belongs to other data"
         )
     return num_rows
@@ -301,7 +286,7 @@ def _damaged(paths: Sequence[Path], error: Exception) -> ConfigError:
 
 
 def _check_rows(folder: Path, info: DatasetInfo, data: Dataset) -> None:
-    found = first_broken_row(data.data.table, info.vocab_size, info.top_logprobs)
+    found = first_broken_row(data.data.table, info.vocab_size)
     if found is None:
         return
     row, what = found

@@ -195,11 +195,6 @@ def _describe(
     target: str, tokenizer: Any, prompts: Sequence[Conversation], settings: GenerationSettings
 ) -> DatasetInfo:
     """What is to be written into dataset.json."""
-    vocab_size = vocab_size_of(target)
-    if settings.top_logprobs > vocab_size:
-        raise ConfigError(
-            f"--top-logprobs {settings.top_logprobs}: the target's vocabulary has {vocab_size}"
-        )
     template = tokenizer.chat_template
     return DatasetInfo(
         target=target,
@@ -209,8 +204,7 @@ def _describe(
         prompts_fingerprint=digest([[c.system, *c.turns] for c in prompts]),
         num_conversations=len(prompts),
         shard_size=settings.shard_size,
-        vocab_size=vocab_size,
-        top_logprobs=settings.top_logprobs,
+        vocab_size=vocab_size_of(target),
         system_prompt=settings.system_prompt,
         sampling=settings.sampling,
     )
@@ -362,8 +356,7 @@ class _Generation:
         if len(finished) == len(self._info.conversations_of(shard)):
             # Conversations end in any order; data has that of the prompts.
             rows = [row for index in sorted(finished) for row in finished[index]]
-            top_logprobs, writer = self._info.top_logprobs, self._leases.client
-            write_shard(self._output, shard, rows, top_logprobs, writer)
+            write_shard(self._output, shard, rows, self._leases.client)
             self._written.add(shard)
             self._finished.add(shard)
             del self._shards[shard]

@@ -108,12 +108,6 @@ class GenerationSettings:
     system_prompt: str | None = setting(
         None, "System message for conversations that have none of their own."
     )
-    top_logprobs: int = setting(
-        0,
-        "Record this many of the target's most probable tokens with every token that it writes. "
-        "Training then needs no second pass of the target (train --teacher data).",
-        at_least=0,
-    )
     strict: bool = setting(
         False,
         "End with an error at the first row of the prompts that cannot be used, instead of leaving "

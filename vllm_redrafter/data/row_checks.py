@@ -12,14 +12,13 @@ import pyarrow.compute as pc
 ROWS_AT_ONCE = 1000
 
 
-def first_broken_row(table: Any, vocab_size: int, top_logprobs: int) -> tuple[int, str] | None:
+def first_broken_row(table: Any, vocab_size: int) -> tuple[int, str] | None:
     """The first row in which something is wrong.
 
     Args:
-        table: a table of pyarrow with the columns of `dataset.features`; it is read once, from
+        table: a table of pyarrow with the columns `dataset.COLUMNS`; it is read once, from
             front to back, and may be larger than the memory.
         vocab_size: of the target: token ids are below it.
-        top_logprobs: k; 0 where there are no such columns.
 
     Returns:
         (the number of the row, what is wrong with it), or None.
@@ -27,9 +26,7 @@ def first_broken_row(table: Any, vocab_size: int, top_logprobs: int) -> tuple[in
     start = 0
     for batch in table.to_batches(max_chunksize=ROWS_AT_ONCE):
         broken = [
-            (int(rows.argmax()), what)
-            for rows, what in _findings(batch, vocab_size, top_logprobs)
-            if rows.any()
+            (int(rows.argmax()), what) for rows, what in _findings(batch, vocab_size) if rows.any()
         ]
         if broken:
             row, what = min(broken)
@@ -38,33 +35,13 @@ def first_broken_row(table: Any, vocab_size: int, top_logprobs: int) -> tuple[in
     return None
 
 
-def _findings(batch: Any, vocab_size: int, k: int) -> Iterator[tuple[Any, str]]:
-    """(which rows of the batch have it, what it is), where later ones rely on earlier ones."""
+def _findings(batch: Any, vocab_size: int) -> Iterator[tuple[Any, str]]:
+    """(which rows of the batch have it, what it is)."""
     ids, mask = batch.column("input_ids"), batch.column("assistant_mask")
     lengths = _lengths(ids)
     yield _lengths(mask) != lengths, "input_ids and assistant_mask differ in length"
     yield _rows_with(ids, _outside(ids.flatten(), vocab_size)), _OUTSIDE.format(vocab_size)
-    if not k:
-        return
-    tokens, log_probs = batch.column("top_tokens"), batch.column("top_log_probs")
-    differ = (_lengths(tokens) != lengths) | (_lengths(log_probs) != lengths)
-    yield differ, "top_tokens or top_log_probs differ in length from input_ids"
-    if differ.any() or (_lengths(mask) != lengths).any():
-        return
-    written = mask.flatten().to_numpy(zero_copy_only=False)
-    for column in (tokens, log_probs):
-        wrong = _lengths(column.flatten()) != np.where(written, k, 0)
-        yield _rows_with(column, wrong), f"top_tokens or top_log_probs do not have {k} entries"
-    inner = tokens.flatten()
-    outside = _rows_with(inner, _outside(inner.flatten(), vocab_size))
-    yield _rows_with(tokens, outside), _OUTSIDE.format(vocab_size)
-    inner = log_probs.flatten()
-    odd = _rows_with(inner, ~(inner.flatten().to_numpy(zero_copy_only=False) <= _ROUNDING))
-    yield _rows_with(log_probs, odd), "top_log_probs hold NaN or a number above 0"
 
-
-_ROUNDING = 1e-4
-"""A log-probability may be above 0 by so much."""
 
 _OUTSIDE = "a token id is outside the target's vocabulary of {}"
 

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 
 @dataclass(frozen=True)
@@ -20,17 +19,12 @@ class TextRow:
         tokens: [T] int64.
         generated: [T] bool, True where the target wrote the token; prompts are context, and
             nothing is learnt or measured from predicting them. The first token is a prompt's.
-        top_tokens: [T, k] int64, the target's k most probable tokens at each generated one, -1
-            elsewhere; None where the data has none.
-        top_log_probs: [T, k] float32, their log-probabilities.
         hidden: [T, H], the target's last hidden states, where they have been captured; that of
             the last token is 0.
     """
 
     tokens: Tensor
     generated: Tensor
-    top_tokens: Tensor | None = None
-    top_log_probs: Tensor | None = None
     hidden: Tensor | None = None
 
 
@@ -102,11 +96,7 @@ class DatasetRows:
         kept = slice(self.max_length)
         tokens = torch.tensor(values["input_ids"][kept], dtype=torch.int64)
         generated = torch.tensor(values["assistant_mask"][kept], dtype=torch.bool)
-        if "top_tokens" not in values:
-            return TextRow(tokens, generated)
-        top_tokens = _rectangle(values["top_tokens"][kept], -1, torch.int64)
-        top_log_probs = _rectangle(values["top_log_probs"][kept], -torch.inf, torch.float32)
-        return TextRow(tokens, generated, top_tokens, top_log_probs)
+        return TextRow(tokens, generated)
 
 
 def row_lengths(dataset: Any) -> np.ndarray:
@@ -115,8 +105,3 @@ def row_lengths(dataset: Any) -> np.ndarray:
 
     lengths: np.ndarray = pc.list_value_length(dataset.data.column("input_ids")).to_numpy()
     return lengths
-
-
-def _rectangle(ragged: Sequence[Sequence[float]], padding: float, dtype: torch.dtype) -> Tensor:
-    parts = [torch.tensor(values, dtype=dtype) for values in ragged]
-    return pad_sequence(parts, batch_first=True, padding_value=padding)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -114,12 +113,6 @@ def read_all(folders: Sequence[Path], target: str, check_target: bool = True) ->
         first = first_of[info.prompts_fingerprint]
         conversations.append(first + torch.tensor(dataset["conversation"][:]))
         datasets.append(dataset)
-    if not all(info.top_logprobs for info, _ in read):
-        recorded = ["top_tokens", "top_log_probs"]
-        datasets = [
-            dataset.remove_columns([name for name in recorded if name in dataset.column_names])
-            for dataset in datasets
-        ]
     infos, parts = zip(*read, strict=True)
     return WrittenData(infos, parts, concatenate_datasets(datasets), torch.cat(conversations))
 
@@ -165,13 +158,13 @@ def _check_tokens(
     vocab_size = vocab_size_of(target)
     if vocab_size >= info.vocab_size:
         return
-    if found := first_broken_row(dataset.data.table, vocab_size, info.top_logprobs):
+    if found := first_broken_row(dataset.data.table, vocab_size):
         row = dataset[found[0]]
-        tokens = [*row["input_ids"], *chain.from_iterable(row.get("top_tokens", []))]
+        trouble = EmbeddedTokens(tokenizer, vocab_size).trouble(row["input_ids"])
         raise ConfigError(
             f"{folder}: conversation {row['conversation']}, row {found[0]}, is not for {target!r}: "
-            f"{EmbeddedTokens(tokenizer, vocab_size).trouble(tokens)}; give a target with the "
-            f"{info.vocab_size} rows of the one that wrote the data"
+            f"{trouble}; give a target with the {info.vocab_size} rows of the one that wrote the "
+            "data"
         )
 
 

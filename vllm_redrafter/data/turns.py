@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from jinja2 import TemplateError
@@ -54,16 +54,11 @@ class TurnAnswer:
         conversation: its index.
         tokens: n token ids; the last is EOS where the target ended its answer.
         ended: the target ended its answer; otherwise `max_tokens` were written.
-        top_tokens: for each token the target's k most probable tokens at its place, best first;
-            empty where none were asked for.
-        top_log_probs: their log-probabilities, at temperature 1 and without top-p or top-k.
     """
 
     conversation: int
     tokens: list[int]
     ended: bool
-    top_tokens: list[list[int]] = field(default_factory=list)
-    top_log_probs: list[list[float]] = field(default_factory=list)
 
 
 class TargetEngine(Protocol):
@@ -261,7 +256,7 @@ class Dialogue:
         """Add the target's answer to the last turn."""
         row = self._row
         assert row is not None
-        self._append(row, answer.tokens, True, answer.top_tokens, answer.top_log_probs)
+        self._append(row, answer.tokens, True)
         self._answers.append(self._renderer.text(answer.tokens))
         if not answer.ended:
             self.truncated = len(row.input_ids) >= self._max_model_len
@@ -283,17 +278,9 @@ class Dialogue:
         self._append(self._row, prompt, False)
 
     @staticmethod
-    def _append(
-        row: Row,
-        tokens: list[int],
-        generated: bool,
-        top_tokens: list[list[int]] | None = None,
-        top_log_probs: list[list[float]] | None = None,
-    ) -> None:
+    def _append(row: Row, tokens: list[int], generated: bool) -> None:
         row.input_ids.extend(tokens)
         row.assistant_mask.extend([generated] * len(tokens))
-        row.top_tokens.extend(top_tokens or [[]] * len(tokens))
-        row.top_log_probs.extend(top_log_probs or [[]] * len(tokens))
 
 
 def _without_tokens(conversation: Conversation) -> UnusableRow:

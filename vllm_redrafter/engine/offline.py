@@ -21,10 +21,6 @@ from vllm_redrafter.engine.request_loop import EngineRequest, run_requests
 from vllm_redrafter.utils.errors import ConfigError, one_line
 from vllm_redrafter.utils.processor import advice_on
 
-MAX_LOGPROBS = 20
-"""vLLM's own limit of log-probabilities per token, where it is not told another one."""
-
-
 CPU_BATCHED_TOKENS = 4096
 """Tokens of a step that vLLM takes on a CPU where it is not told another number."""
 CPU_MEMORY_SHARE, CPU_MOST_MEMORY = 0.8, 0.92
@@ -178,7 +174,6 @@ def engine_arguments(target: str, settings: GenerationSettings) -> dict[str, Any
         )
     return {
         **of_options,
-        "max_logprobs": max(settings.top_logprobs, MAX_LOGPROBS),
         # Not in this process: a worker binds threads and memory of the one it is in.
         "distributed_executor_backend": "mp",
         "disable_log_stats": drafter is None,
@@ -197,8 +192,6 @@ def sampling_params(turn: OpenTurn, settings: GenerationSettings) -> SamplingPar
         top_k=sampling.top_k or 0,
         max_tokens=turn.max_tokens,
         seed=turn.seed,
-        logprobs=settings.top_logprobs or None,
-        flat_logprobs=True,
         stop_token_ids=None if turn.stop_token is None else [turn.stop_token],
         stop=turn.stop_text,
         # vLLM looks for text in what it decodes.
@@ -207,22 +200,13 @@ def sampling_params(turn: OpenTurn, settings: GenerationSettings) -> SamplingPar
     )
 
 
-def turn_answer(conversation: int, output: RequestOutput, top_logprobs: int) -> TurnAnswer:
+def turn_answer(conversation: int, output: RequestOutput) -> TurnAnswer:
     """What vLLM wrote, as `TargetEngine` gives it."""
     written = output.outputs[0]
-    top_tokens, top_log_probs = [], []
-    if k := top_logprobs:
-        flat = written.logprobs
-        # The drawn token comes first, then the k best.
-        for start in flat.start_indices:
-            top_tokens.append(flat.token_ids[start + 1 : start + 1 + k])
-            top_log_probs.append(flat.logprobs[start + 1 : start + 1 + k])
     return TurnAnswer(
         conversation=conversation,
         tokens=list(written.token_ids),
         ended=written.finish_reason == "stop",
-        top_tokens=top_tokens,
-        top_log_probs=top_log_probs,
     )
 
 
@@ -282,7 +266,7 @@ class OfflineEngine:
                 for output in outputs:
                     if output.finished:
                         conversation = int(output.request_id)
-                        yield turn_answer(conversation, output, self._settings.top_logprobs)
+                        yield turn_answer(conversation, output)
         except (EngineDeadError, RuntimeError) as error:  # of another process, of this one
             raise ConfigError(
                 f"vLLM failed while generating: {error}. Finished shards are kept: start the same "

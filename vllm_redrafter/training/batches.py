@@ -29,16 +29,12 @@ class TextBatch:
         generated: [B, T] bool; False on padding.
         positions: [B, T] int64, from 0 in each row; a target that is given them keeps the rows
             of a block apart (transformers' packed sequences).
-        top_tokens: [B, T, k] int64 or None, as in TextRow.
-        top_log_probs: [B, T, k] float32 or None.
         hidden: [B, T, H] or None, as in TextRow.
     """
 
     tokens: Tensor
     generated: Tensor
     positions: Tensor
-    top_tokens: Tensor | None = None
-    top_log_probs: Tensor | None = None
     hidden: Tensor | None = None
 
     @classmethod
@@ -62,18 +58,7 @@ class TextBatch:
         )
         if all(row.hidden is not None for rows in blocks for row in rows):
             batch = replace(batch, hidden=_padded([[_hidden(r) for r in b] for b in blocks], 0))
-        tops = [(row.top_tokens, row.top_log_probs) for rows in blocks for row in rows]
-        if any(tokens is None for tokens, _ in tops):
-            return batch
-        width = max(tokens.shape[1] for tokens, _ in tops if tokens is not None)
-        return replace(
-            batch,
-            top_tokens=_padded([[_wide(r.top_tokens, width, -1) for r in b] for b in blocks], -1),
-            top_log_probs=_padded(
-                [[_wide(r.top_log_probs, width, -torch.inf) for r in b] for b in blocks],
-                -torch.inf,
-            ),
-        )
+        return batch
 
     def to(self, device: torch.device | str) -> TextBatch:
         """The same on another device."""
@@ -92,20 +77,11 @@ def _hidden(row: TextRow) -> Tensor:
 
 
 def _like(row: TextRow, other: TextRow) -> TextRow:
-    """The row, with empty lists of top tokens and hidden states of 0 where the other has some."""
-    if other.hidden is not None:
-        shape = (len(row.tokens), other.hidden.shape[1])
-        row = replace(row, hidden=other.hidden.new_zeros(shape))
-    if other.top_tokens is None:
+    """The row, with hidden states of 0 where the other has some."""
+    if other.hidden is None:
         return row
-    none = torch.full((len(row.tokens), 1), -1)
-    return replace(row, top_tokens=none, top_log_probs=torch.full(none.shape, -torch.inf))
-
-
-def _wide(values: Tensor | None, width: int, padding: float) -> Tensor:
-    """[T, k] made [T, width]."""
-    assert values is not None
-    return torch.nn.functional.pad(values, (0, width - values.shape[1]), value=padding)
+    shape = (len(row.tokens), other.hidden.shape[1])
+    return replace(row, hidden=other.hidden.new_zeros(shape))
 
 
 def pack(lengths: Sequence[int], order: Sequence[int], capacity: int) -> list[list[int]]:

@@ -29,7 +29,6 @@ from vllm_redrafter.training.chunked_loss import head_loss
 from vllm_redrafter.training.target import TargetOutputs
 from vllm_redrafter.training.teachers import (
     ChosenRows,
-    DataTeacher,
     DraftVocabulary,
     MixedTeacher,
     TargetTeacher,
@@ -184,11 +183,9 @@ class Distillation(nn.Module):
 
     Args:
         drafter: the draft head; gradients reach its parameters only.
-        head: the target's vocabulary-wide layer; needed where its distribution is taught and
-            the batches bring none of their own.
+        head: the target's vocabulary-wide layer; needed where its distribution is taught.
         num_steps: L, the beam length to train for.
         target_share: of the target's distribution in what is taught; the text has the rest.
-        use_data: take the distributions that the batches bring (the target's top tokens).
         of_roots: teach what the drafter tells at the root, from step 2 on: its selector.
 
     Raises:
@@ -201,14 +198,12 @@ class Distillation(nn.Module):
         head: Callable[[Tensor], Tensor] | None,
         num_steps: int,
         target_share: float = 1.0,
-        use_data: bool = False,
         of_roots: bool = False,
     ) -> None:
         super().__init__()
         drafter.config.require_beam_length("training: unroll_steps", num_steps)
         self.drafter, self.head, self.num_steps = drafter, head, num_steps
-        self.target_share, self.use_data = target_share, use_data
-        self.of_roots = of_roots
+        self.target_share, self.of_roots = target_share, of_roots
 
     def forward(
         self, batch: TextBatch, target: TargetOutputs, step_weights: Tensor
@@ -253,14 +248,7 @@ class Distillation(nn.Module):
         share = self.target_share
         if share == 0:
             return text
-        if self.use_data:
-            assert batch.top_tokens is not None and batch.top_log_probs is not None
-            # Recorded with the token that they were the distribution of: one further.
-            tokens = batch.top_tokens.flatten(0, 1)[position + 1]
-            log_probs = batch.top_log_probs.flatten(0, 1)[position + 1]
-            teacher: Teacher = DataTeacher(vocabulary, tokens, log_probs, dtype)
-        else:
-            assert self.head is not None
-            hidden = target.last.flatten(0, 1)
-            teacher = TargetTeacher(vocabulary, self.head, hidden, position, dtype)
+        assert self.head is not None
+        hidden = target.last.flatten(0, 1)
+        teacher = TargetTeacher(vocabulary, self.head, hidden, position, dtype)
         return teacher if share == 1 else MixedTeacher(teacher, text, share)

@@ -63,7 +63,6 @@ class LoopPlan:
         batches: which rows each step reads.
         num_steps: optimizer steps.
         target_share: of the target's distribution in what is taught; the text has the rest.
-        recorded_teacher: the target's distributions are those that the rows bring.
         shape: beam width, length and K that tokens per target step are estimated for.
         trains_selector: see `HeadPlan`.
     """
@@ -72,7 +71,6 @@ class LoopPlan:
     num_steps: int
     loss: LossKind
     target_share: float
-    recorded_teacher: bool
     shape: ReDrafterConfig
     micro_batch_size: int
     unroll_steps: int
@@ -125,14 +123,13 @@ class TrainingPlan:
     def table(self) -> dict[str, str]:
         """The plan in words, part by part."""
         loop, shape = self.loop, self.loop.shape
-        teacher = "recorded with the data" if loop.recorded_teacher else "computed"
         return {
             "target": f"{self.target}, {self.target_parts}, dtype {self.target_dtype}",
             "data": f"{len(self.rows)} rows, {self.rows.lengths.sum():,} tokens ({self.num_cut} "
             f"rows cut to {loop.batches.block_length}); {len(self.held_out)} rows held out",
             "drafter": str(self.head),
             "loss": f"{loop.loss} over {loop.unroll_steps} tokens; the target's share in what is "
-            f"taught is {loop.target_share:g}, {teacher}",
+            f"taught is {loop.target_share:g}",
             "steps": f"{loop.num_steps} steps of {loop.batches.batch_size} blocks on "
             f"{self.processes[0]} × {self.processes[1]}, {loop.micro_batch_size} at once in each",
             "optimizer": f"learning rate {loop.learning_rate:g} after {loop.warmup_steps} steps, "

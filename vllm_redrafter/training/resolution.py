@@ -140,16 +140,11 @@ def loop_plan(
             f"× processes ({config.micro_batch_size} × {processes})"
         )
     batches = BatchPlan(rows.lengths, config.block_length, config.batch_size, config.seed)
-    if config.teacher == "data" and rows[0].top_tokens is None:
-        raise ConfigError(
-            "training: --teacher data needs data that was generated with --top-logprobs"
-        )
     head.require_beam_length("training: unroll_steps", config.unroll_steps)
     return LoopPlan(
         batches=batches,
         num_steps=config.max_steps or batches.num_steps(config.epochs),
         target_share={"kl": 1.0, "ce": 0.0, "mix": config.kl_weight}[config.loss],
-        recorded_teacher=config.teacher == "data",
         shape=shape,
         **{f.name: getattr(config, f.name) for f in fields(LoopPlan) if hasattr(config, f.name)},
     )

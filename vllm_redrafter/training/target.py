@@ -327,5 +327,5 @@ class TargetHead:
             raise ConfigError(
                 f"target {target.config.name_or_path!r}: its logits are not those of its output "
                 "layer, soft cap and scale; its distribution cannot be distilled in chunks: "
-                "use --loss ce, or data with --top-logprobs and --teacher data"
+                "use --loss ce"
             )

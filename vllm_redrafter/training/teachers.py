@@ -2,8 +2,7 @@
 
 A teacher gives t [n, draft tokens] for some rows, and the loss is KL(t || q) with q the drafter's
 distribution. With a reduced draft vocabulary t is the target's distribution *restricted* to it,
-not renormalised: the less of it the draft vocabulary covers, the less a row counts. The same holds
-for a teacher that knows only the target's k most probable tokens.
+not renormalised: the less of it the draft vocabulary covers, the less a row counts.
 """
 
 from __future__ import annotations
@@ -94,20 +93,6 @@ class TargetTeacher:
             # Before the rows are repeated: columns are gathered one number at a time.
             probs = probs.index_select(1, self.vocabulary.kept)
         return probs.index_select(0, row)
-
-
-@dataclass(frozen=True)
-class DataTeacher:
-    """The k most probable tokens of the target, as recorded when it wrote the text: [N, k]."""
-
-    vocabulary: DraftVocabulary
-    top_tokens: Tensor
-    top_log_probs: Tensor
-    dtype: torch.dtype
-
-    def __call__(self, rows: Rows) -> Tensor:
-        probs = self.top_log_probs[rows].to(self.dtype).exp()
-        return self.vocabulary.scatter(self.top_tokens[rows], probs)
 
 
 @dataclass(frozen=True)

@@ -85,13 +85,11 @@ class Trainer:
         self.plan, self.accelerator, self.console = plan, accelerator, console
         self.checkpoints, self.record = checkpoints, record or {}
         self.drafter = drafter.to(accelerator.device)
-        teaches = plan.target_share > 0 and not plan.recorded_teacher
         model = Distillation(
             self.drafter,
-            TargetHead(target) if teaches else None,
+            TargetHead(target) if plan.target_share > 0 else None,
             plan.unroll_steps,
             plan.target_share,
-            plan.recorded_teacher,
             plan.trains_selector,
         )
         self.model = accelerator.prepare(model)

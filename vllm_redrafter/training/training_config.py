@@ -14,7 +14,6 @@ from vllm_redrafter.training.choices import (
     LossKind,
     Precision,
     TargetDtype,
-    TeacherKind,
 )
 from vllm_redrafter.utils.settings import check, require, setting
 
@@ -61,11 +60,6 @@ class TrainingConfig:
         "Each drafted token counts this many times as much as the one before it. With 1 all count "
         "the same.",
         above=0,
-    )
-    teacher: TeacherKind = setting(
-        "target",
-        "Where the target's distribution comes from: target computes it again; data takes the top "
-        "tokens that generate-data --top-logprobs recorded.",
     )
     learning_rate: float = setting(
         1e-3,
@@ -149,11 +143,6 @@ class TrainingConfig:
             "block_length",
             self.block_length >= self.unroll_steps + 2,
             f"at least {self.unroll_steps + 2}",
-        )
-        self._require_that(
-            "teacher",
-            not (self.teacher == "data" and self.loss == "ce"),
-            "left out with --loss ce, which learns from the text alone",
         )
         self._require_that(
             "batch_size",

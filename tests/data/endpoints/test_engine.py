@@ -37,9 +37,7 @@ from vllm_redrafter.data.generation_settings import (
 from vllm_redrafter.data.prompts import Conversation, read_prompts
 from vllm_redrafter.utils.errors import ConfigError
 
-SETTINGS = GenerationSettings(
-    sampling=SamplingSettings(max_tokens=40), shard_size=3, in_flight=4, top_logprobs=2
-)
+SETTINGS = GenerationSettings(sampling=SamplingSettings(max_tokens=40), shard_size=3, in_flight=4)
 PROMPTS = [
     Conversation(tuple(f"value {i} list {turn}" for turn in range(1 + i % 3)), source=f"line {i}")
     for i in range(20)
@@ -304,7 +302,7 @@ def test_three_servers_and_two_clients_of_which_one_each_is_killed_write_all_onc
     command = [
         *(sys.executable, "-m", "vllm_redrafter", "generate-data", str(target)),
         *("--prompts", str(prompts), "--output", str(output), "--max-tokens", "40"),
-        *("--shard-size", "1", "--in-flight", "1", "--top-logprobs", "2"),
+        *("--shard-size", "1", "--in-flight", "1"),
         *(part for server in servers for part in ("--endpoint", server.address)),
     ]
     logs = [tmp_path / f"client-{i}" for i in range(2)]

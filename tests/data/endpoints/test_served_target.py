@@ -21,7 +21,7 @@ from vllm_redrafter.data.generation_settings import (
 )
 from vllm_redrafter.utils.errors import ConfigError
 
-SETTINGS = GenerationSettings(top_logprobs=2)
+SETTINGS = GenerationSettings()
 
 
 @pytest.fixture
@@ -32,9 +32,7 @@ def check(target: Path, tmp_path: Path, serve: Callable[..., Any]) -> Callable[.
         settings: GenerationSettings = SETTINGS, served_name: str | None = None, **values: Any
     ) -> str:
         async def ask() -> str:
-            client = EndpointClient(
-                serve(**values).address, settings.sampling, settings.top_logprobs, LIMITS
-            )
+            client = EndpointClient(serve(**values).address, settings.sampling, LIMITS)
             try:
                 return await served.check(client)
             finally:
@@ -75,7 +73,11 @@ def test_a_server_that_takes_any_number_for_a_token_says_nothing_of_its_vocabula
         ),
         ({"max_model_len": 1024}, "allows 1024 tokens, and the target's config.json says 512"),
         (
-            {"failure": lambda body: (400, "at most 1 is allowed") if "logprobs" in body else None},
+            {
+                "failure": lambda body: (
+                    (400, "at most 1 is allowed") if "prompt_logprobs" in body else None
+                )
+            },
             "refuses a request: .*at most 1 is allowed",
         ),
         (

@@ -160,9 +160,7 @@ def test_training_data_that_the_server_writes_is_the_target_s_own(
     tokenizer.chat_template = APPENDING
     tokenizer.save_pretrained(folder)
     prompts = [Conversation((f"value {i}", f"list {i}")) for i in range(4)]
-    settings = GenerationSettings(
-        SamplingSettings(temperature=0.0, max_tokens=24), top_logprobs=3, shard_size=2
-    )
+    settings = GenerationSettings(SamplingSettings(temperature=0.0, max_tokens=24), shard_size=2)
     said = Console(file=io.StringIO())
 
     def start(name: str, settings: GenerationSettings) -> EndpointEngine:
@@ -179,12 +177,9 @@ def test_training_data_that_the_server_writes_is_the_target_s_own(
     for row in data:
         with torch.inference_mode():
             logits = model(torch.tensor([row["input_ids"]])).logits[0]
-        best = logits.log_softmax(dim=-1).topk(3)
+        best = logits.argmax(dim=-1)
         written = [i for i, marked in enumerate(row["assistant_mask"]) if marked]
         num_written += len(written)
         for i in written:
-            assert row["input_ids"][i] == row["top_tokens"][i][0]
-            assert row["top_tokens"][i] == best.indices[i - 1].tolist()
-            expected = best.values[i - 1].tolist()
-            assert row["top_log_probs"][i] == pytest.approx(expected, abs=1e-4)
+            assert row["input_ids"][i] == best[i - 1]
     assert num_written > 4 * 24, "two answers each, of up to 24 tokens"

@@ -57,19 +57,14 @@ class EndpointClient:
     Args:
         address: without /v1.
         sampling: how tokens are drawn.
-        top_logprobs: how many log-probabilities are asked for with each token.
         settings: how long to wait.
     """
 
     def __init__(
-        self,
-        address: str,
-        sampling: SamplingSettings,
-        top_logprobs: int,
-        settings: EndpointSettings,
+        self, address: str, sampling: SamplingSettings, settings: EndpointSettings
     ) -> None:
         self.address = address
-        self._sampling, self._top_logprobs, self._settings = sampling, top_logprobs, settings
+        self._sampling, self._settings = sampling, settings
         self._answering = openai.AsyncOpenAI(
             base_url=f"{address}/v1",
             api_key=os.environ.get("OPENAI_API_KEY") or "EMPTY",
@@ -116,9 +111,9 @@ class EndpointClient:
         """The log-probability of each token of a prompt but the first.
 
         Raises:
-            ConfigError: it does not give so many log-probabilities as are asked for.
+            ConfigError: it gives none.
         """
-        asked = {"prompt_logprobs": 1, **self._asked_log_probs()}
+        asked = {"prompt_logprobs": 1}
         choice = await self._complete(model, prompt, 1, asked)
         with _vllm_answers():
             given = choice.model_extra["prompt_logprobs"][1:]
@@ -140,7 +135,6 @@ class EndpointClient:
             "top_p": sampling.top_p,
             "top_k": sampling.top_k or 0,
             "seed": turn.seed,
-            **self._asked_log_probs(),
         }
         choice = await self._complete(model, turn.prompt, turn.max_tokens, asked)
         with _vllm_answers():
@@ -151,7 +145,6 @@ class EndpointClient:
                     "(return_token_ids): serve the target with vLLM itself"
                 )
             tokens = [int(token) for token in extra["token_ids"]]
-            top = _top_log_probs(choice.logprobs, self._top_logprobs)
         ended = choice.finish_reason == "stop"
         if not ended and choice.finish_reason != "length":
             raise EndpointDown(f"it ended an answer with {choice.finish_reason!r}")
@@ -160,14 +153,11 @@ class EndpointClient:
                 f"endpoint {self.address} ends answers at {len(tokens)} tokens where "
                 f"{turn.max_tokens} are asked for: start vllm serve with --generation-config vllm"
             )
-        return TurnAnswer(turn.conversation, tokens, ended, *top)
+        return TurnAnswer(turn.conversation, tokens, ended)
 
     async def close(self) -> None:
         """Close its connections."""
         await self._answering.close()
-
-    def _asked_log_probs(self) -> dict[str, Any]:
-        return {"logprobs": self._top_logprobs} if self._top_logprobs else {}
 
     async def _complete(
         self, model: str, prompt: Sequence[int], max_tokens: int, asked: dict[str, Any]
@@ -221,18 +211,3 @@ def _vllm_answers() -> Iterator[None]:
         raise
     except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
         raise EndpointDown(f"its answer is not vLLM's: {error!r}") from error
-
-
-def _top_log_probs(log_probs: Any, k: int) -> tuple[list[list[int]], list[list[float]]]:
-    """Each token's k most probable ones and their log-probabilities, best first.
-
-    The server puts the drawn token before them: one more where it is not among the best.
-    """
-    top_tokens: list[list[int]] = []
-    top_log_probs: list[list[float]] = []
-    for place in log_probs.top_logprobs if k else ():
-        pairs = [(int(name.removeprefix("token_id:")), value) for name, value in place.items()]
-        best = sorted(pairs[-k:], key=lambda pair: -pair[1])
-        top_tokens.append([token for token, _ in best])
-        top_log_probs.append([value for _, value in best])
-    return top_tokens, top_log_probs

@@ -151,9 +151,7 @@ class EndpointEngine:
     def _meet(self, addresses: list[str]) -> None:
         for address in addresses:
             if address not in self._endpoints:
-                client = EndpointClient(
-                    address, self._settings.sampling, self._settings.top_logprobs, self._limits
-                )
+                client = EndpointClient(address, self._settings.sampling, self._limits)
                 self._endpoints[address] = Endpoint(
                     client, self._target.check, self._say, self._wake
                 )

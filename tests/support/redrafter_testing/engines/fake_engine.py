@@ -85,13 +85,10 @@ class FakeEngine:
         text = " ".join(rng.choices(WORDS, k=rng.randrange(1, 6)))
         whole = [*self.tokenizer(text)["input_ids"], self.tokenizer.eos_token_id]
         tokens = whole[: request.max_tokens]
-        k = self.settings.top_logprobs
         return TurnAnswer(
             conversation=request.conversation,
             tokens=tokens,
             ended=len(tokens) == len(whole),
-            top_tokens=[[token, *range(k - 1)] for token in tokens] if k else [],
-            top_log_probs=[[-0.5 * i for i in range(k)] for _ in tokens] if k else [],
         )
 
     def tokens_per_step(self) -> float | None:

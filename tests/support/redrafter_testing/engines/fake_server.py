@@ -128,24 +128,16 @@ class FakeServer:
             self.gate.wait(60)
             with self._lock:
                 self._running -= 1
-        k = body.get("logprobs", 0)
-        engine = FakeEngine(self.tokenizer, GenerationSettings(top_logprobs=k), self.max_model_len)
+        engine = FakeEngine(self.tokenizer, GenerationSettings(), self.max_model_len)
         seed = body.get("seed", 0)
         answer = engine.answer(OpenTurn(0, 0, body["prompt"], body["max_tokens"], seed))
-        choice: dict[str, Any] = {
+        return {
             "index": 0,
             "text": "",
             "finish_reason": "stop" if answer.ended else "length",
             "prompt_token_ids": body["prompt"],
             "token_ids": answer.tokens,
         }
-        if k:
-            top = [
-                {f"token_id:{token}": value for token, value in zip(*place, strict=True)}
-                for place in zip(answer.top_tokens, answer.top_log_probs, strict=True)
-            ]
-            choice["logprobs"] = {"top_logprobs": top}
-        return choice
 
 
 class _Server(ThreadingHTTPServer):

@@ -15,9 +15,7 @@ from vllm_redrafter.data.generation import GenerationSummary, generate_data
 from vllm_redrafter.data.generation_settings import GenerationSettings, SamplingSettings
 from vllm_redrafter.data.prompts import Conversation
 
-SETTINGS = GenerationSettings(
-    sampling=SamplingSettings(max_tokens=40), shard_size=3, in_flight=4, top_logprobs=2
-)
+SETTINGS = GenerationSettings(sampling=SamplingSettings(max_tokens=40), shard_size=3, in_flight=4)
 PROMPTS = [
     Conversation(tuple(f"value {i} list {turn}" for turn in range(1 + i % 3)), source=f"line {i}")
     for i in range(11)

@@ -18,9 +18,7 @@ PROMPT_LENGTH = 6
 
 
 @torch.inference_mode()
-def write_data(
-    folder: Path, target: Path, num: int, max_tokens: int, top_logprobs: int = 0, seed: int = 5
-) -> list[Row]:
+def write_data(folder: Path, target: Path, num: int, max_tokens: int, seed: int = 5) -> list[Row]:
     """Greedy answers to random prompts, one shard; an answer ends with EOS or after max_tokens."""
     model = load_target(target)
     sizes = model.config.get_text_config()
@@ -29,20 +27,12 @@ def write_data(
     tokens = torch.randint(2, vocab_size, (num, PROMPT_LENGTH), generator=generator)
     for _ in range(max_tokens):
         tokens = torch.cat([tokens, model(tokens).logits[:, -1:].argmax(-1)], dim=1)
-    log_probs = model(tokens).logits.log_softmax(dim=-1)
     rows = []
     for index, ids in enumerate(tokens.tolist()):
         ends = [i for i in range(PROMPT_LENGTH, len(ids)) if ids[i] == eos]
         length = ends[0] + 1 if ends else len(ids)
         mask = [i >= PROMPT_LENGTH for i in range(length)]
-        top = log_probs[index].topk(max(top_logprobs, 1))
-        tops = [
-            # The token at i was drawn from the distribution at i - 1.
-            (top.indices[i - 1].tolist(), top.values[i - 1].tolist()) if written else ([], [])
-            for i, written in enumerate(mask)
-        ]
-        extra = [list(column) for column in zip(*tops, strict=True)] if top_logprobs else [[], []]
-        rows.append(Row(index, ids[:length], mask, *extra))
+        rows.append(Row(index, ids[:length], mask))
     folder.mkdir(parents=True, exist_ok=True)
     info = DatasetInfo(
         target=str(target),
@@ -53,11 +43,10 @@ def write_data(
         num_conversations=num,
         shard_size=num,
         vocab_size=vocab_size,
-        top_logprobs=top_logprobs,
         sampling=SamplingSettings(temperature=0.0, max_tokens=max_tokens),
     )
     info.save(folder)
-    write_shard(folder, 0, rows, top_logprobs)
+    write_shard(folder, 0, rows)
     return rows
 
 
