@@ -457,7 +457,7 @@ def cost_table(folder: Path) -> tuple[Path, Tried]:
 
 def data_info(folder: Path) -> tuple[Path, Tried]:
     INFO.save(folder)
-    write_shard(folder, 0, [ROW] * 4, top_logprobs=0)
+    write_shard(folder, 0, [ROW] * 4)
     return folder / "dataset.json", read_dataset
 
 

@@ -38,7 +38,7 @@ def given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     Path("DRAFTER").symlink_to(shipped_drafter(shipped_drafters()[0]))
     Path("DATA").mkdir()
     DatasetInfo("t", "a", "b", None, "c", 4, 4, vocab_size=10).save(Path("DATA"))
-    write_shard(Path("DATA"), 0, [Row(0, [1, 2], [False, True])] * 4, top_logprobs=0)
+    write_shard(Path("DATA"), 0, [Row(0, [1, 2], [False, True])] * 4)
     Path("PROMPTS.txt").write_text("Why?")
 
 
