@@ -8,7 +8,7 @@ import pytest
 
 mx = pytest.importorskip("mlx.core")
 
-from vllm_redrafter.budget.costs import CostTable, DraftCost, VerifyCost
+from vllm_redrafter.budget.costs import CHAINS, PLAIN, TREES, CostTable, DraftCost, VerifyCost
 from vllm_redrafter.mlx import Drafter, drafter, load_drafter, stream_generate
 from vllm_redrafter.mlx.costs import measure_costs
 
@@ -67,6 +67,20 @@ def test_as_many_nodes_as_there_may_be_where_they_cost_nothing(
     responses = answer(pair, made)
     assert sum(response.from_draft for response in responses) > 0.6 * len(responses)
     assert made.stats.drafted_tokens > 5 * made.stats.verifications
+
+
+def test_costs_stay_positive_where_drafts_were_measured_as_too_dear(
+    pair: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = with_costs(pair, monkeypatch, row=0.001, draft=0.3)
+    monkeypatch.undo()  # its times are learned from
+    for _ in range(4):
+        answer(pair, made)
+    times = made.drafting.planner.times
+    assert made.stats.steps
+    for kind in (PLAIN, CHAINS, TREES):
+        assert (times.step_seconds(kind, 1) > 0).all()
+    assert all(times.draft_seconds(arm, 1) > 0 for arm in made.drafting.planner.arms[1:])
 
 
 def test_a_step_is_evaluated_once(pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,9 +117,12 @@ class Decoder:
         if shape is not None and (nodes := self._max_nodes(left - len(step.tokens) + 1)):
             self._draft(step, shape, nodes)
         self._stats.undrafted_steps += shape is None
-        seconds = perf_counter() - started - self._draft_seconds(shape)
+        seconds = perf_counter() - started
+        draft = seconds * self._draft_share(kind, rows, shape)
+        if self._tree is not None:
+            self._drafting.took(1, draft)
         if kind != PLAIN:  # else it is no plain step, for the draft that it ended with
-            self._drafting.stepped(kind, 1, rows, seconds)
+            self._drafting.stepped(kind, 1, rows, seconds - draft)
         return [
             Token(token, step.logprobs[node], at + 1 < len(step.path))
             for at, (token, node) in enumerate(zip(step.tokens, step.path, strict=True))
@@ -145,15 +148,15 @@ class Decoder:
             np.array([most]),
             self._text.matches(),
         )
-        self._drafting.took(1, self._draft_seconds(shape))
         self._kind = CHAINS if shape.beam_width == 1 or self._chain is not None else TREES
 
-    def _draft_seconds(self, shape: SearchShape | None) -> float:
-        """What a draft takes by all that is known: of one evaluation nobody can time a part."""
+    def _draft_share(self, kind: int, rows: int, shape: SearchShape | None) -> float:
+        """Of a step's time, by all that is known: of one evaluation nobody can time a part."""
         if shape is None or not isinstance(self._drafting, AdaptiveDrafting):
             return 0.0
         times = self._drafting.planner.times
-        return times.draft_seconds(shape, 1) * times.pace
+        draft = times.draft_seconds(shape, 1)
+        return draft / (draft + float(times.step_seconds(kind, 1)[rows]))
 
     def _judge(self, step: Step) -> tuple[int, int]:
         """Learn from what was accepted.
