@@ -31,7 +31,7 @@ METRICS = {
     ),
     "undrafted_steps": (
         "redrafter:undrafted_steps",
-        "Engine steps after which nothing was drafted, as it would not have paid.",
+        "Engine steps after which nothing was drafted.",
     ),
     "matched_tokens": (
         "redrafter:matched_nodes",
