@@ -11,12 +11,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 from transformers import AutoTokenizer
-from typer.testing import CliRunner
 
 from redrafter_testing.engines.fake_engine import APPENDING, FakeEngine, Killed
 from redrafter_testing.engines.generation_runs import make_folder, with_extra_token, with_template
 from redrafter_testing.models.tiny_models import add_tokenizer, make_target
-from vllm_redrafter.cli.main import app
 from vllm_redrafter.data import own_prompts
 from vllm_redrafter.data.generation_settings import GenerationSettings, PromptSettings
 from vllm_redrafter.data.own_prompts import PromptSummary, make_prompts, place_of_turn
@@ -169,7 +167,7 @@ def test_a_target_without_a_chat_template_is_refused_with_what_to_do(tmp_path: P
     base = make_target(tmp_path / "base")
     add_tokenizer(base)
     with_template(base, None)
-    with pytest.raises(ConfigError, match=r"no chat template.*give text files with --text"):
+    with pytest.raises(ConfigError, match=r"no chat template.*generate-data --prompts of your own"):
         run(base, tmp_path / "prompts.jsonl")
     assert not (tmp_path / "prompts.jsonl").exists()
 
@@ -222,18 +220,3 @@ def test_turns_without_an_end_are_left_out(target: Path, tmp_path: Path) -> None
         if a.ended
     }
     assert set(texts(tmp_path / "prompts.jsonl")) <= {text.strip() for text in ended}
-
-
-def test_the_command_cuts_texts_where_they_are_given(target: Path, tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("\n".join(f"value {i} list name 49" for i in range(200)))
-    command = ["make-prompts", str(target), "--num=20", "--max-tokens=30"]
-    files = [f"--text={tmp_path / 'a.txt'}", f"--output={tmp_path / 'prompts.jsonl'}"]
-    result = CliRunner().invoke(app, [*command, *files])
-    assert result.exit_code == 0, result.output
-    assert "20 prompts written" in result.output
-    again = CliRunner().invoke(app, [*command, *files, "--system-prompt=name"])
-    assert again.exit_code == 1
-    assert "--system-prompt is for prompts that the target writes" in again.output
-    again = CliRunner().invoke(app, [*command, *files, "--top-p=0.5"])
-    assert again.exit_code == 1
-    assert "--top-p is for prompts that the target writes, not for --text" in again.output

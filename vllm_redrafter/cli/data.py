@@ -33,7 +33,6 @@ OF_ENDPOINTS = ("served_name", "request_timeout", "give_up_after")
 
 
 def make_prompts(
-    context: typer.Context,
     target: Annotated[
         str,
         typer.Argument(
@@ -45,13 +44,6 @@ def make_prompts(
         typer.Option(help="File for the prompts. The same command continues a run stopped before."),
     ],
     settings: PromptSettings,
-    text: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="For a base model, which knows no user: cut this file into prompts instead. May "
-            "be given several times."
-        ),
-    ] = None,
 ) -> None:
     """Make prompts for generate-data where there is no dataset: the target writes them.
 
@@ -60,18 +52,10 @@ def make_prompts(
     """
     from rich.console import Console
 
-    from vllm_redrafter.data import own_prompts, texts
+    from vllm_redrafter.data import own_prompts
 
     console = Console()
-    if text:
-        for option in texts.OF_THE_ENGINE:
-            if is_given(context, option):
-                name = option.replace("_", "-")
-                raise ConfigError(f"--{name} is for prompts that the target writes, not for --text")
-        summary = texts.cut_prompts(target, text, output, settings)
-    else:
-        summary = own_prompts.make_prompts(target, output, start_vllm, settings, console)
-    console.print(str(summary))
+    console.print(str(own_prompts.make_prompts(target, output, start_vllm, settings, console)))
 
 
 def generate_data(

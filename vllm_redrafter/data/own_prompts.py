@@ -1,8 +1,7 @@
 """Prompts for people without a dataset: the target writes the user's turns itself.
 
 Magpie (arXiv 2406.08464): a model that was trained on conversations, given its chat template up to
-where the user's turn begins, goes on with what a user would say. A base model knows no turns; its
-prompts are pieces of text files (`texts.py`).
+where the user's turn begins, goes on with what a user would say. A base model knows no turns.
 
 The file is written in the order of the attempts, each of which has its seed. A run that is stopped
 is therefore continued by the same command, to the same prompts.
@@ -39,6 +38,8 @@ MARK = "VLLM REDRAFTER MARKS THE TURN"
 
 PATIENCE = 2048
 """Attempts in a row that may bring nothing new."""
+
+_OWN_PROMPTS = "give generate-data --prompts of your own, such as a .txt with one in each line"
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def place_of_turn(tokenizer: Any, system_prompt: str | None) -> TurnPlace:
     if not tokenizer.chat_template:
         raise ConfigError(
             "the target's tokenizer has no chat template, so the target cannot write a user's "
-            "turn: give text files with --text, whose pieces become prompts"
+            f"turn: {_OWN_PROMPTS}"
         )
     messages = [{"role": "user", "content": MARK}]
     if system_prompt is not None:
@@ -110,8 +111,7 @@ def place_of_turn(tokenizer: Any, system_prompt: str | None) -> TurnPlace:
     before, found, after = text.partition(MARK)
     if not found or not after.strip():
         raise ConfigError(
-            "the target's chat template does not show where the user's turn ends: give text files "
-            "with --text, whose pieces become prompts"
+            f"the target's chat template does not show where the user's turn ends: {_OWN_PROMPTS}"
         )
     prompt = tokenizer(before, add_special_tokens=False)["input_ids"]
     first = tokenizer(after.lstrip(), add_special_tokens=False)["input_ids"][0]

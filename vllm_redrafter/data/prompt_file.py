@@ -111,7 +111,7 @@ class PromptFile:
                 break
             try:
                 row = parse_json(line)
-                text = row["prompt"] if "prompt" in row else row["messages"][-1]["content"]
+                text = row["messages"][-1]["content"]
                 self.next_attempt = int(row["attempt"]) + 1
             except (ValueError, KeyError, TypeError, IndexError, OverflowError) as error:
                 raise ConfigError(
