@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from vllm_redrafter.data.conversation_rows import LISTS, Said, said_in
+from vllm_redrafter.data.conversation_rows import LISTS, UNREAD, Said, said_in
 from vllm_redrafter.data.left_out import UnusableRow
 
 ASKED = ("One?", "Two?")
@@ -26,6 +28,44 @@ def messages(role: str, content: str, user: str, assistant: str) -> list[dict[st
 OPENAI = messages("role", "content", "user", "assistant")
 SHAREGPT = messages("from", "value", "human", "gpt")
 ALTERNATING = ["One?", "1", "Two?", "2"]
+
+
+SHARED = [{"from": "human", "value": "One?"}, {"from": "gpt", "value": "1"}]
+CHAT = [{"role": "user", "content": "One?"}, {"role": "assistant", "content": "1"}]
+IMAGE = [{"type": "image_url", "image_url": {"url": "a.png"}}, {"type": "text", "text": "One?"}]
+FORMS: dict[str, dict[str, Any]] = {
+    "OpenAI, UltraChat 200k": {"messages": [{"role": "system", "content": "Be brief."}, *CHAT]},
+    "ShareGPT, SpecForge": {"conversations": SHARED},
+    "OpenHermes-2.5": {"conversations": SHARED, "system_prompt": "Be brief."},
+    "OpenThoughts, LlamaFactory": {"conversations": SHARED, "system": "Be brief.", "tools": "[]"},
+    "UltraChat": {"data": ["One?", "1", "Two?"]},
+    "MT-Bench": {"turns": ["One?", "Two?"]},
+    "a text": {"prompt": "Once upon"},
+    "a text with a system message": {"system_prompt": "Be brief.", "prompt": "One?"},
+    "a prompt of messages": {"prompt": CHAT[:1], "chosen": CHAT[1:]},
+    "a tool's answer": {"messages": [*CHAT, {"role": "tool", "content": "1"}, CHAT[0]]},
+    "tools": {"messages": CHAT, "tools": [{"name": "f"}]},
+    "images beside messages": {"messages": CHAT, "images": ["a.png"]},
+    "images in a message": {"messages": [{"role": "user", "content": IMAGE}]},
+    "what a text is about": {"prompt": "One?", "context": "A tower."},
+}
+
+
+def read_of(row: dict[str, Any]) -> str:
+    """What is read of a row, as the guide's table says it."""
+    try:
+        said = said_in(row, "", opening=False)
+    except UnusableRow as error:
+        return f"left out, as a row {error.kind}"
+    system = [] if said.system is None else [f"system: {said.system}"]
+    return "; ".join([*system, *(f"{'text' if said.bare else 'user'}: {t}" for t in said.turns)])
+
+
+def test_the_guide_shows_what_is_read_of_each_form() -> None:
+    rows = [f"| {name} | `{json.dumps(row)}` | {read_of(row)} |" for name, row in FORMS.items()]
+    table = "\n".join(["| a row of | such as | what is read |", "| --- | --- | --- |", *rows])
+    guide = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    assert table in guide, f"docs/training.md should have\n{table}"
 
 
 @pytest.mark.parametrize(
@@ -77,6 +117,46 @@ def test_system_messages_come_before_the_users_turns(role: str) -> None:
     row["messages"].append(row["messages"].pop(0))
     with pytest.raises(UnusableRow, match=r"^a: 'messages'\[5\] is a system message; one must"):
         said_in(row, "a", opening=False)
+
+
+@pytest.mark.parametrize("name", ["system", "system_prompt"])
+@pytest.mark.parametrize("opening", [False, True])
+def test_a_system_message_in_a_column_of_its_own_is_read(name: str, opening: bool) -> None:
+    asked = ASKED[:1] if opening else ASKED
+    for row in ({"messages": OPENAI}, {"conversations": SHAREGPT}, {"data": ALTERNATING}):
+        found = said_in({name: "Be brief.", **row}, "", opening)
+        assert found == Said(asked, system="Be brief.")
+        for nothing in (None, "", " "):
+            assert said_in({name: nothing, **row}, "", opening) == Said(asked)
+    text = said_in({name: "Be brief.", "prompt": "One?"}, "", opening)
+    assert text == Said(("One?",), system="Be brief."), "and it is no mere text"
+    with pytest.raises(UnusableRow, match=rf"^here: '{name}' must be text, found \[1\]"):
+        said_in({name: [1], "messages": OPENAI}, "here", opening)
+
+
+def test_a_system_message_in_both_places_counts_once_and_two_are_joined() -> None:
+    own = [{"role": "system", "content": "Be brief."}, *OPENAI]
+    for column, system in (("Be brief.", "Be brief."), ("Be kind.", "Be kind.\n\nBe brief.")):
+        row = {"system": column, "system_prompt": column, "messages": own}
+        assert said_in(row, "", opening=False) == Said(ASKED, system=system)
+
+
+@pytest.mark.parametrize("name", UNREAD)
+@pytest.mark.parametrize("opening", [False, True])
+def test_what_is_not_read_leaves_its_row_out_wherever_it_stands(name: str, opening: bool) -> None:
+    something: list[Any] = ["a.png", [{"name": "f"}], '[{"name": "f"}]', {"name": "f"}]
+    for value, messages in product(something, (OPENAI, SHAREGPT)):
+        for row, place in (
+            ({"messages": messages, name: value}, "the row"),
+            ({"prompt": "One?", name: value}, "the row"),
+            ({"messages": [{**messages[0], name: value}, *messages[1:]]}, r"'messages'\[0\]"),
+        ):
+            with pytest.raises(UnusableRow, match=rf"^here: {place} has '{name}', which") as error:
+                said_in(row, "here", opening)
+            assert error.value.kind == "with something else than text"
+    for nothing in (None, "", "[]", "null", [], {}):
+        row = {"messages": [{**m, name: nothing} for m in OPENAI], name: nothing}
+        assert said_in(row, "", opening=False) == SAID
 
 
 def test_parts_of_text_are_joined() -> None:

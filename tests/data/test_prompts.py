@@ -91,7 +91,7 @@ BAD_LINES = {
     "without a word from the user": b'{"conversations": []}',
     "with a role of somebody else": b'{"conversations": [{"from": "narrator", "value": "x"}]}',
     "with half of a character": rb'{"messages": [{"role": "user", "content": "\ud83d"}]}',
-    "with something else than text": b'{"messages": [{"role": "user", "content": 7}]}',
+    "with something else than text": b'{"data": ["One?"], "images": ["a.png"]}',
 }
 
 

@@ -30,6 +30,16 @@ TEXTS_OF_OPENINGS = ("prompt", "text", "question")
 OF_A_CHAT = ("question",)
 """Texts that are a user's turn, and not to be gone on with as they are."""
 
+SYSTEMS = ("system", "system_prompt")
+"""Where a row has a system message beside its messages or its text."""
+UNREAD = (
+    *("tools", "functions", "documents", "context", "input", "history"),
+    *("image", "images", "audio", "audios", "video", "videos", "files", "attachments"),
+)
+"""What belongs to a prompt and is not read, beside messages or in one: such a row is left out."""
+NOTHING = ("[]", "{}", "null")
+"""Such a column where a row has none of it, in JSON."""
+
 ROLE_KEYS = ("role", "from")
 CONTENT_KEYS = ("content", "value", "text")
 TEXT_PARTS = ("text", "input_text")
@@ -37,6 +47,7 @@ TEXT_PARTS = ("text", "input_text")
 
 _ROLE_OF = {name: role for role, names in ROLES.items() for name in names}
 _FORM = "of an unknown form"
+_NO_TEXT = "with something else than text"
 
 
 @dataclass(frozen=True)
@@ -64,8 +75,8 @@ def said_in(row: Any, at: str, opening: bool) -> Said:
             system messages before it.
 
     Raises:
-        UnusableRow: the form is unknown, the user says nothing, or somebody else than user,
-            assistant and system has a part in it.
+        UnusableRow: the form is unknown, the user says nothing, somebody else than user, assistant
+            and system has a part in it, or something else than text.
     """
     if isinstance(row, UnusableRow):
         raise row
@@ -74,7 +85,7 @@ def said_in(row: Any, at: str, opening: bool) -> Said:
         raise UnusableRow(at, _FORM, f"found {shortened(row)}, expected an object")
     for name in LISTS:
         if isinstance(row.get(name), list) and row[name]:
-            return _Reader(name, at, opening).read(row[name])
+            return _Reader(name, at, opening).read(row[name], _beside(row, at))
     for name in texts:
         if (text := row.get(name)) is not None:
             if not isinstance(text, str):
@@ -82,7 +93,8 @@ def said_in(row: Any, at: str, opening: bool) -> Said:
                 raise UnusableRow(at, _FORM, detail)
             if not text.strip():
                 raise _silent(at)
-            return Said((text,), bare=name not in OF_A_CHAT)
+            system = "\n\n".join(_beside(row, at)) or None
+            return Said((text,), system, bare=name not in OF_A_CHAT and system is None)
     if any(row.get(name) == [] for name in LISTS):
         raise _silent(at)
     found = shortened(", ".join(map(repr, row)) or "nothing", plain=True)
@@ -104,8 +116,8 @@ class _Reader:
     at: str
     opening: bool
 
-    def read(self, messages: list[Any]) -> Said:
-        system: list[str] = []
+    def read(self, messages: list[Any], system: list[str]) -> Said:
+        """What the user says in them; `system` has the messages that stand beside them."""
         turns: list[str] = []
         others: UnusableRow | None = None
         for position, message in enumerate(messages):
@@ -116,6 +128,7 @@ class _Reader:
                 others = others or self._other(speaker, place)
             if role not in ("user", "system"):
                 continue
+            _check_all_read(message, place, self.at)
             text = self._text(content, place)
             if not text.strip():
                 continue
@@ -123,7 +136,8 @@ class _Reader:
                 if turns:
                     detail = f"{place} is a system message; one must come before the user's turns"
                     raise UnusableRow(self.at, "with a late system message", detail)
-                system.append(text)
+                if text not in system:
+                    system.append(text)
                 continue
             if self.opening:
                 turns.append(text)
@@ -155,12 +169,33 @@ class _Reader:
         texts = [_part(part) for part in content] if isinstance(content, list) else [None]
         if None in texts:
             detail = f"{place} must be text or parts of text; found {shortened(content)}"
-            raise UnusableRow(self.at, "with something else than text", detail)
+            raise UnusableRow(self.at, _NO_TEXT, detail)
         return "\n".join(filter(None, texts))
 
     def _other(self, speaker: str, place: str) -> UnusableRow:
         detail = f"{place}: unknown role {speaker!r}; expected one of {', '.join(_ROLE_OF)}"
         return UnusableRow(self.at, "with a role of somebody else", detail)
+
+
+def _beside(row: dict[str, Any], at: str) -> list[str]:
+    """The system messages beside a row's messages or text; nothing else may stand there."""
+    _check_all_read(row, "the row", at)
+    system: list[str] = []
+    for name in SYSTEMS:
+        text = row.get(name) or ""
+        if not isinstance(text, str):
+            raise UnusableRow(at, _FORM, f"{name!r} must be text, found {shortened(text)}")
+        if text.strip() and text not in system:
+            system.append(text)
+    return system
+
+
+def _check_all_read(found: Any, place: str, at: str) -> None:
+    """Refuse a row, or a message, of which a part would be dropped without a word."""
+    for name in UNREAD if isinstance(found, dict) else ():
+        if (value := found.get(name)) and value not in NOTHING:
+            detail = f"{place} has {name!r}, which is not read: {shortened(value)}"
+            raise UnusableRow(at, _NO_TEXT, detail)
 
 
 def _part(part: Any) -> str | None:
