@@ -6,10 +6,10 @@ import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from jinja2 import TemplateError
-
 from throughput_parts.methods import InputError
+from vllm_redrafter.data.chat_template import ChatTemplate
 from vllm_redrafter.data.left_out import LeftOut, UnusableRow
+from vllm_redrafter.utils.errors import ConfigError
 
 if TYPE_CHECKING:  # it imports transformers
     from vllm_redrafter.data.vocabulary import EmbeddedTokens
@@ -47,11 +47,13 @@ def tokenize(
             "asks in bare text"
         )
     rows, left_out = [], LeftOut()
+    template = ChatTemplate(tokenizer) if has_template else None
     for number, prompt in enumerate(prompts, start=1):
         at = f"prompt {number}"
         try:
-            if chat or (chat is None and has_template and not isinstance(prompt, str)):
-                tokens = _by_template(prompt, tokenizer, at)
+            if template and (chat or (chat is None and not isinstance(prompt, str))):
+                text = _by_template(prompt, template, at)
+                tokens = tokenizer.encode(text, add_special_tokens=False)
             else:
                 text = prompt if isinstance(prompt, str) else prompt[-1]["content"]
                 tokens = tokenizer.encode(text)
@@ -66,14 +68,12 @@ def tokenize(
     return rows, left_out
 
 
-def _by_template(prompt: Prompt, tokenizer: Any, at: str) -> list[int]:
+def _by_template(prompt: Prompt, template: ChatTemplate, at: str) -> str:
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    except TemplateError as error:
+        return str(template.apply(messages))
+    except ConfigError as error:
         raise UnusableRow(at, "that the target's chat template refuses", str(error)) from error
-    tokens: list[int] = tokenizer.encode(text, add_special_tokens=False)
-    return tokens
 
 
 def choose(

@@ -127,12 +127,17 @@ def test_what_only_a_template_could_express_is_left_out_or_refused(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("what", "reason"), [("raise_exception('one turn only')", "one turn"), ("'a' + 1", "can only")]
+)
 def test_a_conversation_that_the_template_refuses_is_named_before_anything_starts(
-    tmp_path: Path,
+    tmp_path: Path, what: str, reason: str
 ) -> None:
-    refusal = "{% if messages | length > 2 %}{{ raise_exception('one turn only') }}{% endif %}"
+    refusal = f"{{% if messages | length > 2 %}}{{{{ {what} }}}}{{% endif %}}"
     target = make_folder(tmp_path / "target", refusal + APPENDING)
-    with pytest.raises(ConfigError, match="line 1: the target's chat template refuses it: one tu"):
+    with pytest.raises(
+        ConfigError, match=f"line 1: the target's chat template refuses it: {reason}"
+    ):
         run(target, tmp_path / "data", PROMPTS, replace(SETTINGS, strict=True))
     with pytest.raises(ConfigError, match="there are no prompts to answer: rows that the target's"):
         run(target, tmp_path / "data", PROMPTS[1:3])

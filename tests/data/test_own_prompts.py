@@ -90,6 +90,14 @@ def test_the_target_is_asked_to_go_on_where_the_users_turn_begins(
     assert row["messages"][0] == {"role": "system", "content": "value"}
 
 
+def test_a_turn_has_its_place_in_a_template_of_parts(target: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    place = place_of_turn(tokenizer, "value")
+    parts = "{% for p in m.content %}{{ p.text }}{% endfor %}"
+    tokenizer.chat_template = APPENDING.replace("{{ m['content'] }}", parts)
+    assert place_of_turn(tokenizer, "value") == place
+
+
 def test_a_turn_that_ends_in_plain_text_is_cut_there(target: Path, tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(target)
     tokenizer.chat_template = NAMED
@@ -174,9 +182,16 @@ def test_a_target_without_a_chat_template_is_refused_with_what_to_do(tmp_path: P
 
 def test_a_template_that_refuses_or_hides_the_turn_is_refused(target: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(target)
-    tokenizer.chat_template = "{{ raise_exception('no system message') }}"
-    with pytest.raises(ConfigError, match="refuses the messages: no system message"):
-        place_of_turn(tokenizer, "value")
+    for template, reason in (
+        ("{{ raise_exception('no system message') }}", "no system message"),
+        ("{{ messages[0].content + 1 }}", "can only concatenate str .*"),
+    ):
+        tokenizer.chat_template = template
+        refusal = f"a user's turn: the target's chat template refuses it: {reason}; "
+        with pytest.raises(ConfigError, match=rf"^{refusal}leave --system-prompt out$"):
+            place_of_turn(tokenizer, "value")
+        with pytest.raises(ConfigError, match=rf"^{refusal}give generate-data --prompts of your"):
+            place_of_turn(tokenizer, None)
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     with pytest.raises(ConfigError, match="does not show where the user's turn ends"):
         place_of_turn(tokenizer, None)

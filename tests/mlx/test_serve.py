@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 
 from redrafter_testing.engines.server import free_port
-from redrafter_testing.models.reciting_target import ANSWERS, make_reciting_pair
+from redrafter_testing.models.reciting_target import ANSWERS, TEMPLATE, make_reciting_pair
 from redrafter_testing.models.tiny_models import add_tokenizer, make_drafter, make_target
 from redrafter_testing.requests.chat_client import (
     Message,
@@ -249,6 +249,24 @@ def test_what_the_cached_text_repeats_is_drafted(pair: tuple[Path, Path]) -> Non
     assert [token for token, _ in with_text] == [token for token, _ in without]
     drafted, by_itself = (sum(is_drafted for _, is_drafted in each) for each in found)
     assert drafted > max(by_itself, len(with_text) // 2)
+
+
+def test_a_template_of_parts_is_given_the_users_text(
+    servers: Servers, pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    parts = "{% for part in m.content %}{{ part.text }}{% endfor %}"
+    template = TEMPLATE.replace("{{ m['content'] }}", parts)
+    assert template != TEMPLATE
+    command = [sys.executable, "-c", SERVE, *map(str, pair), "--chat-template", template]
+    service = Service("parts", str(pair[0]), command, {**os.environ, "HF_HUB_OFFLINE": "1"}, False)
+    with OwnServer(service, tmp_path / "parts.log") as server:
+        server.wait_until_ready()
+        given, expected = (
+            answer(address, said("names"), max_tokens=20)
+            for address in (server.address, servers.ours)
+        )
+    assert given["choices"] == expected["choices"]
+    assert given["usage"]["prompt_tokens"] == expected["usage"]["prompt_tokens"]
 
 
 def test_a_drafter_that_records_its_target_is_enough(tmp_path: Path) -> None:

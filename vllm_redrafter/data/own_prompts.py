@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
 from rich.console import Console
 from transformers import AutoTokenizer
 
+from vllm_redrafter.data.chat_template import MARK, ChatTemplate
 from vllm_redrafter.data.fingerprint import digest, target_fingerprint
 from vllm_redrafter.data.generation_settings import (
     GenerationSettings,
@@ -32,9 +32,6 @@ from vllm_redrafter.data.turns import OpenTurn, TargetEngine, answer_seed
 from vllm_redrafter.data.vocabulary import EmbeddedTokens
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.progress import progress_bar
-
-MARK = "VLLM REDRAFTER MARKS THE TURN"
-"""Stands in for the user's turn while its place in the template is looked for."""
 
 PATIENCE = 2048
 """Attempts in a row that may bring nothing new."""
@@ -105,9 +102,10 @@ def place_of_turn(tokenizer: Any, system_prompt: str | None) -> TurnPlace:
     if system_prompt is not None:
         messages.insert(0, {"role": "system", "content": system_prompt})
     try:
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    except TemplateError as error:
-        raise ConfigError(f"the target's chat template refuses the messages: {error}") from error
+        text = ChatTemplate(tokenizer).apply(messages)
+    except ConfigError as error:
+        remedy = "leave --system-prompt out" if system_prompt is not None else _OWN_PROMPTS
+        raise ConfigError(f"a user's turn: {error}; {remedy}") from error
     before, found, after = text.partition(MARK)
     if not found or not after.strip():
         raise ConfigError(

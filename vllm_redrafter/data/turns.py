@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from jinja2 import TemplateError
-
+from vllm_redrafter.data.chat_template import ChatTemplate
 from vllm_redrafter.data.conversation_rows import shortened
 from vllm_redrafter.data.dataset_row import Row
 from vllm_redrafter.data.generation_settings import SamplingSettings
@@ -103,6 +102,7 @@ class PromptRenderer:
     ) -> None:
         self._tokenizer, self._embedded = tokenizer, embedded
         self._system_prompt = system_prompt
+        self._template = ChatTemplate(tokenizer) if tokenizer.chat_template else None
         if system_prompt is not None and not self.has_template:
             raise ConfigError(
                 "--system-prompt: the target's tokenizer has no chat template that could express "
@@ -111,7 +111,7 @@ class PromptRenderer:
 
     @property
     def has_template(self) -> bool:
-        return bool(self._tokenizer.chat_template)
+        return self._template is not None
 
     def check(self, conversation: Conversation) -> None:
         """Refuse a conversation now that could not be written later.
@@ -133,7 +133,7 @@ class PromptRenderer:
             )
         if not self._embedded.are_all:
             self.prompt(conversation, some_answers)
-        elif self.has_template and not self._apply_template(conversation, some_answers, False):
+        elif self._template and not self._apply(self._template, conversation, some_answers, False):
             # Other texts are not tokenized now: it takes long, and hardly any has no tokens.
             raise _without_tokens(conversation)
 
@@ -156,27 +156,23 @@ class PromptRenderer:
         return tokens
 
     def _tokens(self, conversation: Conversation, answers: Sequence[str]) -> list[int]:
-        if not self.has_template:
+        if self._template is None:
             return list(self._tokenizer(conversation.turns[0])["input_ids"])
-        return list(self._apply_template(conversation, answers, tokenize=True))
+        return list(self._apply(self._template, conversation, answers, tokenize=True))
 
-    def _apply_template(
-        self, conversation: Conversation, answers: Sequence[str], tokenize: bool
+    def _apply(
+        self,
+        template: ChatTemplate,
+        conversation: Conversation,
+        answers: Sequence[str],
+        tokenize: bool,
     ) -> Any:
         """Token ids or text, up to where the next answer begins."""
         try:
-            return self._tokenizer.apply_chat_template(
-                self.messages(conversation, answers),
-                add_generation_prompt=True,
-                tokenize=tokenize,
-                return_dict=False,
-            )
-        except TemplateError as error:
-            raise UnusableRow(
-                conversation.source,
-                "that the target's chat template refuses",
-                f"the target's chat template refuses it: {error}",
-            ) from error
+            return template.apply(self.messages(conversation, answers), tokenize)
+        except ConfigError as error:
+            kind = "that the target's chat template refuses"
+            raise UnusableRow(conversation.source, kind, str(error)) from error
 
     def messages(self, conversation: Conversation, answers: Sequence[str]) -> list[dict[str, str]]:
         """What has been said before the next answer, as chat templates take it."""

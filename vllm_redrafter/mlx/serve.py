@@ -20,6 +20,7 @@ from mlx_lm.generate import GenerationResponse
 
 from vllm_redrafter.checkpoints.drafter_files import read_config
 from vllm_redrafter.checkpoints.reading import check_checkpoint, is_redrafter, verifier_of
+from vllm_redrafter.data.chat_template import of_texts
 from vllm_redrafter.mlx.drafter import load_drafter
 from vllm_redrafter.mlx.generation import stream_generate
 from vllm_redrafter.mlx.prompt_cache import CachedText, PromptCache
@@ -131,6 +132,7 @@ class Provider(server.ModelProvider):
     ) -> None:
         super()._load(model_path, adapter_path)
         try:
+            self.tokenizer.chat_template = of_texts(self.tokenizer)
             check_rope(model_path, read_config(model_path), getattr(self.model, "args", None))
             self.draft_model = load_drafter(draft_model_path, self.model, **self._speculation)
         except BaseException:

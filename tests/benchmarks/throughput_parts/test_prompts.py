@@ -80,7 +80,8 @@ def test_what_the_target_cannot_be_asked_is_left_out_and_named() -> None:
     assert left_out.reasons() == [
         "rows with a token that has no embedding: 1, the first: prompt 2: token '11' (id 11) has "
         "no row in the target's embedding of 10 rows",
-        "rows that the target's chat template refuses: 1, the first: prompt 3: no system message",
+        "rows that the target's chat template refuses: 1, the first: prompt 3: the "
+        "target's chat template refuses it: no system message",
     ]
     with pytest.raises(InputError, match=r"can be asked none of the prompts: rows with a token"):
         tokenize(["10"], tokenizer, embedded, chat=None)

@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
-from vllm_redrafter.cli.trace.run import trace
+from redrafter_testing.engines.fake_engine import APPENDING
+from redrafter_testing.engines.generation_runs import make_folder
+from vllm_redrafter.cli.trace.run import prompt_tokens, trace
 from vllm_redrafter.utils.errors import ConfigError
 
 
@@ -33,3 +36,17 @@ def test_a_target_that_is_no_models_folder_is_refused(tmp_path: Path) -> None:
 def test_a_page_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--html '/proc/a\.html' cannot be written"):
         trace(str(tmp_path), None, "Hello", 8, Path("/proc/a.html"))
+
+
+def test_a_prompt_is_written_by_templates_of_texts_and_of_parts(tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(make_folder(tmp_path / "target", APPENDING))
+    tokens = prompt_tokens(tokenizer, "value 1")
+    assert tokenizer.decode(tokens) == "<s>user\nvalue 1<s>assistant\n"
+    parts = "{% for p in m.content %}{{ p.text }}{% endfor %}"
+    tokenizer.chat_template = APPENDING.replace("{{ m['content'] }}", parts)
+    assert prompt_tokens(tokenizer, "value 1") == tokens
+    tokenizer.chat_template = "{{ messages[0].content + 1 }}"
+    with pytest.raises(
+        ConfigError, match=r"^--prompt: the target's .* can only .*; trace a target"
+    ):
+        prompt_tokens(tokenizer, "value 1")

@@ -15,6 +15,7 @@ from vllm_redrafter.cli.demo.given import check_sizes
 from vllm_redrafter.cli.demo.smollm2 import NAME
 from vllm_redrafter.cli.trace.page import page
 from vllm_redrafter.cli.trace.records import page_records
+from vllm_redrafter.data.chat_template import ChatTemplate
 from vllm_redrafter.data.target_files import load_from
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.files import check_writable
@@ -68,8 +69,10 @@ def prompt_tokens(tokenizer: Any, prompt: str) -> list[int]:
     if tokenizer.chat_template is None:
         return list(tokenizer(prompt)["input_ids"])
     messages = [{"role": "user", "content": prompt}]
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    try:
+        return list(ChatTemplate(tokenizer).apply(messages, tokenize=True))
+    except ConfigError as error:
+        raise ConfigError(f"--prompt: {error}; trace a target that takes a message") from error
 
 
 def _drafter(target: str, drafter: str | None) -> str:
