@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -89,8 +90,8 @@ def test_leftovers_of_a_killed_run_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "shard-1.parquet").write_bytes(b"not ours")
     with pytest.raises(ConfigError, match="no finished shard there"):
         read_dataset(tmp_path)
-    write_shard(tmp_path, 1, ROWS)
-    assert finished_shards(tmp_path) == [1]
+    write_shard(tmp_path, 0, ROWS)
+    assert finished_shards(tmp_path) == [0]
     assert len(read_dataset(tmp_path)[1]) == 2
 
 
@@ -184,7 +185,57 @@ def test_damaged_and_foreign_shards_are_named(tmp_path: Path) -> None:
         read_dataset(tmp_path)
     path.unlink()
     Dataset.from_dict({"text": ["a"]}).to_parquet(path)
-    with pytest.raises(ConfigError, match=r"shard-00001\.parquet: has columns .* other data"):
+    with pytest.raises(
+        ConfigError, match=r"shard-00001\.parquet: has columns .*data; delete it and st"
+    ):
+        read_dataset(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["run[1]", "what?", "lr*", "a::b", "T=0.7 [v2]", "{a,b}", "a#b%20"]
+)
+def test_a_folder_is_read_by_its_name_and_no_other_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    for other in ("run1", "whatx", "lr-2", "a", "b"):
+        (tmp_path / other).mkdir()
+        write_shard(tmp_path / other, 0, ROWS[:1])
+    folder = tmp_path / name
+    folder.mkdir()
+    INFO.save(folder)
+    write_shard(folder, 0, ROWS)
+    (tmp_path / "tmp of [1]?").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp of [1]?"))
+    assert len(read_dataset(folder)[1]) == 2
+    monkeypatch.chdir(tmp_path)
+    assert len(read_dataset(name)[1]) == 2
+
+
+def test_a_shard_that_is_there_twice_is_refused_by_its_names(tmp_path: Path) -> None:
+    INFO.save(tmp_path)
+    write_shard(tmp_path, 0, ROWS)
+    for copy, message in (
+        ("shard-000000.parquet", r"shard-000000\.parquet and shard-00000\.parquet are two names"),
+        ("shard-00001.parquet", r"shard-00001\.parquet: has conversation 0, which belongs into "),
+        ("shard-00007.parquet", r"shard-00007\.parquet: has conversation 0, which belongs into "),
+    ):
+        shutil.copy(tmp_path / "shard-00000.parquet", tmp_path / copy)
+        with pytest.raises(ConfigError, match=rf"{message}.*delete") as error:
+            read_dataset(tmp_path)
+        assert "shard-00000.parquet" in str(error.value)
+        (tmp_path / copy).unlink()
+    assert len(read_dataset(tmp_path)[1]) == 2
+
+
+def test_a_full_disk_for_the_rows_in_memory_is_said_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    INFO.save(tmp_path)
+    write_shard(tmp_path, 0, ROWS)
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "tmp" / "rows.arrow").symlink_to("/dev/full")
+    monkeypatch.setattr("tempfile.mkdtemp", lambda prefix: str(tmp_path / "tmp"))
+    with pytest.raises(ConfigError, match=r"tmp: cannot be written to .* TMPDIR$"):
         read_dataset(tmp_path)
 
 

@@ -64,6 +64,23 @@ def test_a_missing_shard_is_named(folder: Path) -> None:
         StoredStates(folder, LENGTHS)
 
 
+@pytest.mark.parametrize("name", ["run[1]", "a::b", "T=0.7 [v2]"])
+def test_a_folder_is_read_by_its_name(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    INFO.save(tmp_path / name)
+    for shard, rows in enumerate(SHARDS):
+        write_states(tmp_path / name, shard, {row: states_of(row) for row in rows})
+    assert torch.equal(StoredStates(tmp_path / name, LENGTHS)[3], states_of(3))
+
+
+def test_a_shard_by_a_name_that_nobody_gave_it_is_refused(folder: Path) -> None:
+    """It would count as finished, and never be found."""
+    (folder / "states-00002.safetensors").rename(folder / "states-000002.safetensors")
+    names = r"states-000002\.safetensors and states-00002\.safetensors are two names .* rename it"
+    with pytest.raises(ConfigError, match=names):
+        StoredStates(folder, LENGTHS)
+
+
 def test_a_damaged_shard_is_named_when_it_is_read(folder: Path) -> None:
     path = folder / "states-00002.safetensors"
     whole = path.read_bytes()

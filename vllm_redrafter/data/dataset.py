@@ -22,7 +22,6 @@ from __future__ import annotations
 import atexit
 import errno
 import json
-import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -31,27 +30,19 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from datasets import (
-    Dataset,
-    Features,
-    List,
-    Value,
-    are_progress_bars_disabled,
-    disable_progress_bars,
-    enable_progress_bars,
-)
-from datasets.exceptions import DatasetGenerationError
+import pyarrow as pa
+from datasets import Dataset, Features, List, Value
+from pyarrow import parquet
 
 from vllm_redrafter.data.dataset_row import Row
 from vllm_redrafter.data.generation_settings import SamplingSettings
-from vllm_redrafter.data.row_checks import first_broken_row
+from vllm_redrafter.data.row_checks import ROWS_AT_ONCE, first_broken_row
 from vllm_redrafter.utils.errors import ConfigError, one_line
-from vllm_redrafter.utils.files import whole_file
+from vllm_redrafter.utils.files import numbered_files, whole_file
 from vllm_redrafter.utils.json_files import read_json
 
 FORMAT_VERSION = 1
 INFO_FILE = "dataset.json"
-_SHARD_NAME = re.compile(r"shard-(\d{5,})\.parquet")
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -183,14 +174,11 @@ def write_shard(folder: Path, shard: int, rows: Sequence[Row], writer: str = "")
     path = _shard_path(folder, shard)
     if path.exists():
         return
-    values = {name: [getattr(row, name) for row in rows] for name in COLUMNS}
-    data = Dataset.from_dict(values, features=COLUMNS)
-    with (
-        suppress(FileExistsError),
-        _whole_file(path, writer, replace=False) as file,
-        _no_progress_bars(),
-    ):
-        data.to_parquet(file, batch_size=max(len(rows), 1))
+    schema = COLUMNS.arrow_schema
+    values = {name: [getattr(row, name) for row in rows] for name in schema.names}
+    data = pa.Table.from_pydict(values, schema)
+    with suppress(FileExistsError), _whole_file(path, writer, replace=False) as file:
+        parquet.write_table(data, file)
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -200,9 +188,12 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def finished_shards(folder: Path) -> list[int]:
-    """The numbers of the shards that are there, in order."""
-    names = (_SHARD_NAME.fullmatch(path.name) for path in folder.glob("shard-*.parquet"))
-    return sorted(int(name.group(1)) for name in names if name)
+    """The numbers of the shards that are there, in order.
+
+    Raises:
+        ConfigError: a shard has a name that nobody gave it.
+    """
+    return numbered_files(folder, "shard-", ".parquet")
 
 
 def read_dataset(folder: str | Path) -> tuple[DatasetInfo, Dataset]:
@@ -213,30 +204,37 @@ def read_dataset(folder: str | Path) -> tuple[DatasetInfo, Dataset]:
 
     Raises:
         ConfigError: no dataset.json or one of another format version, no finished shard, no row,
-            a shard that is damaged, or a row that is not what the columns promise.
+            a shard that is damaged or of other data, or a row that is not what the columns
+            promise; or the disk with the temporary folder is full.
     """
     folder = Path(folder).expanduser()
     info = DatasetInfo.load(folder)
-    paths = [_shard_path(folder, shard) for shard in finished_shards(folder)]
-    if not paths:
+    shards = finished_shards(folder)
+    if not shards:
         raise ConfigError(
             f"{folder}: no finished shard there; start generate-data again to finish some"
         )
-    num_rows = sum(_check_shard(path) for path in paths)
-    if not num_rows:
-        raise ConfigError(
-            f"{folder}: its {len(paths)} shards have no row: every prompt was too long for the "
-            "target; generate data from shorter ones"
-        )
     cache = tempfile.mkdtemp(prefix="vllm-redrafter-")
     atexit.register(shutil.rmtree, cache, ignore_errors=True)
+    rows = Path(cache, "rows.arrow")
+    schema = COLUMNS.arrow_schema
+    # Not by `datasets`, for which names of files are patterns and addresses.
     try:
-        with _no_progress_bars():
-            data = Dataset.from_parquet(
-                [str(path) for path in paths], features=COLUMNS, cache_dir=cache
-            )
-    except DatasetGenerationError as error:
-        raise _damaged(paths, error) from error
+        with pa.OSFile(str(rows), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
+            for shard in shards:
+                for batch in _batches(folder, shard, info, schema):
+                    writer.write_batch(batch)
+    except OSError as error:
+        raise ConfigError(
+            f"{cache}: cannot be written to ({one_line(error)}): free some space, or name a "
+            "folder with more of it in TMPDIR"
+        ) from error
+    data = Dataset.from_file(str(rows))
+    if not len(data):
+        raise ConfigError(
+            f"{folder}: its {len(shards)} shards have no row: every prompt was too long for the "
+            "target; generate data from shorter ones"
+        )
     _check_rows(folder, info, data)
     return info, data
 
@@ -245,44 +243,31 @@ def _shard_path(folder: Path, shard: int) -> Path:
     return folder / f"shard-{shard:05d}.parquet"
 
 
-def _check_shard(path: Path) -> int:
-    """The number of a shard's rows."""
-    import pyarrow
-    from pyarrow import parquet
-
+def _batches(folder: Path, shard: int, info: DatasetInfo, schema: pa.Schema) -> Iterator[Any]:
+    """A shard's rows."""
+    path = _shard_path(folder, shard)
+    again = "delete it and start generate-data again, which writes what is missing"
+    own = info.conversations_of(shard)
     try:
-        found = parquet.read_schema(path)
-        num_rows: int = parquet.read_metadata(path).num_rows
-    except (OSError, pyarrow.ArrowException) as error:
+        with parquet.ParquetFile(path) as file:
+            if not file.schema_arrow.equals(schema):
+                raise ConfigError(
+                    f"{path}: has columns {file.schema_arrow.names} where {INFO_FILE} promises "
+                    f"{schema.names} in the types of this format: it belongs to other data; {again}"
+                )
+            for batch in file.iter_batches(ROWS_AT_ONCE):
+                numbers = batch.column("conversation").to_pylist()
+                if others := [number for number in numbers if number not in own]:
+                    raise ConfigError(
+                        f"{path}: has conversation {others[0]}, which belongs into "
+                        f"{_shard_path(folder, others[0] // info.shard_size).name}: it is a copy, "
+                        f"or of other data; {again}"
+                    )
+                yield batch
+    except (OSError, pa.ArrowException) as error:
         raise ConfigError(
-            f"{path}: not readable as Parquet ({error}); delete it and start generate-data again, "
-            "which writes what is missing"
+            f"{path}: not readable as Parquet ({one_line(error)}); {again}"
         ) from error
-    if not found.equals(COLUMNS.arrow_schema):
-        raise ConfigError(
-            f"{path}: has columns {found.names} where {INFO_FILE} promises {list(COLUMNS)} "
-            "in the types of this format: it belongs to other data"
-        )
-    return num_rows
-
-
-def _damaged(paths: Sequence[Path], error: Exception) -> ConfigError:
-    """What to say of shards whose ends are whole, but not all of what is between."""
-    import pyarrow
-    from pyarrow import parquet
-
-    for path in paths:
-        try:
-            with parquet.ParquetFile(path) as file:
-                for _ in file.iter_batches():
-                    pass
-        except (OSError, pyarrow.ArrowException) as cause:
-            return ConfigError(
-                f"{path}: not readable as Parquet ({one_line(cause)}); delete it and start "
-                "generate-data again, which writes what is missing"
-            )
-    reason = one_line(error.__cause__ or error)
-    return ConfigError(f"{paths[0].parent}: its shards cannot be read: {reason}")
 
 
 def _check_rows(folder: Path, info: DatasetInfo, data: Dataset) -> None:
@@ -310,15 +295,3 @@ def _whole_file(path: Path, writer: str, replace: bool) -> Iterator[BinaryIO]:
             f"{path}: the disk is full ({error.strerror}). Finished shards are kept: free some "
             "space and start the same command again to continue"
         ) from error
-
-
-@contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    """`datasets` would show a bar of its own for each file."""
-    shown = not are_progress_bars_disabled()
-    disable_progress_bars()
-    try:
-        yield
-    finally:
-        if shown:
-            enable_progress_bars()

@@ -18,7 +18,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -35,14 +34,13 @@ from torch import Tensor
 from vllm_redrafter.data.fingerprint import LENGTH
 from vllm_redrafter.heads.target_layers import checked_layers
 from vllm_redrafter.utils.errors import ConfigError
-from vllm_redrafter.utils.files import whole_file
+from vllm_redrafter.utils.files import numbered_files, whole_file
 from vllm_redrafter.utils.json_files import read_json
 
 FORMAT_VERSION = 1
 INFO_FILE = "states.json"
 SHARD_BYTES = 1 << 30
 """Of a shard, about: it is put together in memory, and is what a run that is stopped loses."""
-_SHARD_NAME = re.compile(r"states-(\d{5,})\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -203,9 +201,12 @@ def write_states(folder: Path, shard: int, states: Mapping[int, Tensor]) -> None
 
 
 def finished_shards(folder: Path) -> set[int]:
-    """The numbers of the shards that are there."""
-    names = (_SHARD_NAME.fullmatch(path.name) for path in folder.glob("states-*.safetensors"))
-    return {int(name.group(1)) for name in names if name}
+    """The numbers of the shards that are there.
+
+    Raises:
+        ConfigError: a shard has a name that nobody gave it.
+    """
+    return set(numbered_files(folder, "states-", ".safetensors"))
 
 
 class StoredStates:

@@ -77,6 +77,31 @@ def check_writable(path: Path, option: str) -> None:
         ) from error
 
 
+def numbered_files(folder: Path, before: str, after: str) -> list[int]:
+    """The numbers of the files there that are named by a number of at least 5 digits, in order.
+
+    Args:
+        folder: where to look.
+        before, after: what stands around the number in a name.
+
+    Raises:
+        ConfigError: a name has a number in more digits than it takes: what is in the file would
+            count twice, or not at all.
+    """
+    numbers = []
+    for path in folder.glob(f"{before}*{after}"):
+        digits = path.name.removeprefix(before).removesuffix(after)
+        if len(digits) < 5 or not digits.isdecimal():
+            continue
+        if digits != (name := f"{int(digits):05d}"):
+            raise ConfigError(
+                f"{path} and {before}{name}{after} are two names of one shard: delete the former, "
+                "or rename it so if the latter is missing"
+            )
+        numbers.append(int(digits))
+    return sorted(numbers)
+
+
 def tail(log: Path, lines: int = 15) -> str:
     """The end of a log."""
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
