@@ -84,6 +84,43 @@ def test_datasets_are_read_by_split(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         read_prompts(str(folder), "nothing")
 
 
+@pytest.mark.parametrize("name", ["run[1]", "what?", "lr*", "a::b", "T=0.7 [v2]", "p.parquet"])
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_a_folder_is_read_by_its_name_and_no_other_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, suffix: str
+) -> None:
+    for folder in ("run1", "whatx", "lr-2", "a", "b", name):
+        (tmp_path / folder / "data").mkdir(parents=True)
+        write(tmp_path / folder / "data" / f"train{suffix}", [{"prompt": folder}] * 2)
+        write(tmp_path / folder / "data" / f"test{suffix}", [{"prompt": f"{folder}?"}])
+    monkeypatch.chdir(tmp_path)
+    for given in (str(tmp_path / name), name):
+        assert read_prompts(given)[0] == [Conversation((name,))] * 2
+        conversations, _ = read_prompts(given, "test")
+        assert conversations == [Conversation((f"{name}?",))]
+        assert conversations[0].source == f"{given}, split test, row 1"
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".jsonl", ".json", ".parquet"])
+def test_a_file_is_read_by_its_name(tmp_path: Path, suffix: str) -> None:
+    for folder in ("run[1]", "a::b", "T=0.7 [v2]"):
+        (tmp_path / folder).mkdir()
+        path = tmp_path / folder / f"what?*{suffix}"
+        path.write_text("One?") if suffix == ".txt" else write(path, [{"prompt": "One?"}])
+        assert read_prompts(str(path))[0] == [Conversation(("One?",))]
+        assert read_openings(path)[0] == [Conversation(("One?",))]
+
+
+def test_of_files_with_other_columns_is_said_what_to_do(tmp_path: Path) -> None:
+    write(tmp_path / "train-0.parquet", [{"prompt": "One?"}])
+    write(tmp_path / "train-1.parquet", [{"text": 7, "id": 1.5}])
+    with pytest.raises(
+        ConfigError, match=r"\(.*files with other columns .* one at a time\)"
+    ) as error:
+        read_prompts(str(tmp_path))
+    assert "\n" not in str(error.value) and "vllm-redrafter-" not in str(error.value)
+
+
 BAD_LINES = {
     "of an unknown form": b'{"text": "x", "id": 1}',
     "that are not JSON": b'{"prompt": "half',

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +13,7 @@ from typing import Any, TypeAlias
 from vllm_redrafter.data.conversation_rows import said_in, shortened
 from vllm_redrafter.data.left_out import LeftOut, UnusableRow
 from vllm_redrafter.data.text_checks import half_character
-from vllm_redrafter.utils.errors import ConfigError
+from vllm_redrafter.utils.errors import ConfigError, one_line
 from vllm_redrafter.utils.json_files import parse_json
 
 EXPECTED = (
@@ -119,7 +122,7 @@ def _usable(
 
 def _rows(source: str, split: str | None) -> Iterator[PlacedRow]:
     path = Path(source).expanduser()
-    if path.is_file() or path.suffix in READERS:
+    if path.is_file() or (path.suffix in READERS and not path.is_dir()):
         if not path.is_file():
             raise ConfigError(f"--prompts {source}: no such file")
         rows = _file_rows(path)
@@ -221,17 +224,26 @@ def _dataset_rows(name: str, split: str) -> Iterator[PlacedRow]:
     from datasets import load_dataset
     from datasets.exceptions import DatasetsError
 
-    try:
-        # Streaming: the rows are read once, and no copy of them stays in a cache.
-        for number, row in enumerate(load_dataset(name, split=split, streaming=True), start=1):
-            yield f"{name}, split {split}, row {number}", row
-    except ConfigError:
-        raise
-    except (DatasetsError, OSError, ValueError) as error:
-        raise ConfigError(
-            f"--prompts {name}: neither a file nor a dataset that can be loaded with split "
-            f"{split!r} (--split names another): {error}"
-        ) from error
+    with tempfile.TemporaryDirectory(prefix="vllm-redrafter-") as temporary:
+        given = name
+        if Path(name).is_dir():
+            # `datasets` takes a folder's name as a pattern or an address; this one is neither.
+            given = f"{temporary}/dataset"
+            shutil.copytree(Path(name).resolve(), given, copy_function=os.symlink)
+        try:
+            # Streaming: the rows are read once, and no copy of them stays in a cache.
+            rows = load_dataset(given, split=split, streaming=True)
+            for number, row in enumerate(rows, start=1):
+                yield f"{name}, split {split}, row {number}", row
+        except ConfigError:
+            raise
+        except (DatasetsError, OSError, ValueError) as error:
+            reason = shortened(one_line(error).replace(given, name), 400, plain=True)
+            raise ConfigError(
+                f"--prompts {name}: neither a file nor a dataset that can be loaded with split "
+                f"{split!r} (--split names another; files with other columns than the rest are "
+                f"given one at a time): {reason}"
+            ) from error
 
 
 READERS: dict[str, Callable[[Path], Iterator[PlacedRow]]] = {
