@@ -80,7 +80,7 @@ def test_every_notebook_is_tested() -> None:
 def test_training_lowers_the_loss_and_gives_a_drafter_that_fits(
     pair: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    base = tmp_path / "base"  # its prompts are cut from text
+    base = tmp_path / "base"  # its prompts are lines of text
     shutil.copytree(pair[0], base, ignore=shutil.ignore_patterns("chat_template.jinja"))
     sizes = {"NUM_PROMPTS": "40", "MAX_TOKENS": "24", "STEPS": "36"}
     printed = executed("train_a_drafter", tmp_path, base, **sizes)
