@@ -506,3 +506,12 @@ def test_a_target_with_recurrent_layers_has_few_nodes_unless_they_are_asked_for(
 ) -> None:
     config, drafter = validated({"method": "redrafter", **asked}, lambda: NODES_WITH_STATES)
     assert (config.num_speculative_tokens, drafter) == (nodes, None)
+
+
+def test_a_target_of_which_another_ones_weights_would_be_loaded_is_refused(
+    target: Path, drafter: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(target, tmp_path / "run[1]")
+    speculative = {"method": "redrafter", "model": str(drafter), **TWELVE}
+    with pytest.raises(ConfigError, match=r"run\[1\]': .* are a pattern where .* rename the fold"):
+        configure(tmp_path / "run[1]", speculative_config=speculative)

@@ -50,6 +50,7 @@ from vllm_redrafter.heads.head import HeadConfig
 from vllm_redrafter.heads.target_layers import missing_layers
 from vllm_redrafter.utils import names
 from vllm_redrafter.utils.errors import ConfigError
+from vllm_redrafter.utils.files import check_no_pattern
 from vllm_redrafter.utils.names import METHOD, SUPPORTED_VLLM
 from vllm_redrafter.utils.patching import patched
 
@@ -95,6 +96,7 @@ def _create_engine_config(
     requested, of_target = requested_of(args)
     if not is_ours(requested):
         return original(args, *rest, **kwargs)
+    check_no_pattern(of_target.get("model", args.model))
     target = functools.cache(lambda: _target(args, of_target))
     config, drafter = validated(
         requested, lambda: NODES_WITH_STATES if target().is_hybrid else None

@@ -347,3 +347,18 @@ def test_a_bug_while_vllm_starts_keeps_its_own_name() -> None:
 
     with pytest.raises(TypeError, match="a bug"), start_of("here"):
         raise TypeError("a bug")
+
+
+@pytest.mark.parametrize("name", ["run[1]", "what?", "lr*"])
+def test_a_target_of_which_another_ones_weights_would_be_loaded_is_refused(
+    tmp_path: Path, name: str
+) -> None:
+    from vllm_redrafter.engine.offline import start_of
+
+    (tmp_path / name).mkdir()
+    refusal = r"are a pattern where .* rename the folder, or give a link"
+    with pytest.raises(ConfigError, match=refusal), start_of(str(tmp_path / name)):
+        pass
+    (tmp_path / "link").symlink_to(tmp_path / name)
+    with start_of(str(tmp_path / "link")):
+        pass

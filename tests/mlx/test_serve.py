@@ -313,6 +313,13 @@ def test_a_drafter_that_does_not_fit_ends_the_command(
     assert not [record for record in caplog.records if record.exc_info], "a traceback was logged"
 
 
+def test_a_target_of_which_another_ones_weights_would_be_loaded_is_refused(tmp_path: Path) -> None:
+    target = make_target(tmp_path / "run[1]")
+    add_tokenizer(target)
+    with pytest.raises(ConfigError, match=r"run\[1\]': .* are a pattern where .* rename the fold"):
+        serve(str(target), None, ["--port", str(free_port())], {})
+
+
 def steps_of_last_answer(log: Path) -> tuple[int, int]:
     """Its tokens and steps, as the server logged them."""
     tokens, steps = re.findall(r"ReDrafter: (\d+) tokens in (\d+) steps", log.read_text())[-1]

@@ -19,6 +19,7 @@ from vllm_redrafter.data.generation_settings import GenerationSettings
 from vllm_redrafter.data.turns import OpenTurn, TurnAnswer
 from vllm_redrafter.engine.request_loop import EngineRequest, run_requests
 from vllm_redrafter.utils.errors import ConfigError, one_line
+from vllm_redrafter.utils.files import check_no_pattern
 from vllm_redrafter.utils.processor import advice_on
 
 CPU_BATCHED_TOKENS = 4096
@@ -34,6 +35,7 @@ def start_of(target: str) -> Iterator[None]:
     Raises:
         ConfigError: vLLM refuses its arguments, or cannot start with them.
     """
+    check_no_pattern(target)
     try:
         yield
     except Exception as error:

@@ -26,6 +26,7 @@ from vllm_redrafter.mlx.generation import stream_generate
 from vllm_redrafter.mlx.prompt_cache import CachedText, PromptCache
 from vllm_redrafter.mlx.unread_rope import check_rope
 from vllm_redrafter.utils.errors import ConfigError
+from vllm_redrafter.utils.files import check_no_pattern
 from vllm_redrafter.utils.patching import patched
 
 NOT_SAID = 0
@@ -130,6 +131,7 @@ class Provider(server.ModelProvider):
         adapter_path: str | None = None,
         draft_model_path: str | None = None,
     ) -> None:
+        check_no_pattern(model_path)
         super()._load(model_path, adapter_path)
         try:
             self.tokenizer.chat_template = of_texts(self.tokenizer)

@@ -8,6 +8,7 @@ of an error is left to the callers: they know what a user should do about it.
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import shutil
 from collections.abc import Iterator
@@ -100,6 +101,23 @@ def numbered_files(folder: Path, before: str, after: str) -> list[int]:
             )
         numbers.append(int(digits))
     return sorted(numbers)
+
+
+def check_no_pattern(model: str) -> None:
+    """Refuse a model's folder of which vLLM and mlx-lm would read another one's weights.
+
+    Both look for weights by `glob`, with the folder's name in the pattern.
+
+    Raises:
+        ConfigError: there are *, ? or [ in its name.
+    """
+    folder = os.path.expanduser(model)
+    if folder != glob.escape(folder) and os.path.isdir(folder):
+        raise ConfigError(
+            f"model {model!r}: *, ? and [ in a folder's name are a pattern where its weights are "
+            "looked for, and another folder's would be loaded, or none: rename the folder, or give "
+            "a link to it"
+        )
 
 
 def tail(log: Path, lines: int = 15) -> str:
