@@ -1,7 +1,7 @@
 """mlx-lm's own HTTP server, with our generation in the place of its draft model's.
 
 Chat templates, stop words, tools, streaming and the prompt cache stay mlx-lm's. Its server has no
-place to put another generation, so `serve` replaces three names in it while it runs.
+place to put another generation, so `serve` replaces four names in it while it runs.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
+import huggingface_hub
+from huggingface_hub import CacheNotFound, HFCacheInfo
 from mlx_lm import server
 from mlx_lm.generate import GenerationResponse
 
@@ -23,6 +25,7 @@ from vllm_redrafter.checkpoints.reading import check_checkpoint, is_redrafter, v
 from vllm_redrafter.data.chat_template import of_texts
 from vllm_redrafter.mlx.drafter import load_drafter
 from vllm_redrafter.mlx.generation import stream_generate
+from vllm_redrafter.mlx.http_requests import Generator, Handler
 from vllm_redrafter.mlx.prompt_cache import CachedText, PromptCache
 from vllm_redrafter.mlx.unread_rope import check_rope
 from vllm_redrafter.utils.errors import ConfigError
@@ -56,6 +59,7 @@ def serve(
         "ModelProvider": partial(Provider, drafter=drafter, speculation=speculation),
         "run": run,
         "stream_generate": generate,
+        "scan_cache_dir": scan_cache_dir,
     }
     with ExitStack() as stack:
         # mlx_lm/server.py makes its parser inside `main`, and calls these by name. They can be
@@ -200,33 +204,12 @@ def generate(
         logging.info("ReDrafter: %d tokens in %d steps", num_tokens, num_steps)
 
 
-class Handler(server.APIHandler):
-    """Refuses what cannot be kept of a request, as mlx-lm's refuses what is out of range."""
-
-    def validate_model_parameters(self) -> None:
-        """As mlx-lm's.
-
-        Raises:
-            ConfigError: the client gets the message.
-        """
-        super().validate_model_parameters()
-        if "num_draft_tokens" in self.body:
-            raise ConfigError(
-                f"num_draft_tokens ({self.body['num_draft_tokens']!r}) in a request is refused: "
-                "the server has its own limit (--spec-tokens), and chooses below it: leave it out"
-            )
-
-    def handle_chat_completions(self) -> server.CompletionRequest:
-        """As mlx-lm's, which would fetch images first.
-
-        Raises:
-            ConfigError: the client gets the message.
-        """
-        if any(server._image_parts(self.body.get("messages", []))):
-            raise ConfigError(
-                "images are refused, as mlx-serve reads text alone: use mlx_lm.server"
-            )
-        return super().handle_chat_completions()
+def scan_cache_dir() -> HFCacheInfo:
+    """The hub's cache, for the list of models; empty where nothing was ever downloaded."""
+    try:
+        return huggingface_hub.scan_cache_dir()
+    except CacheNotFound:
+        return HFCacheInfo(0, frozenset(), frozenset(), [])
 
 
 def run(host: str, port: int, model_provider: Provider) -> None:
@@ -241,7 +224,7 @@ def run(host: str, port: int, model_provider: Provider) -> None:
     cache = PromptCache(cli_args.prompt_cache_size)
     if cli_args.prompt_cache_bytes is not None:
         cache.max_bytes = cli_args.prompt_cache_bytes
-    generator = server.ResponseGenerator(model_provider, cache)
+    generator = Generator(model_provider, cache)
     try:
         model_provider.loaded.result()
     except BaseException:

@@ -1,0 +1,196 @@
+"""What mlx-lm's server asks of a request, and what it does not: none ends it.
+
+mlx-lm checks some types and limits. MLX checks no index, and a token id beyond the vocabulary
+reads or writes beyond an array: another client's answer changes, or the process ends.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import reprlib
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from mlx_lm import server
+from transformers import PreTrainedTokenizerBase
+
+from vllm_redrafter.utils.errors import ConfigError, one_line
+
+SMALLEST, LARGEST = 1e-30, 2**63 - 1
+"""Sizes of numbers: float32 has their inverses and small multiples, MLX and Python have loops."""
+TYPES: Mapping[str, Any] = {
+    "messages": list,
+    "prompt": str,
+    "tools": list,
+    "stop": str | list,
+    "role_mapping": dict,
+    "chat_template_kwargs": dict,
+    "stream_options": dict,
+    "draft_model": str,
+}
+"""Of what mlx-lm takes as it comes."""
+SERVERS_OWN = {*inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters}
+SERVERS_OWN -= {"self", "documents", "kwargs"}
+"""What `chat_template_kwargs` may not have: other templates, which may never end, or lengths."""
+
+
+class Handler(server.APIHandler):
+    """Refuses what cannot be kept of a request, as mlx-lm's refuses what is out of range.
+
+    Attributes:
+        body: what was sent, without the fields that are null, which clients send for "not said".
+    """
+
+    @property
+    def body(self) -> Any:
+        return self._body
+
+    @body.setter
+    def body(self, sent: Any) -> None:
+        self._body = sent
+        if isinstance(sent, dict):
+            self._body = {name: value for name, value in sent.items() if value is not None}
+            for name, value in self._body.items():
+                try:
+                    json.dumps([name, value], allow_nan=False, ensure_ascii=False).encode()
+                except ValueError as error:  # NaN, infinity, half a surrogate pair
+                    raise _refused(name, value, f"be JSON of UTF-8 ({error})") from None
+
+    def do_POST(self) -> None:
+        """As mlx-lm's; what fails ends this request alone, and its client is told."""
+        try:
+            super().do_POST()
+        except ConnectionError as error:
+            logging.info("The client has left: %s", error)
+        except Exception as error:
+            is_read = hasattr(self, "request_id")
+            logging.error("A request failed: %s", one_line(error))
+            told = json.dumps({"error": one_line(error) or type(error).__name__}).encode()
+            if is_read and self.stream:  # its headers were sent before the first token
+                self.wfile.write(b"data: " + told + b"\n\n")
+                return
+            self._headers_buffer: list[bytes] = []  # mlx-lm's 200, not sent yet
+            self._set_completion_headers(500 if is_read else 400)
+            self.end_headers()
+            self.wfile.write(told)
+
+    def _set_completion_headers(self, status_code: int = 200) -> None:
+        """As mlx-lm's, which says 404 of whatever goes wrong before the first token."""
+        is_refused = status_code == 404 and isinstance(sys.exception(), ConfigError)
+        super()._set_completion_headers(400 if is_refused else status_code)
+
+    def _validate(self, name: str, expected_type: Any, *limits: Any, **more: Any) -> None:
+        """As mlx-lm's, with the value in the message.
+
+        Raises:
+            ConfigError: it is out of range, of another type, or of a size nothing computes with.
+        """
+        value = getattr(self, name)
+        if isinstance(value, bool) and expected_type is not bool:
+            raise _refused(name, value, "be a number or a text, not a bool")
+        try:
+            kinds = (float, int) if expected_type is float else expected_type
+            super()._validate(name, kinds, *limits, **more)
+        except ValueError as error:
+            raise ConfigError(f"{error}: {reprlib.repr(value)} is refused") from None
+        if isinstance(value, int | float):
+            _check_size(name, value)
+
+    def validate_model_parameters(self) -> None:
+        """As mlx-lm's.
+
+        Raises:
+            ConfigError: the client gets the message.
+        """
+        for name, kinds in TYPES.items():
+            if name in self.body and not isinstance(self.body[name], kinds):
+                kind = getattr(kinds, "__name__", kinds)
+                raise _refused(name, self.body[name], f"be of type {kind}")
+        try:
+            super().validate_model_parameters()
+        except (TypeError, OverflowError):
+            raise _refused("logit_bias", self.logit_bias, "be numbers by token id") from None
+        for token, bias in (self.logit_bias or {}).items():
+            _check_size(f"logit_bias of token {token}", bias)
+        self._validate("seed", int, min_val=0, optional=True)
+        self._validate("xtc_threshold", float, max_val=0.5)
+        if (stop := self.body.get("stop")) and not all(isinstance(word, str) for word in stop):
+            raise _refused("stop", stop, "be a text, or a list of texts")
+        if owned := SERVERS_OWN.intersection(self.chat_template_kwargs or ()):
+            raise ConfigError(f"chat_template_kwargs: {sorted(owned)} are the server's: leave out")
+        if self.stream_options is not None:
+            self.stream_options.setdefault("include_usage", False)
+        if self.body.get("n", 1) != 1:
+            raise _refused("n", self.body["n"], "be 1: ask once for each answer")
+        if "num_draft_tokens" in self.body:
+            raise ConfigError(
+                f"num_draft_tokens ({self.body['num_draft_tokens']!r}) in a request is refused: "
+                "the server has its own limit (--spec-tokens), and chooses below it: leave it out"
+            )
+
+    def handle_chat_completions(self) -> server.CompletionRequest:
+        """As mlx-lm's, which would fetch images first.
+
+        Raises:
+            ConfigError: the client gets the message.
+        """
+        messages = self.body.get("messages", [])
+        try:
+            has_images = any(server._image_parts(messages))
+        except (AttributeError, TypeError):
+            raise _refused("messages", messages, "be objects, of text or of parts") from None
+        if has_images:
+            raise ConfigError(
+                "images are refused, as mlx-serve reads text alone: use mlx_lm.server"
+            )
+        return super().handle_chat_completions()
+
+
+class Generator(server.ResponseGenerator):
+    """mlx-lm's, in whose thread nothing that fails ends more than its request."""
+
+    def _serve_single(self, request: Any, stream: Any) -> None:
+        answers, _, arguments = request
+        try:
+            self._check_tokens("logit_bias", arguments.logits.logit_bias or ())
+            self._check_tokens("top_k", [arguments.sampling.top_k])
+            super()._serve_single(request, stream)
+        except BaseException as error:  # a panic of the tokenizer's Rust is no Exception
+            logging.exception("A request failed")
+            known = isinstance(error, ConfigError)
+            answers.put(error if known else RuntimeError(f"the request failed: {one_line(error)}"))
+
+    def _tokenize(self, tokenizer: Any, request: Any, args: Any) -> Any:
+        """As mlx-lm's.
+
+        Raises:
+            ConfigError: the text cannot be read, is empty, or has tokens the target does not know.
+        """
+        name = "prompt" if request.request_type == "text" else "messages"
+        try:
+            tokenized = super()._tokenize(tokenizer, request, args)
+        except Exception as error:
+            why = f"{type(error).__name__}: {one_line(error)}"
+            raise ConfigError(f"{name} cannot be made a prompt of: {why}") from error
+        if not tokenized[0]:
+            raise ConfigError(f"{name}: the prompt is empty, and must have a token at least")
+        self._check_tokens(name, tokenized[0])
+        return tokenized
+
+    def _check_tokens(self, name: str, tokens: Any) -> None:
+        size = self.model_provider.draft_model.target.vocab_size
+        for token in tokens:
+            if not 0 <= token < size:
+                raise _refused(name, token, f"be from 0 to {size - 1}, the target's vocabulary")
+
+
+def _check_size(name: str, value: float) -> None:
+    if value and not SMALLEST <= abs(value) <= LARGEST:
+        raise _refused(name, value, f"be 0, or of a size from {SMALLEST} to {LARGEST}")
+
+
+def _refused(name: str, value: object, limit: str) -> ConfigError:
+    return ConfigError(f"{name} must {limit}: {reprlib.repr(value)} is refused")
