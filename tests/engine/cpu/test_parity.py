@@ -124,7 +124,7 @@ def test_a_finished_request_in_a_batch_leaves_the_others_as_they_were(
 def test_a_prompt_that_is_cached_but_for_one_token(name: str, oracle: Engine) -> None:
     """vLLM's scheduler would pad its first step to a verification, of rows for nothing."""
     case = next((c for c in workloads.CASES if c.name == name), workloads.Case(name, {}))
-    settings = {"temperature": 0, "max_tokens": 12, **case.params}
+    settings = {"temperature": 0, "max_tokens": 40, **case.params}
     params = workloads.SamplingParams(**settings, seed=5)
     # One block of 32 tokens and one token more; another text for each case.
     first = 20 + 40 * ["greedy", "repetition-penalty", "temperature", "json"].index(name)
