@@ -486,7 +486,7 @@ def made_prompts(folder: Path) -> tuple[Path, Tried]:
         PromptFile(path, {}).__exit__(None, None, None)
 
     with PromptFile(path, {}) as file:
-        file.add({"prompt": "Why?"}, "Why?", attempt=3)
+        file.add({"messages": [{"role": "user", "content": "Why?"}]}, "Why?", attempt=3)
     return path, read
 
 

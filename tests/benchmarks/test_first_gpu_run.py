@@ -213,7 +213,7 @@ def test_every_script_takes_the_options_that_it_is_given(whole: Runs) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("parsed") == len(given) == len(whole.names()) - 4
+    assert done.stdout.count("parsed") == len(given) == len(whole.names()) - 3
 
 
 def test_the_tests_that_are_run_exist(whole: Runs) -> None:
@@ -224,7 +224,7 @@ def test_the_tests_that_are_run_exist(whole: Runs) -> None:
         for argument in call.arguments
         if "/tests/" in argument
     ]
-    assert len(named) == 5
+    assert len(named) == 4
     assert all(Path(path).exists() for path in named)
 
 

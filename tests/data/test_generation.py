@@ -276,5 +276,5 @@ def test_the_command_reports_errors_in_one_line(targets: dict[str, Path], tmp_pa
     assert spec.exit_code == 1 and "--spec-tokens is for --drafter" in spec.stderr
     prompts.write_text('{"prompt": "x"}\n')
     none = invoke(tmp_path / "nothing", "--prompts", prompts, *output)
-    assert none.exit_code == 1 and "cannot read its tokenizer" in none.stderr
+    assert none.exit_code == 1 and "nothing': no such folder" in none.stderr
     assert not (tmp_path / "data").exists()
