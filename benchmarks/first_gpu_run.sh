@@ -106,11 +106,6 @@ tests() { step "$1" "$2" "$python" -P -m pytest --tb short --junitxml "$out/$1.x
 
 benchmark() { step "$1" "$2" "$python" "$3" --output "$out/$1.json" "${@:4}"; }
 
-step_cost() {
-    benchmark "$1" 240 step_cost.py --targets "$2" \
-        --nodes 32 --batches 1 8 --contexts 512 4096 --steps 50
-}
-
 part environment 60
 # Processes, as most of the time goes into compiling kernels. What compiles for other GPUs needs none.
 tests kernel_tests 300 "$repo/tests/triton_kernels" -n auto --maxprocesses 8 --maxfail 50 \
@@ -124,8 +119,6 @@ step prefill_parity 200 "$python" -m first_gpu_parts.parity --half --output "$ou
 benchmark tree_attention 240 tree_attention.py \
     --batches 8 --contexts 4096 32768 --nodes 32 8x5 --repeats 20
 benchmark draft_layers 200 draft_layers.py --rows 4 64 --repeats 20
-step_cost step_cost_llama_3_8b llama-3-8b
-step_cost step_cost_llama_7b llama-7b
 if ((${#throughput[@]})); then
     # Where it was called from, for the sake of relative paths. The first options are defaults.
     step throughput 300 env --chdir "$caller" "$python" "$benchmarks/throughput.py" \

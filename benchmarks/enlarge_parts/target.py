@@ -25,6 +25,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+LLAMA_3_8B = {
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+}
 CONSTANT = 2.0**-12
 """Of hidden states: against the small model's numbers nothing in a sum of squares."""
 
@@ -87,9 +95,8 @@ def enlarge_target(
         config, read = AutoConfig.from_pretrained(source), load_file(source / WEIGHTS)
     except (OSError, ValueError) as error:
         raise EnlargeError(f"no target in {source}: {error}") from error
-    sizes = {k: v for k, v in shape.items() if k not in ("rope_theta", "tie_word_embeddings")}
     large = LlamaConfig(
-        **sizes,
+        **shape,
         tie_word_embeddings=False,
         max_position_embeddings=config.max_position_embeddings,
         rms_norm_eps=config.rms_norm_eps * config.hidden_size / shape["hidden_size"],

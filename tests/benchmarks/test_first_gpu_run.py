@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import step_cost
+import throughput
 
-BENCHMARKS = Path(step_cost.__file__).parent
+BENCHMARKS = Path(throughput.__file__).parent
 SCRIPT = BENCHMARKS / "first_gpu_run.sh"
 
 ALWAYS = [
@@ -30,8 +30,6 @@ ALWAYS = [
     "prefill_parity",
     "tree_attention",
     "draft_layers",
-    "step_cost_llama_3_8b",
-    "step_cost_llama_7b",
 ]
 THROUGHPUT = ["--model", "a target", "--drafter", "its drafter", "--suite", "chat"]
 
@@ -156,7 +154,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 
 def test_steps_run_in_the_order_of_their_importance(whole: Runs) -> None:
-    expected = [*ALWAYS[:12], "throughput", *ALWAYS[12:]]
+    expected = [*ALWAYS, "throughput"]
     assert whole.names() == expected
     assert whole.summary() == dict.fromkeys(expected, "done")
 
