@@ -117,7 +117,7 @@ tests flash_attention 60 "$repo/tests/engine/cuda/test_flash_attention.py" -n 0
 part parity 300
 step prefill_parity 200 "$python" -m first_gpu_parts.parity --half --output "$out/prefill_parity.json"
 benchmark tree_attention 240 tree_attention.py \
-    --batches 8 --contexts 4096 32768 --nodes 32 8x5 --repeats 20
+    --batches 8 --contexts 4096 32768 --nodes 1 32 41 --repeats 20
 benchmark draft_layers 200 draft_layers.py --rows 4 64 --repeats 20
 if ((${#throughput[@]})); then
     # Where it was called from, for the sake of relative paths. The first options are defaults.

@@ -1,104 +1,138 @@
 """Tree attention's time against memory's: how near the kernel is to reading K and V once.
 
     python benchmarks/tree_attention.py --output results.json
-    python benchmarks/tree_attention.py --batches 8 --contexts 4096 --nodes 32 8x5 --repeats 20
+    python benchmarks/tree_attention.py --batches 8 --contexts 4096 --nodes 1 32 --repeats 20
 
-A case is R requests with a context of n keys and a token tree each, bf16, K and V in scattered
-blocks of 16. Trees come from a beam search over random distributions (`32`: the 32 best nodes it
-explored; `8x5`: all nodes on 8 finished beams of 5 tokens). It is timed beside
+A case is R requests with a context of n keys and a tree of so many nodes each, bf16, K and V in
+scattered blocks of 16. One node is plain decoding by the same kernel.
 
-    (a) one node: the same kernel with the roots alone, which is plain decoding;
-    (b) beams apart: no dedup. The same kernel; the path to every leaf is a request of its own with
-        its own copy of the block table, so the context is read once per beam. (The context's blocks
-        are shared, as with prefix caching: the L2 cache can serve some of these reads.)
-
-How: CUDA events around single launches from a CUDA graph, after a warm-up, medians over --repeats.
-The L2 cache is flushed before every launch, by reading a buffer of eight times its size, so that K
-and V come from memory.
-
-The floor is bytes / copy bandwidth. Bytes: K and V of context and tree once per KV head, queries
-and output, block table, bit sets. (Not counted: the lengths, and the partial results of split keys,
-which are the kernel's own affair.) The copy bandwidth is that of a large copy on the device in the
-same run, bytes read and written; attention nearly only reads, so more than 100 % is possible.
-
-Before anything is timed, kernels are compared with float64 references. Without a GPU this is all
-that happens, on tiny cases in fp32, by Triton's interpreter (which gets products of bf16 wrong),
-and nothing is timed.
+Launches are replayed from a CUDA graph with the L2 cache flushed before, so that K and V come from
+memory; times are medians. The floor: K and V of context and tree once per KV head, queries and
+output, block table, bit sets, over the bandwidth of a large copy in the same run, bytes read and
+written. (Not counted: lengths, and the partial results of split keys, which are the kernel's own.)
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
+from typing import Any
 
 import torch
-from shared_parts import machine
-from shared_parts.arguments import positive, results_file, script_parser
-from shared_parts.results import wide_console
-from tree_attention_parts.cases import HEADS, Case, TreeShape
+from shared_parts import launches
+from shared_parts.arguments import integer, positive, results_file, script_parser
+from shared_parts.gpu import Gpu
+from shared_parts.launches import Timed
+
+from vllm_redrafter.config import MAX_NODES
+from vllm_redrafter.tree.token_tree import ancestor_mask, pack_bits
+from vllm_redrafter.triton_kernels.tree_attention import tree_attention
+
+BLOCK_SIZE = 16
+MEMORY = 0.8
+"""The part of free GPU memory that a case may take."""
 
 
-def parser() -> argparse.ArgumentParser:
-    made = script_parser(__doc__)
-    add = made.add_argument
+@dataclass(frozen=True)
+class Heads:
+    """A target's attention heads: query heads, KV heads, head dimension."""
+
+    name: str
+    query: int
+    kv: int
+    dim: int
+
+
+HEADS = (Heads("llama-7b", 32, 32, 128), Heads("llama-3-8b", 32, 8, 128))
+
+
+@dataclass(frozen=True)
+class Case:
+    """`batch` requests with `context` keys and a tree of `nodes` each."""
+
+    heads: Heads
+    batch: int
+    context: int
+    nodes: int
+    dtype: torch.dtype = torch.bfloat16
+
+    def __str__(self) -> str:
+        return f"{self.heads.name}, {self.batch} x {self.context}, nodes {self.nodes}"
+
+    @property
+    def blocks(self) -> int:
+        """Of each request."""
+        return -(-(self.context + self.nodes) // BLOCK_SIZE)
+
+    @property
+    def key_bytes(self) -> int:
+        """K and V of a token."""
+        return 2 * self.heads.kv * self.heads.dim * self.dtype.itemsize
+
+    @property
+    def cache_bytes(self) -> int:
+        return self.batch * self.blocks * BLOCK_SIZE * self.key_bytes
+
+    @property
+    def floor_bytes(self) -> int:
+        """See this script."""
+        query = self.nodes * self.heads.query * self.heads.dim * self.dtype.itemsize
+        words = self.blocks + self.nodes * -(-self.nodes // 32)
+        return self.batch * ((self.context + self.nodes) * self.key_bytes + 2 * query + 4 * words)
+
+    def arguments(self, device: torch.device) -> dict[str, Any]:
+        """`tree_attention`'s: random numbers, binary trees, blocks in no order."""
+        generator = torch.Generator(device).manual_seed(0)
+
+        def normal(*size: int) -> torch.Tensor:
+            made = torch.empty(size, dtype=self.dtype, device=device)
+            return made.normal_(generator=generator)
+
+        blocks = self.batch * self.blocks
+        order = torch.randperm(blocks, generator=torch.Generator().manual_seed(0)).int()
+        parents = (torch.arange(self.nodes) - 1).clamp(min=0) // 2
+        ancestors = pack_bits(ancestor_mask(parents.expand(self.batch, -1)))
+        cache = (blocks, BLOCK_SIZE, self.heads.kv, self.heads.dim)
+        starts = torch.arange(self.batch + 1, dtype=torch.int32) * self.nodes
+        return {
+            "query": normal(self.batch * self.nodes, self.heads.query, self.heads.dim),
+            "key_cache": normal(*cache),
+            "value_cache": normal(*cache),
+            "block_table": order.view(self.batch, -1).to(device),
+            "context_lens": torch.full((self.batch,), self.context).int().to(device),
+            "query_start_loc": starts.to(device),
+            "ancestors": ancestors.to(device),
+            "max_nodes": self.nodes,
+            "max_context_len": self.context,
+        }
+
+
+def measured(gpu: Gpu, options: argparse.Namespace) -> Iterator[Timed]:
+    """Each case that fits into memory."""
+    sizes = product(HEADS, options.batches, options.contexts, options.nodes)
+    for case in (Case(*size) for size in sizes):
+        if case.cache_bytes > MEMORY * gpu.free_bytes:
+            print(f"{case}: skipped, its KV cache takes {case.cache_bytes / 1e9:.1f} GB")
+            continue
+        given = case.arguments(gpu.device)
+        taken = gpu.in_graph(lambda given=given: tree_attention(**given))
+        yield Timed("tree attention", str(case), case.floor_bytes, taken)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    command = script_parser(__doc__)
+    add = command.add_argument
     add("--batches", nargs="+", type=positive, default=[1, 8, 64], help="(default 1 8 64)")
     contexts = [512, 4096, 32768]
     add("--contexts", nargs="+", type=positive, default=contexts, help="(default 512 4096 32768)")
-    add(
-        "--nodes",
-        nargs="+",
-        type=_tree_shape,
-        metavar="N|WxL",
-        default=[*map(TreeShape.parse, ("4", "16", "32", "64", "8x5"))],
-        help="nodes of a tree, root counted, or beams x tokens (default 4 16 32 64 8x5)",
-    )
+    nodes = "of a tree, root counted (default 1 4 16 32 64)"
+    add("--nodes", nargs="+", type=integer(1, MAX_NODES), default=[1, 4, 16, 32, 64], help=nodes)
     add("--repeats", type=positive, default=50, help="launches timed (default 50)")
     add("--output", type=results_file, help="write everything to this JSON file, after each case")
-    return made
-
-
-def _tree_shape(text: str) -> TreeShape:
-    try:
-        return TreeShape.parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    command = parser()
-    args = command.parse_args(argv)
-    if not torch.cuda.is_available():
-        return 0 if without_gpu(args.output) else 1
-    if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
-        command.error("TRITON_INTERPRET is set: this would time the interpreter; unset it")
-    return 0 if on_gpu(args) else 1
-
-
-def on_gpu(args: argparse.Namespace) -> bool:
-    """Check and time; whether all kernels agreed and ran."""
-    from shared_parts.gpu import Gpu
-    from tree_attention_parts.run import Report, run
-
-    gpu = Gpu(args.repeats)
-    surroundings = {**machine.describe(gpu.name), **gpu.describe(), "repeats": args.repeats}
-    cases = [
-        Case(heads, *sizes)
-        for heads, *sizes in product(HEADS.values(), args.batches, args.contexts, args.nodes)
-    ]
-    return run(gpu, cases, Report(surroundings, args.output), wide_console())
-
-
-def without_gpu(output: Path | None) -> bool:
-    """Compare the kernels with their references, under the interpreter; whether all agreed."""
-    os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are imported
-    from tree_attention_parts.run import Report, check_interpreted
-
-    return check_interpreted(Report(machine.describe(gpu=None), output), wide_console())
+    launches.run(command, command.parse_args(argv), measured)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,1 +1,0 @@
-"""Parts of context_matches.py."""

@@ -1,1 +1,0 @@
-"""The parts of `tree_attention.py`."""

@@ -1,0 +1,133 @@
+"""The benchmarks of kernels, on Triton's interpreter and with a stopwatch that is not a GPU's.
+
+In a process of its own: the interpreter, once chosen, is chosen for all that this one imports.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import context_matches
+import pytest
+import torch
+from shared_parts import launches
+from shared_parts.launches import Timed
+
+CODE = """
+import json, sys
+from types import SimpleNamespace
+import torch
+import context_matches, draft_layers, tree_attention
+
+class Gpu:
+    device, free_bytes = torch.device("cpu"), 10_000_000
+    def in_graph(self, launch):
+        launch()
+        return 20.0
+
+draft_layers.VOCABULARY = 200
+tree_attention.HEADS = [tree_attention.Heads("tiny", 4, 2, 64)]
+options = SimpleNamespace(
+    batches=[2], contexts=[20, 40_000], nodes=[1, 5], hidden=[32], rows=[4, 8],
+    tokens=[20, 50], requests=[3], context_matches=2,
+)
+for script in (tree_attention, draft_layers, context_matches):
+    for timed in script.measured(Gpu(), options):
+        print(json.dumps([script.__name__, timed.launch, timed.case, timed.floor_bytes]))
+"""
+
+
+def test_every_kernel_is_launched_at_every_size_beside_what_it_must_read() -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", CODE],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(Path(context_matches.__file__).parent),
+            "TRITON_INTERPRET": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    # Bytes of bf16; K and V of 2 heads of 64, queries and output of 4, blocks and bit sets.
+    attention = [2 * (512 * (20 + n) + 2 * 512 * n + 4 * (2 + n)) for n in (1, 5)]
+    assert [line for line in found if line[0] == "tree_attention"] == [
+        ["tree_attention", "tree attention", f"tiny, 2 x 20, nodes {n}", read]
+        for n, read in zip((1, 5), attention, strict=True)
+    ]
+    assert done.stdout.count("skipped, its KV cache takes") == 2
+    square, candidates = 2 * 32 * 32, 128
+    for rows, requests in ((4, 1), (8, 2)):
+        assert [line[1:] for line in found if line[2] == f"H 32, {rows} rows"] == [
+            [name, f"H 32, {rows} rows", read]
+            for name, read in (
+                *(("cell", 4 * square), ("its product", 4 * square)),
+                *(("block", square), ("its product", square)),
+                ("candidates", 2 * 5 * requests * 200),
+                ("gathered", 2 * requests * candidates * 32),
+                ("ranked", 4 * rows * candidates),
+            )
+        ]
+    assert [line[1:] for line in found if line[0] == "context_matches"] == [
+        [kind, f"3 x {tokens}", 4 * 3 * tokens]
+        for kind in context_matches.KINDS
+        for tokens in (20, 50)
+    ]
+
+
+class Gpu:
+    name = "a GPU"
+
+    def __init__(self, repeats: int) -> None:
+        assert repeats == 100
+
+    def copy_bandwidth(self) -> float:
+        return 2000.0
+
+    def describe(self) -> dict[str, str]:
+        return {"driver": "none"}
+
+
+def test_figures_are_printed_and_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(launches, "Gpu", Gpu)
+    monkeypatch.setattr(
+        context_matches, "measured", lambda *_: [Timed("random", "3 x 20", 4_000_000, 4.0)]
+    )
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    output = tmp_path / "out.json"
+    context_matches.main(["--device", "cuda", "--output", str(output)])
+    # 4 MB take 2 microseconds at 2 TB/s.
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "random" in line)
+    assert [cell for cell in line.split() if cell[0].isdigit()][2:] == ["4.0", "2.0", "1000", "50%"]
+    record = json.loads(output.read_text())
+    assert record["copy_gb_per_s"] == 2000.0
+    assert [launch["microseconds"] for launch in record["launches"]] == [4.0]
+
+
+@pytest.mark.parametrize(
+    ("has_gpu", "interpreted", "message"),
+    [(False, "0", "torch finds no GPU"), (True, "1", "TRITON_INTERPRET is set")],
+)
+def test_where_nothing_can_be_timed_it_refuses(
+    has_gpu: bool,
+    interpreted: str,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    monkeypatch.setenv("TRITON_INTERPRET", interpreted)
+    with pytest.raises(SystemExit, match="2"):
+        context_matches.main(["--device", "cuda"])
+    assert message in capsys.readouterr().err
