@@ -16,7 +16,7 @@ def advice_on(dtype: torch.dtype) -> str | None:
     """What to tell whoever computes in this dtype here; None where nothing is wrong with it.
 
     A processor without instructions for bfloat16 widens all numbers of a matrix at every product,
-    for every few rows anew; `benchmarks/step_parts.py --dtype` shows what that costs.
+    for every few rows anew.
     """
     if dtype != torch.bfloat16 or fast_dtype() == dtype:
         return None

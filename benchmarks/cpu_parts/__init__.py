@@ -1,1 +1,0 @@
-"""The parts of `step_parts.py`."""
