@@ -6,7 +6,7 @@ usage() {
 The first run on a GPU, in one command: does everything work there, and how fast is it?
 
     benchmarks/first_gpu_run.sh OUT
-    benchmarks/first_gpu_run.sh OUT --seconds 560 -- --model TARGET --drafter DRAFTER --suite chat
+    benchmarks/first_gpu_run.sh OUT --seconds 560 -- --model TARGET --drafter DRAFTER
 
 Steps run one after the other, the most important first. Each has a time limit, and none that fails
 keeps the next from running. Each leaves in the folder OUT

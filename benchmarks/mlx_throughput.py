@@ -1,7 +1,7 @@
 """How fast does ReDrafter decode on MLX, beside mlx-lm's own decoding, and are answers the same?
 
-    python benchmarks/mlx_throughput.py TARGET DRAFTER --suite all --output mlx.json
-    python benchmarks/mlx_throughput.py TARGET DRAFTER --suite chat --shape 4x4:7 --temperature 0.7
+    python benchmarks/mlx_throughput.py TARGET DRAFTER --output mlx.json
+    python benchmarks/mlx_throughput.py TARGET DRAFTER --shape 4x4:7 --temperature 0.7
 
 One request after the other, each answered by mlx-lm alone, by ReDrafter with --adaptive, and with
 each --shape, which verifies K nodes at every step. Nothing ends an answer but its length. Seconds
@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -32,11 +33,11 @@ from shared_parts.arguments import (
     positive,
     results_file,
     script_parser,
+    shape_text,
     tree_shape,
 )
 from throughput_parts.methods import InputError
-from throughput_parts.prompts import tokenize
-from throughput_parts.suites import read_suites
+from throughput_parts.prompts import SUITES, read_dataset, tokenize
 
 from vllm_redrafter import ConfigError, ReDrafterConfig
 from vllm_redrafter.checkpoints.drafter_files import read_config
@@ -56,7 +57,7 @@ class Row:
         identical: answers that equal those compared with, of as many as there are.
     """
 
-    task: str
+    task: str | None
     method: str
     tokens: int
     steps: int
@@ -78,7 +79,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("target", help="a model of mlx-lm: a folder or a hub id")
     add("drafter", help="its drafter")
-    add("--suite", nargs="+", default=["all"], metavar="NAME", help="tasks (default all)")
+    dataset = "conversations, as throughput.py reads them (default: its own)"
+    add("--dataset", type=Path, default=SUITES, help=dataset)
     add("--num-prompts", type=positive, default=32, help="of each task at most (default 32)")
     add("--max-tokens", type=positive, default=64, help="of each answer (default 64)")
     add("--temperature", type=not_negative, default=0.0, help="(default 0)")
@@ -96,14 +98,14 @@ def run(args: argparse.Namespace) -> None:
         model.set_dtype(getattr(mx, args.dtype))
     tokenizer.eos_token_ids = set()  # nothing ends an answer
     drafters: dict[str, Drafter | None] = {PLAIN: None}
-    shapes = {"adaptive": args.adaptive, **{f"{name_of(s)}": s for s in args.shape}}
+    shapes = {"adaptive": args.adaptive, **{shape_text(s): s for s in args.shape}}
     for name, shape in shapes.items():
         adaptive = name == "adaptive"
         drafters[name] = load_drafter(args.drafter, model, **speculation(shape, adaptive))
     embedded = EmbeddedTokens(tokenizer._tokenizer, drafters["adaptive"].target.vocab_size)
     rows, console = [], results.wide_console()
-    for task, asked in read_suites(args.suite).items():
-        prompts, _ = tokenize(asked, tokenizer._tokenizer, embedded, chat=True)
+    for task, asked in read_dataset(args.dataset)[0].items():
+        prompts, _ = tokenize(asked, tokenizer._tokenizer, embedded, chat=None)
         rows += compare(task, prompts[: args.num_prompts], model, tokenizer, drafters, args)
         print_table(rows, console)
     costs = drafters["adaptive"].drafting.planner.times.table
@@ -123,12 +125,8 @@ def speculation(shape: ReDrafterConfig, adaptive: bool) -> dict[str, Any]:
     }
 
 
-def name_of(shape: ReDrafterConfig) -> str:
-    return f"{shape.beam_width}x{shape.beam_length}:{shape.num_speculative_tokens}"
-
-
 def compare(
-    task: str,
+    task: str | None,
     prompts: Sequence[list[int]],
     model: Any,
     tokenizer: Any,
@@ -166,16 +164,17 @@ def print_table(rows: Sequence[Row], console: Console) -> None:
         rate = row.tokens / row.seconds
         base = plain[row.task].tokens / plain[row.task].seconds
         per_step, same = f"{row.tokens / row.steps:.3f}", f"{row.identical}/{row.answers}"
-        table.add_row(row.task, row.method, f"{rate:.1f}", f"{rate / base:.2f}", per_step, same)
+        figures = f"{rate:.1f}", f"{rate / base:.2f}", per_step, same
+        table.add_row(row.task or "", row.method, *figures)
     console.print(table)
 
 
 def settings(args: argparse.Namespace) -> dict[str, Any]:
     """What was asked for, without this machine's paths."""
-    shapes = [name_of(shape) for shape in args.shape]
-    left_out = {"target", "drafter", "output", "adaptive", "shape"}
+    left_out = {"target", "drafter", "output"}
     asked = {name: value for name, value in vars(args).items() if name not in left_out}
-    return {**asked, "adaptive": name_of(args.adaptive), "shape": shapes}
+    shapes = {"adaptive": shape_text(args.adaptive), "shape": [*map(shape_text, args.shape)]}
+    return {**asked, **shapes, "dataset": args.dataset.name}
 
 
 if __name__ == "__main__":

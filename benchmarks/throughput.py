@@ -1,12 +1,10 @@
 r"""Plain decoding, ReDrafter and vLLM's own speculative methods side by side.
 
     python benchmarks/throughput.py --model TARGET --drafter DRAFTER --dataset prompts.jsonl \
-        --concurrency 1 4 8 --shape 1=2x4:8 4=2x3:4 8=1x3:3 --adaptive 4x5:12 \
-        --output results.json
+        --concurrency 1 4 8 --shape 2x4:8 1x3:3 --adaptive 4x5:12 --output results.json
 
 ReDrafter comes in fixed shapes, whose K nodes are verified in every step, and adaptive: a step
-verifies as many nodes as pay, or none. With --random-drafter it is measured with a drafter of
-random weights as well, for what a useless one costs; with --plain-again plain decoding in a second
+verifies as many nodes as pay, or none. With --plain-again plain decoding is measured in a second
 engine, for how much the figures of two like engines differ.
 
 `--context-matches 0 2` measures ReDrafter's methods with and without branches of continuations that
@@ -23,9 +21,9 @@ Prompts are asked at every level and repeat: a method that keeps answers across 
 decoding does by default, would know them. Without --method there is n-gram speculation of five
 tokens, and with nothing behind it nothing.
 
-`--suite chat summary code math` asks what people ask, task by task; a dataset whose rows have a
-`category`, as MT-Bench's, is divided by it. Then there are figures of each task, and of all tasks:
-their tokens over their seconds.
+A dataset whose rows have a `category`, as MT-Bench's and the prompts that come with this script, is
+divided by it. Then there are figures of each task, and of all tasks: their tokens over their
+seconds.
 
 Every method and shape gets an engine of its own. At a concurrency (that many requests in flight)
 and temperature all engines answer the same prompts, after a warm-up of one answer per request in
@@ -33,11 +31,9 @@ flight, without prefix caching; `--repeats` does all of it again, in another ord
 
 On a CPU all engines are started together, have memory at the same time, and take turns: at each
 concurrency and temperature one measurement follows the other within seconds, with the other
-engines paused, so that whatever slows the machine down meets all methods alike. Engines of one
-kind differ all the same, by the places that their memory gets, for all of their lives: with
---starts they are started anew, and a figure is the median of several engines of a kind. A GPU
-has no memory for two, mostly: there each engine does all of a repeat alone, in a fresh process,
-unless --side-by-side says that there is.
+engines paused, so that whatever slows the machine down meets all methods alike. A GPU has no memory
+for two, mostly: there each engine does all of a repeat alone, in a fresh process, unless
+--side-by-side says that there is.
 
 Requests that all end after --max-tokens, as --ignore-eos alone has them, begin and end together in
 plain decoding, whose prompts are then read several in a pass, and not in speculation, which gives
@@ -54,9 +50,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -65,68 +60,49 @@ from typing import Any
 from rich.console import Console
 from rich.progress import Progress
 from shared_parts import machine, results
+from shared_parts.arguments import shape_text
 from throughput_parts.arguments import parsed, parser
-from throughput_parts.dataset import read_dataset
 from throughput_parts.engine import Case, Job
-from throughput_parts.methods import (
-    GREEDY_NOTE,
-    InputError,
-    Method,
-    plan,
-    with_random_drafter,
-)
+from throughput_parts.methods import GREEDY_NOTE, InputError, Method, plan
 from throughput_parts.process import EngineError, environment
-from throughput_parts.prompts import ByTask, TokensByTask, choose, tokenize
-from throughput_parts.random_drafter import write_random_drafter
-from throughput_parts.report import Measurement, measurements, summarise
-from throughput_parts.suites import read_suites
+from throughput_parts.prompts import TokensByTask, choose, read_dataset, tokenize
+from throughput_parts.report import Measurement, measurements, summarise, with_totals
 from throughput_parts.table import print_table
-from throughput_parts.totals import with_totals
 from throughput_parts.turns import Entry, alone, side_by_side
 
 from vllm_redrafter import ConfigError
 from vllm_redrafter.checkpoints.reading import check_checkpoint
+from vllm_redrafter.data.left_out import LeftOut
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     command = parser(__doc__)
     args = parsed(command, argv)
     console = Console(stderr=True)
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            methods = _methods(args, Path(folder) / "random-drafter")
-            prompts = _prompts(args, console)
-        except (argparse.ArgumentTypeError, InputError, ConfigError) as error:
-            command.error(str(error))
-        try:
-            _compare(args, methods, prompts, console)
-        except EngineError as error:
-            sys.exit(str(error))
-
-
-def _methods(args: argparse.Namespace, random_drafter: Path) -> list[Method]:
-    """What is compared; a drafter of random weights is written where one is asked for."""
-    methods = plan(
-        args.drafter,
-        args.concurrency,
-        args.shape,
-        args.adaptive,
-        args.method,
-        args.context_matches,
-        args.matches_alone,
-    )
-    check_checkpoint(args.drafter)
-    if args.plain_again:
-        methods.append(replace(methods[0], name="plain again"))
-    if args.random_drafter:
-        methods += with_random_drafter(methods, str(random_drafter))
-        write_random_drafter(args.drafter, random_drafter, args.seed)
-    return methods
+    try:
+        methods = plan(
+            args.drafter,
+            args.shape,
+            args.adaptive,
+            args.method,
+            args.context_matches,
+            args.matches_alone,
+            args.plain_again,
+        )
+        check_checkpoint(args.drafter)
+        prompts = _prompts(args, console)
+    except (InputError, ConfigError) as error:
+        command.error(str(error))
+    try:
+        _compare(args, methods, prompts, console)
+    except EngineError as error:
+        sys.exit(str(error))
 
 
 def _prompts(args: argparse.Namespace, console: Console) -> TokensByTask:
     """The token ids to start from, the same for all engines."""
-    asked = _asked(args, console)
+    asked, left_out = read_dataset(args.dataset)
+    _print_left_out(left_out, console)
     from transformers import AutoConfig, AutoTokenizer
 
     from vllm_redrafter.data.vocabulary import EmbeddedTokens
@@ -142,8 +118,7 @@ def _prompts(args: argparse.Namespace, console: Console) -> TokensByTask:
     chosen: TokensByTask = {}
     for task, prompts in asked.items():
         tokens, left_out = tokenize(prompts, tokenizer, embedded, args.chat)
-        if left_out.count:
-            console.print(str(left_out), markup=False, highlight=False, soft_wrap=True)
+        _print_left_out(left_out, console)
         of_task = "" if task is None else f"{task}: "
         try:
             kept = choose(tokens, args.num_prompts, longest, max(args.concurrency), args.seed)
@@ -155,16 +130,9 @@ def _prompts(args: argparse.Namespace, console: Console) -> TokensByTask:
     return chosen
 
 
-def _asked(args: argparse.Namespace, console: Console) -> ByTask:
-    """What is asked, as it was given."""
-    if bool(args.dataset) == bool(args.suite):
-        raise InputError("give prompts with one of --dataset and --suite")
-    if args.suite:
-        return read_suites(args.suite)
-    asked, left_out = read_dataset(args.dataset)
+def _print_left_out(left_out: LeftOut, console: Console) -> None:
     if left_out.count:
         console.print(str(left_out), markup=False, highlight=False, soft_wrap=True)
-    return asked
 
 
 def _compare(
@@ -182,14 +150,13 @@ def _compare(
     entries = _entries(args, methods, prompts, is_cpu)
     report: dict[str, Any] = {**machine.describe(gpu), "settings": settings}
     measured: list[Measurement] = []
-    repeats = args.starts * args.repeats
     with Progress(console=console) as progress:
-        measurements_in_all = repeats * sum(len(entry.cases) for entry in entries)
+        measurements_in_all = args.repeats * sum(len(entry.cases) for entry in entries)
         update = partial(progress.update, progress.add_task("", total=measurements_in_all))
         all_runs = (
-            side_by_side(entries, variables, update, args.starts, args.repeats, at_once=not is_cpu)
+            side_by_side(entries, variables, update, args.repeats, at_once=not is_cpu)
             if is_cpu or args.side_by_side
-            else alone(entries, variables, update, repeats)
+            else alone(entries, variables, update, args.repeats)
         )
         for repeat, found in enumerate(all_runs):
             runs = {label: with_totals(of_method) for label, of_method in found.items()}
@@ -213,7 +180,7 @@ def _entries(
         cases = [
             Case(level, temperature, task)
             for temperature in temperatures
-            for level in method.levels
+            for level in args.concurrency
             for task in prompts
         ]
         if cases:
@@ -226,7 +193,7 @@ def _job(args: argparse.Namespace, method: Method, prompts: TokensByTask) -> Job
         "model": args.model,
         "dtype": args.dtype,
         "max_model_len": args.max_model_len,
-        "max_num_seqs": max(method.levels),
+        "max_num_seqs": max(args.concurrency),
         # Every level answers the same prompts: later ones would find them in the cache.
         "enable_prefix_caching": False,
         "disable_log_stats": False,  # its counters are read
@@ -252,11 +219,13 @@ def _settings(
     """What was asked for, without this machine's paths."""
     settings = {k: v for k, v in vars(args).items() if k != "output"}
     settings["method"] = [{**method} for method in args.method]
+    for name in ("shape", "adaptive"):
+        settings[name] = [shape_text(shape) for shape in settings[name]]
     for where in (settings, *settings["method"]):
         for name in {"model", "drafter"} & set(where):
             if (given := Path(where[name])).is_dir():
                 where[name] = given.resolve().name
-    settings["dataset"] = args.dataset.name if args.dataset else None
+    settings["dataset"] = args.dataset.name
     answered = list(chain.from_iterable(prompts.values()))
     settings["num_prompts"] = len(answered)
     settings["prompt_tokens"] = sum(map(len, answered))

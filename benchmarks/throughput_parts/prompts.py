@@ -1,18 +1,24 @@
-"""Prompts by task, as the token ids that every engine is given."""
+"""Prompts by task: those of a dataset file, and the token ids that every engine is given."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from throughput_parts.methods import InputError
 from vllm_redrafter.data.chat_template import ChatTemplate
 from vllm_redrafter.data.left_out import LeftOut, UnusableRow
+from vllm_redrafter.data.prompts import READERS, Conversation, read_openings
+from vllm_redrafter.data.text_checks import half_character
 from vllm_redrafter.utils.errors import ConfigError
 
 if TYPE_CHECKING:  # it imports transformers
     from vllm_redrafter.data.vocabulary import EmbeddedTokens
+
+SUITES = Path(__file__).parents[1] / "suites.jsonl"
+"""What people ask of a small chat model, by task."""
 
 Message: TypeAlias = dict[str, str]
 Prompt: TypeAlias = str | list[Message]
@@ -23,6 +29,46 @@ ByTask: TypeAlias = dict[str | None, list[Prompt]]
 
 TokensByTask: TypeAlias = dict[str | None, list[list[int]]]
 """The same, as token ids."""
+
+
+def read_dataset(path: Path) -> tuple[ByTask, LeftOut]:
+    """The prompts of a dataset file, and what was left out.
+
+    If the first row of use has a `category` that is text, as in MT-Bench, that is a row's task.
+
+    Raises:
+        InputError: see `read_openings`; or a row lacks a category that the first one has.
+    """
+    try:
+        openings, left_out = read_openings(path)
+        categories = {place: _category(row) for place, row in READERS[path.suffix](path)}
+        divided = categories[openings[0].source] is not None
+        found: ByTask = {}
+        for opening in openings:
+            category = categories[opening.source] if divided else None
+            if divided and category is None:
+                raise ConfigError(
+                    f"{opening.source}: no 'category' that is text, which the first row has; give "
+                    "every row one, or none"
+                )
+            found.setdefault(category, []).append(_prompt(opening))
+    except ConfigError as error:
+        raise InputError(f"--dataset {error}") from error
+    return found, left_out
+
+
+def _category(row: Any) -> str | None:
+    category = row.get("category") if isinstance(row, dict) else None
+    is_text = isinstance(category, str) and category.strip() and not half_character(category)
+    return category if is_text else None
+
+
+def _prompt(opening: Conversation) -> Prompt:
+    (turn,) = opening.turns
+    if opening.bare:
+        return turn
+    system = [] if opening.system is None else [{"role": "system", "content": opening.system}]
+    return [*system, {"role": "user", "content": turn}]
 
 
 def tokenize(
@@ -43,8 +89,7 @@ def tokenize(
     has_template = getattr(tokenizer, "chat_template", None) is not None
     if chat and not has_template:
         raise InputError(
-            "--chat, which --suite implies: the target's tokenizer has no chat template; --no-chat "
-            "asks in bare text"
+            "--chat: the target's tokenizer has no chat template; --no-chat asks in bare text"
         )
     rows, left_out = [], LeftOut()
     template = ChatTemplate(tokenizer) if has_template else None

@@ -1,19 +1,19 @@
-"""From runs to rows: medians, ratios to plain decoding, shares of wall time.
+"""From runs to rows: totals of all tasks, medians, ratios to plain decoding, shares of wall time.
 
 Machines are shared and their speed drifts, so a method is compared with the plain decoding of the
-same repeat, and the ratio is the median of these comparisons. The adaptive method is compared in
-the same way with the best fixed shape.
+same repeat, and the ratio is the median of these comparisons.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
-from throughput_parts.engine import Run
-from throughput_parts.methods import Method, place_of
+from throughput_parts.engine import Generation, Run
+from throughput_parts.methods import Method
 from vllm_redrafter.data.repetition import repeated_share
 
 PARTS = ("draft", "verify", "attention", "accept", "compact")
@@ -60,11 +60,6 @@ class Measurement:
         return self.output_tokens / self.seconds
 
     @property
-    def in_flight(self) -> float:
-        """Requests in flight on average: below `concurrency`, as the last ones end one by one."""
-        return self.request_steps / self.steps
-
-    @property
     def tokens_per_step(self) -> float | None:
         """Tokens per request and decoding step, by one rule for all methods.
 
@@ -106,6 +101,48 @@ class Measurement:
             return None
         seconds = {**self.parts, "verify": self.parts["forward"] - self.parts["attention"]}
         return {part: seconds[part] / self.seconds for part in PARTS}
+
+
+def with_totals(runs: Sequence[Run]) -> list[Run]:
+    """The runs, and for each concurrency and temperature with several tasks one of all of them.
+
+    Args:
+        runs: of one method in one repeat.
+
+    Returns:
+        `runs`, then the totals, whose task is None: outputs one after the other, and everything
+        else summed.
+    """
+    found: dict[tuple[int, float], list[Run]] = {}
+    for run in runs:
+        if run.task is not None:
+            found.setdefault((run.concurrency, run.temperature), []).append(run)
+    return [*runs, *(_total(tasks) for tasks in found.values() if len(tasks) > 1)]
+
+
+def _total(runs: Sequence[Run]) -> Run:
+    made = [run.generation for run in runs]
+    parts = [run.parts for run in runs if run.parts is not None]
+    return Run(
+        concurrency=runs[0].concurrency,
+        temperature=runs[0].temperature,
+        generation=Generation(
+            outputs=[output for generation in made for output in generation.outputs],
+            seconds=sum(generation.seconds for generation in made),
+            steps=sum(generation.steps for generation in made),
+            request_steps=sum(generation.request_steps for generation in made),
+        ),
+        spec_decode=_summed(run.spec_decode for run in runs),
+        parts=_summed(parts) if parts else None,
+    )
+
+
+def _summed(counted: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """By name, the sum of all values."""
+    total: Counter[str] = Counter()
+    for values in counted:
+        total.update(values)
+    return dict(total)
 
 
 def measurements(
@@ -162,11 +199,8 @@ class Row:
 
     Attributes:
         task: None for all prompts together.
-        in_flight: requests, on average; median over repeats.
         tokens_per_second: over repeats.
         ratio: to plain decoding in the same repeat.
-        over_fixed: of an adaptive row, to the fixed shape with the highest median ratio at this
-            temperature, concurrency and task, in the same repeat; None for other rows.
         nodes, undrafted: medians over repeats; see `Measurement`.
         tokens_per_step, shares, repeated_ngrams: medians over repeats; see `Measurement`.
         identical: requests, of all repeats, whose output equals plain decoding's.
@@ -178,10 +212,8 @@ class Row:
     task: str | None
     method: str
     shape: str
-    in_flight: float
     tokens_per_second: Spread
     ratio: Spread
-    over_fixed: Spread | None
     tokens_per_step: float | None
     nodes: float | None
     undrafted: float | None
@@ -206,59 +238,29 @@ def summarise(measured: Sequence[Measurement]) -> list[Row]:
         groups.setdefault(key, []).append(m)
     tasks = dict.fromkeys(m.task for m in measured if m.task is not None)
     place = {task: number for number, task in enumerate([*tasks, None])}
-    # A stable sort: shapes stay in the order of the plan.
-    keys = sorted(groups, key=lambda key: (*key[:2], place[key[2]], place_of(key[3])))
-    return [_row(key, groups) for key in keys]
+    # A stable sort: methods stay in the order of the plan.
+    keys = sorted(groups, key=lambda key: (*key[:2], place[key[2]]))
+    return [_row(key, groups[key], groups[(*key[:3], "plain", "")]) for key in keys]
 
 
-def _row(key: Key, groups: Mapping[Key, Sequence[Measurement]]) -> Row:
-    temperature, concurrency, task, method, _ = key
-    group = groups[key]
-    plain = groups[temperature, concurrency, task, "plain", ""]
-    fixed = [
-        found
-        for at, found in groups.items()
-        if at[:4] == (temperature, concurrency, task, "ReDrafter")
-    ]
+def _row(key: Key, group: Sequence[Measurement], plain: Sequence[Measurement]) -> Row:
+    speed = {m.repeat: m.tokens_per_second for m in plain}
     identical = [m.identical for m in group if m.identical is not None]
+    shares = [m.shares for m in group if m.shares is not None]
     return Row(
         *key,
-        in_flight=median(m.in_flight for m in group),
         tokens_per_second=Spread.of([m.tokens_per_second for m in group]),
-        ratio=_ratio(group, plain),
-        over_fixed=_over_best(group, fixed, plain) if method == "adaptive" else None,
+        ratio=Spread.of([m.tokens_per_second / speed[m.repeat] for m in group]),
         tokens_per_step=_median_of([m.tokens_per_step for m in group]),
         nodes=_median_of([m.nodes for m in group]),
         undrafted=_median_of([m.undrafted for m in group]),
-        shares=_median_shares(group),
+        shares={part: median(s[part] for s in shares) for part in PARTS} if shares else None,
         repeated_ngrams=median(m.repeated_ngrams for m in group),
         identical=sum(identical) if identical else None,
         requests=sum(m.requests for m in group),
     )
 
 
-def _ratio(group: Sequence[Measurement], base: Sequence[Measurement]) -> Spread:
-    """Tokens per second as a multiple of another method's, each within its repeat."""
-    speed = {m.repeat: m.tokens_per_second for m in base}
-    return Spread.of([m.tokens_per_second / speed[m.repeat] for m in group])
-
-
-def _over_best(
-    group: Sequence[Measurement],
-    fixed: Sequence[Sequence[Measurement]],
-    plain: Sequence[Measurement],
-) -> Spread | None:
-    """The ratio to the fixed shape that is the best over all repeats; None without any."""
-    if not fixed:
-        return None
-    return _ratio(group, max(fixed, key=lambda shape: _ratio(shape, plain).median))
-
-
 def _median_of(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return median(known) if known else None
-
-
-def _median_shares(group: Sequence[Measurement]) -> dict[str, float] | None:
-    known = [m.shares for m in group if m.shares is not None]
-    return {part: median(s[part] for s in known) for part in PARTS} if known else None

@@ -12,21 +12,19 @@ from rich.table import Table
 from throughput_parts.report import PARTS, Row, Spread
 from vllm_redrafter.data.repetition import NGRAM
 
-FIGURES = ("tok/s", "× plain", "× fixed", "tok/step", "nodes", "undrafted", "repeated")
+FIGURES = ("tok/s", "× plain", "tok/step", "nodes", "undrafted", "repeated")
 
 
 def table(rows: Sequence[Row], settings: Mapping[str, object]) -> Table:
     """Rows of one level and one task stand together, between lines."""
     tasks = {row.task for row in rows} - {None}
-    if len(tasks) == 1:  # the total would say the same once more
-        rows = [row for row in rows if row.task is not None]
     drawn = Table(
         box=box.SIMPLE_HEAD,
         padding=(0, 1),
         collapse_padding=True,
         pad_edge=False,
         title=f"{settings['model']}, {settings['dtype']}, up to {settings['max_tokens']} tokens",
-        caption=CAPTION + TOTAL if len(tasks) > 1 else CAPTION,
+        caption=CAPTION,
         caption_justify="left",
     )
     for name in ("T", "requests"):
@@ -44,12 +42,11 @@ def table(rows: Sequence[Row], settings: Mapping[str, object]) -> Table:
         shares = row.shares or {}
         drawn.add_row(
             f"{row.temperature:g}",
-            f"{row.concurrency} ({row.in_flight:.1f})",
+            str(row.concurrency),
             *([escape(row.task or "total")] if tasks else []),
             f"{row.method} {row.shape}".strip(),
             _spread(row.tokens_per_second, ".0f"),
             "1" if row.method == "plain" else _spread(row.ratio, ".2f"),
-            "–" if row.over_fixed is None else _spread(row.over_fixed, ".2f"),
             _known(row.tokens_per_step, ".2f"),
             _known(row.nodes, ".1f"),
             _known(row.undrafted, ".0%"),
@@ -61,9 +58,8 @@ def table(rows: Sequence[Row], settings: Mapping[str, object]) -> Table:
 
 
 CAPTION = (
-    "requests: in flight (on average, as the last ones end one by one). "
+    "requests: in flight. "
     "tok/s, × plain: median over repeats (lowest–highest); × plain within a repeat. "
-    "× fixed: over the fixed shape that is the best over all repeats, within a repeat. "
     "tok/step: per request and decoding step. "
     "nodes: verified per request, where any were; undrafted: decoding steps without a draft. "
     f"repeated: share of the output's {NGRAM}-grams that occurred before in the same output; text "
@@ -71,9 +67,9 @@ CAPTION = (
     "draft … compact: share of the wall time, the rest is vLLM's; verify is the target's forward "
     "pass without attention, which is that of branching trees: chains (1xL) go through vLLM's own, "
     "within verify. "
-    "same: greedy outputs identical to plain decoding's."
+    "same: greedy outputs identical to plain decoding's. "
+    "total: the tokens of all tasks over the sum of their seconds."
 )
-TOTAL = " total: the tokens of all tasks over the sum of their seconds."
 
 
 def print_table(rows: Sequence[Row], settings: Mapping[str, object], console: Console) -> None:

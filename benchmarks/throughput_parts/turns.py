@@ -41,7 +41,6 @@ def side_by_side(
     entries: Sequence[Entry],
     variables: dict[str, str],
     update: Callable[..., None],
-    starts: int,
     repeats: int,
     at_once: bool = False,
 ) -> Iterator[dict[str, list[Run]]]:
@@ -51,22 +50,16 @@ def side_by_side(
         entries: what is measured.
         variables: environment variables of the engines.
         update: of the progress bar.
-        starts: how often the engines are started, in another order, with another seed.
-        repeats: with the engines of a start.
+        repeats: how often.
         at_once: see `start_all`.
 
     Raises:
         EngineError: one failed.
     """
-    for start in range(starts):
-        seeded = [
-            replace(entry, job=replace(entry.job, seed=entry.job.seed + start))
-            for entry in rotated(entries, start)
-        ]
-        with ExitStack() as stack:
-            engines = start_all(seeded, variables, stack, update, at_once)
-            for repeat in range(start * repeats, (start + 1) * repeats):
-                yield in_turns(entries, engines, update, repeat)
+    with ExitStack() as stack:
+        engines = start_all(entries, variables, stack, update, at_once)
+        for repeat in range(repeats):
+            yield in_turns(entries, engines, update, repeat)
 
 
 def alone(

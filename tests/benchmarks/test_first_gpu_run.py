@@ -31,7 +31,7 @@ ALWAYS = [
     "tree_attention",
     "draft_layers",
 ]
-THROUGHPUT = ["--model", "a target", "--drafter", "its drafter", "--suite", "chat"]
+THROUGHPUT = ["--model", "a target", "--drafter", "its drafter", "--chat"]
 
 FAKE_PYTHON = """#!{python} -IS
 import json, os, re, subprocess, sys, time

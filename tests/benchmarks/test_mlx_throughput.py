@@ -25,7 +25,9 @@ def test_every_method_answers_every_prompt_and_answers_are_identical(
     pair: tuple[str, str], tmp_path: Path, temperature: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "mlx.json"
-    asked = ["--suite", "code", "math", "--num-prompts", "2", "--max-tokens", "12"]
+    rows = [{"category": t, "turns": [text]} for t in ("code", "math") for text in ("a", "b", "c")]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    asked = ["--dataset", str(tmp_path / "rows.jsonl"), "--num-prompts", "2", "--max-tokens", "12"]
     options = ["--shape", "4x4:7", "--temperature", temperature, "--output", str(output)]
     mlx_throughput.main([*pair, *asked, *options])
     assert "tokens per step" in capsys.readouterr().out

@@ -13,14 +13,12 @@ import pytest
 import throughput
 from throughput_parts import turns
 from throughput_parts.engine import Case, Job, Run
-from throughput_parts.methods import NGRAM
 
 from redrafter_testing import process_trees
 from redrafter_testing.benchmarks.throughput_runs import PARTS, run
 from redrafter_testing.models.tiny_models import add_tokenizer, make_drafter, make_target
 
 SCRIPT = Path(throughput.__file__)
-ASK = "--suite math --no-chat"
 
 
 @pytest.fixture(scope="module")
@@ -33,28 +31,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--temperature 0", "one of --dataset and --suite"),
-        ("--suite chat --dataset b.txt", "one of --dataset and --suite"),
-        ("--suite chat poems", "--suite poems: expected one of chat, summary, code, math, or all"),
-        ("--suite chat", "no chat template; --no-chat asks in bare text"),
-        ("--suite chat --no-chat --max-tokens 511", "chat: no prompt fits"),
+        ("--chat", "no chat template; --no-chat asks in bare text"),
+        ("--max-tokens 511", "chat: no prompt fits"),
         ("--dataset nowhere.txt", "nowhere.txt: no such file"),
-        (f"{ASK} --shape 2x4", "'2x4': expected WxL:K"),
-        (f"{ASK} --adaptive 4x5", "'4x5': expected WxL:K"),
-        (f"{ASK} --context-matches 5", "expected an integer from 0 to 4"),
-        (f'{ASK} --method {{"method":"suffix"}}', "num_speculative_tokens must be an integer"),
-        (f"{ASK} --method ngram", "not JSON"),
-        (f"{ASK} --prompts-per-request 0", "expected an integer of at least 1"),
-        (f"{ASK} --concurrency 0", "expected an integer of at least 1"),
-        (f"{ASK} --temperature -1", "expected a number of at least 0"),
-        (f"{ASK} --temperature nan", "expected a number of at least 0"),
-        (f"{ASK} --engine-args [1]", "expected a JSON object"),
-        (f"{ASK} --engine-args {{", "not JSON"),
-        (f"{ASK} --output nowhere/a.json", "its folder does not exist"),
-        (f"{ASK} --drafter /nowhere", "no such folder"),
-        (f"{ASK} --model /nowhere", "--model /nowhere"),
-        (f"{ASK} --max-tokens 600", "no prompt fits"),
-        (f"{ASK} --max-tokens 8 --min-tokens 9", "--min-tokens 9 is more than"),
+        ("--shape 2x4", "'2x4': expected WxL:K"),
+        ('--method {"method":"suffix"}', "num_speculative_tokens must be an integer"),
+        ("--drafter /nowhere", "no such folder"),
+        ("--model /nowhere", "--model /nowhere"),
+        ("--max-tokens 8 --min-tokens 9", "--min-tokens 9 is more than"),
     ],
 )
 def test_bad_input_ends_before_any_engine_starts(
@@ -123,88 +107,50 @@ def test_from_arguments_to_files_without_an_engine(
 ) -> None:
     events = without_engines(monkeypatch, is_cpu)
     output = tmp_path / "out.json"
+    rows = [{"category": task, "text": text} for task in ("b", "a") for text in ("name", "value")]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     arguments = ["--model", str(models[0]), "--drafter", str(models[1]), "--repeats", "2"]
-    dataset = tmp_path / "prompts.txt"
-    dataset.write_text("name\nvalue\n")
-    arguments += ["--dataset", str(dataset), "--concurrency", "1", "4"]
-    arguments += ["--shape", "1=2x4:6", "4=1x3:3", "--output", str(output)]
-    arguments += ["--random-drafter", "--plain-again", "--prompts-per-request", "2"]
-
-    throughput.main(arguments)
-
-    text = output.read_text()
-    report = json.loads(text)
-    assert str(tmp_path.parent) not in text, "a results file must not hold this machine's paths"
-    starts = [event for event in events if event.startswith("start")]
-    if is_cpu:  # all of the seven engines at once
-        assert events[:7] == starts == ["start 0"] * 7 and events[-7:] == ["end"] * 7
-    else:
-        assert starts == ["start 0"] * 7 + ["start 1"] * 7
-        assert events.index("end") < events.index("start 0", 1), "two engines at a time"
-    # Two levels, at each ReDrafter has one shape; two temperatures, but for n-grams on CPUs.
-    rows = 2 * 2 * 2 + 2 * (1 if is_cpu else 2) + 3 * 2 * 2
-    assert len(report["rows"]) == rows
-    assert {m["concurrency"]: m["requests"] for m in report["measurements"]} == {1: 2, 4: 4}
-    (adaptive, *_) = [row for row in report["rows"] if row["method"] == "adaptive"]
-    assert adaptive["over_fixed"] == [1, 1, 1]
-    assert len(report["measurements"]) == 2 * rows
-    assert {row["task"] for row in report["rows"] + report["measurements"]} == {None}
-    assert report["settings"]["num_prompts"] == 4  # two prompts, repeated to fill concurrency 4
-    assert report["machine"]["gpu"] == (None if is_cpu else "a GPU")
-    assert is_cpu or not report["settings"]["environment"]["LD_PRELOAD"]
-    printed = capsys.readouterr().out
-    assert all(f"{name}" in printed for name in ("ReDrafter 2x4:6", "random drafter 4x5:12"))
-
-
-@pytest.mark.parametrize("is_cpu", [True, False])
-def test_suites_are_measured_by_task_and_in_total(
-    is_cpu: bool,
-    tmp_path: Path,
-    models: tuple[Path, Path],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    events = without_engines(monkeypatch, is_cpu)
-    output = tmp_path / "out.json"
-    arguments = ["--model", str(models[0]), "--drafter", str(models[1]), "--no-chat"]
-    arguments += ["--suite", "math", "code", "--num-prompts", "5", "--concurrency", "1", "2"]
-    arguments += ["--temperature", "0", "--repeats", "1", "--output", str(output)]
-    arguments += ["--context-matches", "2", "--matches-alone", "--method"]
-    arguments += [json.dumps(NGRAM | {"num_speculative_tokens": 7})]
+    arguments += ["--dataset", str(tmp_path / "rows.jsonl"), "--concurrency", "1", "4"]
+    arguments += ["--context-matches", "2", "--matches-alone", "--plain-again"]
     draft_model = {"method": "draft_model", "model": str(models[0]), "num_speculative_tokens": 3}
-    arguments += [json.dumps(draft_model)]
+    arguments += ["--prompts-per-request", "1", "--method", json.dumps(draft_model)]
 
-    throughput.main(arguments)
+    throughput.main([*arguments, "--output", str(output)])
 
     text = output.read_text()
     report = json.loads(text)
     assert str(tmp_path.parent) not in text, "a results file must not hold this machine's paths"
-    assert events.count("measure") == 6 * 2 * 2, "methods, levels and tasks"
     assert list(dict.fromkeys((row["method"], row["shape"]) for row in report["rows"])) == [
         ("plain", ""),
-        ("ngram", "7"),
+        ("plain again", ""),
         ("draft_model", f"{models[0].name}, 3"),
         ("matches alone", "12"),
         ("ReDrafter", "2x4:6, matches 2"),
         ("adaptive", "4x5:12, matches 2"),
     ]
-    assert report["settings"]["suite"] == ["math", "code"]
-    assert report["settings"]["num_prompts"] == 10, "five of each task"
-    found = [row for row in report["rows"] if row["method"] == "ReDrafter"]
-    assert [(row["concurrency"], row["task"], row["requests"]) for row in found] == [
-        (level, task, requests)
-        for level in (1, 2)
-        for task, requests in (("math", 5), ("code", 5), (None, 10))
+    starts = [event for event in events if event.startswith("start")]
+    if is_cpu:  # all of the six engines at once
+        assert events[:6] == starts == ["start 0"] * 6 and events[-6:] == ["end"] * 6
+    else:
+        assert starts == ["start 0"] * 6 + ["start 1"] * 6
+        assert events.index("end") < events.index("start 0", 1), "two engines at a time"
+    # Two levels and temperatures, but for vLLM's methods on CPUs.
+    cases = 2 * (5 * 2 + (1 if is_cpu else 2))
+    assert events.count("measure") == 2 * 2 * cases, "repeats and tasks"
+    assert len(report["rows"]) == 3 * cases, "tasks and their total"
+    greedy = [row for row in report["rows"] if row["method"] == "ReDrafter"][:6]
+    assert [(row["concurrency"], row["task"], row["requests"]) for row in greedy] == [
+        (level, task, 2 * requests)  # of both repeats
+        for level in (1, 4)
+        for task, requests in (("b", level), ("a", level), (None, 2 * level))
     ]
-    assert all(row["identical"] == row["requests"] for row in found)
-    (total,) = [
-        m
-        for m in report["measurements"]
-        if (m["method"], m["concurrency"], m["task"]) == ("plain", 2, None)
-    ]
-    assert (total["seconds"], total["output_tokens"]) == (2.0, 90)
+    assert all(row["identical"] == row["requests"] for row in greedy)
+    assert report["settings"]["num_prompts"] == 8, "two of each task, repeated to fill the level"
+    assert report["settings"]["shape"] == ["2x4:6"]
+    assert report["machine"]["gpu"] == (None if is_cpu else "a GPU")
+    assert is_cpu or not report["settings"]["environment"]["LD_PRELOAD"]
     printed = capsys.readouterr()
-    assert "math: 5 prompts" in printed.err and " total " in printed.out
+    assert "b: 4 prompts" in printed.err and " total " in printed.out
 
 
 @pytest.mark.engine

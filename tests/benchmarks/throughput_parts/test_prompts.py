@@ -1,13 +1,15 @@
-"""Prompts: what is made of them, and which are chosen."""
+"""Prompts: which are read, what is made of them, and which are chosen."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from jinja2 import TemplateError
 from throughput_parts.methods import InputError
-from throughput_parts.prompts import choose, tokenize
+from throughput_parts.prompts import SUITES, choose, read_dataset, tokenize
 
 from vllm_redrafter.data.vocabulary import EmbeddedTokens
 
@@ -100,3 +102,39 @@ def test_prompts_must_fit_and_have_tokens() -> None:
         choose([[1, 2, 3]], count=1, longest=2, at_least=1, seed=0)
     with pytest.raises(InputError, match="a prompt is empty"):
         choose([[1], []], count=2, longest=None, at_least=1, seed=0)
+
+
+def jsonl(folder: Path, *rows: object) -> Path:
+    path = folder / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def test_prompts_and_conversations_are_read_up_to_the_users_first_turn(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": "a", "text": "not this"},
+        {"turns": ["c", "d"]},
+        {"messages": CONVERSATION},
+        {"question": "2 apples?", "answer": "#### 2"},
+        {"conversations": [{"from": "gpt", "value": "an answer to nothing"}]},
+    ]
+    by_task, left_out = read_dataset(jsonl(tmp_path, *rows))
+    asked = [[{"role": "user", "content": text}] for text in ("c", "2 apples?")]
+    assert by_task == {None: ["a", asked[0], CONVERSATION, asked[1]]}
+    assert left_out.count == 1
+
+
+def test_rows_are_divided_by_their_categories(tmp_path: Path) -> None:
+    rows = [{"category": name, "turns": [name, "then"]} for name in ("b", "a", "b")]
+    by_task, _ = read_dataset(jsonl(tmp_path, *rows))
+    assert {task: len(prompts) for task, prompts in by_task.items()} == {"b": 2, "a": 1}
+    assert list(by_task) == ["b", "a"]
+    with pytest.raises(InputError, match=r"line 2: no 'category'.* every row one"):
+        read_dataset(jsonl(tmp_path, rows[0], {"text": "c"}))
+
+
+def test_the_prompts_that_come_with_it_are_of_four_tasks() -> None:
+    by_task, left_out = read_dataset(SUITES)
+    sizes = {task: len(prompts) for task, prompts in by_task.items()}
+    assert sizes == {"chat": 32, "summary": 16, "code": 16, "math": 16}, "as the README says"
+    assert not left_out.count

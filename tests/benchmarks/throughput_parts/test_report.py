@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from throughput_parts.engine import Generation, Run
 from throughput_parts.methods import Method
-from throughput_parts.report import measurements, summarise
+from throughput_parts.report import Row, measurements, summarise, with_totals
 
 from redrafter_testing.benchmarks.throughput_runs import (
     PARTS,
@@ -16,7 +17,7 @@ from redrafter_testing.benchmarks.throughput_runs import (
 
 
 def test_outputs_are_compared_with_the_same_repeats_plain_decoding() -> None:
-    redrafter = Method("ReDrafter", "2x4:6", (2,), {})
+    redrafter = Method("ReDrafter", "2x4:6", {})
     plain = [run(1.0, [[1, 2], [3, 4]]), run(1.0, [[9], [9]], temperature=0.7)]
     runs = [run(0.5, [[1, 2], [3, 5]]), run(0.5, [[1], [1]], temperature=0.7)]
 
@@ -24,7 +25,7 @@ def test_outputs_are_compared_with_the_same_repeats_plain_decoding() -> None:
 
     assert (greedy.identical, greedy.requests, greedy.output_tokens) == (1, 2, 4)
     assert sampled.identical is None
-    assert measurements(Method("plain", "", (2,), None), 0, plain, plain)[0].identical is None
+    assert measurements(Method("plain", "", None), 0, plain, plain)[0].identical is None
 
 
 def test_tokens_per_step_leaves_out_the_prompts_step() -> None:
@@ -54,21 +55,6 @@ def test_ratios_are_taken_within_a_repeat() -> None:
     assert rows[1].tokens_per_second == pytest.approx((100 / 1.5, 100 / 1.5, 200))
 
 
-def test_adaptive_is_compared_with_the_shape_that_is_the_best_over_all_repeats() -> None:
-    """Not with the best of each repeat, in which another shape's luck would count."""
-    seconds = {"2x4:6": [0.5, 0.5, 0.2], "1x3:3": [0.4, 0.4, 0.6], "4x5:12": [0.4, 0.2, 0.3]}
-    made = [measured(repeat=i) for i in range(3)]
-    for shape, values in seconds.items():
-        method = "adaptive" if shape == "4x5:12" else "ReDrafter"
-        made += [measured(method, shape, repeat=i, seconds=s) for i, s in enumerate(values)]
-    rows = {row.shape: row for row in summarise(made)}
-
-    assert rows["4x5:12"].over_fixed == pytest.approx((2, 1, 2))
-    assert rows["2x4:6"].over_fixed is None
-    alone = summarise([m for m in made if m.method != "ReDrafter"])
-    assert [row.over_fixed for row in alone] == [None, None]
-
-
 def test_budgets_are_those_of_the_steps_that_drafted() -> None:
     assert measured("adaptive", "4x5:12", parts=PARTS | UNDRAFTED).nodes == 4.5
     assert measured("adaptive", "4x5:12", parts=PARTS | UNDRAFTED).undrafted == 0.2
@@ -90,3 +76,67 @@ def test_rows_are_ordered_for_reading() -> None:
     ]
     assert (rows[5].concurrency, rows[5].method) == (8, "plain")
     assert len(rows) == 20
+
+
+PLAIN = Method("plain", "", None)
+REDRAFTER = Method("ReDrafter", "2x4:6", {})
+
+
+def of_task(task: str, seconds: float, request_steps: int, outputs: list[list[int]]) -> Run:
+    made = Generation(outputs, seconds, request_steps // 2, request_steps)
+    return Run(2, 0.0, made, {"drafts": 3}, PARTS, task)
+
+
+def plain_and_fast() -> tuple[list[Run], list[Run]]:
+    """Code is drafted well, chat is not; one answer of the chat differs."""
+    chat, code = [[1] * 10, [2] * 10], [[3] * 40]
+    plain = [of_task("code", 4.0, 40, code), of_task("chat", 2.0, 20, chat)]
+    other_chat = [[1] * 10, [2] * 9 + [5]]
+    fast = [of_task("code", 1.0, 14, code), of_task("chat", 1.5, 17, other_chat)]
+    return plain, fast
+
+
+def rows() -> list[Row]:
+    plain, fast = map(with_totals, plain_and_fast())
+    return summarise(
+        [*measurements(PLAIN, 0, plain, plain), *measurements(REDRAFTER, 0, fast, plain)]
+    )
+
+
+def test_a_total_is_the_sum_of_all_tasks_of_a_level_and_temperature() -> None:
+    _, fast = plain_and_fast()
+    many = run(7.0, [[1]], concurrency=4, task="code")
+    *same, total = with_totals([*fast, many])
+
+    assert same == [*fast, many], "a single task is its own total"
+    code, chat = fast
+    assert total == Run(
+        concurrency=2,
+        temperature=0.0,
+        generation=Generation(code.generation.outputs + chat.generation.outputs, 2.5, 15, 31),
+        spec_decode={"drafts": 6},
+        parts={name: 2 * value for name, value in PARTS.items()},
+        task=None,
+    )
+
+
+def test_figures_in_total_are_those_of_the_sums() -> None:
+    """60 tokens in 6 seconds, and in 2.5: not the mean of × 4 and × 1.33."""
+    code, chat, plain, total = (rows()[i] for i in (1, 3, 4, 5))
+
+    assert (code.ratio.median, chat.ratio.median) == pytest.approx((4, 4 / 3))
+    assert plain.tokens_per_second.median == 10
+    assert total.tokens_per_second.median == pytest.approx(24)
+    assert total.ratio.median == pytest.approx(2.4)
+    # The first token of each of the three requests is no decoding step.
+    assert code.tokens_per_step == pytest.approx(39 / 13)
+    assert chat.tokens_per_step == pytest.approx(18 / 15)
+    assert total.tokens_per_step == pytest.approx(57 / 28)
+
+
+def test_outputs_are_compared_with_plain_decodings_of_the_same_task() -> None:
+    compared = {(row.task, row.method): (row.identical, row.requests) for row in rows()}
+    assert compared["code", "ReDrafter"] == (1, 1)
+    assert compared["chat", "ReDrafter"] == (1, 2)
+    assert compared[None, "ReDrafter"] == (2, 3)
+    assert compared[None, "plain"] == (None, 3)

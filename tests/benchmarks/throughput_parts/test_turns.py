@@ -5,29 +5,21 @@ from __future__ import annotations
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from throughput_parts import turns
 from throughput_parts.engine import Case, Job
-from throughput_parts.methods import NGRAM, Method, plan
+from throughput_parts.methods import Method
 from throughput_parts.process import EngineError, EngineProcess
-from throughput_parts.turns import Entry, in_turns, rotated, side_by_side, start_all
+from throughput_parts.turns import Entry, in_turns, start_all
 
 from redrafter_testing.benchmarks import fake_engine
 from redrafter_testing.benchmarks.throughput_runs import fake_job
 
 
-def test_every_repeat_starts_with_another_method() -> None:
-    methods = plan("drafter", [1], ["2x4:6"], [], [NGRAM])
-    firsts = [rotated(methods, repeat)[0].name for repeat in range(4)]
-    assert firsts == ["plain", "ngram", "ReDrafter", "plain"]
-    assert {m.name for m in rotated(methods, 1)} == {m.name for m in methods}
-
-
 def entry(folder: Path, label: str, cases: list[Case], **behaviour: str) -> Entry:
     """One with a fake engine in a process of its own."""
-    method = Method("ReDrafter", label, (1,), None)
+    method = Method("ReDrafter", label, None)
     return Entry(method, cases, fake_job(folder, **behaviour))
 
 
@@ -89,25 +81,6 @@ def test_engines_that_measure_while_they_start_do_not_meet_the_others_starts(
         ]
         runs = in_turns(entries, engines, lambda **_: None, repeat=0)
     assert all(run.spec_decode["all_stopped"] for (run,) in runs.values())
-    assert fake_engine.all_gone(folder)
-
-
-def test_engines_are_started_anew_in_another_order_with_another_seed(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    entries = [entry(folder, label, [Case(1, 0.0)]) for label in ("a", "b")]
-    started: list[tuple[str, int]] = []
-
-    def start(entries: list[Entry], *args: Any) -> dict[str, EngineProcess]:
-        started.extend((entry.method.shape, entry.job.seed) for entry in entries)
-        return start_all(entries, *args)
-
-    monkeypatch.setattr(turns, "start_all", start)
-    runs = list(side_by_side(entries, {}, lambda **_: None, starts=2, repeats=3))
-    assert len(runs) == 6
-    assert all(len(found) == 2 for found in runs)
-    assert started == [("a", 0), ("b", 0), ("b", 1), ("a", 1)]
-    assert len(list(folder.iterdir())) == 8, "two processes each"
     assert fake_engine.all_gone(folder)
 
 
