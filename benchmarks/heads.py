@@ -2,10 +2,10 @@ r"""Which draft head guesses best, trained on the same text for the same steps?
 
     python benchmarks/heads.py TARGET --data greedy --measure sampled --runs RUNS --output OUT.json
 
-Each head is trained with each loss and seed on what the target wrote (`generate-data`), and its
-drafts are replayed on conversations that it has not seen: those held out of --data, and those of
---measure. A run that RUNS has is not made again, so the same command goes on where it was stopped,
-and several may share the work, with --head and --first-seed; the table has all that is there.
+Each head is trained with each seed on what the target wrote (`generate-data`), and its drafts are
+replayed on conversations that it has not seen: those held out of --data, and those of --measure. A
+run that RUNS has is not made again, so the same command goes on where it was stopped; the table has
+all that is there.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
-from heads_parts.report import rows_of, table
-from heads_parts.texts import Texts
+from heads_parts.report import table
+from heads_parts.texts import read_texts
 from heads_parts.training import Material, run
 from heads_parts.variants import VARIANTS, Variant, named
 from shared_parts import machine, results
@@ -34,9 +34,8 @@ from transformers import AutoConfig
 
 from vllm_redrafter.data.rows import ListRows
 from vllm_redrafter.heads.target_layers import AUTO, layers_of
-from vllm_redrafter.training.choices import LossKind
 from vllm_redrafter.training.processes import make_accelerator
-from vllm_redrafter.training.target import load_ends
+from vllm_redrafter.training.target import load_ends, load_target
 from vllm_redrafter.training.training_config import TrainingConfig
 
 SHAPES = ["4x4:4", "4x4:8", "4x4:16", "8x4:32"]
@@ -51,9 +50,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--conversations", type=positive, default=256, help="rows of --data")
     made.add_argument("--held-out", type=positive, default=40, help="rows of each text")
     made.add_argument("--head", action="append", choices=[v.name for v in VARIANTS])
-    made.add_argument("--loss", action="append", choices=get_args(LossKind))
     made.add_argument("--seeds", type=integer(0), default=1, help="0: no further run")
-    made.add_argument("--first-seed", type=integer(0), default=0)
     made.add_argument("--shape", action="append", type=tree_shape, help=f"default: {SHAPES}")
     made.add_argument("--target-layers", default=AUTO, help="of fused heads")
     made.add_argument("--draft-vocab-size", type=positive, default=4096)
@@ -68,15 +65,12 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     variants = named(options.head)
-    losses: list[LossKind] = options.loss or ["mix"]
-    settings = training_settings(options)
     options.runs.mkdir(parents=True, exist_ok=True)
     material = read_material(options)
-    for seed in range(options.first_seed, options.first_seed + options.seeds):
-        for loss in losses:
-            for variant in variants:
-                config = TrainingConfig(**settings, loss=loss, seed=seed)
-                make_run(variant, config, material, options)
+    for seed in range(options.seeds):
+        config = TrainingConfig(**training_settings(options), seed=seed)
+        for variant in variants:
+            make_run(variant, config, material, options)
     report(variants, material, options)
     return 0
 
@@ -84,6 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def training_settings(options: argparse.Namespace) -> dict[str, Any]:
     """Those of the recipe of SmolLM2's drafter, with as many warm-up steps as few steps allow."""
     return {
+        "loss": "mix",
         "epochs": options.epochs,
         "batch_size": 2,
         "micro_batch_size": 2,
@@ -101,16 +96,16 @@ def read_material(options: argparse.Namespace) -> Material:
     layers = layers_of(options.target_layers, sizes.num_hidden_layers, "--target-layers")
     length = training_settings(options)["block_length"]
 
-    def text(folder: Path, number: int) -> Texts:
-        return Texts(options.target, folder, number, layers, length, options.runs / "states")
+    model = load_target(options.target)
 
-    learnt = text(options.data, options.conversations)
-    others = [text(folder, options.held_out) for folder in options.measure]
-    rows = learnt.read()
-    measured = {name_of(learnt): ListRows(rows[: options.held_out])}
-    for other in others:
-        name = name_of(other)
-        measured[f"{name}, text {len(measured) + 1}" if name in measured else name] = other.read()
+    def read(folder: Path, number: int) -> tuple[str, ListRows]:
+        return read_texts(options.target, model, folder, number, layers, length)
+
+    name, rows = read(options.data, options.conversations)
+    measured = {name: ListRows(rows[: options.held_out])}
+    for folder in options.measure:
+        name, others = read(folder, options.held_out)
+        measured[f"{name}, text {len(measured) + 1}" if name in measured else name] = others
     return Material(
         target=load_ends(options.target),
         learnt=ListRows(rows[options.held_out :]),
@@ -121,15 +116,11 @@ def read_material(options: argparse.Namespace) -> Material:
     )
 
 
-def name_of(text: Texts) -> str:
-    return "greedy" if text.temperature == 0 else f"temperature {text.temperature:g}"
-
-
 def make_run(
     variant: Variant, config: TrainingConfig, material: Material, options: argparse.Namespace
 ) -> None:
     """Make a run, unless the folder has it."""
-    about = {"head": variant.name, "loss": config.loss, "seed": config.seed}
+    about = {"head": variant.name, "seed": config.seed}
     path = options.runs / ("-".join(map(str, about.values())).replace(" ", "_") + ".json")
     if path.exists():
         return
@@ -144,7 +135,7 @@ def report(variants: Sequence[Variant], material: Material, options: argparse.Na
     runs = [json.loads(path.read_text()) for path in sorted(options.runs.glob("*.json"))]
     order = [variant.name for variant in variants]
     runs = sorted((r for r in runs if r["head"] in order), key=lambda r: order.index(r["head"]))
-    results.wide_console().print(table(rows_of(runs)))
+    results.wide_console().print(table(runs))
     record = {
         **machine.describe(gpu=None),
         "shapes": [shape_text(shape) for shape in material.shapes],

@@ -1,7 +1,7 @@
-"""Text that the target wrote, with all that heads learn from: computed once, and kept.
+"""Text that the target wrote, with all that heads learn from it.
 
 The target is by far the largest part of such a comparison's arithmetic, and all heads need the
-same of it: its hidden states and those of a few layers.
+same of it: its hidden states and those of a few layers. So they are computed once.
 """
 
 from __future__ import annotations
@@ -11,101 +11,51 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
-from torch import Tensor
-
-from vllm_redrafter.data.fingerprint import target_fingerprint
 from vllm_redrafter.data.rows import DatasetRows, ListRows, TextRow
 from vllm_redrafter.data.source import read_checked
 from vllm_redrafter.training.batches import TextBatch
-from vllm_redrafter.training.target import hidden_states, load_target
-from vllm_redrafter.utils.errors import ConfigError
+from vllm_redrafter.training.target import hidden_states
 
-ROWS_PER_FILE = 64
 ROWS_AT_ONCE = 8
-STORED = torch.float16
 
 
-class Texts:
-    """The first conversations of a data folder.
+def read_texts(
+    target: str, model: Any, folder: Path, number: int, layers: Sequence[int], length: int
+) -> tuple[str, ListRows]:
+    """The first conversations of a data folder: by what temperature, and rows with everything.
 
     Args:
         target: folder or hub id.
+        model: the target.
         folder: what `generate-data` wrote.
         number: how many rows; at most what there is.
-        layers: whose hidden states are kept beside the last ones.
+        layers: whose hidden states stand beside the last ones, n of them: [T, (1 + n) H] float32.
         length: rows are cut to this many tokens.
-        kept: a folder for what was computed.
 
     Raises:
-        ConfigError: no such data, or what is kept is of something else.
+        ConfigError: no such data.
     """
+    info, dataset = read_checked(folder, target)
+    temperature = info.sampling.temperature
+    rows = DatasetRows(dataset, range(min(number, len(dataset))), length)
+    found = dict(_with_states(rows, model, layers))
+    name = "greedy" if temperature == 0 else f"temperature {temperature:g}"
+    return name, ListRows(found[number] for number in range(len(rows)))
 
-    def __init__(
-        self,
-        target: str,
-        folder: Path,
-        number: int,
-        layers: Sequence[int],
-        length: int,
-        kept: Path,
-    ) -> None:
-        self.info, dataset = read_checked(folder, target)
-        self.rows = DatasetRows(dataset, range(min(number, len(dataset))), length)
-        self.temperature = self.info.sampling.temperature
-        self._files = [
-            kept / f"{folder.resolve().name}-{first:05d}.safetensors"
-            for first in range(0, len(self.rows), ROWS_PER_FILE)
-        ]
-        self._about = {
-            "target": target_fingerprint(target),
-            "prompts": self.info.prompts_fingerprint,
-            "temperature": str(self.temperature),
-            "layers": ",".join(map(str, layers)),
-            "length": str(length),
-        }
-        missing = [path for path in self._files if not path.exists()]
-        if missing:
-            kept.mkdir(parents=True, exist_ok=True)
-            model = load_target(target)
-            for path in missing:
-                self._compute(model, layers, path)
 
-    def _compute(self, model: Any, layers: Sequence[int], path: Path) -> None:
-        first = self._files.index(path) * ROWS_PER_FILE
-        numbers = range(first, min(first + ROWS_PER_FILE, len(self.rows)))
-        tensors: dict[str, Tensor] = {}
-        # Those of about the same length together: less padding.
-        order = sorted(numbers, key=lambda number: int(self.rows.lengths[number]))
-        for start in range(0, len(order), ROWS_AT_ONCE):
-            chosen = order[start : start + ROWS_AT_ONCE]
-            batch = TextBatch.of([[self.rows[number]] for number in chosen])
-            hidden = hidden_states(model, layers, input_ids=batch.tokens)
-            for index, number in enumerate(chosen):
-                states = hidden[index, : int(self.rows.lengths[number])]
-                tensors[f"hidden-{number}"] = states.to(STORED)
-        half = path.with_suffix(".tmp")
-        save_file(tensors, half, self._about)
-        half.rename(path)
-
-    def read(self) -> ListRows:
-        """All rows with everything: hidden [T, (1 + n) H] float32."""
-        return ListRows(self._rows())
-
-    def _rows(self) -> Iterator[TextRow]:
-        for index, path in enumerate(self._files):
-            with safe_open(path, framework="pt") as file:
-                if file.metadata() != self._about:
-                    raise ConfigError(
-                        f"{path}: kept from {file.metadata()}, and {self._about} is asked for: "
-                        "give another folder, or delete it"
-                    )
-                first = index * ROWS_PER_FILE
-                for number in range(first, min(first + ROWS_PER_FILE, len(self.rows))):
-                    hidden = file.get_tensor(f"hidden-{number}").float()
-                    yield replace(self.rows[number], hidden=hidden)
+def _with_states(
+    rows: DatasetRows, model: Any, layers: Sequence[int]
+) -> Iterator[tuple[int, TextRow]]:
+    # Those of about the same length together: less padding.
+    order = sorted(range(len(rows)), key=lambda number: int(rows.lengths[number]))
+    for start in range(0, len(order), ROWS_AT_ONCE):
+        chosen = order[start : start + ROWS_AT_ONCE]
+        batch = TextBatch.of([[rows[number]] for number in chosen])
+        hidden = hidden_states(model, layers, input_ids=batch.tokens)
+        for number, states in zip(chosen, hidden, strict=True):
+            # A copy, or all of the batch would be kept.
+            states = states[: int(rows.lengths[number])].float().clone()
+            yield number, replace(rows[number], hidden=states)
 
 
 def narrowed(rows: ListRows, width: int) -> ListRows:
