@@ -1,7 +1,6 @@
 r"""Does a server that drafts answer as plain vLLM does, for hours, whatever it is asked?
 
     python benchmarks/soak.py --requests 2000 --output soak.json
-    python benchmarks/soak.py --model TARGET --drafter DRAFTER --seconds 3600
 
 `vllm serve` with a drafter, the batch's budget and a small KV cache gets requests of all kinds
 (greedy and sampled, grammars, penalties, stop strings, n = 2, streamed or not), in an open loop at
@@ -9,10 +8,10 @@ a rate around its capacity with bursts of 64. The clients of a tenth go away mid
 answered is asked of plain vLLM again, with room for all, and compared: tokens, texts, and why they
 ended; log-probabilities within 0.001. All in float32, where rounding does not change tokens.
 
-Without --model a target is made up, and a drafter that guesses a good part of it.
+The target is made up, and so is a drafter that guesses a good part of it.
 
 The exit status is 1 if an answer differs or is missing, a block of the KV cache is not freed, or
-memory grows by --most-growth more than plain vLLM's does.
+memory grows by 100 MiB more than plain vLLM's does.
 """
 
 from __future__ import annotations
@@ -33,10 +32,9 @@ from time import perf_counter
 import aiohttp
 from shared_parts import machine, results
 from shared_parts.arguments import not_negative, positive, results_file, script_parser
-from soak_parts.arrivals import arrivals
 from soak_parts.client import Client, Outcome, all_at_most
 from soak_parts.comparison import difference
-from soak_parts.load import apply, capacity
+from soak_parts.load import apply, arrivals, capacity
 from soak_parts.models import VOCABULARY, write_models
 from soak_parts.report import PREEMPTIONS, USAGE, Report, counted
 from soak_parts.requests import Request, requests
@@ -58,19 +56,12 @@ BLOCK, BLOCKS = 32, 64
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = script_parser(__doc__)
     add = parser.add_argument
-    add("--model", help="the target: folder or hub id (default: one that is made up)")
-    add("--drafter", help="the ReDrafter checkpoint for it")
     add("--requests", type=positive, default=2000, help="(default 2000)")
     add("--seconds", type=not_negative, default=3600.0, help="send no longer (default 3600)")
     add("--seed", type=int, default=0, help="of requests and arrivals (default 0)")
-    growth = "of memory, MiB beyond plain vLLM's (default 100)"
-    add("--most-growth", type=not_negative, default=100.0, help=growth)
     add("--logs", type=Path, help="folder for the servers' logs (default: a temporary one)")
     add("--output", type=results_file, help="write all figures to this JSON file")
-    args = parser.parse_args(given)
-    if (args.model is None) != (args.drafter is None):
-        parser.error("--model and --drafter: give both or neither")
-    return args
+    return parser.parse_args(given)
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -81,24 +72,21 @@ def main(given: Sequence[str] | None = None) -> int:
         folder = Path(name)
         logs = args.logs or folder
         logs.mkdir(parents=True, exist_ok=True)
-        if args.model is None:
-            args.model, args.drafter = map(str, write_models(folder))
+        target, drafter = write_models(folder)
+        servers = {"drafting": drafting(target, drafter), "plain": plain(target)}
         asked = requests(args.requests, VOCABULARY, args.seed)
         try:
-            report = asyncio.run(soak(args, asked, logs))
+            report = asyncio.run(soak(args, servers, asked, logs))
         except ServerError as error:
             print(error, file=sys.stderr)
             return 2
     seconds = perf_counter() - begin
     print("\n".join(report.lines()))
     print(f"in all         {seconds:.0f} s, with the servers' starts and plain vLLM's answers")
-    settings = {**vars(args), "output": None, "logs": None}
-    settings |= {"model": Path(args.model).name, "drafter": Path(args.drafter).name}
-    kinds = Counter(request.kind for request in asked)
     record = {
         **surroundings,
-        "settings": settings,
-        "kinds": kinds,
+        "settings": {name: vars(args)[name] for name in ("requests", "seconds", "seed")},
+        "kinds": Counter(request.kind for request in asked),
         "seconds_in_all": seconds,
         **report.as_json(),
     }
@@ -108,12 +96,14 @@ def main(given: Sequence[str] | None = None) -> int:
     return 1 if report.failures() else 0
 
 
-async def soak(args: argparse.Namespace, asked: list[Request], logs: Path) -> Report:
+async def soak(
+    args: argparse.Namespace, servers: dict[str, list[str]], asked: list[Request], logs: Path
+) -> Report:
     """Both servers, started at once; one under load, and then the other."""
     with ExitStack() as until_the_end:
         drafting_server, plain_server = (
-            until_the_end.enter_context(closing(Server(given, logs / log, environment())))
-            for given, log in ((drafting(args), "drafting.log"), (plain(args), "plain.log"))
+            until_the_end.enter_context(closing(Server(given, logs / f"{name}.log", environment())))
+            for name, given in servers.items()
         )
         for server in (drafting_server, plain_server):
             server.wait_until_ready()
@@ -152,7 +142,6 @@ async def under_load(
             blocks - round(after[USAGE] * blocks),
         ),
         memory=(memory_before, server.resident_mib()),
-        most_growth=args.most_growth,
     )
     return report, answered
 
@@ -182,25 +171,25 @@ def warm_up(seed: int) -> list[dict[str, object]]:
     return [request.for_plain() for request in requests(WARM_UP, VOCABULARY, seed)]
 
 
-def drafting(args: argparse.Namespace) -> list[str]:
+def drafting(target: Path, drafter: Path) -> list[str]:
     """The server that is tested: prompts are read in chunks, and the KV cache is too small."""
-    speculative = {"model": args.drafter, "num_speculative_tokens": SPEC_TOKENS}
+    speculative = {"model": str(drafter), "num_speculative_tokens": SPEC_TOKENS}
     return [
-        *common(args),
+        *common(target),
         *("--speculative-config", json.dumps(speculative)),
         *("--num-gpu-blocks-override", str(BLOCKS)),
         *("--max-num-batched-tokens", str(IN_FLIGHT * (1 + SPEC_TOKENS) + 160)),
     ]
 
 
-def plain(args: argparse.Namespace) -> list[str]:
+def plain(target: Path) -> list[str]:
     """vLLM alone, with room for all: it cannot read a seeded request's prompt in chunks."""
-    return [*common(args), "--max-num-batched-tokens", "16384"]
+    return [*common(target), "--max-num-batched-tokens", "16384"]
 
 
-def common(args: argparse.Namespace) -> list[str]:
+def common(target: Path) -> list[str]:
     return [
-        args.model,
+        str(target),
         *("--served-model-name", NAME, "--dtype", "float32", "--enforce-eager"),
         *("--max-num-seqs", str(IN_FLIGHT), "--block-size", str(BLOCK)),
     ]

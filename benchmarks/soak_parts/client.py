@@ -57,6 +57,11 @@ class Outcome:
         """It ended by itself."""
         return not self.aborted and self.error is None
 
+    def add(self, values: Mapping[str, Any]) -> None:
+        """What a response, or a chunk of a stream, has of each answer."""
+        for part in values["choices"]:
+            self.choices[part["index"]].add(part)
+
 
 class Client:
     """Sends completions to one server.
@@ -80,13 +85,20 @@ class Client:
             abort_after: see `Request`.
         """
         outcome = Outcome([Choice() for _ in range(body.get("n", 1))])
-        answer = self._stream if body["stream"] else self._whole
         limit = SECONDS_FOR_AN_ANSWER
         if abort_after is not None and not body["stream"]:
             limit = abort_after / 10
         try:
-            async with asyncio.timeout(limit):
-                await answer(body, outcome, abort_after)
+            async with (
+                asyncio.timeout(limit),
+                self._session.post(self._url, json={**body, "model": self._model}) as response,
+            ):
+                if response.status != 200:
+                    outcome.error = f"HTTP {response.status}: {(await response.text())[:300]}"
+                elif body["stream"]:
+                    await _read_stream(response, outcome, abort_after)
+                else:
+                    outcome.add(await response.json())
         except TimeoutError:
             outcome.aborted = abort_after is not None
             outcome.error = None if outcome.aborted else f"no end after {limit:g} seconds"
@@ -94,37 +106,22 @@ class Client:
             outcome.error = repr(error)
         return outcome
 
-    async def _whole(
-        self, body: Mapping[str, Any], outcome: Outcome, abort_after: int | None
-    ) -> None:
-        async with self._session.post(self._url, json={**body, "model": self._model}) as response:
-            text = await response.text()
-            if response.status != 200:
-                outcome.error = f"HTTP {response.status}: {text[:300]}"
-                return
-            for part in json.loads(text)["choices"]:
-                outcome.choices[part["index"]].add(part)
 
-    async def _stream(
-        self, body: Mapping[str, Any], outcome: Outcome, abort_after: int | None
-    ) -> None:
-        async with self._session.post(self._url, json={**body, "model": self._model}) as response:
-            if response.status != 200:
-                outcome.error = f"HTTP {response.status}: {(await response.text())[:300]}"
-                return
-            async for line in response.content:
-                if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
-                    continue
-                values = json.loads(line[6:])
-                if "error" in values:
-                    outcome.error = json.dumps(values["error"])[:300]
-                    return
-                for part in values["choices"]:
-                    outcome.choices[part["index"]].add(part)
-                length = sum(len(choice.tokens) for choice in outcome.choices)
-                if abort_after is not None and length > abort_after:
-                    outcome.aborted = True
-                    return
+async def _read_stream(
+    response: aiohttp.ClientResponse, outcome: Outcome, abort_after: int | None
+) -> None:
+    async for line in response.content:
+        if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
+            continue
+        values = json.loads(line[6:])
+        if "error" in values:
+            outcome.error = json.dumps(values["error"])[:300]
+            return
+        outcome.add(values)
+        length = sum(len(choice.tokens) for choice in outcome.choices)
+        if abort_after is not None and length > abort_after:
+            outcome.aborted = True
+            return
 
 
 async def all_at_most(

@@ -1,8 +1,9 @@
-"""Requests sent when they arrive, whatever became of those before them."""
+"""An open loop: requests sent when they arrive, whatever became of those before them."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import Any
@@ -10,8 +11,34 @@ from typing import Any
 from soak_parts.client import Client, Outcome, all_at_most
 from soak_parts.requests import Request
 
+BURST = 64
+BETWEEN = 192
+"""Requests that arrive at the same moment, and those that come one by one after them."""
+
 QUIET_SECONDS = 2.0
 """After the last request: aborted ones end in the server a little after their client left."""
+
+
+def arrivals(count: int, rate: float, seed: int) -> list[float]:
+    """Seconds after the start at which each request arrives, in order.
+
+    Between bursts the gaps are exponential: nobody knows of anybody. They are so long that bursts
+    and the rest together have the rate.
+
+    Args:
+        count: how many requests.
+        rate: requests per second.
+        seed: of the gaps.
+    """
+    source = random.Random(seed)
+    gaps_per_second = rate * BETWEEN / (BURST + BETWEEN)
+    times = []
+    now = 0.0
+    for number in range(count):
+        if number % (BURST + BETWEEN) >= BURST:
+            now += source.expovariate(gaps_per_second)
+        times.append(now)
+    return times
 
 
 async def capacity(client: Client, bodies: Sequence[Mapping[str, Any]], in_flight: int) -> float:

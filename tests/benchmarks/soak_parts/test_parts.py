@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from soak_parts.arrivals import BETWEEN, BURST, arrivals
 from soak_parts.client import Choice, Outcome
 from soak_parts.comparison import difference
+from soak_parts.load import BETWEEN, BURST, arrivals
 from soak_parts.requests import KINDS, Request, requests
 
 
