@@ -160,8 +160,38 @@ is_meant() { [[ ! $only || ,$only, == *,"$1",* ]]; }
 has_ended() { [[ -e $out/$1.state ]]; }
 is_done() { grep -qx 'status: done' "$out/$1.state" 2>/dev/null; }
 
+# of NAME KEY: what NAME.state says.
+of() { sed -n "s/^$2: //p" "$out/$1.state" 2>/dev/null || true; }
+
+ended() {
+    local status
+    status=$(of "$1" status)
+    if [[ $status ]]; then
+        echo "$status"
+    elif [[ -e $out/$1.log ]]; then
+        echo interrupted
+    else
+        echo 'not run'
+    fi
+}
+
+# How every step ended, and the end of what it printed: tables and failed tests come last.
 summarise() {
-    "$python" -m first_gpu_parts.summary "$out" "${names[@]}" || echo 'summary.md was not written' >&2
+    local name
+    {
+        printf '# First run on a GPU\n\n| step | how it ended | seconds | limit | commit |\n'
+        printf '| --- | --- | --- | --- | --- |\n'
+        for name in "${names[@]}"; do
+            printf '| %s | %s | %s | %s | %s |\n' "$name" "$(ended "$name")" \
+                "$(of "$name" seconds)" "$(of "$name" limit)" "$(of "$name" commit)"
+        done
+        for name in "${names[@]}"; do
+            [[ ! -e $out/$name.log ]] ||
+                printf '\n## %s (%s)\n\n````\n%s\n````\n' "$name" "$(ended "$name")" \
+                    "$(tail -n 60 "$out/$name.log")"
+        done
+    } >"$out/summary.md.new"
+    mv "$out/summary.md.new" "$out/summary.md"
 }
 
 for index in "${!names[@]}"; do

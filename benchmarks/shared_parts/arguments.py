@@ -46,12 +46,6 @@ def not_negative(text: str) -> float:
     return value
 
 
-def beams(text: str) -> tuple[int, int]:
-    """`WxL`: beam width and beam length."""
-    width, _, length = text.partition("x")
-    return positive(width), positive(length)
-
-
 def tree_shape(text: str) -> ReDrafterConfig:
     """`WxL:K`: beam width, beam length, and the most tree nodes that are verified."""
     found = re.fullmatch(r"(\d+)x(\d+):(\d+)", text)

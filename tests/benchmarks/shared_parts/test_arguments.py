@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from shared_parts.arguments import (
-    beams,
     integer,
     json_object,
     not_negative,
@@ -30,7 +29,6 @@ from vllm_redrafter import ReDrafterConfig
         (integer(0), "0", 0),
         (integer(1, 128), "128", 128),
         (not_negative, "0.7", 0.7),
-        (beams, "16x5", (16, 5)),
         (tree_shape, "4x5:12", ReDrafterConfig(12, 4, 5)),
         (json_object, '{"a": [1]}', {"a": [1]}),
         (results_file, "a.json", Path("a.json")),
@@ -48,7 +46,6 @@ def test_a_value_is_read(read: Callable[[str], Any], text: str, value: Any) -> N
         (integer(1, 128), "129", "from 1 to 128"),
         (not_negative, "x", "'x': expected a number of at least 0"),
         (not_negative, "inf", "expected a number of at least 0"),
-        (beams, "16", "'': expected an integer"),
         (tree_shape, "4x5", r"'4x5': expected WxL:K .*, as in 4x5:12"),
         (tree_shape, "4x5:128", "'4x5:128': .* between 1 and 127"),
         (json_object, "[1]", "expected a JSON object"),
