@@ -39,7 +39,7 @@ from shared_parts.arguments import (
 from throughput_parts.methods import InputError
 from throughput_parts.prompts import SUITES, read_dataset, tokenize
 
-from vllm_redrafter import ConfigError, ReDrafterConfig
+from vllm_redrafter import ConfigError
 from vllm_redrafter.checkpoints.drafter_files import read_config
 from vllm_redrafter.data.vocabulary import EmbeddedTokens
 from vllm_redrafter.mlx import Drafter, load_drafter, stream_generate
@@ -84,7 +84,6 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--num-prompts", type=positive, default=32, help="of each task at most (default 32)")
     add("--max-tokens", type=positive, default=64, help="of each answer (default 64)")
     add("--temperature", type=not_negative, default=0.0, help="(default 0)")
-    add("--dtype", choices=["float32", "float16", "bfloat16"], help="(default: the target's)")
     add("--adaptive", type=tree_shape, default="4x4:7", metavar="WxL:K", help="(default 4x4:7)")
     add("--shape", type=tree_shape, nargs="*", default=[], metavar="WxL:K", help="fixed ones")
     add("--output", type=results_file, help="write all figures to this JSON file")
@@ -94,14 +93,18 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def run(args: argparse.Namespace) -> None:
     model, tokenizer = mlx_lm.load(args.target)
     check_rope(args.target, read_config(args.target), model.args)
-    if args.dtype:
-        model.set_dtype(getattr(mx, args.dtype))
     tokenizer.eos_token_ids = set()  # nothing ends an answer
     drafters: dict[str, Drafter | None] = {PLAIN: None}
     shapes = {"adaptive": args.adaptive, **{shape_text(s): s for s in args.shape}}
     for name, shape in shapes.items():
-        adaptive = name == "adaptive"
-        drafters[name] = load_drafter(args.drafter, model, **speculation(shape, adaptive))
+        drafters[name] = load_drafter(
+            args.drafter,
+            model,
+            num_speculative_tokens=shape.num_speculative_tokens,
+            beam_width=shape.beam_width,
+            beam_length=shape.beam_length,
+            adaptive=name == "adaptive",
+        )
     embedded = EmbeddedTokens(tokenizer._tokenizer, drafters["adaptive"].target.vocab_size)
     rows, console = [], results.wide_console()
     for task, asked in read_dataset(args.dataset)[0].items():
@@ -113,16 +116,6 @@ def run(args: argparse.Namespace) -> None:
     record = {"settings": settings(args), "rows": [asdict(row) for row in rows]}
     timed = {"verify": costs.verify, "draft": costs.draft}
     results.write(args.output, {**machine.describe(None), **record, **timed})
-
-
-def speculation(shape: ReDrafterConfig, adaptive: bool) -> dict[str, Any]:
-    """Of `load_drafter`."""
-    return {
-        "num_speculative_tokens": shape.num_speculative_tokens,
-        "beam_width": shape.beam_width,
-        "beam_length": shape.beam_length,
-        "adaptive": adaptive,
-    }
 
 
 def compare(

@@ -136,15 +136,15 @@ def check(small: Any, large: Any) -> None:
             f"the target's heads have {small.head_dim} numbers, which does not divide "
             f"{large.head_dim}: RoPE could not turn them as before"
         )
-    for name in ("vocab_size", "intermediate_size", "num_hidden_layers", "num_key_value_heads"):
-        _require_larger(name, getattr(small, name), getattr(large, name))
-    _require_larger("hidden_size and the constant", small.hidden_size + 1, large.hidden_size)
-    _require_larger("query heads of a KV head", _group(small), _group(large))
-
-
-def _require_larger(name: str, small: int, large: int) -> None:
-    if small > large:
-        raise EnlargeError(f"the target's {name}: {small} exceeds the shape's {large}")
+    names = ("vocab_size", "intermediate_size", "num_hidden_layers", "num_key_value_heads")
+    sizes = [(name, getattr(small, name), getattr(large, name)) for name in names]
+    sizes += [
+        ("hidden_size and the constant", small.hidden_size + 1, large.hidden_size),
+        ("query heads of a KV head", _group(small), _group(large)),
+    ]
+    for name, its, larger in sizes:
+        if its > larger:
+            raise EnlargeError(f"the target's {name}: {its} exceeds the shape's {larger}")
 
 
 def _group(config: Any) -> int:

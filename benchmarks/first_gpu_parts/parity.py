@@ -35,8 +35,13 @@ from typing import Any
 
 from shared_parts import machine, results
 from shared_parts.arguments import results_file, script_parser
+from shared_parts.tiny_llama import HIDDEN, tiny_llama
 
-from first_gpu_parts.models import VOCABULARY, write_drafter, write_target
+VOCABULARY = 24
+"""So few tokens that a random drafter is often right: drafts are accepted, and refused."""
+
+SPREAD = 0.3
+"""Of the target's weights: large, so that its greedy output does not loop."""
 
 PLAIN = "plain"
 DRAFTING: dict[str, dict[str, Any]] = {
@@ -110,8 +115,7 @@ def answers_of_all(
 
     All are started at once: most of an engine's time is one core's.
     """
-    target = str(write_target(folder / "target"))
-    drafter = str(write_drafter(folder / "drafter"))
+    target, drafter = write_models(folder)
     answered = {}
     with ThreadPoolExecutor(len(names)) as pool:
         started = {
@@ -123,6 +127,19 @@ def answers_of_all(
         for done in as_completed(started):
             answered[started[done]] = done.result()
             yield answered
+
+
+def write_models(folder: Path) -> tuple[str, str]:
+    """A target and a drafter of random weights."""
+    import torch
+
+    from vllm_redrafter import new_head, save_drafter
+
+    target, drafter = folder / "target", folder / "drafter"
+    tiny_llama(VOCABULARY, SPREAD).save_pretrained(target)
+    torch.manual_seed(1)
+    save_drafter(new_head("recurrent", VOCABULARY, HIDDEN), drafter)
+    return str(target), str(drafter)
 
 
 def outcomes(

@@ -12,12 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from shared_parts.tiny_llama import HIDDEN, tiny_llama
 
 VOCABULARY = 512
-HIDDEN = 64
-LAYERS = 2
-LONGEST = 1024
-"""Tokens of a request: prompt and answer."""
 
 SPREAD = 0.5
 """Of the last layer's weights: with 64 of them, logits have a deviation of 4."""
@@ -52,24 +49,7 @@ def write_models(folder: Path) -> tuple[Path, Path]:
 
 
 def _write_target(folder: Path, embeddings: torch.Tensor, last: torch.Tensor) -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=HIDDEN,
-        intermediate_size=2 * HIDDEN,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=64,  # the smallest that attention kernels know
-        max_position_embeddings=LONGEST,
-        bos_token_id=0,
-        eos_token_id=1,
-        initializer_range=CONTEXT,
-        tie_word_embeddings=False,
-    )
-    model = LlamaForCausalLM(config)
+    model = tiny_llama(VOCABULARY, CONTEXT)
     with torch.no_grad():
         model.get_input_embeddings().weight.copy_(embeddings)
         model.get_output_embeddings().weight.copy_(last)

@@ -98,10 +98,9 @@ def test_vllm_knows_the_engines_arguments_and_both_checks() -> None:
 
 
 def test_the_tiny_pair_fits_together(tmp_path: Path) -> None:
-    from first_gpu_parts.models import write_drafter, write_target
-
     from vllm_redrafter import load_drafter
 
-    target = json.loads((write_target(tmp_path / "t") / "config.json").read_text())
-    config = load_drafter(str(write_drafter(tmp_path / "d"))).config
-    assert (config.vocab_size, config.hidden_size) == (target["vocab_size"], target["hidden_size"])
+    target, drafter = parity.write_models(tmp_path)
+    sizes = json.loads(Path(target, "config.json").read_text())
+    config = load_drafter(drafter).config
+    assert (config.vocab_size, config.hidden_size) == (sizes["vocab_size"], sizes["hidden_size"])
