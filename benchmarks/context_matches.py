@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
 from itertools import product
 from statistics import median
 from time import perf_counter
@@ -49,27 +48,6 @@ STEP_TOKENS = 3
 PROMPT_REPEATS = 3
 
 
-@dataclass(frozen=True)
-class IndexCost:
-    """Of texts of one kind and length; times are medians.
-
-    Attributes:
-        text: the kind.
-        tokens: of each request.
-        requests: in the batch.
-        step: microseconds, to enter STEP_TOKENS tokens of each request and to find its matches.
-        prompt: microseconds for each request, to forget another text and enter its own.
-        bytes: of the index, for each request.
-    """
-
-    text: str
-    tokens: int
-    requests: int
-    step: float
-    prompt: float
-    bytes: int
-
-
 def texts(kind: str, requests: int, tokens: int) -> npt.NDArray[Any]:
     """[requests, tokens] int32; each request has a text of its own."""
     distinct = KINDS[kind] or tokens
@@ -77,8 +55,10 @@ def texts(kind: str, requests: int, tokens: int) -> npt.NDArray[Any]:
     return drawn[:, np.arange(tokens) % distinct]
 
 
-def index_cost(kind: str, tokens: int, requests: int, options: argparse.Namespace) -> IndexCost:
-    """Time one size on a CPU."""
+def index_cost(
+    kind: str, tokens: int, requests: int, options: argparse.Namespace
+) -> dict[str, float]:
+    """Time one size on a CPU: `step`, `prompt` for each request (both microseconds), `bytes`."""
     table = texts(kind, requests, tokens + STEP_TOKENS * (options.repeats + 1))
     names, rows = [str(row) for row in range(requests)], np.arange(requests)
     lengths = np.full(requests, tokens)
@@ -96,9 +76,11 @@ def index_cost(kind: str, tokens: int, requests: int, options: argparse.Namespac
 
     entered = microseconds(prompt, PROMPT_REPEATS) / requests
     num_bytes = index.num_bytes // requests
-    return IndexCost(
-        kind, tokens, requests, microseconds(step, options.repeats), entered, num_bytes
-    )
+    return {
+        "step": microseconds(step, options.repeats),
+        "prompt": entered,
+        "bytes": num_bytes,
+    }
 
 
 def microseconds(call: Callable[[], None], repeats: int) -> float:
@@ -134,11 +116,11 @@ def of_index(options: argparse.Namespace) -> None:
     for column in ("tokens", "requests", "step, µs", "prompt, µs/request", "KB/request"):
         made.add_column(column, justify="right")
     costs = []
-    for case in product(KINDS, options.tokens, options.requests):
-        cost = index_cost(*case, options)
-        costs.append(asdict(cost))
-        sizes = f"{cost.tokens:,}", str(cost.requests), f"{cost.step:.0f}", f"{cost.prompt:,.0f}"
-        made.add_row(cost.text, *sizes, f"{cost.bytes / 1000:,.0f}")
+    for kind, tokens, requests in product(KINDS, options.tokens, options.requests):
+        cost = index_cost(kind, tokens, requests, options)
+        costs.append({"text": kind, "tokens": tokens, "requests": requests, **cost})
+        times = f"{cost['step']:.0f}", f"{cost['prompt']:,.0f}"
+        made.add_row(kind, f"{tokens:,}", str(requests), *times, f"{cost['bytes'] / 1000:,.0f}")
     results.wide_console().print(made)
     settings = {"context_matches": options.context_matches, "repeats": options.repeats}
     results.write(options.output, {**machine.describe(None), "index": costs, "settings": settings})

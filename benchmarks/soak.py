@@ -1,4 +1,4 @@
-r"""Does a server that drafts answer as plain vLLM does, for hours, whatever it is asked?
+r"""Does a server that drafts answer as plain vLLM does, under load, whatever it is asked?
 
     python benchmarks/soak.py --requests 2000 --output soak.json
 
@@ -31,7 +31,7 @@ from time import perf_counter
 
 import aiohttp
 from shared_parts import machine, results
-from shared_parts.arguments import not_negative, positive, results_file, script_parser
+from shared_parts.arguments import positive, results_file, script_parser
 from soak_parts.client import Client, Outcome, all_at_most
 from soak_parts.comparison import difference
 from soak_parts.load import apply, arrivals, capacity
@@ -57,7 +57,6 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = script_parser(__doc__)
     add = parser.add_argument
     add("--requests", type=positive, default=2000, help="(default 2000)")
-    add("--seconds", type=not_negative, default=3600.0, help="send no longer (default 3600)")
     add("--seed", type=int, default=0, help="of requests and arrivals (default 0)")
     add("--logs", type=Path, help="folder for the servers' logs (default: a temporary one)")
     add("--output", type=results_file, help="write all figures to this JSON file")
@@ -85,7 +84,7 @@ def main(given: Sequence[str] | None = None) -> int:
     print(f"in all         {seconds:.0f} s, with the servers' starts and plain vLLM's answers")
     record = {
         **surroundings,
-        "settings": {name: vars(args)[name] for name in ("requests", "seconds", "seed")},
+        "settings": {name: vars(args)[name] for name in ("requests", "seed")},
         "kinds": Counter(request.kind for request in asked),
         "seconds_in_all": seconds,
         **report.as_json(),
@@ -123,9 +122,9 @@ async def under_load(
         rate = LOAD * await capacity(client, warm_up(args.seed + seed), IN_FLIGHT)
     before, memory_before = await quiet_metrics(server, client), server.resident_mib()
     times = arrivals(len(asked), rate, args.seed)
-    outcomes, seconds = await apply(client, asked, times, args.seconds)
+    outcomes, seconds = await apply(client, asked, times)
     after = await quiet_metrics(server, client)
-    sent = [(request, o) for request, o in zip(asked, outcomes, strict=True) if o is not None]
+    sent = [*zip(asked, outcomes, strict=True)]
     answered = [(request, outcome) for request, outcome in sent if outcome.answered]
     blocks = BLOCKS - 1  # vLLM keeps one to itself
     report = Report(

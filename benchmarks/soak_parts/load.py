@@ -51,26 +51,23 @@ async def capacity(client: Client, bodies: Sequence[Mapping[str, Any]], in_fligh
 
 
 async def apply(
-    client: Client, requests: Sequence[Request], times: Sequence[float], limit: float
-) -> tuple[list[Outcome | None], float]:
+    client: Client, requests: Sequence[Request], times: Sequence[float]
+) -> tuple[list[Outcome], float]:
     """Send each request at its time.
 
     Args:
         client: sends to the server.
         requests: in the order of their arrival.
         times: seconds from the start.
-        limit: seconds after which no further request is sent.
 
     Returns:
-        By the requests' order what came of each, None for those that were not sent for lack of
-        time; and the seconds from the first arrival to the last end.
+        By the requests' order what came of each; and the seconds from the first arrival to the last
+        end.
     """
     begin = perf_counter()
 
-    async def one(request: Request, time: float) -> Outcome | None:
+    async def one(request: Request, time: float) -> Outcome:
         await asyncio.sleep(begin + time - perf_counter())
-        if perf_counter() - begin > limit:
-            return None
         return await client.ask(request.body, request.abort_after)
 
     outcomes = await asyncio.gather(*map(one, requests, times))
