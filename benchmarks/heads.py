@@ -19,8 +19,7 @@ from typing import Any
 
 from heads_parts.report import table
 from heads_parts.texts import read_texts
-from heads_parts.training import Material, run
-from heads_parts.variants import VARIANTS, Variant, named
+from heads_parts.training import VARIANTS, Material, Variant, run
 from shared_parts import machine, results
 from shared_parts.arguments import (
     integer,
@@ -64,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
-    variants = named(options.head)
+    variants = [v for v in VARIANTS if options.head is None or v.name in options.head]
     options.runs.mkdir(parents=True, exist_ok=True)
     material = read_material(options)
     for seed in range(options.seeds):

@@ -4,14 +4,8 @@ r"""Plain decoding, ReDrafter and vLLM's own speculative methods side by side.
         --concurrency 1 4 8 --shape 2x4:8 1x3:3 --adaptive 4x5:12 --output results.json
 
 ReDrafter comes in fixed shapes, whose K nodes are verified in every step, and adaptive: a step
-verifies as many nodes as pay, or none. With --plain-again plain decoding is measured in a second
-engine, for how much the figures of two like engines differ.
-
-`--context-matches 0 2` measures ReDrafter's methods with and without branches of continuations that
-were found in a request's own text, and --matches-alone these without a drafter.
-
-`--method JSON` measures one of vLLM's own methods beside them, given as its speculative config; it
-can be repeated:
+verifies as many nodes as pay, or none. `--method JSON` measures one of vLLM's own methods beside
+them, given as its speculative config; it can be repeated:
 
     --method '{"method": "eagle3", "model": "EAGLE", "num_speculative_tokens": 3}' \
     --method '{"method": "suffix", "num_speculative_tokens": 12,
@@ -208,7 +202,7 @@ def _job(args: argparse.Namespace, method: Method, prompts: TokensByTask) -> Job
         max_tokens=args.max_tokens,
         ignore_eos=args.ignore_eos,
         timed_parts=method.drafts_with_redrafter,
-        tasks=[task for task, found in prompts.items() if task is not None for _ in found],
+        tasks=[task for task, found in prompts.items() for _ in found],
         min_tokens=args.min_tokens,
     )
 

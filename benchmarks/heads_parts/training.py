@@ -1,4 +1,4 @@
-"""Trains one head and replays its drafts: a run.
+"""What is compared, and a run: one head is trained, and its drafts are replayed.
 
 A head that tells candidates is measured twice: ranking the vocabulary at every level, and among
 USUAL_CANDIDATES.
@@ -17,15 +17,46 @@ from rich.console import Console
 from shared_parts.arguments import shape_text
 
 from heads_parts.texts import answers_alone, narrowed
-from heads_parts.variants import Variant
 from vllm_redrafter.config import USUAL_CANDIDATES, ReDrafterConfig
 from vllm_redrafter.data.rows import ListRows
 from vllm_redrafter.heads.head import DraftHead
+from vllm_redrafter.training.choices import HeadName
 from vllm_redrafter.training.estimate import estimate_acceptance
 from vllm_redrafter.training.initialisation import grown, most_used_tokens, new_drafter
 from vllm_redrafter.training.resolution import loop_plan, new_head_config, selector_for
 from vllm_redrafter.training.trainer import Trainer
 from vllm_redrafter.training.training_config import TrainingConfig
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A head to train.
+
+    Attributes:
+        name: of the row in tables.
+        head: as `train --head` names it.
+        fused: it reads three further layers of the target.
+        num_draft_layers: its residual blocks; None for the head's own number.
+        selector: it gets one, trained after it for as many steps on the same text.
+    """
+
+    name: str
+    head: HeadName
+    fused: bool = False
+    num_draft_layers: int | None = None
+    selector: bool = False
+
+
+VARIANTS = (
+    Variant("recurrent", "recurrent"),
+    Variant("recurrent, fused", "recurrent", fused=True),
+    Variant("gated", "gated"),
+    Variant("gated, fused", "gated", fused=True),
+    Variant("gated, fused, selector", "gated", fused=True, selector=True),
+    Variant("gated, a block", "gated", num_draft_layers=1),
+    Variant("gated, fused, a block", "gated", fused=True, num_draft_layers=1),
+    Variant("Medusa", "medusa"),
+)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import random
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -35,7 +35,7 @@ class Case:
     Attributes:
         concurrency: requests in flight.
         temperature: of all requests.
-        task: whose prompts are answered; None for all.
+        task: whose prompts are answered; None where prompts have none.
     """
 
     concurrency: int
@@ -58,7 +58,7 @@ class Job:
         max_tokens: the most tokens that a request outputs.
         ignore_eos: output that many in any case.
         timed_parts: the worker is ReDrafter's, which says where its time went.
-        tasks: one per prompt; empty where prompts have none.
+        tasks: one per prompt; None where they have none.
         min_tokens: the most tokens of a request are drawn from here to `max_tokens`; None for
             `max_tokens` of all.
     """
@@ -70,13 +70,10 @@ class Job:
     max_tokens: int
     ignore_eos: bool
     timed_parts: bool
-    tasks: list[str] = field(default_factory=list)
+    tasks: list[str | None]
     min_tokens: int | None = None
 
     def prompts_of(self, task: str | None) -> list[list[int]]:
-        """The prompts of a task; all of them for None."""
-        if task is None:
-            return self.prompts
         placed = zip(self.prompts, self.tasks, strict=True)
         return [prompt for prompt, its_task in placed if its_task == task]
 

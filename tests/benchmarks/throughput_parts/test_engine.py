@@ -58,7 +58,7 @@ def test_low_concurrency_answers_the_first_of_the_prompts() -> None:
     prompts = [[i] for i in range(12)]
 
     def job(prompts_per_request: int | None) -> Job:
-        return Job({}, 0, prompts, prompts_per_request, 8, False, False)
+        return Job({}, 0, prompts, prompts_per_request, 8, False, False, [None] * 12)
 
     assert [len(job(2).prompts_at(Case(level, 0.0))) for level in (1, 2, 8)] == [2, 4, 12]
     assert job(2).prompts_at(Case(2, 0.7)) == prompts[:4]
@@ -66,7 +66,7 @@ def test_low_concurrency_answers_the_first_of_the_prompts() -> None:
 
 
 def test_lengths_of_requests_are_drawn_and_the_same_for_every_method() -> None:
-    job = Job({}, 0, [[1]], None, 96, True, False)
+    job = Job({}, 0, [[1]], None, 96, True, False, [None])
     assert job.lengths(3) == [96, 96, 96]
     drawn = replace(job, min_tokens=48).lengths(200)
     assert drawn == replace(job, min_tokens=48, timed_parts=True).lengths(200)

@@ -25,7 +25,7 @@ UNDRAFTED = {"undrafted_steps": 10}
 def fake_job(folder: Path, **behaviour: str) -> Job:
     """For the engine of fake_engine.py, whose docstring says what it can be told."""
     engine = {"speculative_config": None, "folder": str(folder), **behaviour}
-    return Job(engine, 0, [[1]], None, 8, False, False)
+    return Job(engine, 0, [[1]], None, 8, False, False, [None])
 
 
 def run(seconds: float, outputs: list[list[int]], **changes: Any) -> Run:
