@@ -42,10 +42,10 @@ from throughput_parts.prompts import SUITES, read_dataset, tokenize
 from vllm_redrafter import ConfigError
 from vllm_redrafter.checkpoints.drafter_files import read_config
 from vllm_redrafter.data.vocabulary import EmbeddedTokens
-from vllm_redrafter.mlx import Drafter, load_drafter, stream_generate
+from vllm_redrafter.mlx import load_drafter, stream_generate
 from vllm_redrafter.mlx.unread_rope import check_rope
 
-PLAIN = "mlx-lm"
+PLAIN, ADAPTIVE = "mlx-lm", "adaptive"
 SEED = 0
 
 
@@ -59,22 +59,14 @@ class Row:
 
     task: str | None
     method: str
-    tokens: int
-    steps: int
-    seconds: float
-    identical: int
-    answers: int
+    tokens: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    identical: int = 0
+    answers: int = 0
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    args = arguments(argv)
-    try:
-        run(args)
-    except (ConfigError, InputError) as error:
-        raise SystemExit(str(error)) from error
-
-
-def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = script_parser(__doc__)
     add = parser.add_argument
     add("target", help="a model of mlx-lm: a folder or a hub id")
@@ -87,67 +79,77 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--adaptive", type=tree_shape, default="4x4:7", metavar="WxL:K", help="(default 4x4:7)")
     add("--shape", type=tree_shape, nargs="*", default=[], metavar="WxL:K", help="fixed ones")
     add("--output", type=results_file, help="write all figures to this JSON file")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    try:
+        run(args)
+    except (ConfigError, InputError) as error:
+        raise SystemExit(str(error)) from error
 
 
 def run(args: argparse.Namespace) -> None:
     model, tokenizer = mlx_lm.load(args.target)
     check_rope(args.target, read_config(args.target), model.args)
     tokenizer.eos_token_ids = set()  # nothing ends an answer
-    drafters: dict[str, Drafter | None] = {PLAIN: None}
-    shapes = {"adaptive": args.adaptive, **{shape_text(s): s for s in args.shape}}
-    for name, shape in shapes.items():
+    drafters: dict[str, Any] = {PLAIN: None}
+    for name, shape in ((ADAPTIVE, args.adaptive), *((shape_text(s), s) for s in args.shape)):
         drafters[name] = load_drafter(
             args.drafter,
             model,
             num_speculative_tokens=shape.num_speculative_tokens,
             beam_width=shape.beam_width,
             beam_length=shape.beam_length,
-            adaptive=name == "adaptive",
+            adaptive=name == ADAPTIVE,
         )
-    embedded = EmbeddedTokens(tokenizer._tokenizer, drafters["adaptive"].target.vocab_size)
+    embedded = EmbeddedTokens(tokenizer._tokenizer, drafters[ADAPTIVE].target.vocab_size)
     rows, console = [], results.wide_console()
     for task, asked in read_dataset(args.dataset)[0].items():
         prompts, _ = tokenize(asked, tokenizer._tokenizer, embedded, chat=None)
-        rows += compare(task, prompts[: args.num_prompts], model, tokenizer, drafters, args)
+        found = {name: Row(task, name) for name in drafters}
+        for prompt in prompts[: args.num_prompts]:
+            compare(prompt, model, tokenizer, drafters, found, args)
+        rows += found.values()
         print_table(rows, console)
-    costs = drafters["adaptive"].drafting.planner.times.table
+    costs = drafters[ADAPTIVE].drafting.planner.times.table
     console.print("a pass, by rows:", costs.verify, "\na draft:", costs.draft, highlight=False)
-    record = {"settings": settings(args), "rows": [asdict(row) for row in rows]}
-    timed = {"verify": costs.verify, "draft": costs.draft}
-    results.write(args.output, {**machine.describe(None), **record, **timed})
+    shapes = {"adaptive": shape_text(args.adaptive), "shape": [*map(shape_text, args.shape)]}
+    asked_for = {name: vars(args)[name] for name in ("num_prompts", "max_tokens", "temperature")}
+    record = {
+        **machine.describe(None),
+        "settings": {**asked_for, **shapes, "dataset": args.dataset.name},
+        "rows": [asdict(row) for row in rows],
+        "verify": costs.verify,
+        "draft": costs.draft,
+    }
+    results.write(args.output, record)
 
 
 def compare(
-    task: str | None,
-    prompts: Sequence[list[int]],
+    prompt: list[int],
     model: Any,
     tokenizer: Any,
-    drafters: dict[str, Drafter | None],
+    drafters: dict[str, Any],
+    found: dict[str, Row],
     args: argparse.Namespace,
-) -> list[Row]:
-    """All methods on each prompt in turn."""
-    found = {name: Row(task, name, 0, 0, 0.0, 0, 0) for name in drafters}
-    for prompt in prompts:
-        answers: dict[str, list[int]] = {}
-        for name, drafter in drafters.items():
-            mx.random.seed(SEED)
-            sampler = make_sampler(args.temperature)
-            given = model, tokenizer, prompt, args.max_tokens, drafter
-            tokens, steps, started = [], 0, 0.0
-            for response in stream_generate(*given, sampler=sampler):
-                if not tokens:
-                    started = perf_counter()
-                tokens.append(response.token)
-                steps += not response.from_draft
-            answers[name] = tokens
-            row = found[name]
-            row.seconds += perf_counter() - started
-            row.tokens, row.steps = row.tokens + len(tokens), row.steps + steps
-            standard = PLAIN if not args.temperature else "adaptive"
-            row.identical += tokens == answers.get(standard, answers[name])
-            row.answers += 1
-    return list(found.values())
+) -> None:
+    """Add all methods' answers to one prompt to their rows."""
+    answers: dict[str, list[int]] = {}
+    for name, drafter in drafters.items():
+        mx.random.seed(SEED)
+        sampler = make_sampler(args.temperature)
+        row, tokens, started = found[name], [], 0.0
+        for response in stream_generate(
+            model, tokenizer, prompt, args.max_tokens, drafter, sampler=sampler
+        ):
+            if not tokens:
+                started = perf_counter()
+            tokens.append(response.token)
+            row.steps += not response.from_draft
+        row.seconds += perf_counter() - started
+        row.tokens += len(tokens)
+        answers[name] = tokens
+        standard = ADAPTIVE if args.temperature else PLAIN
+        row.identical += tokens == answers.get(standard, tokens)
+        row.answers += 1
 
 
 def print_table(rows: Sequence[Row], console: Console) -> None:
@@ -160,14 +162,6 @@ def print_table(rows: Sequence[Row], console: Console) -> None:
         figures = f"{rate:.1f}", f"{rate / base:.2f}", per_step, same
         table.add_row(row.task or "", row.method, *figures)
     console.print(table)
-
-
-def settings(args: argparse.Namespace) -> dict[str, Any]:
-    """What was asked for, without this machine's paths."""
-    left_out = {"target", "drafter", "output"}
-    asked = {name: value for name, value in vars(args).items() if name not in left_out}
-    shapes = {"adaptive": shape_text(args.adaptive), "shape": [*map(shape_text, args.shape)]}
-    return {**asked, **shapes, "dataset": args.dataset.name}
 
 
 if __name__ == "__main__":
