@@ -29,7 +29,6 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -62,27 +61,9 @@ LEAST_ACCEPTED = 10
 """Fewer accepted tokens in a fixed shape: trees were hardly used, and little is shown."""
 
 
-@dataclass(frozen=True)
-class Answer:
-    """One request's.
-
-    Attributes:
-        tokens: what came out.
-        logprobs: at each of them, those of the most probable tokens, by token; empty where they
-            were not asked for.
-    """
-
-    tokens: list[int]
-    logprobs: list[dict[str, float]]
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Where an answer leaves plain decoding's; see the module for `gap`, None where unknown."""
-
-    request: int
-    position: int
-    gap: float | None
+Answer = dict[str, Any]
+"""One request's: `tokens`, and `logprobs` of the most probable tokens at each of them, by token;
+empty where they were not asked for."""
 
 
 def main() -> int:
@@ -147,7 +128,7 @@ def outcomes(
 ) -> dict[str, Any]:
     """The report, by engine, of those that are done; compared once plain decoding is."""
     found = answered.get(PLAIN, (None, None))[0]
-    plain = {} if found is None else read_answers(found)
+    plain = {} if found is None else found["answers"]
     return {name: outcome(*answered[name], plain) for name in names if name in answered}
 
 
@@ -242,13 +223,6 @@ def measure(arguments: dict[str, Any], samplings: list[str]) -> dict[str, Any]:
     return {"answers": answers, "accepted": None if accepted is None else accepted.value}
 
 
-def read_answers(found: dict[str, Any]) -> dict[str, list[Answer]]:
-    """By sampling."""
-    return {
-        name: [Answer(**answer) for answer in answers] for name, answers in found["answers"].items()
-    }
-
-
 def outcome(
     found: dict[str, Any] | None, checks: str | None, plain: dict[str, list[Answer]]
 ) -> dict[str, Any]:
@@ -256,35 +230,33 @@ def outcome(
     if found is None:
         return {"checks": None, "accepted": None, "agreement": {}}
     agreement = {}
-    for name, answers in read_answers(found).items() if plain else ():
+    for name, answers in found["answers"].items() if plain else ():
         apart = differences(plain[name], answers)
-        agreement[name] = {
-            "equal": len(answers) - len(apart),
-            "of": len(answers),
-            "differences": [asdict(difference) for difference in apart],
-        }
+        equal = len(answers) - len(apart)
+        agreement[name] = {"equal": equal, "of": len(answers), "differences": apart}
     return {"checks": checks, "accepted": found["accepted"], "agreement": agreement}
 
 
-def differences(plain: list[Answer], answers: list[Answer]) -> list[Difference]:
-    """Of each answer that is not plain decoding's, the first."""
+def differences(plain: list[Answer], answers: list[Answer]) -> list[dict[str, Any]]:
+    """Where each answer that is not plain decoding's leaves it: request, position, and the gap."""
     found = []
     for request, (expected, answer) in enumerate(zip(plain, answers, strict=True)):
-        if expected.tokens == answer.tokens:
-            continue
-        pairs = zip(expected.tokens, answer.tokens, strict=False)
-        shorter = min(len(expected.tokens), len(answer.tokens))
-        position = next((at for at, (a, b) in enumerate(pairs) if a != b), shorter)
-        found.append(Difference(request, position, gap(expected, answer, position)))
+        tokens, others = expected["tokens"], answer["tokens"]
+        if tokens != others:
+            pairs = enumerate(zip(tokens, others, strict=False))
+            shorter = min(len(tokens), len(others))
+            position = next((at for at, (a, b) in pairs if a != b), shorter)
+            gap = _gap(expected, answer, position)
+            found.append({"request": request, "position": position, "gap": gap})
     return found
 
 
-def gap(expected: Answer, answer: Answer, position: int) -> float | None:
-    """By how much plain decoding preferred its token at this position to the answer's."""
-    if position >= min(len(expected.logprobs), len(answer.tokens)):
+def _gap(expected: Answer, answer: Answer, position: int) -> float | None:
+    """By how much plain decoding preferred its token at this position to the answer's, if known."""
+    if position >= min(len(expected["logprobs"]), len(answer["tokens"])):
         return None
-    known = expected.logprobs[position]
-    own, other = str(expected.tokens[position]), str(answer.tokens[position])
+    known = expected["logprobs"][position]
+    own, other = str(expected["tokens"][position]), str(answer["tokens"][position])
     return known[own] - known[other] if own in known and other in known else None
 
 

@@ -9,33 +9,33 @@ from typing import Any
 
 import pytest
 from first_gpu_parts import parity
-from first_gpu_parts.parity import Answer, Difference, differences, is_sound, outcome
+from first_gpu_parts.parity import differences, is_sound, outcome
 
 from vllm_redrafter import ReDrafterConfig
 
+
+def answer(tokens: list[int], *logprobs: dict[str, float]) -> dict[str, Any]:
+    return {"tokens": tokens, "logprobs": list(logprobs)}
+
+
 PLAIN = [
-    Answer([5, 6, 7], [{"5": -0.1}, {"6": -0.5, "9": -0.7}, {"7": -0.1}]),
-    Answer([1, 2], []),
-    Answer([3, 4], []),
+    answer([5, 6, 7], {"5": -0.1}, {"6": -0.5, "9": -0.7}, {"7": -0.1}),
+    answer([1, 2]),
+    answer([3, 4]),
 ]
 
 
 def test_of_each_answer_the_first_difference_is_told() -> None:
-    answers = [Answer([5, 9, 8], []), Answer([1], []), Answer([3, 4], [])]
-    first, second = differences(PLAIN, answers)
-    assert (first.request, first.position) == (0, 1)
-    assert first.gap == pytest.approx(0.2)
-    assert second == Difference(1, 1, None)
-
-
-def test_a_token_that_plain_decoding_held_for_improbable_has_no_known_gap() -> None:
-    (found,) = differences(PLAIN[:1], [Answer([8, 6, 7], [])])
-    assert found == Difference(0, 0, None)
+    first, second = differences(PLAIN, [answer([5, 9, 8]), answer([1]), answer([3, 4])])
+    assert (first["request"], first["position"]) == (0, 1)
+    assert first["gap"] == pytest.approx(0.2)
+    assert second == {"request": 1, "position": 1, "gap": None}
+    (improbable,) = differences(PLAIN[:1], [answer([8, 6, 7])])
+    assert improbable == {"request": 0, "position": 0, "gap": None}
 
 
 def test_an_engine_s_outcome_counts_equal_answers() -> None:
-    answers = [{"tokens": [5, 6, 7], "logprobs": []}, {"tokens": [1, 3], "logprobs": []}]
-    found = {"answers": {"greedy": answers}, "accepted": 12}
+    found = {"answers": {"greedy": [answer([5, 6, 7]), answer([1, 3])]}, "accepted": 12}
     told = outcome(found, "error", {"greedy": PLAIN[:2]})
     (compared,) = told["agreement"].values()
     assert (compared["equal"], compared["of"]) == (1, 2)
