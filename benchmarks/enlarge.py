@@ -41,9 +41,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.output.exists():
         command.error(f"{options.output} exists: name a new folder")
     try:
-        target = enlarge_target(options.target, options.output / "target", LLAMA_3_8B, DTYPE)
+        targets = enlarge_target(options.target, options.output / "target", LLAMA_3_8B, DTYPE)
         enlarge_drafter(
-            options.drafter, options.output / "drafter", target, options.draft_vocab_size, DTYPE
+            options.drafter, options.output / "drafter", targets, options.draft_vocab_size, DTYPE
         )
     except (EnlargeError, ConfigError) as error:
         command.error(str(error))

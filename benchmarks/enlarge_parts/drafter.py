@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from enlarge_parts.target import Enlarged, EnlargeError, Filler, vocabulary_rows
+from enlarge_parts.target import EnlargeError, Filler, vocabulary_rows
 from vllm_redrafter import save_drafter
 from vllm_redrafter.checkpoints.reading import load_drafter
 from vllm_redrafter.heads.gated import GatedConfig, GatedHead
@@ -26,45 +26,50 @@ KEEPS = 64.0
 
 
 def enlarge_drafter(
-    source: Path, output: Path, target: Enlarged, draft_vocab_size: int, dtype: torch.dtype
+    source: Path, output: Path, targets: tuple[Any, Any], ranked: int, dtype: torch.dtype
 ) -> None:
     """Write the drafter.
 
     Args:
         source: the small drafter's folder.
         output: the large one's.
-        target: that it drafts for.
-        draft_vocab_size: tokens that it ranks.
+        targets: the configs of the small target and of the large one.
+        ranked: tokens that it ranks.
         dtype: of the weights.
 
     Raises:
         EnlargeError: the source is no such head of the last hidden state, or the larger one.
         ConfigError: the source is no drafter.
     """
-    small = load_drafter(str(source))
+    small, (its, large) = load_drafter(str(source)), targets
     if not isinstance(small, GatedHead) or small.config.target_layers:
         raise EnlargeError(
             f"the drafter's head is a {small.config.model_type} of the target's layers "
             f"{small.config.target_layers}: expected a gated one that reads the last hidden state"
         )
-    if small.config.hidden_size != target.small_hidden:
+    if small.config.hidden_size != its.hidden_size:
         raise EnlargeError(
             f"the drafter's hidden size is {small.config.hidden_size}, the target's "
-            f"{target.small_hidden}: expected a pair"
+            f"{its.hidden_size}: expected a pair"
         )
-    ranked, rows = small.config.num_ranked_tokens, min(draft_vocab_size, target.vocabulary)
-    if rows - ranked > target.vocabulary - target.small_vocabulary or rows < ranked:
-        raise EnlargeError(f"--draft-vocab-size {rows}: the drafter ranks {ranked} tokens itself")
+    already, ranked = small.config.num_ranked_tokens, min(ranked, large.vocab_size)
+    if not already <= ranked <= already + large.vocab_size - its.vocab_size:
+        raise EnlargeError(
+            f"--draft-vocab-size {ranked}: the drafter ranks {already} tokens itself"
+        )
     with torch.no_grad():
-        large = enlarged(small, target, rows)
-    save_drafter(large.to(dtype), output)
+        made = enlarged(small, large.hidden_size, large.vocab_size, ranked)
+    save_drafter(made.to(dtype), output)
 
 
-def enlarged(small: GatedHead, target: Enlarged, rows: int) -> GatedHead:
-    """The large head, which ranks `rows` tokens: the small one's, then further ones."""
-    hidden, wide = target.small_hidden, target.hidden
+def enlarged(small: GatedHead, wide: int, vocabulary: int, ranked: int) -> GatedHead:
+    """The large head: of `ranked` tokens the small one's come first, then some of the new ones."""
+    config, hidden = small.config, small.config.hidden_size
+    selector = config.selector and SelectorConfig(config.selector.depths, max(1, wide // 4))
+    sizes: dict[str, Any] = {"draft_vocab_size": ranked, "selector": selector}
+    layers = config.num_draft_layers
+    large = GatedHead(GatedConfig(vocabulary, wide, num_draft_layers=layers, **sizes))
     smaller = (hidden / wide) ** 0.5
-    large = _new(small, target, rows)
     at = torch.arange(hidden)
     both = torch.cat([at, at + wide])
     place(large.cell, both, both, small.cell, smaller)
@@ -75,23 +80,12 @@ def enlarged(small: GatedHead, target: Enlarged, rows: int) -> GatedHead:
         _place_selector(large.selector, small.selector, smaller)
     large.scale[at] = small.scale * smaller
     large.scale[hidden] = 1.0
-    filler = Filler(torch.float32)
-    large.lm_head.weight.copy_(vocabulary_rows(small.lm_head.weight, rows, wide, filler))
-    ranked = small.config.num_ranked_tokens
-    further = target.small_vocabulary + torch.arange(rows - ranked)
-    large.keep_tokens(torch.cat([small.target_tokens(torch.arange(ranked)), further]))
+    rows = vocabulary_rows(small.lm_head.weight, ranked, wide, Filler(torch.float32))
+    large.lm_head.weight.copy_(rows)
+    known = small.target_tokens(torch.arange(config.num_ranked_tokens))
+    further = config.vocab_size + torch.arange(ranked - len(known))
+    large.keep_tokens(torch.cat([known, further]))
     return large
-
-
-def _new(small: GatedHead, target: Enlarged, rows: int) -> GatedHead:
-    """A head of the large sizes, its weights at random."""
-    selector = small.config.selector
-    if selector is not None:
-        selector = SelectorConfig(selector.depths, max(1, target.hidden // 4))
-    layers = small.config.num_draft_layers
-    sizes: dict[str, Any] = {"draft_vocab_size": rows, "num_draft_layers": layers}
-    config = GatedConfig(target.vocabulary, target.hidden, selector=selector, **sizes)
-    return GatedHead(config)
 
 
 def _place_selector(large: Selector, small: Selector, smaller: float) -> None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -46,23 +45,6 @@ class EnlargeError(ValueError):
     """A pair or sizes that cannot be enlarged."""
 
 
-@dataclass(frozen=True)
-class Enlarged:
-    """What the drafter has to know of the target.
-
-    Attributes:
-        small_vocabulary: tokens that are likely at all.
-        vocabulary: all tokens.
-        small_hidden: numbers of the hidden state before the constant.
-        hidden: all of them.
-    """
-
-    small_vocabulary: int
-    vocabulary: int
-    small_hidden: int
-    hidden: int
-
-
 class Filler:
     """Random weights of any size, drawn once: layers need not differ to take their time."""
 
@@ -76,7 +58,7 @@ class Filler:
 
 def enlarge_target(
     source: Path, output: Path, shape: Mapping[str, Any], dtype: torch.dtype
-) -> Enlarged:
+) -> tuple[Any, Any]:
     """Write the target: a file of weights per layer, and the source's tokenizer.
 
     Args:
@@ -84,6 +66,9 @@ def enlarge_target(
         output: the large one's, made.
         shape: sizes by LlamaConfig's names.
         dtype: of the weights.
+
+    Returns:
+        The small target's config and the large one's.
 
     Raises:
         EnlargeError: the source holds no plain Llama with its weights in one file, or not the
@@ -120,7 +105,7 @@ def enlarge_target(
         found |= dict.fromkeys(tensors, file_name)
     index = {"metadata": {}, "weight_map": found}
     (output / f"{WEIGHTS}.index.json").write_text(json.dumps(index))
-    return Enlarged(config.vocab_size, large.vocab_size, config.hidden_size, large.hidden_size)
+    return config, large
 
 
 def check(small: Any, large: Any) -> None:

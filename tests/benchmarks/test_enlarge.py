@@ -139,7 +139,7 @@ def test_what_does_not_fit_is_refused(
 
 def test_another_head_is_refused(small: Path, tmp_path: Path) -> None:
     save_drafter(new_head("recurrent", 50, 32), tmp_path / "recurrent")
-    sizes = targets.Enlarged(50, 90, 32, 96)
+    sizes = LlamaConfig(**SMALL), LlamaConfig(**LARGE)
     with pytest.raises(targets.EnlargeError, match="expected a gated one"):
         drafters.enlarge_drafter(
             tmp_path / "recurrent", tmp_path / "x", sizes, RANKED, torch.float32
