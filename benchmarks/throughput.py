@@ -12,29 +12,22 @@ them, given as its speculative config; it can be repeated:
                "suffix_decoding_max_cached_requests": 0}'
 
 Prompts are asked at every level and repeat: a method that keeps answers across requests, as suffix
-decoding does by default, would know them. Without --method there is n-gram speculation of five
-tokens, and with nothing behind it nothing.
+decoding does by default, would know them. So prefix caching is off.
 
 A dataset whose rows have a `category`, as MT-Bench's and the prompts that come with this script, is
-divided by it. Then there are figures of each task, and of all tasks: their tokens over their
-seconds.
+divided by it: there are figures of each task, and of all.
 
-Every method and shape gets an engine of its own. At a concurrency (that many requests in flight)
-and temperature all engines answer the same prompts, after a warm-up of one answer per request in
-flight, without prefix caching; `--repeats` does all of it again, in another order.
+Every method and shape gets an engine of its own, and all answer the same prompts, after a warm-up
+of one answer per request in flight. On a CPU all engines have memory at the same time and take
+turns: at each concurrency and temperature one measurement follows the other within seconds, with
+the other engines paused, so that whatever slows the machine down meets all methods alike. A GPU has
+no memory for two, mostly: there each engine does all of a repeat alone, in a fresh process, unless
+--side-by-side says that there is. The adaptive method keeps what it has learned for as long as its
+engine lives, as in a server.
 
-On a CPU all engines are started together, have memory at the same time, and take turns: at each
-concurrency and temperature one measurement follows the other within seconds, with the other
-engines paused, so that whatever slows the machine down meets all methods alike. A GPU has no memory
-for two, mostly: there each engine does all of a repeat alone, in a fresh process, unless
---side-by-side says that there is.
-
-Requests that all end after --max-tokens, as --ignore-eos alone has them, begin and end together in
-plain decoding, whose prompts are then read several in a pass, and not in speculation, which gives
-one more tokens than another. With --min-tokens their lengths differ, as those of answers do.
-
-The adaptive method keeps what it has learned for as long as its engine lives, as in a server: from
-task to task and level to level, and on a CPU from repeat to repeat.
+Requests that all end after --max-tokens begin and end together in plain decoding, whose prompts are
+then read several in a pass, and not in speculation. With --min-tokens their lengths differ, as
+those of answers do.
 
 Targets loop under greedy decoding, small ones above all, and repeated text is easy to draft, for
 n-grams most of all. So the table has the share of repeated 8-grams beside the figures.

@@ -201,8 +201,8 @@ class Row:
         task: None for all prompts together.
         tokens_per_second: over repeats.
         ratio: to plain decoding in the same repeat.
-        nodes, undrafted: medians over repeats; see `Measurement`.
-        tokens_per_step, shares, repeated_ngrams: medians over repeats; see `Measurement`.
+        tokens_per_step, nodes, undrafted, shares, repeated_ngrams: medians over repeats; see
+            `Measurement`.
         identical: requests, of all repeats, whose output equals plain decoding's.
         requests: of all repeats.
     """
