@@ -40,29 +40,25 @@ from vllm_redrafter.training.training_config import TrainingConfig
 SHAPES = ["4x4:4", "4x4:8", "4x4:16", "8x4:32"]
 
 
-def parser() -> argparse.ArgumentParser:
-    made = script_parser(__doc__)
-    made.add_argument("target", help="folder or hub id")
-    made.add_argument("--data", type=Path, required=True, help="to learn from, and to measure on")
-    made.add_argument("--measure", type=Path, action="append", default=[], help="to measure on")
-    made.add_argument("--runs", type=Path, required=True, help="folder of the runs' figures")
-    made.add_argument("--conversations", type=positive, default=256, help="rows of --data")
-    made.add_argument("--held-out", type=positive, default=40, help="rows of each text")
-    made.add_argument("--head", action="append", choices=[v.name for v in VARIANTS])
-    made.add_argument("--seeds", type=integer(0), default=1, help="0: no further run")
-    made.add_argument("--shape", action="append", type=tree_shape, help=f"default: {SHAPES}")
-    made.add_argument("--target-layers", default=AUTO, help="of fused heads")
-    made.add_argument("--draft-vocab-size", type=positive, default=4096)
-    made.add_argument("--epochs", type=positive, default=2)
-    made.add_argument(
-        "--unroll-steps", type=positive, default=4, help="how far heads learn to draft (default 4)"
-    )
-    made.add_argument("--output", type=results_file, help="JSON with all figures")
-    return made
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = parser().parse_args(arguments)
+    parser = script_parser(__doc__)
+    add = parser.add_argument
+    add("target", help="folder or hub id")
+    add("--data", type=Path, required=True, help="to learn from, and to measure on")
+    add("--measure", type=Path, action="append", default=[], help="to measure on")
+    add("--runs", type=Path, required=True, help="folder of the runs' figures")
+    add("--conversations", type=positive, default=256, help="rows of --data")
+    add("--held-out", type=positive, default=40, help="rows of each text")
+    add("--head", action="append", choices=[v.name for v in VARIANTS])
+    add("--seeds", type=integer(0), default=1, help="0: no further run")
+    add("--shape", action="append", type=tree_shape, help=f"default: {SHAPES}")
+    add("--target-layers", default=AUTO, help="of fused heads")
+    add("--draft-vocab-size", type=positive, default=4096)
+    add("--epochs", type=positive, default=2)
+    unroll = "how far heads learn to draft (default 4)"
+    add("--unroll-steps", type=positive, default=4, help=unroll)
+    add("--output", type=results_file, help="JSON with all figures")
+    options = parser.parse_args(arguments)
     variants = [v for v in VARIANTS if options.head is None or v.name in options.head]
     options.runs.mkdir(parents=True, exist_ok=True)
     material = read_material(options)

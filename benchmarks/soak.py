@@ -106,7 +106,10 @@ async def soak(
         )
         for server in (drafting_server, plain_server):
             server.wait_until_ready()
-        async with session() as opened:
+        # As many connections as there are requests, and no limit of its own on their time.
+        connector = aiohttp.TCPConnector(limit=0)
+        limit = aiohttp.ClientTimeout(total=None)
+        async with aiohttp.ClientSession(connector=connector, timeout=limit) as opened:
             report, answered = await under_load(args, drafting_server, opened, asked)
             await compare(args, plain_server, opened, answered, report)
     return report
@@ -197,13 +200,6 @@ def common(target: Path) -> list[str]:
 def environment() -> dict[str, str]:
     level = os.environ.get("VLLM_LOGGING_LEVEL", "WARNING")
     return {**os.environ, **cpu_variables(os.environ), "VLLM_LOGGING_LEVEL": level}
-
-
-def session() -> aiohttp.ClientSession:
-    """As many connections as there are requests, and no limit of its own on their time."""
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
-    )
 
 
 async def quiet_metrics(server: Server, client: Client) -> dict[str, float]:

@@ -35,31 +35,23 @@ MEMORY = 0.8
 """The part of free GPU memory that a case may take."""
 
 
-@dataclass(frozen=True)
-class Heads:
-    """A target's attention heads: query heads, KV heads, head dimension."""
-
-    name: str
-    query: int
-    kv: int
-    dim: int
-
-
-HEADS = (Heads("llama-7b", 32, 32, 128), Heads("llama-3-8b", 32, 8, 128))
+HEADS = {"llama-7b": (32, 32), "llama-3-8b": (32, 8)}
+"""Query heads and KV heads by the target's name, all of HEAD_DIM numbers."""
+HEAD_DIM = 128
 
 
 @dataclass(frozen=True)
 class Case:
     """`batch` requests with `context` keys and a tree of `nodes` each."""
 
-    heads: Heads
+    target: str
     batch: int
     context: int
     nodes: int
     dtype: torch.dtype = torch.bfloat16
 
     def __str__(self) -> str:
-        return f"{self.heads.name}, {self.batch} x {self.context}, nodes {self.nodes}"
+        return f"{self.target}, {self.batch} x {self.context}, nodes {self.nodes}"
 
     @property
     def blocks(self) -> int:
@@ -69,7 +61,7 @@ class Case:
     @property
     def key_bytes(self) -> int:
         """K and V of a token."""
-        return 2 * self.heads.kv * self.heads.dim * self.dtype.itemsize
+        return 2 * HEADS[self.target][1] * HEAD_DIM * self.dtype.itemsize
 
     @property
     def cache_bytes(self) -> int:
@@ -78,7 +70,7 @@ class Case:
     @property
     def floor_bytes(self) -> int:
         """See this script."""
-        query = self.nodes * self.heads.query * self.heads.dim * self.dtype.itemsize
+        query = self.nodes * HEADS[self.target][0] * HEAD_DIM * self.dtype.itemsize
         words = self.blocks + self.nodes * -(-self.nodes // 32)
         return self.batch * ((self.context + self.nodes) * self.key_bytes + 2 * query + 4 * words)
 
@@ -94,10 +86,11 @@ class Case:
         order = torch.randperm(blocks, generator=torch.Generator().manual_seed(0)).int()
         parents = (torch.arange(self.nodes) - 1).clamp(min=0) // 2
         ancestors = pack_bits(ancestor_mask(parents.expand(self.batch, -1)))
-        cache = (blocks, BLOCK_SIZE, self.heads.kv, self.heads.dim)
+        heads, kv_heads = HEADS[self.target]
+        cache = (blocks, BLOCK_SIZE, kv_heads, HEAD_DIM)
         starts = torch.arange(self.batch + 1, dtype=torch.int32) * self.nodes
         return {
-            "query": normal(self.batch * self.nodes, self.heads.query, self.heads.dim),
+            "query": normal(self.batch * self.nodes, heads, HEAD_DIM),
             "key_cache": normal(*cache),
             "value_cache": normal(*cache),
             "block_table": order.view(self.batch, -1).to(device),

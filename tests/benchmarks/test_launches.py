@@ -30,7 +30,7 @@ class Gpu:
         return 20.0
 
 draft_layers.VOCABULARY = 200
-tree_attention.HEADS = [tree_attention.Heads("tiny", 4, 2, 64)]
+tree_attention.HEADS, tree_attention.HEAD_DIM = {"tiny": (4, 2)}, 64
 options = SimpleNamespace(
     batches=[2], contexts=[20, 40_000], nodes=[1, 5], hidden=[32], rows=[4, 8],
     tokens=[20, 50], requests=[3], context_matches=2,
