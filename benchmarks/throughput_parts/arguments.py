@@ -37,17 +37,10 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
         help="prompts: .txt (one per line), .jsonl, .json, .parquet; MT-Bench's and Spec-Bench's "
         "question.jsonl and GSM8K's files as they are (default: suites.jsonl beside this script)",
     )
-    add(
-        "--chat",
-        action=argparse.BooleanOptionalAction,
-        help="put prompts through the target's chat template (default: only conversations)",
-    )
-    add(
-        "--num-prompts",
-        type=positive,
-        default=32,
-        help="at most, drawn at random, of each task where there are some (default 32)",
-    )
+    chat = "put prompts through the target's chat template (default: only conversations)"
+    add("--chat", action=argparse.BooleanOptionalAction, help=chat)
+    number = "at most, drawn at random, of each task where there are some (default 32)"
+    add("--num-prompts", type=positive, default=32, help=number)
     add(
         "--prompts-per-request",
         type=positive,
@@ -56,22 +49,13 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
         "does not take longest (default: all prompts at every concurrency)",
     )
     add("--max-tokens", type=positive, default=128, help="per request (default 128)")
-    add(
-        "--min-tokens",
-        type=positive,
-        help="draw the most tokens of each request from here to --max-tokens (default: "
-        "--max-tokens of all)",
-    )
+    least = "draw the most tokens of each request from here to --max-tokens (default: no draw)"
+    add("--min-tokens", type=positive, help=least)
     add("--ignore-eos", action="store_true", help="output as many in any case")
     add("--concurrency", **several, type=positive, help="requests in flight (default 1 4 8)")
     shape: dict[str, Any] = {"type": tree_shape, "metavar": "WxL:K"}
-    add(
-        "--shape",
-        **or_none,
-        **shape,
-        help="fixed beam width, beam length, tree nodes (default 2x4:6; none where nothing is "
-        "given)",
-    )
+    fixed = "fixed beam width, beam length, tree nodes (default 2x4:6; or none)"
+    add("--shape", **or_none, **shape, help=fixed)
     add("--adaptive", **several, **shape, help="the same, at most (default 4x5:12)")
     add(
         "--context-matches",
@@ -81,16 +65,10 @@ def parser(doc: str | None) -> argparse.ArgumentParser:
         help="measure each shape with each of these numbers of continuations found in the text "
         "(default: once, with the engine's own default)",
     )
-    add(
-        "--matches-alone",
-        action="store_true",
-        help="these continuations without a drafter as well, with K of --adaptive",
-    )
-    add(
-        "--plain-again",
-        action="store_true",
-        help="plain decoding in a second engine: how much the figures of two like engines differ",
-    )
+    alone = "these continuations without a drafter as well, with K of --adaptive"
+    add("--matches-alone", action="store_true", help=alone)
+    again = "plain decoding in a second engine: how much the figures of two like engines differ"
+    add("--plain-again", action="store_true", help=again)
     add(
         "--method",
         **or_none,
