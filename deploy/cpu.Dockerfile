@@ -8,7 +8,6 @@ RUN pip wheel --no-cache-dir --no-deps --wheel-dir /dist .
 
 FROM python:3.11-slim
 # torch.compile calls the compiler when a server starts. tcmalloc is preloaded, as is libiomp5.
-# hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends g++ libnuma1 libtcmalloc-minimal4 \
     && rm -rf /var/lib/apt/lists/*
