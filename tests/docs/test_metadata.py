@@ -1,4 +1,4 @@
-"""What people see around the package agrees: addresses, versions, what CI runs, what hooks run."""
+"""What people see around the package agrees: addresses, versions, what CI runs."""
 
 from __future__ import annotations
 
@@ -36,11 +36,6 @@ def test_the_repository_has_one_address(file: str) -> None:
     name = re.escape(PROJECT["name"])
     found = re.findall(rf"https://github\.com/[\w-]+/{name}\b", (REPO / file).read_text())
     assert found and set(found) == {ADDRESS}
-
-
-def test_the_site_has_one_address() -> None:
-    site = re.search(r"^site_url: (\S+)$", (REPO / "mkdocs.yml").read_text(), re.MULTILINE)
-    assert site is not None and site[1] == PROJECT["urls"]["Documentation"]
 
 
 def test_python_s_versions_are_those_that_ci_installs_with() -> None:
@@ -86,14 +81,3 @@ def test_a_release_is_published_without_a_password() -> None:
 def test_a_workflow_may_write_no_more_than_it_has_to(file: Path) -> None:
     allowed = {"docs": {"contents": "write"}}
     assert workflow(file.stem)["permissions"] == allowed.get(file.stem, {"contents": "read"})
-
-
-def test_the_hooks_need_no_environment_of_the_project() -> None:
-    repos = yaml.safe_load((REPO / ".pre-commit-config.yaml").read_text())["repos"]
-    hooks = [hook for repo in repos for hook in repo["hooks"]]
-    assert {"ruff-check", "ruff-format", "mypy"} <= {hook["id"] for hook in hooks}
-    for repo in repos:
-        assert repo["repo"] == "local" or re.fullmatch(r"v[\d.]+", repo["rev"])
-    for hook in hooks:
-        assert ".venv" not in hook.get("entry", "") and hook.get("language") != "system"
-        assert all("==" in package for package in hook.get("additional_dependencies", ()))
