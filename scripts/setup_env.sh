@@ -57,7 +57,7 @@ else
     fi
 fi
 # One line per package and source that a configured file index lacks is noise; pipefail keeps pip's status.
-.venv/bin/python -m pip install -q -e ".[$build,train,benchmarks,dev]" ${index[@]+"${index[@]}"} 2>&1 |
+.venv/bin/python -m pip install -q -e ".[$build,train,dev]" ${index[@]+"${index[@]}"} 2>&1 |
     sed '/WARNING: Location .* is ignored/d' ||
     die "pip failed, see above. On a CPU machine it has to find the CPU build of torch (from $torch_cpu_index)"
 
