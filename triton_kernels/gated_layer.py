@@ -197,7 +197,7 @@ def gated_cell(
         out: [M, N], written; bf16, fp16 or fp32, as all that is read. Not among the inputs: other
             thread blocks still read them.
         epsilon: of the norms.
-        tile: None for the usual one; benchmarks/draft_layers.py tries others.
+        tile: None for the usual one.
 
     Returns:
         out.
