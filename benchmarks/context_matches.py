@@ -37,7 +37,7 @@ from shared_parts.gpu import Gpu
 from shared_parts.launches import Timed
 
 from vllm_redrafter.config import LONGEST_PATH, MOST_MATCHES
-from vllm_redrafter.tree.context_index import ContextIndex
+from vllm_redrafter.drafting.context_index import ContextIndex
 
 VOCAB_SIZE = 128_000
 KINDS = {"random": None, "one token": 1, "periodic": 16}

@@ -30,6 +30,7 @@ FLOORS = (
     ("engine.cpu", "engine.cuda"),
     ("engine", "mlx", "training"),
     ("data",),
+    ("drafting",),
     ("budget",),
     ("tree",),
     ("checkpoints",),

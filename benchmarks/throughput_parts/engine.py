@@ -117,7 +117,7 @@ class Run:
         generation: what came out, and when.
         spec_decode: vLLM's own counters of speculation (n-gram: steps without a proposal are not
             counted as drafts).
-        parts: ReDrafter's counters and seconds; see vllm_redrafter/budget/stats.py.
+        parts: ReDrafter's counters and seconds; see vllm_redrafter/drafting/stats.py.
     """
 
     concurrency: int

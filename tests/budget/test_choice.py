@@ -14,7 +14,7 @@ from vllm_redrafter.budget.choice import (
     Floats,
     best_budget,
     best_common_budget,
-    unlimited,
+    verify_everything,
 )
 
 PROBABILITIES = arrays.arrays(
@@ -64,7 +64,7 @@ def test_a_more_expensive_draft_asks_for_more_nodes() -> None:
 
 def test_there_are_terms_on_which_everything_is_verified() -> None:
     survival = np.array([[0.5, 1e-6], [0.2, 0.0]])
-    terms = unlimited(6)
+    terms = verify_everything(6)
     choice = best_budget(survival, 2, terms.draft_seconds, terms.verify_seconds)
     assert choice.budget == 3 <= terms.least
     assert choice.tokens == pytest.approx(2.700001)

@@ -118,7 +118,7 @@ def test_every_path_that_is_named_exists(document: Path) -> None:
 
 @documents
 def test_every_python_file_that_is_named_is_ours(document: Path) -> None:
-    """Short names too, such as `policy.py` and `budget/stats.py`."""
+    """Short names too, such as `policy.py` and `drafting/stats.py`."""
     files = [
         "/" + path.relative_to(REPO).as_posix()
         for folder in ("vllm_redrafter", "triton_kernels", "tests", "benchmarks", "examples")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_redrafter.budget.stats import StepStats
+from vllm_redrafter.drafting.stats import StepStats
 from vllm_redrafter.engine import published
 from vllm_redrafter.engine.published import Counters, Publisher, Subscriber
 
@@ -39,7 +39,7 @@ def stats(steps: int) -> StepStats:
 WORKER = """
 import os, signal
 from vllm_redrafter.engine.published import Publisher
-from vllm_redrafter.budget.stats import StepStats
+from vllm_redrafter.drafting.stats import StepStats
 Publisher(1).publish(StepStats(steps=7, verifications=14, expected_tokens=31.5))
 os.kill(os.getpid(), signal.SIGKILL)
 """

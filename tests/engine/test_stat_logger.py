@@ -14,7 +14,7 @@ from prometheus_client import REGISTRY
 from vllm.v1.metrics.stats import IterationStats, SchedulerStats
 
 from vllm_redrafter import plugin
-from vllm_redrafter.budget.stats import StepStats
+from vllm_redrafter.drafting.stats import StepStats
 from vllm_redrafter.engine import published, stat_logger
 from vllm_redrafter.engine.published import Publisher
 from vllm_redrafter.engine.stat_logger import ReDrafterStatLogger

@@ -16,7 +16,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.sample_utils import make_logits_processors, make_sampler
 
 from redrafter_testing.models.reciting_target import ANSWERS
-from vllm_redrafter.budget.drafting import FixedDrafting
+from vllm_redrafter.drafting.drafting import Drafting
 from vllm_redrafter.mlx import Drafter, generate, load_drafter, stream_generate
 from vllm_redrafter.mlx.proposer import ExploredProposer
 from vllm_redrafter.utils.errors import ConfigError
@@ -30,11 +30,11 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
-class NeverDrafting(FixedDrafting):
+class NeverDrafting(Drafting):
     """Plain decoding by our own steps."""
 
-    def pays(self, *_: Any) -> bool:
-        return False
+    def plan(self, *_: Any) -> None:
+        return None
 
     def skips_draft(self, *_: Any) -> bool:
         return True

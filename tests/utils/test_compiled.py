@@ -28,7 +28,7 @@ def test_an_engine_can_start_after_numba_is_loaded() -> None:
     """vLLM's CPU worker reads the dict of whatever stands in any module, llvmlite's too."""
     code = """
 import sys
-import vllm_redrafter.budget.ranking
+import vllm_redrafter.drafting.ranking
 for module in list(sys.modules.values()):
     for value in list(getattr(module, "__dict__", {}).values()):
         ours = str(type(value).__module__).startswith("llvmlite")

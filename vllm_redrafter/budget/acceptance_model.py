@@ -3,8 +3,8 @@
 A sampled request accepts the drafter's best token less often than a greedy one. One model for both
 would be wrong for either, by more the more they alternate.
 
-What is observed in each step is compiled; `budget/acceptance.py` says it in torch, for any device;
-about numba see `ranking.py`. A test holds the two equal.
+What is observed in each step is compiled; `budget/acceptance.py` says it in torch, for any device.
+A test holds the two equal.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Terms(NamedTuple):
     least: int
 
 
-def unlimited(rows: int) -> Terms:
+def verify_everything(rows: int) -> Terms:
     """Terms by which all nodes are verified, of up to so many rows."""
     return Terms(1.0, 1.0, 0.0, np.ones(rows + 1), 1.0, rows)
 

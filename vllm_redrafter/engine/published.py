@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vllm_redrafter.budget.stats import StepStats
+from vllm_redrafter.drafting.stats import StepStats
 
 DIRECTORY = "REDRAFTER_COUNTERS"
 """The environment variable that names the directory."""

@@ -9,9 +9,9 @@ import mlx.core as mx
 import numpy as np
 
 from vllm_redrafter.budget.costs import CostTable, DraftCost, VerifyCost
-from vllm_redrafter.budget.growing import growing
 from vllm_redrafter.budget.planner import arms_of
 from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.drafting.time_sizes import time_sizes
 from vllm_redrafter.mlx.beam_search import Explored, beam_search
 from vllm_redrafter.mlx.heads import Head
 from vllm_redrafter.mlx.target import TreeTarget
@@ -41,7 +41,7 @@ def measure_costs(target: TreeTarget, head: Head | None, config: ReDrafterConfig
         for cache in caches:
             cache.keep_first(0)
 
-    passes = growing(most, verify, before=lambda: None, seconds=MOST_SECONDS)
+    passes = time_sizes(most, verify, before=lambda: None, seconds=MOST_SECONDS)
     return CostTable(
         target=type(target.model).__module__,
         drafter=None if head is None else head.config.model_type,
@@ -74,5 +74,5 @@ def _draft_costs(
 
     for shape in shapes:
         seconds = MOST_SECONDS / len(shapes)
-        timed = growing(1, partial(draft, shape), before=lambda: None, seconds=seconds)
+        timed = time_sizes(1, partial(draft, shape), before=lambda: None, seconds=seconds)
         yield DraftCost(1, *shape, timed[0][1])

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 
 from vllm_redrafter.budget.costs import CHAINS, PLAIN, TREES
-from vllm_redrafter.budget.drafting import AdaptiveDrafting
 from vllm_redrafter.mlx.drafter import Drafter
 from vllm_redrafter.mlx.request_text import NAME, RequestText
 from vllm_redrafter.mlx.sampling import NodeSampler
@@ -100,7 +99,7 @@ class Decoder:
             following = self._runner.begin_plain(token) if goes_on else None
             self._append([cast(int, token.item())])
             self._stats.undrafted_steps += 1
-            self._drafting.stepped(PLAIN, 1, 1, perf_counter() - started)
+            self._drafting.record_step_time(PLAIN, 1, 1, perf_counter() - started)
             yield Token(self._root, logprobs, False)
             started = perf_counter()
 
@@ -120,9 +119,9 @@ class Decoder:
         seconds = perf_counter() - started
         draft = seconds * self._draft_share(kind, rows, shape)
         if self._tree is not None:
-            self._drafting.took(1, draft)
+            self._drafting.record_draft_time(draft)
         if kind != PLAIN:  # else it is no plain step, for the draft that it ended with
-            self._drafting.stepped(kind, 1, rows, seconds - draft)
+            self._drafting.record_step_time(kind, 1, rows, seconds - draft)
         return [
             Token(token, step.logprobs[node], at + 1 < len(step.path))
             for at, (token, node) in enumerate(zip(step.tokens, step.path, strict=True))
@@ -135,26 +134,26 @@ class Decoder:
 
     def _plan(self, nodes: int) -> None:
         """Choose what the next step drafts, of which so many nodes may be verified."""
-        pays = nodes > 0 and self._drafting.pays(REQUEST, self._samples, nodes)
-        self._shape = self._drafting.shape(nodes) if pays else None
+        self._shape = self._drafting.plan(REQUEST, self._samples, nodes) if nodes > 0 else None
 
     def _draft(self, step: Step, shape: SearchShape, most: int) -> None:
         """Build the tree that the next step verifies, of what the last one searched."""
         self._tree = self._drafting.draft(
-            REQUEST,
             step.explored,
             torch.tensor([self._root]),
             self._chain,
             np.array([most]),
+            shape,
             self._text.matches(),
         )
         self._kind = CHAINS if shape.beam_width == 1 or self._chain is not None else TREES
 
     def _draft_share(self, kind: int, rows: int, shape: SearchShape | None) -> float:
         """Of a step's time, by all that is known: of one evaluation nobody can time a part."""
-        if shape is None or not isinstance(self._drafting, AdaptiveDrafting):
+        planner = self._drafting.planner
+        if shape is None or planner is None:
             return 0.0
-        times = self._drafting.planner.times
+        times = planner.times
         draft = times.draft_seconds(shape, 1)
         return draft / (draft + float(times.step_seconds(kind, 1)[rows]))
 
@@ -175,7 +174,7 @@ class Decoder:
         output[0, :length] = torch.tensor(step.tokens)
         lengths = torch.tensor([length], dtype=torch.int32)
         accepted = AcceptedPath(output, lengths, path, path[:, length - 1])
-        self._drafting.judge(REQUEST, self._samples, tree, accepted)
+        self._drafting.observe(REQUEST, self._samples, tree, accepted)
         drafted = np.array([rows - 1])
         self._stats.count_drafts(drafted)
         self._stats.count_sampled(drafted, lengths.numpy())

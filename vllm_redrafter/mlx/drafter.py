@@ -8,15 +8,15 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from vllm_redrafter.budget.drafting import AdaptiveDrafting, FixedDrafting
 from vllm_redrafter.budget.planner import BatchPlanner
-from vllm_redrafter.budget.stats import StepStats
-from vllm_redrafter.budget.warm_up import warm_up
 from vllm_redrafter.checkpoints.acceptance_record import NOTHING_RECORDED
 from vllm_redrafter.checkpoints.drafter_files import read_config
 from vllm_redrafter.checkpoints.fit import size_differences
 from vllm_redrafter.checkpoints.reading import check_checkpoint, recorded_acceptance, shape_of
 from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.drafting.drafting import Drafting
+from vllm_redrafter.drafting.stats import StepStats
+from vllm_redrafter.drafting.warm_up import warm_up
 from vllm_redrafter.heads.head import HeadConfig
 from vllm_redrafter.mlx.beam_search import Explored
 from vllm_redrafter.mlx.costs import measure_costs, search_for_nobody
@@ -49,7 +49,7 @@ class Drafter:
         target: TreeTarget,
         head: Head | None,
         config: ReDrafterConfig,
-        drafting: FixedDrafting,
+        drafting: Drafting,
     ) -> None:
         self.target, self.head, self.config, self.drafting = target, head, config, drafting
         self.stats = drafting.stats
@@ -88,11 +88,11 @@ def load_drafter(
     shape = proposer.shape(config.num_speculative_tokens)
     none = Explored(*[mx.zeros((0, 0))] * 3)
     warm_up(proposer, none if head is None else search_for_nobody(target, head, shape))
-    if not config.adaptive:
-        return Drafter(target, head, config, FixedDrafting(proposer, StepStats()))
-    costs = measure_costs(target, head, config)
-    planner = BatchPlanner(config, costs, 1, recorded)
-    return Drafter(target, head, config, AdaptiveDrafting(proposer, planner, StepStats()))
+    drafting = Drafting(proposer, StepStats())
+    if config.adaptive:
+        costs = measure_costs(target, head, config)
+        drafting.planner = BatchPlanner(config, costs, 1, recorded)
+    return Drafter(target, head, config, drafting)
 
 
 def _config(

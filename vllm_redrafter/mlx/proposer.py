@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vllm_redrafter.budget.proposer import Proposer
+from vllm_redrafter.drafting.proposer import Proposer
 from vllm_redrafter.mlx.beam_search import Explored
 from vllm_redrafter.tree.beam_search import ExploredNodes
 from vllm_redrafter.tree.policy import SearchShape

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.tree.context_index import ContextIndex
+from vllm_redrafter.drafting.context_index import ContextIndex
 from vllm_redrafter.tree.context_matches import ContextMatches
 
 NAME = ""

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from vllm_redrafter.budget.draft_recorder import RecordedNode, RecordedStep
 from vllm_redrafter.cli.trace.page import page
 from vllm_redrafter.cli.trace.records import page_records
+from vllm_redrafter.drafting.recorder import RecordedNode, RecordedStep
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 TEXTS = ["</script><b id=broken>", "&lt;", "two", "three", "<!--<script>"]

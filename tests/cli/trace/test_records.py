@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vllm_redrafter.budget.draft_recorder import RecordedNode, RecordedStep
 from vllm_redrafter.cli.trace.records import page_records
+from vllm_redrafter.drafting.recorder import RecordedNode, RecordedStep
 
 NODES = [
     RecordedNode(1, 0, 0, None, 0, verified=True, accepted=True),

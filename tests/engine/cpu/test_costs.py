@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from vllm_redrafter.budget import growing
 from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.drafting import time_sizes
 from vllm_redrafter.engine.cpu import costs
 from vllm_redrafter.tree.policy import SearchShape
 
@@ -46,7 +46,7 @@ class FakeRunner:
 def runner(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Its passes take a quarter of a second each."""
     made = FakeRunner()
-    for module in (costs, growing):
+    for module in (costs, time_sizes):
         monkeypatch.setattr(module, "perf_counter", lambda: made.seconds)
     return made
 
@@ -72,7 +72,7 @@ def test_a_target_that_reads_embeddings_is_measured_with_those_of_different_toke
         drafter=object(),
         hidden_width=4,
         shape=lambda nodes: SearchShape(2, 2),
-        propose_best=runner.wait,
+        propose=runner.wait,
     )
     measured = costs.measure_costs(runner, proposer)
     assert {rows for rows, *_ in runner.passes} == {cost.rows for cost in measured.verify}

@@ -12,10 +12,10 @@ from torch import Tensor
 from vllm.v1.utils import CpuGpuBuffer
 
 from redrafter_testing.engines.cpu_layouts import ORDERS, lay_out, layout_of
+from vllm_redrafter.drafting.walk import moves
 from vllm_redrafter.engine.cpu import kv_cache
 from vllm_redrafter.engine.cpu.cache_layout import as_integers
 from vllm_redrafter.engine.cpu.kv_cache import LayerStack, compact, compact_groups, stack_layers
-from vllm_redrafter.tree.walk import moves
 
 BLOCK_SIZE, KV_HEADS, HEAD_SIZE, BLOCKS = 32, 2, 32, 3
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vllm_redrafter import save_drafter
-from vllm_redrafter.budget.choice import unlimited
+from vllm_redrafter.budget.choice import verify_everything
 from vllm_redrafter.config import TreeKind
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
@@ -40,7 +40,9 @@ def proposer(tmp_path: Path) -> TreeProposer:
 
 def propose(proposer: TreeProposer, max_nodes: int) -> torch.Tensor:
     """[R, K+1] parents of the trees that a step of so many nodes gets; -1 beyond their nodes."""
-    tree, _ = proposer.propose(torch.randn(R, H), torch.arange(R), None, np.full(R, max_nodes))
+    most, greedy = np.full(R, max_nodes), np.zeros(R, dtype=np.bool_)
+    shape = proposer.shape(max_nodes)
+    tree = proposer.propose(torch.randn(R, H), torch.arange(R), None, most, greedy, shape).tree
     assert (tree.num_nodes == max_nodes + 1).all()
     return tree.parents.masked_fill(~tree.is_node, -1)
 
@@ -67,14 +69,14 @@ def test_a_policy_decides_alike_with_a_budget_without_one_and_in_evaluate(
         return (level < 2).expand_as(explored.log_probs)
 
     hidden, roots, most = torch.randn(R, H), torch.arange(R), np.full(R, 12)
-    greedy, terms = np.zeros(R, dtype=np.bool_), unlimited(R * 13)
+    greedy, terms = np.zeros(R, dtype=np.bool_), verify_everything(R * 13)
     shape = search_shape(proposer.config, 12)
 
     def trees() -> list[TokenTree]:
         explored = proposer.explore(hidden, roots, shape)
         return [
-            proposer.propose(hidden, roots, None, most)[0],
-            proposer.propose_best(hidden, roots, None, most, greedy, shape, terms).tree,
+            proposer.propose(hidden, roots, None, most, greedy, shape).tree,
+            proposer.propose(hidden, roots, None, most, greedy, shape, terms).tree,
             TokenTree.from_explored(roots, explored, max_nodes=12),
         ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vllm_redrafter.budget.draft_recorder import RecordedNode, RecordedStep
+from vllm_redrafter.drafting.recorder import RecordedNode, RecordedStep
 
 Decode = Callable[[list[int]], str]
 

@@ -23,7 +23,7 @@ from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionMetadataBuilder,
 )
 
-from vllm_redrafter.budget.stats import StepStats
+from vllm_redrafter.drafting.stats import StepStats
 from vllm_redrafter.engine.cpu.cache_layout import cache_layout
 from vllm_redrafter.engine.cpu.path_copies import CopiedUnits, PathCopies
 from vllm_redrafter.engine.cpu.tree_sequences import tree_parts

@@ -10,13 +10,12 @@ import numpy as np
 import torch
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
-from vllm_redrafter.budget.choice import unlimited
 from vllm_redrafter.budget.costs import CostTable, DraftCost, VerifyCost
-from vllm_redrafter.budget.growing import growing
 from vllm_redrafter.budget.planner import arms_of
+from vllm_redrafter.drafting.context_index import ContextIndex
+from vllm_redrafter.drafting.time_sizes import time_sizes
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
 from vllm_redrafter.engine.embedding import shared_embedding
-from vllm_redrafter.tree.context_index import ContextIndex
 from vllm_redrafter.tree.policy import SearchShape
 
 Draft = Callable[[SearchShape, int], None]
@@ -49,7 +48,7 @@ def measure_costs(runner: CPUModelRunner, proposer: TreeProposer) -> CostTable:
         draft=tuple(_draft_costs(runner, draft, proposer, requests)),
         verify=tuple(
             VerifyCost(size, seconds)
-            for size, seconds in growing(
+            for size, seconds in time_sizes(
                 rows,
                 lambda size: _target_pass(runner, size),
                 before=lambda: draft(proposer.shape(config.num_speculative_tokens), 1),
@@ -78,7 +77,6 @@ def _drafts(proposer: TreeProposer, requests: int, vocab_size: int) -> Draft:
     roots = torch.zeros(requests, dtype=torch.int64)
     most = np.full(requests, config.num_speculative_tokens)
     greedy = np.zeros(requests, dtype=np.bool_)
-    terms = unlimited(requests * (config.num_speculative_tokens + 1))
     # Texts of one token over and over, in which everything matches.
     texts = ContextIndex(requests, max(config.context_matches, 1), config.path_length, vocab_size)
     table, names = np.zeros((requests, 16), np.int32), [str(r) for r in range(requests)]
@@ -89,7 +87,7 @@ def _drafts(proposer: TreeProposer, requests: int, vocab_size: int) -> Draft:
         if config.context_matches:
             matches = texts.matches(names[:size], table, rows[:size], num_tokens[:size])
         of_requests = hidden[:size], roots[:size], None, most[:size], greedy[:size]
-        proposer.propose_best(*of_requests, shape, terms, matches)
+        proposer.propose(*of_requests, shape, None, matches)
 
     return draft
 
@@ -103,7 +101,7 @@ def _draft_costs(
     said = {0, min(lengths, default=0), max(lengths, default=0)}
     shapes = [arm for arm in arms if arm.beam_length in said]
     for shape in shapes:
-        timed = growing(
+        timed = time_sizes(
             requests,
             partial(draft, shape),
             before=lambda: _target_pass(runner, 1),

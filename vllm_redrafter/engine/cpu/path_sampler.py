@@ -33,9 +33,9 @@ from vllm.v1.sample.logits_processor.interface import LogitsProcessor
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.sampler import Sampler
 
+from vllm_redrafter.drafting.walk import Walk
 from vllm_redrafter.tree.acceptance import AcceptedPath
 from vllm_redrafter.tree.token_tree import TokenTree
-from vllm_redrafter.tree.walk import Walk
 
 T = TypeVar("T")
 

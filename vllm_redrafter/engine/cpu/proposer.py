@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 from vllm.config import VllmConfig
 
-from vllm_redrafter.budget.proposer import Proposer
 from vllm_redrafter.checkpoints.acceptance_record import NOTHING_RECORDED
 from vllm_redrafter.checkpoints.reading import load_drafter, recorded_acceptance
+from vllm_redrafter.drafting.proposer import Proposer
 from vllm_redrafter.engine.chains import as_chain
 from vllm_redrafter.engine.cpu.packed_weights import packed
 from vllm_redrafter.engine.cpu.search import search

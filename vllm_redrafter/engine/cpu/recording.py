@@ -11,8 +11,8 @@ from vllm import EngineArgs
 from vllm.config import ParallelConfig
 from vllm.platforms import current_platform
 
-from vllm_redrafter.budget.draft_recorder import DraftRecorder, RecordedStep
 from vllm_redrafter.config import MAX_NODES
+from vllm_redrafter.drafting.recorder import DraftRecorder, RecordedStep
 from vllm_redrafter.engine.offline import decode_all, start_llm, start_of
 from vllm_redrafter.utils.errors import ConfigError
 

@@ -37,9 +37,11 @@ from vllm.v1.worker import gpu_model_runner
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
 from vllm_redrafter.budget.costs import CHAINS, PLAIN, TREES, CostTable
-from vllm_redrafter.budget.drafting import AdaptiveDrafting, FixedDrafting
 from vllm_redrafter.budget.planner import BatchPlanner
-from vllm_redrafter.budget.stats import StepStats
+from vllm_redrafter.drafting.context_index import ContextIndex
+from vllm_redrafter.drafting.drafting import Drafting
+from vllm_redrafter.drafting.stats import StepStats
+from vllm_redrafter.drafting.walk import moves
 from vllm_redrafter.engine.chains import announcement, layers_without_trees
 from vllm_redrafter.engine.cpu.attention import TreeAttentionBackend
 from vllm_redrafter.engine.cpu.costs import measure_costs, warm_up_sizes
@@ -50,9 +52,8 @@ from vllm_redrafter.engine.cpu.step_clock import StepClock
 from vllm_redrafter.engine.cpu.verification import VerificationStep, verification_step
 from vllm_redrafter.engine.request_options import spec_tokens
 from vllm_redrafter.engine.target_layers import enable_aux_hidden_states, gathered
-from vllm_redrafter.tree.context_index import ContextIndex
 from vllm_redrafter.tree.context_matches import ContextMatches
-from vllm_redrafter.tree.walk import moves
+from vllm_redrafter.tree.policy import SearchShape
 from vllm_redrafter.utils.patching import patched
 
 logger = init_logger("vllm.redrafter")
@@ -92,7 +93,7 @@ class CPUTreeModelRunner(CPUModelRunner):
             vocab_size = self.model_config.get_vocab_size()
             self._texts = ContextIndex(self.max_num_reqs, *sizes, vocab_size)
         self.costs: CostTable | None = None
-        self.drafting = FixedDrafting(self.proposer, self.stats)
+        self.drafting = Drafting(self.proposer, self.stats)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         super().load_model(*args, **kwargs)
@@ -147,8 +148,8 @@ class CPUTreeModelRunner(CPUModelRunner):
         self.costs = measure_costs(self, self.proposer)
         warm_up_sizes(self, min(config.num_speculative_tokens + 1, self.max_num_tokens))
         logger.info("ReDrafter measured its costs in %.1f s", perf_counter() - started)
-        planner = BatchPlanner(config, self.costs, self.max_num_reqs, self.proposer.recorded)
-        self.drafting = AdaptiveDrafting(self.proposer, planner, self.stats)
+        recorded = self.proposer.recorded
+        self.drafting.planner = BatchPlanner(config, self.costs, self.max_num_reqs, recorded)
 
     def _on_request_state_removed(self, req_id: str, req_state: Any) -> None:
         super()._on_request_state_removed(req_id, req_state)
@@ -278,7 +279,7 @@ class CPUTreeModelRunner(CPUModelRunner):
             self._last_rows = step.first_logits + accepted.last_node
             requests = self.input_batch.req_ids
             sampled = self.input_batch.temperature_cpu[: len(requests)] > 0.0
-            self.drafting.judge(requests, sampled, step.tree, accepted)
+            self.drafting.observe(requests, sampled, step.tree, accepted)
         with self.stats.measure("compact"):
             source, destination = moves(accepted.path, step.root_rows)
             if source.numel():
@@ -336,12 +337,13 @@ class CPUTreeModelRunner(CPUModelRunner):
                 temperatures = temperatures[active]
             sampled = temperatures > 0.0
             most = self._most_nodes(request_ids, max_nodes)
-            if most.any() and self.drafting.pays(request_ids, sampled, max_nodes):
+            shape = self.drafting.plan(request_ids, sampled, max_nodes) if most.any() else None
+            if shape is not None:
                 with self.stats.measure("draft"):
                     roots = torch.tensor([sampled_token_ids[i][-1] for i in active])
                     states = [hidden_states, *(aux_hidden_states or ())]
-                    drafts = self._draft(active, request_ids, roots, states, most)
-                self.drafting.took(len(active), self.stats.draft - before)
+                    drafts = self._draft(active, request_ids, roots, states, most, shape)
+                self.drafting.record_draft_time(self.stats.draft - before)
             else:
                 self.stats.undrafted_steps += 1
         self.drafted = bool(drafts)
@@ -360,11 +362,13 @@ class CPUTreeModelRunner(CPUModelRunner):
         roots: Tensor,
         states: Sequence[Tensor],
         most: npt.NDArray[np.int64],
+        shape: SearchShape,
     ) -> list[list[int]]:
         """Draft for the `active` requests, of these ids, whose last tokens are `roots`.
 
         Args:
             most: [R], the most nodes of each; somewhere above 0.
+            shape: the planned search.
 
         Returns:
             The drafts of all requests.
@@ -375,7 +379,7 @@ class CPUTreeModelRunner(CPUModelRunner):
         hidden = gathered(states, rows[list(active)])
         matches = self._matches(active, request_ids)
         chain = self._needs_chain(request_ids)
-        tree = self.drafting.draft(request_ids, hidden, roots, chain, most, matches)
+        tree = self.drafting.draft(hidden, roots, chain, most, shape, matches)
         links = np.stack([tree.parents.numpy(), tree.depths.numpy()], axis=1)
         self._links.update(zip(request_ids, links, strict=True))
         drafts: list[list[int]] = [[] for _ in self.input_batch.req_ids]
@@ -404,7 +408,7 @@ class CPUTreeModelRunner(CPUModelRunner):
         timed, self._timed = self._timed, None
         seconds = self._clock.lap(self.input_batch.req_ids)
         if seconds is not None and timed is not None:
-            self.drafting.stepped(*timed, seconds - draft_seconds)
+            self.drafting.record_step_time(*timed, seconds - draft_seconds)
 
     @property
     def proposer(self) -> TreeProposer:

@@ -1,8 +1,7 @@
 """Beam search on the host: `beam_search.py`, with what is no matrix product in one pass per level.
 
-Between its products a search is many calls of torch on a few dozen numbers; numba compiles them,
-as `ranking.py` says. The products stay vLLM's (`packed_weights.py`). A test holds the two searches
-equal.
+numba compiles what is between the products (`utils/compiled.py`). The products stay vLLM's
+(`packed_weights.py`). A test holds the two searches equal.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which sequences give tree attention, and what is copied for them: loops over a few dozen numbers.
 
-The first layer of every decoding step waits for it; about numba see `ranking.py`.
+The first layer of every decoding step waits for it, so numba compiles it.
 
 Throughout, R requests have up to T nodes each, and K and V are copied in units of `unit` tokens.
 """

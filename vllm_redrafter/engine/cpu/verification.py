@@ -1,7 +1,4 @@
-"""The batch of a step with drafts: trees and rows of all requests, in one pass over the nodes.
-
-numba compiles the pass, as `ranking.py` says.
-"""
+"""The batch of a step with drafts: trees and rows of all requests, in one compiled pass."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
-"""A step's compiled loops, run once before there are requests: see `budget/warm_up.py`."""
+"""A step's compiled loops, run once before there are requests: see `drafting/warm_up.py`."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 
-from vllm_redrafter.budget import warm_up as drafting
+from vllm_redrafter.drafting import warm_up as drafting
+from vllm_redrafter.drafting.walk import Walk, moves
 from vllm_redrafter.engine.cpu import tree_sequences
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
 from vllm_redrafter.engine.cpu.verification import verification_step
-from vllm_redrafter.tree.walk import Walk, moves
 
 
 def warm_up(proposer: TreeProposer) -> None:

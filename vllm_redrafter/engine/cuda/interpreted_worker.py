@@ -16,7 +16,7 @@ from vllm.v1.worker import cpu_worker  # isort: skip
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 from vllm.v1.worker.cpu import model_runner as cpu_model_runner
 
-from vllm_redrafter.budget.stats import HostEvent
+from vllm_redrafter.drafting.stats import HostEvent
 from vllm_redrafter.engine.cuda.runner import GPUTreeModelRunner
 from vllm_redrafter.engine.cuda.state_memory import StateMemoryCheck
 from vllm_redrafter.engine.cuda.worker import CountingWorker, WakingWorker

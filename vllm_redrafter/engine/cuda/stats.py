@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from vllm.v1.worker.gpu.input_batch import InputBatch
 
-from vllm_redrafter.budget.stats import HostEvent, StepStats
+from vllm_redrafter.drafting.stats import HostEvent, StepStats
 from vllm_redrafter.engine.published import Publisher
 
 cuda: Any = torch.cuda  # its classes are untyped where torch is built without CUDA

@@ -1,4 +1,4 @@
-"""The batch's budget, shared among its requests: what `budget/ranking.py` compiles."""
+"""The batch's budget, shared among its requests: what `drafting/ranking.py` compiles."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vllm_redrafter.budget.choice import Flags, Terms, unlimited
+from vllm_redrafter.budget.choice import Flags, Terms, verify_everything
 from vllm_redrafter.budget.planner import BatchPlanner
 from vllm_redrafter.tree.policy import SearchShape, search_shape
 
@@ -23,7 +23,7 @@ class AlwaysDrafts(BatchPlanner):
         return False
 
     def terms(self, requests: int) -> Terms:
-        return unlimited(requests * (self.config.num_speculative_tokens + 1))
+        return verify_everything(requests * (self.config.num_speculative_tokens + 1))
 
 
 class RandomPlanner(AlwaysDrafts):

@@ -62,7 +62,7 @@ class Watch(TorchDispatchMode):
 
 def watch_cpu() -> None:
     """For `setup` of a CPU engine, which then measures all sizes, however slow this machine is."""
-    from vllm_redrafter.budget import growing
+    from vllm_redrafter.drafting import time_sizes
     from vllm_redrafter.engine.cpu import costs, runner
 
     measure_costs = runner.measure_costs
@@ -72,7 +72,7 @@ def watch_cpu() -> None:
             return measure_costs(measured, proposer)
 
     runner.measure_costs = watched
-    costs.MOST_SECONDS, growing.MOST_REPEATS, costs.WARM_UP_SECONDS = 60.0, 1, 0.0
+    costs.MOST_SECONDS, time_sizes.MOST_REPEATS, costs.WARM_UP_SECONDS = 60.0, 1, 0.0
 
 
 def watch_v2() -> None:

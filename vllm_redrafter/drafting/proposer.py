@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from vllm_redrafter.budget.acceptance_model import AcceptanceModel
-from vllm_redrafter.budget.choice import Flags, Terms
-from vllm_redrafter.budget.draft_recorder import DraftRecorder
+from vllm_redrafter.budget.choice import Flags, Terms, verify_everything
 from vllm_redrafter.budget.match_acceptance import MatchAcceptance
-from vllm_redrafter.budget.ranking import best_trees, on_best_path, scored, selected_nodes
 from vllm_redrafter.checkpoints.acceptance_record import NOTHING_RECORDED, ByKind
 from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.drafting.joining import Candidates, joined_nodes
+from vllm_redrafter.drafting.ranking import best_trees
+from vllm_redrafter.drafting.recorder import DraftRecorder
 from vllm_redrafter.tree.beam_search import ExploredNodes
 from vllm_redrafter.tree.context_matches import ContextMatches
-from vllm_redrafter.tree.joining import Candidates, joined_nodes
 from vllm_redrafter.tree.policy import (
     MATCH_TREE,
     SearchShape,
@@ -101,66 +101,31 @@ class Proposer(ABC, Generic[States]):
         states: States,
         root_tokens: Tensor,
         chain: Tensor | None,
-        most: npt.NDArray[np.int64],
+        max_nodes: npt.NDArray[np.int64],
+        sampled: Flags,
+        shape: SearchShape,
+        terms: Terms | None = None,
         matches: ContextMatches | None = None,
-    ) -> tuple[TokenTree, npt.NDArray[np.int64]]:
-        """Draft trees for R requests, their nodes ranked by the draft's own probabilities.
+    ) -> Draft:
+        """Draft trees for R requests, of those nodes that are worth verifying.
 
         Args:
             states: of the target, which predicted the root tokens; see `explore`.
             root_tokens: [R] int64.
             chain: [R] bool, requests that need a chain; None where none does.
-            most: [R], the most nodes of each request, at most K; somewhere above 0.
-            matches: of their texts; None where nobody looked.
-
-        Returns:
-            (trees with K + 1 slots whatever the step's limit, so that trees of different steps can
-            be verified together; [R, K+1] the lengths of their nodes' matches, 0 for none).
-        """
-        shape = self.shape(int(most.max()))
-        nodes = self._candidates(states, root_tokens, shape, matches)
-        length = nodes.tokens.shape[1]
-        # The draft's own probabilities, as they are.
-        slopes, biases = np.ones(2, np.float32), np.zeros((2, length), np.float32)
-        sampled = np.zeros(len(root_tokens), dtype=np.bool_)
-        probabilities = self.match_acceptance.probabilities
-        _, scores = scored(*nodes[1:], sampled, slopes, biases, probabilities)
-        scores = on_best_path(nodes.back_pointers, scores, self._chains(sampled, chain, shape))
-        *arrays, order = selected_nodes(
-            root_tokens.numpy(),
-            nodes.tokens,
-            nodes.back_pointers,
-            scores,
-            most,
-            self.config.num_speculative_tokens,
-        )
-        tree = TokenTree(*map(torch.from_numpy, arrays))
-        lengths = nodes.match_lengths.reshape(len(order), -1)
-        match_lengths = np.zeros(tree.tokens.shape, dtype=np.int64)
-        match_lengths[:, 1:] = np.take_along_axis(lengths, order, axis=1)
-        return tree, np.where(tree.is_node.numpy(), match_lengths, 0)
-
-    def propose_best(
-        self,
-        states: States,
-        root_tokens: Tensor,
-        chain: Tensor | None,
-        most: npt.NDArray[np.int64],
-        sampled: Flags,
-        shape: SearchShape,
-        terms: Terms,
-        matches: ContextMatches | None = None,
-    ) -> Draft:
-        """Draft by a given search those nodes that are worth verifying.
-
-        Args:
-            states, root_tokens, chain, most: see `propose`.
+            max_nodes: [R], the most nodes of each request, at most K; somewhere above 0.
             sampled: [R] bool, requests that sample; the others take the most probable token.
             shape: the search.
-            terms: what verifying costs and is worth.
+            terms: what verifying costs and is worth. None to verify as many nodes as there may be,
+                ranked by the draft's own probabilities.
             matches: of their texts; None where nobody looked.
         """
         nodes = self._candidates(states, root_tokens, shape, matches)
+        most = self.config.num_speculative_tokens
+        slopes, biases = self.acceptance.slopes, self.acceptance.biases
+        if terms is None:
+            slopes, biases = np.ones_like(slopes), np.zeros_like(biases)
+            terms = verify_everything(len(root_tokens) * (most + 1))
         *tree, log_odds, match_lengths, survival, probable, explored, expected = best_trees(
             root_tokens.numpy(),
             nodes.tokens,
@@ -168,11 +133,11 @@ class Proposer(ABC, Generic[States]):
             nodes.log_probs,
             nodes.match_lengths,
             sampled,
-            self.acceptance.slopes,
-            self.acceptance.biases,
+            slopes,
+            biases,
             self.match_acceptance.probabilities,
+            max_nodes,
             most,
-            self.config.num_speculative_tokens,
             *terms,
             self._chains(sampled, chain, shape),
         )

@@ -10,10 +10,10 @@ import torch
 
 from redrafter_testing.algorithm.budgets import CONFIG, machine
 from vllm_redrafter.budget.choice import Flags
-from vllm_redrafter.budget.drafting import AdaptiveDrafting, FixedDrafting
 from vllm_redrafter.budget.planner import BatchPlanner
-from vllm_redrafter.budget.proposer import Draft, Proposer
-from vllm_redrafter.budget.stats import StepStats
+from vllm_redrafter.drafting.drafting import Drafting
+from vllm_redrafter.drafting.proposer import Draft, Proposer
+from vllm_redrafter.drafting.stats import StepStats
 from vllm_redrafter.tree.policy import SearchShape
 from vllm_redrafter.tree.token_tree import TokenTree
 
@@ -38,15 +38,15 @@ class GivenPlans(BatchPlanner):
         return self.shape is None and self.passed <= self.passing
 
 
-def drafting(*plans: SearchShape | None, passing: int = 0) -> tuple[AdaptiveDrafting, GivenPlans]:
+def drafting(*plans: SearchShape | None, passing: int = 0) -> tuple[Drafting, GivenPlans]:
     planner = GivenPlans(*plans, passing=passing)
     # Nothing is drafted here.
     proposer = cast(Proposer[Any], cast(Any, object()))
-    return AdaptiveDrafting(proposer, planner, StepStats()), planner
+    return Drafting(proposer, StepStats(), planner), planner
 
 
-def asked(drafting: AdaptiveDrafting, requests: list[str], max_nodes: int = K) -> bool:
-    return drafting.pays(requests, np.zeros(len(requests), dtype=np.bool_), max_nodes)
+def asked(drafting: Drafting, requests: list[str], max_nodes: int = K) -> bool:
+    return drafting.plan(requests, np.zeros(len(requests), dtype=np.bool_), max_nodes) is not None
 
 
 def test_a_plan_to_draft_nothing_is_settled_for_as_many_steps_as_the_planner_says() -> None:
@@ -74,7 +74,7 @@ def test_nothing_is_settled_while_drafts_are_made() -> None:
     made, _ = drafting(CHAIN, passing=2)
     assert asked(made, ["a"])
     assert not made.skips_draft(["a"], K)
-    assert not FixedDrafting(made.proposer, StepStats()).skips_draft(["a"], K)
+    assert not Drafting(made.proposer, StepStats()).skips_draft(["a"], K)
 
 
 def test_what_is_expected_is_counted_and_the_trees_are_the_draft_s() -> None:
@@ -85,14 +85,14 @@ def test_what_is_expected_is_counted_and_the_trees_are_the_draft_s() -> None:
     given: list[Any] = []
 
     class Found:
-        def propose_best(self, *args: Any) -> Draft:
+        def propose(self, *args: Any) -> Draft:
             given.extend(args)
             return Draft(tree, survival, survival, survival, survival, survival[:, None], 2.7)
 
     made.proposer = cast(Proposer[Any], cast(Any, Found()))
     assert asked(made, ["a", "b"])
     none = torch.zeros(2)
-    assert made.draft(["a", "b"], none, none, None, np.full(2, K)) is tree
+    assert made.draft(none, none, None, np.full(2, K), CHAIN) is tree
     *_, shape, terms, matches = given
     assert matches is None
     assert (shape, terms.least) == (CHAIN, 0)

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_redrafter.tree import context_index
-from vllm_redrafter.tree.context_index import ContextIndex
+from vllm_redrafter.drafting import context_index
+from vllm_redrafter.drafting.context_index import ContextIndex
 from vllm_redrafter.tree.context_matches import ContextMatches, find_matches
 
 SLOTS, PATHS, LENGTH = 3, 2, 6

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from vllm_redrafter.budget.draft_recorder import DraftRecorder
+from vllm_redrafter.drafting.joining import Candidates
+from vllm_redrafter.drafting.recorder import DraftRecorder
 from vllm_redrafter.tree.acceptance import AcceptedPath, accept_path
-from vllm_redrafter.tree.joining import Candidates
 from vllm_redrafter.tree.token_tree import TokenTree
 
 ROOT = 9

@@ -10,12 +10,11 @@ import numpy as np
 import torch
 
 from vllm_redrafter.budget.acceptance_model import FIRST_REFIT, AcceptanceModel
-from vllm_redrafter.budget.choice import unlimited
-from vllm_redrafter.budget.proposer import Proposer, States
+from vllm_redrafter.drafting.context_index import ContextIndex
+from vllm_redrafter.drafting.proposer import Proposer, States
+from vllm_redrafter.drafting.walk import accepted_nodes, judged_nodes
 from vllm_redrafter.tree.acceptance import accept_path
-from vllm_redrafter.tree.context_index import ContextIndex
 from vllm_redrafter.tree.token_tree import TokenTree
-from vllm_redrafter.tree.walk import accepted_nodes, judged_nodes
 
 
 def warm_up(proposer: Proposer[States], states: States) -> TokenTree:
@@ -35,9 +34,7 @@ def warm_up(proposer: Proposer[States], states: States) -> TokenTree:
     shape = proposer.shape(most)
     index = ContextIndex(1, max(proposer.config.context_matches, 1), proposer.config.path_length, 1)
     matches = index.matches(["0"], np.zeros((1, 2), np.int32), np.zeros(1, np.int64), np.array([2]))
-    terms = unlimited(most + 1)
-    proposer.propose_best(states, root, None, all_nodes, greedy, shape, terms, matches)
-    tree, _ = proposer.propose(states, root, None, all_nodes, matches)
+    tree = proposer.propose(states, root, None, all_nodes, greedy, shape, None, matches).tree
     accepted = accept_path(tree, torch.full_like(tree.tokens, -1))
     accepted_nodes(greedy, np.zeros((1, most + 1), dtype=np.float32), tree, tree, accepted)
     sources = np.zeros((1, 2, most + 1), dtype=np.float32)

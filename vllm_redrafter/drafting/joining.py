@@ -1,4 +1,4 @@
-"""`joined` of `tree/context_matches.py` on the host, compiled: see `ranking.py`."""
+"""`joined` of `tree/context_matches.py` on the host, compiled."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
+from vllm_redrafter.drafting.joining import Candidates
 from vllm_redrafter.tree.acceptance import AcceptedPath
-from vllm_redrafter.tree.joining import Candidates
 from vllm_redrafter.tree.token_tree import TokenTree
 
 

@@ -1,7 +1,6 @@
 """The acceptance walk on the host, what it moves and teaches: compiled passes over the nodes.
 
-`acceptance.py` says it in torch for any device, and is what a test holds this to; about numba see
-`ranking.py`.
+`tree/acceptance.py` says it in torch for any device, and is what a test holds this to.
 """
 
 from __future__ import annotations

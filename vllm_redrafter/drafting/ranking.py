@@ -1,9 +1,7 @@
 """The trees of a search: nodes ranked by how probable they are to be accepted, as many as pay.
 
-The mathematics is that of `budget/acceptance.py` and `token_tree.py`, which say it in torch for
-any device, and of `budget/choice.py`. A step of a small target takes a few milliseconds, of which
-some hundred calls of torch on a few dozen numbers are a large part; numba compiles the loops. Tests
-hold them equal.
+The mathematics is that of `budget/acceptance.py` and `tree/token_tree.py`, which say it in torch,
+and of `budget/choice.py`. numba compiles the loops. Tests hold them equal.
 """
 
 from __future__ import annotations

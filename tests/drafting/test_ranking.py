@@ -13,12 +13,12 @@ from torch import Tensor
 
 from redrafter_testing.algorithm.trimming import best_trim
 from vllm_redrafter.budget.acceptance import AcceptanceEstimator, log_odds_of
-from vllm_redrafter.budget.choice import Terms, unlimited
-from vllm_redrafter.budget.ranking import best_trees, on_best_path
+from vllm_redrafter.budget.choice import Terms, verify_everything
 from vllm_redrafter.config import TreeKind
+from vllm_redrafter.drafting.joining import joined_nodes
+from vllm_redrafter.drafting.ranking import best_trees, on_best_path
 from vllm_redrafter.tree.beam_search import ExploredNodes
 from vllm_redrafter.tree.context_matches import LONGEST_MATCH, ContextMatches, joined
-from vllm_redrafter.tree.joining import joined_nodes
 from vllm_redrafter.tree.policy import candidate_log_probs
 from vllm_redrafter.tree.token_tree import TokenTree, select_nodes
 
@@ -107,7 +107,7 @@ def test_trees_and_probabilities_are_those_of_the_torch_functions(
         no_probabilities(length),
         most.numpy(),
         MAX_NODES,
-        *unlimited(requests * (MAX_NODES + 1)),
+        *verify_everything(requests * (MAX_NODES + 1)),
         np.zeros(requests, dtype=np.bool_) if chain is None else chain.numpy(),
     )
     tokens, parents, depths, num_nodes, node_log_odds, lengths, survival, _, all_survival = map(
@@ -150,7 +150,7 @@ def test_a_parent_comes_before_a_child_that_is_as_probable() -> None:
         no_probabilities(4),
         torch.tensor([4]).numpy(),
         4,
-        *unlimited(5),
+        *verify_everything(5),
         np.zeros(1, dtype=np.bool_),
     )
     assert parents.tolist() == [[0, 0, 1, 2, 3]]
@@ -185,7 +185,7 @@ def test_trees_have_the_first_nodes_of_each_request_that_are_worth_verifying(
             np.zeros(requests, dtype=np.bool_),
         )
 
-    *whole, all_log_odds, _, all_survival, all_probable, visited, _ = trees(unlimited(rows))
+    *whole, all_log_odds, _, all_survival, all_probable, visited, _ = trees(verify_everything(rows))
     *found, log_odds, _, survival, probable, explored_too, expected = trees(terms)
     ratio = np.where(sampled, terms.sampled_ratio, terms.greedy_ratio)[:, None]
     assert probable == pytest.approx(all_probable * ratio)
@@ -227,7 +227,7 @@ def test_a_node_that_is_on_a_path_too_is_as_probable_as_the_more_confident_sourc
     biases = np.linspace(-0.5, 0.5, 2 * depth, dtype=np.float32).reshape(2, depth)
     probabilities = torch.rand(2, LONGEST_MATCH, depth, generator=random).numpy()
     most = np.full(requests, MAX_NODES)
-    terms = unlimited(requests * (MAX_NODES + 1))
+    terms = verify_everything(requests * (MAX_NODES + 1))
     calibration = slopes, biases, probabilities
     roots, trees = np.arange(requests), np.zeros(requests, dtype=np.bool_)
     *tree, log_odds, lengths, survival, _, of_search, _ = best_trees(

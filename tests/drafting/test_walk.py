@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from redrafter_testing.algorithm.tree_batches import bushy, token_trees
+from vllm_redrafter.drafting.walk import Walk, accepted_nodes, judged_nodes
 from vllm_redrafter.tree.acceptance import AcceptedPath, accept_path
 from vllm_redrafter.tree.token_tree import TokenTree
-from vllm_redrafter.tree.walk import Walk, accepted_nodes, judged_nodes
 
 
 def random_trees(seed: int, requests: int, slots: int) -> TokenTree:

@@ -1,0 +1,1 @@
+"""How a host drafts: search, matches of the text, ranking, and what is learned from the walk."""
