@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from redrafter_testing import left_running
+from redrafter_testing import left_running, undisturbed_parser
 from redrafter_testing.python_path import SUPPORT, python_path
 
 # The first process of a run names it; what xdist and tests start inherits the name.
@@ -24,6 +24,8 @@ os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
 os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"  # GB
 os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # collective_rpc with a function
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
+undisturbed_parser.install()
 
 
 def pytest_unconfigure() -> None:

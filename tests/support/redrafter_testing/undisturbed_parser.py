@@ -1,0 +1,34 @@
+"""`ast.parse` during which nothing is collected.
+
+CPython before 3.11.8 and 3.12.2 counts the recursion of all running parsers in one place. If the
+collector runs a finaliser that parses, as the report of an exception does, the parser that was
+interrupted ends with "AST constructor recursion depth mismatch". Triton parses each kernel.
+It can go when no such Python is supported.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import gc
+from collections.abc import Callable
+from typing import Any
+
+
+def install() -> None:
+    """For this process, from now on."""
+    ast.parse = _without_collection(ast.parse)
+
+
+def _without_collection(parse: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(parse)
+    def undisturbed(*args: Any, **kwargs: Any) -> Any:
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            return parse(*args, **kwargs)
+        finally:
+            if was_enabled:
+                gc.enable()
+
+    return undisturbed
