@@ -125,10 +125,10 @@ def test_no_modules_import_each_other() -> None:
     assert circle(MODULES) == []
 
 
-def test_at_most_twelve_rooms_and_modules_stand_at_the_top() -> None:
+def test_at_most_sixteen_rooms_and_modules_stand_at_the_top() -> None:
     """Besides what Python itself asks for: __init__.py and __main__.py."""
     top = {module.partition(".")[0] for module in MODULES} - {"__main__", "triton_kernels"}
-    assert {"config", "plugin"} < top and len(top) <= 12
+    assert {"config", "plugin"} < top and len(top) <= 16
 
 
 def test_every_room_has_a_module() -> None:

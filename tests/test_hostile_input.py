@@ -23,7 +23,6 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from redrafter_testing.models.checkpoints import PROJECTED, edit_config, edit_tensors
-from vllm_redrafter.budget.costs import CostTable, DraftCost, VerifyCost
 from vllm_redrafter.checkpoints.inspection import inspect_checkpoint
 from vllm_redrafter.checkpoints.reading import load_config, load_drafter
 from vllm_redrafter.checkpoints.writing import save_drafter
@@ -36,7 +35,6 @@ from vllm_redrafter.engine.speculative_config import requested_of, validated
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.heads.selector import SelectorConfig
 from vllm_redrafter.training.checkpointing import Checkpoints, RunProgress
-from vllm_redrafter.training.measured_costs import read_costs, widths_of
 from vllm_redrafter.utils.errors import ConfigError
 
 TABLE = Path(__file__).parents[1] / "docs" / "hostile-input.md"
@@ -226,14 +224,6 @@ def prompts(name: str, content: str) -> Tried:
     return tried
 
 
-def costs(content: str) -> Tried:
-    def tried(folder: Path) -> None:
-        (folder / "costs.json").write_text(content)
-        read_costs(folder / "costs.json")
-
-    return tried
-
-
 def request(**extra_args: Any) -> Tried:
     return lambda folder: check_request(extra_args, 12)
 
@@ -371,17 +361,6 @@ CASES = {
     "a prompt that ends within a character": Case(
         prompts("prompts.jsonl", r'{"prompt": "\ud83d"}'), "line 1: .*half of a character"
     ),
-    "a table of costs of 200,000 opening brackets": Case(
-        costs("[" * 200_000), "not a table of costs"
-    ),
-    "a table of costs with an infinite one": Case(
-        costs(
-            '{"format": "vllm-redrafter costs", "target": "", "drafter": "", "device": "", '
-            '"draft": [{"requests": 1, "beam_width": 1, "beam_length": 1, "seconds": 1}], '
-            '"verify": [{"rows": 1, "seconds": Infinity}]}'
-        ),
-        "not a positive number",
-    ),
     "a speculative config that is a list": Case(
         lambda folder: requested_of(SimpleNamespace(speculative_config=[4])), "must be an object"
     ),
@@ -440,21 +419,6 @@ def sizes_without_weights(folder: Path) -> tuple[Path, Tried]:
     return folder / "config.json", lambda folder: load_config(str(folder))
 
 
-def cost_table(folder: Path) -> tuple[Path, Tried]:
-    draft = [DraftCost(1, 1, length, 0.1) for length in (1, 2)]
-    verify = [VerifyCost(rows, 0.1) for rows in (1, 2)]
-    path = folder / "costs.json"
-    path.write_text(CostTable("t", None, "cpu", tuple(draft), tuple(verify)).to_json())
-
-    def read(folder: Path) -> None:
-        table = read_costs(path)
-        assert not np.isnan(table.verify_seconds([1, 2, 4])).any()
-        for width in widths_of(table):
-            table.draft_seconds(1, width, 2)
-
-    return path, read
-
-
 def data_info(folder: Path) -> tuple[Path, Tried]:
     INFO.save(folder)
     write_shard(folder, 0, [ROW] * 4)
@@ -509,7 +473,6 @@ def places(values: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
     [
         drafter_config,
         sizes_without_weights,
-        cost_table,
         data_info,
         captured_info,
         progress,

@@ -257,6 +257,7 @@ def test_without_matches_there_is_no_arm_for_them() -> None:
 
 def test_without_a_drafter_matches_are_verified_or_nothing() -> None:
     config = replace(CONFIG, context_matches=2)
-    table = replace(machine(0.02, config=config), drafter=None)
+    table = machine(0.02, config=config)
+    table = replace(table, draft=tuple(cost for cost in table.draft if not cost.beam_length))
     assert BatchPlanner(config, table, 8).arms == (None, MATCH_CHAIN, MATCH_TREE)
     assert BatchPlanner(replace(config, context_matches=1), table, 8).arms == (None, MATCH_CHAIN)

@@ -21,9 +21,6 @@ def with_costs(pair: Any, monkeypatch: pytest.MonkeyPatch, row: float, draft: fl
     def costs(*of: Any) -> CostTable:
         measured = measure_costs(*of)
         return CostTable(
-            measured.target,
-            measured.drafter,
-            measured.device,
             tuple(
                 DraftCost(1, width, length, draft * length or 1e-6)
                 for _, width, length, _ in measured.draft

@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 from redrafter_testing.models.small_trainings import SHAPE, VOCAB_SIZE, job, run
 from redrafter_testing.models.tiny_models import make_drafter
 from redrafter_testing.models.training_data import write_data
-from vllm_redrafter.budget.costs import CostTable, DraftCost, VerifyCost
 from vllm_redrafter.checkpoints.acceptance_record import acceptance_of
 from vllm_redrafter.checkpoints.drafter_files import read_config
 from vllm_redrafter.cli.main import app
@@ -47,20 +46,6 @@ def test_evaluate_prints_writes_and_draws(target: Path, data: Path, tmp_path: Pa
     assert figures["costs"] == {"assumed": {"draft": 0.02, "verify": 0.005}}
     assert figures["tokens_per_step_with_matches"] >= figures["tokens_per_step_of_matches_alone"]
     assert figures["tokens_per_step_of_matches_alone"] > 1
-
-    measured = ["--costs", str(written_costs(tmp_path)), "--requests=2"]
-    result = CliRunner().invoke(app, [*command, *grid[1:], *files, *measured])
-    assert result.exit_code == 0, result.output
-    printed = " ".join(result.output.split())
-    assert "measured (a machine), with 2 requests at once: --spec-tokens" in printed
-    figures = json.loads((tmp_path / "figures.json").read_text())
-    # Without --beam-widths, those that were measured.
-    assert {r["beam_width"] for r in figures["results"]} == {1, 2}
-    assert figures["costs"]["requests"] == 2
-    row = figures["results"][0]
-    # A chain of two: one more row per node, and a draft of two levels.
-    cost = (0.002 + 0.02 + 6 * 0.001) / (0.02 + 2 * 0.001)
-    assert row["speed_up"] == pytest.approx(row["tokens_per_step"] / cost)
 
 
 def test_evaluate_reads_all_folders_that_train_held_out_of(
@@ -119,54 +104,6 @@ def test_a_shape_that_cannot_be_recorded_is_said_before_anything_is_evaluated() 
     command = ["evaluate", "no-target", "org/drafter", "--data=none", "--record"]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 1 and "--record: 'org/drafter' is not a folder" in result.stderr
-
-
-def written_costs(folder: Path) -> Path:
-    """A table: 1 ms per level, and 20 ms and 1 ms per row."""
-    draft = [
-        DraftCost(requests, width, length, 0.001 * length)
-        for requests in (1, 2)
-        for width in (1, 2)
-        for length in (1, 3)
-    ]
-    verify = [VerifyCost(rows, 0.02 + 0.001 * rows) for rows in (1, 20)]
-    path = folder / "costs.json"
-    path.write_text(CostTable("t", "d", "a machine", tuple(draft), tuple(verify)).to_json())
-    return path
-
-
-@pytest.mark.parametrize(
-    ("content", "options", "message"),
-    [
-        (None, [], "No such file"),
-        ("{", [], "give a file that an engine's costs were written to"),
-        ("{", [], "not a table of costs"),
-        ("[]", [], "not a table of costs"),
-        ('{"format": "something else"}', [], "its format is 'something else'"),
-        ("", ["--requests=3"], "no draft for 3 requests was measured, only for up to 2"),
-        ("", ["--beam-widths=1,4"], "no draft of beam width 4 was measured, only of 1, 2"),
-        ("", ["--draft-cost=0.1"], "--costs measures what --draft-cost and --verify-cost assume"),
-    ],
-)
-def test_costs_that_do_not_serve_are_refused_before_anything_is_read(
-    content: str | None, options: list[str], message: str, tmp_path: Path
-) -> None:
-    path = written_costs(tmp_path)
-    if content is None:
-        path.unlink()
-    elif content:
-        path.write_text(content)
-    command = ["evaluate", "no-target", "no-drafter", "--data=none", f"--costs={path}"]
-    grid = ["--beam-lengths=3", "--spec-tokens=3"]
-    result = CliRunner().invoke(app, [*command, *grid, *options])
-    assert result.exit_code == 1
-    assert message in " ".join(result.stderr.split())
-
-
-def test_requests_are_for_measured_costs() -> None:
-    command = ["evaluate", "no-target", "no-drafter", "--data=none", "--requests=4"]
-    result = CliRunner().invoke(app, command)
-    assert result.exit_code == 1 and "--requests is for --costs" in result.stderr
 
 
 @pytest.mark.parametrize("option", ["--json", "--plot"])

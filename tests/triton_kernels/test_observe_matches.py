@@ -13,9 +13,9 @@ from redrafter_testing.gpu.verified_trees import judged_and_accepted, random_ste
 from vllm_redrafter.budget.match_acceptance import (
     MEMORY,
     PRIOR_WEIGHT,
-    MatchAcceptance,
     prior_acceptance,
 )
+from vllm_redrafter.drafting.match_acceptance import MatchAcceptance
 from vllm_redrafter.tree.context_matches import LONGEST_MATCH
 from vllm_redrafter.triton_kernels import observe_matches as kernel
 from vllm_redrafter.triton_kernels.observe_matches import observe_matches
@@ -48,7 +48,7 @@ def test_probabilities_are_those_of_the_cpu_engine(
     """More requests than a program looks at, at a time; memory that is soon full."""
     monkeypatch.setattr(kernel, "NODES", 32)
     memory = 12.0
-    monkeypatch.setattr("vllm_redrafter.budget.match_acceptance.MEMORY", memory)
+    monkeypatch.setattr("vllm_redrafter.drafting.match_acceptance.MEMORY", memory)
     reference = MatchAcceptance(DEPTH)
     counts, probabilities = prior(device)
     temperatures = torch.tensor([0.0, 0.8, 0.0, 1.0, 1.0, 0.0, 0.3])[:requests]

@@ -13,9 +13,6 @@ that were judged: those verified whose parent was accepted. The model is that of
 the loss is near to a parabola. On text that is easily predicted all a are near 0 or 1, where nodes
 have no information (a (1 - a) is 0), and a single surprise, over next to nothing, would throw the
 parameters so far that nothing is expected to be accepted ever after, and nothing is verified.
-
-Nothing here changes what is output, only what is verified: the acceptance walk is lossless
-whatever the tree (`acceptance.py`).
 """
 
 from __future__ import annotations

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -16,10 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from vllm_redrafter.tree.policy import SearchShape
-from vllm_redrafter.utils.errors import ConfigError
-from vllm_redrafter.utils.json_files import read_json
-
-FORMAT = "vllm-redrafter costs"
 
 KINDS = DRAFT, PLAIN, CHAINS, TREES = range(4)
 """Drafts, and the kinds of steps that costs distinguish: trees take tree attention."""
@@ -50,43 +44,16 @@ class CostTable:
     """Measured costs of drafting and of verification, where they were measured.
 
     Attributes:
-        target, drafter, device: what was measured, in words.
-            The drafter is None where there is none.
         draft: searches of one level and of the longest length for each width; a level costs as
             much as another. Of no level: matches alone.
         verify: steps of ascending numbers of rows.
-
-    Raises:
-        ConfigError: a table is empty, or an entry is not a positive number.
     """
 
-    target: str
-    drafter: str | None
-    device: str
     draft: tuple[DraftCost, ...]
     verify: tuple[VerifyCost, ...]
 
-    def __post_init__(self) -> None:
-        if not self.draft or not self.verify:
-            raise ConfigError("costs: a table without entries; measure it again")
-        entries: tuple[DraftCost | VerifyCost, ...] = (*self.draft, *self.verify)
-        for entry in entries:
-            # A draft without a search has no levels; but whatever is done takes time.
-            numbers = all(isinstance(v, int | float) and 0 <= v < np.inf for v in entry)
-            if not numbers or not entry.seconds:
-                raise ConfigError(f"costs: {entry} holds a value that is not a positive number")
-
     def draft_seconds(self, requests: int, beam_width: int, beam_length: int) -> float:
-        """D: interpolated over requests and lengths.
-
-        Raises:
-            ConfigError: nothing was measured of this width.
-        """
-        if beam_width not in self._draft_curves:
-            widths = ", ".join(map(str, sorted(self._draft_curves)))
-            raise ConfigError(
-                f"costs: no draft of beam width {beam_width} was measured, only of {widths}"
-            )
+        """D of a width that was measured: interpolated over requests and lengths."""
         curves = self._draft_curves[beam_width]
         lengths = sorted(curves)
         at = [float(curve_at(curves[length], requests)) for length in lengths]
@@ -112,37 +79,6 @@ class CostTable:
     @cached_property
     def _verify_curve(self) -> tuple[Floats, Floats]:
         return _curve(self.verify)
-
-    def to_json(self) -> str:
-        """The table as a file's text."""
-        values: dict[str, Any] = {"format": FORMAT, **asdict(self)}
-        values["draft"] = [entry._asdict() for entry in self.draft]
-        values["verify"] = [entry._asdict() for entry in self.verify]
-        return json.dumps(values, indent=1) + "\n"
-
-    @classmethod
-    def read(cls, path: Path) -> CostTable:
-        """A table that `to_json` wrote.
-
-        Raises:
-            ConfigError: the file cannot be read, or is none.
-        """
-        try:
-            return cls._from_values(read_json(path))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{path}: not a table of costs ({error})") from error
-
-    @classmethod
-    def _from_values(cls, values: Mapping[str, Any]) -> CostTable:
-        if values["format"] != FORMAT:
-            raise ValueError(f"its format is {values['format']!r}, not {FORMAT!r}")
-        return cls(
-            target=values["target"],
-            drafter=values["drafter"],
-            device=values["device"],
-            draft=tuple(DraftCost(**entry) for entry in values["draft"]),
-            verify=tuple(VerifyCost(**entry) for entry in values["verify"]),
-        )
 
 
 def _curve(points: Iterable[tuple[int, float]]) -> tuple[Floats, Floats]:

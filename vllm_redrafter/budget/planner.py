@@ -31,10 +31,8 @@ EXPLORATION_SHARE = 0.01
 """Of the time, what explorations may lose."""
 UNCOUNTED = 3
 """Steps after a change between drafting and not that are slower: what they read left the caches."""
-
-
 GAIN_INTERVAL = 4
-"""Drafts from one that what matches are worth is learned from to the next: it takes a while."""
+"""Drafts from one update of what matches are worth to the next: an update is expensive."""
 
 
 class Step(NamedTuple):
@@ -154,9 +152,9 @@ class BatchPlanner:
         self.times = StepTimes(costs, max_requests * (config.num_speculative_tokens + 1))
         shape = config.beam_length, config.beam_width
         self.profiles = [SurvivalProfile(*shape, record) for record in recorded.either()]
-        self.arms = (None, *arms_of(config, costs.drafter is not None))
+        has_drafter = any(cost.beam_length for cost in costs.draft)
+        self.arms = (None, *arms_of(config, has_drafter))
         longest = max((arm.beam_length for arm in self.arms if arm is not None), default=0)
-        # What plain steps, matches and chains take, and all that a search may find.
         explored = {None, MATCH_CHAIN, SearchShape(1, longest), self.arms[-1]}
         self._choice = ArmChoice([arm for arm, shape in enumerate(self.arms) if shape in explored])
         # By how much matches raise the yield of plain steps, and how much more searches yield than
@@ -296,14 +294,13 @@ class BatchPlanner:
         nodes = survival[: arm.beam_length, : arm.beam_width]
         draft = self.times.draft_seconds(arm, requests)
         verify = self.times.step_seconds(_kind_of(arm), requests)
-        best = best_common_budget(nodes, max_nodes, requests, draft, verify)
-        return best.tokens_per_second
+        return best_common_budget(nodes, max_nodes, requests, draft, verify).tokens_per_second
 
     def _plain_seconds(self, requests: int) -> float:
         """A step that verifies does all that a plain one does: where that seems to be slower, it is
         no gain of drafting."""
-        kinds = PLAIN, CHAINS
-        return min(float(self.times.step_seconds(kind, requests)[requests]) for kind in kinds)
+        times = (self.times.step_seconds(kind, requests) for kind in (PLAIN, CHAINS))
+        return min(float(seconds[requests]) for seconds in times)
 
 
 def _kind_of(shape: SearchShape) -> int:
@@ -341,6 +338,6 @@ class Gain:
         self.mean, self._seen = 1.0, 0
 
     def learn(self, ratio: float) -> None:
-        """Take a ratio in."""
+        """Move the mean towards `ratio`."""
         self._seen = min(self._seen + 1, HORIZON)
         self.mean += (ratio - self.mean) / self._seen

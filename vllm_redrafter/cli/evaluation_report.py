@@ -103,7 +103,7 @@ def figures(evaluation: Evaluation) -> dict[str, Any]:
             }
             for result in evaluation.results
         ],
-        "costs": evaluation.results[0].costs.facts(),
+        "costs": {"assumed": asdict(evaluation.results[0].costs)},
         **acceptance_entry(evaluation.acceptance),
         "tokens_per_step_by_candidates": {
             str(count or "all"): acceptance.tokens_per_step

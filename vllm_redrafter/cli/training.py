@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vllm_redrafter.cli.options import is_given, settings_as_options
+from vllm_redrafter.cli.options import settings_as_options
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.training.training_config import EvaluationConfig, StepCosts, TrainingConfig
 from vllm_redrafter.utils.errors import ConfigError
@@ -115,7 +115,7 @@ def evaluate(
         ),
     ],
     config: EvaluationConfig,
-    assumed: StepCosts,
+    costs: StepCosts,
     hidden_states: Annotated[
         list[Path] | None,
         typer.Option(
@@ -123,21 +123,9 @@ def evaluate(
             "embedding, final norm and output layer are loaded then."
         ),
     ] = None,
-    costs: Annotated[
-        Path | None,
-        typer.Option(help="Recommend by the costs that an engine measured: its table, a file."),
-    ] = None,
-    requests: Annotated[
-        int,
-        typer.Option(min=1, help="With --costs: how many requests are decoded at once."),
-    ] = 1,
     beam_widths: Annotated[
-        str | None,
-        typer.Option(
-            help="Beam widths of the grid, with commas between.",
-            show_default="1,2,4,8, or those of --costs",
-        ),
-    ] = None,
+        str, typer.Option(help="Beam widths of the grid, with commas between.")
+    ] = "1,2,4,8",
     beam_lengths: Annotated[
         str, typer.Option(help="Beam lengths of the grid, with commas between.")
     ] = "3,4,5",
@@ -167,17 +155,9 @@ def evaluate(
     from vllm_redrafter.checkpoints.recording import check_recordable, record_shape
     from vllm_redrafter.cli import evaluation_report as report
     from vllm_redrafter.training import evaluation
-    from vllm_redrafter.training.measured_costs import MeasuredCosts, read_costs, widths_of
 
-    if costs is None and is_given(context, "requests"):
-        raise ConfigError("--requests is for --costs: give both, or assume other costs")
-    if costs is not None and any(is_given(context, f"{c}_cost") for c in ("draft", "verify")):
-        raise ConfigError("--costs measures what --draft-cost and --verify-cost assume: give one")
-    table = read_costs(costs) if costs else None
-    step_costs = MeasuredCosts(table, requests) if table else assumed
-    measured_widths = ",".join(map(str, widths_of(table))) if table else "1,2,4,8"
     grid = evaluation.shapes(
-        _integers("--beam-widths", beam_widths or measured_widths),
+        _integers("--beam-widths", beam_widths),
         _integers("--beam-lengths", beam_lengths),
         _integers("--spec-tokens", spec_tokens),
         config.tree,
@@ -192,7 +172,7 @@ def evaluate(
         drafter,
         tuple(data),
         grid,
-        step_costs,
+        costs,
         config,
         other_target,
         hidden_states=tuple(hidden_states or ()),

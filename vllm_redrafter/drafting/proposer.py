@@ -13,12 +13,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vllm_redrafter.budget.acceptance_model import AcceptanceModel
 from vllm_redrafter.budget.choice import Flags, Terms, verify_everything
-from vllm_redrafter.budget.match_acceptance import MatchAcceptance
 from vllm_redrafter.checkpoints.acceptance_record import NOTHING_RECORDED, ByKind
 from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.drafting.acceptance_model import AcceptanceModel
 from vllm_redrafter.drafting.joining import Candidates, joined_nodes
+from vllm_redrafter.drafting.match_acceptance import MatchAcceptance
 from vllm_redrafter.drafting.ranking import best_trees
 from vllm_redrafter.drafting.recorder import DraftRecorder
 from vllm_redrafter.tree.beam_search import ExploredNodes

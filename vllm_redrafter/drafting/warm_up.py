@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from vllm_redrafter.budget.acceptance_model import FIRST_REFIT, AcceptanceModel
+from vllm_redrafter.drafting.acceptance_model import FIRST_REFIT, AcceptanceModel
 from vllm_redrafter.drafting.context_index import ContextIndex
 from vllm_redrafter.drafting.proposer import Proposer, States
 from vllm_redrafter.drafting.walk import accepted_nodes, judged_nodes

@@ -43,9 +43,6 @@ def measure_costs(target: TreeTarget, head: Head | None, config: ReDrafterConfig
 
     passes = time_sizes(most, verify, before=lambda: None, seconds=MOST_SECONDS)
     return CostTable(
-        target=type(target.model).__module__,
-        drafter=None if head is None else head.config.model_type,
-        device=str(mx.default_device()),
         draft=tuple(_draft_costs(target, head, config)),
         verify=tuple(VerifyCost(*timed) for timed in passes),
     )

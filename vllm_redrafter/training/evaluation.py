@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -32,7 +32,7 @@ from vllm_redrafter.training.estimate import (
 )
 from vllm_redrafter.training.measured_acceptance import measure_acceptance
 from vllm_redrafter.training.target import load_ends, load_target, read_target
-from vllm_redrafter.training.training_config import EvaluationConfig
+from vllm_redrafter.training.training_config import EvaluationConfig, StepCosts
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.progress import progress_bar
 
@@ -42,29 +42,13 @@ RANKS = (1, 2, 4, 8)
 """k of the top-k accuracies."""
 
 
-class Costs(Protocol):
-    """What steps cost, assumed (`StepCosts`) or measured (`MeasuredCosts`)."""
-
-    def of(self, shape: ReDrafterConfig) -> float:
-        """A step of this shape, in units of a plain step."""
-        ...
-
-    def check(self, shapes: Iterable[ReDrafterConfig]) -> None:
-        """Raises ConfigError where the costs of one of the shapes are not known."""
-        ...
-
-    def facts(self) -> dict[str, Any]:
-        """For a file of figures."""
-        ...
-
-
 @dataclass(frozen=True)
 class ShapeResult:
     """One shape on the grid."""
 
     shape: ReDrafterConfig
     acceptance: Acceptance
-    costs: Costs
+    costs: StepCosts
 
     @property
     def speed_up(self) -> float:
@@ -135,7 +119,7 @@ def evaluate_shapes(
     target: Any,
     rows: TextRows,
     grid: Sequence[ReDrafterConfig],
-    costs: Costs,
+    costs: StepCosts,
     console: Console | None = None,
     batch_size: int = 16,
 ) -> Evaluation:
@@ -194,7 +178,7 @@ class EvaluationJob:
     drafter: str
     data: tuple[Path, ...]
     grid: list[ReDrafterConfig]
-    costs: Costs
+    costs: StepCosts
     config: EvaluationConfig = field(default_factory=EvaluationConfig)
     other_target: bool = False
     device: str | None = None
@@ -243,7 +227,6 @@ def evaluate(job: EvaluationJob, console: Console | None = None) -> Evaluation:
         ConfigError: input that cannot work.
     """
     config, check_target = job.config, not job.other_target
-    job.costs.check(job.grid)
     written = read_all(job.data, job.target, check_target)
     text = _text(written, config.held_out, config.seed, config.max_length)
     states = states_of(written, job.hidden_states, check_target) if job.hidden_states else []

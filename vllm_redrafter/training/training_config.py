@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from vllm_redrafter.config import ReDrafterConfig, TreeKind
 from vllm_redrafter.heads.target_layers import LAYERS_HELP, parsed_layers
@@ -197,15 +195,13 @@ class StepCosts:
 
     draft: float = setting(
         0.02,
-        "Without --costs: what a level of beam search is assumed to cost, as a share of a plain "
-        "decoding step.",
+        "What a level of beam search is assumed to cost, as a share of a plain decoding step.",
         at_least=0,
         option="draft-cost",
     )
     verify: float = setting(
         0.005,
-        "Without --costs: what a verified node is assumed to cost, as a share of a plain decoding "
-        "step.",
+        "What a verified node is assumed to cost, as a share of a plain decoding step.",
         at_least=0,
         option="verify-cost",
     )
@@ -218,15 +214,8 @@ class StepCosts:
         nodes = shape.num_speculative_tokens
         return 1 + self.draft * min(shape.beam_length, nodes) + self.verify * nodes
 
-    def check(self, shapes: Iterable[ReDrafterConfig]) -> None:
-        """An assumption holds for all shapes."""
-
-    def facts(self) -> dict[str, Any]:
-        """For a file of figures."""
-        return {"assumed": asdict(self)}
-
     def __str__(self) -> str:
         return (
             f"If a draft level costs {self.draft:g} of a plain step and a verified node "
-            f"{self.verify:g}, which is assumed and not measured (--costs)"
+            f"{self.verify:g}, which is assumed and not measured"
         )

@@ -22,7 +22,6 @@ from redrafter_testing.engines.forked_engine import Engine
 from redrafter_testing.oracles import oracle as oracles
 from redrafter_testing.requests import workloads
 from redrafter_testing.requests.answers import assert_logprobs_close, tokens_of
-from vllm_redrafter.budget.costs import CostTable
 from vllm_redrafter.budget.planner import BatchPlanner
 
 pytestmark = pytest.mark.engine
@@ -131,9 +130,9 @@ def test_the_engine_learns_how_probable_its_nodes_are(oracle: Engine) -> None:
     oracle.rpc(force, None)
 
 
-def test_the_measured_costs_can_be_kept_for_evaluate(oracle: Engine, tmp_path: Path) -> None:
-    path = tmp_path / "costs.json"
-    path.write_text(oracle.rpc("redrafter_costs")[0])
-    costs = CostTable.read(path)
-    assert costs.draft_seconds(1, oracles.WIDTH, oracles.LENGTH) > 0
-    assert costs.verify_seconds(4) >= costs.verify_seconds(1) > 0
+def test_the_measured_costs_can_be_read(oracle: Engine) -> None:
+    [costs] = oracle.rpc("redrafter_costs")
+    shapes = {(width, length) for _, width, length, _ in costs["draft"]}
+    assert (oracles.WIDTH, oracles.LENGTH) in shapes
+    seconds = [seconds for _, seconds in costs["verify"]]
+    assert len(seconds) > 1 and min(seconds) > 0

@@ -42,9 +42,6 @@ def measure_costs(runner: CPUModelRunner, proposer: TreeProposer) -> CostTable:
     draft = _drafts(proposer, requests, runner.model_config.get_vocab_size())
     rows = min(requests * (config.num_speculative_tokens + 1), runner.max_num_tokens)
     return CostTable(
-        target=str(runner.model_config.model),
-        drafter=proposer.model,
-        device="cpu",
         draft=tuple(_draft_costs(runner, draft, proposer, requests)),
         verify=tuple(
             VerifyCost(size, seconds)

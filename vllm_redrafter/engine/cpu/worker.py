@@ -76,11 +76,17 @@ class ReDrafterCPUWorker(cpu_worker.CPUWorker):
         """Counters since the last reset; `LLM.collective_rpc("redrafter_stats")`."""
         return asdict(self.model_runner.stats)
 
-    def redrafter_costs(self) -> str:
-        """The costs measured at start-up, as the file that `evaluate --costs` reads;
-        `LLM.collective_rpc("redrafter_costs")`. Empty where `adaptive` is false."""
+    def redrafter_costs(self) -> dict[str, list[tuple[float, ...]]]:
+        """The costs measured at start-up; `LLM.collective_rpc("redrafter_costs")`.
+
+        Returns:
+            "draft": requests, beam width, beam length, seconds of each draft; "verify": rows and
+            seconds of each step. Empty where `adaptive` is false.
+        """
         costs = self.model_runner.costs
-        return "" if costs is None else costs.to_json()
+        if costs is None:
+            return {}
+        return {"draft": [*map(tuple, costs.draft)], "verify": [*map(tuple, costs.verify)]}
 
     def reset_redrafter_stats(self) -> None:
         """Zero the counters; `LLM.collective_rpc("reset_redrafter_stats")`."""

@@ -18,9 +18,6 @@ def machine(row: float, level: float = 0.02, config: ReDrafterConfig = CONFIG) -
     """A step of one row takes 1 second, each further one `row`; a level of a draft `level`."""
     tiers = arms_of(config, has_drafter=True)
     return CostTable(
-        target="t",
-        drafter="d",
-        device="paper",
         draft=tuple(
             DraftCost(n, width, length, level * max(length, 0.01) * n**0.5)
             for width, length in tiers

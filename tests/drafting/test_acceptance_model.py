@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vllm_redrafter.budget.acceptance import MAX_LOG_ODDS, AcceptanceEstimator, RefitSchedule
-from vllm_redrafter.budget.acceptance_model import FIRST_REFIT, LONGEST_REFIT, AcceptanceModel
+from vllm_redrafter.drafting.acceptance_model import FIRST_REFIT, LONGEST_REFIT, AcceptanceModel
 
 DEPTHS = 3
 NODES = 40

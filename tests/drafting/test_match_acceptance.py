@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vllm_redrafter.budget.match_acceptance import MEMORY, MatchAcceptance, prior_acceptance
+from vllm_redrafter.budget.match_acceptance import MEMORY, prior_acceptance
+from vllm_redrafter.drafting.match_acceptance import MatchAcceptance
 from vllm_redrafter.tree.context_matches import LONGEST_MATCH
 
 DEPTH = 4
