@@ -15,6 +15,7 @@ from torch import Tensor
 from redrafter_testing.algorithm import naive
 from redrafter_testing.algorithm.naive import Prefix
 from vllm_redrafter.tree.acceptance import AcceptedPath, accept_path
+from vllm_redrafter.tree.step import Node, walk
 from vllm_redrafter.tree.token_tree import TokenTree
 
 VOCAB = 3
@@ -59,17 +60,15 @@ def batch(trees: Sequence[Nodes], slots: int) -> TokenTree:
 
 
 def assert_walked(accepted: AcceptedPath, tree: TokenTree, sampled: Tensor) -> None:
-    """Every request's result is that of the naive walk."""
+    """Every request's result is that of the step's own walk."""
     slots = tree.tokens.shape[1]
     assert accepted.output_tokens.dtype == accepted.num_sampled.dtype == torch.int32
     assert accepted.path.dtype == accepted.last_node.dtype == torch.int64
     for request in range(len(sampled)):
-        output, path = naive.walk(
-            tree.tokens[request].tolist(),
-            tree.parents[request].tolist(),
-            int(tree.num_nodes[request]),
-            sampled[request].tolist(),
-        )
+        links = tree.tokens[request].tolist(), tree.parents[request].tolist()
+        nodes = [Node(*link, 0, 0.0) for link in zip(*links, strict=True)]
+        drawn = sampled[request].tolist()
+        path, output = walk(nodes[: int(tree.num_nodes[request])], lambda at, _: drawn[at])  # noqa: B023
         unused = [-1] * (slots - len(path))
         assert accepted.output_tokens[request].tolist() == output + unused
         assert int(accepted.num_sampled[request]) == len(output)
@@ -100,7 +99,7 @@ drawn = settings(deadline=None, max_examples=200)
 
 @drawn
 @given(scored_trees())
-def test_the_accepted_path_is_that_of_the_naive_walk(scored: tuple[TokenTree, Tensor]) -> None:
+def test_the_accepted_path_is_that_of_the_step(scored: tuple[TokenTree, Tensor]) -> None:
     tree, sampled = scored
     assert_walked(accept_path(tree, sampled), tree, sampled)
 

@@ -143,18 +143,3 @@ def ancestors(parents: Sequence[int], node: int) -> set[int]:
         node = parents[node]
         found.add(node)
     return found
-
-
-def walk(
-    tokens: Sequence[int], parents: Sequence[int], num_nodes: int, sampled: Sequence[int]
-) -> tuple[list[int], list[int]]:
-    """From the root, go on while a child carries what was sampled: (output tokens, nodes)."""
-    node, path, output = 0, [0], [sampled[0]]
-    while True:
-        children = [i for i in range(1, num_nodes) if parents[i] == node]
-        accepted = [i for i in children if tokens[i] == sampled[node]]
-        if not accepted:
-            return output, path
-        (node,) = accepted
-        path.append(node)
-        output.append(sampled[node])

@@ -1,0 +1,150 @@
+"""One decoding step of one request, as plain as it can be said: begin here to read this package.
+
+The engines do the same for all requests at once, without loops over nodes; tests hold them to this
+text. It leaves out matches of the text (`context_matches.py`) and how many nodes pay (`budget/`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from vllm_redrafter.config import TOP_TOKENS, ReDrafterConfig
+from vllm_redrafter.heads.head import SearchHead
+
+
+class Node(NamedTuple):
+    """A token that may follow. A tree is a list of nodes, the root first."""
+
+    token: int
+    parent: int
+    """Its index; the root's is 0."""
+    depth: int
+    """0 for the root."""
+    log_prob: float
+    """The drafter's, of the whole path below the root."""
+
+
+Tree = list[Node]
+Sample = Callable[[Tensor, Sequence[int]], int]
+"""From the logits [V] that follow the context and these tokens to the token drawn."""
+
+
+class Target(Protocol):
+    """The language model with its KV cache, of n tokens."""
+
+    def forward(
+        self, tokens: list[int], positions: list[int], visible: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Read rows behind the cache, and append their K and V to it.
+
+        `visible`, [rows, rows] bool, says which rows a row attends to, beside the n tokens.
+        Returns logits [rows, V], and the hidden states that `DraftHead.condition` reads.
+        """
+
+    def keep(self, rows: list[int]) -> None:
+        """Compact the cache: of the rows read last, these stay, in this order."""
+
+    def embed(self, token: int) -> Tensor:
+        """[H], the input embedding."""
+
+
+def step(
+    target: Target, drafter: SearchHead, tree: Tree, n: int, shape: ReDrafterConfig, sample: Sample
+) -> tuple[list[int], Tree]:
+    """Verify a tree in one forward pass of the target, and draft the next one.
+
+    Args:
+        target, drafter: the models.
+        tree: drafted by the step before. Its root is the last token that was output, which is not
+            in the cache; after a prompt it is all there is.
+        n: the tokens in the target's cache.
+        shape: K, W, L.
+        sample: how the target draws a token.
+
+    Returns:
+        (the tokens that the step outputs, one at least; the tree of the next step).
+    """
+    # Nodes are rows. A row's slot in the cache follows its index, its position follows its depth.
+    tokens, positions = [node.token for node in tree], [n + node.depth for node in tree]
+    logits, hidden = target.forward(tokens, positions, ancestors(tree))
+
+    path, output = walk(tree, lambda node, text: sample(logits[node], text))
+
+    # The K and V of the path move to slots n, n + 1, ...: those of a text without a tree.
+    target.keep(path)
+
+    explored = beam_search(drafter, target.embed, hidden[path[-1]], output[-1], shape)
+    return output, best_nodes(explored, shape.num_speculative_tokens)
+
+
+def ancestors(tree: Tree) -> Tensor:
+    """[nodes, nodes] bool: what a node sees of the tree, its ancestors and itself."""
+    visible = torch.eye(len(tree), dtype=torch.bool)
+    for index, node in enumerate(tree[1:], 1):
+        visible[index] |= visible[node.parent]
+    return visible
+
+
+def walk(tree: Tree, draw: Callable[[int, list[int]], int]) -> tuple[list[int], list[int]]:
+    """Go from the root to the child that carries what the target draws, as long as there is one.
+
+    `draw` gives the target's token at a node, behind the tokens output so far. Each is drawn from
+    the target's distribution given exactly the tokens before it. So the output is distributed as
+    the target's, whatever the tree: it only says which of these distributions are known.
+
+    Returns:
+        (the nodes walked, the root first; the tokens drawn at them, the last of which no node has).
+    """
+    path, output = [0], [draw(0, [])]
+    while True:
+        here, drawn = path[-1], output[-1]
+        children = (i for i, node in enumerate(tree) if i and node.parent == here)
+        child = next((i for i in children if tree[i].token == drawn), None)
+        if child is None:
+            return path, output
+        path.append(child)
+        output.append(draw(child, output))
+
+
+def beam_search(
+    drafter: SearchHead,
+    embed: Callable[[int], Tensor],
+    hidden: Tensor,
+    root: int,
+    shape: ReDrafterConfig,
+) -> Tree:
+    """All nodes that a search of W beams and L tokens visits, level by level, the best first.
+
+    `hidden` are the target's states where it drew the root.
+    """
+    condition = drafter.condition(hidden)
+    nodes, states = [Node(root, 0, 0, 0.0)], [drafter.start(condition, embed(root))]
+    beams = [0]
+    for depth in range(1, shape.beam_length + 1):
+        found: Tree = []
+        for beam in beams:
+            logits = drafter.logits(condition, states[beam], depth - 1).float()
+            best, ranked = logits.topk(min(TOP_TOKENS, len(logits)))
+            log_probs = best.log_softmax(dim=0) + nodes[beam].log_prob  # of the 50 best alone
+            pairs = zip(drafter.target_tokens(ranked).tolist(), log_probs.tolist(), strict=True)
+            found += [Node(token, beam, depth, log_prob) for token, log_prob in pairs]
+        found.sort(key=lambda node: -node.log_prob)
+        grown = found[: shape.beam_width]
+        beams = [*range(len(nodes), len(nodes) + len(grown))]
+        nodes += grown
+        states += [drafter.advance(states[node.parent], embed(node.token)) for node in grown]
+    return nodes
+
+
+def best_nodes(explored: Tree, max_nodes: int) -> Tree:
+    """The root and the most probable nodes, in descending order: every prefix is a tree.
+
+    No node is more probable than its parent, and of equal ones the shallower comes first.
+    """
+    order = sorted(range(len(explored)), key=lambda i: -explored[i].log_prob)[: 1 + max_nodes]
+    index = {i: place for place, i in enumerate(order)}
+    return [explored[i]._replace(parent=index[explored[i].parent]) for i in order]
