@@ -125,8 +125,8 @@ def test_a_wish_that_cannot_be_met_is_refused(oracle: Engine, node_limit: Any) -
 def test_the_engine_learns_how_probable_its_nodes_are(oracle: Engine) -> None:
     oracle.rpc(force, AlwaysDrafts)
     oracle.run(GREEDY)
-    # The oracle's log-probabilities are noise: the slope begins with 0.5 and falls to 0, about which
-    # it varies by what the last few requests' nodes say.
+    # The oracle's log-probabilities are noise: the slope falls from 0.5 to 0, about which it varies
+    # by what the last few requests' nodes say.
     assert abs(oracle.rpc(slope)[0]) < 0.25
     oracle.rpc(force, None)
 
