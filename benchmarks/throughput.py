@@ -58,7 +58,7 @@ from throughput_parts.table import print_table
 from throughput_parts.turns import Entry, alone, side_by_side
 
 from vllm_redrafter import ConfigError
-from vllm_redrafter.checkpoints.reading import check_checkpoint
+from vllm_redrafter.checkpoints.reading import Checkpoint
 from vllm_redrafter.data.left_out import LeftOut
 
 
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             args.matches_alone,
             args.plain_again,
         )
-        check_checkpoint(args.drafter)
+        Checkpoint.open(args.drafter).checked()
         prompts = _prompts(args, console)
     except (InputError, ConfigError) as error:
         command.error(str(error))

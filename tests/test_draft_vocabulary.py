@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from vllm_redrafter.checkpoints.reading import check_checkpoint, load_drafter
+from vllm_redrafter.checkpoints.reading import Checkpoint, load_drafter
 from vllm_redrafter.checkpoints.writing import save_drafter
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.tree.beam_search import beam_search
@@ -95,7 +95,7 @@ def test_a_map_that_cannot_be_is_refused_at_start_up(
     path = tmp_path / "model.safetensors"
     save_file({**load_file(path), "d2t": offset}, path)
     with pytest.raises(ConfigError, match=message):
-        check_checkpoint(str(tmp_path))
+        Checkpoint.open(str(tmp_path)).checked()
 
 
 def test_a_draft_vocabulary_larger_than_the_targets_is_refused() -> None:

@@ -24,14 +24,14 @@ from typer.testing import CliRunner
 
 from redrafter_testing.models.checkpoints import PROJECTED, edit_config, edit_tensors
 from vllm_redrafter.checkpoints.inspection import inspect_checkpoint
-from vllm_redrafter.checkpoints.reading import load_config, load_drafter
+from vllm_redrafter.checkpoints.reading import Checkpoint, load_drafter
 from vllm_redrafter.checkpoints.writing import save_drafter
 from vllm_redrafter.cli.main import app
 from vllm_redrafter.data.dataset import DatasetInfo, Row, read_dataset, write_shard
 from vllm_redrafter.data.hidden_states import StatesInfo, StoredStates
 from vllm_redrafter.data.prompt_file import PromptFile
 from vllm_redrafter.engine.request_options import check_request
-from vllm_redrafter.engine.speculative_config import requested_of, validated
+from vllm_redrafter.engine.speculative_config import Request, request_of, validated
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.heads.selector import SelectorConfig
 from vllm_redrafter.training.checkpointing import Checkpoints, RunProgress
@@ -180,7 +180,9 @@ def served(damage: Tried = lambda folder: None, **speculative: Any) -> Tried:
         arguments = SimpleNamespace(
             model="target", revision=None, tokenizer=None, speculative_config=given, **flags
         )
-        validated(requested_of(arguments)[0])
+        request = request_of(arguments)
+        assert request is not None
+        validated(request)
 
     return tried
 
@@ -362,7 +364,7 @@ CASES = {
         prompts("prompts.jsonl", r'{"prompt": "\ud83d"}'), "line 1: .*half of a character"
     ),
     "a speculative config that is a list": Case(
-        lambda folder: requested_of(SimpleNamespace(speculative_config=[4])), "must be an object"
+        lambda folder: request_of(SimpleNamespace(speculative_config=[4])), "must be an object"
     ),
     '`num_speculative_tokens` −1, NaN, "4" or 10⁴⁰⁰': Case(
         served(num_speculative_tokens=NAN), "between 1 and 127 .* got nan"
@@ -407,7 +409,7 @@ def drafter_config(folder: Path) -> tuple[Path, Tried]:
 
     def read(folder: Path) -> None:
         inspect_checkpoint(str(folder))
-        validated({"model": str(folder)})
+        validated(Request({"model": str(folder)}))
 
     return folder / "config.json", read
 
@@ -416,7 +418,7 @@ def sizes_without_weights(folder: Path) -> tuple[Path, Tried]:
     selector = SelectorConfig(3, 2)
     drafter = RecurrentHead(replace(REDUCED, selector=selector, target_layers=(2, 3)))
     save_drafter(drafter, folder)
-    return folder / "config.json", lambda folder: load_config(str(folder))
+    return folder / "config.json", lambda folder: Checkpoint.open(str(folder)).head
 
 
 def data_info(folder: Path) -> tuple[Path, Tried]:
@@ -523,7 +525,7 @@ def test_a_target_that_is_no_name_is_refused(target: object, tmp_path: Path) -> 
     given = {"speculative_config": {"target": target}, "model": str(tmp_path), "revision": None}
     flags = {"spec_method": None, "spec_model": None, "spec_tokens": None, "tokenizer": None}
     with pytest.raises(ConfigError, match="'target' must be a name, got"):
-        requested_of(SimpleNamespace(**given, **flags))
+        request_of(SimpleNamespace(**given, **flags))
 
 
 def test_the_document_lists_what_is_tried_here() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import nn
 from vllm import SamplingParams
 from vllm.config import VllmConfig
 from vllm.config import vllm as vllm_config
@@ -22,13 +23,16 @@ from vllm.exceptions import VLLMValidationError
 from redrafter_testing.models.families.experts import MIXTRAL
 from redrafter_testing.models.tiny_models import add_tokenizer, make_drafter, make_target
 from vllm_redrafter import ConfigError, plugin
+from vllm_redrafter.checkpoints import drafter_files
 from vllm_redrafter.checkpoints.recording import record_shape
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.engine import published
 from vllm_redrafter.engine.chains import NODES_WITH_STATES
+from vllm_redrafter.engine.cpu.proposer import TreeProposer
 from vllm_redrafter.engine.speculation import Settings
-from vllm_redrafter.engine.speculative_config import validated
+from vllm_redrafter.engine.speculative_config import Request, validated
 from vllm_redrafter.utils import names
+from vllm_redrafter.utils.json_files import read_json
 
 plugin.register()
 
@@ -77,6 +81,24 @@ def test_a_checkpoint_is_recognised_from_the_dict_and_from_the_flags(
         assert config.additional_config[names.METHOD]["model"] == str(drafter)
     assert from_dict.additional_config[names.METHOD]["tree"] == "beams"
     assert from_flags.additional_config[names.METHOD]["beam_width"] == 4
+
+
+def test_a_drafter_s_config_is_read_once_in_the_front_end_and_once_in_a_worker(
+    target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the hub each reading may be a round trip."""
+    read: list[Path] = []
+
+    def counted(path: Path) -> Any:
+        read.append(path)
+        return read_json(path)
+
+    monkeypatch.setattr(drafter_files, "read_json", counted)
+    config = configure(target, spec_model=str(drafter), spec_tokens=12)
+    assert read == [drafter / "config.json"]
+    read.clear()
+    TreeProposer(config).load_model(nn.ModuleDict({"embed_input_ids": nn.Embedding(512, 128)}))
+    assert read == [drafter / "config.json"]
 
 
 def test_the_same_arguments_can_make_an_engine_twice(target: Path, drafter: Path) -> None:
@@ -403,8 +425,11 @@ def test_missing_and_misshapen_tensors_are_listed(
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"hidden_size": 64}, "drafter's hidden size is 64, that of the target .* is 128"),
-        ({"vocab_size": 99}, "drafter's vocabulary size is 99, that of the target .* is 512"),
+        (
+            {"hidden_size": 64},
+            "does not fit .*: the drafter's hidden size is 64, the target's 128",
+        ),
+        ({"vocab_size": 99}, "drafter's vocabulary size is 99, the target's 512"),
     ],
 )
 def test_sizes_that_differ_from_the_target_s(
@@ -504,7 +529,9 @@ def test_engines_of_several_api_servers_find_a_directory_for_their_counters(
 def test_a_target_with_recurrent_layers_has_few_nodes_unless_they_are_asked_for(
     asked: dict[str, int], nodes: int
 ) -> None:
-    config, drafter = validated({"method": "redrafter", **asked}, lambda: NODES_WITH_STATES)
+    config, drafter = validated(
+        Request({"method": "redrafter", **asked}), lambda: NODES_WITH_STATES
+    )
     assert (config.num_speculative_tokens, drafter) == (nodes, None)
 
 

@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from vllm_redrafter.checkpoints.fit import size_differences
+from vllm_redrafter.checkpoints.fit import misfits, require_fit
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.engine import published
 from vllm_redrafter.engine.chains import NODES_WITH_STATES, announcement, as_chain
@@ -42,8 +42,7 @@ from vllm_redrafter.engine.selection import Engine, engine_here
 from vllm_redrafter.engine.speculative_config import (
     OF_DRAFTER,
     PASSED_ON,
-    is_ours,
-    requested_of,
+    request_of,
     validated,
 )
 from vllm_redrafter.heads.head import HeadConfig
@@ -93,14 +92,16 @@ def _wrap(owner: type, name: str, wrapper: Callable[..., Any]) -> None:
 def _create_engine_config(
     original: Callable[..., VllmConfig], args: EngineArgs, *rest: Any, **kwargs: Any
 ) -> VllmConfig:
-    requested, of_target = requested_of(args)
-    if not is_ours(requested):
+    request = request_of(args)
+    if request is None:
         return original(args, *rest, **kwargs)
+    requested, of_target = request.given, request.of_target
     check_no_pattern(of_target.get("model", args.model))
     target = functools.cache(lambda: _target(args, of_target))
-    config, drafter = validated(
-        requested, lambda: NODES_WITH_STATES if target().is_hybrid else None
+    config, checkpoint = validated(
+        request, lambda: NODES_WITH_STATES if target().is_hybrid else None
     )
+    drafter = None if checkpoint is None else checkpoint.head
     _check_version()
     engine = engine_here()
     _check_arguments(args, engine)
@@ -244,16 +245,10 @@ def _check_target(vllm_config: VllmConfig, drafter: HeadConfig | None, engine: E
 
 def _check_fit(drafter: HeadConfig, vllm_config: VllmConfig) -> None:
     model = vllm_config.model_config
-    for size in size_differences(drafter, model.get_hidden_size(), model.get_vocab_size()):
-        raise ConfigError(
-            f"the drafter's {size.what} is {size.drafter}, that of the target {model.model!r} is "
-            f"{size.target}: use the drafter that was trained for this target"
-        )
+    reasons = [*misfits(drafter, model.get_hidden_size(), model.get_vocab_size())]
     if missing := missing_layers(drafter.target_layers, model.get_total_num_hidden_layers()):
-        raise ConfigError(
-            f"ReDrafter cannot speculate for {model.model!r}: {missing}; use the drafter that was "
-            "trained for this target"
-        )
+        reasons.append(missing)
+    require_fit("the drafter", model.model, reasons)
 
 
 # AsyncLLM

@@ -26,7 +26,7 @@ from redrafter_testing.models.checkpoints import (
 )
 from vllm_redrafter.checkpoints import conversion, drafter_files
 from vllm_redrafter.checkpoints.conversion import convert
-from vllm_redrafter.checkpoints.reading import load_config, load_drafter
+from vllm_redrafter.checkpoints.reading import Checkpoint, load_drafter
 from vllm_redrafter.checkpoints.writing import save_drafter
 from vllm_redrafter.cli.main import app
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
@@ -90,7 +90,8 @@ def test_a_round_trip_through_apples_form_is_bit_exact(
     convert(str(tmp_path / "b"), tmp_path / "c")
     assert_bits(tmp_path / "b", drafter.state_dict())
     assert_bits(tmp_path / "c", drafter.state_dict())
-    assert load_config(str(tmp_path / "b")) == load_config(str(tmp_path / "c")) == config
+    for name in "bc":
+        assert Checkpoint.open(str(tmp_path / name)).head == config
     assert (tmp_path / "a/config.json").read_text() == (tmp_path / "c/config.json").read_text()
 
 
@@ -230,7 +231,7 @@ def test_what_transformers_saves_is_converted(tmp_path: Path, destination: Path)
     model.save_pretrained(tmp_path / "apple")
     convert(str(tmp_path / "apple"), destination, verifier="lmsys/vicuna-7b-v1.3")
     assert_bits(destination, dict(model.state_dict()))
-    assert load_config(str(destination)) == RecurrentConfig(
+    assert Checkpoint.open(str(destination)).head == RecurrentConfig(
         11, 4, 8, num_draft_layers=1, rnn=True, num_lookback_tokens=2
     )
     values = json.loads((destination / "config.json").read_text())
@@ -252,7 +253,7 @@ def test_a_drafter_that_reads_the_target_s_layers_is_refused_for_apple(
     with pytest.raises(ConfigError, match=r"reads layers 1, 3 of the target, and Apple's code"):
         convert(str(tmp_path / "a"), destination, to="apple")
     convert(str(tmp_path / "a"), destination)
-    assert load_config(str(destination)) == fused
+    assert Checkpoint.open(str(destination)).head == fused
 
 
 def test_a_verifier_is_refused_for_apple(source: Path, destination: Path) -> None:
@@ -279,7 +280,7 @@ def test_sizes_are_read_off_the_tensors(
     if without_file and config in (PROJECTED, PLAIN):
         (source / "config.json").unlink()
     done = convert(str(source), destination)
-    assert load_config(str(destination)) == config
+    assert Checkpoint.open(str(destination)).head == config
     for name in ("hidden_size", "exit_dim", "num_draft_layers", "rnn"):
         value = getattr(config, name)
         assert f"{name} = {value!r}: not in config.json, read off the tensors" in done.notes

@@ -11,14 +11,14 @@ import pytest
 from redrafter_testing.models.checkpoints import PROJECTED
 from vllm_redrafter.checkpoints import writing
 from vllm_redrafter.checkpoints.conversion import convert
-from vllm_redrafter.checkpoints.reading import load_config
+from vllm_redrafter.checkpoints.reading import Checkpoint
 from vllm_redrafter.utils.errors import ConfigError
 
 
 def test_an_empty_folder_is_taken(source: Path, destination: Path) -> None:
     destination.mkdir()
     convert(str(source), destination)
-    assert load_config(str(destination)) == PROJECTED
+    assert Checkpoint.open(str(destination)).head == PROJECTED
 
 
 def test_a_link_to_an_empty_folder_is_followed(source: Path, tmp_path: Path) -> None:
@@ -26,7 +26,7 @@ def test_a_link_to_an_empty_folder_is_followed(source: Path, tmp_path: Path) -> 
     (tmp_path / "link").symlink_to(tmp_path / "real")
     convert(str(source), tmp_path / "link")
     assert (tmp_path / "link").is_symlink()
-    assert load_config(str(tmp_path / "real")) == PROJECTED
+    assert Checkpoint.open(str(tmp_path / "real")).head == PROJECTED
 
 
 def test_other_content_is_left_alone(source: Path, destination: Path) -> None:

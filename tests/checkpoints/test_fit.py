@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+import pytest
 from transformers import Gemma3Config, LlamaConfig, PretrainedConfig
 
-from vllm_redrafter.checkpoints.fit import SizeDifference, differences_from, size_differences
+from vllm_redrafter.checkpoints.fit import misfits, misfits_of, require_fit
 from vllm_redrafter.heads.recurrent import RecurrentConfig
+from vllm_redrafter.utils.errors import ConfigError
 
 DRAFTER = RecurrentConfig(vocab_size=11, hidden_size=4, exit_dim=6)
 
 
 def test_differing_sizes_are_named_with_both_values() -> None:
-    hidden = SizeDifference("hidden_size", "hidden size", 4, 8)
-    vocabulary = SizeDifference("vocab_size", "vocabulary size", 11, 12)
-    assert size_differences(DRAFTER, 4, 11) == []
-    assert size_differences(DRAFTER, 8, 11) == [hidden]
-    assert size_differences(DRAFTER, 4, 12) == [vocabulary]
-    assert size_differences(DRAFTER, 8, 12) == [hidden, vocabulary]
+    hidden = "the drafter's hidden size is 4, the target's 8"
+    vocabulary = "the drafter's vocabulary size is 11, the target's 12"
+    assert [*misfits(DRAFTER, 4, 11)] == []
+    assert [*misfits(DRAFTER, 8, 11)] == [hidden]
+    assert [*misfits(DRAFTER, 8, 12)] == [hidden, vocabulary]
+    require_fit("mine", "theirs", [])
+    with pytest.raises(ConfigError, match=f"mine does not fit the target 'theirs': {hidden}; the"):
+        require_fit("mine", "theirs", [hidden, vocabulary])
 
 
 def test_a_multimodal_target_is_measured_by_its_text_model() -> None:
     text = {"vocab_size": 11, "hidden_size": 4, "num_attention_heads": 1}
-    assert differences_from(DRAFTER, Gemma3Config(text_config=text)) == []
+    assert misfits_of(DRAFTER, Gemma3Config(text_config=text)) == []
     config = LlamaConfig(vocab_size=11, hidden_size=8, num_attention_heads=2)
-    assert [size.target for size in differences_from(DRAFTER, config)] == [8]
+    assert len(misfits_of(DRAFTER, config)) == 1
 
 
 def test_a_size_that_a_target_does_not_state_differs() -> None:
-    assert [size.target for size in differences_from(DRAFTER, PretrainedConfig())] == [None, None]
+    assert len(misfits_of(DRAFTER, PretrainedConfig())) == 2
+
+
+def test_layers_that_the_target_lacks_are_named() -> None:
+    config = LlamaConfig(vocab_size=11, hidden_size=4, num_attention_heads=2, num_hidden_layers=2)
+    fused = RecurrentConfig(vocab_size=11, hidden_size=4, exit_dim=6, target_layers=(1, 2))
+    [reason] = misfits_of(fused, config)
+    assert "layers 1, 2 are asked for, and the target has 2" in reason
+    assert misfits_of(fused, config, with_layers=False) == []

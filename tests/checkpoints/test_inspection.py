@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from redrafter_testing.models.quantised import FORMATS, quantise
 from redrafter_testing.models.tiny_models import make_drafter, make_small_target
 from vllm_redrafter.checkpoints import inspection
-from vllm_redrafter.checkpoints.inspection import inspect_checkpoint, misfits
+from vllm_redrafter.checkpoints.inspection import inspect_checkpoint, misfits_with
 from vllm_redrafter.checkpoints.writing import save_drafter
 from vllm_redrafter.cli.main import app
 from vllm_redrafter.heads import head
@@ -161,20 +161,20 @@ def test_weights_in_another_format_are_refused_with_the_way_to_convert_them(fold
 
 
 def test_a_target_of_the_same_sizes_fits(tmp_path: Path) -> None:
-    assert misfits(CONFIG, save_target(tmp_path)) == []
+    assert misfits_with(CONFIG, save_target(tmp_path)) == []
 
 
 def test_every_difference_is_named(tmp_path: Path) -> None:
-    assert misfits(CONFIG, save_target(tmp_path, vocab_size=12, hidden_size=8)) == [
-        "hidden size: the drafter's is 4, the target's 8",
-        "vocabulary size: the drafter's is 11, the target's 12",
+    assert misfits_with(CONFIG, save_target(tmp_path, vocab_size=12, hidden_size=8)) == [
+        "the drafter's hidden size is 4, the target's 8",
+        "the drafter's vocabulary size is 11, the target's 12",
     ]
 
 
 def test_a_multimodal_target_is_measured_by_its_text_model(tmp_path: Path) -> None:
     text = {"vocab_size": 11, "hidden_size": 4, "num_attention_heads": 1}
     Gemma3Config(text_config=text).save_pretrained(tmp_path)
-    assert misfits(CONFIG, str(tmp_path)) == []
+    assert misfits_with(CONFIG, str(tmp_path)) == []
 
 
 def test_what_is_no_target_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_what_is_no_target_is_refused(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "invalid/config.json").write_text(json.dumps(values))
     for path in (folder, tmp_path / "empty", tmp_path / "invalid"):
         with pytest.raises(ConfigError, match=r"transformers cannot read its config\.json"):
-            misfits(CONFIG, str(path))
+            misfits_with(CONFIG, str(path))
 
 
 # --- The command ---
@@ -226,7 +226,7 @@ def test_the_layers_that_it_reads_are_shown_and_looked_for_in_the_target(tmp_pat
     assert result.exit_code == 0, result.output
     assert "reads layers 2, 5 of the target beside its last hidden state" in result.output
     shallow = save_target(tmp_path / "shallow", num_hidden_layers=5)
-    assert misfits(fused, shallow) == [
+    assert misfits_with(fused, shallow) == [
         "layers 2, 5 are asked for, and the target has 5: beside the last one, whose output the "
         "last hidden state is, 1 to 4 can be read"
     ]
@@ -292,7 +292,7 @@ def test_another_target_is_status_1_and_named_with_the_difference(
 ) -> None:
     target = save_target(tmp_path / "target", vocab_size=12)
     result = command(folder, "--target", target, *(["--json"] if as_json else []))
-    difference = "vocabulary size: the drafter's is 11, the target's 12"
+    difference = "the drafter's vocabulary size is 11, the target's 12"
     assert result.exit_code == 1
     assert f"error: the drafter does not fit {target!r}: {difference}" in result.stderr
     if as_json:

@@ -28,9 +28,8 @@ from redrafter_testing.models.checkpoints import (
 from vllm_redrafter.checkpoints import drafter_files, reading
 from vllm_redrafter.checkpoints.drafter_files import read_config, resolve_file
 from vllm_redrafter.checkpoints.reading import (
-    check_checkpoint,
+    Checkpoint,
     is_redrafter,
-    load_config,
     load_drafter,
 )
 from vllm_redrafter.checkpoints.writing import save_drafter
@@ -153,7 +152,7 @@ def test_config_json_says_what_the_checkpoint_is_and_what_it_drafts_for(tmp_path
         "training": {"steps": 10},
     }
     assert is_redrafter(values)
-    assert load_config(str(tmp_path)) == PROJECTED
+    assert Checkpoint.open(str(tmp_path)).head == PROJECTED
 
 
 def test_saving_over_a_checkpoint_replaces_it(folder: Path) -> None:
@@ -166,14 +165,14 @@ def test_a_tilde_is_the_home_folder(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path.parent))
-    assert load_config(f"~/{folder.name}") == PROJECTED
+    assert Checkpoint.open(f"~/{folder.name}").head == PROJECTED
 
 
 def test_a_folder_takes_precedence_over_a_hub_repository(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder.parent)
-    assert load_config(folder.name) == PROJECTED
+    assert Checkpoint.open(folder.name).head == PROJECTED
 
 
 def test_a_file_that_a_folder_lacks_is_none(folder: Path) -> None:
@@ -192,7 +191,7 @@ def test_a_checkpoint_is_checked_without_reading_its_tensors(
         raise AssertionError(f"{path} was read")
 
     monkeypatch.setattr(reading, "load_file", refuse)
-    assert check_checkpoint(str(folder)) == PROJECTED
+    assert Checkpoint.open(str(folder)).checked().head == PROJECTED
 
 
 # --- What is refused: not a checkpoint ---
@@ -200,7 +199,11 @@ def test_a_checkpoint_is_checked_without_reading_its_tensors(
 Reader = Callable[[str], object]
 
 
-@pytest.fixture(params=[load_drafter, check_checkpoint], ids=["load", "check"])
+def check(model: str) -> Checkpoint:
+    return Checkpoint.open(model).checked()
+
+
+@pytest.fixture(params=[load_drafter, check], ids=["load", "check"])
 def read(request: pytest.FixtureRequest) -> Reader:
     """What refuses: reading a checkpoint, and only checking it."""
     reader: Reader = request.param

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from vllm_redrafter.checkpoints.drafter_files import read_config
-from vllm_redrafter.checkpoints.reading import check_checkpoint, shape_of, verifier_of
+from vllm_redrafter.checkpoints.reading import Checkpoint, shape_of, verifier_of
 from vllm_redrafter.checkpoints.shipped import shipped_drafter, shipped_drafters
 from vllm_redrafter.cli.demo.smollm2 import NAME
 from vllm_redrafter.cli.demo.smollm2_target import HUB_ID
@@ -29,7 +29,7 @@ def test_the_demo_s_is_among_them() -> None:
 @EACH
 def test_vllm_needs_no_more_than_its_folder(name: str) -> None:
     folder = shipped_drafter(name)
-    check_checkpoint(str(folder))
+    Checkpoint.open(str(folder)).checked()
     config = read_config(str(folder))
     assert verifier_of(config)
     ReDrafterConfig(**shape_of(config))

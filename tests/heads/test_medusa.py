@@ -29,7 +29,7 @@ from vllm_redrafter import ConfigError, ReDrafterConfig
 from vllm_redrafter.data.rows import ListRows
 from vllm_redrafter.engine.cpu.packed_weights import packed
 from vllm_redrafter.engine.cpu.search import search
-from vllm_redrafter.engine.speculative_config import is_ours, validated
+from vllm_redrafter.engine.speculative_config import Request, request_for, validated
 from vllm_redrafter.heads.medusa import MedusaConfig, MedusaHead
 from vllm_redrafter.heads.registry import is_head
 from vllm_redrafter.training.distillation import Distillation
@@ -283,25 +283,28 @@ def test_drafts_longer_than_there_are_heads_are_neither_trained_nor_evaluated() 
 def test_vllm_s_checkpoints_stay_vllm_s_unless_trees_are_asked_for(tmp_path: Path) -> None:
     source = str(write(tmp_path / "source", VLLM, "model.safetensors", medusa().state_dict()))
     assert not is_head("medusa")
-    assert not is_ours({"model": source, "num_speculative_tokens": 3})
-    assert not is_ours({"model": source, "num_speculative_tokens": 3, "method": "medusa"})
+    assert request_for({"model": source, "num_speculative_tokens": 3}) is None
+    assert request_for({"model": source, "method": "medusa"}) is None
     asked = {"model": source, "num_speculative_tokens": 8, "method": "redrafter"}
     for requested in (asked, {k: v for k, v in asked.items() if k != "method"} | {"beam_width": 4}):
-        assert is_ours(requested)
-        assert validated(requested)[1] == medusa().config
+        request = request_for(requested)
+        assert request is not None
+        _, checkpoint = validated(request)
+        assert checkpoint is not None and checkpoint.head == medusa().config
 
 
 def test_a_search_is_no_longer_than_there_are_heads(tmp_path: Path) -> None:
     folder = str(make_medusa(tmp_path, V, H, num_heads=HEADS))
     asked = {"model": folder, "num_speculative_tokens": 8}
-    assert is_ours(asked)
-    config, head = validated(asked)
-    assert (config.beam_length, head.max_beam_length) == (HEADS, HEADS)
+    request = request_for(asked)
+    assert request is not None and request.checkpoint is not None
+    config, _ = validated(request)
+    assert (config.beam_length, request.checkpoint.head.max_beam_length) == (HEADS, HEADS)
     with pytest.raises(
         ConfigError, match=r"beam_length 4 exceeds the 3 tokens .* ask for 3 or less"
     ):
-        validated({**asked, "beam_length": 4})
-    assert validated({**asked, "beam_length": 2})[0] == ReDrafterConfig(8, 4, 2)
+        validated(Request({**asked, "beam_length": 4}))
+    assert validated(Request({**asked, "beam_length": 2}))[0] == ReDrafterConfig(8, 4, 2)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from vllm_redrafter.checkpoints.inspection import inspect_checkpoint
 from vllm_redrafter.checkpoints.reading import load_drafter
 from vllm_redrafter.checkpoints.writing import save_drafter
 from vllm_redrafter.config import USUAL_CANDIDATES
-from vllm_redrafter.engine.speculative_config import validated
+from vllm_redrafter.engine.speculative_config import Request, validated
 from vllm_redrafter.heads.gated import GatedConfig
 from vllm_redrafter.heads.registry import head_config, new_head
 from vllm_redrafter.heads.selector import SelectorConfig
@@ -49,24 +49,24 @@ def test_it_is_written_read_and_converted_with_its_drafter(checkpoint: Path) -> 
 
 
 def test_drafts_choose_among_candidates_unless_the_config_says_otherwise(checkpoint: Path) -> None:
-    assert validated(asked(checkpoint))[0].candidates == USUAL_CANDIDATES
-    assert validated(asked(checkpoint, candidates=64))[0].candidates == 64
-    assert validated(asked(checkpoint, candidates=0))[0].candidates == 0
+    assert validated(Request(asked(checkpoint)))[0].candidates == USUAL_CANDIDATES
+    assert validated(Request(asked(checkpoint, candidates=64)))[0].candidates == 64
+    assert validated(Request(asked(checkpoint, candidates=0)))[0].candidates == 0
 
 
 def test_a_checkpoint_says_how_many_it_needs(tmp_path: Path) -> None:
     shape = {"num_speculative_tokens": 6, "beam_width": 2, "beam_length": 3, "candidates": 256}
     save_drafter(new_head("gated", V, H, selector=SIZES), tmp_path / "selects", "target", shape)
-    assert validated({"model": str(tmp_path / "selects")})[0].candidates == 256
+    assert validated(Request({"model": str(tmp_path / "selects")}))[0].candidates == 256
     save_drafter(new_head("gated", V, H), tmp_path / "ranks", "target", shape)
-    assert validated({"model": str(tmp_path / "ranks")})[0].candidates == 0
+    assert validated(Request({"model": str(tmp_path / "ranks")}))[0].candidates == 0
 
 
 def test_longer_drafts_than_it_tells_candidates_for_have_none(checkpoint: Path) -> None:
-    config = validated(asked(checkpoint, beam_length=5))[0]
+    config = validated(Request(asked(checkpoint, beam_length=5)))[0]
     assert (config.beam_length, config.candidates) == (5, 0)
     with pytest.raises(ConfigError, match=r"beam_length 5 exceeds the 4 tokens .* candidates 0"):
-        validated(asked(checkpoint, beam_length=5, candidates=64))
+        validated(Request(asked(checkpoint, beam_length=5, candidates=64)))
 
 
 @pytest.mark.parametrize(("recorded", "served"), [(0, 0), (32, USUAL_CANDIDATES), (64, 64)])
@@ -76,15 +76,15 @@ def test_wider_drafts_than_the_checkpoint_has_candidates_for_have_the_usual_numb
     shape = {"beam_width": 4, "beam_length": 3, "candidates": recorded}
     save_drafter(new_head("gated", V, H, selector=SIZES), tmp_path, "target", shape)
     for width, candidates in ((32, recorded), (33, served)):
-        assert validated(asked(tmp_path, beam_width=width))[0].candidates == candidates
+        assert validated(Request(asked(tmp_path, beam_width=width)))[0].candidates == candidates
     with pytest.raises(ConfigError, match="between 33 and 512"):
-        validated(asked(tmp_path, beam_width=33, candidates=32))
+        validated(Request(asked(tmp_path, beam_width=33, candidates=32)))
 
 
 def test_candidates_of_a_head_that_tells_none_are_refused(tmp_path: Path) -> None:
     save_drafter(new_head("gated", V, H), tmp_path, "target")
     with pytest.raises(ConfigError, match=r"candidates 64, .* tells none: add a selector"):
-        validated(asked(tmp_path, candidates=64))
+        validated(Request(asked(tmp_path, candidates=64)))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +15,7 @@ from torch import Tensor
 mx = pytest.importorskip("mlx.core")
 
 from redrafter_testing.models.head_forms import FORMS, H, V, write_random
-from vllm_redrafter.checkpoints.reading import load_drafter
+from vllm_redrafter.checkpoints.reading import Checkpoint, load_drafter
 from vllm_redrafter.checkpoints.shipped import shipped_drafter
 from vllm_redrafter.heads.gated import GatedConfig
 from vllm_redrafter.heads.head import DraftHead, HeadConfig
@@ -32,6 +33,10 @@ SHAPES = [(1, 1), (1, 4), (2, 3), (4, 1), (4, 4), (7, 3)]
 
 every_form = pytest.mark.parametrize("config", FORMS.values(), ids=FORMS.keys())
 every_shape = pytest.mark.parametrize(("width", "length"), SHAPES)
+
+
+def read(folder: Path | str, dtype: mx.Dtype) -> Any:
+    return load_head(Checkpoint.open(str(folder)), dtype)
 
 
 def requests(config: HeadConfig, scale: float = 1.0) -> tuple[Floats, Floats, list[int]]:
@@ -96,7 +101,7 @@ def test_nodes_and_trees_are_torchs(
     config: HeadConfig, width: int, length: int, tmp_path: Path
 ) -> None:
     reference = write_random(config, tmp_path)
-    head, (embedding, hidden, roots) = load_head(str(tmp_path), mx.float32), requests(config)
+    head, (embedding, hidden, roots) = read(tmp_path, mx.float32), requests(config)
     expected = in_torch(reference, embedding, hidden, roots, width, length)
     assert_same(roots, in_mlx(head, embedding, hidden, roots, width, length), expected)
 
@@ -115,7 +120,7 @@ def test_the_comparison_covers_beams_that_branch_and_beams_that_die(
 def test_the_comparison_sees_a_token_that_is_not_mapped_to_the_targets(tmp_path: Path) -> None:
     """Negative control."""
     reference = write_random(GatedConfig(V, H, draft_vocab_size=130), tmp_path)
-    head, given = load_head(str(tmp_path), mx.float32), requests(reference.config)
+    head, given = read(tmp_path, mx.float32), requests(reference.config)
     head.target_tokens = lambda draft_tokens: draft_tokens
     with pytest.raises(AssertionError):
         assert_same(given[2], in_mlx(head, *given, 2, 3), in_torch(reference, *given, 2, 3))
@@ -124,7 +129,7 @@ def test_the_comparison_sees_a_token_that_is_not_mapped_to_the_targets(tmp_path:
 @pytest.mark.parametrize(("width", "length"), [(1, 3), (2, 3), (4, 4)])
 def test_the_shipped_drafters_nodes_and_trees_are_torchs(width: int, length: int) -> None:
     folder = str(shipped_drafter("smollm2-135m-instruct"))
-    reference, head = load_drafter(folder), load_head(folder, mx.float32)
+    reference, head = load_drafter(folder), read(folder, mx.float32)
     embedding, hidden, roots = requests(reference.config, scale=0.1)
     expected = in_torch(reference, embedding, hidden, roots, width, length)
     assert_same(roots, in_mlx(head, embedding, hidden, roots, width, length), expected)
@@ -133,7 +138,7 @@ def test_the_shipped_drafters_nodes_and_trees_are_torchs(width: int, length: int
 @every_form
 def test_in_bf16_log_probs_are_near(config: HeadConfig, tmp_path: Path) -> None:
     reference = write_random(config, tmp_path)
-    head, (embedding, hidden, roots) = load_head(str(tmp_path), mx.bfloat16), requests(config)
+    head, (embedding, hidden, roots) = read(tmp_path, mx.bfloat16), requests(config)
     expected = in_torch(reference, embedding, hidden, roots, 4, 3).log_probs[0]
     found = beam_search(
         head,
@@ -152,7 +157,7 @@ def test_in_bf16_log_probs_are_near(config: HeadConfig, tmp_path: Path) -> None:
 def test_nothing_is_evaluated_in_a_search(config: HeadConfig, tmp_path: Path) -> None:
     """MLX refuses to evaluate anything while it traces a function."""
     write_random(config, tmp_path)
-    head, (embedding, hidden, roots) = load_head(str(tmp_path), mx.float32), requests(config)
+    head, (embedding, hidden, roots) = read(tmp_path, mx.float32), requests(config)
     embed = embedded_in(mx.array(embedding))
 
     def search(hidden: mx.array, root: mx.array) -> list[mx.array]:
@@ -207,7 +212,7 @@ def test_of_numbers_that_overflow_tokens_stay_within_the_vocabulary() -> None:
 def test_of_equally_probable_nodes_the_better_beams_child_comes_first(tmp_path: Path) -> None:
     """Whatever its token."""
     write_random(GatedConfig(V, H), tmp_path)
-    head = load_head(str(tmp_path), mx.float32)
+    head = read(tmp_path, mx.float32)
     head.vocabulary.weight = mx.zeros_like(head.vocabulary.weight)
     embedding, hidden, roots = requests(head.config)
     given = embedded_in(mx.array(embedding)), mx.array(hidden[0]), mx.array(roots[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from redrafter_testing.models.checkpoints import (
     plural_name,
 )
 from redrafter_testing.models.head_forms import FORMS, H, V, write_random
+from vllm_redrafter.checkpoints.reading import Checkpoint
 from vllm_redrafter.checkpoints.writing import write_files
 from vllm_redrafter.heads.gated import GatedConfig
 from vllm_redrafter.heads.head import HeadConfig
@@ -32,6 +34,10 @@ N, C = 4, 24
 PROJECTED = RecurrentConfig(V, H, exit_dim=C)
 
 every_form = pytest.mark.parametrize("config", FORMS.values(), ids=FORMS.keys())
+
+
+def read(folder: Path | str, dtype: mx.Dtype) -> Any:
+    return load_head(Checkpoint.open(str(folder)), dtype)
 
 
 def numbers(*shape: int) -> tuple[Tensor, mx.array]:
@@ -51,7 +57,7 @@ def values(array: mx.array) -> Tensor:
 @every_form
 def test_each_part_equals_torchs(config: HeadConfig, tmp_path: Path) -> None:
     expected = write_random(config, tmp_path)
-    head = load_head(str(tmp_path), mx.float32)
+    head = read(tmp_path, mx.float32)
     assert head.config == config
     torch_hidden, hidden = numbers(1, config.hidden_width)
     torch_embedded, embedded = numbers(N, H)
@@ -74,7 +80,7 @@ def test_half_precision_is_near_and_stays_half(
     config: HeadConfig, dtype: mx.Dtype, tmp_path: Path
 ) -> None:
     expected = write_random(config, tmp_path)
-    head = load_head(str(tmp_path), dtype)
+    head = read(tmp_path, dtype)
     torch_hidden, hidden = numbers(1, config.hidden_width)
     torch_embedded, embedded = numbers(1, H)
     hidden, embedded = hidden.astype(dtype), embedded.astype(dtype)
@@ -98,7 +104,7 @@ def test_weights_are_the_checkpoints_bit_by_bit(
     dtype: mx.Dtype, torch_dtype: torch.dtype, tmp_path: Path
 ) -> None:
     written = write_random(GatedConfig(V, H), tmp_path, torch_dtype)
-    weight = load_head(str(tmp_path), dtype).vocabulary.weight
+    weight = read(tmp_path, dtype).vocabulary.weight
     assert weight.dtype == dtype
     assert torch.equal(values(weight), written.vocabulary_layer(0).weight.float())
 
@@ -113,7 +119,7 @@ def test_checkpoints_of_other_programs_are_read(renamed: object, tmp_path: Path)
             tensors[renamed(name)] = tensors.pop(name)
 
     edit_tensors(tmp_path / "other", rename)
-    heads = [load_head(str(tmp_path / name), mx.float32) for name in ("own", "other")]
+    heads = [read(tmp_path / name, mx.float32) for name in ("own", "other")]
     _, state = numbers(N, H)
     _, condition = numbers(1, C)
     assert mx.array_equal(*(head.logits(condition, state, 0) for head in heads))
@@ -122,7 +128,7 @@ def test_checkpoints_of_other_programs_are_read(renamed: object, tmp_path: Path)
 def test_a_config_without_rnn_is_read_as_apples_code_reads_it(tmp_path: Path) -> None:
     write_random(RecurrentConfig(V, H, exit_dim=C, rnn=False), tmp_path)
     edit_config(tmp_path, lambda entries: entries.pop("rnn"))
-    head = load_head(str(tmp_path), mx.float32)
+    head = read(tmp_path, mx.float32)
     _, state = numbers(N, H)
     _, embedded = numbers(1, H)
     assert mx.array_equal(head.advance(state, embedded), state + embedded)
@@ -132,7 +138,7 @@ def test_a_config_without_rnn_is_read_as_apples_code_reads_it(tmp_path: Path) ->
 def test_nothing_but_zeros_gives_numbers(config: HeadConfig, tmp_path: Path) -> None:
     """Unused tokens have embeddings of zeros."""
     write_random(config, tmp_path)
-    head = load_head(str(tmp_path), mx.float32)
+    head = read(tmp_path, mx.float32)
     condition = head.condition(mx.zeros((1, config.hidden_width)))
     state = head.start(condition, mx.zeros((1, H)))
     state = head.advance(mx.zeros_like(state), mx.zeros((1, H)))
@@ -145,7 +151,7 @@ def test_reading_a_head_leaves_mlxs_random_numbers_as_they_were(tmp_path: Path) 
     mx.random.seed(3)
     expected = mx.random.uniform(shape=(4,)).tolist()
     mx.random.seed(3)
-    load_head(str(tmp_path), mx.float32)
+    read(tmp_path, mx.float32)
     assert mx.random.uniform(shape=(4,)).tolist() == expected
 
 
@@ -154,7 +160,7 @@ def test_reading_a_head_leaves_mlxs_random_numbers_as_they_were(tmp_path: Path) 
 )
 def test_a_head_can_be_quantised_as_a_target_is(config: HeadConfig, tmp_path: Path) -> None:
     write_random(config, tmp_path)
-    head, expected = (load_head(str(tmp_path), mx.float32) for _ in range(2))
+    head, expected = (read(tmp_path, mx.float32) for _ in range(2))
     nn.quantize(head, group_size=64, bits=8)
 
     def logits(of: Head) -> Tensor:
@@ -169,23 +175,23 @@ def test_a_head_can_be_quantised_as_a_target_is(config: HeadConfig, tmp_path: Pa
 def test_a_head_without_an_mlx_form_is_refused_by_name(tmp_path: Path) -> None:
     write_random(MedusaConfig(V, H, num_heads=3), tmp_path)
     with pytest.raises(ConfigError, match=r"'redrafter_medusa' does not run in MLX.*vLLM"):
-        load_head(str(tmp_path), mx.float32)
+        read(tmp_path, mx.float32)
 
 
 def test_a_dtype_that_no_target_has_is_refused(tmp_path: Path) -> None:
     write_random(PROJECTED, tmp_path)
     with pytest.raises(ConfigError, match=r"int8; load the target in one of .*bfloat16"):
-        load_head(str(tmp_path), mx.int8)
+        read(tmp_path, mx.int8)
 
 
 def test_what_is_no_drafter_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     with pytest.raises(ConfigError, match="not a ReDrafter checkpoint"):
-        load_head(str(tmp_path), mx.float32)
+        read(tmp_path, mx.float32)
 
 
 def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     write_random(PROJECTED, tmp_path)
     edit_config(tmp_path, lambda entries: entries.update(exit_dim=C + 1))
     with pytest.raises(ConfigError, match="input_proj"):
-        load_head(str(tmp_path), mx.float32)
+        read(tmp_path, mx.float32)

@@ -16,7 +16,7 @@ from redrafter_testing.models.tiny_models import make_medusa
 from vllm_redrafter.checkpoints.drafter_files import read_config
 from vllm_redrafter.checkpoints.reading import load_drafter
 from vllm_redrafter.cli.main import app
-from vllm_redrafter.engine.speculative_config import validated
+from vllm_redrafter.engine.speculative_config import Request, validated
 from vllm_redrafter.heads.selector import SelectorConfig
 from vllm_redrafter.training.run import TrainingJob
 from vllm_redrafter.utils.errors import ConfigError
@@ -54,7 +54,7 @@ def test_both_trainings_are_recorded(trained: TrainingJob, tmp_path: Path) -> No
     record = read_config(str(asked.output))["training"]
     assert record["settings"] == read_config(str(trained.output))["training"]["settings"]
     assert len(record["selector"]["added_to"]["sha256"]) == 64
-    chosen = validated({"model": str(asked.output)})[0].candidates
+    chosen = validated(Request({"model": str(asked.output)}))[0].candidates
     said = {0: "drafts rank the vocabulary", 32: "drafts choose among 32 candidates"}[chosen]
     assert said in " ".join(output.split())
     assert "of the tokens per step on" in " ".join(output.split())
@@ -75,7 +75,7 @@ def test_evaluate_says_what_fewer_candidates_lose(
     assert list(by_candidates) == ["all", "32"]
     assert by_candidates["all"] == found["results"][0]["tokens_per_step"]
     keeps = by_candidates["32"] >= 0.995 * by_candidates["all"]
-    assert validated({"model": str(asked.output)})[0].candidates == (32 if keeps else 0)
+    assert validated(Request({"model": str(asked.output)}))[0].candidates == (32 if keeps else 0)
 
 
 def test_a_drafter_that_is_trained_on_loses_its_selector(

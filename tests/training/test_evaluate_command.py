@@ -17,7 +17,7 @@ from vllm_redrafter.checkpoints.acceptance_record import acceptance_of
 from vllm_redrafter.checkpoints.drafter_files import read_config
 from vllm_redrafter.cli.main import app
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.engine.speculative_config import validated
+from vllm_redrafter.engine.speculative_config import Request, validated
 
 pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
@@ -85,9 +85,9 @@ def test_evaluate_records_the_shape_that_it_recommends(
     expected = ReDrafterConfig(
         best["num_speculative_tokens"], best["beam_width"], best["beam_length"]
     )
-    served, _ = validated({"model": str(drafter)})
+    served, _ = validated(Request({"model": str(drafter)}))
     assert served == expected
-    served, _ = validated({"model": str(drafter), "beam_length": 9, "tree": "beams"})
+    served, _ = validated(Request({"model": str(drafter), "beam_length": 9, "tree": "beams"}))
     assert served == replace(expected, beam_length=9, tree="beams")
     after = read_config(str(drafter))
     recorded = acceptance_of(after)

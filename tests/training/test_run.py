@@ -31,7 +31,7 @@ from redrafter_testing.models.training_data import write_data
 from redrafter_testing.models.transformers_states import write_states_of
 from vllm_redrafter.checkpoints.acceptance_record import acceptance_of
 from vllm_redrafter.checkpoints.drafter_files import read_config
-from vllm_redrafter.checkpoints.reading import check_checkpoint, load_drafter
+from vllm_redrafter.checkpoints.reading import Checkpoint, load_drafter
 from vllm_redrafter.cli.main import app
 from vllm_redrafter.data.dataset import read_dataset
 from vllm_redrafter.data.rows import DatasetRows
@@ -47,7 +47,7 @@ def test_a_drafter_comes_with_its_record_and_its_card(
     result, printed = run(job(target, data, tmp_path))
     assert list((tmp_path / "logs").rglob("events.out.tfevents.*"))
     assert "4 steps of 2 blocks on 1 × cpu" in printed and "tokens per target step" in printed
-    config = check_checkpoint(str(tmp_path))
+    config = Checkpoint.open(str(tmp_path)).checked().head
     assert (config.vocab_size, config.hidden_size, config.exit_dim) == (VOCAB_SIZE, 128, 128)
     record = read_config(str(tmp_path))
     assert record["speculators_config"]["verifier"]["name_or_path"] == str(target)
@@ -92,7 +92,7 @@ def test_a_target_that_sees_images_teaches_by_text(tmp_path: Path) -> None:
     ends, _ = run(replace(asked, output=tmp_path / "ends", hidden_states=(states,)))
     assert len(whole.losses) == 4
     assert ends.losses == pytest.approx(whole.losses, rel=1e-4)
-    assert check_checkpoint(str(tmp_path / "whole")).target_layers == (1,)
+    assert Checkpoint.open(str(tmp_path / "whole")).checked().head.target_layers == (1,)
 
 
 def test_a_reduced_vocabulary_is_that_of_the_answers(

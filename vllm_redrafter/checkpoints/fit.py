@@ -1,52 +1,51 @@
-"""Does a drafter fit a target? The sizes that both must have."""
+"""Does a drafter fit a target? The sizes that both must have, and the layers that it reads."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 from vllm_redrafter.heads.head import HeadConfig
+from vllm_redrafter.heads.target_layers import missing_layers
+from vllm_redrafter.utils.errors import ConfigError
 
 
-class SizeDifference(NamedTuple):
-    """A size in which a drafter and a target differ.
-
-    Attributes:
-        entry: its name in config.json.
-        what: its name in a sentence.
-        drafter: the drafter's.
-        target: the target's; None where its configuration does not say.
-    """
-
-    entry: str
-    what: str
-    drafter: int
-    target: int | None
-
-
-def size_differences(
-    drafter: HeadConfig, hidden_size: int | None, vocab_size: int | None
-) -> list[SizeDifference]:
-    """All sizes in which they differ; none if the drafter fits.
+def misfits(head: HeadConfig, hidden_size: int | None, vocab_size: int | None) -> Iterator[str]:
+    """Sizes of a target for which it cannot be drafted, a line each; none if the drafter fits.
 
     Args:
-        drafter: its sizes.
-        hidden_size: the target's.
-        vocab_size: the target's.
+        head: the drafter's sizes.
+        hidden_size, vocab_size: the target's; None where its configuration does not say.
     """
     compared = (
-        SizeDifference("hidden_size", "hidden size", drafter.hidden_size, hidden_size),
-        SizeDifference("vocab_size", "vocabulary size", drafter.vocab_size, vocab_size),
+        ("hidden size", head.hidden_size, hidden_size),
+        ("vocabulary size", head.vocab_size, vocab_size),
     )
-    return [size for size in compared if size.drafter != size.target]
+    for what, drafter, target in compared:
+        if drafter != target:
+            yield f"the drafter's {what} is {drafter}, the target's {target}"
 
 
-def differences_from(drafter: HeadConfig, target_config: Any) -> list[SizeDifference]:
-    """The same for a target's transformers configuration.
+def misfits_of(head: HeadConfig, target_config: Any, with_layers: bool = True) -> list[str]:
+    """The same by a target's transformers configuration, of which the text model counts.
 
     Args:
-        drafter: its sizes.
-        target_config: the target's; of a multimodal one the text model counts.
+        head: the drafter's sizes.
+        target_config: the target's.
+        with_layers: ask, too, for the layers that the drafter reads.
     """
     text = target_config.get_text_config()
     sizes = (getattr(text, name, None) for name in ("hidden_size", "vocab_size"))
-    return size_differences(drafter, *sizes)
+    num_layers = getattr(text, "num_hidden_layers", None)
+    missing = missing_layers(head.target_layers, num_layers) if with_layers else None
+    return [*misfits(head, *sizes), *([missing] if missing else [])]
+
+
+def require_fit(name: str, target: str | None, reasons: list[str]) -> None:
+    """Raise a ConfigError where there are reasons why a drafter does not fit a target."""
+    if reasons:
+        where = "this target" if target is None else f"the target {target!r}"
+        raise ConfigError(
+            f"{name} does not fit {where}: {'; '.join(reasons)}: use the drafter that was trained "
+            "for this target"
+        )

@@ -17,12 +17,10 @@ from rich.table import Table
 from rich.text import Text
 from safetensors import safe_open
 
-from vllm_redrafter.checkpoints.drafter_files import read_config, weights_path
-from vllm_redrafter.checkpoints.fit import differences_from
-from vllm_redrafter.checkpoints.reading import check_checkpoint, verifier_of
+from vllm_redrafter.checkpoints.fit import misfits_of
+from vllm_redrafter.checkpoints.reading import Checkpoint
 from vllm_redrafter.checkpoints.tensors import DRAFT_TO_TARGET
 from vllm_redrafter.heads.head import HeadConfig
-from vllm_redrafter.heads.target_layers import missing_layers
 from vllm_redrafter.utils.errors import ConfigError, one_line
 from vllm_redrafter.utils.hub import check_within_reach
 
@@ -103,14 +101,13 @@ def inspect_checkpoint(model: str) -> Inspection:
     Raises:
         ConfigError: not a checkpoint that vLLM could serve; the message says why.
     """
-    config = check_checkpoint(model)
-    values = read_config(model)
-    with safe_open(weights_path(model), framework="pt") as file:
+    found = Checkpoint.open(model).checked()
+    with safe_open(found.weights, framework="pt") as file:
         tensors = [_header(file, name) for name in sorted(file.keys())]
-    return Inspection(model, config, tensors, verifier_of(values), values.get("training"))
+    return Inspection(model, found.head, tensors, found.target, found.values.get("training"))
 
 
-def misfits(config: HeadConfig, target: str) -> list[str]:
+def misfits_with(config: HeadConfig, target: str) -> list[str]:
     """Why a target cannot be drafted for: vLLM's start-up refuses the same.
 
     Args:
@@ -134,13 +131,7 @@ def misfits(config: HeadConfig, target: str) -> list[str]:
             f"target {target!r}: transformers cannot read its config.json; give a folder in "
             f"Hugging Face format, or a hub id: {one_line(error) or type(error).__name__}"
         ) from error
-    differences = [
-        f"{size.what}: the drafter's is {size.drafter}, the target's {size.target}"
-        for size in differences_from(config, target_config)
-    ]
-    num_layers = getattr(target_config.get_text_config(), "num_hidden_layers", None)
-    missing = missing_layers(config.target_layers, num_layers)
-    return differences + ([missing] if missing else [])
+    return misfits_of(config, target_config)
 
 
 def print_inspection(console: Console, found: Inspection) -> None:

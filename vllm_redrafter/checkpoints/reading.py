@@ -3,8 +3,10 @@ model.safetensors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from vllm_redrafter.checkpoints.drafter_files import (
     CONFIG_FILE,
     UNREADABLE,
     read_config,
+    resolve_file,
     weights_path,
 )
 from vllm_redrafter.checkpoints.tensors import (
@@ -63,13 +66,115 @@ def is_redrafter(config: Mapping[str, Any]) -> bool:
     return is_head(config.get("model_type"))
 
 
-def load_config(model: str, revision: str | None = None) -> HeadConfig:
-    """The drafter's sizes.
+@dataclass(frozen=True)
+class Checkpoint:
+    """A drafter's checkpoint whose config.json has been read, once: passed on in place of its name.
 
-    Raises:
-        ConfigError: no such checkpoint, or not a ReDrafter's.
+    Attributes:
+        model: a folder, or a hub repository's id.
+        revision: of the hub repository.
+        values: its config.json.
+        head: the drafter's sizes.
+        acceptance: how its nodes were accepted where it was measured.
     """
-    values = read_config(model, revision)
+
+    model: str
+    revision: str | None
+    values: Mapping[str, Any]
+    head: HeadConfig
+    acceptance: ByKind
+
+    @classmethod
+    def open(cls, model: str, revision: str | None = None) -> Checkpoint:
+        """Read a config.json.
+
+        Raises:
+            ConfigError: no such checkpoint, or not a ReDrafter's.
+        """
+        return cls.of(model, revision, read_config(model, revision))
+
+    @classmethod
+    def of(cls, model: str, revision: str | None, values: Mapping[str, Any]) -> Checkpoint:
+        """The checkpoint whose config.json has these values.
+
+        Raises:
+            ConfigError: not a ReDrafter's, or a broken record of acceptance.
+        """
+        head = _head_of(model, values)
+        try:
+            return cls(model, revision, values, head, acceptance_of(values))
+        except ConfigError as error:
+            raise ConfigError(f"{model}: {error}") from error
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        """How it asks to be served: see `shape_of`."""
+        return shape_of(self.values)
+
+    @property
+    def target(self) -> str | None:
+        """The target that it names, if it does."""
+        return verifier_of(self.values)
+
+    @property
+    def config_file(self) -> Path | None:
+        """Its config.json."""
+        return resolve_file(self.model, CONFIG_FILE, self.revision)
+
+    @cached_property
+    def weights(self) -> Path:
+        """Its model.safetensors; ConfigError where there is none."""
+        return weights_path(self.model, self.revision)
+
+    def checked(self) -> Checkpoint:
+        """This one, its tensors checked by name and shape, without reading them.
+
+        Raises:
+            ConfigError: missing, misshapen or unknown tensors, all of them listed.
+        """
+        if foreign_head(self.values) is None:
+            self._check()
+            return self
+        try:
+            self._check()
+        except ConfigError as error:
+            raise ConfigError(
+                f"{error}; `vllm-redrafter convert {self.model} FOLDER` reads all forms of such a "
+                "checkpoint, and writes one that is served"
+            ) from error
+        return self
+
+    def load(self, dtype: torch.dtype = torch.float32) -> DraftHead:
+        """The drafter, its parameters of this dtype.
+
+        Raises:
+            ConfigError: see `checked`; or weights that are no numbers.
+        """
+        self.checked()
+        drafter = build_drafter(self.head, load_file(self.weights), dtype)
+        _check_finite(str(self.weights), drafter, dtype)
+        return drafter
+
+    def _check(self) -> None:
+        path, head = self.weights, self.head
+        try:
+            with safe_open(path, framework="pt") as file:
+                names = own_names(str(path), head_class(head), file.keys())
+                headers = {own: file.get_slice(name) for own, name in names.items()}
+                shapes = {own: header.get_shape() for own, header in headers.items()}
+                dtypes = {
+                    own: DTYPES.get(h.get_dtype(), h.get_dtype()) for own, h in headers.items()
+                }
+                check_tensors(str(path), head, shapes, dtypes)
+                # Not before: a file may hold a map of any size.
+                if head.draft_vocab_size is not None:
+                    d2t = file.get_tensor(names[DRAFT_TO_TARGET])
+                    check_draft_vocabulary(str(path), d2t, head.vocab_size)
+        except UNREADABLE as error:
+            raise ConfigError(f"{path}: not readable as safetensors: {one_line(error)}") from error
+
+
+def _head_of(model: str, values: Mapping[str, Any]) -> HeadConfig:
     if not values:
         raise ConfigError(
             f"{model!r} has no {CONFIG_FILE}, or an empty one: give a ReDrafter checkpoint, or "
@@ -86,62 +191,6 @@ def load_config(model: str, revision: str | None = None) -> HeadConfig:
     return head_config(values)
 
 
-@contextmanager
-def _convertible(model: str) -> Iterator[None]:
-    """What is wrong with another program's checkpoint, `convert` may mend."""
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(
-            f"{error}; `vllm-redrafter convert {model} FOLDER` reads all forms of such a "
-            "checkpoint, and writes one that is served"
-        ) from error
-
-
-def check_checkpoint(model: str, revision: str | None = None) -> HeadConfig:
-    """Check a checkpoint's tensors by name and shape, without reading them.
-
-    Raises:
-        ConfigError: see `load_drafter`.
-    """
-    if foreign_head(read_config(model, revision)) is None:
-        return _checked(model, revision)
-    with _convertible(model):
-        return _checked(model, revision)
-
-
-def _checked(model: str, revision: str | None) -> HeadConfig:
-    config = load_config(model, revision)
-    recorded_acceptance(model, revision)
-    path = weights_path(model, revision)
-    try:
-        with safe_open(path, framework="pt") as file:
-            names = own_names(str(path), head_class(config), file.keys())
-            headers = {own: file.get_slice(name) for own, name in names.items()}
-            shapes = {own: header.get_shape() for own, header in headers.items()}
-            dtypes = {own: DTYPES.get(h.get_dtype(), h.get_dtype()) for own, h in headers.items()}
-            check_tensors(str(path), config, shapes, dtypes)
-            # Not before: a file may hold a map of any size.
-            if config.draft_vocab_size is not None:
-                d2t = file.get_tensor(names[DRAFT_TO_TARGET])
-                check_draft_vocabulary(str(path), d2t, config.vocab_size)
-    except UNREADABLE as error:
-        raise ConfigError(f"{path}: not readable as safetensors: {one_line(error)}") from error
-    return config
-
-
-def recorded_acceptance(model: str, revision: str | None = None) -> ByKind:
-    """How its nodes were accepted where it was measured.
-
-    Raises:
-        ConfigError: the record is broken.
-    """
-    try:
-        return acceptance_of(read_config(model, revision))
-    except ConfigError as error:
-        raise ConfigError(f"{model}: {error}") from error
-
-
 def load_drafter(
     model: str, dtype: torch.dtype = torch.float32, revision: str | None = None
 ) -> DraftHead:
@@ -153,14 +202,9 @@ def load_drafter(
         revision: of the hub repository.
 
     Raises:
-        ConfigError: missing, misshapen or unknown tensors, all of them listed; or weights that
-            are no numbers.
+        ConfigError: see `Checkpoint.open` and `Checkpoint.load`.
     """
-    config = check_checkpoint(model, revision)
-    path = weights_path(model, revision)
-    drafter = build_drafter(config, load_file(path), dtype)
-    _check_finite(str(path), drafter, dtype)
-    return drafter
+    return Checkpoint.open(model, revision).load(dtype)
 
 
 def _check_finite(where: str, drafter: DraftHead, dtype: torch.dtype) -> None:

@@ -13,7 +13,7 @@ from vllm_redrafter.checkpoints.acceptance_record import (
     acceptance_entry,
 )
 from vllm_redrafter.checkpoints.drafter_files import CONFIG_FILE, read_config
-from vllm_redrafter.checkpoints.reading import load_config, proposal_of
+from vllm_redrafter.checkpoints.reading import Checkpoint, proposal_of
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.files import whole_file
@@ -72,7 +72,7 @@ def record_shape(model: str, shape: ReDrafterConfig, acceptance: ByKind = NOTHIN
         first, *others = recorded.get("proposal_methods") or [{"proposal_type": METHOD}]
         recorded.setdefault("default_proposal_method", first.get("proposal_type", METHOD))
         recorded["proposal_methods"] = [
-            first | proposal_of(asdict(shape), load_config(model)),
+            first | proposal_of(asdict(shape), Checkpoint.of(model, None, config).head),
             *others,
         ]
         config |= acceptance_entry(acceptance)

@@ -90,11 +90,11 @@ def shipped(
     if name is not None:
         typer.echo(shipped_drafter(name))
         return
-    from vllm_redrafter.checkpoints.drafter_files import read_config
-    from vllm_redrafter.checkpoints.reading import verifier_of
+
+    from vllm_redrafter.checkpoints.reading import Checkpoint
 
     for each in shipped_drafters():
-        typer.echo(f"{each}  for {verifier_of(read_config(str(shipped_drafter(each))))}")
+        typer.echo(f"{each}  for {Checkpoint.open(str(shipped_drafter(each))).target}")
 
 
 app.command()(settings_as_options(data.make_prompts))
@@ -225,7 +225,7 @@ def inspect(
     from vllm_redrafter.checkpoints import inspection
 
     found = inspection.inspect_checkpoint(checkpoint)
-    differences = inspection.misfits(found.config, target) if target else []
+    differences = inspection.misfits_with(found.config, target) if target else []
     if as_json:
         check = {"target_check": {"target": target, "differences": differences}}
         typer.echo(json.dumps(found.facts() | (check if target else {}), indent=2))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from vllm.config import VllmConfig
 
+from vllm_redrafter.checkpoints.reading import Checkpoint
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.utils.names import METHOD
 
@@ -29,6 +30,10 @@ class Settings:
     config: ReDrafterConfig
     own_graph_sizes: bool = False
     target_layers: tuple[int, ...] = ()
+
+    def checkpoint(self) -> Checkpoint | None:
+        """The drafter's, opened: once in each worker."""
+        return None if self.model is None else Checkpoint.open(self.model, self.revision)
 
     @classmethod
     def of(cls, vllm_config: VllmConfig) -> Settings:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -10,14 +9,14 @@ import mlx.nn as nn
 
 from vllm_redrafter.budget.planner import BatchPlanner
 from vllm_redrafter.checkpoints.acceptance_record import NOTHING_RECORDED
-from vllm_redrafter.checkpoints.drafter_files import read_config
-from vllm_redrafter.checkpoints.fit import size_differences
-from vllm_redrafter.checkpoints.reading import check_checkpoint, recorded_acceptance, shape_of
+from vllm_redrafter.checkpoints.fit import misfits, require_fit
+from vllm_redrafter.checkpoints.reading import Checkpoint
+from vllm_redrafter.checkpoints.speculation import NODES
+from vllm_redrafter.checkpoints.speculation import speculation as settled
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.drafting.drafting import Drafting
 from vllm_redrafter.drafting.stats import StepStats
 from vllm_redrafter.drafting.warm_up import warm_up
-from vllm_redrafter.heads.head import HeadConfig
 from vllm_redrafter.mlx.beam_search import Explored
 from vllm_redrafter.mlx.costs import measure_costs, search_for_nobody
 from vllm_redrafter.mlx.heads import Head, load_head
@@ -76,14 +75,14 @@ def load_drafter(
         ConfigError: the checkpoint is broken or does not fit, a value is out of range, or the
             model cannot verify trees.
     """
-    sizes = None if drafter is None else check_checkpoint(drafter, revision)
-    config = _config(drafter, revision, speculation, sizes)
-    target = TreeTarget(model, () if sizes is None else sizes.target_layers)
+    checkpoint = None if drafter is None else Checkpoint.open(drafter, revision).checked()
+    config = _config(checkpoint, speculation)
+    target = TreeTarget(model, () if checkpoint is None else checkpoint.head.target_layers)
     head, recorded = None, NOTHING_RECORDED
-    if drafter is not None and sizes is not None:
-        _require_fit(drafter, sizes, target)
-        head = load_head(drafter, target.dtype, revision)
-        recorded = recorded_acceptance(drafter, revision)
+    if checkpoint is not None:
+        reasons = misfits(checkpoint.head, target.hidden_size, target.vocab_size)
+        require_fit(f"the drafter {drafter!r}", None, [*reasons])
+        head, recorded = load_head(checkpoint, target.dtype), checkpoint.acceptance
     proposer = ExploredProposer(config, head is not None, recorded)
     shape = proposer.shape(config.num_speculative_tokens)
     none = Explored(*[mx.zeros((0, 0))] * 3)
@@ -95,39 +94,14 @@ def load_drafter(
     return Drafter(target, head, config, drafting)
 
 
-def _config(
-    drafter: str | None, revision: str | None, given: dict[str, Any], sizes: HeadConfig | None
-) -> ReDrafterConfig:
-    recorded = {} if drafter is None else shape_of(read_config(drafter, revision))
-    recorded.pop("candidates", None)  # vLLM's engines alone
-    shape = {"num_speculative_tokens": USUAL_NODES, **recorded, **given}
-    known = ("num_speculative_tokens", *ReDrafterConfig.own_keys())
-    if unknown := sorted(shape.keys() - {*known}):
+def _config(checkpoint: Checkpoint | None, given: dict[str, Any]) -> ReDrafterConfig:
+    known = (NODES, *ReDrafterConfig.own_keys())
+    if unknown := sorted(given.keys() - {*known}):
         raise ConfigError(f"load_drafter: no such setting: {', '.join(unknown)}; known: {known}")
-    config = ReDrafterConfig(**shape)
-    if "num_speculative_tokens" not in given:
-        nodes = min(config.num_speculative_tokens, USUAL_NODES)
-        config = replace(config, num_speculative_tokens=nodes)
-    if config.candidates:
+    if given.get("candidates"):
         raise ConfigError(
-            f"load_drafter: candidates {config.candidates}: in MLX a draft ranks the vocabulary at "
-            "every level; leave candidates out"
+            f"load_drafter: candidates {given['candidates']}: in MLX a draft ranks the vocabulary "
+            "at every level; leave candidates out"
         )
-    if sizes is not None:
-        sizes.require_beam_length("load_drafter", config.beam_length)
-    elif not config.context_matches:
-        raise ConfigError(
-            "load_drafter: without a drafter and with context_matches=0 there is nothing to "
-            "verify: name a drafter, or leave context_matches out"
-        )
-    return config
-
-
-def _require_fit(drafter: str, sizes: HeadConfig, target: TreeTarget) -> None:
-    differences = size_differences(sizes, target.hidden_size, target.vocab_size)
-    if differences:
-        listed = "; ".join(f"{d.what}: drafter {d.drafter}, target {d.target}" for d in differences)
-        raise ConfigError(
-            f"the drafter {drafter!r} does not fit this target ({listed}): take the one that was "
-            "trained for it"
-        )
+    asked = {**given, "candidates": 0}
+    return settled(checkpoint, asked, lambda: USUAL_NODES, "load_drafter")

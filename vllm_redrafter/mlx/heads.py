@@ -13,7 +13,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import torch
 
-from vllm_redrafter.checkpoints.reading import load_config, load_drafter
+from vllm_redrafter.checkpoints.reading import Checkpoint
 from vllm_redrafter.heads import fusion
 from vllm_redrafter.heads.gated import GatedConfig
 from vllm_redrafter.heads.head import HeadConfig
@@ -159,19 +159,18 @@ FORMS: dict[type[HeadConfig], type[Head]] = {
 """The heads that have an MLX form, by their sizes' class."""
 
 
-def load_head(model: str, dtype: mx.Dtype, revision: str | None = None) -> Head:
-    """Read a drafter's checkpoint.
+def load_head(checkpoint: Checkpoint, dtype: mx.Dtype) -> Head:
+    """Read a drafter's weights.
 
     Args:
-        model: a folder, or a hub repository's id.
+        checkpoint: the drafter's.
         dtype: of the head's parameters: the target's.
-        revision: of the hub repository.
 
     Raises:
         ConfigError: a head or a dtype that MLX has no form for here, or a checkpoint that
-            `checkpoints.reading.load_drafter` refuses.
+            `Checkpoint.load` refuses.
     """
-    config = load_config(model, revision)
+    config, model = checkpoint.head, checkpoint.model
     if (form := FORMS.get(type(config))) is None:
         known = " and ".join(f'"{config_class.model_type}"' for config_class in FORMS)
         raise ConfigError(
@@ -183,7 +182,7 @@ def load_head(model: str, dtype: mx.Dtype, revision: str | None = None) -> Head:
             f"{model}: a drafter does not run in {dtype}; load the target in one of "
             f"{', '.join(map(str, DTYPES))}"
         )
-    state = load_drafter(model, DTYPES[dtype], revision).state_dict()
+    state = checkpoint.load(DTYPES[dtype]).state_dict()
     head = form(config, {name: mx.array(tensor) for name, tensor in state.items()})
     # What is split or added above is made here, not in the first draft.
     mx.eval(head.parameters())

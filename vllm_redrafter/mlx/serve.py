@@ -21,7 +21,7 @@ from mlx_lm import server
 from mlx_lm.generate import GenerationResponse
 
 from vllm_redrafter.checkpoints.drafter_files import read_config
-from vllm_redrafter.checkpoints.reading import check_checkpoint, is_redrafter, verifier_of
+from vllm_redrafter.checkpoints.reading import Checkpoint, is_redrafter, verifier_of
 from vllm_redrafter.data.chat_template import of_texts
 from vllm_redrafter.mlx.drafter import load_drafter
 from vllm_redrafter.mlx.generation import stream_generate
@@ -53,7 +53,7 @@ def serve(
     """
     target, drafter = target_and_drafter(target, drafter)
     if drafter is not None:
-        check_checkpoint(drafter)  # before the target is loaded
+        Checkpoint.open(drafter).checked()  # before the target is loaded
     command = ["mlx-serve", "--model", target, "--num-draft-tokens", str(NOT_SAID), *arguments]
     replaced = {
         "ModelProvider": partial(Provider, drafter=drafter, speculation=speculation),

@@ -12,14 +12,13 @@ from rich.console import Console
 from torch import Tensor
 
 from vllm_redrafter.checkpoints.acceptance_record import NOTHING_RECORDED, ByKind
-from vllm_redrafter.checkpoints.fit import differences_from
+from vllm_redrafter.checkpoints.fit import misfits_of, require_fit
 from vllm_redrafter.checkpoints.reading import load_drafter
 from vllm_redrafter.config import ReDrafterConfig, TreeKind
 from vllm_redrafter.data.captured import CapturedRows, states_of
 from vllm_redrafter.data.rows import DatasetRows, TextRows
 from vllm_redrafter.data.source import WrittenData, held_out_conversations, read_all
 from vllm_redrafter.heads.head import DraftHead
-from vllm_redrafter.heads.target_layers import missing_layers
 from vllm_redrafter.training.batches import batches_by_length
 from vllm_redrafter.training.candidates import compare_candidates, fewest
 from vllm_redrafter.training.choices import TargetDtype
@@ -205,18 +204,9 @@ def load_models(
     """
     model = (load_ends if ends_only else load_target)(target, target_dtype, device)
     head = load_drafter(drafter, model.dtype).to(device)
-    for size in differences_from(head.config, model.config):
-        raise ConfigError(
-            f"drafter {drafter!r} has {size.entry} {size.drafter}, target {target!r} "
-            f"{size.target}: give the target it was trained for"
-        )
-    num_layers = getattr(model.config.get_text_config(), "num_hidden_layers", None)
     # Captured states are asked for their layers instead.
-    if not ends_only and (missing := missing_layers(head.config.target_layers, num_layers)):
-        raise ConfigError(
-            f"drafter {drafter!r} does not fit target {target!r}: {missing}: give the target it "
-            "was trained for"
-        )
+    reasons = misfits_of(head.config, model.config, with_layers=not ends_only)
+    require_fit(f"drafter {drafter!r}", target, reasons)
     return model, head
 
 

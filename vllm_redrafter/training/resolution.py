@@ -9,7 +9,8 @@ from typing import Any
 from transformers import AutoConfig
 
 from vllm_redrafter.checkpoints.drafter_files import weights_digest
-from vllm_redrafter.checkpoints.reading import load_config
+from vllm_redrafter.checkpoints.fit import misfits_of, require_fit
+from vllm_redrafter.checkpoints.reading import Checkpoint
 from vllm_redrafter.config import USUAL_CANDIDATES, ReDrafterConfig
 from vllm_redrafter.data.captured import CapturedRows, states_of
 from vllm_redrafter.data.rows import TextRows
@@ -216,15 +217,10 @@ def _with_head(job: TrainingJob, sizes: Any) -> tuple[TrainingConfig, HeadPlan |
     initial = job.initial_drafter if job.add_selector is None else job.add_selector
     if initial is None:
         return config, None
-    found = load_config(initial)
+    found = Checkpoint.open(initial).head
     config = _with_named_layers(_with_sizes_of(found, initial, config), sizes)
-    if (found.vocab_size, found.hidden_size) != (sizes.vocab_size, sizes.hidden_size):
-        raise ConfigError(
-            f"training: initial_drafter {initial!r} drafts for a target with a vocabulary of "
-            f"{found.vocab_size} and hidden size {found.hidden_size}; this one has "
-            f"{sizes.vocab_size} and {sizes.hidden_size}: give a drafter of this target, or leave "
-            "initial_drafter out"
-        )
+    reasons = misfits_of(found, sizes, with_layers=False)
+    require_fit(f"training: initial_drafter {initial!r}", job.target, reasons)
     if job.add_selector is not None:
         return config, _selector_plan(found, initial, config)
     # A selector tells what the drafter was: it is to be added anew.

@@ -31,7 +31,9 @@ def test_an_unusable_target_folder_is_named(tmp_path: Path) -> None:
 
 def test_a_drafter_of_other_sizes_is_refused(target: Path, tmp_path: Path) -> None:
     save_drafter(RecurrentHead(RecurrentConfig(20, 4, 4)), tmp_path / "drafter")
-    with pytest.raises(ConfigError, match=r"mine has hidden_size 4, the target .* has 8: fetch it"):
+    with pytest.raises(
+        ConfigError, match=r"mine does not fit .*hidden size is 4, the target's 8: fetch it"
+    ):
         check_sizes(target, tmp_path / "drafter", "mine", "fetch it")
 
 
@@ -39,7 +41,7 @@ def test_the_packages_drafter_is_refused_for_another_target(target: Path, tmp_pa
     arguments = ["--cache-dir", str(tmp_path), "--target", str(target)]
     result = CliRunner().invoke(app, ["demo", *arguments])
     assert result.exit_code == 1
-    assert "comes with this package, has hidden_size 576" in result.stderr
+    assert "comes with this package, does not fit the target" in result.stderr
     assert "give a --drafter for that target" in result.stderr
 
 

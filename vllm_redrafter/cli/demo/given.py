@@ -6,8 +6,8 @@ from pathlib import Path
 
 from transformers import AutoConfig
 
-from vllm_redrafter.checkpoints.fit import differences_from
-from vllm_redrafter.checkpoints.reading import load_config
+from vllm_redrafter.checkpoints.fit import misfits_of
+from vllm_redrafter.checkpoints.reading import Checkpoint
 from vllm_redrafter.data.target_files import load_from
 from vllm_redrafter.utils.errors import ConfigError
 
@@ -40,11 +40,10 @@ def check_sizes(target: str | Path, drafter: str | Path, name: str, remedy: str)
         remedy: what the user can do about it.
 
     Raises:
-        ConfigError: their sizes differ.
+        ConfigError: it does not fit.
     """
-    found = load_config(str(drafter))
-    for size in differences_from(found, load_from(AutoConfig, str(target))):
+    head = Checkpoint.open(str(drafter)).head
+    if reasons := misfits_of(head, load_from(AutoConfig, str(target))):
         raise ConfigError(
-            f"{name} has {size.entry} {size.drafter}, the target {str(target)!r} has "
-            f"{size.target}: {remedy}"
+            f"{name} does not fit the target {str(target)!r}: {'; '.join(reasons)}: {remedy}"
         )

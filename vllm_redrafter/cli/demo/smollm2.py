@@ -13,8 +13,7 @@ from rich.console import Console
 from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from vllm_redrafter.checkpoints.drafter_files import read_config
-from vllm_redrafter.checkpoints.reading import shape_of
+from vllm_redrafter.checkpoints.reading import Checkpoint
 from vllm_redrafter.checkpoints.shipped import shipped_drafter
 from vllm_redrafter.cli.demo.decoding import (
     DecodingJob,
@@ -186,7 +185,7 @@ def prompts_of(tokenizer: Any, target: Path, questions: Sequence[str]) -> list[l
 
 def _jobs(way: Way, target: Path, drafter: Path, prompts: list[list[int]]) -> list[DecodingJob]:
     """Plain decoding, and ReDrafter's as the drafter's checkpoint asks for it."""
-    recorded = shape_of(read_config(str(drafter)))
+    recorded = Checkpoint.open(str(drafter)).shape
     speculation = {**asdict(UNRECORDED), **recorded, "model": str(drafter)}
     return [
         DecodingJob(

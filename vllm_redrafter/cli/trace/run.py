@@ -8,8 +8,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from vllm_redrafter.checkpoints.drafter_files import read_config
-from vllm_redrafter.checkpoints.reading import shape_of
+from vllm_redrafter.checkpoints.reading import Checkpoint
 from vllm_redrafter.checkpoints.shipped import shipped_drafter
 from vllm_redrafter.cli.demo.given import check_sizes
 from vllm_redrafter.cli.demo.smollm2 import NAME
@@ -51,7 +50,7 @@ def trace(target: str, drafter: str | None, prompt: str, max_tokens: int, html: 
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     from vllm_redrafter.engine.cpu.recording import record_answer, start_recordable
 
-    shape = {"num_speculative_tokens": SPEC_TOKENS, **shape_of(read_config(draft))}
+    shape = {"num_speculative_tokens": SPEC_TOKENS, **Checkpoint.open(draft).shape}
     dtype = str(fast_dtype()).removeprefix("torch.")
     llm = start_recordable(target, {**shape, "model": draft}, dtype, len(tokens), max_tokens)
     answer, steps = record_answer(llm, tokens, max_tokens)

@@ -6,7 +6,6 @@ from torch import Tensor, nn
 from vllm.config import VllmConfig
 
 from vllm_redrafter.checkpoints.acceptance_record import NOTHING_RECORDED
-from vllm_redrafter.checkpoints.reading import load_drafter, recorded_acceptance
 from vllm_redrafter.drafting.proposer import Proposer
 from vllm_redrafter.engine.chains import as_chain
 from vllm_redrafter.engine.cpu.packed_weights import packed
@@ -28,19 +27,17 @@ class TreeProposer(Proposer[Tensor]):
 
     def __init__(self, vllm_config: VllmConfig) -> None:
         settings = Settings.of(vllm_config)
-        self.model, self.revision = settings.model, settings.revision
         self.target_layers = settings.target_layers
         self.dtype = vllm_config.model_config.dtype
         self.drafter: SearchHead | None = None
-        recorded = NOTHING_RECORDED
-        if self.model is not None:
-            recorded = recorded_acceptance(self.model, self.revision)
-        super().__init__(settings.config, self.model is not None, recorded)
+        self._checkpoint = settings.checkpoint()
+        recorded = NOTHING_RECORDED if self._checkpoint is None else self._checkpoint.acceptance
+        super().__init__(settings.config, self._checkpoint is not None, recorded)
 
     def load_model(self, target: nn.Module) -> None:
         """Read the checkpoint and pack it; the target's embedding is shared, not copied."""
-        if self.model is not None:
-            self.drafter = load_drafter(self.model, self.dtype, self.revision).packed(packed)
+        if self._checkpoint is not None:
+            self.drafter = self._checkpoint.load(self.dtype).packed(packed)
             self.embed = shared_embedding(target)
 
     def verify_chains(self) -> None:

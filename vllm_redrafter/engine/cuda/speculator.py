@@ -28,7 +28,7 @@ from vllm.v1.worker.gpu.states import RequestState
 
 from vllm_redrafter.budget.planner import draft_lengths
 from vllm_redrafter.checkpoints.acceptance_record import AcceptanceRecord
-from vllm_redrafter.checkpoints.reading import load_drafter, recorded_acceptance
+from vllm_redrafter.checkpoints.reading import Checkpoint
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.engine.cuda.context_matching import Candidates, ContextMatching
 from vllm_redrafter.engine.cuda.draft_graphs import DraftGraphManager, length_of
@@ -82,8 +82,7 @@ class TreeSpeculator(BaseSpeculator):
         self, vllm_config: VllmConfig, device: torch.device, req_states: RequestState
     ) -> None:
         settings = Settings.of(vllm_config)
-        self.checkpoint: str | None = settings.model
-        self.revision = settings.revision
+        self.checkpoint = settings.checkpoint()
         self.target_layers = settings.target_layers
         self.vllm_config = vllm_config
         self.device = device
@@ -146,7 +145,7 @@ class TreeSpeculator(BaseSpeculator):
         self._shapes = shapes_of(self.drafter.state_dict())
         self.embed = shared_embedding(target)
         # Greedy and sampled requests share one model here.
-        self.recorded = recorded_acceptance(self.checkpoint, self.revision).either().greedy
+        self.recorded = self.checkpoint.acceptance.either().greedy
         if self.recorded is not None and self.confidence is not None:
             self.confidence.estimator.start_from(self.recorded)
         if self.device.type == "cuda":
@@ -185,12 +184,13 @@ class TreeSpeculator(BaseSpeculator):
         """
         if self.checkpoint is None:
             return {}
-        tensors = self._read_checkpoint(self.checkpoint).state_dict()
+        now = Checkpoint.open(self.checkpoint.model, self.checkpoint.revision)
+        tensors = self._read_checkpoint(now).state_dict()
         shapes, known = shapes_of(tensors), self._shapes
         if shapes != known:
             changed = sorted(n for n in {*shapes, *known} if shapes.get(n) != known.get(n))
             raise ConfigError(
-                f"{self.checkpoint}: tensors are of other shapes than those in use: "
+                f"{now.model}: tensors are of other shapes than those in use: "
                 + ", ".join(f"{n} {known.get(n)} -> {shapes.get(n)}" for n in changed)
                 + "; restart the engine to use this drafter"
             )
@@ -201,9 +201,9 @@ class TreeSpeculator(BaseSpeculator):
         if self.checkpoint is not None:
             self.drafter.load_state_dict(tensors)
 
-    def _read_checkpoint(self, checkpoint: str) -> DraftHead:
+    def _read_checkpoint(self, checkpoint: Checkpoint) -> DraftHead:
         """The drafter, with this rank's rows of the vocabulary-wide layer."""
-        drafter = load_drafter(checkpoint, self.dtype, self.revision)
+        drafter = checkpoint.load(self.dtype)
         ranks = get_tensor_model_parallel_world_size()
         if ranks > 1:
             self.shard = VocabularyShard(
