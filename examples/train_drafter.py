@@ -18,9 +18,9 @@ from rich.console import Console
 
 from vllm_redrafter import ReDrafterConfig
 from vllm_redrafter.cli.evaluation_report import print_evaluation
+from vllm_redrafter.data.conversation_rows import Conversation
 from vllm_redrafter.data.generation import generate_data
 from vllm_redrafter.data.generation_settings import GenerationSettings, SamplingSettings
-from vllm_redrafter.data.prompts import Conversation
 from vllm_redrafter.engine.offline import OfflineEngine
 from vllm_redrafter.training.evaluation import EvaluationJob, evaluate
 from vllm_redrafter.training.run import TrainingJob, train

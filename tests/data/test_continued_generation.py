@@ -31,11 +31,11 @@ from redrafter_testing.engines.generation_runs import (
 from redrafter_testing.in_background import in_background
 from redrafter_testing.models.tiny_models import make_target
 from vllm_redrafter.data import generation
+from vllm_redrafter.data.conversation_rows import Conversation
 from vllm_redrafter.data.dataset import DatasetInfo, finished_shards
 from vllm_redrafter.data.generation import GenerationSummary, generate_data
 from vllm_redrafter.data.generation_settings import GenerationSettings, SamplingSettings
 from vllm_redrafter.data.leases import ShardLeases
-from vllm_redrafter.data.prompts import Conversation
 from vllm_redrafter.utils.errors import ConfigError
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from vllm_redrafter.data.conversation_rows import LISTS, UNREAD, Said, said_in
+from vllm_redrafter.data.conversation_rows import LISTS, UNREAD, Conversation, conversation_of
 from vllm_redrafter.data.left_out import UnusableRow
 
 ASKED = ("One?", "Two?")
-SAID = Said(ASKED)
+SAID = Conversation(ASKED)
 
 
 def messages(role: str, content: str, user: str, assistant: str) -> list[dict[str, Any]]:
@@ -41,6 +41,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "UltraChat": {"data": ["One?", "1", "Two?"]},
     "MT-Bench": {"turns": ["One?", "Two?"]},
     "a text": {"prompt": "Once upon"},
+    "GSM8K": {"question": "One?", "answer": "1"},
     "a text with a system message": {"system_prompt": "Be brief.", "prompt": "One?"},
     "a prompt of messages": {"prompt": CHAT[:1], "chosen": CHAT[1:]},
     "a tool's answer": {"messages": [*CHAT, {"role": "tool", "content": "1"}, CHAT[0]]},
@@ -54,7 +55,7 @@ FORMS: dict[str, dict[str, Any]] = {
 def read_of(row: dict[str, Any]) -> str:
     """What is read of a row, as the guide's table says it."""
     try:
-        said = said_in(row, "", opening=False)
+        said = conversation_of(row, "")
     except UnusableRow as error:
         return f"left out, as a row {error.kind}"
     system = [] if said.system is None else [f"system: {said.system}"]
@@ -73,14 +74,14 @@ def test_the_guide_shows_what_is_read_of_each_form() -> None:
     [*product([n for n in LISTS if n != "turns"], (OPENAI, SHAREGPT, ALTERNATING))],
 )
 def test_every_list_may_have_every_form_of_messages(name: str, form: list[Any]) -> None:
-    assert said_in({"id": "1", name: form}, "", opening=False) == SAID
+    assert conversation_of({"id": "1", name: form}, "") == SAID
 
 
 @pytest.mark.parametrize("user", ["human", "user", "Human", "USER"])
 @pytest.mark.parametrize("assistant", ["gpt", "chatgpt", "bing", "bard", "assistant", "ChatGPT"])
 def test_roles_have_synonyms_in_any_case(user: str, assistant: str) -> None:
     row = {"conversations": messages("from", "value", user, assistant)}
-    assert said_in(row, "", opening=False) == SAID
+    assert conversation_of(row, "") == SAID
 
 
 @pytest.mark.parametrize(
@@ -89,9 +90,9 @@ def test_roles_have_synonyms_in_any_case(user: str, assistant: str) -> None:
         # UltraChat: raw, and as ultrachat_200k has it.
         ({"id": "0", "data": ALTERNATING}, SAID),
         ({"prompt": "One?", "prompt_id": "7", "messages": OPENAI}, SAID),
-        ({"prompt": "One?", "messages": []}, Said(("One?",), bare=True)),
+        ({"prompt": "One?", "messages": []}, Conversation(("One?",))),
         # A prompt of messages, as for reinforcement learning.
-        ({"prompt": OPENAI[:1], "completion": OPENAI[1:2]}, Said(("One?",))),
+        ({"prompt": OPENAI[:1], "completion": OPENAI[1:2]}, Conversation(("One?",))),
         # SpecForge leaves out messages of roles that it does not know, here the last answer.
         ({"id": "1", "conversations": OPENAI[:3]}, SAID),
         # MT-Bench: the user's turns alone.
@@ -104,46 +105,43 @@ def test_roles_have_synonyms_in_any_case(user: str, assistant: str) -> None:
         ),
     ],
 )
-def test_public_rows_are_read(row: dict[str, Any], said: Said) -> None:
-    assert said_in(row, "", opening=False) == said
+def test_public_rows_are_read(row: dict[str, Any], said: Conversation) -> None:
+    assert conversation_of(row, "") == said
 
 
 @pytest.mark.parametrize("role", ["system", "developer", "System"])
 def test_system_messages_come_before_the_users_turns(role: str) -> None:
     row = {"messages": [{"role": role, "content": "Be brief."}, *OPENAI]}
-    assert said_in(row, "", opening=False) == Said(ASKED, system="Be brief.")
+    assert conversation_of(row, "") == Conversation(ASKED, system="Be brief.")
     row["messages"].insert(0, {"role": "system", "content": "Be kind."})
-    assert said_in(row, "", opening=False) == Said(ASKED, system="Be kind.\n\nBe brief.")
+    assert conversation_of(row, "") == Conversation(ASKED, system="Be kind.\n\nBe brief.")
     row["messages"].append(row["messages"].pop(0))
     with pytest.raises(UnusableRow, match=r"^a: 'messages'\[5\] is a system message; one must"):
-        said_in(row, "a", opening=False)
+        conversation_of(row, "a")
 
 
 @pytest.mark.parametrize("name", ["system", "system_prompt"])
-@pytest.mark.parametrize("opening", [False, True])
-def test_a_system_message_in_a_column_of_its_own_is_read(name: str, opening: bool) -> None:
-    asked = ASKED[:1] if opening else ASKED
+def test_a_system_message_in_a_column_of_its_own_is_read(name: str) -> None:
     for row in ({"messages": OPENAI}, {"conversations": SHAREGPT}, {"data": ALTERNATING}):
-        found = said_in({name: "Be brief.", **row}, "", opening)
-        assert found == Said(asked, system="Be brief.")
+        found = conversation_of({name: "Be brief.", **row}, "")
+        assert found == Conversation(ASKED, system="Be brief.")
         for nothing in (None, "", " "):
-            assert said_in({name: nothing, **row}, "", opening) == Said(asked)
-    text = said_in({name: "Be brief.", "prompt": "One?"}, "", opening)
-    assert text == Said(("One?",), system="Be brief."), "and it is no mere text"
+            assert conversation_of({name: nothing, **row}, "") == SAID
+    text = conversation_of({name: "Be brief.", "prompt": "One?"}, "")
+    assert text == Conversation(("One?",), system="Be brief."), "and it is no mere text"
     with pytest.raises(UnusableRow, match=rf"^here: '{name}' must be text, found \[1\]"):
-        said_in({name: [1], "messages": OPENAI}, "here", opening)
+        conversation_of({name: [1], "messages": OPENAI}, "here")
 
 
 def test_a_system_message_in_both_places_counts_once_and_two_are_joined() -> None:
     own = [{"role": "system", "content": "Be brief."}, *OPENAI]
     for column, system in (("Be brief.", "Be brief."), ("Be kind.", "Be kind.\n\nBe brief.")):
         row = {"system": column, "system_prompt": column, "messages": own}
-        assert said_in(row, "", opening=False) == Said(ASKED, system=system)
+        assert conversation_of(row, "") == Conversation(ASKED, system=system)
 
 
 @pytest.mark.parametrize("name", UNREAD)
-@pytest.mark.parametrize("opening", [False, True])
-def test_what_is_not_read_leaves_its_row_out_wherever_it_stands(name: str, opening: bool) -> None:
+def test_what_is_not_read_leaves_its_row_out_wherever_it_stands(name: str) -> None:
     something: list[Any] = ["a.png", [{"name": "f"}], '[{"name": "f"}]', {"name": "f"}]
     for value, messages in product(something, (OPENAI, SHAREGPT)):
         for row, place in (
@@ -152,11 +150,11 @@ def test_what_is_not_read_leaves_its_row_out_wherever_it_stands(name: str, openi
             ({"messages": [{**messages[0], name: value}, *messages[1:]]}, r"'messages'\[0\]"),
         ):
             with pytest.raises(UnusableRow, match=rf"^here: {place} has '{name}', which") as error:
-                said_in(row, "here", opening)
+                conversation_of(row, "here")
             assert error.value.kind == "with something else than text"
     for nothing in (None, "", "[]", "null", [], {}):
         row = {"messages": [{**m, name: nothing} for m in OPENAI], name: nothing}
-        assert said_in(row, "", opening=False) == SAID
+        assert conversation_of(row, "") == SAID
 
 
 def test_parts_of_text_are_joined() -> None:
@@ -166,7 +164,7 @@ def test_parts_of_text_are_joined() -> None:
         "two?",
     ]
     row = {"messages": [{"role": "user", "content": parts}]}
-    assert said_in(row, "", opening=False) == Said(("One\nand\ntwo?",))
+    assert conversation_of(row, "") == Conversation(("One\nand\ntwo?",))
 
 
 @pytest.mark.parametrize(
@@ -184,7 +182,7 @@ def test_parts_of_text_are_joined() -> None:
 def test_what_is_not_the_users_text_may_be_anything_or_missing(answer: dict[str, Any]) -> None:
     for between in ([answer], []):
         row = {"messages": [OPENAI[0], *between, OPENAI[2]]}
-        assert said_in(row, "", opening=False) == SAID
+        assert conversation_of(row, "") == SAID
 
 
 def test_what_follows_somebody_elses_word_is_no_answer_to_the_targets() -> None:
@@ -192,11 +190,11 @@ def test_what_follows_somebody_elses_word_is_no_answer_to_the_targets() -> None:
     with pytest.raises(
         UnusableRow, match=r"'messages'\[2\]: unknown role 'tool'; expected one of system, deve"
     ):
-        said_in({"messages": [*OPENAI[:2], tool, *OPENAI[2:]]}, "", opening=False)
+        conversation_of({"messages": [*OPENAI[:2], tool, *OPENAI[2:]]}, "")
     row = {"messages": [*OPENAI, tool]}
-    assert said_in(row, "", opening=False) == SAID, "nothing is asked after it"
+    assert conversation_of(row, "") == SAID, "nothing is asked after it"
     with pytest.raises(UnusableRow, match="unknown role 'narrator'"):
-        said_in({"conversations": [{"from": "narrator", "value": "x"}]}, "", opening=False)
+        conversation_of({"conversations": [{"from": "narrator", "value": "x"}]}, "")
 
 
 @pytest.mark.parametrize(
@@ -213,7 +211,7 @@ def test_what_follows_somebody_elses_word_is_no_answer_to_the_targets() -> None:
 )
 def test_of_a_row_without_a_word_from_the_user_is_said_so(row: dict[str, Any]) -> None:
     with pytest.raises(UnusableRow, match=r"^here: the user says nothing$") as error:
-        said_in(row, "here", opening=False)
+        conversation_of(row, "here")
     assert error.value.kind == "without a word from the user"
 
 
@@ -233,17 +231,17 @@ def test_of_a_row_without_a_word_from_the_user_is_said_so(row: dict[str, Any]) -
 )
 def test_unknown_forms_are_named(row: Any, message: str) -> None:
     with pytest.raises(UnusableRow, match=rf"^here: {message}") as error:
-        said_in(row, "here", opening=False)
+        conversation_of(row, "here")
     assert error.value.kind == "of an unknown form"
 
 
 @pytest.mark.parametrize("content", [7, {"text": "x"}, [{"type": "image_url", "image_url": "x"}]])
 def test_what_is_no_text_cannot_be_asked(content: Any) -> None:
     with pytest.raises(UnusableRow, match=r"'messages'\[0\] must be text or parts of text; found"):
-        said_in({"messages": [{"role": "user", "content": content}]}, "", opening=False)
+        conversation_of({"messages": [{"role": "user", "content": content}]}, "")
 
 
 def test_long_values_are_shown_in_part() -> None:
     with pytest.raises(UnusableRow) as error:
-        said_in({str(i): "x" * 1000 for i in range(1000)}, "", opening=False)
+        conversation_of({str(i): "x" * 1000 for i in range(1000)}, "")
     assert len(str(error.value)) < 300

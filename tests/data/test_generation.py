@@ -22,9 +22,9 @@ from redrafter_testing.engines.generation_runs import (
     with_extra_token,
 )
 from vllm_redrafter.cli.main import app
+from vllm_redrafter.data.conversation_rows import Conversation
 from vllm_redrafter.data.dataset import finished_shards, read_dataset
 from vllm_redrafter.data.generation_settings import GenerationSettings, SamplingSettings
-from vllm_redrafter.data.prompts import Conversation
 from vllm_redrafter.data.turns import OpenTurn, TurnAnswer, answer_seed
 from vllm_redrafter.utils.errors import ConfigError
 

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from vllm_redrafter.data.prompts import Conversation, read_openings, read_prompts
+from vllm_redrafter.data.conversation_rows import Conversation
+from vllm_redrafter.data.prompts import read_prompts
 from vllm_redrafter.utils.errors import ConfigError
 
 ROWS: list[dict[str, Any]] = [
@@ -108,7 +109,6 @@ def test_a_file_is_read_by_its_name(tmp_path: Path, suffix: str) -> None:
         path = tmp_path / folder / f"what?*{suffix}"
         path.write_text("One?") if suffix == ".txt" else write(path, [{"prompt": "One?"}])
         assert read_prompts(str(path))[0] == [Conversation(("One?",))]
-        assert read_openings(path)[0] == [Conversation(("One?",))]
 
 
 def test_of_files_with_other_columns_is_said_what_to_do(tmp_path: Path) -> None:
@@ -227,48 +227,7 @@ def test_a_split_of_a_file_is_refused(tmp_path: Path) -> None:
         read_prompts(str(path), "test")
 
 
-@pytest.mark.parametrize(
-    ("row", "opening"),
-    [
-        ({"text": "Once upon"}, Conversation(("Once upon",))),
-        ({"turns": ["", "One?", "Two?"]}, Conversation(("One?",))),
-        (ROWS[1], Conversation(("One?",), system="Be brief.")),
-        (ROWS[2], EXPECTED[2]),
-        ({"question": "One?"}, Conversation(("One?",))),
-        # Keys that are mixed up, a role that is not known, two system messages.
-        (
-            {
-                "conversations": [
-                    {"role": "tool", "content": "x"},
-                    {"from": "system", "value": "Be brief."},
-                    {"role": "system", "content": "Be kind."},
-                    {"from": "human", "value": "One?"},
-                ]
-            },
-            Conversation(("One?",), system="Be brief.\n\nBe kind."),
-        ),
-        # What follows the user's first turn is not looked at.
-        ({"messages": [{"role": "user", "content": "One?"}, 7]}, Conversation(("One?",))),
-    ],
-)
-def test_of_an_opening_more_is_accepted(
-    tmp_path: Path, row: dict[str, Any], opening: Conversation
-) -> None:
-    path = write(tmp_path / "p.jsonl", [row, {"turns": [" "]}])
-    openings, left_out = read_openings(path)
-    assert openings == [opening] and left_out.count == 1
-
-
 def test_only_a_mere_text_is_bare(tmp_path: Path) -> None:
-    rows = [*ROWS, {"text": "a"}, {"turns": ["a"]}, {"question": "a"}]
-    bare = [opening.bare for opening in read_openings(write(tmp_path / "p.jsonl", rows))[0]]
-    assert bare == [True, False, False, True, False, False]
-    conversations, _ = read_prompts(str(write(tmp_path / "q.jsonl", ROWS)))
-    assert [conversation.bare for conversation in conversations] == [True, False, False]
-
-
-def test_openings_are_read_from_files_alone(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="someone/nothing: no such file"):
-        read_openings(Path("someone/nothing"))
-    with pytest.raises(ConfigError, match=r'no usable prompt among its 1 rows; .* {"text"'):
-        read_openings(write(tmp_path / "p.jsonl", [{"turns": []}]))
+    rows = [*ROWS, {"turns": ["a"]}, {"question": "a"}]
+    conversations, _ = read_prompts(str(write(tmp_path / "p.jsonl", rows)))
+    assert [conversation.bare for conversation in conversations] == [True, *[False] * 4]

@@ -7,10 +7,12 @@ combination. What the assistant says is passed over unread: the target writes it
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_redrafter.data.left_out import UnusableRow
+from vllm_redrafter.data.text_checks import half_character
+from vllm_redrafter.utils.errors import ConfigError
 
 ROLES = {
     "system": ("system", "developer"),
@@ -24,8 +26,7 @@ LISTS = ("messages", "conversations", "conversation", "items", "data", "turns", 
 ALL_BY_USER = "turns"
 """The list whose bare texts are all the user's (MT-Bench); in others the assistant's alternate."""
 
-TEXTS = ("prompt",)
-TEXTS_OF_OPENINGS = ("prompt", "text", "question")
+TEXTS = ("prompt", "question")
 """Where a row has a text, if it has no messages."""
 OF_A_CHAT = ("question",)
 """Texts that are a user's turn, and not to be gone on with as they are."""
@@ -51,28 +52,41 @@ _NO_TEXT = "with something else than text"
 
 
 @dataclass(frozen=True)
-class Said:
-    """What the user says.
+class Conversation:
+    """What a user says; the target writes the answers.
 
     Attributes:
-        turns: the user's messages with text; at least one.
+        turns: the user's messages, in order; at least one.
         system: the system message, or None.
         bare: read as mere text, not as the messages of a chat.
+        source: where it was read, for error messages; two conversations from different places
+            are equal if they say the same.
+
+    Raises:
+        ConfigError: there is no turn, or an empty one.
+        UnusableRow: a text that no tokenizer takes.
     """
 
     turns: tuple[str, ...]
     system: str | None = None
-    bare: bool = False
+    bare: bool = field(default=False, compare=False)
+    source: str = field(default="a prompt", compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.turns or not all(turn.strip() for turn in self.turns):
+            raise ConfigError(f"{self.source}: expected text, got {self.turns!r}")
+        for text in (self.system or "", *self.turns):
+            if half := half_character(text):
+                detail = f"{half} is half of a character, found in {shortened(text)}"
+                raise UnusableRow(self.source, "with half of a character", detail)
 
 
-def said_in(row: Any, at: str, opening: bool) -> Said:
+def conversation_of(row: Any, at: str) -> Conversation:
     """Read a row.
 
     Args:
         row: of a file, or the trouble with reading it.
         at: where it was read.
-        opening: only how the conversation begins is asked for: the user's first turn and the
-            system messages before it.
 
     Raises:
         UnusableRow: the form is unknown, the user says nothing, somebody else than user, assistant
@@ -80,13 +94,12 @@ def said_in(row: Any, at: str, opening: bool) -> Said:
     """
     if isinstance(row, UnusableRow):
         raise row
-    texts = TEXTS_OF_OPENINGS if opening else TEXTS
     if not isinstance(row, dict):
         raise UnusableRow(at, _FORM, f"found {shortened(row)}, expected an object")
     for name in LISTS:
         if isinstance(row.get(name), list) and row[name]:
-            return _Reader(name, at, opening).read(row[name], _beside(row, at))
-    for name in texts:
+            return _Reader(name, at).read(row[name], _beside(row, at))
+    for name in TEXTS:
         if (text := row.get(name)) is not None:
             if not isinstance(text, str):
                 detail = f"{name!r} must be text or messages, found {shortened(text)}"
@@ -94,11 +107,12 @@ def said_in(row: Any, at: str, opening: bool) -> Said:
             if not text.strip():
                 raise _silent(at)
             system = "\n\n".join(_beside(row, at)) or None
-            return Said((text,), system, bare=name not in OF_A_CHAT and system is None)
+            bare = name not in OF_A_CHAT and system is None
+            return Conversation((text,), system, bare, source=at)
     if any(row.get(name) == [] for name in LISTS):
         raise _silent(at)
     found = shortened(", ".join(map(repr, row)) or "nothing", plain=True)
-    expected = ", ".join(dict.fromkeys((*LISTS, *texts)))
+    expected = ", ".join(dict.fromkeys((*LISTS, *TEXTS)))
     raise UnusableRow(at, _FORM, f"found {found}; expected text or messages in one of {expected}")
 
 
@@ -109,14 +123,12 @@ class _Reader:
     Attributes:
         name: of their list.
         at: where the row was read.
-        opening: see `said_in`.
     """
 
     name: str
     at: str
-    opening: bool
 
-    def read(self, messages: list[Any], system: list[str]) -> Said:
+    def read(self, messages: list[Any], system: list[str]) -> Conversation:
         """What the user says in them; `system` has the messages that stand beside them."""
         turns: list[str] = []
         others: UnusableRow | None = None
@@ -139,15 +151,12 @@ class _Reader:
                 if text not in system:
                     system.append(text)
                 continue
-            if self.opening:
-                turns.append(text)
-                break
             if others is not None:
                 raise others
             turns.append(text)
         if not turns:
             raise others or _silent(self.at)
-        return Said(tuple(turns), "\n\n".join(system) or None)
+        return Conversation(tuple(turns), "\n\n".join(system) or None, source=self.at)
 
     def _message(self, message: Any, position: int, place: str) -> tuple[str, Any]:
         """Who says it, and what."""

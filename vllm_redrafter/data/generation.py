@@ -19,6 +19,7 @@ from typing import Any
 from rich.console import Console
 from transformers import AutoTokenizer
 
+from vllm_redrafter.data.conversation_rows import Conversation
 from vllm_redrafter.data.dataset import (
     INFO_FILE,
     DatasetInfo,
@@ -31,7 +32,6 @@ from vllm_redrafter.data.fingerprint import digest, target_fingerprint, tokenize
 from vllm_redrafter.data.generation_settings import GenerationSettings
 from vllm_redrafter.data.leases import ShardLeases
 from vllm_redrafter.data.left_out import LeftOut, UnusableRow
-from vllm_redrafter.data.prompts import Conversation
 from vllm_redrafter.data.target_files import load_from
 from vllm_redrafter.data.turns import (
     Dialogue,

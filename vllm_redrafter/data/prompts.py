@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from vllm_redrafter.data.conversation_rows import said_in, shortened
+from vllm_redrafter.data.conversation_rows import Conversation, conversation_of, shortened
 from vllm_redrafter.data.left_out import LeftOut, UnusableRow
-from vllm_redrafter.data.text_checks import half_character
 from vllm_redrafter.utils.errors import ConfigError, one_line
 from vllm_redrafter.utils.json_files import parse_json
 
@@ -20,43 +18,12 @@ EXPECTED = (
     '{"prompt": "..."}, {"messages": [{"role": "user", "content": "..."}, ...]}, '
     '{"conversations": [{"from": "human", "value": "..."}, ...]} or {"data": ["...", ...]}'
 )
-EXPECTED_OPENING = f'{{"text": "..."}}, {EXPECTED}'
 
 _NO_UTF_8 = "that are not UTF-8 text"
 
 PlacedRow: TypeAlias = tuple[str, Any]
 """A row and before it its place, such as `prompts.jsonl, line 3`; an `UnusableRow` stands for one
 that cannot be read."""
-
-
-@dataclass(frozen=True)
-class Conversation:
-    """What a user says; the target writes the answers.
-
-    Attributes:
-        turns: the user's messages, in order; at least one.
-        system: the system message, or None.
-        bare: read as mere text, not as the messages of a chat.
-        source: where it was read, for error messages; two conversations from different places
-            are equal if they say the same.
-
-    Raises:
-        ConfigError: there is no turn, or an empty one.
-        UnusableRow: a text that no tokenizer takes.
-    """
-
-    turns: tuple[str, ...]
-    system: str | None = None
-    bare: bool = field(default=False, compare=False)
-    source: str = field(default="a prompt", compare=False)
-
-    def __post_init__(self) -> None:
-        if not self.turns or not all(turn.strip() for turn in self.turns):
-            raise ConfigError(f"{self.source}: expected text, got {self.turns!r}")
-        for text in (self.system or "", *self.turns):
-            if half := half_character(text):
-                detail = f"{half} is half of a character, found in {shortened(text)}"
-                raise UnusableRow(self.source, "with half of a character", detail)
 
 
 def read_prompts(
@@ -80,42 +47,16 @@ def read_prompts(
         ConfigError: no such source, one that cannot be read, no usable prompt at all, or a row
             that cannot be used where none may be left out.
     """
-    return _usable(source, _rows(source, split), LeftOut(strict), opening=False)
-
-
-def read_openings(path: Path) -> tuple[list[Conversation], LeftOut]:
-    """Read how conversations begin, up to the user's first turn: all that a benchmark needs.
-
-    Files are those of `read_prompts`. A row may also have `text` or `question` (GSM8K) instead of
-    `prompt`; messages of unknown roles are passed over.
-
-    Returns:
-        The openings, of one turn each, and what was left out.
-
-    Raises:
-        ConfigError: no such file, unknown format, or no usable prompt at all.
-    """
-    if not path.is_file():
-        raise ConfigError(f"{path}: no such file")
-    return _usable(str(path), _file_rows(path), LeftOut(), opening=True)
-
-
-def _usable(
-    source: str, rows: Iterable[PlacedRow], left_out: LeftOut, opening: bool
-) -> tuple[list[Conversation], LeftOut]:
-    """The conversations in which the user says something, and what is left out."""
-    usable = []
-    for at, row in rows:
+    usable, left_out = [], LeftOut(strict)
+    for at, row in _rows(source, split):
         try:
-            said = said_in(row, at, opening)
-            usable.append(Conversation(said.turns, said.system, said.bare, source=at))
+            usable.append(conversation_of(row, at))
         except UnusableRow as error:
             left_out.add(error)
     if not usable:
-        expected = EXPECTED_OPENING if opening else EXPECTED
         raise ConfigError(
             f"{source}: no usable prompt among its {left_out.count} rows; "
-            + "; ".join([*left_out.reasons(), f"expected {expected}"])
+            + "; ".join([*left_out.reasons(), f"expected {EXPECTED}"])
         )
     return usable, left_out
 

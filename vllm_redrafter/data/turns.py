@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from vllm_redrafter.data.chat_template import ChatTemplate
-from vllm_redrafter.data.conversation_rows import shortened
+from vllm_redrafter.data.conversation_rows import Conversation, shortened
 from vllm_redrafter.data.dataset_row import Row
 from vllm_redrafter.data.generation_settings import SamplingSettings
 from vllm_redrafter.data.left_out import UnusableRow
-from vllm_redrafter.data.prompts import Conversation
 from vllm_redrafter.data.vocabulary import EmbeddedTokens
 from vllm_redrafter.utils.errors import ConfigError
 

@@ -23,6 +23,7 @@ from redrafter_testing.engines.fake_engine import FakeEngine
 from redrafter_testing.engines.fake_server import FakeServer
 from redrafter_testing.in_background import in_background
 from vllm_redrafter.cli.main import app
+from vllm_redrafter.data.conversation_rows import Conversation
 from vllm_redrafter.data.dataset import finished_shards, read_dataset
 from vllm_redrafter.data.endpoints import client, endpoint
 from vllm_redrafter.data.endpoints.addresses import AddressBook
@@ -34,7 +35,7 @@ from vllm_redrafter.data.generation_settings import (
     GenerationSettings,
     SamplingSettings,
 )
-from vllm_redrafter.data.prompts import Conversation, read_prompts
+from vllm_redrafter.data.prompts import read_prompts
 from vllm_redrafter.utils.errors import ConfigError
 
 SETTINGS = GenerationSettings(sampling=SamplingSettings(max_tokens=40), shard_size=3, in_flight=4)

@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from redrafter_testing.engines.fake_engine import APPENDING
 from redrafter_testing.engines.server import counter, server
 from redrafter_testing.requests import workloads
+from vllm_redrafter.data.conversation_rows import Conversation
 from vllm_redrafter.data.dataset import read_dataset
 from vllm_redrafter.data.endpoints.addresses import AddressBook
 from vllm_redrafter.data.endpoints.engine import EndpointEngine
@@ -31,7 +32,6 @@ from vllm_redrafter.data.generation_settings import (
     GenerationSettings,
     SamplingSettings,
 )
-from vllm_redrafter.data.prompts import Conversation
 
 pytestmark = pytest.mark.engine
 

@@ -22,7 +22,7 @@ from vllm_redrafter.cli.chat.service import Service
 from vllm_redrafter.cli.chat.untinted import UNTINTED, UntintedConversation
 from vllm_redrafter.cli.serving_backend import Backend, serving_backend
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.data.prompts import Conversation as Said
+from vllm_redrafter.data.conversation_rows import Conversation as Said
 from vllm_redrafter.data.target_files import load_from
 from vllm_redrafter.data.turns import PromptRenderer
 from vllm_redrafter.data.vocabulary import EmbeddedTokens

@@ -36,7 +36,7 @@ from vllm_redrafter.cli.demo.report import (
 from vllm_redrafter.cli.demo.smollm2_target import get_target
 from vllm_redrafter.cli.serving_backend import Backend, serving_backend
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.data.prompts import Conversation
+from vllm_redrafter.data.conversation_rows import Conversation
 from vllm_redrafter.data.turns import PromptRenderer
 from vllm_redrafter.data.vocabulary import EmbeddedTokens
 from vllm_redrafter.utils.processor import fast_dtype

@@ -16,9 +16,9 @@ from typing import Any
 
 from transformers import AutoConfig, AutoTokenizer
 
+from vllm_redrafter.data.conversation_rows import Conversation
 from vllm_redrafter.data.endpoints.client import EndpointClient, ServedModel
 from vllm_redrafter.data.generation_settings import GenerationSettings
-from vllm_redrafter.data.prompts import Conversation
 from vllm_redrafter.data.target_files import load_from
 from vllm_redrafter.data.turns import PromptRenderer
 from vllm_redrafter.data.vocabulary import EmbeddedTokens
