@@ -19,9 +19,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from pyarrow import parquet
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from vllm_redrafter.data.dataset import finished_shards, read_dataset
+from vllm_redrafter.data.dataset import finished_shards
 
 PROMPTS_PER_DIGEST = 100
 STEPS_PER_LOSS = 10
@@ -44,17 +45,11 @@ def prompts(folder: Path) -> Iterator[str]:
 
 def answers(folder: Path) -> Iterator[str]:
     """One digest for every shard, as far as they are finished in a row."""
-    finished = finished_shards(folder)
-    if not finished:
-        return
-    info, rows = read_dataset(folder)
-    by_shard: dict[int, list[list[int]]] = {}
-    for row in rows:
-        by_shard.setdefault(row["conversation"] // info.shard_size, []).append(row["input_ids"])
-    for number, shard in enumerate(finished):
+    for number, shard in enumerate(finished_shards(folder)):
         if shard != number:
             return
-        yield digest(by_shard[shard])
+        rows = parquet.read_table(folder / f"shard-{shard:05d}.parquet", columns=["input_ids"])
+        yield digest(rows["input_ids"].to_pylist())
 
 
 def losses(folder: Path) -> Iterator[float]:

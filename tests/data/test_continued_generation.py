@@ -1,4 +1,4 @@
-"""Generation that is stopped and goes on, by one client or several: what a kill costs."""
+"""Generation that is stopped and goes on, in one part or several: what a kill costs."""
 
 from __future__ import annotations
 
@@ -6,20 +6,15 @@ import errno
 import io
 import os
 import re
-import shutil
-import time
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from threading import Barrier
 from typing import Any
 
 import pytest
 from rich.console import Console
 from transformers import AutoTokenizer
 
-from redrafter_testing.engines.fake_engine import APPENDING, FakeEngine
+from redrafter_testing.engines.fake_engine import APPENDING
 from redrafter_testing.engines.generation_runs import (
     PROMPTS,
     SETTINGS,
@@ -28,14 +23,10 @@ from redrafter_testing.engines.generation_runs import (
     run,
     with_extra_token,
 )
-from redrafter_testing.in_background import in_background
 from redrafter_testing.models.tiny_models import make_target
-from vllm_redrafter.data import generation
 from vllm_redrafter.data.conversation_rows import Conversation
-from vllm_redrafter.data.dataset import DatasetInfo, finished_shards
-from vllm_redrafter.data.generation import GenerationSummary, generate_data
-from vllm_redrafter.data.generation_settings import GenerationSettings, SamplingSettings
-from vllm_redrafter.data.leases import ShardLeases
+from vllm_redrafter.data.dataset import DatasetInfo, finished_shards, read_dataset
+from vllm_redrafter.data.generation_settings import SamplingSettings
 from vllm_redrafter.utils.errors import ConfigError
 
 
@@ -84,7 +75,7 @@ def test_a_finished_folder_needs_no_engine(targets: dict[str, Path], tmp_path: P
     summary, engine = run(targets["appending"], tmp_path, console=console)
     assert not engine.asked and not engine.closed
     assert summary is not None and (summary.conversations, summary.kept_shards) == (0, 4)
-    assert "is complete: 4 shards" in " ".join(console.file.getvalue().split())
+    assert "4 of 4 shards are finished" in " ".join(console.file.getvalue().split())
 
 
 def test_a_missing_shard_in_the_middle_is_written_again(
@@ -100,63 +91,33 @@ def test_a_missing_shard_in_the_middle_is_written_again(
     assert "3 shards were there already" in str(summary)
 
 
-def in_threads(*works: Callable[[], None]) -> None:
-    """Do all at once; what one raises is raised here."""
-    for future in [in_background(work) for work in works]:
-        future.result(timeout=60)
-
-
-@pytest.mark.parametrize("clients", [2, 3])
-def test_several_clients_write_one_folder_together(
-    clients: int,
-    targets: dict[str, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(generation, "LOOK_SECONDS", 0.01)
-    settings = replace(SETTINGS, shard_size=1, in_flight=2)
-    run(targets["appending"], tmp_path / "one", settings=settings)
-    output, together = tmp_path / "several", Barrier(clients, timeout=20)
-    found: list[tuple[GenerationSummary | None, FakeEngine]] = []
-
-    def client(order: int) -> None:
-        together.wait()
-        found.append(run(targets["appending"], output, settings=settings, order=order, pause=0.01))
-
-    in_threads(*(partial(client, order) for order in range(clients)))
-    assert content(output) == content(tmp_path / "one")
-    asked = [{request.conversation for request, _ in engine.asked} for _, engine in found]
-    assert all(asked) and set.union(*asked) == set(range(11))
-    assert sum(map(len, asked)) == 11, "no conversation is asked for by two"
-    for summary, engine in found:
-        assert summary is not None and summary.kept_shards == 0
-        assert summary.others_shards == 11 - summary.conversations > 0
-        assert summary.conversations == len({r.conversation for r, _ in engine.asked})
-        assert "were written by other clients meanwhile" in str(summary)
-    assert {path.suffix for path in output.iterdir()} == {".parquet", ".json"}
-
-
-def test_what_another_client_finishes_while_the_engine_starts_is_counted_as_its(
+def test_parts_write_the_whole_together_and_each_is_continued(
     targets: dict[str, Path], tmp_path: Path
 ) -> None:
     run(targets["appending"], tmp_path / "whole")
-    shard, output = "shard-00001.parquet", tmp_path / "data"
+    expected, parts = content(tmp_path / "whole"), tmp_path / "parts"
 
-    def start(name: str, settings: GenerationSettings) -> FakeEngine:
-        shutil.copy(tmp_path / "whole" / shard, output / shard)
-        return FakeEngine(AutoTokenizer.from_pretrained(name), settings)
+    def part(text: str, **engine: Any) -> tuple[set[int], str]:
+        """Of which shards conversations were asked for; what was printed."""
+        settings, console = replace(SETTINGS, part=text), Console(file=io.StringIO(), width=200)
+        _, asked = run(targets["appending"], parts, settings=settings, console=console, **engine)
+        return {request.conversation // 3 for request, _ in asked.asked}, console.file.getvalue()
 
-    summary = generate_data(
-        str(targets["appending"]), PROMPTS, output, start, SETTINGS, Console(file=io.StringIO())
-    )
-    assert (summary.kept_shards, summary.others_shards, summary.conversations) == (0, 1, 8)
-    assert content(output) == content(tmp_path / "whole")
+    asked, printed = part("2/2", answers_until_killed=8)
+    assert asked == {1, 3} and "1 of 4 shards are finished" in printed
+    assert "the same command continues" in printed
+    asked, printed = part("1/2")
+    assert asked == {0, 2} and "3 of 4 shards are finished" in printed
+    assert "other parts are missing still" in printed
+    with pytest.raises(ConfigError, match=r"1 of 4 shards are missing, shard-00001\.parquet first"):
+        read_dataset(parts)
+    asked, printed = part("2/2")
+    assert asked == {1} and "4 of 4 shards are finished" in printed and ";" not in printed
+    assert content(parts) == expected
+    assert part("5/5")[0] == set(), "of more parts than shards, some have none"
 
 
-def test_rows_that_are_left_out_are_so_for_every_client_and_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(generation, "LOOK_SECONDS", 0.01)
+def test_rows_that_are_left_out_are_so_in_every_run(tmp_path: Path) -> None:
     target = with_extra_token(make_folder(tmp_path / "target", APPENDING))
     bad = [Conversation((f"value <|extra|> {i}",), source=f"bad line {i}") for i in range(4)]
     prompts = [bad[0], *PROMPTS[:3], bad[1], bad[2], *PROMPTS[3:], bad[3]]
@@ -164,36 +125,9 @@ def test_rows_that_are_left_out_are_so_for_every_client_and_run(
     output = tmp_path / "data"
     run(target, output, prompts, answers_until_killed=5)
     assert len(finished_shards(output)) < 4
-    in_threads(
-        lambda: run(target, output, prompts, order=1, pause=0.01) and None,
-        lambda: run(target, output, PROMPTS, order=2, pause=0.01) and None,
-    )
+    run(target, output, PROMPTS, order=2)
     assert content(output) == content(tmp_path / "good")
     assert DatasetInfo.load(output) == DatasetInfo.load(tmp_path / "good")
-
-
-def test_a_client_with_nothing_to_do_waits_for_the_others_and_takes_over(
-    targets: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(generation, "LOOK_SECONDS", 0.01)
-    run(targets["appending"], tmp_path / "one")
-    output, console = tmp_path / "several", Console(file=io.StringIO(), width=200)
-    run(targets["appending"], output, answers_until_killed=3)
-    for shard in range(4):
-        (output / f"shard-{shard:05d}.parquet").unlink(missing_ok=True)
-    other = ShardLeases(output)
-    for _ in range(4):
-        other.take(range(4))
-
-    def give_back() -> None:
-        ends = time.monotonic() + 20
-        while "other clients'" not in console.file.getvalue() and time.monotonic() < ends:
-            time.sleep(0.01)
-        for shard in (2, 0, 3, 1):
-            other.release(shard)
-
-    in_threads(give_back, lambda: run(targets["appending"], output, console=console) and None)
-    assert content(output) == content(tmp_path / "one")
 
 
 @pytest.mark.parametrize(

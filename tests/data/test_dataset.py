@@ -19,7 +19,6 @@ from vllm_redrafter.data.dataset import (
     Row,
     finished_shards,
     read_dataset,
-    remove_leftovers,
     write_shard,
 )
 from vllm_redrafter.data.generation_settings import SamplingSettings
@@ -36,6 +35,7 @@ INFO = DatasetInfo(
     vocab_size=10,
     sampling=SamplingSettings(temperature=0.7, top_k=5),
 )
+ONE_SHARD = replace(INFO, num_conversations=2)
 ROWS = [
     Row(0, [1, 2, 3], [False, True, True]),
     Row(1, [4, 5], [False, True]),
@@ -48,12 +48,14 @@ def columns(rows: list[Row], names: list[str]) -> dict[str, list[object]]:
 
 def test_rows_survive_the_disk(tmp_path: Path) -> None:
     INFO.save(tmp_path)
+    last = replace(ROWS[0], conversation=4)
+    write_shard(tmp_path, 2, [last])
     write_shard(tmp_path, 0, ROWS)
-    write_shard(tmp_path, 2, [replace(ROWS[0], conversation=4)])
+    write_shard(tmp_path, 1, [])
     info, data = read_dataset(tmp_path)
     assert info == INFO
-    assert finished_shards(tmp_path) == [0, 2]
-    assert data[:] == columns([*ROWS, replace(ROWS[0], conversation=4)], data.column_names)
+    assert finished_shards(tmp_path) == [0, 1, 2]
+    assert data[:] == columns([*ROWS, last], data.column_names)
     assert data.features["input_ids"].feature.dtype == "int32"
 
 
@@ -61,7 +63,7 @@ def test_reading_leaves_nothing_in_the_home_or_the_folder(tmp_path: Path) -> Non
     home, folder, temporary = (tmp_path / name for name in ("home", "data", "tmp"))
     for path in (home, folder, temporary):
         path.mkdir()
-    INFO.save(folder)
+    ONE_SHARD.save(folder)
     write_shard(folder, 0, ROWS)
     before = sorted(folder.iterdir())
     program = (
@@ -84,15 +86,20 @@ def test_reading_leaves_nothing_in_the_home_or_the_folder(tmp_path: Path) -> Non
     assert not [path for path in home.rglob("*") if path.is_file()]
 
 
-def test_leftovers_of_a_killed_run_are_not_read(tmp_path: Path) -> None:
+def test_missing_shards_are_named_and_leftovers_of_a_killed_run_are_not_read(
+    tmp_path: Path,
+) -> None:
     INFO.save(tmp_path)
     (tmp_path / ".shard-00000.parquet.tmp").write_bytes(b"PAR1 half")
     (tmp_path / "shard-1.parquet").write_bytes(b"not ours")
-    with pytest.raises(ConfigError, match="no finished shard there"):
+    write_shard(tmp_path, 1, [])
+    missing = r"2 of 3 shards are missing, shard-00000\.parquet first: start generate-data again"
+    with pytest.raises(ConfigError, match=missing):
         read_dataset(tmp_path)
     write_shard(tmp_path, 0, ROWS)
-    assert finished_shards(tmp_path) == [0]
-    assert len(read_dataset(tmp_path)[1]) == 2
+    assert finished_shards(tmp_path) == [0, 1]
+    with pytest.raises(ConfigError, match=r"1 of 3 shards are missing, shard-00002"):
+        read_dataset(tmp_path)
 
 
 def test_a_shard_is_seen_under_its_name_only_when_it_is_whole(
@@ -110,51 +117,6 @@ def test_a_shard_is_seen_under_its_name_only_when_it_is_whole(
     # First the content, under another name; then the folder, with the name.
     assert seen[0] == ([], True)
     assert [shards for shards, _ in seen] == [[], [0]]
-
-
-def test_of_two_clients_the_first_one_s_shard_and_description_stay(tmp_path: Path) -> None:
-    INFO.save(tmp_path, writer="a")
-    replace(INFO, num_conversations=9).save(tmp_path, writer="b")
-    assert DatasetInfo.load(tmp_path) == INFO
-    write_shard(tmp_path, 0, ROWS, writer="a")
-    path = tmp_path / "shard-00000.parquet"
-    first = path.read_bytes()
-    write_shard(tmp_path, 0, ROWS[:1], writer="b")
-    assert path.read_bytes() == first
-    assert {path.name for path in tmp_path.iterdir()} == {"dataset.json", "shard-00000.parquet"}
-
-
-def test_two_clients_that_write_a_shard_at_once_do_not_mix_their_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fsync = os.fsync
-
-    def overtaken(descriptor: int) -> None:
-        monkeypatch.setattr(os, "fsync", fsync)
-        write_shard(tmp_path, 0, ROWS[:1], writer="b")
-        fsync(descriptor)
-
-    INFO.save(tmp_path)
-    monkeypatch.setattr(os, "fsync", overtaken)
-    write_shard(tmp_path, 0, ROWS, writer="a")
-    assert len(read_dataset(tmp_path)[1]) == 1
-    (tmp_path / ".shard-00000.parquet.c.tmp").write_bytes(b"a killed client's")
-    remove_leftovers(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"dataset.json", "shard-00000.parquet"}
-
-
-def test_without_hard_links_files_take_their_names_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(source: Path, name: Path) -> None:
-        raise OSError(errno.ENOTSUP, "Operation not supported")
-
-    monkeypatch.setattr(os, "link", refuse)
-    INFO.save(tmp_path)
-    replace(INFO, num_conversations=9).save(tmp_path)
-    assert DatasetInfo.load(tmp_path) == INFO
-    write_shard(tmp_path, 0, ROWS)
-    assert len(read_dataset(tmp_path)[1]) == 2
 
 
 def test_a_full_disk_leaves_no_shard_and_says_so(
@@ -176,7 +138,7 @@ def test_a_full_disk_leaves_no_shard_and_says_so(
 
 
 def test_damaged_and_foreign_shards_are_named(tmp_path: Path) -> None:
-    INFO.save(tmp_path)
+    replace(INFO, num_conversations=4).save(tmp_path)
     write_shard(tmp_path, 0, ROWS)
     path = tmp_path / "shard-00001.parquet"
     whole = (tmp_path / "shard-00000.parquet").read_bytes()
@@ -202,7 +164,7 @@ def test_a_folder_is_read_by_its_name_and_no_other_is(
         write_shard(tmp_path / other, 0, ROWS[:1])
     folder = tmp_path / name
     folder.mkdir()
-    INFO.save(folder)
+    ONE_SHARD.save(folder)
     write_shard(folder, 0, ROWS)
     (tmp_path / "tmp of [1]?").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp of [1]?"))
@@ -212,7 +174,7 @@ def test_a_folder_is_read_by_its_name_and_no_other_is(
 
 
 def test_a_shard_that_is_there_twice_is_refused_by_its_names(tmp_path: Path) -> None:
-    INFO.save(tmp_path)
+    ONE_SHARD.save(tmp_path)
     write_shard(tmp_path, 0, ROWS)
     for copy, message in (
         ("shard-000000.parquet", r"shard-000000\.parquet and shard-00000\.parquet are two names"),
@@ -230,7 +192,7 @@ def test_a_shard_that_is_there_twice_is_refused_by_its_names(tmp_path: Path) -> 
 def test_a_full_disk_for_the_rows_in_memory_is_said_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    INFO.save(tmp_path)
+    ONE_SHARD.save(tmp_path)
     write_shard(tmp_path, 0, ROWS)
     (tmp_path / "tmp").mkdir()
     (tmp_path / "tmp" / "rows.arrow").symlink_to("/dev/full")
@@ -242,7 +204,7 @@ def test_a_full_disk_for_the_rows_in_memory_is_said_with_what_to_do(
 def test_folders_without_data_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no dataset\.json there; give a folder that generate-d"):
         read_dataset(tmp_path)
-    INFO.save(tmp_path)
+    ONE_SHARD.save(tmp_path)
     write_shard(tmp_path, 0, [])
     with pytest.raises(ConfigError, match="its 1 shards have no row: every prompt was too long"):
         read_dataset(tmp_path)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
-from vllm_redrafter.utils.files import whole_file, whole_folder
+from vllm_redrafter.utils.files import whole_file, whole_folder, write_once
 
 
 def names(folder: Path) -> list[str]:
@@ -20,6 +22,20 @@ def test_a_file_replaces_an_older_one_when_it_is_whole(tmp_path: Path) -> None:
         file.write(b"new")
         assert path.read_bytes() == b"old"
     assert path.read_bytes() == b"new" and names(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_of_several_writers_the_first_one_s_file_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    def refuse(source: Path, name: Path) -> None:
+        raise OSError(errno.ENOTSUP, "Operation not supported")
+
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
+    for content in (b"first", b"second"):
+        write_once(tmp_path / "file", content)
+        assert (tmp_path / "file").read_bytes() == b"first" and names(tmp_path) == ["file"]
 
 
 def test_a_folder_takes_its_name_when_it_is_whole(tmp_path: Path) -> None:

@@ -97,8 +97,7 @@ def generate_data(
 
     Conversations keep their user turns; every answer is written anew, by the target's chat
     template where it has one. The data comes in Parquet shards (see
-    vllm_redrafter/data/dataset.py for the columns). The same command on several machines, with a
-    folder that all of them see, shares the work.
+    vllm_redrafter/data/dataset.py for the columns).
     """
     from rich.console import Console
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from vllm_redrafter.data.generation_settings import parsed_engine_args
+from vllm_redrafter.data.parts import Part
 from vllm_redrafter.heads.target_layers import LAYERS_HELP, parsed_layers
-from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.settings import check, setting
 
 
@@ -60,19 +59,13 @@ class CaptureSettings:
 
     def __post_init__(self) -> None:
         check(self, "capture:")
-        self.parts()
+        self.own_part()
         self.engine_arguments()
         parsed_layers(self.target_layers, "capture: target_layers")
 
-    def parts(self) -> tuple[int, int]:
-        """(which part this is, from 0; of how many)."""
-        found = re.fullmatch(r"(\d+)/(\d+)", self.part)
-        part, parts = (int(found[1]), int(found[2])) if found else (0, 0)
-        if not 1 <= part <= parts:
-            raise ConfigError(
-                f"capture: part must be k/n with k from 1 to n, such as 2/8; got {self.part!r}"
-            )
-        return part - 1, parts
+    def own_part(self) -> Part:
+        """`part`, parsed."""
+        return Part.parse(self.part, "capture:")
 
     def engine_arguments(self) -> dict[str, Any]:
         """`engine_args` as a dictionary."""

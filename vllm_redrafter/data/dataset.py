@@ -8,7 +8,7 @@ DIR/
   served.json              what the first server thought of a fixed text, where servers wrote them
 ```
 
-Several clients may write it at once; `leases.py` says who writes which shard.
+Several processes may write it at once, each the shards of its part; see `parts.py`.
 
 A row is a sequence of T tokens; a conversation may have several rows. The columns:
 
@@ -25,10 +25,10 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pyarrow as pa
 from datasets import Dataset, Features, List, Value
@@ -38,7 +38,7 @@ from vllm_redrafter.data.dataset_row import Row
 from vllm_redrafter.data.generation_settings import SamplingSettings
 from vllm_redrafter.data.row_checks import ROWS_AT_ONCE, first_broken_row
 from vllm_redrafter.utils.errors import ConfigError, one_line
-from vllm_redrafter.utils.files import numbered_files, whole_file
+from vllm_redrafter.utils.files import numbered_files, whole_file, write_once
 from vllm_redrafter.utils.json_files import read_json
 
 FORMAT_VERSION = 1
@@ -95,18 +95,11 @@ class DatasetInfo:
             if name != "target" and value != others[name]
         ]
 
-    def save(self, folder: Path, writer: str = "") -> None:
-        """Write dataset.json, unless there is one.
-
-        Args:
-            folder: of the data.
-            writer: a name of its own, where several clients begin at once.
-        """
-        with (
-            suppress(FileExistsError),
-            _whole_file(folder / INFO_FILE, writer, replace=False) as file,
-        ):
-            file.write((json.dumps(asdict(self), indent=2) + "\n").encode())
+    def save(self, folder: Path) -> None:
+        """Write dataset.json, unless there is one."""
+        path = folder / INFO_FILE
+        with _full_disk_named(path):
+            write_once(path, (json.dumps(asdict(self), indent=2) + "\n").encode())
 
     @classmethod
     def load(cls, folder: Path) -> DatasetInfo:
@@ -159,32 +152,23 @@ COLUMNS = Features(
 )
 
 
-def write_shard(folder: Path, shard: int, rows: Sequence[Row], writer: str = "") -> None:
-    """Write a shard; it gets its name when all of it is on the disk. One that is there stays.
+def write_shard(folder: Path, shard: int, rows: Sequence[Row]) -> None:
+    """Write a shard; it gets its name when all of it is on the disk.
 
     Args:
         folder: of the data.
         shard: its number.
         rows: all of its rows.
-        writer: a name of its own, where several clients write to the folder.
 
     Raises:
         ConfigError: the disk is full.
     """
     path = _shard_path(folder, shard)
-    if path.exists():
-        return
     schema = COLUMNS.arrow_schema
     values = {name: [getattr(row, name) for row in rows] for name in schema.names}
     data = pa.Table.from_pydict(values, schema)
-    with suppress(FileExistsError), _whole_file(path, writer, replace=False) as file:
+    with _full_disk_named(path), whole_file(path) as file:
         parquet.write_table(data, file)
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Remove half-written shards of killed clients, where all shards are finished."""
-    for path in folder.glob(".shard-*.tmp"):
-        path.unlink(missing_ok=True)
 
 
 def finished_shards(folder: Path) -> list[int]:
@@ -197,22 +181,26 @@ def finished_shards(folder: Path) -> list[int]:
 
 
 def read_dataset(folder: str | Path) -> tuple[DatasetInfo, Dataset]:
-    """Read the finished shards, in order; unfinished ones of a killed run are ignored.
+    """Read all shards, in order.
 
     The rows are mapped into memory from a temporary folder (`$TMPDIR`) that this process deletes
     when it ends.
 
     Raises:
-        ConfigError: no dataset.json or one of another format version, no finished shard, no row,
-            a shard that is damaged or of other data, or a row that is not what the columns
-            promise; or the disk with the temporary folder is full.
+        ConfigError: no dataset.json or one of another format version; a shard that is missing,
+            damaged or of other data; no row, or one that is not what the columns promise; or the
+            disk with the temporary folder is full.
     """
     folder = Path(folder).expanduser()
     info = DatasetInfo.load(folder)
     shards = finished_shards(folder)
-    if not shards:
+    own = [shard for shard in shards if shard < info.num_shards]
+    if missing := info.num_shards - len(own):
+        first = next((place for place, shard in enumerate(own) if place != shard), len(own))
         raise ConfigError(
-            f"{folder}: no finished shard there; start generate-data again to finish some"
+            f"{folder}: {missing} of {info.num_shards} shards are missing, "
+            f"{_shard_path(folder, first).name} first: start generate-data again, with each "
+            "--part of it, which writes them"
         )
     cache = tempfile.mkdtemp(prefix="vllm-redrafter-")
     atexit.register(shutil.rmtree, cache, ignore_errors=True)
@@ -283,11 +271,10 @@ def _check_rows(folder: Path, info: DatasetInfo, data: Dataset) -> None:
 
 
 @contextmanager
-def _whole_file(path: Path, writer: str, replace: bool) -> Iterator[BinaryIO]:
-    """`whole_file`, with a message for a full disk."""
+def _full_disk_named(path: Path) -> Iterator[None]:
+    """Say of a full disk which file was to be written."""
     try:
-        with whole_file(path, writer, replace) as file:
-            yield file
+        yield
     except OSError as error:
         if error.errno not in _DISK_FULL:
             raise

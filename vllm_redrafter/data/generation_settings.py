@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from vllm_redrafter.data.parts import Part
 from vllm_redrafter.data.text_checks import check_system_prompt
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.json_files import parse_json
@@ -127,6 +128,11 @@ class GenerationSettings:
         "Number of conversations in a shard. A run that is stopped loses about as many.",
         at_least=1,
     )
+    part: str = setting(
+        "1/1",
+        "Answer only the k-th of n parts, k/n. Processes with a part each write into the same "
+        "folder: a GPU or a machine for each.",
+    )
     enforce_eager: bool = setting(
         False, "Run vLLM without compilation and without CUDA graphs, as its --enforce-eager."
     )
@@ -135,7 +141,12 @@ class GenerationSettings:
 
     def __post_init__(self) -> None:
         check(self, "generation:")
+        self.own_part()
         check_system_prompt(self.system_prompt)
+
+    def own_part(self) -> Part:
+        """`part`, parsed."""
+        return Part.parse(self.part, "generation:")
 
 
 @dataclass(frozen=True)

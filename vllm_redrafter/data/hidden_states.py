@@ -17,12 +17,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
 import numpy as np
@@ -34,7 +32,7 @@ from torch import Tensor
 from vllm_redrafter.data.fingerprint import LENGTH
 from vllm_redrafter.heads.target_layers import checked_layers
 from vllm_redrafter.utils.errors import ConfigError
-from vllm_redrafter.utils.files import numbered_files, whole_file
+from vllm_redrafter.utils.files import numbered_files, whole_file, write_once
 from vllm_redrafter.utils.json_files import read_json
 
 FORMAT_VERSION = 1
@@ -95,11 +93,8 @@ class StatesInfo:
         return [f"{name}: {own[name]!r}, not {others[name]!r}" for name in names]
 
     def save(self, folder: Path) -> None:
-        """Write states.json; processes of other parts may do the same at the same time."""
-        with NamedTemporaryFile(dir=folder, prefix=f".{INFO_FILE}.", delete=False) as file:
-            file.write((json.dumps(asdict(self), indent=2) + "\n").encode())
-        os.chmod(file.name, 0o644)
-        os.replace(file.name, folder / INFO_FILE)
+        """Write states.json, unless there is one."""
+        write_once(folder / INFO_FILE, (json.dumps(asdict(self), indent=2) + "\n").encode())
 
     @classmethod
     def load(cls, folder: Path) -> StatesInfo:

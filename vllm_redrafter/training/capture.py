@@ -31,7 +31,7 @@ from vllm_redrafter.data.source import read_checked
 from vllm_redrafter.data.target_files import load_from
 from vllm_redrafter.heads.target_layers import layers_of
 from vllm_redrafter.training.capture_check import check_rows
-from vllm_redrafter.training.capture_folder import GIB, alone, begin, check_space
+from vllm_redrafter.training.capture_folder import GIB, begin, check_space, scratch_folder
 from vllm_redrafter.training.capture_run import CaptureRun, StatesEngine
 from vllm_redrafter.training.target import final_norm, load_ends
 
@@ -79,11 +79,12 @@ def capture(job: CaptureJob, start_engine: StartEngine, console: Console | None 
     layers = layers_of(job.settings.target_layers, num_layers, "capture: target_layers")
     info = _describe(job, dataset, lengths, ends, layers)
     output = job.output.expanduser()
-    part, parts = job.settings.parts()
-    with alone(output / f".part-{part + 1}-of-{parts}") as scratch:
+    part = job.settings.own_part()
+    scratch_path = output / f".part-{part.number}-of-{part.of}"
+    with part.locked(output), scratch_folder(scratch_path) as scratch:
         begin(output, info)
         shards = dict(enumerate(plan_shards(lengths.tolist(), info.shard_tokens)))
-        own = {number: rows for number, rows in shards.items() if number % parts == part}
+        own = {number: rows for number, rows in shards.items() if part.has(number)}
         missing = {n: rows for n, rows in own.items() if n not in finished_shards(output)}
         run = CaptureRun(info, dataset, lengths, missing, output)
         _print_plan(console, info, len(shards), len(own), run)

@@ -1,8 +1,7 @@
-"""The folder that `capture` writes to: what it may hold, its space, who else writes to it."""
+"""The folder that `capture` writes to: what it may hold, its space, files that pass through."""
 
 from __future__ import annotations
 
-import fcntl
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +21,8 @@ def begin(output: Path, info: StatesInfo) -> None:
     """
     if not (output / INFO_FILE).exists():
         info.save(output)
-    elif different := StatesInfo.load(output).differences(info):
+    # Read again, if it was written just now: another part may have been the first.
+    if different := StatesInfo.load(output).differences(info):
         raise ConfigError(
             f"--output {output} has hidden states of other data, of another target or of other "
             f"settings ({'; '.join(different)}): give another folder"
@@ -40,32 +40,11 @@ def check_space(output: Path, needed: int) -> None:
 
 
 @contextmanager
-def alone(scratch: Path) -> Iterator[Path]:
-    """An empty folder for this part's passing files; it is gone afterwards.
-
-    Raises:
-        ConfigError: another process is writing this part, or the folder cannot be made.
-    """
-    lock_file = scratch.with_suffix(".lock")
+def scratch_folder(path: Path) -> Iterator[Path]:
+    """An empty folder for passing files; it is gone afterwards."""
+    shutil.rmtree(path, ignore_errors=True)  # of a run that was killed
+    path.mkdir()
     try:
-        scratch.parent.mkdir(parents=True, exist_ok=True)
-        lock = lock_file.open("w")
-    except OSError as error:
-        raise ConfigError(f"--output {scratch.parent}: cannot be written to: {error}") from error
-    with lock:
-        try:
-            # lockf, not flock: child processes must not inherit it. It ends with the process.
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigError(
-                f"--output {scratch.parent}: another process is capturing this part; wait for it "
-                "to end, or give each its own --part"
-            ) from error
-        except OSError:
-            pass  # a file system without locks keeps nobody out
-        shutil.rmtree(scratch, ignore_errors=True)  # of a run that was killed
-        scratch.mkdir()
-        try:
-            yield scratch
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)

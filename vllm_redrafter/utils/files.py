@@ -7,9 +7,9 @@ of an error is left to the callers: they know what a user should do about it.
 
 from __future__ import annotations
 
-import errno
 import glob
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,28 +21,42 @@ from vllm_redrafter.utils.errors import ConfigError
 
 
 @contextmanager
-def whole_file(path: Path, writer: str = "", replace: bool = True) -> Iterator[BinaryIO]:
-    """A file to write; it is on the disk when it takes its name.
-
-    Args:
-        path: the file.
-        writer: a name of this writer's own, where several may write the file at once.
-        replace: an older one; otherwise it stays.
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write; it is on the disk when it takes its name, from an older one if need be.
 
     Raises:
-        OSError: it cannot be written; FileExistsError: an older one stays.
+        OSError: it cannot be written.
     """
-    partial = path.with_name(f".{path.name}.{writer}{writer and '.'}tmp")
+    partial = path.with_name(f".{path.name}.tmp")
     try:
         with partial.open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        if replace or not _link(partial, path):
-            os.replace(partial, path)
+        os.replace(partial, path)
         _sync_folder(path.parent)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def write_once(path: Path, content: bytes) -> None:
+    """Write a file that several processes may write at once: the first one's stays.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    own = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    with whole_file(own) as file:
+        file.write(content)
+    try:
+        os.link(own, path)
+    except FileExistsError:
+        pass
+    except OSError:  # a file system without links
+        if not path.exists():
+            os.replace(own, path)
+    finally:
+        own.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -123,19 +137,6 @@ def check_no_pattern(model: str) -> None:
 def tail(log: Path, lines: int = 15) -> str:
     """The end of a log."""
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
-
-
-def _link(file: Path, name: Path) -> bool:
-    """Give a file another name that nothing has; False where the file system has no links."""
-    try:
-        os.link(file, name)
-    except FileExistsError:
-        raise
-    except OSError:
-        if name.exists():
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(name)) from None
-        return False
-    return True
 
 
 def _sync_folder(folder: Path) -> None:

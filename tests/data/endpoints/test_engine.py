@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -24,7 +22,7 @@ from redrafter_testing.engines.fake_server import FakeServer
 from redrafter_testing.in_background import in_background
 from vllm_redrafter.cli.main import app
 from vllm_redrafter.data.conversation_rows import Conversation
-from vllm_redrafter.data.dataset import finished_shards, read_dataset
+from vllm_redrafter.data.dataset import finished_shards
 from vllm_redrafter.data.endpoints import client, endpoint
 from vllm_redrafter.data.endpoints.addresses import AddressBook
 from vllm_redrafter.data.endpoints.engine import EndpointEngine
@@ -35,7 +33,6 @@ from vllm_redrafter.data.generation_settings import (
     GenerationSettings,
     SamplingSettings,
 )
-from vllm_redrafter.data.prompts import read_prompts
 from vllm_redrafter.utils.errors import ConfigError
 
 SETTINGS = GenerationSettings(sampling=SamplingSettings(max_tokens=40), shard_size=3, in_flight=4)
@@ -187,7 +184,6 @@ def test_without_any_server_it_ends_with_what_each_of_them_said(serve: Serve, ru
     with pytest.raises(ConfigError, match=r"no endpoint has answered for 3 s: (http.*){2}Fin"):
         on.result(timeout=20)
     assert 0 < len(finished_shards(run.output)) < 7
-    assert not list(run.output.glob(".lease*"))
     servers[0].live()
     run(servers[0].address)
     assert len(finished_shards(run.output)) == 7
@@ -290,58 +286,6 @@ def write_prompts(path: Path) -> Path:
     rows = [{"messages": [{"role": "user", "content": t} for t in c.turns]} for c in PROMPTS]
     path.write_text("\n".join(map(json.dumps, rows)))
     return path
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a killed client is waited for")
-def test_three_servers_and_two_clients_of_which_one_each_is_killed_write_all_once(
-    serve: Serve, target: Path, tmp_path: Path
-) -> None:
-    prompts, output = write_prompts(tmp_path / "prompts.jsonl"), tmp_path / "data"
-    servers = [serve(pause=0.05) for _ in range(3)]
-    for server in servers:
-        server.gate.clear()
-    command = [
-        *(sys.executable, "-m", "vllm_redrafter", "generate-data", str(target)),
-        *("--prompts", str(prompts), "--output", str(output), "--max-tokens", "40"),
-        *("--shard-size", "1", "--in-flight", "1"),
-        *(part for server in servers for part in ("--endpoint", server.address)),
-    ]
-    logs = [tmp_path / f"client-{i}" for i in range(2)]
-    clients = [
-        subprocess.Popen(command, stdout=log.open("w"), stderr=subprocess.STDOUT) for log in logs
-    ]
-    try:
-        # Both clients ask all servers.
-        eventually(lambda: all(len(server.asked) == 2 for server in servers), seconds=90)
-        for server in servers:
-            server.gate.set()
-        eventually(lambda: len(finished_shards(output)) >= 2)
-        for server in servers:
-            server.gate.clear()
-        servers[0].die()
-        clients[0].kill()
-        clients[0].wait(timeout=20)
-        killed_at = len(finished_shards(output))
-        for server in servers:
-            server.gate.set()
-        assert clients[1].wait(timeout=60) == 0, logs[1].read_text()
-    finally:
-        for process in clients:
-            process.kill()
-            process.wait(timeout=20)
-    assert killed_at < len(PROMPTS), "killed too late to say anything"
-    assert f"endpoint {servers[0].address} failed" in logs[1].read_text()
-    assert not [path.name for path in output.iterdir() if path.name.startswith(".")]
-
-    def start(name: str, settings: GenerationSettings) -> FakeEngine:
-        return FakeEngine(AutoTokenizer.from_pretrained(name), settings)
-
-    settings = replace(SETTINGS, shard_size=1)
-    conversations, _ = read_prompts(str(prompts))
-    one = tmp_path / "one"
-    generate_data(str(target), conversations, one, start, settings, Console(file=io.StringIO()))
-    assert content(output) == content(one)
-    assert list(read_dataset(output)[1]["conversation"]) == list(range(len(PROMPTS)))
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ class EndpointEngine:
         if settings.in_flight >= MOST_CONNECTIONS:
             raise ConfigError(
                 f"--in-flight {settings.in_flight}: fewer than {MOST_CONNECTIONS}, of each server, "
-                "are possible: lower it, or run several clients"
+                "are possible: lower it, or run several parts"
             )
         self._book, self._target, self._settings = book, target, settings
         self._limits, self._console, self._clock = endpoints, console, clock

@@ -8,7 +8,6 @@ server that was asked for this folder, by what both think of a fixed text (`serv
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from vllm_redrafter.data.target_files import load_from
 from vllm_redrafter.data.turns import PromptRenderer
 from vllm_redrafter.data.vocabulary import EmbeddedTokens
 from vllm_redrafter.utils.errors import ConfigError
-from vllm_redrafter.utils.files import whole_file
+from vllm_redrafter.utils.files import write_once
 from vllm_redrafter.utils.json_files import read_json
 
 SERVED_FILE = "served.json"
@@ -176,11 +175,7 @@ class ServedTarget:
     def _check_fingerprint(self, found: Fingerprint) -> None:
         path = self._output / SERVED_FILE
         try:
-            with whole_file(path, writer=secrets.token_hex(8), replace=False) as file:
-                file.write((json.dumps(asdict(found), indent=2) + "\n").encode())
-            return
-        except FileExistsError:
-            pass
+            write_once(path, (json.dumps(asdict(found), indent=2) + "\n").encode())
         except OSError as error:
             raise ConfigError(f"--output {path}: cannot be written to: {error}") from error
         try:

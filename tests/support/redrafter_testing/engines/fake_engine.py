@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -37,7 +36,6 @@ class FakeEngine:
         max_model_len: tokens of a prompt and its answer.
         order: seed of the order in which answers are finished.
         answers_until_killed: after so many it raises `death`.
-        pause: seconds that an answer takes.
     """
 
     def __init__(
@@ -48,7 +46,6 @@ class FakeEngine:
         order: int = 0,
         answers_until_killed: int | None = None,
         death: type[BaseException] = Killed,
-        pause: float = 0.0,
     ) -> None:
         self.tokenizer = tokenizer
         self.settings = settings
@@ -56,7 +53,6 @@ class FakeEngine:
         self.order = random.Random(order)
         self.left = answers_until_killed
         self.death = death
-        self.pause = pause
         self.asked: list[tuple[OpenTurn, TurnAnswer]] = []
         self.most_in_flight = 0
         self.closed = False
@@ -74,7 +70,6 @@ class FakeEngine:
             request = running.pop(self.order.randrange(len(running)))
             if self.left is not None and len(self.asked) == self.left:
                 raise self.death
-            time.sleep(self.pause)
             answer = self.answer(request)
             self.asked.append((request, answer))
             yield answer

@@ -1,0 +1,76 @@
+"""`--part k/n`: one of n processes that write numbered shards into one folder."""
+
+from __future__ import annotations
+
+import fcntl
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from vllm_redrafter.utils.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Part:
+    """The k-th of n parts.
+
+    Attributes:
+        number: k, from 1.
+        of: n.
+    """
+
+    number: int
+    of: int
+
+    @classmethod
+    def parse(cls, text: str, owner: str) -> Part:
+        """From `k/n`.
+
+        Args:
+            text: what was given.
+            owner: how a message begins, such as `capture:`.
+
+        Raises:
+            ConfigError: it is something else, or k is not from 1 to n.
+        """
+        found = re.fullmatch(r"(\d+)/(\d+)", text)
+        part = cls(int(found[1]), int(found[2])) if found else cls(0, 0)
+        if not 1 <= part.number <= part.of:
+            raise ConfigError(
+                f"{owner} part must be k/n with k from 1 to n, such as 2/8; got {text!r}"
+            )
+        return part
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.of}"
+
+    def has(self, shard: int) -> bool:
+        """Does this part write the shard?"""
+        return shard % self.of == self.number - 1
+
+    @contextmanager
+    def locked(self, folder: Path) -> Iterator[None]:
+        """Keep other processes from writing this part; the folder is made where there is none.
+
+        Raises:
+            ConfigError: another process is writing it, or the folder cannot be written to.
+        """
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = (folder / f".part-{self.number}-of-{self.of}.lock").open("w")
+        except OSError as error:
+            raise ConfigError(f"--output {folder}: cannot be written to: {error}") from error
+        with lock:
+            try:
+                # lockf, not flock: child processes must not inherit it. It ends with the process.
+                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ConfigError(
+                    f"--output {folder}: another process is writing part {self}; wait for it to "
+                    "end, or give each its own --part"
+                ) from error
+            except OSError:
+                pass  # a file system without locks keeps nobody out
+            yield
