@@ -28,7 +28,7 @@ OF_THE_SERVERS = (
     "engine_args",
 )
 """Options that mean nothing where running servers answer: these have been told."""
-OF_ENDPOINTS = ("served_name", "request_timeout", "give_up_after")
+OF_ENDPOINTS = ("served_name", "request_timeout")
 """Options that mean nothing without them."""
 
 
@@ -86,10 +86,10 @@ def generate_data(
         str | None, typer.Option(help="Split of a hub dataset.", show_default="train")
     ] = None,
     endpoint: Annotated[
-        list[str] | None,
+        str | None,
         typer.Option(
-            help="Let this running vllm serve answer, such as http://localhost:8000; may be given "
-            "several times. Or a file with an address in each line, which is read again meanwhile."
+            metavar="URL[,URL...]",
+            help="Let these running servers of vllm serve answer, such as http://localhost:8000.",
         ),
     ] = None,
 ) -> None:
@@ -141,16 +141,17 @@ def start_vllm(target: str, settings: GenerationSettings) -> Any:
 
 def _ask_servers(
     target: str,
-    given: list[str],
+    given: str,
     output: Path,
     settings: GenerationSettings,
     endpoints: EndpointSettings,
     console: Console,
 ) -> Any:
     """The servers that let the target write; vLLM is not imported."""
-    from vllm_redrafter.data.endpoints.addresses import AddressBook
+    from vllm_redrafter.data.endpoints.addresses import parsed_addresses
     from vllm_redrafter.data.endpoints.engine import EndpointEngine
     from vllm_redrafter.data.endpoints.served_target import ServedTarget
 
-    served = ServedTarget(target, settings, endpoints.served_name, output)
-    return EndpointEngine(AddressBook(given), served, settings, endpoints, console)
+    length = settings.sampling.max_model_len
+    served = ServedTarget(target, length, endpoints.served_name, output)
+    return EndpointEngine(parsed_addresses(given), served, settings, endpoints, console)

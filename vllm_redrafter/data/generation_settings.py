@@ -164,12 +164,7 @@ class EndpointSettings:
     )
     request_timeout: float = setting(
         1800.0,
-        "With --endpoint: seconds that an answer may take; then it is asked for again.",
-        above=0,
-    )
-    give_up_after: float = setting(
-        600.0,
-        "With --endpoint: end with an error when no server has answered for so many seconds.",
+        "With --endpoint: seconds that an answer may take; then the server is left out.",
         above=0,
     )
 

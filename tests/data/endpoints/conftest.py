@@ -12,9 +12,9 @@ from transformers import AutoTokenizer
 
 from redrafter_testing.engines.fake_engine import APPENDING
 from redrafter_testing.engines.fake_server import FakeServer
-from redrafter_testing.models.tiny_models import add_tokenizer, make_target
+from redrafter_testing.engines.generation_runs import make_folder
 from vllm_redrafter.data import generation
-from vllm_redrafter.data.endpoints import client, endpoint, engine, served_target
+from vllm_redrafter.data.endpoints import client, served_target
 from vllm_redrafter.data.target_files import load_from
 
 Serve = Callable[..., FakeServer]
@@ -22,12 +22,7 @@ Serve = Callable[..., FakeServer]
 
 @pytest.fixture(scope="session")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = make_target(tmp_path_factory.mktemp("folder") / "target")
-    add_tokenizer(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.chat_template = APPENDING
-    tokenizer.save_pretrained(folder)
-    return folder
+    return make_folder(tmp_path_factory.mktemp("folder") / "target", APPENDING)
 
 
 @pytest.fixture(scope="session")
@@ -59,11 +54,5 @@ def _loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waits of seconds take hundredths."""
+def _without_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "RETRIES", 0)
-    monkeypatch.setattr(endpoint, "FIRST_DELAY_SECONDS", 0.02)
-    monkeypatch.setattr(endpoint, "LONGEST_DELAY_SECONDS", 0.1)
-    monkeypatch.setattr(endpoint, "LOOK_EVERY_SECONDS", 0.05)
-    monkeypatch.setattr(engine, "READ_AGAIN_SECONDS", 0.05)
-    monkeypatch.setattr(engine, "TICK_SECONDS", 0.05)

@@ -23,7 +23,6 @@ from redrafter_testing.engines.server import counter, server
 from redrafter_testing.requests import workloads
 from vllm_redrafter.data.conversation_rows import Conversation
 from vllm_redrafter.data.dataset import read_dataset
-from vllm_redrafter.data.endpoints.addresses import AddressBook
 from vllm_redrafter.data.endpoints.engine import EndpointEngine
 from vllm_redrafter.data.endpoints.served_target import ServedTarget
 from vllm_redrafter.data.generation import generate_data
@@ -164,9 +163,9 @@ def test_training_data_that_the_server_writes_is_the_target_s_own(
     said = Console(file=io.StringIO())
 
     def start(name: str, settings: GenerationSettings) -> EndpointEngine:
-        served = ServedTarget(name, settings, None, tmp_path / "data")
-        limits = EndpointSettings(request_timeout=60, give_up_after=10)
-        return EndpointEngine(AddressBook([address]), served, settings, limits, said)
+        served = ServedTarget(name, None, None, tmp_path / "data")
+        limits = EndpointSettings(request_timeout=60)
+        return EndpointEngine([address], served, settings, limits, said)
 
     generate_data(str(folder), prompts, tmp_path / "data", start, settings, said)
     _, data = read_dataset(tmp_path / "data")

@@ -4,51 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import openai
 
-from vllm_redrafter.data.generation_settings import EndpointSettings, SamplingSettings
+from vllm_redrafter.data.generation_settings import SamplingSettings
 from vllm_redrafter.data.turns import OpenTurn, TurnAnswer
 from vllm_redrafter.utils.errors import ConfigError
 
 T = TypeVar("T")
 
+RETRIES = 5
+"""By the package, of what fails: after 0.5, 1, 2, 4 and 8 seconds."""
 CONNECT_SECONDS = 10.0
-LOOK_SECONDS = 10.0
-"""That a question may take which the server answers without the target."""
-MOST_CONNECTIONS = openai.DEFAULT_CONNECTION_LIMITS.max_connections or 1000
-RETRIES = 1
-"""Of the package itself, half a second later: a connection may just have been closed as unused."""
-PASSING = (404, 408, 409, 429)
-"""Statuses, besides those of 500 and more, of a server that may be right later (404: loading, or
-another server of the same address; it is checked again)."""
+CHECK_SECONDS = 60.0
+"""For a question that the server answers without the target, retries included."""
+OF_THE_REQUEST = (400, 401, 403, 413, 422)
+"""Statuses at which no other server would do better."""
+NEUTRAL = {
+    "temperature": 0.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "return_token_ids": True,
+}
+"""Said to every server, whatever the target's generation_config.json has it assume."""
 
 
 class EndpointDown(Exception):
-    """The server cannot be reached, or fails; another one may answer, or this one later."""
-
-
-class RequestRefused(ConfigError):
-    """The server finds something wrong with the request itself."""
-
-
-@dataclass(frozen=True)
-class ServedModel:
-    """A model as a server lists it.
-
-    Attributes:
-        name: to ask for it by.
-        root: the folder or hub id that the server was started with.
-        max_model_len: the most tokens of a prompt and its answer.
-    """
-
-    name: str
-    root: str
-    max_model_len: int
+    """The server cannot be reached, or fails, after retries too."""
 
 
 class EndpointClient:
@@ -57,78 +43,56 @@ class EndpointClient:
     Args:
         address: without /v1.
         sampling: how tokens are drawn.
-        settings: how long to wait.
+        seconds: that an answer may take, retries included.
+
+    All that it is asked may raise an EndpointDown (another server may answer) or a ConfigError (the
+    server refuses the request).
     """
 
-    def __init__(
-        self, address: str, sampling: SamplingSettings, settings: EndpointSettings
-    ) -> None:
+    def __init__(self, address: str, sampling: SamplingSettings, seconds: float) -> None:
         self.address = address
-        self._sampling, self._settings = sampling, settings
-        self._answering = openai.AsyncOpenAI(
+        self._sampling, self._seconds = sampling, seconds
+        self._openai = openai.AsyncOpenAI(
             base_url=f"{address}/v1",
             api_key=os.environ.get("OPENAI_API_KEY") or "EMPTY",
             max_retries=RETRIES,
-            timeout=openai.Timeout(settings.request_timeout, connect=CONNECT_SECONDS),
+            timeout=openai.Timeout(seconds, connect=CONNECT_SECONDS),
         )
-        self._asking = self._answering.with_options(timeout=LOOK_SECONDS)
 
-    async def models(self) -> list[ServedModel]:
-        """The models that it serves; adapters are left out, being other models."""
-        page = await self._get(self._asking.models.list(), LOOK_SECONDS)
-        with _vllm_answers():
-            listed = [(model.id, model.model_extra or {}) for model in page.data]
+    async def models(self) -> list[tuple[str, str, int]]:
+        """Of each that it serves: (name, folder or hub id, the most tokens of an answered prompt).
+
+        Adapters are left out, being other models.
+        """
+
+        def read(page: Any) -> list[tuple[str, str, int]]:
+            models = [(model.id, model.model_extra) for model in page.data]
             return [
-                ServedModel(name, str(extra["root"]), int(extra["max_model_len"]))
-                for name, extra in listed
-                if extra.get("parent") is None
+                (name, str(of["root"]), int(of["max_model_len"]))
+                for name, of in models
+                if of.get("parent") is None
             ]
 
-    async def tokens(self, model: str, question: dict[str, Any]) -> list[int]:
-        """How it tokenizes `prompt` or `messages`.
+        return await self._ask(self._openai.models.list(), read, CHECK_SECONDS)
 
-        Raises:
-            ConfigError: it refuses to.
-        """
-        body = {"model": model, **question}
-        posted = self._asking.post(f"{self.address}/tokenize", cast_to=object, body=body)
-        answer: Any = await self._get(posted, LOOK_SECONDS)
-        with _vllm_answers():
-            return [int(token) for token in answer["tokens"]]
-
-    async def refusal_of_token(self, model: str, prompt: Sequence[int], token: int) -> str | None:
-        """What it says to a token that is not in its vocabulary; None to one that is.
-
-        As a stop token: every engine takes these, and they change no logits.
-        """
-        try:
-            await self._complete(model, prompt, 1, {"stop_token_ids": [token]})
-        except RequestRefused as error:
-            return str(error)
-        return None
+    async def tokens(self, model: str, text: str) -> list[int]:
+        """How it tokenizes a text."""
+        url, body = f"{self.address}/tokenize", {"model": model, "prompt": text}
+        asked: Awaitable[Any] = self._openai.post(url, cast_to=object, body=body)
+        return await self._ask(asked, lambda found: list(map(int, found["tokens"])), CHECK_SECONDS)
 
     async def prompt_log_probs(self, model: str, prompt: Sequence[int]) -> list[float]:
-        """The log-probability of each token of a prompt but the first.
+        """The log-probability of each token of a prompt but the first."""
 
-        Raises:
-            ConfigError: it gives none.
-        """
-        asked = {"prompt_logprobs": 1}
-        choice = await self._complete(model, prompt, 1, asked)
-        with _vllm_answers():
-            given = choice.model_extra["prompt_logprobs"][1:]
-            return [
-                float(places[str(token)]["logprob"])
-                for token, places in zip(prompt[1:], given, strict=True)
-            ]
+        def read(completion: Any) -> list[float]:
+            given = completion.choices[0].model_extra["prompt_logprobs"][1:]
+            pairs = zip(prompt[1:], given, strict=True)
+            return [float(places[str(token)]["logprob"]) for token, places in pairs]
+
+        return await self._complete(model, prompt, 1, {"prompt_logprobs": 1}, read)
 
     async def answer(self, model: str, turn: OpenTurn) -> TurnAnswer:
-        """Have a turn answered.
-
-        Raises:
-            EndpointDown: try again, here or elsewhere.
-            ConfigError: the server refuses the request.
-        """
+        """Have a turn answered."""
         sampling = self._sampling
         asked = {
             "temperature": sampling.temperature,
@@ -136,78 +100,54 @@ class EndpointClient:
             "top_k": sampling.top_k or 0,
             "seed": turn.seed,
         }
-        choice = await self._complete(model, turn.prompt, turn.max_tokens, asked)
-        with _vllm_answers():
-            extra = choice.model_extra
-            if extra.get("token_ids") is None or extra["prompt_token_ids"] != turn.prompt:
-                raise ConfigError(
-                    f"endpoint {self.address} returns no token ids, or those of another prompt "
-                    "(return_token_ids): serve the target with vLLM itself"
-                )
-            tokens = [int(token) for token in extra["token_ids"]]
-        ended = choice.finish_reason == "stop"
-        if not ended and choice.finish_reason != "length":
-            raise EndpointDown(f"it ended an answer with {choice.finish_reason!r}")
-        if not ended and len(tokens) < turn.max_tokens:
+
+        def read(completion: Any) -> tuple[list[int], str]:
+            (choice,) = completion.choices
+            return list(map(int, choice.model_extra["token_ids"])), choice.finish_reason
+
+        tokens, reason = await self._complete(model, turn.prompt, turn.max_tokens, asked, read)
+        if reason not in ("stop", "length"):
+            raise EndpointDown(f"it ended an answer with {reason!r}")
+        if reason == "length" and len(tokens) < turn.max_tokens:
             raise ConfigError(
                 f"endpoint {self.address} ends answers at {len(tokens)} tokens where "
                 f"{turn.max_tokens} are asked for: start vllm serve with --generation-config vllm"
             )
-        return TurnAnswer(turn.conversation, tokens, ended)
+        return TurnAnswer(turn.conversation, tokens, ended=reason == "stop")
 
     async def close(self) -> None:
         """Close its connections."""
-        await self._answering.close()
+        await self._openai.close()
 
     async def _complete(
-        self, model: str, prompt: Sequence[int], max_tokens: int, asked: dict[str, Any]
-    ) -> Any:
-        """The one choice of a completion; what is not asked for is as in an engine without server,
-        whatever the target's generation_config.json has the server assume."""
-        body = {
-            "temperature": 0.0,
-            "top_p": 1.0,
-            "top_k": 0,
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
-            "presence_penalty": 0.0,
-            "frequency_penalty": 0.0,
-            "return_token_ids": True,
-            "return_tokens_as_token_ids": True,
-            **asked,
-        }
-        created = self._answering.completions.create(
-            model=model, prompt=list(prompt), max_tokens=max_tokens, extra_body=body
+        self,
+        model: str,
+        prompt: Sequence[int],
+        max_tokens: int,
+        asked: dict[str, Any],
+        read: Callable[[Any], T],
+    ) -> T:
+        created = self._openai.completions.create(
+            model=model, prompt=list(prompt), max_tokens=max_tokens, extra_body=NEUTRAL | asked
         )
-        completion = await self._get(created, self._settings.request_timeout)
-        with _vllm_answers():
-            return completion.choices[0]
+        return await self._ask(created, read, self._seconds)
 
-    async def _get(self, asked: Awaitable[T], seconds: float) -> T:
-        """The answer, with errors told apart: later, or never."""
+    async def _ask(self, asked: Awaitable[Any], read: Callable[[Any], T], seconds: float) -> T:
+        """What is read of an answer, with errors told apart."""
         try:
             async with asyncio.timeout(seconds):
-                return await asked
+                return read(await asked)
         except TimeoutError as error:
             raise EndpointDown(f"no answer within {seconds:g} s") from error
         except openai.APIStatusError as error:
-            if error.status_code in PASSING or error.status_code >= 500:
+            if error.status_code not in OF_THE_REQUEST:
                 raise EndpointDown(f"status {error.status_code}: {error.message}") from error
-            refused = f"endpoint {self.address} refuses a request: {error.message}"
-            if error.status_code in (401, 403):
-                raise ConfigError(f"{refused}; its key goes into OPENAI_API_KEY") from error
-            raise RequestRefused(refused) from error
-        except (openai.APIError, ValueError) as error:
+            hint = "; its key goes into OPENAI_API_KEY" if error.status_code in (401, 403) else ""
+            raise ConfigError(
+                f"endpoint {self.address} refuses a request: {error.message}{hint}"
+            ) from error
+        except openai.APIError as error:
             reason = f" ({error.__cause__})" if error.__cause__ else ""
             raise EndpointDown(f"{error}{reason}") from error
-
-
-@contextmanager
-def _vllm_answers() -> Iterator[None]:
-    """What an answer lacks in this block, no server of vLLM's sent it: something in between."""
-    try:
-        yield
-    except ConfigError:
-        raise
-    except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
-        raise EndpointDown(f"its answer is not vLLM's: {error!r}") from error
+        except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
+            raise EndpointDown(f"its answer is not vLLM's: {error!r}") from error

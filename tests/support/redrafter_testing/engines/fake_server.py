@@ -1,4 +1,4 @@
-"""A server that speaks as vLLM's does, with `FakeEngine`'s answers; it can die and return."""
+"""A server that speaks as vLLM's does, with `FakeEngine`'s answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from redrafter_testing.engines.fake_engine import FakeEngine
-from redrafter_testing.engines.server import free_port
 from vllm_redrafter.data.generation_settings import GenerationSettings
 from vllm_redrafter.data.turns import OpenTurn
 
@@ -21,22 +20,21 @@ Failure = tuple[int, str]
 
 
 class FakeServer:
-    """Listens on a port of its own until `die`, and again from `live` on.
+    """Listens on a port of its own until `die`.
 
     Args:
         tokenizer: the served target's.
         name, root: of the served target.
-        vocab_size, max_model_len: of the served target.
+        max_model_len: of the served target.
         weights: what the fixed text's log-probabilities depend on.
         pause: seconds that an answer takes.
-        failure: asked before each answer, with the request's body; a status and a message, or None.
+        failure: asked before each completion, with the request's body; a status and a message, or
+            None.
         change: of each completion before it is sent.
 
     Attributes:
         asked: the requests for answers.
         most_at_once: how many of them were being answered at a time.
-        gate: answers wait for it, a minute at most; it is open unless a test clears it.
-        hanging: while it is set, everything takes 5 s.
     """
 
     def __init__(
@@ -44,7 +42,6 @@ class FakeServer:
         tokenizer: Any,
         name: str = "target",
         root: str = "/models/target",
-        vocab_size: int = 512,
         max_model_len: int = 512,
         weights: int = 0,
         pause: float = 0.0,
@@ -52,25 +49,15 @@ class FakeServer:
         change: Callable[[dict[str, Any]], None] = lambda completion: None,
     ) -> None:
         self.tokenizer, self.name, self.root = tokenizer, name, root
-        self.vocab_size, self.max_model_len, self.weights = vocab_size, max_model_len, weights
+        self.max_model_len, self.weights = max_model_len, weights
         self.pause, self.failure, self.change = pause, failure, change
         self.asked: list[dict[str, Any]] = []
-        self.hanging, self.gate = threading.Event(), threading.Event()
-        self.gate.set()
         self.most_at_once = 0
         self._running = 0
         self._lock = threading.Lock()
-        self._port = free_port()
-        self.live()
-
-    @property
-    def address(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
-
-    def live(self) -> None:
-        """Listen, from the first time on at the same port."""
         self._connections: set[socket.socket] = set()
-        self._server = _Server(("127.0.0.1", self._port), _handler(self))
+        self._server = _Server(("127.0.0.1", 0), _handler(self))
+        self.address = f"http://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     def die(self) -> None:
@@ -83,8 +70,6 @@ class FakeServer:
 
     def respond(self, path: str, body: dict[str, Any] | None) -> tuple[int, Any]:
         """Status and content."""
-        if self.hanging.is_set():
-            time.sleep(5)
         if path == "/v1/models":
             card = {"id": self.name, "root": self.root, "max_model_len": self.max_model_len}
             adapter = {"id": "adapter", "root": "adapter", "parent": self.name}
@@ -92,26 +77,13 @@ class FakeServer:
         if body is None or body["model"] != self.name:
             return 404, _error("no such model")
         if path == "/tokenize":
-            return 200, {"tokens": self._tokenize(body)}
+            return 200, {"tokens": list(self.tokenizer(body["prompt"])["input_ids"])}
         if failure := self.failure(body):
             return failure[0], _error(failure[1])
-        if any(token >= self.vocab_size for token in body.get("stop_token_ids", ())):
-            return 400, _error("token_id(s) in stop_token_ids contain out-of-vocab token ids")
         choice = self._prompt_choice(body) if "prompt_logprobs" in body else self._choice(body)
         completion = {"id": "cmpl", "object": "text_completion", "choices": [choice]}
         self.change(completion)
         return 200, completion
-
-    def _tokenize(self, body: dict[str, Any]) -> list[int]:
-        if "prompt" in body:
-            return list(self.tokenizer(body["prompt"])["input_ids"])
-        return list(
-            self.tokenizer.apply_chat_template(
-                body["messages"],
-                add_generation_prompt=body["add_generation_prompt"],
-                return_dict=False,
-            )
-        )
 
     def _prompt_choice(self, body: dict[str, Any]) -> dict[str, Any]:
         chance = random.Random(self.weights)
@@ -119,25 +91,18 @@ class FakeServer:
         return {"index": 0, "text": "", "prompt_logprobs": [None, *places]}
 
     def _choice(self, body: dict[str, Any]) -> dict[str, Any]:
-        if "seed" in body:  # an answer, and not a check of the server
-            with self._lock:
-                self.asked.append(body)
-                self._running += 1
-                self.most_at_once = max(self.most_at_once, self._running)
-            time.sleep(self.pause)
-            self.gate.wait(60)
-            with self._lock:
-                self._running -= 1
+        with self._lock:
+            self.asked.append(body)
+            self._running += 1
+            self.most_at_once = max(self.most_at_once, self._running)
+        time.sleep(self.pause)
+        with self._lock:
+            self._running -= 1
         engine = FakeEngine(self.tokenizer, GenerationSettings(), self.max_model_len)
-        seed = body.get("seed", 0)
-        answer = engine.answer(OpenTurn(0, 0, body["prompt"], body["max_tokens"], seed))
-        return {
-            "index": 0,
-            "text": "",
-            "finish_reason": "stop" if answer.ended else "length",
-            "prompt_token_ids": body["prompt"],
-            "token_ids": answer.tokens,
-        }
+        turn = OpenTurn(0, 0, body["prompt"], body["max_tokens"], body["seed"])
+        answer = engine.answer(turn)
+        reason = "stop" if answer.ended else "length"
+        return {"index": 0, "text": "", "finish_reason": reason, "token_ids": answer.tokens}
 
 
 class _Server(ThreadingHTTPServer):
