@@ -16,7 +16,11 @@ from redrafter_testing.engines.fake_engine import APPENDING, FakeEngine, Killed
 from redrafter_testing.engines.generation_runs import make_folder, with_extra_token, with_template
 from redrafter_testing.models.tiny_models import add_tokenizer, make_target
 from vllm_redrafter.data import own_prompts
-from vllm_redrafter.data.generation_settings import GenerationSettings, PromptSettings
+from vllm_redrafter.data.generation_settings import (
+    GenerationSettings,
+    PromptSampling,
+    PromptSettings,
+)
 from vllm_redrafter.data.own_prompts import PromptSummary, make_prompts, place_of_turn
 from vllm_redrafter.data.prompts import read_prompts
 from vllm_redrafter.data.turns import OpenTurn, TurnAnswer
@@ -28,7 +32,8 @@ NAMED = (
 )
 """A template whose turns end with no special token."""
 
-SETTINGS = PromptSettings(num=30, max_tokens=40, min_characters=6, in_flight=4)
+SAMPLING = PromptSampling(max_tokens=40)
+SETTINGS = PromptSettings(num=30, min_characters=6, sampling=SAMPLING, in_flight=4)
 
 
 @pytest.fixture(scope="module")
@@ -147,8 +152,8 @@ def test_more_prompts_are_added_and_a_finished_file_needs_no_engine(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"seed": 1}, "seed: 0, not 1"),
-        ({"temperature": 0.5}, "temperature: 1.0, not 0.5"),
+        ({"sampling": replace(SAMPLING, seed=1)}, "seed: 0, not 1"),
+        ({"sampling": replace(SAMPLING, temperature=0.5)}, "temperature: 1.0, not 0.5"),
         ({"system_prompt": "name"}, "system_prompt: None, not 'name'"),
     ],
 )
@@ -225,7 +230,7 @@ def test_a_target_with_nothing_new_to_say_ends_the_run(
 
 
 def test_turns_without_an_end_are_left_out(target: Path, tmp_path: Path) -> None:
-    settings = replace(SETTINGS, num=5, max_tokens=4, min_characters=1)
+    settings = replace(SETTINGS, num=5, min_characters=1, sampling=PromptSampling(max_tokens=4))
     summary, engine = run(target, tmp_path / "prompts.jsonl", settings)
     assert summary is not None and engine is not None
     assert summary.unfinished > 0

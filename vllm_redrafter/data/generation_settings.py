@@ -25,7 +25,8 @@ class SamplingSettings:
     )
     top_p: float = setting(
         1.0,
-        "Draw among the most probable tokens that have this probability together.",
+        "Draw among the most probable tokens that have this probability together. Below 1 the "
+        "vocabulary is sorted at every token, which on a CPU takes longer than a small target.",
         above=0,
         at_most=1,
     )
@@ -34,7 +35,7 @@ class SamplingSettings:
     )
     max_tokens: int = setting(1024, "The most tokens of one answer.", at_least=1)
     seed: int = setting(
-        0, "Seed of the data: the seed of every answer is derived from it.", at_least=0
+        0, "Seed of the data: the seed of all that is written is derived from it.", at_least=0
     )
     max_model_len: int | None = setting(
         None,
@@ -173,10 +174,21 @@ class EndpointSettings:
 
 
 @dataclass(frozen=True)
+class PromptSampling(SamplingSettings):
+    """How the tokens of prompts are drawn: never greedily, and not for as long."""
+
+    temperature: float = setting(1.0, "Temperature of the target's distribution.", above=0)
+    max_tokens: int = setting(
+        256, "The most tokens of a prompt; a turn that goes on is left out.", at_least=1
+    )
+
+
+@dataclass(frozen=True)
 class PromptSettings:
     """How `make-prompts` makes prompts.
 
     Attributes:
+        sampling: how tokens are drawn.
         engine: how vLLM runs.
 
     Raises:
@@ -189,28 +201,8 @@ class PromptSettings:
         "System message that the target writes the user's turn after, for another language or "
         "subject; it is kept with each prompt.",
     )
-    temperature: float = setting(1.0, "Temperature of the target's distribution.", above=0)
-    top_p: float = setting(
-        1.0,
-        "Draw among the most probable tokens that have this probability together. Below 1 the "
-        "vocabulary is sorted at every token, which on a CPU takes longer than a small target.",
-        above=0,
-        at_most=1,
-    )
-    max_tokens: int = setting(
-        256, "The most tokens of a prompt; a turn that goes on is left out.", at_least=1
-    )
     min_characters: int = setting(12, "Leave out what is shorter.", at_least=1)
-    seed: int = setting(
-        0, "Seed of the prompts: the seed of every attempt is derived from it.", at_least=0
-    )
-    max_model_len: int | None = setting(
-        None,
-        "The most tokens of the chat template and the prompt.",
-        at_least=2,
-        default_text="what the target allows",
-    )
-    dtype: str = setting("auto", "Dtype of the target's weights, as vLLM's --dtype takes it.")
+    sampling: PromptSampling = field(default_factory=PromptSampling)
     in_flight: int = setting(
         256, "Number of attempts that the engine works on at once.", at_least=1
     )
@@ -225,5 +217,5 @@ class PromptSettings:
 
     def recipe(self) -> dict[str, Any]:
         """What the prompts depend on: not how many there shall be, nor how they are computed."""
-        others = ("num", "in_flight", "enforce_eager", "engine")
-        return {name: value for name, value in asdict(self).items() if name not in others}
+        own = {"system_prompt": self.system_prompt, "min_characters": self.min_characters}
+        return {**own, **asdict(self.sampling)}

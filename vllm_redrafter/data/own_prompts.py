@@ -21,11 +21,7 @@ from transformers import AutoTokenizer
 
 from vllm_redrafter.data.chat_template import MARK, ChatTemplate
 from vllm_redrafter.data.fingerprint import digest, target_fingerprint
-from vllm_redrafter.data.generation_settings import (
-    GenerationSettings,
-    PromptSettings,
-    SamplingSettings,
-)
+from vllm_redrafter.data.generation_settings import GenerationSettings, PromptSettings
 from vllm_redrafter.data.prompt_file import PromptFile
 from vllm_redrafter.data.target_files import load_from
 from vllm_redrafter.data.turns import OpenTurn, TargetEngine, answer_seed
@@ -159,25 +155,15 @@ def make_prompts(
         summary = PromptSummary(found=len(file))
         if len(file) < settings.num:
             console.print(f"starting the engine with {target}", markup=False)
-            with closing(start_engine(target, _for_engine(settings))) as engine:
+            of_engine = GenerationSettings(
+                sampling=settings.sampling,
+                in_flight=settings.in_flight,
+                enforce_eager=settings.enforce_eager,
+                engine=settings.engine,
+            )
+            with closing(start_engine(target, of_engine)) as engine:
                 _Attempts(engine, tokenizer, place, settings, file, summary).run(console)
     return summary
-
-
-def _for_engine(settings: PromptSettings) -> GenerationSettings:
-    return GenerationSettings(
-        sampling=SamplingSettings(
-            temperature=settings.temperature,
-            top_p=settings.top_p,
-            max_tokens=settings.max_tokens,
-            seed=settings.seed,
-            max_model_len=settings.max_model_len,
-            dtype=settings.dtype,
-        ),
-        in_flight=settings.in_flight,
-        enforce_eager=settings.enforce_eager,
-        engine=settings.engine,
-    )
 
 
 class _Attempts:
@@ -240,8 +226,8 @@ class _Attempts:
             attempt,
             0,
             self._place.prompt,
-            min(self._settings.max_tokens, self._room),
-            answer_seed(self._settings.seed, attempt, 0),
+            min(self._settings.sampling.max_tokens, self._room),
+            answer_seed(self._settings.sampling.seed, attempt, 0),
             stop_token=end if isinstance(end, int) else None,
             stop_text=end if isinstance(end, str) else None,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vllm_redrafter.utils.errors import ConfigError
+from vllm_redrafter.utils.files import lock
 
 
 @dataclass(frozen=True)
@@ -59,18 +59,10 @@ class Part:
         """
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            lock = (folder / f".part-{self.number}-of-{self.of}.lock").open("w")
+            file = (folder / f".part-{self.number}-of-{self.of}.lock").open("w")
         except OSError as error:
             raise ConfigError(f"--output {folder}: cannot be written to: {error}") from error
-        with lock:
-            try:
-                # lockf, not flock: child processes must not inherit it. It ends with the process.
-                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise ConfigError(
-                    f"--output {folder}: another process is writing part {self}; wait for it to "
-                    "end, or give each its own --part"
-                ) from error
-            except OSError:
-                pass  # a file system without locks keeps nobody out
+        busy = f"--output {folder}: another process is writing part {self}"
+        with file:
+            lock(file, f"{busy}; wait for it to end, or give each its own --part")
             yield

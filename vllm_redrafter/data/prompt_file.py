@@ -6,14 +6,13 @@ nothing else is mixed in.
 
 from __future__ import annotations
 
-import fcntl
 import json
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from vllm_redrafter.utils.errors import ConfigError
-from vllm_redrafter.utils.files import whole_file
+from vllm_redrafter.utils.files import lock, whole_file
 from vllm_redrafter.utils.json_files import parse_json, read_json
 
 
@@ -39,7 +38,8 @@ class PromptFile:
         except OSError as error:
             raise ConfigError(f"--output {path}: cannot be written to: {error}") from error
         try:
-            self._lock()
+            busy = f"--output {path}: another process is writing there"
+            lock(self._file, f"{busy}; wait for it to end, or give another file")
             if is_new:
                 with whole_file(record) as file:
                     file.write((json.dumps(made_with, indent=2) + "\n").encode())
@@ -90,17 +90,6 @@ class PromptFile:
         self._seen.add(same)
         self.next_attempt = attempt + 1
         return True
-
-    def _lock(self) -> None:
-        try:
-            fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigError(
-                f"--output {self._path}: another process is writing there; wait for it to end, or "
-                "give another file"
-            ) from error
-        except OSError:
-            pass  # a file system without locks keeps nobody out
 
     def _read(self) -> None:
         """Take over what is there; the line that a killed run did not finish is cut off."""

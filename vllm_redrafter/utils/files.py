@@ -7,6 +7,7 @@ of an error is left to the callers: they know what a user should do about it.
 
 from __future__ import annotations
 
+import fcntl
 import glob
 import os
 import secrets
@@ -15,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import BinaryIO
+from typing import IO, Any, BinaryIO
 
 from vllm_redrafter.utils.errors import ConfigError
 
@@ -57,6 +58,25 @@ def write_once(path: Path, content: bytes) -> None:
             os.replace(own, path)
     finally:
         own.unlink(missing_ok=True)
+
+
+def lock(file: IO[Any], busy: str) -> None:
+    """Keep other processes from what a file stands for, until this one closes it or ends.
+
+    Args:
+        file: open for writing.
+        busy: what to say where another process has locked it.
+
+    Raises:
+        ConfigError: one has.
+    """
+    try:
+        # lockf, not flock: child processes must not inherit it.
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise ConfigError(busy) from error
+    except OSError:
+        pass  # a file system without locks keeps nobody out
 
 
 @contextmanager
