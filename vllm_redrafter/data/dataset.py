@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import atexit
 import errno
-import json
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -35,11 +34,11 @@ from datasets import Dataset, Features, List, Value
 from pyarrow import parquet
 
 from vllm_redrafter.data.dataset_row import Row
+from vllm_redrafter.data.folder_info import read_info, save_info
 from vllm_redrafter.data.generation_settings import SamplingSettings
 from vllm_redrafter.data.row_checks import ROWS_AT_ONCE, first_broken_row
 from vllm_redrafter.utils.errors import ConfigError, one_line
-from vllm_redrafter.utils.files import numbered_files, whole_file, write_once
-from vllm_redrafter.utils.json_files import read_json
+from vllm_redrafter.utils.files import numbered_files, whole_file
 
 FORMAT_VERSION = 1
 INFO_FILE = "dataset.json"
@@ -99,7 +98,7 @@ class DatasetInfo:
         """Write dataset.json, unless there is one."""
         path = folder / INFO_FILE
         with _full_disk_named(path):
-            write_once(path, (json.dumps(asdict(self), indent=2) + "\n").encode())
+            save_info(path, self)
 
     @classmethod
     def load(cls, folder: Path) -> DatasetInfo:
@@ -109,20 +108,7 @@ class DatasetInfo:
             ConfigError: it is missing, malformed, or of another format version.
         """
         path = folder / INFO_FILE
-        try:
-            values = read_json(path)
-        except FileNotFoundError as error:
-            raise ConfigError(
-                f"{folder}: no {INFO_FILE} there; give a folder that generate-data wrote"
-            ) from error
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{path}: not readable as JSON: {error}") from error
-        found = values.get("format_version") if isinstance(values, dict) else None
-        if found != FORMAT_VERSION:
-            raise ConfigError(
-                f"{path}: format version {found!r}, this version of vllm-redrafter reads "
-                f"{FORMAT_VERSION}: generate the data again, or use the version that wrote it"
-            )
+        values = read_info(path, FORMAT_VERSION, "generate-data")
         try:
             return cls(**{**values, "sampling": SamplingSettings(**values["sampling"])})
         except (KeyError, TypeError) as error:

@@ -16,7 +16,6 @@ follows from the rows' lengths and `shard_tokens` alone.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -30,10 +29,10 @@ from safetensors.torch import save
 from torch import Tensor
 
 from vllm_redrafter.data.fingerprint import LENGTH
+from vllm_redrafter.data.folder_info import read_info, save_info
 from vllm_redrafter.heads.target_layers import checked_layers
 from vllm_redrafter.utils.errors import ConfigError
-from vllm_redrafter.utils.files import numbered_files, whole_file, write_once
-from vllm_redrafter.utils.json_files import read_json
+from vllm_redrafter.utils.files import numbered_files, whole_file
 
 FORMAT_VERSION = 1
 INFO_FILE = "states.json"
@@ -94,7 +93,7 @@ class StatesInfo:
 
     def save(self, folder: Path) -> None:
         """Write states.json, unless there is one."""
-        write_once(folder / INFO_FILE, (json.dumps(asdict(self), indent=2) + "\n").encode())
+        save_info(folder / INFO_FILE, self)
 
     @classmethod
     def load(cls, folder: Path) -> StatesInfo:
@@ -104,20 +103,7 @@ class StatesInfo:
             ConfigError: it is missing, malformed, or of another format version.
         """
         path = folder / INFO_FILE
-        try:
-            values = read_json(path)
-        except FileNotFoundError as error:
-            raise ConfigError(
-                f"{folder}: no {INFO_FILE} there; give a folder that capture wrote"
-            ) from error
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{path}: not readable as JSON: {error}") from error
-        found = values.get("format_version") if isinstance(values, dict) else None
-        if found != FORMAT_VERSION:
-            raise ConfigError(
-                f"{path}: format version {found!r}, this version of vllm-redrafter reads "
-                f"{FORMAT_VERSION}: capture again, or use the version that wrote it"
-            )
+        values = read_info(path, FORMAT_VERSION, "capture")
         try:
             layers = checked_layers(values.get("target_layers", []), "target_layers")
             info = cls(**(values | {"target_layers": layers}))
