@@ -22,6 +22,7 @@ from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.capture_settings import CaptureSettings
 from vllm_redrafter.data.dataset import DatasetInfo, Row, read_dataset, write_shard
 from vllm_redrafter.data.fingerprint import target_fingerprint, tokenizer_fingerprint
+from vllm_redrafter.data.generation_settings import EngineSettings
 from vllm_redrafter.data.hidden_states import StoredStates
 from vllm_redrafter.data.rows import row_lengths
 from vllm_redrafter.training.run import TrainingJob, train
@@ -130,6 +131,6 @@ def test_a_target_whose_class_hands_out_no_states_is_refused(tmp_path: Path) -> 
 def test_what_capture_decides_is_not_taken_from_engine_args(tmp_path: Path) -> None:
     from vllm_redrafter.engine.hidden_states import HiddenStatesEngine
 
-    settings = CaptureSettings(engine_args='{"enable_prefix_caching": true, "seed": 1}')
+    further = EngineSettings(engine_args='{"enable_prefix_caching": true, "seed": 1}')
     with pytest.raises(ConfigError, match=r"capture itself decides about enable_prefix_caching$"):
-        HiddenStatesEngine("no-target", settings, 2, 10, tmp_path)
+        HiddenStatesEngine("no-target", CaptureSettings(engine=further), 2, 10, tmp_path)

@@ -35,7 +35,11 @@ from redrafter_testing.oracles import CPU_ORACLE
 from vllm_redrafter.cli.demo.decoding import DecodingJob, decode_in_turns, engines
 from vllm_redrafter.data.dataset import finished_shards, read_dataset
 from vllm_redrafter.data.generation import GenerationSummary, generate_data
-from vllm_redrafter.data.generation_settings import GenerationSettings, SamplingSettings
+from vllm_redrafter.data.generation_settings import (
+    EngineSettings,
+    GenerationSettings,
+    SamplingSettings,
+)
 from vllm_redrafter.data.prompts import read_prompts
 from vllm_redrafter.data.turns import OpenTurn
 from vllm_redrafter.utils import names
@@ -49,8 +53,8 @@ GREEDY = GenerationSettings(
     sampling=SamplingSettings(temperature=0.0, max_tokens=MAX_TOKENS, dtype="float32"),
     shard_size=4,
     in_flight=4,
-    enforce_eager=True,
     spec_tokens=15,
+    engine=EngineSettings(enforce_eager=True),
 )
 SAMPLED = replace(
     GREEDY,

@@ -196,8 +196,6 @@ def test_a_disk_that_is_too_small_is_said_before_the_engine_starts(
     ("settings", "message"),
     [
         ({"part": "3/2"}, "capture: part must be k/n"),
-        ({"engine_args": "[1]"}, "engine_args must be a JSON object"),
-        ({"engine_args": "{"}, "engine_args must be a JSON object"),
         ({"max_length": 1}, "max_length must be at least 2"),
         ({"target_layers": "2,1"}, "capture: target_layers must be layers .* ascending"),
         ({"dtype": "int8"}, "dtype must be one of auto, float32, bfloat16, float16"),

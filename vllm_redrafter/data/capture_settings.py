@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
-from vllm_redrafter.data.generation_settings import parsed_engine_args
+from vllm_redrafter.data.generation_settings import EngineSettings
 from vllm_redrafter.data.parts import Part
 from vllm_redrafter.heads.target_layers import LAYERS_HELP, parsed_layers
 from vllm_redrafter.utils.settings import check, setting
@@ -14,6 +14,9 @@ from vllm_redrafter.utils.settings import check, setting
 @dataclass(frozen=True)
 class CaptureSettings:
     """How to capture hidden states; the order of the fields is that of `capture --help`.
+
+    Attributes:
+        engine: how vLLM runs.
 
     Raises:
         ConfigError: a value is out of range.
@@ -40,12 +43,6 @@ class CaptureSettings:
         "Capture only the k-th of n parts, k/n. Processes with a part each write into the same "
         "folder: a GPU or a machine for each.",
     )
-    tensor_parallel_size: int = setting(
-        1, "Number of GPUs that the target is spread over, as vLLM's option.", at_least=1
-    )
-    engine_args: str = setting(
-        "{}", "More of vLLM's arguments, as JSON: '{\"pipeline_parallel_size\": 2}'."
-    )
     in_flight: int = setting(64, "Number of rows that the engine works on at once.", at_least=1)
     check_rows: int = setting(
         3,
@@ -53,20 +50,13 @@ class CaptureSettings:
         "where no machine can load the target with transformers.",
         at_least=0,
     )
-    enforce_eager: bool = setting(
-        False, "Run vLLM without compilation and without CUDA graphs, as its --enforce-eager."
-    )
+    engine: EngineSettings = field(default_factory=EngineSettings)
 
     def __post_init__(self) -> None:
         check(self, "capture:")
         self.own_part()
-        self.engine_arguments()
         parsed_layers(self.target_layers, "capture: target_layers")
 
     def own_part(self) -> Part:
         """`part`, parsed."""
         return Part.parse(self.part, "capture:")
-
-    def engine_arguments(self) -> dict[str, Any]:
-        """`engine_args` as a dictionary."""
-        return parsed_engine_args(self.engine_args)

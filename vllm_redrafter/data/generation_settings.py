@@ -52,7 +52,7 @@ class SamplingSettings:
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """How vLLM runs in this process; the data does not depend on it.
+    """How vLLM runs in this process; what it computes does not depend on it.
 
     Raises:
         ConfigError: a value is out of range, or `engine_args` is no JSON object.
@@ -66,6 +66,9 @@ class EngineSettings:
         "More arguments of vLLM's engine, as a JSON object with the names that vllm.LLM knows them "
         'by, such as {"gpu_memory_utilization": 0.8}.',
     )
+    enforce_eager: bool = setting(
+        False, "Run vLLM without compilation and without CUDA graphs, as its --enforce-eager."
+    )
 
     def __post_init__(self) -> None:
         check(self, "engine:")
@@ -73,25 +76,16 @@ class EngineSettings:
 
     def further_arguments(self) -> dict[str, Any]:
         """`engine_args` as a dictionary."""
-        return parsed_engine_args(self.engine_args)
-
-
-def parsed_engine_args(text: str) -> dict[str, Any]:
-    """What --engine-args says.
-
-    Raises:
-        ConfigError: it is no JSON object.
-    """
-    problem = f"engine_args must be a JSON object, got {text!r}"
-    try:
-        found = parse_json(text)
-    except ValueError as error:
-        raise ConfigError(f"{problem}: no JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ConfigError(
-            f'{problem}: give a JSON object, such as {{"gpu_memory_utilization": 0.8}}'
-        )
-    return found
+        problem = f"engine_args must be a JSON object, got {self.engine_args!r}"
+        try:
+            found = parse_json(self.engine_args)
+        except ValueError as error:
+            raise ConfigError(f"{problem}: no JSON: {error}") from error
+        if not isinstance(found, dict):
+            raise ConfigError(
+                f'{problem}: give a JSON object, such as {{"gpu_memory_utilization": 0.8}}'
+            )
+        return found
 
 
 @dataclass(frozen=True)
@@ -134,10 +128,6 @@ class GenerationSettings:
         "Answer only the k-th of n parts, k/n. Processes with a part each write into the same "
         "folder: a GPU or a machine for each.",
     )
-    enforce_eager: bool = setting(
-        False, "Run vLLM without compilation and without CUDA graphs, as its --enforce-eager."
-    )
-
     engine: EngineSettings = field(default_factory=EngineSettings)
 
     def __post_init__(self) -> None:
@@ -205,9 +195,6 @@ class PromptSettings:
     sampling: PromptSampling = field(default_factory=PromptSampling)
     in_flight: int = setting(
         256, "Number of attempts that the engine works on at once.", at_least=1
-    )
-    enforce_eager: bool = setting(
-        False, "Run vLLM without compilation and without CUDA graphs, as its --enforce-eager."
     )
     engine: EngineSettings = field(default_factory=EngineSettings)
 

@@ -156,10 +156,7 @@ def make_prompts(
         if len(file) < settings.num:
             console.print(f"starting the engine with {target}", markup=False)
             of_engine = GenerationSettings(
-                sampling=settings.sampling,
-                in_flight=settings.in_flight,
-                enforce_eager=settings.enforce_eager,
-                engine=settings.engine,
+                settings.sampling, in_flight=settings.in_flight, engine=settings.engine
             )
             with closing(start_engine(target, of_engine)) as engine:
                 _Attempts(engine, tokenizer, place, settings, file, summary).run(console)

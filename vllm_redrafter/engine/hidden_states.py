@@ -94,7 +94,7 @@ class HiddenStatesEngine:
         if current_platform.is_cpu():
             connector["kv_connector"] = CpuHiddenStatesConnector.__name__
             connector["kv_connector_module_path"] = __name__
-        extra = settings.engine_arguments()
+        extra = settings.engine.further_arguments()
         if taken := sorted(extra.keys() & set(_OUR_OWN)):
             raise ConfigError(f"--engine-args: capture itself decides about {', '.join(taken)}")
         arguments: dict[str, Any] = {
@@ -102,7 +102,7 @@ class HiddenStatesEngine:
             "max_num_batched_tokens": max(longest + 1, BATCHED_TOKENS),
             # Not in this process: a worker binds threads and memory of the one it is in.
             "distributed_executor_backend": "mp",
-            **memory_arguments(settings.tensor_parallel_size),
+            **memory_arguments(settings.engine.tensor_parallel_size),
             **extra,
         }
         _check_hands_out_states(target, settings.dtype, extra)
@@ -110,8 +110,8 @@ class HiddenStatesEngine:
             self._llm = start_llm(
                 target,
                 dtype=settings.dtype,
-                tensor_parallel_size=settings.tensor_parallel_size,
-                enforce_eager=settings.enforce_eager,
+                tensor_parallel_size=settings.engine.tensor_parallel_size,
+                enforce_eager=settings.engine.enforce_eager,
                 # One token more: vLLM answers every prompt.
                 max_model_len=longest + 1,
                 enable_prefix_caching=False,
