@@ -220,13 +220,6 @@ def test_folders_without_data_are_refused(tmp_path: Path) -> None:
             read_dataset(tmp_path)
 
 
-def test_differences_are_named_but_for_the_targets_name() -> None:
-    other = replace(INFO, target="elsewhere", sampling=SamplingSettings(temperature=0.7))
-    assert INFO.differences(other) == ["top_k: 5, not None"]
-    assert INFO.differences(replace(INFO, target="elsewhere")) == []
-    assert INFO.differences(replace(INFO, shard_size=3)) == ["shard_size: 2, not 3"]
-
-
 def test_the_last_shard_has_the_rest() -> None:
     assert INFO.num_shards == 3
     assert [list(INFO.conversations_of(i)) for i in range(3)] == [[0, 1], [2, 3], [4]]

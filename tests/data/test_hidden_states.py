@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -121,11 +120,6 @@ def test_a_description_that_cannot_be_is_refused(
     path.write_text("{")
     with pytest.raises(ConfigError, match="not readable as JSON"):
         StoredStates(folder, LENGTHS)
-
-
-def test_what_differs_is_said() -> None:
-    other = replace(INFO, target="elsewhere", dtype="float32")
-    assert INFO.differences(other) == ["dtype: 'bfloat16', not 'float32'"]
 
 
 def test_a_disk_that_is_full_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

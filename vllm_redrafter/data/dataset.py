@@ -25,7 +25,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -84,16 +84,6 @@ class DatasetInfo:
         start = shard * self.shard_size
         return range(start, min(start + self.shard_size, self.num_conversations))
 
-    def differences(self, other: DatasetInfo) -> list[str]:
-        """`setting: own value, not the other's value` for all that the data depends on."""
-        own, others = (_flat(info) for info in (self, other))
-        return [
-            f"{name}: {value!r}, not {others[name]!r}"
-            for name, value in own.items()
-            # The same files by another name are the same target.
-            if name != "target" and value != others[name]
-        ]
-
     def save(self, folder: Path) -> None:
         """Write dataset.json, unless there is one."""
         path = folder / INFO_FILE
@@ -122,11 +112,6 @@ class DatasetInfo:
                 raise ConfigError(
                     f"{INFO_FILE}: {name} must be an integer of at least {least}, got {value!r}"
                 )
-
-
-def _flat(info: DatasetInfo) -> dict[str, Any]:
-    values = {f.name: getattr(info, f.name) for f in fields(info) if f.name != "sampling"}
-    return {**values, **asdict(info.sampling)}
 
 
 COLUMNS = Features(

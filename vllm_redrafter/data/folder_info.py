@@ -5,15 +5,44 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.files import write_once
 from vllm_redrafter.utils.json_files import read_json
 
 
+class FolderInfo(Protocol):
+    """A dataclass that describes a folder, in a file of its own."""
+
+    def save(self, folder: Path) -> None:
+        """Write the file, unless there is one."""
+
+    @classmethod
+    def load(cls, folder: Path) -> Any:
+        """Read the file."""
+
+
+def begin(output: Path, info: FolderInfo) -> None:
+    """Describe a new folder, or find it described so; several processes may do so at once.
+
+    Raises:
+        ConfigError: the folder holds something else, or another target's. The same target by
+            another name is none.
+    """
+    info.save(output)
+    found, own = _flat(type(info).load(output)), _flat(info)
+    different = [name for name in own if name != "target" and own[name] != found[name]]
+    if different:
+        differences = "; ".join(f"{name}: {found[name]!r}, not {own[name]!r}" for name in different)
+        raise ConfigError(
+            f"--output {output} was made with other settings, which cannot be continued with "
+            f"these: {differences}. Give the former settings or another folder, or delete this one"
+        )
+
+
 def save_info(file: Path, info: Any) -> None:
-    """Write a dataclass's fields, unless the file is there; several processes may do so at once."""
+    """Write a dataclass's fields, unless the file is there."""
     write_once(file, (json.dumps(asdict(info), indent=2) + "\n").encode())
 
 
@@ -43,3 +72,11 @@ def read_info(file: Path, version: int, command: str) -> dict[str, Any]:
             f"start {command} again with another folder, or use the version that wrote it"
         )
     return dict(values)
+
+
+def _flat(info: Any) -> dict[str, Any]:
+    """All fields, and those of fields that have some."""
+    values: dict[str, Any] = {}
+    for name, value in asdict(info).items():
+        values.update(value if isinstance(value, dict) else {name: value})
+    return values

@@ -26,6 +26,7 @@ from vllm_redrafter.data.dataset import (
 )
 from vllm_redrafter.data.dataset_row import Row
 from vllm_redrafter.data.fingerprint import digest, target_fingerprint, tokenizer_fingerprint
+from vllm_redrafter.data.folder_info import begin
 from vllm_redrafter.data.generation_settings import GenerationSettings
 from vllm_redrafter.data.left_out import LeftOut, UnusableRow
 from vllm_redrafter.data.target_files import load_from
@@ -143,7 +144,12 @@ def generate_data(
     info = _describe(target, tokenizer, prompts, settings)
     part, summary = settings.own_part(), GenerationSummary()
     with part.locked(output):
-        _begin(output, info)
+        if not (output / INFO_FILE).exists() and finished_shards(output):
+            raise ConfigError(
+                f"--output {output} holds shards without a {INFO_FILE}: nobody knows what they "
+                "are; give another folder, or delete this one"
+            )
+        begin(output, info)
         own = [shard for shard in range(info.num_shards) if part.has(shard)]
         missing = [shard for shard in own if shard not in finished_shards(output)]
         summary.kept_shards = len(own) - len(missing)
@@ -204,28 +210,6 @@ def _describe(
         system_prompt=settings.system_prompt,
         sampling=settings.sampling,
     )
-
-
-def _begin(output: Path, info: DatasetInfo) -> None:
-    """Describe a new folder, or find it described so.
-
-    Raises:
-        ConfigError: the folder holds other data.
-    """
-    if not (output / INFO_FILE).exists():
-        if finished_shards(output):
-            raise ConfigError(
-                f"--output {output} holds shards without a {INFO_FILE}: nobody knows what "
-                "they are; give another folder, or delete this one"
-            )
-        info.save(output)
-    # Read again, if it was written just now: another part may have been the first.
-    if differences := DatasetInfo.load(output).differences(info):
-        raise ConfigError(
-            f"--output {output} holds data of other settings, which cannot be continued with "
-            f"these: {'; '.join(differences)}. Give the former settings or another folder, or "
-            "delete this one"
-        )
 
 
 class _Generation:

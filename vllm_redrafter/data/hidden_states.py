@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -83,13 +83,6 @@ class StatesInfo:
     def num_bytes(self) -> int:
         """Of all shards, their headers apart."""
         return (self.num_tokens - self.num_rows) * self.bytes_per_token
-
-    def differences(self, other: StatesInfo) -> list[str]:
-        """`field: own value, not the other's value` for all that the hidden states depend on."""
-        own, others = asdict(self), asdict(other)
-        # The same files by another name are the same target.
-        names = [name for name in own if name != "target" and own[name] != others[name]]
-        return [f"{name}: {own[name]!r}, not {others[name]!r}" for name in names]
 
     def save(self, folder: Path) -> None:
         """Write states.json, unless there is one."""

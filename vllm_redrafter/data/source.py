@@ -90,8 +90,6 @@ class TrainingData:
 def read_all(folders: Sequence[Path], target: str, check_target: bool = True) -> WrittenData:
     """Read data folders as one; each row counts alike, whichever folder it is from.
 
-    The target's recorded probabilities are kept only where all folders have them.
-
     Args:
         folders: what generate-data wrote; at least one.
         target, check_target: see `read_checked`.

@@ -18,6 +18,7 @@ from transformers import AutoConfig
 
 from vllm_redrafter.data.capture_settings import CaptureSettings
 from vllm_redrafter.data.fingerprint import target_fingerprint
+from vllm_redrafter.data.folder_info import begin
 from vllm_redrafter.data.hidden_states import (
     SHARD_BYTES,
     StatesInfo,
@@ -31,7 +32,7 @@ from vllm_redrafter.data.source import read_checked
 from vllm_redrafter.data.target_files import load_from
 from vllm_redrafter.heads.target_layers import layers_of
 from vllm_redrafter.training.capture_check import check_rows
-from vllm_redrafter.training.capture_folder import GIB, begin, check_space, scratch_folder
+from vllm_redrafter.training.capture_folder import GIB, check_space, scratch_folder
 from vllm_redrafter.training.capture_run import CaptureRun, StatesEngine
 from vllm_redrafter.training.target import final_norm, load_ends
 

@@ -1,4 +1,4 @@
-"""The folder that `capture` writes to: what it may hold, its space, files that pass through."""
+"""The folder that `capture` writes to: its space, and files that pass through."""
 
 from __future__ import annotations
 
@@ -7,26 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from vllm_redrafter.data.hidden_states import INFO_FILE, StatesInfo
 from vllm_redrafter.utils.errors import ConfigError
 
 GIB = 2**30
-
-
-def begin(output: Path, info: StatesInfo) -> None:
-    """Write states.json, or find the same one there.
-
-    Raises:
-        ConfigError: the folder holds other hidden states.
-    """
-    if not (output / INFO_FILE).exists():
-        info.save(output)
-    # Read again, if it was written just now: another part may have been the first.
-    if different := StatesInfo.load(output).differences(info):
-        raise ConfigError(
-            f"--output {output} has hidden states of other data, of another target or of other "
-            f"settings ({'; '.join(different)}): give another folder"
-        )
 
 
 def check_space(output: Path, needed: int) -> None:
