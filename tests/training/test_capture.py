@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,6 @@ from vllm_redrafter.data.dataset import read_dataset
 from vllm_redrafter.data.hidden_states import StatesInfo, StoredStates, finished_shards
 from vllm_redrafter.data.rows import row_lengths
 from vllm_redrafter.training import capture as capturing
-from vllm_redrafter.training import capture_folder
 from vllm_redrafter.training.capture import CaptureJob, capture
 from vllm_redrafter.training.target import load_target
 from vllm_redrafter.utils.errors import ConfigError, TrainingError
@@ -187,7 +187,7 @@ def test_a_disk_that_is_too_small_is_said_before_the_engine_starts(
     target: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = type("Usage", (), {"free": 1000})
-    monkeypatch.setattr(capture_folder.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     with pytest.raises(ConfigError, match=r"GiB are to be written and 0.0 GiB are free"):
         run(target, data, tmp_path, Never)
 

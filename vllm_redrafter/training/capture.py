@@ -6,8 +6,9 @@ shards that it was working on, and the next run writes those that are missing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import closing
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,9 +33,11 @@ from vllm_redrafter.data.source import read_checked
 from vllm_redrafter.data.target_files import load_from
 from vllm_redrafter.heads.target_layers import layers_of
 from vllm_redrafter.training.capture_check import check_rows
-from vllm_redrafter.training.capture_folder import GIB, check_space, scratch_folder
 from vllm_redrafter.training.capture_run import CaptureRun, StatesEngine
 from vllm_redrafter.training.target import final_norm, load_ends
+from vllm_redrafter.utils.errors import ConfigError
+
+GIB = 2**30
 
 StartEngine = Callable[[str, CaptureSettings, Sequence[int], int, Path], StatesEngine]
 """From the target, how to capture, the layers whose output is wanted (the last one and those before
@@ -82,7 +85,7 @@ def capture(job: CaptureJob, start_engine: StartEngine, console: Console | None 
     output = job.output.expanduser()
     part = job.settings.own_part()
     scratch_path = output / f".part-{part.number}-of-{part.of}"
-    with part.locked(output), scratch_folder(scratch_path) as scratch:
+    with part.locked(output), _scratch_folder(scratch_path) as scratch:
         begin(output, info)
         shards = dict(enumerate(plan_shards(lengths.tolist(), info.shard_tokens)))
         own = {number: rows for number, rows in shards.items() if part.has(number)}
@@ -90,7 +93,7 @@ def capture(job: CaptureJob, start_engine: StartEngine, console: Console | None 
         run = CaptureRun(info, dataset, lengths, missing, output)
         _print_plan(console, info, len(shards), len(own), run)
         if missing:
-            check_space(output, run.num_bytes)
+            _check_space(output, run.num_bytes)
             # vLLM's own "auto" makes 16 bits of a float32 checkpoint.
             settings = replace(job.settings, dtype=info.dtype)  # type: ignore[arg-type]  # checked there
             longest = int(lengths.max()) - 1
@@ -107,6 +110,27 @@ def capture(job: CaptureJob, start_engine: StartEngine, console: Console | None 
         console.print(
             f"{len(sample)} rows compared with transformers: at most {apart:.2%} of their length "
             "apart"
+        )
+
+
+@contextmanager
+def _scratch_folder(path: Path) -> Iterator[Path]:
+    """An empty folder for passing files; it is gone afterwards."""
+    shutil.rmtree(path, ignore_errors=True)  # of a run that was killed
+    path.mkdir()
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _check_space(output: Path, needed: int) -> None:
+    free = shutil.disk_usage(output).free
+    if free < needed:
+        raise ConfigError(
+            f"--output {output}: {needed / GIB:.1f} GiB are to be written and {free / GIB:.1f} "
+            "GiB are free: give a folder on a larger disk, lower --max-length, or train on less "
+            "data"
         )
 
 
