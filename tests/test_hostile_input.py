@@ -8,7 +8,7 @@ import pickle
 import re
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import getitem
@@ -449,9 +449,9 @@ def made_prompts(folder: Path) -> tuple[Path, Tried]:
     path = folder / "prompts.jsonl"
 
     def read(folder: Path) -> None:
-        PromptFile(path, {}).__exit__(None, None, None)
+        PromptFile(path, {}).close()
 
-    with PromptFile(path, {}) as file:
+    with closing(PromptFile(path, {})) as file:
         file.add({"messages": [{"role": "user", "content": "Why?"}]}, "Why?", attempt=3)
     return path, read
 

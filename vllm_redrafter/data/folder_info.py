@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,12 +33,26 @@ def begin(output: Path, info: FolderInfo) -> None:
     """
     info.save(output)
     found, own = _flat(type(info).load(output)), _flat(info)
-    different = [name for name in own if name != "target" and own[name] != found[name]]
+    check_same(output, found, own)
+
+
+def check_same(output: Path, found: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Refuse to continue what was made with other settings; the target's name is none.
+
+    Args:
+        output: a folder or a file.
+        found: what it was made with.
+        own: what it would be continued with.
+
+    Raises:
+        ConfigError: they differ.
+    """
+    different = [name for name in own if name != "target" and own[name] != found.get(name)]
     if different:
-        differences = "; ".join(f"{name}: {found[name]!r}, not {own[name]!r}" for name in different)
+        each = [f"{name}: {found.get(name)!r}, not {own[name]!r}" for name in different]
         raise ConfigError(
             f"--output {output} was made with other settings, which cannot be continued with "
-            f"these: {differences}. Give the former settings or another folder, or delete this one"
+            f"these: {'; '.join(each)}. Give the former settings or another --output"
         )
 
 

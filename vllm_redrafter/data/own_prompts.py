@@ -151,7 +151,7 @@ def make_prompts(
         "template_fingerprint": digest(tokenizer.chat_template),
         **settings.recipe(),
     }
-    with PromptFile(output, made_with) as file:
+    with closing(PromptFile(output, made_with)) as file:
         summary = PromptSummary(found=len(file))
         if len(file) < settings.num:
             console.print(f"starting the engine with {target}", markup=False)

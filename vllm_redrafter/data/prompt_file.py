@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
+from vllm_redrafter.data.folder_info import check_same
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.files import lock, whole_file
 from vllm_redrafter.utils.json_files import parse_json, read_json
@@ -44,23 +44,16 @@ class PromptFile:
                 with whole_file(record) as file:
                     file.write((json.dumps(made_with, indent=2) + "\n").encode())
             else:
-                _check_record(record, self._path, made_with)
+                check_same(self._path, self._made_with(record), made_with)
             self._seen: set[str] = set()
             self.next_attempt = 0
             self._read()
         except BaseException:
-            self._file.close()
+            self.close()
             raise
 
-    def __enter__(self) -> PromptFile:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Let other processes write the file."""
         self._file.close()
 
     def __len__(self) -> int:
@@ -91,6 +84,15 @@ class PromptFile:
         self.next_attempt = attempt + 1
         return True
 
+    def _made_with(self, record: Path) -> dict[str, Any]:
+        try:
+            return dict(read_json(record))
+        except (OSError, ValueError, TypeError) as error:
+            raise ConfigError(
+                f"--output {self._path} exists, and {record.name}, which would say how it was "
+                "made, cannot be read: give another file"
+            ) from error
+
     def _read(self) -> None:
         """Take over what is there; the line that a killed run did not finish is cut off."""
         self._file.seek(0)
@@ -110,26 +112,6 @@ class PromptFile:
             self._seen.add(_normalised(text))
             whole += len(line)
         self._file.truncate(whole)
-
-
-def _check_record(record: Path, path: Path, made_with: dict[str, Any]) -> None:
-    try:
-        found = read_json(record)
-        differences = [
-            f"{name}: {found.get(name)!r}, not {value!r}"
-            for name, value in made_with.items()
-            if found.get(name) != value
-        ]
-    except (OSError, ValueError, AttributeError) as error:
-        raise ConfigError(
-            f"--output {path} exists, and {record.name}, which would say how it was made, cannot "
-            "be read: give another file"
-        ) from error
-    if differences:
-        raise ConfigError(
-            f"--output {path} was made with other settings, which cannot be continued with these: "
-            f"{'; '.join(differences)}. Give the former settings or another file"
-        )
 
 
 def _normalised(text: str) -> str:
