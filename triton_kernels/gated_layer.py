@@ -38,22 +38,20 @@ NORM_KEYS = 2048
 
 @triton.jit(do_not_specialize=["M"])
 def _gated_cell(
-    e,  # [.., E]
+    e,  # [.., N]
     e_stride,
     e_rows,  # [M] int64; read where HAS_E_ROWS
     s,  # [.., N]
     s_stride,
     s_rows,  # [M] int32; read where HAS_S_ROWS
-    weight,  # [2 N, E + N]
+    weight,  # [2 N, 2 N]
     weight_stride,
     bias,  # [2 N]
     out,  # [M, N], written
     out_stride,
     M,
-    E,
     N,
-    e_length,  # sqrt(E)
-    s_length,  # sqrt(N)
+    length,  # sqrt(N)
     epsilon,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -81,8 +79,8 @@ def _gated_cell(
         weight_stride,
         weight_row,
         is_lane,
-        E,
-        e_length,
+        N,
+        length,
         epsilon,
         ROWS,
         2 * COLUMNS,
@@ -93,12 +91,12 @@ def _gated_cell(
         s_stride,
         s_row,
         is_row,
-        weight + E,
+        weight + N,
         weight_stride,
         weight_row,
         is_lane,
         N,
-        s_length,
+        length,
         epsilon,
         ROWS,
         2 * COLUMNS,
@@ -190,9 +188,9 @@ def gated_cell(
     """The states of at most 64 rows: see this module.
 
     Args:
-        embedded: e [.., E], of the tokens; with `rows`, the embedding's table.
+        embedded: e [.., N], of the tokens; with `rows`, the embedding's table.
         state: s [.., N], that they go on from.
-        weight: [2 N, E + N], W.
+        weight: [2 N, 2 N], W.
         bias: [2 N], b.
         out: [M, N], written; bf16, fp16 or fp32, as all that is read. Not among the inputs: other
             thread blocks still read them.
@@ -206,12 +204,11 @@ def gated_cell(
         ValueError: an argument's dtype, device, shape or stride does not fit; it is named.
     """
     rows, width = out.shape
-    embedding = weight.shape[-1] - width
     require(1 <= rows <= MAX_ROWS, f"out: 1 to {MAX_ROWS} rows are supported, got {rows}")
     shapes = {
-        "embedded.x": (embedded.x, (len(embedded.x), embedding)),
+        "embedded.x": (embedded.x, (len(embedded.x), width)),
         "state.x": (state.x, (len(state.x), width)),
-        "weight": (weight, (2 * width, embedding + width)),
+        "weight": (weight, (2 * width, 2 * width)),
         "bias": (bias, (2 * width,)),
     }
     check_like(out, shapes)
@@ -231,9 +228,7 @@ def gated_cell(
         out,
         out.stride(0),
         rows,
-        embedding,
         width,
-        embedding**0.5,
         width**0.5,
         epsilon,
         ROWS=max(16, triton.next_power_of_2(rows)),

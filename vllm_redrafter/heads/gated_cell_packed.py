@@ -39,7 +39,8 @@ class PackedFirstState:
             rows = hidden.flatten(0, -2).float().numpy()
             layers = torch.from_numpy(_normed_layers(rows, self._size)).to(self._dtype)
             state = state + self._fuse(layers).float().view_as(state)
-        return with_norm(state)
+        both = torch.from_numpy(_with_norm(state.flatten(0, -2).numpy()))
+        return both.view(*state.shape[:-1], -1)
 
 
 class PackedCell:
@@ -49,18 +50,12 @@ class PackedCell:
         self._product, self._dtype = pack(layer.weight, layer.bias), layer.weight.dtype
 
     def __call__(self, state: Tensor, embedded: Tensor) -> Tensor:
-        """The state [..., 2 S] float32 behind `state` [..., 2 S], of e [..., H]."""
+        """The state [..., 2 H] float32 behind `state` [..., 2 H], of e [..., H]."""
         before = state.flatten(0, -2).contiguous().numpy()
         joined = _joined(embedded.flatten(0, -2).float().numpy(), before)
         mixed = self._product(torch.from_numpy(joined).to(self._dtype)).float()
         after = _after(before, mixed.numpy(), mixed.sigmoid().numpy())
         return torch.from_numpy(after).view(state.shape)
-
-
-def with_norm(state: Tensor) -> Tensor:
-    """[s ; n(s)] [..., 2 S], of s [..., S] float32."""
-    both = torch.from_numpy(_with_norm(state.flatten(0, -2).numpy()))
-    return both.view(*state.shape[:-1], -1)
 
 
 @compiled
@@ -78,11 +73,11 @@ def _normed_layers(hidden: Floats, size: int) -> Floats:
 
 @compiled
 def _with_norm(state: Floats) -> Floats:
-    """[s ; n(s)] [N, 2 S], of s [N, S]."""
+    """[s ; n(s)] [N, 2 H], of s [N, H]."""
     rows, size = state.shape
     both = np.empty((rows, 2 * size), dtype=state.dtype)
     for row in range(rows):
-        factor = norm_factor(state[row])
+        factor = _norm_factor(state[row])
         for i in range(size):
             both[row, i] = state[row, i]
             both[row, size + i] = state[row, i] * factor
@@ -91,20 +86,20 @@ def _with_norm(state: Floats) -> Floats:
 
 @compiled
 def _joined(embedded: Floats, state: Floats) -> Floats:
-    """[n(e) ; n(s)] [N, H + S], of e [N, H] and [s ; n(s)] [N, 2 S]."""
-    (rows, hidden), size = embedded.shape, state.shape[1] // 2
-    joined = np.empty((rows, hidden + size), dtype=state.dtype)
+    """[n(e) ; n(s)] [N, 2 H], of e [N, H] and [s ; n(s)] [N, 2 H]."""
+    rows, size = embedded.shape
+    joined = np.empty_like(state)
     for row in range(rows):
-        factor = norm_factor(embedded[row])
-        for i in range(hidden):
+        factor = _norm_factor(embedded[row])
+        for i in range(size):
             joined[row, i] = embedded[row, i] * factor
-        joined[row, hidden:] = state[row, size:]
+        joined[row, size:] = state[row, size:]
     return joined
 
 
 @compiled
 def _after(before: Floats, mixed: Floats, sigmoids: Floats) -> Floats:
-    """[s ; n(s)] [N, 2 S] behind [s' ; n(s')], of [g ; x] and their sigmoids, [N, 2 S] each."""
+    """[s ; n(s)] [N, 2 H] behind [s' ; n(s')], of [g ; x] and their sigmoids, [N, 2 H] each."""
     rows, size = before.shape[0], before.shape[1] // 2
     after = np.empty_like(before)
     for row in range(rows):
@@ -112,14 +107,14 @@ def _after(before: Floats, mixed: Floats, sigmoids: Floats) -> Floats:
         for i in range(size):
             candidate = mixed[row, size + i] * sigmoids[row, size + i]
             state[i] = candidate + sigmoids[row, i] * (before[row, i] - candidate)
-        factor = norm_factor(state)
+        factor = _norm_factor(state)
         for i in range(size):
             after[row, size + i] = state[i] * factor
     return after
 
 
 @compiled
-def norm_factor(x: Floats) -> Any:
+def _norm_factor(x: Floats) -> Any:
     """n(x) / x: sqrt(H) / (|x| + EPSILON)."""
     return x.dtype.type(math.sqrt(x.shape[0]) / (math.sqrt(_square(x)) + EPSILON))
 
