@@ -1,7 +1,6 @@
 """The examples do what they say, on tiny models.
 
-bigram_head.py: tests/engine/test_heads.py; chat_client.py: tests/engine/cpu/test_serve.py;
-ray_workers.py: tests/engine/test_offline.py.
+bigram_head.py: tests/engine/test_heads.py; ray_workers.py: tests/engine/test_offline.py.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from redrafter_testing.models.tiny_models import add_tokenizer, make_target
 from redrafter_testing.models.training_data import answered
 from vllm_redrafter import ReDrafterConfig, save_drafter
 from vllm_redrafter.data.rows import ListRows
-from vllm_redrafter.heads.recurrent import RecurrentHead
+from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.training.estimate import estimate_acceptance
 from vllm_redrafter.training.initialisation import new_drafter
 from vllm_redrafter.training.processes import make_accelerator
@@ -36,7 +35,6 @@ from vllm_redrafter.training.training_config import TrainingConfig
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = [
     "bigram_head.py",
-    "chat_client.py",
     "offline_batch.py",
     "own_tree_policy.py",
     "ray_workers.py",
@@ -93,7 +91,7 @@ def written_answers(target: Path, model: Any) -> ListRows:
     return rows
 
 
-def taught(rows: ListRows, model: Any, shape: ReDrafterConfig) -> RecurrentHead:
+def taught(rows: ListRows, model: Any, shape: ReDrafterConfig) -> DraftHead:
     """A drafter that has learnt these very rows."""
     AcceleratorState._reset_state(reset_partial_state=True)
     config = TrainingConfig(

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import reprlib
 import shutil
 import socket
 import struct
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,10 +17,9 @@ from urllib.parse import urlsplit
 import pytest
 from transformers import AutoTokenizer
 
+from redrafter_testing.engines.server import started
 from redrafter_testing.models.reciting_target import ANSWERS
 from redrafter_testing.requests.chat_client import said
-from vllm_redrafter.cli.chat.server import OwnServer
-from vllm_redrafter.cli.chat.service import Service
 
 pytest.importorskip("mlx.core")
 
@@ -140,17 +137,14 @@ def server(
 ) -> Iterator[str]:
     """Of a target whose tokenizer has more tokens than it has itself."""
     folder = tmp_path_factory.mktemp("served")
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(folder / "none")}
+    environment = {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(folder / "none")}
     target, drafter = folder / "target", str(pair_folders[1])
     shutil.copytree(pair_folders[0], target)
     tokenizer = AutoTokenizer.from_pretrained(target)
     tokenizer.add_tokens([f"<|{number}|>" for number in range(VOCAB_SIZE)])
     tokenizer.save_pretrained(target)
-    command = [sys.executable, "-c", SERVE, str(target), drafter]
-    service = Service("mlx-serve", str(target), command, environment, False)
-    with OwnServer(service, folder / "log") as started:
-        started.wait_until_ready()
-        yield urlsplit(started.address).netloc
+    with started(["-c", SERVE, str(target), drafter], environment) as address:
+        yield urlsplit(address).netloc
 
 
 @pytest.fixture

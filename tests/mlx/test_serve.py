@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from redrafter_testing.engines.server import free_port
+from redrafter_testing.engines.fake_chat import Typed
+from redrafter_testing.engines.server import free_port, started
 from redrafter_testing.models.reciting_target import ANSWERS, TEMPLATE, make_reciting_pair
 from redrafter_testing.models.tiny_models import add_tokenizer, make_drafter, make_target
 from redrafter_testing.requests.chat_client import (
@@ -27,8 +25,8 @@ from redrafter_testing.requests.chat_client import (
     said,
     streamed,
 )
-from vllm_redrafter.cli.chat.server import OwnServer
-from vllm_redrafter.cli.chat.service import Service
+from vllm_redrafter.cli.chat.chat_settings import ChatSettings
+from vllm_redrafter.cli.chat.run import chat
 from vllm_redrafter.utils.errors import ConfigError
 
 mx = pytest.importorskip("mlx.core")
@@ -40,6 +38,7 @@ from vllm_redrafter.mlx.prompt_cache import CachedText
 from vllm_redrafter.mlx.serve import generate, serve, target_and_drafter
 
 QUESTIONS = [*ANSWERS, "value 3", "names of lists"]
+OFFLINE = {"HF_HUB_OFFLINE": "1"}
 
 
 SERVE = """
@@ -68,24 +67,13 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def servers(pair: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     folder = tmp_path_factory.mktemp("served")
     target, drafter = map(str, pair)
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    commands = {
-        "ours": ["-c", SERVE, target, drafter],
-        "plain": ["-m", "mlx_lm", "server", "--model", target],
-    }
-    with ExitStack() as stack:
-        started = {
-            name: stack.enter_context(
-                OwnServer(
-                    Service(name, target, [sys.executable, *command], environment, False),
-                    folder / f"{name}.log",
-                )
-            )
-            for name, command in commands.items()
-        }
-        for server in started.values():
-            server.wait_until_ready()
-        yield Servers(*(server.address for server in started.values()), folder / "ours.log")
+    log = folder / "ours.log"
+    with (
+        log.open("w") as output,
+        started(["-c", SERVE, target, drafter], OFFLINE, stdout=output, stderr=output) as ours,
+        started(["-m", "mlx_lm", "server", "--model", target], OFFLINE) as plain,
+    ):
+        yield Servers(ours, plain, log)
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
@@ -252,21 +240,25 @@ def test_what_the_cached_text_repeats_is_drafted(pair: tuple[Path, Path]) -> Non
 
 
 def test_a_template_of_parts_is_given_the_users_text(
-    servers: Servers, pair: tuple[Path, Path], tmp_path: Path
+    servers: Servers, pair: tuple[Path, Path]
 ) -> None:
     parts = "{% for part in m.content %}{{ part.text }}{% endfor %}"
     template = TEMPLATE.replace("{{ m['content'] }}", parts)
     assert template != TEMPLATE
-    command = [sys.executable, "-c", SERVE, *map(str, pair), "--chat-template", template]
-    service = Service("parts", str(pair[0]), command, {**os.environ, "HF_HUB_OFFLINE": "1"}, False)
-    with OwnServer(service, tmp_path / "parts.log") as server:
-        server.wait_until_ready()
+    command = ["-c", SERVE, *map(str, pair), "--chat-template", template]
+    with started(command, OFFLINE) as address:
         given, expected = (
-            answer(address, said("names"), max_tokens=20)
-            for address in (server.address, servers.ours)
+            answer(each, said("names"), max_tokens=20) for each in (address, servers.ours)
         )
     assert given["choices"] == expected["choices"]
     assert given["usage"]["prompt_tokens"] == expected["usage"]["prompt_tokens"]
+
+
+def test_the_chat_shows_its_answers(servers: Servers) -> None:
+    console = Typed(["names"])
+    chat(servers.ours, "default_model", ChatSettings(temperature=0.0, max_tokens=50), console)
+    assert ANSWERS["names"] in console.shown()
+    assert re.search(r"\d+ tokens, [\d.]+ per second\x1b", console.shown())
 
 
 def test_a_drafter_that_records_its_target_is_enough(tmp_path: Path) -> None:

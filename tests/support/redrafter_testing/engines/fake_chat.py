@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,29 +11,29 @@ from typing import Any
 
 import httpx
 import openai
+from rich.console import Console
 
 
-def chunk(tokens: Sequence[int], prompt: Sequence[int] | None = None) -> Any:
-    """A step's; the prompt comes with the first one, as a field that openai does not know."""
-    choice = SimpleNamespace(model_extra={"token_ids": list(tokens)})
-    return SimpleNamespace(choices=[choice], model_extra={"prompt_token_ids": prompt})
-
-
-def text_chunk(text: str | None) -> Any:
-    """What mlx-lm's server sends: text alone, or a role without any."""
-    return SimpleNamespace(choices=[SimpleNamespace(delta=SimpleNamespace(content=text))])
+def chunk(text: str | None, tokens: Sequence[str] = ()) -> Any:
+    """What a server streams: a step's text and its tokens, or text alone, or a role without any."""
+    content = [SimpleNamespace(token=token) for token in tokens]
+    choice = SimpleNamespace(
+        delta=SimpleNamespace(content=text),
+        logprobs=SimpleNamespace(content=content) if tokens else None,
+    )
+    return SimpleNamespace(choices=[choice])
 
 
 class FakeClient:
     """Answers each message with the next of some answers.
 
     Args:
-        answers: per message the steps, each its tokens, or its text; or an exception to raise. The
-            first may be a tuple of the prompt's tokens and the step's.
+        answers: per message the steps, each the texts of its tokens, or a chunk; or an exception to
+            raise.
         seconds: between two steps.
     """
 
-    def __init__(self, answers: Sequence[Any], seconds: float = 0.0) -> None:
+    def __init__(self, answers: Sequence[Any], seconds: float = 0.001) -> None:
         self.answers = iter(answers)
         self.seconds = seconds
         self.asked: list[dict[str, Any]] = []
@@ -41,7 +42,7 @@ class FakeClient:
 
     @contextmanager
     def create(self, **request: Any) -> Iterator[Iterator[Any]]:
-        self.asked.append({**request, "messages": [dict(m) for m in request["messages"]]})
+        self.asked.append(request)
         answer = next(self.answers)
         if isinstance(answer, BaseException):
             raise answer
@@ -51,18 +52,33 @@ class FakeClient:
             self.closed += 1
 
     def chunks(self, steps: Sequence[Any]) -> Iterator[Any]:
-        yield SimpleNamespace(choices=[], model_extra=None)  # as usage statistics come
-        empty = SimpleNamespace(model_extra=None, delta=SimpleNamespace(content=None))
-        yield SimpleNamespace(choices=[empty], model_extra={})
+        yield SimpleNamespace(choices=[])  # as usage statistics come
+        yield chunk(None)
         for step in steps:
             if isinstance(step, BaseException):
                 raise step
             time.sleep(self.seconds)
-            if isinstance(step, str):
-                yield text_chunk(step)
-                continue
-            prompt, tokens = step if isinstance(step, tuple) else (None, step)
-            yield chunk(tokens, prompt)
+            yield chunk("".join(step), step) if isinstance(step, list) else step
+
+
+class Typed(Console):
+    """A terminal whose user types these lines, and then Ctrl-D."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        super().__init__(
+            file=io.StringIO(), force_terminal=True, color_system="standard", width=400
+        )
+        self._lines = iter(lines)
+
+    def input(self, *_: Any, **__: Any) -> str:
+        try:
+            return next(self._lines)
+        except StopIteration:
+            raise EOFError from None
+
+    def shown(self) -> str:
+        assert isinstance(self.file, io.StringIO)
+        return self.file.getvalue()
 
 
 def refused(message: str) -> openai.BadRequestError:

@@ -1,4 +1,4 @@
-"""A running `vllm serve`, drafting with the oracle."""
+"""Running servers: `vllm serve`, drafting with the oracle, and others."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,12 +34,28 @@ def server(arguments: str, environment: Mapping[str, str] | None = None) -> Iter
         arguments: the target and any other of vllm serve's, but the address.
         environment: further variables.
     """
-    port = free_port()
     script = str(Path(__file__).with_name("serve_with_oracle.py"))
-    command = [sys.executable, "-P", script, *arguments.split(), "--host", "127.0.0.1"]
+    with started([script, *arguments.split()], environment) as address:
+        yield address
+
+
+@contextmanager
+def started(
+    command: Sequence[str], environment: Mapping[str, str] | None = None, **more: Any
+) -> Iterator[str]:
+    """The same of any server.
+
+    Args:
+        command: what Python runs.
+        environment: further variables.
+        more: of `subprocess.Popen`.
+    """
+    port = free_port()
+    place = ["--host", "127.0.0.1", "--port", port]
     variables = {**os.environ, **(environment or {})}
     address = f"http://127.0.0.1:{port}"
-    with process_trees.started([*command, "--port", port], env=variables) as process:
+    python = [sys.executable, "-P", *command]
+    with process_trees.started([*python, *place], env=variables, **more) as process:
         wait_until_ready(process, f"{address}/health")
         yield address
         process.terminate()
