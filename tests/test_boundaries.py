@@ -28,14 +28,13 @@ FLOORS = (
     ("cli", "plugin"),
     ("engine.selection", "engine.speculative_config"),
     ("engine.cpu", "engine.cuda"),
-    ("engine", "mlx", "training"),
+    ("engine", "mlx", "training", "triton_kernels"),
     ("data",),
     ("drafting",),
     ("budget",),
     ("tree",),
     ("checkpoints",),
     ("heads",),
-    ("triton_kernels",),
     ("config",),
     ("utils",),
 )
@@ -105,6 +104,15 @@ def circle(modules: Mapping[str, str]) -> list[str]:
     return []
 
 
+def reached(module: str, modules: Mapping[str, str]) -> set[str]:
+    """The packages that a module imports, itself or through others of this one."""
+    graph, seen, waiting = arrows(modules), set[str](), {module}
+    while waiting:
+        seen |= waiting
+        waiting = {other for each in waiting for other in graph[each]} - seen
+    return {name.split(".")[0] for each in seen for name in imported(modules[each])}
+
+
 def may_import_vllm(module: str) -> bool:
     return module == "plugin" or module.startswith("engine.")
 
@@ -115,6 +123,11 @@ MODULES = sources()
 @pytest.mark.parametrize("module", [name for name in sorted(MODULES) if not may_import_vllm(name)])
 def test_vllm_is_imported_in_the_engines_and_the_plugin_alone(module: str) -> None:
     assert "vllm" not in {name.split(".")[0] for name in imported(MODULES[module])}
+
+
+@pytest.mark.parametrize("module", [name for name in sorted(MODULES) if room(name) == "heads"])
+def test_heads_import_neither_triton_nor_numba(module: str) -> None:
+    assert not {"triton", "numba"} & reached(module, MODULES)
 
 
 def test_imports_run_down_only() -> None:
@@ -156,6 +169,18 @@ def test_every_room_has_a_module() -> None:
 def test_a_planted_import_that_runs_up_is_found(module: str, line: str, found: str) -> None:
     planted = MODULES | {module: f"{MODULES[module]}\n\n{line}\n"}
     assert running_up(planted) == [f"{module} imports {found}"]
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("from vllm_redrafter.triton_kernels.draft_layers import draft_layer", "triton"),
+        ("from vllm_redrafter.utils.top_of_many import top", "numba"),
+    ],
+)
+def test_a_planted_import_of_what_imports_triton_or_numba_is_found(line: str, found: str) -> None:
+    planted = MODULES | {"heads.norm": f"{MODULES['heads.norm']}\n\n{line}\n"}
+    assert found in reached("heads.gated", planted)
 
 
 def test_a_planted_circle_is_found() -> None:

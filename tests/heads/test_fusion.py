@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vllm_redrafter.engine.cpu.heads.forms import packed_form
 from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.heads.registry import NAMES, build_head, head_config, new_head
 from vllm_redrafter.tree.beam_search import beam_search
@@ -60,13 +61,13 @@ def test_it_is_the_plain_head_on_the_fused_state(name: str) -> None:
     expected = plain.condition(together)
     close(head.condition(given), expected)
     # The gated head's packed form has the norm behind it, and both in float32.
-    packed = head.packed(made).condition(given)[..., : expected.shape[-1]]
+    packed = packed_form(head, made).condition(given)[..., : expected.shape[-1]]
     close(packed.double(), expected)
 
     embed, roots = torch.nn.Embedding(V, H).double(), torch.arange(R)
     length = min(3, plain.config.max_beam_length or 3)
     nodes = beam_search(plain, embed, together, roots, 4, length)
-    for form in (head, head.packed(made)):
+    for form in (head, packed_form(head, made)):
         found = beam_search(form, embed, given, roots, 4, length)
         assert torch.equal(found.tokens, nodes.tokens)
         close(found.log_probs, nodes.log_probs)

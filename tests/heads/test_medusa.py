@@ -27,6 +27,7 @@ from redrafter_testing.models.medusa_heads import HEADS, SIZES, VLLM, H, V, medu
 from redrafter_testing.models.tiny_models import make_medusa
 from vllm_redrafter import ConfigError, ReDrafterConfig
 from vllm_redrafter.data.rows import ListRows
+from vllm_redrafter.engine.cpu.heads.forms import packed_form
 from vllm_redrafter.engine.cpu.packed_weights import packed
 from vllm_redrafter.engine.cpu.search import search
 from vllm_redrafter.engine.speculative_config import Request, request_for, validated
@@ -178,7 +179,7 @@ def test_the_cpu_engine_s_search_finds_the_same(
     head = medusa(**sizes)
     arguments = inputs(requests)
     expected = beam_search(head, *arguments, width, HEADS)
-    for form in (head, head.packed(packed)):
+    for form in (head, packed_form(head, packed)):
         assert_same(search(form, *arguments, SearchShape(width, HEADS)), expected)
 
 
@@ -194,7 +195,7 @@ def test_a_level_is_ranked_once_per_request_not_per_beam() -> None:
 
         return counted
 
-    head = medusa().packed(counting)
+    head = packed_form(medusa(), counting)
     search(head, *inputs(requests=3), SearchShape(4, HEADS))
     beam_search(head, *inputs(requests=3), 4, HEADS)
     assert ranked == 2 * HEADS * [3]

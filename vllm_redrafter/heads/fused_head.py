@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol, runtime_checkable
 
-import torch
-from torch import Tensor, nn
-
-from vllm_redrafter.heads.norm import EPSILON
-from vllm_redrafter.triton_kernels.gated_layer import Rows, scale_normed
+from torch import Tensor
 
 
 class Features(NamedTuple):
@@ -21,20 +17,6 @@ class Features(NamedTuple):
 
     x: Tensor
     scale: Tensor | None = None
-
-    def made(self) -> Tensor:
-        """[rows, E], as the layer reads them."""
-        if self.scale is None:
-            return self.x
-        return scale_normed(self.x, self.scale, torch.empty_like(self.x), EPSILON)
-
-
-def token_rows(table: nn.Module | None, tokens: Tensor, embedded: Tensor | None) -> Rows:
-    """What a cell reads of tokens: their embeddings, or their rows of the table."""
-    if embedded is not None:
-        return Rows(embedded)
-    assert table is not None
-    return Rows(table.weight, tokens)
 
 
 class FusedHead(Protocol):

@@ -13,34 +13,20 @@ leaves of it:
 with x_1 the root token, e the target's input embedding, n(x) = sqrt(H) x / (|x| + eps), and a one
 factor per entry. Nothing but V, whose rows begin as the target's, depends on how large the
 embedding's and the hidden state's numbers are.
-
-For few rows on a GPU, s_t, each block and a n(y) are one launch each (`gated_fused.py`): with V
-and the search's three, a level is six launches and one per block. One that ranks candidates is four
-and one per block: n's factor, a and the candidates' rows of V are one launch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vllm_redrafter.heads.gated_layers import GatedLayers, after_cell
-from vllm_redrafter.heads.head import (
-    DraftHead,
-    HeadConfig,
-    Pack,
-    SearchHead,
-    require_draft_layers,
-)
+from vllm_redrafter.heads.head import DraftHead, HeadConfig, require_draft_layers
 from vllm_redrafter.heads.norm import normed
-
-if TYPE_CHECKING:
-    from vllm_redrafter.heads.fused_head import FusedHead
 
 
 @dataclass(frozen=True)
@@ -89,7 +75,11 @@ class GatedHead(DraftHead):
 
     def advance(self, state: Tensor, embedded: Tensor) -> Tensor:
         """s_t [..., H] of s_{t-1} and e(x_t); see `DraftHead.advance`."""
-        return after_cell(self.cell, state, embedded)
+        # One norm of both: calls of torch are what small layers cost.
+        mixed = self.cell(normed(torch.stack([embedded, state], dim=-2)).flatten(-2))
+        # Training under autocast has narrower products than states.
+        gate, candidate = mixed.to(state.dtype).chunk(2, dim=-1)
+        return torch.lerp(F.silu(candidate), state, gate.sigmoid())
 
     def features(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
         """[..., H], of the state alone; see `DraftHead.features`."""
@@ -100,22 +90,3 @@ class GatedHead(DraftHead):
     @property
     def vocabulary_layers(self) -> Sequence[nn.Linear]:
         return (self.lm_head,)
-
-    @property
-    def _layers(self) -> GatedLayers:
-        blocks: list[Any] = list(self.blocks)
-        return GatedLayers(self.cell, blocks, self.scale, self.lm_head, self.fuse)
-
-    def packed(self, pack: Pack) -> SearchHead:
-        """In as few calls as the mathematics allows: see `gated_packed.py`."""
-        from vllm_redrafter.heads.gated_packed import PackedGatedHead
-
-        return PackedGatedHead(self, self._layers, pack)
-
-    def launches(self, table: nn.Module | None, max_rows: int, length: int) -> FusedHead | None:
-        """See `gated_fused.py`."""
-        from vllm_redrafter.heads.gated_fused import FusedGatedHead
-        from vllm_redrafter.heads.selector_fused import FusedSelector
-
-        selector = FusedSelector.of(self.selector, length, max_rows)
-        return FusedGatedHead(self._layers, table, max_rows, selector)

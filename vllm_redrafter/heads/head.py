@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import MISSING, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
@@ -380,29 +379,16 @@ class DraftHead(nn.Module, ABC):
         index = torch.arange(len(target_tokens), device=target_tokens.device)
         self.d2t.copy_(target_tokens - index)
 
-    # Forms for inference
+    # Forms for inference of heads that no engine lists, `engine/*/heads/forms.py`
 
-    def packed(self, pack: Pack) -> SearchHead:
+    def packed(self, pack: Pack) -> SearchHead | None:
         """The same head on products that are made once, such as a CPU's on packed weights.
 
-        This one replaces each linear layer by its product; heads override it to need fewer. It
-        keeps none of the head's matrices but those that candidates need: a selector's, and the
-        vocabulary-wide layer's beside the packed ones, V E numbers.
+        Returns:
+            A form that needs fewer products than the head has linear layers, and keeps none of
+            its matrices; None where there is no such form: each of these layers is packed then.
         """
-        # The weights themselves are not copied: at a large vocabulary they would be there twice.
-        copy = deepcopy(self, {id(parameter): parameter for parameter in self.parameters()})
-        replaced = [
-            (module, name, child)
-            for module in copy.modules()
-            if not isinstance(module, Selector)
-            for name, child in module.named_children()
-            if isinstance(child, nn.Linear)
-        ]
-        gathered = copy.vocabulary_layers if self.config.selected_depths else ()
-        for module, name, child in replaced:
-            weight = child.weight if any(child is layer for layer in gathered) else None
-            setattr(module, name, PackedLinear(pack(child.weight, child.bias), weight))
-        return copy
+        return None
 
     def launches(self, table: nn.Module | None, max_rows: int, length: int) -> FusedHead | None:
         """The same head in few launches, for a GPU and few rows; None where it has no such form.
@@ -464,14 +450,3 @@ class DraftHead(nn.Module, ABC):
             ConfigError: these are not such a head's tensors.
         """
         return {}
-
-
-class PackedLinear(nn.Module):
-    """A linear layer whose weight is with its product; and here as well, where rows are needed."""
-
-    def __init__(self, product: Product, weight: Tensor | None) -> None:
-        super().__init__()
-        self.product, self.weight = product, weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.product(x)

@@ -26,7 +26,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -35,9 +35,6 @@ from torch.nn import functional as F
 from vllm_redrafter.config import require_at_most, require_positive
 from vllm_redrafter.heads.head import OWNER, DraftHead, HeadConfig, require_draft_layers
 from vllm_redrafter.utils.errors import ConfigError
-
-if TYPE_CHECKING:
-    from vllm_redrafter.heads.fused_head import FusedHead
 
 VLLM_MODEL_TYPE = "medusa"
 """In vLLM's config.json: vLLM 0.32 itself serves these, as chains, unless trees are asked for."""
@@ -164,14 +161,6 @@ class MedusaHead(DraftHead):
     def vocabulary_layers(self) -> Sequence[nn.Linear]:
         layers = [self.lm_head] if self.config.shared_output else list(self.lm_heads)
         return layers  # type: ignore[return-value]
-
-    def launches(self, table: nn.Module | None, max_rows: int, length: int) -> FusedHead | None:
-        """See `medusa_fused.py`."""
-        from vllm_redrafter.heads.medusa_fused import FusedMedusaHead
-
-        blocks: list[Any] = list(self.blocks)
-        weight = self.vocabulary_layers[0].weight
-        return FusedMedusaHead([list(block.layers) for block in blocks], weight, max_rows)
 
     # Checkpoints
 

@@ -15,29 +15,91 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vllm_redrafter.heads.head import DraftHead, Pack, SearchHead
-from vllm_redrafter.heads.recurrent_layers import (
-    RecurrentConfig,
-    RecurrentLayers,
-    ResidualBlock,
+from vllm_redrafter.config import require_at_most, require_positive
+from vllm_redrafter.heads.head import (
+    OWNER,
+    WIDEST,
+    DraftHead,
+    HeadConfig,
+    require_draft_layers,
 )
-from vllm_redrafter.heads.recurrent_packed import PackedRecurrentHead
 from vllm_redrafter.utils.errors import ConfigError
-
-if TYPE_CHECKING:
-    from vllm_redrafter.heads.fused_head import FusedHead
 
 _OLD_NAMES = (
     (re.compile(r"^input_projs\."), "input_proj."),
     (re.compile(r"^(lm_heads|0)\."), "lm_head."),
 )
 _LAST_LAYER = re.compile(r"lm_head\.(\d+)\.weight")
+
+
+@dataclass(frozen=True)
+class RecurrentConfig(HeadConfig):
+    """The sizes of Apple's head; field names are those of its config.json.
+
+    `num_lookback_tokens` is recorded by Apple's training code and read by nothing.
+    """
+
+    model_type: ClassVar[str] = "recurrent_drafting_drafter"
+
+    exit_dim: int
+    num_draft_layers: int = 1
+    rnn: bool = True
+    num_lookback_tokens: int = -1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(OWNER, exit_dim=self.exit_dim)
+        require_at_most(OWNER, WIDEST, exit_dim=self.exit_dim)
+        require_draft_layers(self.num_draft_layers)
+        lookback = self.num_lookback_tokens
+        if isinstance(lookback, bool) or not isinstance(lookback, int):
+            raise ConfigError(f"{OWNER}: num_lookback_tokens must be an integer, got {lookback!r}")
+        if not isinstance(self.rnn, bool):
+            raise ConfigError(f"{OWNER}: rnn must be true or false, got {self.rnn!r}")
+
+    @property
+    def feature_width(self) -> int:
+        """E."""
+        return self.exit_dim
+
+    @property
+    def has_input_projection(self) -> bool:
+        """`input_proj` exists only where [h ; s] (2H wide) does not fit the head as it is."""
+        return self.exit_dim != 2 * self.hidden_size
+
+    @classmethod
+    def of_target(
+        cls, vocab_size: int, hidden_size: int, beam_length: int | None = None, **options: Any
+    ) -> Self:
+        """See `HeadConfig.of_target`; the head is as wide as the target, unless something is said,
+        so that its last layer may begin as the target's."""
+        given = {"exit_dim": hidden_size} | {k: v for k, v in options.items() if v is not None}
+        return super().of_target(vocab_size, hidden_size, **given)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """See `HeadConfig.from_dict`."""
+        # A config.json without this entry was written when drafters had no RNN; Apple's own code
+        # reads it so, too.
+        return super().from_dict({"rnn": False} | dict(values))
+
+
+class ResidualBlock(nn.Module):
+    """x + SiLU(Linear x), one layer of the draft head."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + F.silu(self.linear(x))
 
 
 class RecurrentHead(DraftHead):
@@ -97,37 +159,15 @@ class RecurrentHead(DraftHead):
         return x
 
     @property
-    def _layers(self) -> RecurrentLayers:
-        blocks = [block for block in self.lm_head if isinstance(block, ResidualBlock)]
-        return RecurrentLayers(
-            self.config,
-            self.rnn_w if self.config.rnn else None,
-            self.rnn_u if self.config.rnn else None,
-            self.input_proj if self.config.has_input_projection else None,
-            tuple(block.linear for block in blocks),
-            self.vocabulary_layers[0],
-            self.fuse,
-        )
+    def blocks(self) -> tuple[nn.Linear, ...]:
+        """The linear layers of the residual blocks."""
+        return tuple(block.linear for block in self.lm_head if isinstance(block, ResidualBlock))
 
     @property
     def vocabulary_layers(self) -> Sequence[nn.Linear]:
         layer = self.lm_head[-1]
         assert isinstance(layer, nn.Linear)
         return (layer,)
-
-    def packed(self, pack: Pack) -> SearchHead:
-        """In as few products as the mathematics allows: see `recurrent_packed.py`."""
-        return PackedRecurrentHead(self, self._layers, pack)
-
-    def launches(self, table: nn.Module | None, max_rows: int, length: int) -> FusedHead | None:
-        """See `recurrent_fused.py`."""
-        from vllm_redrafter.heads.recurrent_fused import FusedRecurrentHead
-        from vllm_redrafter.heads.selector_fused import FusedSelector
-
-        if not self.config.rnn:
-            return None
-        selector = FusedSelector.of(self.selector, length, max_rows)
-        return FusedRecurrentHead(self._layers, table, max_rows, selector)
 
     @classmethod
     def own_name(cls, name: str) -> str:

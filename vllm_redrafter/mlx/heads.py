@@ -18,7 +18,7 @@ from vllm_redrafter.heads import fusion
 from vllm_redrafter.heads.gated import GatedConfig
 from vllm_redrafter.heads.head import HeadConfig
 from vllm_redrafter.heads.norm import EPSILON
-from vllm_redrafter.heads.recurrent_layers import RecurrentConfig
+from vllm_redrafter.heads.recurrent import RecurrentConfig
 from vllm_redrafter.utils.errors import ConfigError
 
 DTYPES = {

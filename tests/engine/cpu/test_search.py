@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from vllm_redrafter.engine.cpu import packed_weights
+from vllm_redrafter.engine.cpu.heads.forms import packed_form
 from vllm_redrafter.engine.cpu.search import search
 from vllm_redrafter.heads.head import SearchHead
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
@@ -58,7 +59,7 @@ def test_a_search_finds_the_same_nodes(
     packed: bool, draft_vocab_size: int | None, requests: int, width: int, length: int
 ) -> None:
     plain = drafter(draft_vocab_size)
-    head = plain.packed(packed_weights.packed) if packed else plain
+    head = packed_form(plain, packed_weights.packed) if packed else plain
     expected, found = both(head, requests, SearchShape(width, length))
     assert (expected.log_probs > -torch.inf).all()
     assert_same(found, expected)
@@ -106,6 +107,6 @@ def test_a_large_vocabulary_gives_the_same_nodes(packed: bool) -> None:
     plain = RecurrentHead(RecurrentConfig(tokens, H, exit_dim=48)).eval().requires_grad_(False)
     plain.vocabulary_layers[0].weight.mul_(20)
     embedding, hidden = torch.randn(tokens, H), torch.randn(3, H)
-    head = plain.packed(packed_weights.packed) if packed else plain
+    head = packed_form(plain, packed_weights.packed) if packed else plain
     arguments = (head, lambda found: embedding[found], hidden, torch.arange(3))
     assert_same(search(*arguments, SearchShape(4, 3)), beam_search(*arguments, 4, 3))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from vllm_redrafter.engine.cpu.heads.forms import packed_form, with_packed_layers
 from vllm_redrafter.engine.cpu.packed_weights import packed
 from vllm_redrafter.engine.cpu.search import search
 from vllm_redrafter.heads.head import DraftHead, SearchHead
@@ -70,20 +71,19 @@ def test_a_search_finds_the_same_nodes(
     name: str, options: dict[str, Any], requests: int, width: int, length: int
 ) -> None:
     plain = random_head(name, options)
-    for form in (plain, plain.packed(packed)):
+    for form in (plain, packed_form(plain, packed)):
         assert_same(*both(plain, form, requests, SearchShape(width, length), C))
 
 
-def test_a_search_of_a_head_without_a_packed_form_of_its_own_finds_the_same_nodes() -> None:
-    """As heads of other packages are: see `DraftHead.packed`."""
+def test_a_search_of_a_head_without_a_form_of_its_own_finds_the_same_nodes() -> None:
     plain = random_head("gated", {})
-    form = DraftHead.packed(plain, packed)
+    form = with_packed_layers(plain, packed)
     assert_same(*both(plain, form, 3, SearchShape(4, L), C))
 
 
 @pytest.mark.parametrize("name", HEADS)
 def test_among_all_tokens_a_search_finds_what_one_of_the_vocabulary_finds(name: str) -> None:
-    fast = random_head(name, {}).packed(packed)
+    fast = packed_form(random_head(name, {}), packed)
     embed, hidden, roots = nn.Embedding(V, H), torch.randn(3, H), torch.arange(3)
     shape = SearchShape(4, L)
     assert_same(
@@ -97,7 +97,7 @@ def test_half_precision_finds_nearly_as_probable_nodes(name: str) -> None:
     plain = random_head(name, {}, torch.bfloat16)
     exact = random_head(name, {}, torch.bfloat16).float()
     shape = SearchShape(4, L)
-    found = both(plain, plain.packed(packed), 3, shape, V)[0]
+    found = both(plain, packed_form(plain, packed), 3, shape, V)[0]
     torch.manual_seed(1)
     embed = nn.Embedding(V, H, dtype=torch.bfloat16).float()
     hidden = torch.randn(3, H).to(torch.bfloat16).float()

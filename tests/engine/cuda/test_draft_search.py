@@ -26,16 +26,19 @@ KERNELS = (
     "gated_layer",
     "gather_dot",
 )
+FORMS_OF_HEADS = ("features", "selector", "gated", "medusa", "recurrent", "forms")
 if not ON_GPU:
     import_interpreted(
         *(f"vllm_redrafter.triton_kernels.{name}" for name in KERNELS),
-        "vllm_redrafter.heads.fused_head",
+        *(f"vllm_redrafter.engine.cuda.heads.{name}" for name in FORMS_OF_HEADS),
         "vllm_redrafter.engine.cuda.draft_ranking",
         "vllm_redrafter.engine.cuda.draft_search",
     )
 
 from vllm_redrafter.budget.acceptance import AcceptanceEstimator, log_odds_of  # noqa: E402
 from vllm_redrafter.engine.cuda.draft_search import DraftSearch  # noqa: E402
+from vllm_redrafter.engine.cuda.heads.forms import FORMS, fused_form  # noqa: E402
+from vllm_redrafter.engine.cuda.heads.gated import FusedGatedHead  # noqa: E402
 from vllm_redrafter.heads.gated import GatedConfig, GatedHead  # noqa: E402
 from vllm_redrafter.heads.head import DraftHead  # noqa: E402
 from vllm_redrafter.heads.medusa import MedusaConfig, MedusaHead  # noqa: E402
@@ -422,12 +425,21 @@ def test_so_many_launches_draft_five_levels(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_head_without_launches_of_its_own_is_searched_by_torch(
+def test_a_head_without_a_form_of_its_own_is_searched_by_torch(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(NAMES[name], "launches", DraftHead.launches)
+    monkeypatch.delitem(FORMS, NAMES[name])
     torch.manual_seed(0)
     head = random_weights(new_head(name, VOCAB, HIDDEN).to(DEVICE))
     embed = embedding()
     search = DraftSearch(head, embed, embed, SHAPE, max_requests=3)
     assert_found(search, head, embed, *requests(2))
+
+
+def test_a_form_that_a_head_of_another_package_brings_is_used() -> None:
+    class Bringing(GatedHead):
+        def launches(self, table: nn.Module | None, max_rows: int, length: int) -> FusedGatedHead:
+            return FusedGatedHead(self, table, max_rows, length)
+
+    head = Bringing(GatedConfig(VOCAB, HIDDEN))
+    assert isinstance(fused_form(head, None, max_rows=3, length=2), FusedGatedHead)

@@ -8,6 +8,7 @@ from vllm.config import VllmConfig
 from vllm_redrafter.checkpoints.acceptance_record import NOTHING_RECORDED
 from vllm_redrafter.drafting.proposer import Proposer
 from vllm_redrafter.engine.chains import as_chain
+from vllm_redrafter.engine.cpu.heads.forms import packed_form
 from vllm_redrafter.engine.cpu.packed_weights import packed
 from vllm_redrafter.engine.cpu.search import search
 from vllm_redrafter.engine.embedding import shared_embedding
@@ -37,7 +38,7 @@ class TreeProposer(Proposer[Tensor]):
     def load_model(self, target: nn.Module) -> None:
         """Read the checkpoint and pack it; the target's embedding is shared, not copied."""
         if self._checkpoint is not None:
-            self.drafter = self._checkpoint.load(self.dtype).packed(packed)
+            self.drafter = packed_form(self._checkpoint.load(self.dtype), packed)
             self.embed = shared_embedding(target)
 
     def verify_chains(self) -> None:

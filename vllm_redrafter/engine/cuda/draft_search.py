@@ -1,13 +1,13 @@
 """Beam search over the draft head in few launches, for a GPU: `beam_search`, on kernels.
 
 At few requests a draft's time is its launches: some 90 of torch's for 4 beams of 5 tokens, of
-which a search needs seven per level. The head brings its small layers in few launches (for Apple's,
-`heads/recurrent_fused.py`: one each), the vocabulary-wide layer is torch's product, and its
-best tokens and the beams that they make are three (`top_candidates.py`, `grow_beams.py`).
-Where the head tells candidates from the root (`heads/shortlist.py`), levels below have no product
-with that layer, but one launch that gathers the candidates' rows, and one that ranks them.
+which a search needs seven per level. The head's small layers take few launches (`heads/`; Apple's
+one each), the vocabulary-wide layer is torch's product, and its best tokens and the beams that they
+make are three (`top_candidates.py`, `grow_beams.py`). Where the head tells candidates from the root
+(`vllm_redrafter/heads/shortlist.py`), levels below have no product with that layer, but one launch
+that gathers the candidates' rows, and one that ranks them.
 
-Above `MAX_ROWS` beams, and for a head that brings no such form, the small layers are the head's
+Above `MAX_ROWS` beams, and for a head without such a form, the small layers are the head's
 own: there, products weigh more than launches.
 """
 
@@ -20,6 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from vllm_redrafter.engine.cuda.draft_ranking import DraftRanking
+from vllm_redrafter.engine.cuda.heads.features import made
+from vllm_redrafter.engine.cuda.heads.forms import fused_form
 from vllm_redrafter.heads.fused_head import Features, FusedTellingHead
 from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.tree.beam_search import ExploredNodes
@@ -84,7 +86,7 @@ class DraftSearch:
             self._survival = survival.slope, survival.biases[:length]
         config = drafter.config
         self._to_target = drafter.d2t if config.draft_vocab_size is not None else None
-        self._launches = drafter.launches(table, min(MAX_ROWS, max_requests * width), length)
+        self._launches = fused_form(drafter, table, min(MAX_ROWS, max_requests * width), length)
 
     @torch.inference_mode()
     def explore(self, hidden: Tensor, root_tokens: Tensor) -> tuple[ExploredNodes, Tensor | None]:
@@ -119,7 +121,7 @@ class DraftSearch:
                 top, candidates = self._ranking.choose(logits, requests, count)
             else:
                 features = self._features_of(condition, state, level)
-                logits = self._drafter.vocabulary_layer(level)(features.made())
+                logits = self._drafter.vocabulary_layer(level)(made(features))
                 top = self._ranking.among_all(logits)
             grow_beams(
                 for_each_beam(top, tokens.shape[0]),
@@ -156,8 +158,8 @@ class DraftSearch:
         if self._launches is not None and state.shape[0] <= MAX_ROWS:
             return self._launches.features(condition, state, depth)
         by_request = state.view(condition.shape[0], -1, state.shape[-1])
-        made = self._drafter.features(condition.unsqueeze(1), by_request, depth)
-        return Features(made.flatten(0, 1))
+        read = self._drafter.features(condition.unsqueeze(1), by_request, depth)
+        return Features(read.flatten(0, 1))
 
     def _base_features_of(self, condition: Tensor, state: Tensor) -> Tensor:
         """`DraftHead.base_features` of the roots: condition [R, C], state [R, S] -> [L, R, E]."""

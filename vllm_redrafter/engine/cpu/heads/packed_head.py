@@ -6,10 +6,10 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
+from vllm_redrafter.engine.cpu.heads.selector import PackedSelector
+from vllm_redrafter.engine.cpu.heads.shortlist import CompiledShortlist
 from vllm_redrafter.heads.head import DraftHead, HeadConfig, Pack
-from vllm_redrafter.heads.selector_packed import PackedSelector
 from vllm_redrafter.heads.shortlist import Shortlist
-from vllm_redrafter.heads.shortlist_packed import CompiledShortlist
 
 
 class PackedHead(ABC):

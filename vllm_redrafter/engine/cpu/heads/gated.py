@@ -1,34 +1,33 @@
 """The gated head for few rows on a host: its products, and compiled loops between them.
 
-The mathematics is that of `gated.py`. States are [s ; n(s)] in float32: see `gated_cell_packed.py`.
+The mathematics is that of `heads/gated.py`. States are [s ; n(s)] in float32: see `gated_cell.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from torch import Tensor
 from torch.nn import functional as F
 
-from vllm_redrafter.heads.gated_cell_packed import PackedCell, PackedFirstState
-from vllm_redrafter.heads.gated_layers import GatedLayers
-from vllm_redrafter.heads.head import DraftHead, Pack
+from vllm_redrafter.engine.cpu.heads.gated_cell import PackedCell, PackedFirstState
+from vllm_redrafter.engine.cpu.heads.packed_head import PackedHead
+from vllm_redrafter.heads.gated import GatedHead
+from vllm_redrafter.heads.head import Pack
 from vllm_redrafter.heads.norm import normed
-from vllm_redrafter.heads.packed_head import PackedHead
 
 
 class PackedGatedHead(PackedHead):
-    """What a search asks of a `GatedHead`, whose methods these are.
+    """What a search asks of a `GatedHead`, whose methods these are; `pack` makes the products."""
 
-    Args:
-        head: whose `layers` these are.
-        pack: makes the products.
-    """
-
-    def __init__(self, head: DraftHead, layers: GatedLayers, pack: Pack) -> None:
+    def __init__(self, head: GatedHead, pack: Pack) -> None:
         super().__init__(head, pack)
-        self._first_state = PackedFirstState(head.config.hidden_size, layers.fuse, pack)
-        self._cell = PackedCell(layers.cell, pack)
-        self._blocks = [pack(block.weight, block.bias) for block in layers.blocks]
-        self._dtype, self._scale = layers.scale.dtype, layers.scale.float()
+        self._first_state = PackedFirstState(head.config.hidden_size, head.fuse, pack)
+        self._cell = PackedCell(head.cell, pack)
+        blocks: Iterable[Any] = head.blocks
+        self._blocks = [pack(block.weight, block.bias) for block in blocks]
+        self._dtype, self._scale = head.scale.dtype, head.scale.float()
 
     def condition(self, hidden: Tensor) -> Tensor:
         """[..., 2 H] float32: the state before the root's; see `GatedHead.condition`."""

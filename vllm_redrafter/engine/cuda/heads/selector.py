@@ -1,4 +1,4 @@
-"""A selector in few launches, for few rows on a GPU: `selector.py`, on kernels.
+"""A selector in few launches, for few rows on a GPU: `heads/selector.py`, on kernels.
 
 Down of all depths is one launch, with its norm and SiLU (`draft_layers.py`), and so is Up.
 """

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from vllm_redrafter.engine.cpu.heads.selector import PackedSelector
 from vllm_redrafter.engine.cpu.packed_weights import packed
 from vllm_redrafter.heads.selector import Selector, SelectorConfig
-from vllm_redrafter.heads.selector_packed import PackedSelector
 
 WIDTH, DEPTHS, RANK = 37, 3, 9
 

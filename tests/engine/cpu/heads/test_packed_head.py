@@ -7,6 +7,7 @@ import weakref
 
 import pytest
 
+from vllm_redrafter.engine.cpu.heads.forms import packed_form
 from vllm_redrafter.engine.cpu.packed_weights import packed
 from vllm_redrafter.heads.registry import new_head
 from vllm_redrafter.heads.selector import SelectorConfig
@@ -20,7 +21,7 @@ def test_no_matrix_but_the_vocabulary_layers_is_kept_to_tell_candidates(name: st
     weights = {n: weakref.ref(p) for n, p in plain.named_parameters() if p.dim() > 1}
     (layer,) = plain.vocabulary_layers
     vocabulary = {n for n, p in plain.named_parameters() if p is layer.weight}
-    fast = plain.packed(packed)
+    fast = packed_form(plain, packed)
     del plain, layer
     gc.collect()
     assert fast.config.selected_depths == L - 1

@@ -1,4 +1,4 @@
-"""Apple's head in few launches, for few rows on a GPU: `recurrent.py`, on kernels.
+"""Apple's head in few launches, for few rows on a GPU: `heads/recurrent.py`, on kernels.
 
 The state, the input projection and each residual block are one launch each (`draft_layers.py`).
 """
@@ -8,27 +8,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from vllm_redrafter.engine.cuda.heads.selector import FusedSelector
 from vllm_redrafter.heads.fused_head import Features
-from vllm_redrafter.heads.recurrent_layers import RecurrentLayers
-from vllm_redrafter.heads.selector_fused import FusedSelector
+from vllm_redrafter.heads.recurrent import RecurrentHead
 from vllm_redrafter.triton_kernels.draft_layers import Product, draft_layer
 
 
 class FusedRecurrentHead:
-    """See `FusedHead`. Weights are read at each call, where the head has them."""
+    """See `FusedHead`; of a head with an RNN. Weights are read where it has them at each call."""
 
     def __init__(
-        self,
-        layers: RecurrentLayers,
-        table: nn.Module | None,
-        max_rows: int,
-        selector: FusedSelector | None,
+        self, head: RecurrentHead, table: nn.Module | None, max_rows: int, length: int
     ) -> None:
         """Allocate what the layers write; see `DraftHead.launches`."""
-        assert layers.rnn_w is not None and layers.rnn_u is not None
-        self._layers, self._table, self._selector = layers, table, selector
-        self._rnn_w, self._rnn_u = layers.rnn_w, layers.rnn_u
-        weight, config = layers.vocabulary.weight, layers.config
+        self._head, self._table = head, table
+        self._selector = FusedSelector.of(head.selector, length, max_rows)
+        weight, config = head.vocabulary_layers[0].weight, head.config
         # A layer reads one of the two and writes the other.
         self._states = weight.new_empty(2, max_rows, config.hidden_size)
         self._features = weight.new_empty(2, max_rows, config.exit_dim)
@@ -43,7 +38,7 @@ class FusedRecurrentHead:
         embedded: Tensor | None,
     ) -> Tensor:
         """SiLU(W_w e(x_t) + W_u s_{t-1} + b_u): see `FusedHead.step`."""
-        weight, recurrent = self._rnn_w.weight, self._rnn_u
+        weight, recurrent = self._head.rnn_w.weight, self._head.rnn_u
         if embedded is not None:
             first = Product(embedded, weight)
         else:
@@ -60,16 +55,16 @@ class FusedRecurrentHead:
 
     def features(self, condition: Tensor, state: Tensor, depth: int) -> Features:
         """Input projection and residual blocks: see `FusedHead.features`."""
-        layers, rows = self._layers, state.shape[0]
-        hidden = layers.config.hidden_size
-        if layers.input_proj is not None:
-            weight = layers.input_proj.weight[:, hidden:]
+        head, rows = self._head, state.shape[0]
+        hidden = head.config.hidden_size
+        if head.config.has_input_projection:
+            weight = head.input_proj.weight[:, hidden:]
             x = draft_layer(Product(state, weight), self._features[0, :rows], addend=condition)
         else:
             by_request = state.view(condition.shape[0], -1, hidden)
             every = condition.unsqueeze(1).expand_as(by_request)
             x = torch.cat([every, by_request], dim=-1).flatten(0, 1)
-        for index, linear in enumerate(layers.blocks):
+        for index, linear in enumerate(head.blocks):
             out = self._features[(index + 1) % 2, :rows]
             x = draft_layer(Product(x, linear.weight), out, bias=linear.bias, silu=True, residual=x)
         return Features(x)

@@ -1,7 +1,7 @@
 """Apple's head in as few products as its mathematics allows, for a device that packs weights.
 
 A draft multiplies a few rows by matrices of millions of numbers: what it costs is reading them,
-and a call per product. The mathematics is that of `recurrent.py`:
+and a call per product. The mathematics is that of `heads/recurrent.py`:
 
     s_t = SiLU([W_w W_u] [e(x_t) ; s_{t-1}] + b_u)
 
@@ -14,34 +14,30 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from vllm_redrafter.engine.cpu.heads.packed_head import PackedHead
 from vllm_redrafter.heads.fusion import fused
-from vllm_redrafter.heads.head import DraftHead, Pack
-from vllm_redrafter.heads.packed_head import PackedHead
-from vllm_redrafter.heads.recurrent_layers import RecurrentConfig, RecurrentLayers
+from vllm_redrafter.heads.head import Pack
+from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 
 
 class PackedRecurrentHead(PackedHead):
-    """What a search asks of a `RecurrentHead`, whose arguments and shapes these methods have.
-
-    Args:
-        head: whose `layers` these are.
-        pack: makes the products.
-    """
+    """What a search asks of a `RecurrentHead`, whose arguments and shapes these methods have;
+    `pack` makes the products."""
 
     config: RecurrentConfig
 
-    def __init__(self, head: DraftHead, layers: RecurrentLayers, pack: Pack) -> None:
+    def __init__(self, head: RecurrentHead, pack: Pack) -> None:
         super().__init__(head, pack)
         hidden = self.config.hidden_size
-        if layers.rnn_w is not None and layers.rnn_u is not None:
-            both = torch.cat([layers.rnn_w.weight, layers.rnn_u.weight], dim=1)
-            self._cell = pack(both, layers.rnn_u.bias)
-        self._fuse = None if layers.fuse is None else pack(layers.fuse.weight, None)
-        if layers.input_proj is not None:
-            projection = layers.input_proj.weight
-            self._project_hidden = pack(projection[:, :hidden], layers.input_proj.bias)
+        if self.config.rnn:
+            both = torch.cat([head.rnn_w.weight, head.rnn_u.weight], dim=1)
+            self._cell = pack(both, head.rnn_u.bias)
+        self._fuse = None if head.fuse is None else pack(head.fuse.weight, None)
+        if self.config.has_input_projection:
+            projection = head.input_proj.weight
+            self._project_hidden = pack(projection[:, :hidden], head.input_proj.bias)
             self._project_state = pack(projection[:, hidden:], None)
-        self._blocks = [pack(linear.weight, linear.bias) for linear in layers.blocks]
+        self._blocks = [pack(block.weight, block.bias) for block in head.blocks]
 
     def condition(self, hidden: Tensor) -> Tensor:
         """See `RecurrentHead.condition`."""

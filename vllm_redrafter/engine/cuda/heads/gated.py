@@ -1,36 +1,39 @@
-"""The gated head in few launches, for few rows on a GPU: `gated.py`, on kernels.
+"""The gated head in few launches, for few rows on a GPU: `heads/gated.py`, on kernels.
 
 The cell and the last norm are one launch each (`gated_layer.py`), and so is each residual block
-(`draft_layers.py`).
+(`draft_layers.py`): with V and the search's three, a level is six launches and one per block. One
+that ranks candidates is four and one per block: n's factor, a and the candidates' rows of V are one
+launch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from torch import Tensor, nn
 
-from vllm_redrafter.heads.fused_head import Features, token_rows
-from vllm_redrafter.heads.gated_layers import GatedLayers
+from vllm_redrafter.engine.cuda.heads.features import made
+from vllm_redrafter.engine.cuda.heads.selector import FusedSelector
+from vllm_redrafter.heads.fused_head import Features
+from vllm_redrafter.heads.gated import GatedHead
 from vllm_redrafter.heads.norm import EPSILON
-from vllm_redrafter.heads.selector_fused import FusedSelector
 from vllm_redrafter.triton_kernels.draft_layers import Product, draft_layer
 from vllm_redrafter.triton_kernels.gated_layer import Rows, gated_cell
 
 
 class FusedGatedHead:
-    """See `FusedHead`. Weights are read where the layers have them at each call."""
+    """See `FusedHead`. Weights are read where the head has them at each call."""
 
     def __init__(
-        self,
-        layers: GatedLayers,
-        table: nn.Module | None,
-        max_rows: int,
-        selector: FusedSelector | None,
+        self, head: GatedHead, table: nn.Module | None, max_rows: int, length: int
     ) -> None:
         """Allocate what the layers write; see `DraftHead.launches`."""
-        self._layers, self._table, self._selector = layers, table, selector
+        self._head, self._table = head, table
+        self._selector = FusedSelector.of(head.selector, length, max_rows)
         # A layer reads one of the two and writes the other.
-        self._states = layers.scale.new_empty(2, max_rows, len(layers.scale))
-        self._features = layers.scale.new_empty(2, max_rows, len(layers.scale))
+        self._states = head.scale.new_empty(2, max_rows, len(head.scale))
+        self._features = head.scale.new_empty(2, max_rows, len(head.scale))
         self._next = 0
 
     def step(
@@ -42,11 +45,10 @@ class FusedGatedHead:
         embedded: Tensor | None,
     ) -> Tensor:
         """z s_{t-1} + (1 - z) SiLU(x), from s_0 = c at the root: see `FusedHead.step`."""
-        read = token_rows(self._table, tokens, embedded)
         self._next = 0 if state is None else 1 - self._next
-        cell = self._layers.cell
+        cell = self._head.cell
         return gated_cell(
-            read,
+            self._embeddings(tokens, embedded),
             Rows(condition) if state is None else Rows(state, parents),
             cell.weight,
             cell.bias,
@@ -54,17 +56,25 @@ class FusedGatedHead:
             EPSILON,
         )
 
+    def _embeddings(self, tokens: Tensor, embedded: Tensor | None) -> Rows:
+        """The tokens' embeddings as they are given, or their rows of the table."""
+        if embedded is not None:
+            return Rows(embedded)
+        assert self._table is not None
+        return Rows(self._table.weight, tokens)
+
     def features(self, condition: Tensor, state: Tensor, depth: int) -> Features:
         """Residual blocks, and the last norm to come: see `FusedHead.features`."""
         first, second = self._features[:, : state.shape[0]]
+        blocks: Iterable[Any] = self._head.blocks
         x = state
-        for block in self._layers.blocks:
+        for block in blocks:
             product, bias = Product(x, block.weight), block.bias
             x = draft_layer(product, first, bias=bias, silu=True, residual=x, epsilon=EPSILON)
             first, second = second, first
-        return Features(x, self._layers.scale)
+        return Features(x, self._head.scale)
 
     def base_features(self, condition: Tensor, state: Tensor) -> Tensor:
         """What the selector tells: see `FusedTellingHead.base_features`."""
         assert self._selector is not None
-        return self._selector(self.features(condition, state, 0).made())
+        return self._selector(made(self.features(condition, state, 0)))

@@ -1,4 +1,4 @@
-"""The gated head's form for a host computes what the plain one does."""
+"""The gated head's form on packed weights computes what the plain head does."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vllm_redrafter.engine.cpu.heads.forms import packed_form
 from vllm_redrafter.engine.cpu.packed_weights import packed
 from vllm_redrafter.engine.cpu.search import search
 from vllm_redrafter.heads.gated import GatedConfig, GatedHead
@@ -49,7 +50,7 @@ def with_norm(state: Tensor) -> Tensor:
 @every_config
 def test_each_part_equals_the_plain_heads(config: GatedConfig) -> None:
     plain = random_head(config)
-    fast = plain.packed(packed)
+    fast = packed_form(plain, packed)
     hidden = torch.randn(R, 1, config.hidden_width)
     embedded, state = torch.randn(R, W, H), torch.randn(R, W, H)
     condition = plain.condition(hidden)
@@ -72,7 +73,7 @@ def test_a_search_finds_the_same_nodes(config: GatedConfig, width: int) -> None:
     embed, roots = nn.Embedding(V, H), torch.arange(R)
     hidden = torch.randn(R, config.hidden_width)
     expected = beam_search(plain, embed, hidden, roots, width, L)
-    found = search(plain.packed(packed), embed, hidden, roots, SearchShape(width, L))
+    found = search(packed_form(plain, packed), embed, hidden, roots, SearchShape(width, L))
     assert torch.equal(found.tokens, expected.tokens)
     assert torch.equal(found.back_pointers, expected.back_pointers)
     torch.testing.assert_close(found.log_probs, expected.log_probs)
@@ -80,7 +81,7 @@ def test_a_search_finds_the_same_nodes(config: GatedConfig, width: int) -> None:
 
 @every_config
 def test_arguments_are_left_as_they_were(config: GatedConfig) -> None:
-    fast = random_head(config).packed(packed)
+    fast = packed_form(random_head(config), packed)
     condition = fast.condition(torch.randn(R, 1, config.hidden_width))
     given = [condition, with_norm(torch.randn(R, W, H)), torch.randn(R, W, H)]
     before = [tensor.clone() for tensor in given]
@@ -96,7 +97,7 @@ def test_half_precision_is_nearer_to_the_exact_states(
 ) -> None:
     """Than the plain head's, which rounds behind each of its calls; of a path of five tokens."""
     plain = random_head(config, dtype)
-    exact, fast = random_head(config, dtype).double(), plain.packed(packed)
+    exact, fast = random_head(config, dtype).double(), packed_form(plain, packed)
     hidden = torch.randn(R, 1, config.hidden_width).to(dtype)
     embedded = torch.randn(5, R, 1, H).to(dtype)
     states = [form.condition(h) for form, h in ((plain, hidden), (exact, hidden.double()))]
@@ -122,7 +123,7 @@ def test_half_precision_is_nearer_to_the_exact_states(
 
 def test_nothing_but_zeros_gives_numbers() -> None:
     """Engines rehearse on them."""
-    fast = random_head(GatedConfig(V, H)).packed(packed)
+    fast = packed_form(random_head(GatedConfig(V, H)), packed)
     zeros = torch.zeros(R, 1, H)
     state = fast.start(fast.condition(zeros), zeros)
     assert fast.logits(fast.condition(zeros), state, 0).isfinite().all()
@@ -136,7 +137,7 @@ def test_what_is_packed_are_the_heads_own_weights_not_copies() -> None:
         given.append(weight.data_ptr())
         return lambda x: F.linear(x, weight, bias)
 
-    head.packed(pack)
+    packed_form(head, pack)
     own = {m.weight.data_ptr() for m in head.modules() if isinstance(m, nn.Linear)}
     assert len(given) == 4 and set(given) == own
 
@@ -144,7 +145,7 @@ def test_what_is_packed_are_the_heads_own_weights_not_copies() -> None:
 def test_the_unpacked_weights_are_freed() -> None:
     plain = random_head(GatedConfig(V, H, num_draft_layers=1))
     weights = [weakref.ref(p) for p in plain.parameters() if p.dim() > 1]
-    fast = plain.packed(packed)
+    fast = packed_form(plain, packed)
     del plain
     gc.collect()
     assert fast.config.hidden_size == H and all(weight() is None for weight in weights)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from vllm_redrafter.engine.cpu.heads.shortlist import CompiledShortlist
 from vllm_redrafter.heads.shortlist import Shortlist
-from vllm_redrafter.heads.shortlist_packed import CompiledShortlist
 
 V, E, R, L, W = 500, 37, 3, 4, 2
 

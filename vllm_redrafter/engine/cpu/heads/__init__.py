@@ -1,0 +1,1 @@
+"""Draft heads for few rows on a host: as few calls and products as their mathematics allows."""

@@ -1,0 +1,1 @@
+"""Draft heads for few rows on a GPU: as few launches as their mathematics allows."""

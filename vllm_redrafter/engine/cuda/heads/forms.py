@@ -1,0 +1,34 @@
+"""Which head has which form in few launches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from vllm_redrafter.engine.cuda.heads.gated import FusedGatedHead
+from vllm_redrafter.engine.cuda.heads.medusa import FusedMedusaHead
+from vllm_redrafter.engine.cuda.heads.recurrent import FusedRecurrentHead
+from vllm_redrafter.heads.fused_head import FusedHead
+from vllm_redrafter.heads.gated import GatedHead
+from vllm_redrafter.heads.head import DraftHead
+from vllm_redrafter.heads.medusa import MedusaHead
+from vllm_redrafter.heads.recurrent import RecurrentHead
+
+FORMS: Mapping[type[DraftHead], Callable[[Any, nn.Module | None, int, int], FusedHead]] = {
+    GatedHead: FusedGatedHead,
+    MedusaHead: FusedMedusaHead,
+    RecurrentHead: FusedRecurrentHead,
+}
+"""By the class itself: one derived from it may have other mathematics."""
+
+
+def fused_form(
+    head: DraftHead, table: nn.Module | None, max_rows: int, length: int
+) -> FusedHead | None:
+    """The form of a head, and of one that is not listed what its `launches` brings: see there."""
+    form = FORMS.get(type(head))
+    if form is None or (isinstance(head, RecurrentHead) and not head.config.rnn):
+        return head.launches(table, max_rows, length)
+    return form(head, table, max_rows, length)
