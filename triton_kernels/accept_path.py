@@ -198,26 +198,3 @@ def accept_path(
         WORDS=words,
         num_warps=1 if block_slots <= 32 else 4,
     )
-
-
-def naive_accept_path(
-    tokens: list[int], parents: list[int], sampled: list[int]
-) -> tuple[list[int], list[int]]:
-    """One request's walk by a loop: (path, output tokens).
-
-    Args:
-        tokens, parents: of the request's nodes alone.
-        sampled: the target's token at each of them.
-    """
-    path = [0]
-    while True:
-        here = path[-1]
-        children = (
-            node
-            for node in range(1, len(tokens))
-            if parents[node] == here and tokens[node] == sampled[here]
-        )
-        child = next(children, None)
-        if child is None:
-            return path, [sampled[node] for node in path]
-        path.append(child)

@@ -332,39 +332,3 @@ def _check_rows(
             f"{list(tensor.shape)} {tensor.dtype}",
         )
         require_same_device(root_tokens, **{name: tensor})
-
-
-def naive_build_tree(
-    root_tokens: Tensor, tokens: Tensor, back_pointers: Tensor, log_probs: Tensor, max_nodes: int
-) -> list[dict[str, list[int]]]:
-    """`build_tree` by sorting and dictionaries: per request tokens, parents, depths, ancestors.
-
-    Lists end at the last node; an ancestor set is one Python integer. `candidates` are the kept
-    ones, numbered level by level: node 1's first.
-    """
-    trees = []
-    _, length, width = tokens.shape
-    for request, root in enumerate(root_tokens.tolist()):
-        candidates = [
-            (-float(log_probs[request, level, beam]), level, beam)
-            for level in range(length)
-            for beam in range(width)
-            if log_probs[request, level, beam] > -torch.inf
-        ]
-        kept = sorted(candidates)[:max_nodes]
-        node_of = {(level, beam): i for i, (_, level, beam) in enumerate(kept, start=1)}
-        parents, ancestors = [0], [1]
-        for _, level, beam in kept:
-            above = (level - 1, int(back_pointers[request, level, beam]))
-            parents.append(node_of[above] if level else 0)
-            ancestors.append(ancestors[parents[-1]] | 1 << len(ancestors))
-        trees.append(
-            {
-                "tokens": [root, *(int(tokens[request, level, b]) for _, level, b in kept)],
-                "parents": parents,
-                "depths": [0, *(level + 1 for _, level, _ in kept)],
-                "ancestors": ancestors,
-                "candidates": [level * width + beam for _, level, beam in kept],
-            }
-        )
-    return trees

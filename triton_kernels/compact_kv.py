@@ -187,23 +187,3 @@ def compact_kv(
         BLOCK=block,
         num_warps=4,
     )
-
-
-def naive_compact_kv(
-    caches: Sequence[Tensor],
-    path: Tensor,
-    num_sampled: Tensor,
-    row_start: Tensor,
-    slot_mapping: Tensor,
-) -> None:
-    """`compact_kv` by loops, on [blocks, block_size, KV heads, head_dim] caches."""
-    for cache in caches:
-        block_size = cache.shape[1]
-        before = cache.clone()
-        for request, count in enumerate(num_sampled.tolist()):
-            first = int(row_start[request])
-            for depth in range(count):
-                source = int(slot_mapping[first + int(path[request, depth])])
-                destination = int(slot_mapping[first + depth])
-                row = before[source // block_size, source % block_size]
-                cache[destination // block_size, destination % block_size] = row

@@ -368,37 +368,3 @@ def check_rows(name: str, x: Tensor, chosen: Tensor | None, dtype: torch.dtype, 
     )
     require_last_dim_contiguous(**{f"{name}.rows": chosen})
     require_same_device(x, **{f"{name}.rows": chosen})
-
-
-def naive_draft_layer(
-    first: Product,
-    rows: int,
-    second: Product | None = None,
-    bias: Tensor | None = None,
-    addend: Tensor | None = None,
-    silu: bool = False,
-    residual: Tensor | None = None,
-    epsilon: float | None = None,
-) -> Tensor:
-    """`draft_layer` by torch, in float64: [rows, N] float64."""
-
-    def rows_of(product: Product) -> Tensor:
-        x, chosen = product.x, product.rows
-        return (x[:rows] if chosen is None else x[chosen.long()]).double()
-
-    x = rows_of(first) if epsilon is None else naive_normed(rows_of(first), epsilon)
-    total = x @ first.weight.double().t()
-    if second is not None:
-        total = total + rows_of(second) @ second.weight.double().t()
-    if bias is not None:
-        total = total + bias.double()
-    if addend is not None:
-        total = total + addend.double().repeat_interleave(rows // addend.shape[0], dim=0)
-    if silu:
-        total = torch.nn.functional.silu(total)
-    return total if residual is None else total + residual.double()
-
-
-def naive_normed(x: Tensor, epsilon: float) -> Tensor:
-    """n(x) [..., K]: see this module."""
-    return x.shape[-1] ** 0.5 * x / (x.norm(dim=-1, keepdim=True) + epsilon)

@@ -28,7 +28,6 @@ from vllm_redrafter.triton_kernels.draft_layers import (
     KEY_BYTES,
     MAX_ROWS,
     check_rows,
-    naive_normed,
     normed_product,
 )
 
@@ -290,22 +289,3 @@ def check_like(out: Tensor, given: dict[str, tuple[Tensor, tuple[int, ...]]]) ->
     tensors = {name: tensor for name, (tensor, _) in given.items()}
     require_last_dim_contiguous(out=out, **tensors)
     require_same_device(out, **tensors)
-
-
-def naive_gated_cell(
-    embedded: Rows, state: Rows, rows: int, weight: Tensor, bias: Tensor, epsilon: float
-) -> Tensor:
-    """`gated_cell` by torch, in float64: [rows, N] float64."""
-
-    def rows_of(read: Rows) -> Tensor:
-        return (read.x[:rows] if read.rows is None else read.x[read.rows.long()]).double()
-
-    e, s = rows_of(embedded), rows_of(state)
-    joined = torch.cat([naive_normed(e, epsilon), naive_normed(s, epsilon)], dim=-1)
-    gate, candidate = (joined @ weight.double().t() + bias.double()).chunk(2, dim=-1)
-    return torch.lerp(torch.nn.functional.silu(candidate), s, gate.sigmoid())
-
-
-def naive_scale_normed(state: Tensor, scale: Tensor, epsilon: float) -> Tensor:
-    """`scale_normed` by torch, in float64: [M, H] float64."""
-    return scale.double() * naive_normed(state.double(), epsilon)

@@ -21,7 +21,7 @@ from vllm_redrafter.triton_kernels.checks import (
     require_last_dim_contiguous,
     require_same_device,
 )
-from vllm_redrafter.triton_kernels.draft_layers import DTYPES, naive_normed
+from vllm_redrafter.triton_kernels.draft_layers import DTYPES
 
 COLUMNS = 16
 """Candidates per thread block: few, so that 128 are 8 blocks' to read."""
@@ -152,19 +152,3 @@ def _check(x: Tensor, weight: Tensor, tokens: Tensor, scale: Tensor | None) -> N
     tensors = {name: tensor for name, (tensor, _) in given.items()}
     require_last_dim_contiguous(x=x, **tensors)
     require_same_device(x, tokens=tokens, **tensors)
-
-
-def naive_gather_dot(
-    x: Tensor,
-    weight: Tensor,
-    tokens: Tensor,
-    scale: Tensor | None = None,
-    epsilon: float = 0.0,
-) -> Tensor:
-    """`gather_dot` by torch, in float64: [R * beams, C] float64."""
-    multiplied = x.double()
-    if scale is not None:
-        multiplied = scale.double() * naive_normed(multiplied, epsilon)
-    rows = weight[tokens.long()].double()
-    by_request = multiplied.view(len(tokens), -1, x.shape[1])
-    return (by_request @ rows.transpose(1, 2)).flatten(0, 1)

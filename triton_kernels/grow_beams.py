@@ -218,28 +218,3 @@ def _require_like(
         f"{list(tensor.shape)} {tensor.dtype}",
     )
     require_same_device(out.tokens, **{name: tensor})
-
-
-def naive_grow_beams(
-    top: TopTokens, above: Tensor | None, beam_width: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`grow_beams` by a stable sort, in float64.
-
-    Args:
-        top: as there.
-        above: [R, W] cumulative log-probabilities of the level above; None on level 0.
-        beam_width: W.
-
-    Returns:
-        (draft tokens [R, W], back-pointers [R, W], log-probabilities [R, W] float32).
-    """
-    scores = top.logits.double() - top.normalisers.double()[:, None]
-    if above is not None:
-        scores = scores + above.double().reshape(-1, 1)
-    requests = len(scores) if above is None else len(above)
-    # In the kernel's precision, in which candidates tie.
-    flat = scores.float().reshape(requests, -1)
-    best, index = flat.sort(dim=1, descending=True, stable=True)
-    best, index = best[:, :beam_width], index[:, :beam_width]
-    tokens = top.tokens.reshape(requests, -1).long().gather(1, index)
-    return tokens, index // beam_width, best

@@ -81,18 +81,3 @@ def add_depths(staged: StagedTrees, cu_num_logits: Tensor, positions: Tensor) ->
         BLOCK=triton.next_power_of_2(slots),
         num_warps=1 if slots <= 32 else 4,
     )
-
-
-def naive_add_depths(
-    staged: StagedTrees, cu_num_logits: Tensor, positions: Tensor
-) -> list[list[int]]:
-    """What `add_depths` makes of the positions, by loops."""
-    found: list[list[int]] = positions.tolist()
-    for request in range(cu_num_logits.shape[0] - 1):
-        logits = int(cu_num_logits[request + 1] - cu_num_logits[request])
-        nodes, root = int(staged.num_nodes[request]), int(staged.row_start[request])
-        for row in found:
-            for node in range(logits):
-                depth = int(staged.depths[request, node]) if node < nodes else 0
-                row[root + node] = row[root] + depth
-    return found

@@ -195,33 +195,3 @@ def stage_trees(
         num_warps=1 if slots <= 32 else 4,
     )
     return out
-
-
-def naive_stage_trees(
-    table: TreeBuffers,
-    idx_mapping: Tensor,
-    query_start_loc: Tensor,
-    cu_num_logits: Tensor,
-    seq_lens: Tensor,
-    positions: Tensor,
-) -> tuple[list[dict[str, list[int]]], list[int]]:
-    """`stage_trees` by loops: per request its fields, lists up to its last node; and positions."""
-    staged, new_positions = [], positions.tolist()
-    for request, slot in enumerate(idx_mapping.tolist()):
-        start, end = query_start_loc[request : request + 2].tolist()
-        logits = int(cu_num_logits[request + 1] - cu_num_logits[request])
-        nodes = min(int(table.num_nodes[slot]), logits)
-        root = end - logits
-        staged.append(
-            {
-                "tokens": table.tokens[slot, :nodes].tolist(),
-                "parents": table.parents[slot, :nodes].tolist(),
-                "depths": table.depths[slot, :nodes].tolist(),
-                "context_len": [int(seq_lens[request]) - (end - start)],
-                "row_start": [root],
-            }
-        )
-        for node in range(logits):
-            depth = int(table.depths[slot, node]) if node < nodes else 0
-            new_positions[root + node] = int(positions[root]) + depth
-    return staged, new_positions

@@ -263,15 +263,3 @@ def vocabulary_block(vocabulary: int) -> int:
     1,024 for V = 32k, 2,048 for 128k; at most MAX_BLOCKS blocks.
     """
     return max(1024, triton.next_power_of_2(triton.cdiv(vocabulary, MAX_BLOCKS)))
-
-
-def naive_top_candidates(logits: Tensor, num: int) -> TopTokens:
-    """`top_candidates` by a stable sort, in float64."""
-    in_order, tokens = logits.double().sort(dim=1, descending=True, stable=True)
-    normalisers = in_order[:, :TOP_TOKENS].logsumexp(dim=1)
-    pad = (0, max(0, num - logits.shape[1]))
-    return TopTokens(
-        torch.nn.functional.pad(in_order[:, :num], pad, value=-torch.inf).float(),
-        torch.nn.functional.pad(tokens[:, :num], pad).int(),
-        normalisers.masked_fill(normalisers == -torch.inf, 0.0).float(),
-    )

@@ -22,10 +22,33 @@ from redrafter_testing.algorithm.tree_batches import (
     token_trees,
 )
 from vllm_redrafter.tree.acceptance import accept_path as torch_accept_path
-from vllm_redrafter.triton_kernels.accept_path import accept_path, naive_accept_path
+from vllm_redrafter.triton_kernels.accept_path import accept_path
 
 SENTINEL = -77
 OUTPUTS = ("output_tokens", "num_sampled", "path", "last_row")
+
+
+def naive_accept_path(
+    tokens: list[int], parents: list[int], sampled: list[int]
+) -> tuple[list[int], list[int]]:
+    """One request's walk by a loop: (path, output tokens).
+
+    Args:
+        tokens, parents: of the request's nodes alone.
+        sampled: the target's token at each of them.
+    """
+    path = [0]
+    while True:
+        here = path[-1]
+        children = (
+            node
+            for node in range(1, len(tokens))
+            if parents[node] == here and tokens[node] == sampled[here]
+        )
+        child = next(children, None)
+        if child is None:
+            return path, [sampled[node] for node in path]
+        path.append(child)
 
 
 @dataclass(frozen=True)

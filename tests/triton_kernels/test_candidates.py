@@ -8,14 +8,34 @@ import pytest
 import torch
 from torch import Tensor
 
+from redrafter_testing.gpu.kernel_references import naive_top_candidates
 from vllm_redrafter.triton_kernels import candidates
 from vllm_redrafter.triton_kernels.candidates import (
     choose_candidates,
-    naive_choose_candidates,
-    naive_rank_candidates,
     rank_candidates,
 )
 from vllm_redrafter.triton_kernels.top_candidates import TopTokens
+
+
+def naive_choose_candidates(
+    logits: Tensor, requests: int, count: int, num: int
+) -> tuple[TopTokens, Tensor]:
+    """`choose_candidates` by a stable sort."""
+    top = naive_top_candidates(logits[:requests], num)
+    best = logits[requests:].double().sort(dim=1, descending=True, stable=True).indices
+    chosen = best[:, :count].sort(dim=1).values
+    return top, chosen.view(-1, requests, chosen.shape[1]).int()
+
+
+def naive_rank_candidates(logits: Tensor, tokens: Tensor, num: int) -> TopTokens:
+    """`rank_candidates` by stable sorts, in float64."""
+    by_row = tokens.repeat_interleave(len(logits) // len(tokens), dim=0)
+    # Of equal logits the lower token first.
+    by_row, order = by_row.sort(dim=1)
+    found = naive_top_candidates(logits.gather(1, order), num)
+    best = by_row.gather(1, found.tokens.long())
+    best[:, logits.shape[1] :] = 0
+    return found._replace(tokens=best)
 
 
 def random_logits(rows: int, columns: int, dtype: torch.dtype = torch.float32) -> Tensor:

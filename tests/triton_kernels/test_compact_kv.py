@@ -18,9 +18,29 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from redrafter_testing.algorithm.tree_batches import GARBAGE, bushy, token_trees
 from redrafter_testing.gpu.triton_interpreter import Memory
 from vllm_redrafter.tree.acceptance import accept_path
-from vllm_redrafter.triton_kernels.compact_kv import CacheTable, compact_kv, naive_compact_kv
+from vllm_redrafter.triton_kernels.compact_kv import CacheTable, compact_kv
 
 FP8 = torch.float8_e4m3fn
+
+
+def naive_compact_kv(
+    caches: Sequence[Tensor],
+    path: Tensor,
+    num_sampled: Tensor,
+    row_start: Tensor,
+    slot_mapping: Tensor,
+) -> None:
+    """`compact_kv` by loops, on [blocks, block_size, KV heads, head_dim] caches."""
+    for cache in caches:
+        block_size = cache.shape[1]
+        before = cache.clone()
+        for request, count in enumerate(num_sampled.tolist()):
+            first = int(row_start[request])
+            for depth in range(count):
+                source = int(slot_mapping[first + int(path[request, depth])])
+                destination = int(slot_mapping[first + depth])
+                row = before[source // block_size, source % block_size]
+                cache[destination // block_size, destination % block_size] = row
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from redrafter_testing.gpu.kernel_references import naive_draft_layer
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
-from vllm_redrafter.triton_kernels.draft_layers import Product, draft_layer, naive_draft_layer
+from vllm_redrafter.triton_kernels.draft_layers import Product, draft_layer
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 

@@ -8,18 +8,36 @@ import pytest
 import torch
 from torch import Tensor
 
+from redrafter_testing.gpu.kernel_references import naive_draft_layer, naive_normed
 from vllm_redrafter.heads.gated import GatedConfig, GatedHead
 from vllm_redrafter.heads.norm import EPSILON
-from vllm_redrafter.triton_kernels.draft_layers import Product, draft_layer, naive_draft_layer
+from vllm_redrafter.triton_kernels.draft_layers import Product, draft_layer
 from vllm_redrafter.triton_kernels.gated_layer import (
     Rows,
     gated_cell,
-    naive_gated_cell,
-    naive_scale_normed,
     scale_normed,
 )
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+
+
+def naive_gated_cell(
+    embedded: Rows, state: Rows, rows: int, weight: Tensor, bias: Tensor, epsilon: float
+) -> Tensor:
+    """`gated_cell` by torch, in float64: [rows, N] float64."""
+
+    def rows_of(read: Rows) -> Tensor:
+        return (read.x[:rows] if read.rows is None else read.x[read.rows.long()]).double()
+
+    e, s = rows_of(embedded), rows_of(state)
+    joined = torch.cat([naive_normed(e, epsilon), naive_normed(s, epsilon)], dim=-1)
+    gate, candidate = (joined @ weight.double().t() + bias.double()).chunk(2, dim=-1)
+    return torch.lerp(torch.nn.functional.silu(candidate), s, gate.sigmoid())
+
+
+def naive_scale_normed(state: Tensor, scale: Tensor, epsilon: float) -> Tensor:
+    """`scale_normed` by torch, in float64: [M, H] float64."""
+    return scale.double() * naive_normed(state.double(), epsilon)
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, size: float = 1.0) -> Tensor:

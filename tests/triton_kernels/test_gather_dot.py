@@ -8,9 +8,26 @@ import pytest
 import torch
 from torch import Tensor
 
-from vllm_redrafter.triton_kernels.gather_dot import gather_dot, naive_gather_dot
+from redrafter_testing.gpu.kernel_references import naive_normed
+from vllm_redrafter.triton_kernels.gather_dot import gather_dot
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+
+
+def naive_gather_dot(
+    x: Tensor,
+    weight: Tensor,
+    tokens: Tensor,
+    scale: Tensor | None = None,
+    epsilon: float = 0.0,
+) -> Tensor:
+    """`gather_dot` by torch, in float64: [R * beams, C] float64."""
+    multiplied = x.double()
+    if scale is not None:
+        multiplied = scale.double() * naive_normed(multiplied, epsilon)
+    rows = weight[tokens.long()].double()
+    by_request = multiplied.view(len(tokens), -1, x.shape[1])
+    return (by_request @ rows.transpose(1, 2)).flatten(0, 1)
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, size: float = 1.0) -> Tensor:

@@ -8,13 +8,39 @@ import pytest
 import torch
 from torch import Tensor
 
+from redrafter_testing.gpu.kernel_references import naive_top_candidates
 from vllm_redrafter.budget import acceptance
 from vllm_redrafter.budget.acceptance import AcceptanceEstimator, log_odds_of
 from vllm_redrafter.triton_kernels import grow_beams as kernel
-from vllm_redrafter.triton_kernels.grow_beams import BeamBuffers, grow_beams, naive_grow_beams
-from vllm_redrafter.triton_kernels.top_candidates import TopTokens, naive_top_candidates
+from vllm_redrafter.triton_kernels.grow_beams import BeamBuffers, grow_beams
+from vllm_redrafter.triton_kernels.top_candidates import TopTokens
 
 GARBAGE = -77
+
+
+def naive_grow_beams(
+    top: TopTokens, above: Tensor | None, beam_width: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`grow_beams` by a stable sort, in float64.
+
+    Args:
+        top: as there.
+        above: [R, W] cumulative log-probabilities of the level above; None on level 0.
+        beam_width: W.
+
+    Returns:
+        (draft tokens [R, W], back-pointers [R, W], log-probabilities [R, W] float32).
+    """
+    scores = top.logits.double() - top.normalisers.double()[:, None]
+    if above is not None:
+        scores = scores + above.double().reshape(-1, 1)
+    requests = len(scores) if above is None else len(above)
+    # In the kernel's precision, in which candidates tie.
+    flat = scores.float().reshape(requests, -1)
+    best, index = flat.sort(dim=1, descending=True, stable=True)
+    best, index = best[:, :beam_width], index[:, :beam_width]
+    tokens = top.tokens.reshape(requests, -1).long().gather(1, index)
+    return tokens, index // beam_width, best
 
 
 def random_top(rows: int, width: int, seed: int, vocabulary: int = 60) -> TopTokens:

@@ -6,13 +6,29 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from redrafter_testing.algorithm.tree_batches import bushy, token_trees
-from vllm_redrafter.triton_kernels.rope_positions import add_depths, naive_add_depths
+from vllm_redrafter.triton_kernels.rope_positions import add_depths
 from vllm_redrafter.triton_kernels.stage_trees import StagedTrees
 
 PROMPT = 3
 """Rows of a prompt before each tree, whose positions are to stay."""
+
+
+def naive_add_depths(
+    staged: StagedTrees, cu_num_logits: Tensor, positions: Tensor
+) -> list[list[int]]:
+    """What `add_depths` makes of the positions, by loops."""
+    found: list[list[int]] = positions.tolist()
+    for request in range(cu_num_logits.shape[0] - 1):
+        logits = int(cu_num_logits[request + 1] - cu_num_logits[request])
+        nodes, root = int(staged.num_nodes[request]), int(staged.row_start[request])
+        for row in found:
+            for node in range(logits):
+                depth = int(staged.depths[request, node]) if node < nodes else 0
+                row[root + node] = row[root] + depth
+    return found
 
 
 def staged_trees(

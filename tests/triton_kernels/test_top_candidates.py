@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from redrafter_testing.gpu.kernel_references import naive_top_candidates
 from vllm_redrafter.tree.beam_search import log_softmax_of_top
 from vllm_redrafter.triton_kernels.top_candidates import (
-    naive_top_candidates,
     top_candidates,
     vocabulary_block,
 )

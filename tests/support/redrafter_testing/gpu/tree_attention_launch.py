@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from redrafter_testing.algorithm.tree_batches import bushy, chain, poisoned, star, token_trees
-from vllm_redrafter.triton_kernels.tree_attention import naive_tree_attention, tree_attention
+from vllm_redrafter.config import WORD_BITS
+from vllm_redrafter.triton_kernels.tree_attention import tree_attention
 
 FP8 = torch.float8_e4m3fn
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 1e-2}
@@ -170,6 +171,67 @@ class Launch:
         assert_close(out, expected, TOLERANCE[self.shape.dtype])
         # Scores are sums in fp32 of products that are exact, whatever the dtype.
         torch.testing.assert_close(lse, expected_lse, rtol=2e-5, atol=2e-5)
+
+
+def naive_tree_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_table: Tensor,
+    context_lens: Tensor,
+    query_start_loc: Tensor,
+    ancestors: Tensor,
+    *,
+    scale: float | None = None,
+    sliding_window: int = 0,
+    soft_cap: float = 0.0,
+    sinks: Tensor | None = None,
+    key_scale: float = 1.0,
+    value_scale: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """`tree_attention` by loops, in float64; depths are counted from the bit sets.
+
+    Returns:
+        (out [rows, query heads, head_dim], lse [rows, query heads]), float64; rows of no request
+        are NaN.
+    """
+    heads, head_dim = query.shape[1], query.shape[2]
+    block_size, kv_heads = key_cache.shape[1], key_cache.shape[2]
+    scale = head_dim**-0.5 if scale is None else scale
+    out = torch.full(query.shape, torch.nan, dtype=torch.float64)
+    lse = torch.full(query.shape[:2], torch.nan, dtype=torch.float64)
+    for request, n in enumerate(context_lens.tolist()):
+        first, end = query_start_loc[request : request + 2].tolist()
+        for row in range(first, end):
+            seen = _set_bits(ancestors[request, row - first])
+            positions = torch.tensor([*range(n), *(n + node for node in seen)])
+            # The i-th of these keys is at position i: the context, then one node per depth.
+            if sliding_window:
+                positions = positions[max(0, len(positions) - sliding_window) :]
+            block = block_table[request].cpu()[positions // block_size].long()
+            slot = positions % block_size
+            keys = key_cache.cpu()[block, slot].double() * key_scale
+            values = value_cache.cpu()[block, slot].double() * value_scale
+            keys = keys.repeat_interleave(heads // kv_heads, dim=1)
+            values = values.repeat_interleave(heads // kv_heads, dim=1)
+            scores = torch.einsum("hd,phd->hp", query[row].cpu().double(), keys) * scale
+            if soft_cap:
+                scores = soft_cap * torch.tanh(scores / soft_cap)
+            if sinks is not None:
+                scores = torch.cat([scores, sinks.cpu().double().unsqueeze(1)], dim=1)
+            weights = scores.softmax(dim=1)[:, : len(positions)]
+            out[row] = torch.einsum("hp,phd->hd", weights, values)
+            lse[row] = scores.logsumexp(dim=1)
+    return out, lse
+
+
+def _set_bits(words: Tensor) -> list[int]:
+    return [
+        word * WORD_BITS + bit
+        for word, value in enumerate(words.tolist())
+        for bit in range(WORD_BITS)
+        if value >> bit & 1
+    ]
 
 
 def assert_close(out: Tensor, expected: Tensor, tolerance: float) -> None:
