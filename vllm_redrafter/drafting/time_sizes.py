@@ -2,10 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from time import perf_counter
 
+from vllm_redrafter.budget.costs import DraftCost
+from vllm_redrafter.tree.policy import SearchShape
+
 MOST_REPEATS = 10
+
+
+def time_drafts(
+    shapes: Sequence[SearchShape],
+    max_requests: int,
+    draft: Callable[[SearchShape, int], None],
+    before: Callable[[], None],
+    seconds: float,
+) -> Iterator[DraftCost]:
+    """Time drafts by the shortest and the longest of these searches, and by matches alone.
+
+    A level costs as much as another: these say it all.
+
+    Args:
+        shapes: to choose among.
+        max_requests: the most that one draft is for.
+        draft: drafts by a search, for so many requests.
+        before, seconds: see `time_sizes`.
+    """
+    lengths = {shape.beam_length for shape in shapes} - {0}
+    said = {0, min(lengths, default=0), max(lengths, default=0)}
+    timed = [shape for shape in shapes if shape.beam_length in said]
+    for shape in timed:
+        run = partial(draft, shape)
+        for size, taken in time_sizes(max_requests, run, before, seconds / len(timed)):
+            yield DraftCost(size, *shape, taken)
 
 
 def time_sizes(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import mlx.core as mx
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from vllm_redrafter.budget.costs import CostTable, DraftCost, VerifyCost
 from vllm_redrafter.budget.planner import arms_of
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.drafting.time_sizes import time_sizes
+from vllm_redrafter.drafting.time_sizes import time_drafts, time_sizes
 from vllm_redrafter.mlx.beam_search import Explored, beam_search
 from vllm_redrafter.mlx.heads import Head
 from vllm_redrafter.mlx.target import TreeTarget
@@ -42,10 +41,8 @@ def measure_costs(target: TreeTarget, head: Head | None, config: ReDrafterConfig
             cache.keep_first(0)
 
     passes = time_sizes(most, verify, before=lambda: None, seconds=MOST_SECONDS)
-    return CostTable(
-        draft=tuple(_draft_costs(target, head, config)),
-        verify=tuple(VerifyCost(*timed) for timed in passes),
-    )
+    drafts = _draft_costs(target, head, config)
+    return CostTable(tuple(drafts), tuple(VerifyCost(*timed) for timed in passes))
 
 
 def search_for_nobody(target: TreeTarget, head: Head, shape: SearchShape) -> Explored:
@@ -58,10 +55,6 @@ def _draft_costs(
     target: TreeTarget, head: Head | None, config: ReDrafterConfig
 ) -> Iterator[DraftCost]:
     arms = arms_of(config, head is not None)
-    lengths = {arm.beam_length for arm in arms} - {0}
-    # A level costs as much as another: the shortest and the longest search say it all.
-    said = {min(lengths, default=0), max(lengths, default=0)}
-    shapes = [arm for arm in arms if arm.beam_length in said and arm.beam_length]
     yield from (DraftCost(1, *arm, SOME_SECONDS) for arm in arms if not arm.beam_length)
     if head is None:
         return
@@ -69,7 +62,5 @@ def _draft_costs(
     def draft(shape: SearchShape, _: int) -> None:
         mx.eval(search_for_nobody(target, head, shape))
 
-    for shape in shapes:
-        seconds = MOST_SECONDS / len(shapes)
-        timed = time_sizes(1, partial(draft, shape), before=lambda: None, seconds=seconds)
-        yield DraftCost(1, *shape, timed[0][1])
+    searches = [arm for arm in arms if arm.beam_length]
+    yield from time_drafts(searches, 1, draft, before=lambda: None, seconds=MOST_SECONDS)

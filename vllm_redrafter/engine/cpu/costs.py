@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from time import perf_counter
 
@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
-from vllm_redrafter.budget.costs import CostTable, DraftCost, VerifyCost
+from vllm_redrafter.budget.costs import CostTable, VerifyCost
 from vllm_redrafter.budget.planner import arms_of
 from vllm_redrafter.drafting.context_index import ContextIndex
-from vllm_redrafter.drafting.time_sizes import time_sizes
+from vllm_redrafter.drafting.time_sizes import time_drafts, time_sizes
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
 from vllm_redrafter.engine.embedding import shared_embedding
 from vllm_redrafter.tree.policy import SearchShape
@@ -41,18 +41,16 @@ def measure_costs(runner: CPUModelRunner, proposer: TreeProposer) -> CostTable:
     _fill_inputs(runner)
     draft = _drafts(proposer, requests, runner.model_config.get_vocab_size())
     rows = min(requests * (config.num_speculative_tokens + 1), runner.max_num_tokens)
-    return CostTable(
-        draft=tuple(_draft_costs(runner, draft, proposer, requests)),
-        verify=tuple(
-            VerifyCost(size, seconds)
-            for size, seconds in time_sizes(
-                rows,
-                lambda size: _target_pass(runner, size),
-                before=lambda: draft(proposer.shape(config.num_speculative_tokens), 1),
-                seconds=MOST_SECONDS,
-            )
-        ),
+    arms = arms_of(config, proposer.drafter is not None)
+    of_one = partial(_target_pass, runner, 1)
+    drafts = tuple(time_drafts(arms, requests, draft, of_one, MOST_SECONDS))
+    passes = time_sizes(
+        rows,
+        partial(_target_pass, runner),
+        before=lambda: draft(proposer.shape(config.num_speculative_tokens), 1),
+        seconds=MOST_SECONDS,
     )
+    return CostTable(drafts, tuple(VerifyCost(*timed) for timed in passes))
 
 
 def warm_up_sizes(runner: CPUModelRunner, most: int) -> None:
@@ -87,25 +85,6 @@ def _drafts(proposer: TreeProposer, requests: int, vocab_size: int) -> Draft:
         proposer.propose(*of_requests, shape, None, matches)
 
     return draft
-
-
-def _draft_costs(
-    runner: CPUModelRunner, draft: Draft, proposer: TreeProposer, requests: int
-) -> Iterator[DraftCost]:
-    arms = arms_of(proposer.config, proposer.drafter is not None)
-    lengths = {arm.beam_length for arm in arms} - {0}
-    # A level costs as much as another: the shortest and the longest search say it all.
-    said = {0, min(lengths, default=0), max(lengths, default=0)}
-    shapes = [arm for arm in arms if arm.beam_length in said]
-    for shape in shapes:
-        timed = time_sizes(
-            requests,
-            partial(draft, shape),
-            before=lambda: _target_pass(runner, 1),
-            seconds=MOST_SECONDS / len(shapes),
-        )
-        for size, seconds in timed:
-            yield DraftCost(size, *shape, seconds)
 
 
 @torch.inference_mode()
