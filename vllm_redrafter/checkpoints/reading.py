@@ -3,7 +3,8 @@ model.safetensors."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -100,7 +101,8 @@ class Checkpoint:
         Raises:
             ConfigError: not a ReDrafter's, or a broken record of acceptance.
         """
-        head = _head_of(model, values)
+        with _convertible(model, values):
+            head = _head_of(model, values)
         try:
             return cls(model, revision, values, head, acceptance_of(values))
         except ConfigError as error:
@@ -132,16 +134,8 @@ class Checkpoint:
         Raises:
             ConfigError: missing, misshapen or unknown tensors, all of them listed.
         """
-        if foreign_head(self.values) is None:
+        with _convertible(self.model, self.values):
             self._check()
-            return self
-        try:
-            self._check()
-        except ConfigError as error:
-            raise ConfigError(
-                f"{error}; `vllm-redrafter convert {self.model} FOLDER` reads all forms of such a "
-                "checkpoint, and writes one that is served"
-            ) from error
         return self
 
     def load(self, dtype: torch.dtype = torch.float32) -> DraftHead:
@@ -172,6 +166,20 @@ class Checkpoint:
                     check_draft_vocabulary(str(path), d2t, head.vocab_size)
         except UNREADABLE as error:
             raise ConfigError(f"{path}: not readable as safetensors: {one_line(error)}") from error
+
+
+@contextmanager
+def _convertible(model: str, values: Mapping[str, Any]) -> Iterator[None]:
+    """What is wrong with another program's checkpoint, `convert` may mend."""
+    try:
+        yield
+    except ConfigError as error:
+        if foreign_head(values) is None:
+            raise
+        raise ConfigError(
+            f"{error}; `vllm-redrafter convert {model} FOLDER` reads all forms of such a "
+            "checkpoint, and writes one that is served"
+        ) from error
 
 
 def _head_of(model: str, values: Mapping[str, Any]) -> HeadConfig:
