@@ -485,6 +485,14 @@ def test_arguments_that_cannot_be_combined(
         speculate(target, drafter, **arguments)
 
 
+def test_model_runner_v2_is_refused_on_a_cpu(
+    target: Path, drafter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    with pytest.raises(ConfigError, match="unset VLLM_USE_V2_MODEL_RUNNER"):
+        speculate(target, drafter)
+
+
 def test_an_installed_logits_processor_is_refused_with_its_package(
     target: Path, drafter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

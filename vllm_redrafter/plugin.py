@@ -317,10 +317,9 @@ def _process_inputs(original: Callable[..., Any], processor: Any, *args: Any, **
 
 
 def _is_v2(vllm_config: VllmConfig) -> bool:
-    ours = (names.CUDA_WORKER, names.CUDA_INTERPRETED_WORKER)
     return (
         vllm_config.speculative_config is not None
-        and vllm_config.parallel_config.worker_cls in ours
+        and vllm_config.parallel_config.worker_cls == names.CUDA_WORKER
     )
 
 

@@ -38,7 +38,6 @@ def test_no_other_file_exchanges_names_of_vllm_s() -> None:
     }
     assert exchanged == {
         "engine/cuda/runner.py",
-        "engine/cuda/interpreted_worker.py",
         "engine/cpu/worker.py",
         "engine/cpu/runner.py",
     }

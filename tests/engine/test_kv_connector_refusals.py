@@ -13,6 +13,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
 
+from redrafter_testing.gpu import cuda_engine_on_cpu
 from vllm_redrafter import ConfigError, plugin
 from vllm_redrafter.engine import kv_connectors
 from vllm_redrafter.engine.cpu import attention as cpu_attention
@@ -27,6 +28,7 @@ LAYERWISE = {"lmcache.use_layerwise": True}
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
     if request.param == "v2":
+        cuda_engine_on_cpu.use(monkeypatch.setattr)
         monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
         # Triton has no CPU backend in this process; nothing is run.
         monkeypatch.setattr("vllm.config.vllm.HAS_TRITON", True)

@@ -80,20 +80,3 @@ class PartTimer:
     def __exit__(self, *_: object) -> None:
         seconds = perf_counter() - self.started
         setattr(self.stats, self.part, getattr(self.stats, self.part) + seconds)
-
-
-class HostEvent:
-    """A CUDA event's part where there is no CUDA: the work is done when the call returns."""
-
-    def record(self) -> None:
-        self._seconds = perf_counter()
-
-    def elapsed_time(self, end: HostEvent) -> float:
-        """Milliseconds, as CUDA events give them."""
-        return 1000 * (end._seconds - self._seconds)
-
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        return None

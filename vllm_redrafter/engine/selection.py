@@ -52,21 +52,15 @@ def engine_here() -> Engine:
     """The engine for this platform.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is none, or not for this model runner.
     """
     from vllm import envs
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
-        # The CUDA engine under Triton's interpreter: made for tests.
         if envs.VLLM_USE_V2_MODEL_RUNNER:
-            return Engine(
-                names.CUDA_INTERPRETED_WORKER,
-                names.CUDA_SPECULATOR,
-                is_v2=True,
-                refusals=v2.refusals,
-                chain_reasons=v2.chain_reasons,
-                apply_default_schedule=schedule.apply_default_schedule,
+            raise ConfigError(
+                "ReDrafter does not run on Model Runner V2 on a CPU; unset VLLM_USE_V2_MODEL_RUNNER"
             )
         return Engine(
             names.CPU_WORKER,
@@ -77,22 +71,27 @@ def engine_here() -> Engine:
             executor=names.CPU_EXECUTOR,
         )
     if current_platform.is_cuda() or _is_rocm_let_through():
-        from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
-
-        register_backend(AttentionBackendEnum.CUSTOM, names.CUDA_TREE_ATTENTION)
-        return Engine(
-            names.CUDA_WORKER,
-            names.CUDA_SPECULATOR,
-            is_v2=True,
-            refusals=v2.refusals,
-            chain_reasons=v2.chain_reasons,
-            apply_default_schedule=schedule.apply_default_schedule,
-            tree_arguments={"attention_backend": AttentionBackendEnum.CUSTOM},
-        )
+        return cuda_engine()
     raise ConfigError(
         "ReDrafter runs on vLLM's own platforms for CUDA and for CPUs, not on "
         f"{type(current_platform).__name__} (devices of type {current_platform.device_type!r}): "
         "leave the speculative config out"
+    )
+
+
+def cuda_engine() -> Engine:
+    """The engine for GPUs; vLLM knows its attention backend from here on."""
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+    register_backend(AttentionBackendEnum.CUSTOM, names.CUDA_TREE_ATTENTION)
+    return Engine(
+        names.CUDA_WORKER,
+        names.CUDA_SPECULATOR,
+        is_v2=True,
+        refusals=v2.refusals,
+        chain_reasons=v2.chain_reasons,
+        apply_default_schedule=schedule.apply_default_schedule,
+        tree_arguments={"attention_backend": AttentionBackendEnum.CUSTOM},
     )
 
 

@@ -17,6 +17,16 @@ HIDDEN = 64
 TIGHT = {"max_num_batched_tokens": 144, "num_gpu_blocks_override": 14}
 
 
+@pytest.fixture
+def host_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What measures times on a CPU."""
+    import torch
+
+    from redrafter_testing.gpu.host_event import HostEvent
+
+    monkeypatch.setattr(torch.cuda, "Event", HostEvent)
+
+
 @pytest.fixture(scope="session")
 def small_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from redrafter_testing.models.tiny_models import add_tokenizer, make_small_target

@@ -15,6 +15,7 @@ from vllm.platforms import current_platform
 from vllm.platforms.interface import DeviceCapability, PlatformEnum
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
+from redrafter_testing.gpu import cuda_engine_on_cpu
 from redrafter_testing.models.tiny_models import make_target
 from vllm_redrafter import ConfigError, plugin
 from vllm_redrafter.config import ReDrafterConfig
@@ -30,6 +31,7 @@ plugin.register()
 
 @pytest.fixture(autouse=True)
 def model_runner_v2(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda_engine_on_cpu.use(monkeypatch.setattr)
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
     # Triton has no CPU backend in this process; nothing is run.
@@ -48,7 +50,7 @@ def speculate(
 
 def test_the_v2_engine_is_chosen(small_target: Path, small_drafter: Path) -> None:
     config = speculate(small_target, small_drafter)
-    assert config.parallel_config.worker_cls == names.CUDA_INTERPRETED_WORKER
+    assert config.parallel_config.worker_cls == cuda_engine_on_cpu.WORKER
     assert config.speculative_config.model == names.CUDA_SPECULATOR
     assert config.additional_config[names.METHOD]["beam_width"] == 3
     assert config.use_v2_model_runner

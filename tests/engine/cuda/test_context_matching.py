@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from copy import deepcopy
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 
 from redrafter_testing.algorithm.context_matches import search_and_paths
 from redrafter_testing.gpu.recorded_graphs import RecordedGraph, graphs_recorded
+from redrafter_testing.gpu.torch_drafting import in_torch
 from redrafter_testing.gpu.triton_interpreter import import_interpreted, interpreted
 
 ON_GPU = torch.cuda.is_available()
@@ -23,8 +26,8 @@ if not ON_GPU:
 
 from vllm_redrafter.config import ReDrafterConfig  # noqa: E402
 from vllm_redrafter.engine.cuda.context_matching import (  # noqa: E402
-    Candidates,
     ContextMatching,
+    ScoredNodes,
 )
 from vllm_redrafter.engine.cuda.verification import Verification  # noqa: E402
 from vllm_redrafter.tree.beam_search import ExploredNodes  # noqa: E402
@@ -32,7 +35,13 @@ from vllm_redrafter.tree.policy import SearchShape  # noqa: E402
 from vllm_redrafter.triton_kernels.build_tree import ScoredTrees  # noqa: E402
 
 REQUESTS, K, LENGTH, WIDTH = 4, 6, 3, 3
-recorded = pytest.mark.skipif(ON_GPU, reason="recordings stand for graphs on a CPU")
+pytestmark = pytest.mark.skipif(ON_GPU, reason="recordings stand for graphs on a CPU")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels() -> Iterator[None]:
+    with interpreted():
+        yield
 
 
 @pytest.fixture
@@ -58,36 +67,35 @@ def matching() -> ContextMatching:
     return made
 
 
-def found(length: int) -> Candidates:
+def found(length: int) -> ScoredNodes:
     """By a search for three requests; of length 0 by none."""
     explored, _ = search_and_paths(1, LENGTH, WIDTH)
     parts = explored.tokens, explored.back_pointers, explored.log_probs
     levels = (slice(3), slice(length), slice(WIDTH if length else 0))
     nodes = ExploredNodes(*(part[levels].contiguous() for part in parts))
-    return Candidates(nodes, torch.rand(nodes.log_probs.shape))
+    return ScoredNodes(nodes, torch.rand(nodes.log_probs.shape))
 
 
-@recorded
 @pytest.mark.parametrize("length", [LENGTH, 0])
 def test_kernels_join_the_same_in_three_launches(matching: ContextMatching, length: int) -> None:
     """Of a padded batch."""
     slots = torch.tensor([3, 2, REQUESTS])
     search = found(length)
-    expected = matching.join(length, search, slots)
-    assert expected.match_lengths is not None and expected.match_lengths[0].any()
-    assert not expected.match_lengths[2].any()
-    matching.on_kernels = True
     graph = RecordedGraph()
-    with interpreted(), torch.inference_mode():
+    with torch.inference_mode():
         with graphs_recorded(), torch.cuda.graph(graph):
             joined = matching.join(length, search, slots)
         slots[1] = 0
         graph.replay()
-    matching.on_kernels = False
-    expected = matching.join(length, search, slots)
+    found_by_kernels = deepcopy(joined)
+    with in_torch("context_matching"):
+        expected = matching.join(length, search, slots)
+    assert expected.match_lengths is not None and expected.match_lengths[0].any()
+    assert not expected.match_lengths[2].any()
     for name in ("tokens", "back_pointers", "log_probs"):
-        torch.testing.assert_close(getattr(joined.nodes, name), getattr(expected.nodes, name))
-    torch.testing.assert_close(joined[1:], expected[1:])
+        of_kernels = getattr(found_by_kernels.nodes, name)
+        torch.testing.assert_close(of_kernels, getattr(expected.nodes, name))
+    torch.testing.assert_close(found_by_kernels[1:], expected[1:])
     assert graph.num_nodes == 3
 
 
@@ -118,17 +126,16 @@ def test_probabilities_move_towards_what_is_accepted(matching: ContextMatching) 
     assert changed == 3
 
 
-@recorded
 def test_kernels_learn_the_same_in_one_launch(matching: ContextMatching) -> None:
     walk(matching)
     matching.counts[1, 0, 0, 1] = 0.0  # never accepted, and faded away
     slots, prior = torch.tensor([2]), matching.counts.clone()
-    matching.learn(slots)
+    with in_torch("context_matching"):
+        matching.learn(slots)
     expected = matching.counts.clone(), matching.probabilities.clone()
     matching.counts.copy_(prior)
-    matching.on_kernels = True
     graph = RecordedGraph()
-    with interpreted(), torch.inference_mode():
+    with torch.inference_mode():
         with graphs_recorded(), torch.cuda.graph(graph):
             matching.learn(slots)
         matching.counts.copy_(prior)

@@ -1,13 +1,15 @@
-"""How explored nodes are ranked, and what is learned from the verified ones."""
+"""What is learned from the verified nodes, and how often."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
 import torch
 
 from redrafter_testing.gpu.recorded_graphs import RecordedGraph, graphs_recorded
+from redrafter_testing.gpu.torch_drafting import in_torch
 from redrafter_testing.gpu.triton_interpreter import import_interpreted, interpreted
 
 ON_GPU = torch.cuda.is_available()
@@ -23,10 +25,16 @@ from vllm_redrafter.engine.cuda.node_confidence import (  # noqa: E402
     NodeConfidence,
 )
 from vllm_redrafter.engine.cuda.verification import Verification  # noqa: E402
-from vllm_redrafter.tree.beam_search import ExploredNodes  # noqa: E402
 from vllm_redrafter.triton_kernels.build_tree import ScoredTrees  # noqa: E402
 
 REQUESTS, K = 3, 4
+pytestmark = pytest.mark.skipif(ON_GPU, reason="recordings stand for graphs on a CPU")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels() -> Iterator[None]:
+    with interpreted():
+        yield
 
 
 @pytest.fixture
@@ -36,16 +44,6 @@ def confidence() -> NodeConfidence:
     trees.clear()
     trees.log_odds[2, 1:4] = torch.tensor([2.0, 1.0, -1.0])
     return NodeConfidence(trees, Verification(REQUESTS, K, torch.device("cpu")), max_depth=2)
-
-
-def test_ranked_nodes_are_no_likelier_than_their_parents(confidence: NodeConfidence) -> None:
-    log_probs = torch.tensor([[[-0.1, -2.0], [-0.2, -torch.inf]]])
-    explored = ExploredNodes(torch.ones(1, 2, 2).long(), torch.zeros(1, 2, 2).long(), log_probs)
-    ranked, log_odds = confidence.rank(explored)
-    assert log_odds.shape == log_probs.shape
-    assert ranked.log_probs[0, 1, 0] < ranked.log_probs[0, 0, 0] < 0
-    assert ranked.log_probs[0, 1, 1] == -torch.inf
-    assert ranked.tokens is explored.tokens
 
 
 def walk(confidence: NodeConfidence) -> None:
@@ -59,18 +57,17 @@ def walk(confidence: NodeConfidence) -> None:
     verification.note_verified(1, 1)
 
 
-@pytest.mark.skipif(ON_GPU, reason="recordings stand for graphs on a CPU")
-def test_kernels_learn_the_same_in_two_launches(confidence: NodeConfidence) -> None:
+def test_kernels_learn_what_torch_does_in_two_launches(confidence: NodeConfidence) -> None:
     walk(confidence)
     slots = torch.tensor([2])
     statistics = confidence.estimator.statistics
-    confidence.learn(slots)
+    with in_torch("node_confidence"):
+        confidence.learn(slots)
     expected = statistics.clone()
     assert expected.any()
     statistics.zero_()
-    confidence.on_kernels = True
     graph = RecordedGraph()
-    with interpreted(), torch.inference_mode():
+    with torch.inference_mode():
         with graphs_recorded(), torch.cuda.graph(graph):
             confidence.learn(slots)
         torch.testing.assert_close(statistics, expected)
@@ -82,16 +79,18 @@ def test_kernels_learn_the_same_in_two_launches(confidence: NodeConfidence) -> N
 def test_refits_follow_what_was_accepted_soon_and_then_as_seldom_as_vllms(
     confidence: NodeConfidence,
 ) -> None:
-    walk(confidence)  # each time
+    walk(confidence)
+    confidence.learn(torch.tensor([2]))
+    of_a_step = confidence.estimator.statistics.clone()
     before, refits = confidence.estimator.biases.clone(), []
     for step in range(1, 4 * LONGEST_REFIT):
-        confidence.learn(torch.tensor([2]))
         confidence.count_step()
         if not torch.equal(confidence.estimator.biases, before):
             refits.append(step)
             after = confidence.estimator.biases
             assert after[1] > before[1], "all nodes of depth 2 were accepted"
             before = after.clone()
+        confidence.estimator.statistics.add_(of_a_step)
     assert refits[0] == FIRST_REFIT
     waits = [later - sooner for sooner, later in pairwise(refits)]
     assert waits == [16, 32, 64, LONGEST_REFIT, LONGEST_REFIT]

@@ -18,7 +18,7 @@ from vllm_redrafter.engine.published import Counters, Publisher, Subscriber
 
 
 @pytest.fixture
-def meter() -> StepTimer:
+def meter(host_events: None) -> StepTimer:
     return StepTimer(torch.device("cpu"))
 
 

@@ -9,27 +9,19 @@ those that were verified, within the draft's CUDA graph (`vllm_redrafter/tree/co
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 from vllm.v1.worker.gpu.states import RequestState
 
 from vllm_redrafter.budget.match_acceptance import MEMORY, PRIOR_WEIGHT, prior_acceptance
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.engine.cuda.verification import Verification
 from vllm_redrafter.tree.beam_search import ExploredNodes
-from vllm_redrafter.tree.context_matches import (
-    LONGEST_MATCH,
-    find_matches,
-    joined,
-    joint_scores,
-)
 from vllm_redrafter.tree.policy import SearchShape
-from vllm_redrafter.triton_kernels import find_matches as kernels
 from vllm_redrafter.triton_kernels.build_tree import ScoredTrees
+from vllm_redrafter.triton_kernels.find_matches import MatchBuffers, find_matches
 from vllm_redrafter.triton_kernels.join_matches import (
     JoinedBuffers,
     SearchedNodes,
@@ -38,7 +30,7 @@ from vllm_redrafter.triton_kernels.join_matches import (
 from vllm_redrafter.triton_kernels.observe_matches import observe_matches
 
 
-class Candidates(NamedTuple):
+class ScoredNodes(NamedTuple):
     """What may be in the trees of R requests.
 
     Attributes:
@@ -65,7 +57,6 @@ class ContextMatching:
             the match and depth: nodes judged and accepted.
         probabilities: [2, LONGEST_MATCH, D] float32, the share of these.
         temperatures: [requests] float32, of the batch's requests; above 0 for those that sample.
-        on_kernels: whether kernels do this, or torch: on a CPU, where launches cost nothing.
     """
 
     def __init__(
@@ -87,15 +78,14 @@ class ContextMatching:
         self.trees, self.verification = trees, verification
         self._text, self._num_tokens = states.all_token_ids.gpu, states.total_len.gpu
         self._vocab_size = states.vocab_size
-        self._sizes = paths = config.context_matches, config.path_length
+        paths = config.context_matches, config.path_length
         requests, device = states.max_num_reqs, verification.path.device
-        self.on_kernels = device.type == "cuda"
         prior = torch.tensor(prior_acceptance(config.path_length), device=device).float()
         self.probabilities = prior.repeat(2, 1, 1)
         judged = torch.full_like(self.probabilities, PRIOR_WEIGHT)
         self.counts = torch.stack([judged, PRIOR_WEIGHT * self.probabilities], dim=-1)
         self.temperatures = torch.zeros(requests, device=device)
-        self._paths = kernels.MatchBuffers(requests, *paths, self._text.shape[1], device)
+        self._paths = MatchBuffers(requests, *paths, self._text.shape[1], device)
         self._joined = {
             length: JoinedBuffers(requests, shape, paths, device)
             for length, shape in searches.items()
@@ -119,7 +109,7 @@ class ContextMatching:
         lengths, verification = self.trees.match_lengths.index_select(0, slots), self.verification
         node = torch.arange(lengths.shape[1], device=lengths.device)
         on_path = (lengths > 0) & (node < verification.num_verified[: slots.shape[0], None])
-        _, accepted = verification.judged(slots.shape[0])
+        accepted = verification.accepted(slots.shape[0])
         return torch.stack([on_path.sum(), (on_path & accepted).sum()])
 
     def learn(self, slots: Tensor) -> None:
@@ -128,21 +118,17 @@ class ContextMatching:
         Args:
             slots: [R] int64, the slots of the batch's first requests.
         """
-        temperatures = self.temperatures[: slots.shape[0]]
-        if not self.on_kernels:
-            self._learn_by_torch(slots, temperatures)
-            return
         observe_matches(
             slots,
             self.trees.match_lengths,
             self.verification.verified_trees(),
-            temperatures,
+            self.temperatures[: slots.shape[0]],
             MEMORY,
             self.counts,
             self.probabilities,
         )
 
-    def join(self, length: int, found: Candidates, slots: Tensor) -> Candidates:
+    def join(self, length: int, found: ScoredNodes, slots: Tensor) -> ScoredNodes:
         """A search's nodes, and those of paths in the requests' texts.
 
         Args:
@@ -151,9 +137,7 @@ class ContextMatching:
             slots: [R] int64; one past the last slot has no text.
         """
         temperatures = self.temperatures[: slots.shape[0]]
-        if not self.on_kernels:
-            return self._join_by_torch(found, slots, temperatures)
-        kernels.find_matches(self._text, self._num_tokens, slots, self._vocab_size, self._paths)
+        find_matches(self._text, self._num_tokens, slots, self._vocab_size, self._paths)
         explored, log_odds, out = found.nodes, found.log_odds, self._joined[length]
         search = SearchedNodes(
             explored.tokens, explored.back_pointers, explored.log_probs, log_odds
@@ -164,34 +148,4 @@ class ContextMatching:
             out.tokens[:requests], out.back_pointers[:requests], out.scores[:requests]
         )
         kept = None if log_odds is None else out.log_odds[:requests]
-        return Candidates(nodes, kept, out.match_lengths[:requests])
-
-    def _join_by_torch(self, found: Candidates, slots: Tensor, temperatures: Tensor) -> Candidates:
-        is_text = slots < self._text.shape[0]
-        rows = slots.clamp(max=self._text.shape[0] - 1)
-        text, num_tokens = self._text.index_select(0, rows), self._num_tokens.index_select(0, rows)
-        matches = find_matches(text, num_tokens.clamp(min=1), *self._sizes, self._vocab_size)
-        lengths = matches.lengths.masked_fill(~is_text[:, None], 0)
-        nodes, log_odds = joined(found.nodes, matches._replace(lengths=lengths)), found.log_odds
-        by_request = self.probabilities.index_select(0, (temperatures > 0).long())
-        scores = joint_scores(nodes, by_request)
-        if log_odds is not None:
-            (levels, columns), (length, width) = scores.shape[1:], log_odds.shape[1:]
-            below = (0, columns - width, 0, levels - length)
-            log_odds = pad(log_odds, below, value=-torch.inf)
-        joint = replace(nodes.explored, log_probs=scores)
-        return Candidates(joint, log_odds, nodes.match_lengths.int())
-
-    def _learn_by_torch(self, slots: Tensor, temperatures: Tensor) -> None:
-        requests, depth = slots.shape[0], self.probabilities.shape[2]
-        lengths = self.trees.match_lengths.index_select(0, slots).long()
-        judged, accepted = self.verification.judged(requests)
-        on_path = judged & (lengths > 0)
-        kinds = (temperatures > 0).long()[:, None]
-        depths = self.verification.staged.depths[:requests]
-        at = ((kinds * LONGEST_MATCH + lengths - 1) * depth + depths - 1).masked_fill(~on_path, 0)
-        added = torch.stack([on_path, on_path & accepted], dim=-1).float()
-        self.counts.view(-1, 2).index_add_(0, at.flatten(), added.flatten(0, 1))
-        self.counts *= (MEMORY / self.counts[..., :1]).clamp(max=1.0)
-        self.counts[..., 1].clamp_(min=1.0)
-        torch.div(self.counts[..., 1], self.counts[..., 0], out=self.probabilities)
+        return ScoredNodes(nodes, kept, out.match_lengths[:requests])

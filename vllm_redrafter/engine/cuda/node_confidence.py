@@ -6,14 +6,11 @@ verified (`vllm_redrafter/budget/acceptance.py`), on the device: the draft's CUD
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
-from vllm_redrafter.budget.acceptance import AcceptanceEstimator, RefitSchedule, log_odds_of
+from vllm_redrafter.budget.acceptance import AcceptanceEstimator, RefitSchedule
 from vllm_redrafter.engine.cuda.verification import Verification
-from vllm_redrafter.tree.beam_search import ExploredNodes
 from vllm_redrafter.triton_kernels.build_tree import ScoredTrees
 from vllm_redrafter.triton_kernels.observe_nodes import COLUMNS, observe_nodes
 
@@ -23,13 +20,12 @@ next, as in vLLM's `acceptance_estimator.py`."""
 
 
 class NodeConfidence:
-    """Ranks explored nodes, and tells vLLM's adaptive verification of those kept.
+    """Learns how probable nodes are to be accepted, and tells vLLM's adaptive verification.
 
     Attributes:
         estimator: what is learned.
         probs: [requests, K] float32, in batch order, of the last draft: what `build_tree` writes,
             for vLLM to read.
-        on_kernels: whether kernels learn, or torch: on a CPU, where launches cost nothing.
     """
 
     def __init__(self, trees: ScoredTrees, verification: Verification, max_depth: int) -> None:
@@ -43,7 +39,6 @@ class NodeConfidence:
         self.trees, self.verification = trees, verification
         requests, slots = verification.path.shape
         device = verification.path.device
-        self.on_kernels = device.type == "cuda"
         self.estimator = AcceptanceEstimator(max_depth, device)
         self.probs = torch.zeros(requests, slots - 1, device=device)
         self._sums = torch.zeros(requests, max_depth, COLUMNS, device=device)
@@ -55,37 +50,18 @@ class NodeConfidence:
         Args:
             slots: [R] int64, the slots of the batch's first requests.
         """
-        requests = slots.shape[0]
-        if self.on_kernels:
-            learned = self.estimator
-            observe_nodes(
-                slots,
-                self.trees.log_odds,
-                self.verification.verified_trees(),
-                learned.slope,
-                learned.biases,
-                self._sums,
-                learned.statistics,
-            )
-            return
-        log_odds = self.trees.log_odds.index_select(0, slots)
-        judged, accepted = self.verification.judged(requests)
-        # Of what the drafter did not find, only the text tells.
-        unknown = log_odds == -torch.inf
-        self.estimator.observe(
-            log_odds.masked_fill(unknown, 0.0),
-            self.verification.staged.depths[:requests],
-            judged & ~unknown,
-            accepted,
+        learned = self.estimator
+        observe_nodes(
+            slots,
+            self.trees.log_odds,
+            self.verification.verified_trees(),
+            learned.slope,
+            learned.biases,
+            self._sums,
+            learned.statistics,
         )
 
     def count_step(self) -> None:
         """Refit where that is due; to be called by the host in every step that verifies."""
         if self._refits.due():
             self.estimator.refit()
-
-    def rank(self, explored: ExploredNodes) -> tuple[ExploredNodes, Tensor]:
-        """The same nodes with the logs of their survival probabilities, and the log-odds."""
-        found = explored.log_probs, explored.back_pointers
-        log_odds = log_odds_of(*found)
-        return replace(explored, log_probs=self.estimator.log_survival(log_odds, *found)), log_odds

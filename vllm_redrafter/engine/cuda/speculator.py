@@ -30,7 +30,7 @@ from vllm_redrafter.budget.planner import draft_lengths
 from vllm_redrafter.checkpoints.acceptance_record import AcceptanceRecord
 from vllm_redrafter.checkpoints.reading import Checkpoint
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.engine.cuda.context_matching import Candidates, ContextMatching
+from vllm_redrafter.engine.cuda.context_matching import ContextMatching, ScoredNodes
 from vllm_redrafter.engine.cuda.draft_graphs import DraftGraphManager, length_of
 from vllm_redrafter.engine.cuda.draft_search import DraftSearch
 from vllm_redrafter.engine.cuda.node_confidence import NodeConfidence
@@ -41,7 +41,7 @@ from vllm_redrafter.engine.embedding import lookup_table, shared_embedding
 from vllm_redrafter.engine.speculation import Settings
 from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.heads.shortlist import affordable
-from vllm_redrafter.tree.beam_search import ExploredNodes, beam_search
+from vllm_redrafter.tree.beam_search import ExploredNodes
 from vllm_redrafter.tree.policy import SearchShape, candidate_log_probs, search_shape
 from vllm_redrafter.tree.sharding import VocabularyShard
 from vllm_redrafter.triton_kernels.build_tree import DraftRows, NodeLimits, build_tree
@@ -70,8 +70,7 @@ class TreeSpeculator(BaseSpeculator):
         matching: finds continuations in the requests' texts; None where nobody asked for them.
         lengths: how many levels drafts search, ascending; the last is the usual one. Those of 0
             are of continuations found in the texts alone.
-        searches: by length from 1 on, the search on kernels; None where torch searches: on a CPU,
-            where launches cost nothing and Triton's interpreter much.
+        searches: by length from 1 on; none without a drafter.
     """
 
     # What the model runner asks of any speculator, besides BaseSpeculator.
@@ -120,7 +119,7 @@ class TreeSpeculator(BaseSpeculator):
             self.matching = ContextMatching(
                 self.config, req_states, self.trees, self.verification, shapes
             )
-        self.searches: dict[int, DraftSearch] | None = None
+        self.searches: dict[int, DraftSearch] = {}
 
     @property
     def config(self) -> ReDrafterConfig:
@@ -148,10 +147,9 @@ class TreeSpeculator(BaseSpeculator):
         self.recorded = self.checkpoint.acceptance.either().greedy
         if self.recorded is not None and self.confidence is not None:
             self.confidence.estimator.start_from(self.recorded)
-        if self.device.type == "cuda":
-            self.searches = self.searches_on_kernels(target)
+        self.searches = self.new_searches(target)
 
-    def searches_on_kernels(self, target: nn.Module) -> dict[int, DraftSearch]:
+    def new_searches(self, target: nn.Module) -> dict[int, DraftSearch]:
         """The drafter's searches by length, once it and the target are loaded."""
         return {
             length: DraftSearch(
@@ -384,7 +382,7 @@ class TreeSpeculator(BaseSpeculator):
             match_lengths=found.match_lengths,
         )
 
-    def _candidates(self, requests: int, length: int) -> Candidates:
+    def _candidates(self, requests: int, length: int) -> ScoredNodes:
         """What may be in the trees of the first `requests` inputs."""
         hidden, roots = self.hidden[:requests], self._roots[:requests]
         found = self._searched(hidden, roots, length) if length else self._nothing(requests)
@@ -392,38 +390,18 @@ class TreeSpeculator(BaseSpeculator):
             return found
         return self.matching.join(length, found, self.slots[:requests])
 
-    def _searched(self, hidden: Tensor, roots: Tensor, length: int) -> Candidates:
+    def _searched(self, hidden: Tensor, roots: Tensor, length: int) -> ScoredNodes:
         """What the drafter finds, as far as the tree policy allows it."""
-        log_odds = None
-        if self.searches is not None:
-            explored, log_odds = self.searches[length].explore(hidden, roots)
-        else:
-            explored = self.explore(hidden, roots, length)
-            if self.confidence is not None:
-                explored, log_odds = self.confidence.rank(explored)
+        explored, log_odds = self.searches[length].explore(hidden, roots)
         allowed = candidate_log_probs(explored, self.config.tree)
-        return Candidates(replace(explored, log_probs=allowed), log_odds)
+        return ScoredNodes(replace(explored, log_probs=allowed), log_odds)
 
-    def _nothing(self, requests: int) -> Candidates:
+    def _nothing(self, requests: int) -> ScoredNodes:
         """Of a draft without a search."""
         tokens = self.slots.new_empty(requests, 0, 0)
         scores = tokens.new_empty(tokens.shape, dtype=torch.float32)
         log_odds = scores if self.confidence is not None else None
-        return Candidates(ExploredNodes(tokens, tokens, scores), log_odds)
-
-    def explore(self, hidden: Tensor, roots: Tensor, length: int) -> ExploredNodes:
-        """The candidates for trees that continue the roots [R]: hidden is [R, (1 + n) H]."""
-        width, _ = self._search_shape
-        return beam_search(
-            self.drafter,
-            self.embed,
-            hidden,
-            roots,
-            width,
-            length,
-            self.shard,
-            self._candidates_for(len(roots), length),
-        )
+        return ScoredNodes(ExploredNodes(tokens, tokens, scores), log_odds)
 
     def _candidates_for(self, requests: int, length: int) -> int:
         """How many tokens nodes choose from, in a draft for so many requests; 0 for all."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from vllm.v1.worker.gpu.input_batch import InputBatch
 
-from vllm_redrafter.drafting.stats import HostEvent, StepStats
+from vllm_redrafter.drafting.stats import StepStats
 from vllm_redrafter.engine.published import Publisher
 
 cuda: Any = torch.cuda  # its classes are untyped where torch is built without CUDA
@@ -30,7 +30,6 @@ class StepTimer:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
         self._enabled = False
         self._stats = StepStats()
         # Requests verified, their nodes and the tokens output, nodes on paths found in the text and
@@ -38,7 +37,7 @@ class StepTimer:
         self._counts = torch.zeros(5, dtype=torch.int64, device=device)
         # The same on the host, as they were when they were copied last.
         self._copy = torch.zeros(5, dtype=torch.int64, pin_memory=device.type == "cuda")
-        self._copied = self._event()
+        self._copied = cuda.Event()
         self.publisher: Publisher | None = None
         self._pending: deque[tuple[str, Any, Any]] = deque()
 
@@ -83,7 +82,7 @@ class StepTimer:
         if not self._enabled:
             yield
             return
-        begin, end = self._event(), self._event()
+        begin, end = (cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
         yield
         end.record()
@@ -125,11 +124,6 @@ class StepTimer:
     def count_undrafted(self) -> None:
         """Count a step that could have drafted."""
         self._stats.undrafted_steps += self._counting
-
-    def _event(self) -> Any:
-        if self._device.type == "cuda":
-            return cuda.Event(enable_timing=True)
-        return HostEvent()
 
     def _settle(self, wait: bool) -> None:
         """Turn pairs of events into seconds: those that are over, or all."""

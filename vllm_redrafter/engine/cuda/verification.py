@@ -59,7 +59,6 @@ class Verification:
         self.last_rows = torch.zeros(max_num_reqs, dtype=torch.int64, device=device)
         self.num_verified = torch.zeros(max_num_reqs, dtype=torch.int32, device=device)
         self.num_nodes_on_host = torch.zeros(0, dtype=torch.int32)
-        self._nodes = torch.arange(max_nodes + 1, device=device)
         # Chains are not compacted: there are no caches then.
         self._slot_mappings = torch.empty(0, 0, dtype=torch.int64, device=device)
         self._caches: list[list[CacheTable]] = []
@@ -122,21 +121,11 @@ class Verification:
             staged.tokens, staged.parents, staged.depths, self.num_verified, self.path
         )
 
-    def judged(self, requests: int) -> tuple[Tensor, Tensor]:
-        """What the walk says of the nodes of the batch's first requests.
-
-        Returns:
-            (judged, accepted), [requests, K+1] bool: nodes that were verified and whose parent was
-            accepted, for only they could be; and nodes that were accepted.
-        """
-        staged = self.staged
-        accepted = torch.zeros_like(staged.tokens[:requests], dtype=torch.bool)
+    def accepted(self, requests: int) -> Tensor:
+        """[requests, K+1] bool: the nodes on the paths of the batch's first requests."""
+        accepted = torch.zeros_like(self.staged.tokens[:requests], dtype=torch.bool)
         # Behind the path's end: the root once more.
-        accepted.scatter_(1, self.path[:requests].clamp(min=0).long(), True)
-        verified = (self._nodes > 0) & (self._nodes < self.num_verified[:requests, None])
-        # A token of -1: the request's grammar was not asked about it.
-        verified &= staged.tokens[:requests] >= 0
-        return verified & accepted.gather(1, staged.parents[:requests].long()), accepted
+        return accepted.scatter_(1, self.path[:requests].clamp(min=0).long(), True)
 
     @property
     def rows(self) -> TreeRowsInCache:

@@ -392,14 +392,14 @@ def draft_on_kernels(worker: Any) -> tuple[int, bool, bool]:
         make one hidden state of several; whether it reads the embedding's table itself; whether a
         replay drafts the same tree and tokens).
     """
-    from vllm_redrafter.engine.cuda.speculator import TreeSpeculator
+    from redrafter_testing.gpu import torch_drafting
 
     runner = worker.model_runner
-    speculator, confidence = runner.speculator, runner.speculator.confidence
+    speculator = runner.speculator
     generator = torch.Generator().manual_seed(0)
     speculator.hidden[0] = torch.randn(speculator.hidden.shape[1], generator=generator)
     speculator.slots[0] = entry = 0
-    if (matching := speculator.matching) is not None:
+    if speculator.matching is not None:
         text = torch.tensor([1, 2, 3, 4, 1, 2, 5, 6, 1, 2])
         runner.req_states.all_token_ids.gpu[0, : len(text)] = text
         runner.req_states.total_len.gpu[0] = len(text)
@@ -411,19 +411,15 @@ def draft_on_kernels(worker: Any) -> tuple[int, bool, bool]:
         fields = (trees.tokens, trees.parents, trees.depths, trees.num_nodes, trees.ancestors)
         return [speculator.drafts[0].clone(), *(field[entry].clone() for field in fields)]
 
-    def on_kernels(wanted: bool) -> None:
-        speculator.searches = speculator.searches_on_kernels(runner.model) if wanted else None
-        for part in (confidence, matching):
-            if part is not None:
-                part.on_kernels = wanted
-
-    # Whatever the engine drafts with otherwise.
-    speculator.explore = lambda *inputs: TreeSpeculator.explore(speculator, *inputs)
+    searches = speculator.searches
     graph = RecordedGraph()
     try:
+        # By the drafter, whatever the engine drafts with otherwise.
+        speculator.searches = speculator.new_searches(runner.model)
         speculator.draft(1, longest)
         expected = drafted()
-        on_kernels(True)
+        torch_drafting.use_kernels()
+        speculator.searches = speculator.new_searches(runner.model)
         reads_table = speculator.searches[longest].table is not None
         with torch.cuda.graph(graph):
             speculator.draft(1, longest)
@@ -437,8 +433,8 @@ def draft_on_kernels(worker: Any) -> tuple[int, bool, bool]:
         launches = graph.num_nodes - fusing.num_nodes
         return launches, reads_table, same
     finally:
-        on_kernels(False)
-        del speculator.explore
+        torch_drafting.use()
+        speculator.searches = searches
 
 
 def replay(worker: Any, wanted: bool) -> None:

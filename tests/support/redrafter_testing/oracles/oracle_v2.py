@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from redrafter_testing.oracles import V2_ORACLE
-from redrafter_testing.oracles.oracle import Oracle
+from redrafter_testing.oracles.oracle import WIDTH, Oracle
 from vllm_redrafter.engine.cuda.speculator import TreeSpeculator
 from vllm_redrafter.tree.beam_search import ExploredNodes
+from vllm_redrafter.tree.policy import SearchShape
 
 
 class OracleSpeculator(TreeSpeculator):
     def load_model(self, target: nn.Module) -> None:
         super().load_model(target)
-        self.searches = None  # in their place, `explore`
         sure = self.config.tree == "chain"
         self.oracle = Oracle(Path(self.checkpoint), self.drafter.config.vocab_size, sure)
+        for search in self.searches.values():
+            search.explored = partial(self._known, search.shape)
 
-    def explore(self, hidden: Tensor, roots: Tensor, length: int) -> ExploredNodes:
-        return self.oracle.explore(hidden, length=length)
+    def _known(self, shape: SearchShape, hidden: Tensor, roots: Tensor) -> ExploredNodes:
+        width, length = shape
+        known = self.oracle.explore(hidden, min(WIDTH, width), length)
+        rest = 0, max(width - WIDTH, 0)
+        return ExploredNodes(
+            pad(known.tokens, rest),
+            pad(known.back_pointers, rest),
+            pad(known.log_probs, rest, value=-torch.inf),
+        )
 
 
 def use() -> None:

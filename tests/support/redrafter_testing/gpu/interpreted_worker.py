@@ -1,8 +1,4 @@
-"""The same engine on the CPU, its kernels under Triton's interpreter: what the tests run.
-
-Orders of magnitude slower than engine/cpu, so engine/selection.py chooses it only where Model
-Runner V2 is asked for (VLLM_USE_V2_MODEL_RUNNER=1) on a CPU.
-"""
+"""The CUDA engine's worker on a CPU: its kernels interpreted, what is drafted drafted by torch."""
 
 from __future__ import annotations
 
@@ -16,7 +12,8 @@ from vllm.v1.worker import cpu_worker  # isort: skip
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 from vllm.v1.worker.cpu import model_runner as cpu_model_runner
 
-from vllm_redrafter.drafting.stats import HostEvent
+from redrafter_testing.gpu import torch_drafting
+from redrafter_testing.gpu.host_event import HostEvent
 from vllm_redrafter.engine.cuda.runner import GPUTreeModelRunner
 from vllm_redrafter.engine.cuda.state_memory import StateMemoryCheck
 from vllm_redrafter.engine.cuda.worker import CountingWorker, WakingWorker
@@ -24,22 +21,8 @@ from vllm_redrafter.engine.speculation import Settings
 from vllm_redrafter.utils.names import CUDA_TREE_ATTENTION
 from vllm_redrafter.utils.patching import patched
 
-
-class TimedEvent(HostEvent):
-    """torch.cuda.Event, where vLLM's stand-in for it has no time to tell: costs are measured."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__()
-
-    def record(self, stream: Any = None) -> None:
-        super().record()
-
-    def wait(self, stream: Any = None) -> None:
-        """What was recorded is over."""
-
-
-cuda: Any = torch.cuda
-cuda.Event = TimedEvent
+torch.cuda.Event = HostEvent
+torch_drafting.use()
 
 
 class InterpretedTreeModelRunner(GPUTreeModelRunner, cpu_model_runner.CPUModelRunner):

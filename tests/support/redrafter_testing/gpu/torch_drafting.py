@@ -1,0 +1,182 @@
+"""What kernels do in a draft, by torch: on a CPU it takes less time than interpreted launches.
+
+The functions stand in for the launchers of the same names, and `TorchSearch` for `DraftSearch`.
+tests/triton_kernels compares the kernels with the same references.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from vllm_redrafter.budget.acceptance import AcceptanceEstimator, log_odds_of
+from vllm_redrafter.heads.head import DraftHead
+from vllm_redrafter.tree import context_matches as reference
+from vllm_redrafter.tree.beam_search import ExploredNodes, beam_search
+from vllm_redrafter.tree.context_matches import ContextMatches, joined, joint_scores
+from vllm_redrafter.tree.policy import SearchShape
+from vllm_redrafter.tree.sharding import VocabularyShard
+
+
+class TorchSearch:
+    """See `DraftSearch`."""
+
+    table = None
+
+    def __init__(
+        self,
+        drafter: DraftHead,
+        embed: Callable[[Tensor], Tensor],
+        table: nn.Module | None,
+        shape: SearchShape,
+        max_requests: int,
+        shard: VocabularyShard | None = None,
+        survival: AcceptanceEstimator | None = None,
+        candidates: Callable[[int], int] | None = None,
+    ) -> None:
+        self.shape, self._survival = shape, survival
+        self._drafter, self._embed, self._shard = drafter, embed, shard
+        self._candidates = candidates
+
+    def explore(self, hidden: Tensor, root_tokens: Tensor) -> tuple[ExploredNodes, Tensor | None]:
+        explored = self.explored(hidden, root_tokens)
+        if self._survival is None:
+            return explored, None
+        found = explored.log_probs, explored.back_pointers
+        log_odds = log_odds_of(*found)
+        survival = self._survival.log_survival(log_odds, *found)
+        return replace(explored, log_probs=survival), log_odds
+
+    def explored(self, hidden: Tensor, roots: Tensor) -> ExploredNodes:
+        """By the drafter's log-probabilities."""
+        count = 0 if self._candidates is None else self._candidates(len(roots))
+        given = self._drafter, self._embed, hidden, roots
+        return beam_search(*given, *self.shape, self._shard, count)
+
+
+def find_matches(
+    text: Tensor, num_tokens: Tensor, entries: Tensor, vocab_size: int, out: Any
+) -> None:
+    requests, num_paths, path_length = len(entries), *out.tokens.shape[1:]
+    is_text, rows = entries < len(text), entries.clamp(max=len(text) - 1)
+    own, lengths = text.index_select(0, rows), num_tokens.index_select(0, rows).clamp(min=1)
+    found = reference.find_matches(own, lengths, num_paths, path_length, vocab_size)
+    out.tokens[:requests].copy_(found.tokens)
+    out.lengths[:requests].copy_(found.lengths.masked_fill(~is_text[:, None], 0))
+
+
+def join_matches(
+    search: Any, paths: Any, probabilities: Tensor, temperatures: Tensor, out: Any
+) -> None:
+    explored, requests = ExploredNodes(*search[:3]), len(temperatures)
+    matches = ContextMatches(paths.tokens[:requests], paths.lengths[:requests].long())
+    nodes = joined(explored, matches)
+    by_request = probabilities.index_select(0, (temperatures > 0).long())
+    out.tokens[:requests].copy_(nodes.explored.tokens)
+    out.back_pointers[:requests].copy_(nodes.explored.back_pointers)
+    out.scores[:requests].copy_(joint_scores(nodes, by_request))
+    out.match_lengths[:requests].copy_(nodes.match_lengths)
+    if search.log_odds is not None:
+        (levels, columns), (length, width) = out.scores.shape[1:], search.tokens.shape[1:]
+        below = (0, columns - width, 0, levels - length)
+        out.log_odds[:requests].copy_(pad(search.log_odds, below, value=-torch.inf))
+
+
+def observe_matches(
+    entries: Tensor,
+    match_lengths: Tensor,
+    trees: Any,
+    temperatures: Tensor,
+    memory: float,
+    counts: Tensor,
+    probabilities: Tensor,
+) -> None:
+    _, matches, depth = probabilities.shape
+    lengths = match_lengths.index_select(0, entries).long()
+    judged, accepted = judged_and_accepted(trees, len(entries))
+    on_path = judged & (lengths > 0)
+    kinds = (temperatures > 0).long()[:, None]
+    at = (kinds * matches + lengths - 1) * depth + trees.depths[: len(entries)] - 1
+    added = torch.stack([on_path, on_path & accepted], dim=-1).float()
+    counts.view(-1, 2).index_add_(0, at.masked_fill(~on_path, 0).flatten(), added.flatten(0, 1))
+    counts *= (memory / counts[..., :1]).clamp(max=1.0)
+    counts[..., 1].clamp_(min=1.0)
+    torch.div(counts[..., 1], counts[..., 0], out=probabilities)
+
+
+def observe_nodes(
+    entries: Tensor,
+    log_odds: Tensor,
+    trees: Any,
+    slope: Tensor,
+    biases: Tensor,
+    sums: Tensor,
+    statistics: Tensor,
+) -> None:
+    own = log_odds.index_select(0, entries)
+    judged, accepted = judged_and_accepted(trees, len(entries))
+    estimator = AcceptanceEstimator(len(biases), biases.device)
+    estimator.slope, estimator.biases, estimator.statistics = slope, biases, statistics
+    # Of what the drafter did not find, only the text tells.
+    known = judged & (own != -torch.inf)
+    own = own.masked_fill(~known, 0.0)
+    estimator.observe(own, trees.depths[: len(entries)], known, accepted)
+
+
+def judged_and_accepted(trees: Any, requests: int) -> tuple[Tensor, Tensor]:
+    """[requests, K+1] bool each: nodes that were verified and whose parent was accepted; and nodes
+    that were accepted."""
+    tokens, parents, _, num_verified, path = (part[:requests] for part in trees)
+    accepted = torch.zeros_like(tokens, dtype=torch.bool)
+    # Behind the path's end: the root once more.
+    accepted.scatter_(1, path.clamp(min=0).long(), True)
+    node = torch.arange(tokens.shape[1], device=tokens.device)
+    verified = (node > 0) & (node < num_verified[:, None]) & (tokens >= 0)
+    return verified & accepted.gather(1, parents.long()), accepted
+
+
+STAND_INS = {
+    "speculator": {"DraftSearch": TorchSearch},
+    "node_confidence": {"observe_nodes": observe_nodes},
+    "context_matching": {
+        "find_matches": find_matches,
+        "join_matches": join_matches,
+        "observe_matches": observe_matches,
+    },
+}
+"""By module of `engine/cuda`."""
+
+_kernels: list[tuple[Any, str, Any]] = []
+
+
+def use(*names: str) -> None:
+    """From here on these modules, or all of them, draft by torch in this process."""
+    for name in names or STAND_INS:
+        # By name: a test may have imported it afresh, for kernels that are interpreted.
+        module = import_module(f"vllm_redrafter.engine.cuda.{name}")
+        for function, stand_in in STAND_INS[name].items():
+            _kernels.append((module, function, getattr(module, function)))
+            setattr(module, function, stand_in)
+
+
+def use_kernels() -> None:
+    """Undo `use`."""
+    while _kernels:
+        setattr(*_kernels.pop())
+
+
+@contextmanager
+def in_torch(*names: str) -> Iterator[None]:
+    """In the body, these modules draft by torch."""
+    use(*names)
+    try:
+        yield
+    finally:
+        use_kernels()
