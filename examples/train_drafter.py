@@ -21,7 +21,7 @@ from vllm_redrafter.cli.evaluation_report import print_evaluation
 from vllm_redrafter.data.conversation_rows import Conversation
 from vllm_redrafter.data.generation import generate_data
 from vllm_redrafter.data.generation_settings import GenerationSettings, SamplingSettings
-from vllm_redrafter.engine.offline import OfflineEngine
+from vllm_redrafter.offline.generation import OfflineEngine
 from vllm_redrafter.training.evaluation import EvaluationJob, evaluate
 from vllm_redrafter.training.run import TrainingJob, train
 from vllm_redrafter.training.training_config import EvaluationConfig, StepCosts, TrainingConfig

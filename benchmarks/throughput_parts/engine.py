@@ -19,8 +19,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from vllm_redrafter.engine.request_loop import EngineRequest, run_requests
-
 COUNTERS = {
     "vllm:spec_decode_num_drafts": "drafts",
     "vllm:spec_decode_num_draft_tokens": "draft_tokens",
@@ -140,6 +138,8 @@ def generate(
 
     `LLM.generate` would hand all prompts to the scheduler at once, whose limit is the engine's.
     """
+    from vllm_redrafter.offline.llm import EngineRequest, run_requests
+
     asked = zip(prompts, params, strict=True)
     requests = (EngineRequest(str(i), *request) for i, request in enumerate(asked))
     outputs: list[list[int]] = [[] for _ in prompts]

@@ -1,6 +1,6 @@
 """The examples do what they say, on tiny models.
 
-bigram_head.py: tests/engine/test_heads.py; ray_workers.py: tests/engine/test_offline.py.
+bigram_head.py: tests/engine/test_heads.py; ray_workers.py: tests/offline/test_generation.py.
 """
 
 from __future__ import annotations

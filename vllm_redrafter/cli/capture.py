@@ -41,7 +41,7 @@ def capture(
     bytes times the hidden size a token, and as much again for each of --target-layers, which is
     said before anything is written.
     """
-    from vllm_redrafter.training import capture as capturing
+    from vllm_redrafter.offline import capture as capturing
 
     job = capturing.CaptureJob(target, data, output, settings, other_target)
     capturing.capture(job, _start_vllm)
@@ -53,6 +53,6 @@ def _start_vllm(
     """The engine that runs the target's layers; vLLM is imported here and not before."""
     # Its log would run through the progress bar; whoever wants it says so in the environment.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    from vllm_redrafter.engine.hidden_states import HiddenStatesEngine
+    from vllm_redrafter.offline.hidden_states import HiddenStatesEngine
 
     return HiddenStatesEngine(target, settings, layers, longest, scratch)

@@ -131,7 +131,7 @@ def start_vllm(target: str, settings: GenerationSettings) -> Any:
     """The engine that lets the target write, and its advice; vLLM is imported here, not before."""
     # Its log would run through the progress bar; whoever wants it says so in the environment.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    from vllm_redrafter.engine.offline import OfflineEngine
+    from vllm_redrafter.offline.generation import OfflineEngine
 
     engine = OfflineEngine(target, settings)
     if engine.advice is not None:

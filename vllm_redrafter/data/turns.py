@@ -1,6 +1,6 @@
 """From conversations to turns that the target answers, and from its answers to rows of data.
 
-`TargetEngine` is what lets the target answer; `engine/offline.py` does it with vLLM in this
+`TargetEngine` is what lets the target answer; `offline/generation.py` does it with vLLM in this
 process, `endpoints/` with servers.
 """
 

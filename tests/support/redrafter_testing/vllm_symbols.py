@@ -181,8 +181,9 @@ def names() -> list[str]:
 
 
 def imported() -> Iterator[str]:
-    """What engine/ and plugin.py import from vLLM's modules."""
-    for file in (PACKAGE / "plugin.py", *(PACKAGE / "engine").rglob("*.py")):
+    """What engine/, offline/ and plugin.py import from vLLM's modules."""
+    rooms = (file for room in ("engine", "offline") for file in (PACKAGE / room).rglob("*.py"))
+    for file in (PACKAGE / "plugin.py", *rooms):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vllm."):
                 yield from (f"{node.module}:{alias.name}" for alias in node.names)

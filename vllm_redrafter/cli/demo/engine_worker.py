@@ -87,7 +87,7 @@ def main(settings_json: str) -> None:
     executor = None
     if settings.one_process:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"], executor = "0", "uni"
-    from vllm_redrafter.engine.offline import start_llm
+    from vllm_redrafter.offline.llm import start_llm
 
     if not sys.stdin.readline():
         return
@@ -129,7 +129,7 @@ def _write_all(descriptor: int, data: bytes) -> None:
 def _decode(
     llm: Any, settings: EngineSettings, asked: Round, on_finished: Callable[[], None]
 ) -> Decoded:
-    from vllm_redrafter.engine.offline import decode_all
+    from vllm_redrafter.offline.llm import decode_all
 
     has_stats = settings.speculative_config is not None
     if has_stats:

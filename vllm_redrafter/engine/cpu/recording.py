@@ -13,7 +13,7 @@ from vllm.platforms import current_platform
 
 from vllm_redrafter.config import MAX_NODES
 from vllm_redrafter.drafting.recorder import DraftRecorder, RecordedStep
-from vllm_redrafter.engine.offline import decode_all, start_llm, start_of
+from vllm_redrafter.offline.llm import decode_all, start_llm, start_of
 from vllm_redrafter.utils.errors import ConfigError
 
 WARM_UP_TOKENS = 32

@@ -17,7 +17,7 @@ def recorded(
 
 def greedy(llm: Any, prompt: list[int], max_tokens: int) -> list[int]:
     """The answer."""
-    from vllm_redrafter.engine.offline import decode_all
+    from vllm_redrafter.offline.llm import decode_all
 
     (steps,) = decode_all(llm.llm_engine, [prompt], max_tokens, 1)
     return [token for step in steps for token in step]

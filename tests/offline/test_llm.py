@@ -1,12 +1,16 @@
-"""Many requests through an engine: how many at a time, and what comes back; no vLLM."""
+"""How many requests an engine has at a time, and how a vLLM that cannot start says so."""
 
 from __future__ import annotations
 
 from collections import deque
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from vllm_redrafter.engine.request_loop import EngineRequest, run_requests
+import pytest
+
+from vllm_redrafter.offline.llm import EngineRequest, run_requests, start_of
+from vllm_redrafter.utils.errors import ConfigError
 
 
 class Engine:
@@ -56,3 +60,30 @@ def test_nothing_to_do_is_no_step() -> None:
     engine = Engine()
     assert list(run_requests(engine, lambda: None, in_flight=2)) == []
     assert engine.seen == []
+
+
+@pytest.mark.parametrize("error", [Exception("worker"), ValueError("memory"), RuntimeError("core")])
+def test_vllm_not_starting_is_told_with_the_target(error: Exception) -> None:
+    with (
+        pytest.raises(ConfigError, match=f"cannot start with target 'here': {error}"),
+        start_of("here"),
+    ):
+        raise error
+
+
+def test_a_bug_while_vllm_starts_keeps_its_own_name() -> None:
+    with pytest.raises(TypeError, match="a bug"), start_of("here"):
+        raise TypeError("a bug")
+
+
+@pytest.mark.parametrize("name", ["run[1]", "what?", "lr*"])
+def test_a_target_of_which_another_ones_weights_would_be_loaded_is_refused(
+    tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).mkdir()
+    refusal = r"are a pattern where .* rename the folder, or give a link"
+    with pytest.raises(ConfigError, match=refusal), start_of(str(tmp_path / name)):
+        pass
+    (tmp_path / "link").symlink_to(tmp_path / name)
+    with start_of(str(tmp_path / "link")):
+        pass

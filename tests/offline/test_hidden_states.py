@@ -25,6 +25,7 @@ from vllm_redrafter.data.fingerprint import target_fingerprint, tokenizer_finger
 from vllm_redrafter.data.generation_settings import EngineSettings
 from vllm_redrafter.data.hidden_states import StoredStates
 from vllm_redrafter.data.rows import row_lengths
+from vllm_redrafter.offline.hidden_states import HiddenStatesEngine
 from vllm_redrafter.training.run import TrainingJob, train
 from vllm_redrafter.training.target import load_target
 from vllm_redrafter.training.training_config import TrainingConfig
@@ -118,8 +119,6 @@ def run(asked: TrainingJob) -> Any:
 
 
 def test_a_target_whose_class_hands_out_no_states_is_refused(tmp_path: Path) -> None:
-    from vllm_redrafter.engine.hidden_states import HiddenStatesEngine
-
     (family,) = (f for f in CHAINED if f.architecture == "GraniteMoeHybridForCausalLM")
     target = family.make(tmp_path / "target")
     with pytest.raises(
@@ -129,8 +128,6 @@ def test_a_target_whose_class_hands_out_no_states_is_refused(tmp_path: Path) -> 
 
 
 def test_what_capture_decides_is_not_taken_from_engine_args(tmp_path: Path) -> None:
-    from vllm_redrafter.engine.hidden_states import HiddenStatesEngine
-
     further = EngineSettings(engine_args='{"enable_prefix_caching": true, "seed": 1}')
     with pytest.raises(ConfigError, match=r"capture itself decides about enable_prefix_caching$"):
         HiddenStatesEngine("no-target", CaptureSettings(engine=further), 2, 10, tmp_path)

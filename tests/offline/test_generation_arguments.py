@@ -15,7 +15,7 @@ from vllm_redrafter.data.generation_settings import (
     GenerationSettings,
     PromptSettings,
 )
-from vllm_redrafter.engine.offline import engine_arguments
+from vllm_redrafter.offline.generation import engine_arguments
 from vllm_redrafter.utils.errors import ConfigError
 
 SETTINGS = GenerationSettings(in_flight=3)

@@ -32,8 +32,7 @@ from vllm_redrafter.data.rows import row_lengths
 from vllm_redrafter.data.source import read_checked
 from vllm_redrafter.data.target_files import load_from
 from vllm_redrafter.heads.target_layers import layers_of
-from vllm_redrafter.training.capture_check import check_rows
-from vllm_redrafter.training.capture_run import CaptureRun, StatesEngine
+from vllm_redrafter.offline.capture_run import CaptureRun, StatesEngine, check_rows
 from vllm_redrafter.training.target import final_norm, load_ends
 from vllm_redrafter.utils.errors import ConfigError
 

@@ -32,16 +32,17 @@ from vllm.model_executor.model_loader import get_model_cls
 from vllm.model_executor.models.interfaces import supports_eagle3
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
-from vllm.v1.engine.exceptions import EngineDeadError
 
 from vllm_redrafter.data.capture_settings import CaptureSettings
-from vllm_redrafter.engine.offline import (
+from vllm_redrafter.offline.llm import (
+    EngineRequest,
     core_in_this_process,
+    failures_while,
     memory_arguments,
+    run_requests,
     start_llm,
     start_of,
 )
-from vllm_redrafter.engine.request_loop import EngineRequest, run_requests
 from vllm_redrafter.utils.errors import ConfigError
 
 WRITING_SECONDS = 300.0
@@ -151,7 +152,7 @@ class HiddenStatesEngine:
 
         saved: deque[tuple[int, str]] = deque()
         engine = self._llm.llm_engine
-        try:
+        with failures_while("capturing"):
             for outputs in run_requests(engine, next_request, self._in_flight):
                 saved.extend((int(o.request_id), _path_of(o)) for o in outputs if o.finished)
                 while saved and _is_written(saved[0][1]):
@@ -164,11 +165,6 @@ class HiddenStatesEngine:
                     yield _taken(*saved.popleft())
                 elif time.monotonic() > deadline:
                     raise RuntimeError(f"no hidden states in {saved[0][1]}")
-        except (EngineDeadError, RuntimeError) as error:  # of another process, of this one
-            raise ConfigError(
-                f"vLLM failed while capturing: {error}. Finished shards are kept: start the same "
-                "command again to continue"
-            ) from error
 
     def close(self) -> None:
         """End the engine; the device is free then."""

@@ -20,8 +20,8 @@ from vllm_redrafter.data.capture_settings import CaptureSettings
 from vllm_redrafter.data.dataset import read_dataset
 from vllm_redrafter.data.hidden_states import StatesInfo, StoredStates, finished_shards
 from vllm_redrafter.data.rows import row_lengths
-from vllm_redrafter.training import capture as capturing
-from vllm_redrafter.training.capture import CaptureJob, capture
+from vllm_redrafter.offline import capture as capturing
+from vllm_redrafter.offline.capture import CaptureJob, capture
 from vllm_redrafter.training.target import load_target
 from vllm_redrafter.utils.errors import ConfigError, TrainingError
 

@@ -42,8 +42,8 @@ from vllm_redrafter.data.generation_settings import (
 )
 from vllm_redrafter.data.prompts import read_prompts
 from vllm_redrafter.data.turns import OpenTurn
+from vllm_redrafter.offline.generation import CPU_BATCHED_TOKENS, OfflineEngine
 from vllm_redrafter.utils import names
-from vllm_redrafter.utils.errors import ConfigError
 
 pytestmark = pytest.mark.engine
 
@@ -114,7 +114,6 @@ def shared_engine(
     target: Path, settings: GenerationSettings, prompts: Path, proposer_class: str | None = None
 ) -> Iterator[Any]:
     """`generate(output, settings)` in one engine: it takes long to start."""
-    from vllm_redrafter.engine.offline import OfflineEngine
 
     class Again(OfflineEngine):
         def __init__(self, _: str, settings: GenerationSettings) -> None:
@@ -287,8 +286,6 @@ def test_a_part_on_ray_is_killed_and_started_again_and_the_data_is_that_of_one_p
 
 
 def test_more_sampled_prompts_than_a_step_reads_are_all_answered(target: Path) -> None:
-    from vllm_redrafter.engine.offline import CPU_BATCHED_TOKENS, OfflineEngine
-
     length = 100
     num = 2 * CPU_BATCHED_TOKENS // length
     turns = deque(OpenTurn(i, 0, [5 + i % 40] * length, 3, seed=i) for i in range(num))
@@ -317,36 +314,3 @@ def test_the_demos_process_keeps_what_each_step_put_out(target: Path, tmp_path: 
         )
         assert answers == [written[0, len(prompt) :].tolist()] * 2
     assert all(len(step) == 1 for r in results for answer in r.answers for step in answer)
-
-
-@pytest.mark.parametrize("error", [Exception("worker"), ValueError("memory"), RuntimeError("core")])
-def test_vllm_not_starting_is_told_with_the_target(error: Exception) -> None:
-    from vllm_redrafter.engine.offline import start_of
-
-    with (
-        pytest.raises(ConfigError, match=f"cannot start with target 'here': {error}"),
-        start_of("here"),
-    ):
-        raise error
-
-
-def test_a_bug_while_vllm_starts_keeps_its_own_name() -> None:
-    from vllm_redrafter.engine.offline import start_of
-
-    with pytest.raises(TypeError, match="a bug"), start_of("here"):
-        raise TypeError("a bug")
-
-
-@pytest.mark.parametrize("name", ["run[1]", "what?", "lr*"])
-def test_a_target_of_which_another_ones_weights_would_be_loaded_is_refused(
-    tmp_path: Path, name: str
-) -> None:
-    from vllm_redrafter.engine.offline import start_of
-
-    (tmp_path / name).mkdir()
-    refusal = r"are a pattern where .* rename the folder, or give a link"
-    with pytest.raises(ConfigError, match=refusal), start_of(str(tmp_path / name)):
-        pass
-    (tmp_path / "link").symlink_to(tmp_path / name)
-    with start_of(str(tmp_path / "link")):
-        pass

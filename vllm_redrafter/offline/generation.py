@@ -1,133 +1,31 @@
-"""vLLM without a server: starting it, decoding many prompts, writing training data."""
+"""The target in vLLM, writing training data."""
 
 from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from typing import Any
 
-import psutil
-import torch
-from vllm import LLM, EngineArgs, RequestOutput, SamplingParams
+from vllm import EngineArgs, RequestOutput, SamplingParams
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
-from vllm.v1.engine.exceptions import EngineDeadError
 
 from vllm_redrafter.data.generation_settings import GenerationSettings
 from vllm_redrafter.data.turns import OpenTurn, TurnAnswer
-from vllm_redrafter.engine.request_loop import EngineRequest, run_requests
-from vllm_redrafter.utils.errors import ConfigError, one_line
-from vllm_redrafter.utils.files import check_no_pattern
+from vllm_redrafter.offline.llm import (
+    EngineRequest,
+    core_in_this_process,
+    failures_while,
+    memory_arguments,
+    run_requests,
+    start_llm,
+)
+from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.processor import advice_on
 
 CPU_BATCHED_TOKENS = 4096
 """Tokens of a step that vLLM takes on a CPU where it is not told another number."""
-CPU_MEMORY_SHARE, CPU_MOST_MEMORY = 0.8, 0.92
-"""Of a CPU's memory: what engines take of what is free, and vLLM's own share of all, at most."""
-
-
-@contextmanager
-def start_of(target: str) -> Iterator[None]:
-    """What vLLM raises in the body, where it is to start with the target, as an error of ours.
-
-    Raises:
-        ConfigError: vLLM refuses its arguments, or cannot start with them.
-    """
-    check_no_pattern(target)
-    try:
-        yield
-    except Exception as error:
-        # A worker's process that cannot start becomes a bare Exception (`wait_for_ready` in vLLM's
-        # multiproc_executor.py), with the reason in the log above it; all else is a bug.
-        if type(error) is not Exception and not isinstance(
-            error, ValueError | RuntimeError | OSError
-        ):
-            raise
-        raise ConfigError(f"vLLM cannot start with target {target!r}: {one_line(error)}") from error
-
-
-def start_llm(target: str, **arguments: Any) -> LLM:
-    """vLLM with the target, a folder or a hub id.
-
-    Raises:
-        ConfigError: vLLM refuses the arguments, or cannot start with them.
-    """
-    with start_of(target):
-        return LLM(model=os.path.expanduser(target), **arguments)
-
-
-def decode_all(
-    engine: Any,
-    prompts: Sequence[Sequence[int]],
-    max_tokens: int,
-    in_flight: int,
-    on_finished: Callable[[], None] = lambda: None,
-) -> list[list[list[int]]]:
-    """Decode all prompts greedily, `in_flight` at a time, keeping what each step output.
-
-    Args:
-        engine: vLLM's LLMEngine.
-        prompts: token ids.
-        max_tokens: of an answer.
-        in_flight: how many requests the engine holds at once.
-        on_finished: called for each finished answer.
-
-    Returns:
-        Per prompt and step, the step's tokens.
-    """
-    params = SamplingParams(
-        temperature=0.0,
-        max_tokens=max_tokens,
-        detokenize=False,
-        output_kind=RequestOutputKind.DELTA,
-    )
-    requests = (EngineRequest(str(index), prompt, params) for index, prompt in enumerate(prompts))
-    steps: list[list[list[int]]] = [[] for _ in prompts]
-    for outputs in run_requests(engine, lambda: next(requests, None), in_flight):
-        for output in outputs:
-            tokens = list(output.outputs[0].token_ids)
-            if tokens:
-                steps[int(output.request_id)].append(tokens)
-            if output.finished:
-                on_finished()
-    return steps
-
-
-@contextmanager
-def core_in_this_process() -> Iterator[None]:
-    """Engines that are started in the body have their core in this process.
-
-    A core in a process of its own does not notice when this one is killed: it and its worker
-    would keep the memory that the next run needs. A worker of this process does notice
-    (`death_pipe` in vLLM's multiproc_executor.py).
-    """
-    name = "VLLM_ENABLE_V1_MULTIPROCESSING"
-    if name in os.environ:  # the user's own decision
-        yield
-        return
-    os.environ[name] = "0"
-    try:
-        yield
-    finally:
-        del os.environ[name]
-
-
-def memory_arguments(workers: int) -> dict[str, Any]:
-    """Arguments of vLLM with which an engine on a CPU takes of the memory what is free.
-
-    Else it asks for 0.92 of all, and does not start beside programs that have more than the rest.
-    VLLM_CPU_KVCACHE_SPACE and `--engine-args` go before.
-
-    Args:
-        workers: how many share the memory.
-    """
-    if not current_platform.is_cpu():
-        return {}
-    free = psutil.virtual_memory().available / current_platform.get_device_total_memory()
-    share = min(CPU_MEMORY_SHARE * free, CPU_MOST_MEMORY) / workers
-    return {"gpu_memory_utilization": share}
 
 
 def _prefill_arguments(target: str, settings: GenerationSettings) -> dict[str, Any]:
@@ -212,11 +110,6 @@ def turn_answer(conversation: int, output: RequestOutput) -> TurnAnswer:
     )
 
 
-def advice_here(dtype: torch.dtype) -> str | None:
-    """`advice_on`, where vLLM computes on the processor."""
-    return advice_on(dtype) if current_platform.is_cpu() else None
-
-
 class OfflineEngine:
     """The target in vLLM, writing training data: a `TargetEngine`.
 
@@ -240,8 +133,9 @@ class OfflineEngine:
 
     @property
     def advice(self) -> str | None:
-        """What to tell whoever waits for it."""
-        return advice_here(self._llm.llm_engine.model_config.dtype)
+        """How to make it faster, where vLLM computes on the processor and could be."""
+        dtype = self._llm.llm_engine.model_config.dtype
+        return advice_on(dtype) if current_platform.is_cpu() else None
 
     @property
     def in_flight(self) -> int:
@@ -262,18 +156,12 @@ class OfflineEngine:
                 str(turn.conversation), turn.prompt, sampling_params(turn, self._settings)
             )
 
-        try:
-            steps = run_requests(self._llm.llm_engine, next_request, self._settings.in_flight)
-            for outputs in steps:
+        with failures_while("generating"):
+            engine = self._llm.llm_engine
+            for outputs in run_requests(engine, next_request, self._settings.in_flight):
                 for output in outputs:
                     if output.finished:
-                        conversation = int(output.request_id)
-                        yield turn_answer(conversation, output)
-        except (EngineDeadError, RuntimeError) as error:  # of another process, of this one
-            raise ConfigError(
-                f"vLLM failed while generating: {error}. Finished shards are kept: start the same "
-                "command again to continue"
-            ) from error
+                        yield turn_answer(int(output.request_id), output)
 
     def tokens_per_step(self) -> float | None:
         """See `TargetEngine`; from vLLM's own counters."""

@@ -1,0 +1,1 @@
+"""vLLM without a server, by its public API alone: writing answers, and capturing hidden states."""

@@ -1,0 +1,170 @@
+"""vLLM without a server: starting it, and many requests, a limited number of them at a time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import psutil
+from vllm import LLM, RequestOutput, SamplingParams
+from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from vllm_redrafter.utils.errors import ConfigError, one_line
+from vllm_redrafter.utils.files import check_no_pattern
+
+CPU_MEMORY_SHARE, CPU_MOST_MEMORY = 0.8, 0.92
+"""Of a CPU's memory: what engines take of what is free, and vLLM's own share of all, at most."""
+
+
+@contextmanager
+def start_of(target: str) -> Iterator[None]:
+    """What vLLM raises in the body, where it is to start with the target, as an error of ours.
+
+    Raises:
+        ConfigError: vLLM refuses its arguments, or cannot start with them.
+    """
+    check_no_pattern(target)
+    try:
+        yield
+    except Exception as error:
+        # A worker's process that cannot start becomes a bare Exception (`wait_for_ready` in vLLM's
+        # multiproc_executor.py), with the reason in the log above it; all else is a bug.
+        if type(error) is not Exception and not isinstance(
+            error, ValueError | RuntimeError | OSError
+        ):
+            raise
+        raise ConfigError(f"vLLM cannot start with target {target!r}: {one_line(error)}") from error
+
+
+def start_llm(target: str, **arguments: Any) -> LLM:
+    """vLLM with the target, a folder or a hub id.
+
+    Raises:
+        ConfigError: vLLM refuses the arguments, or cannot start with them.
+    """
+    with start_of(target):
+        return LLM(model=os.path.expanduser(target), **arguments)
+
+
+@contextmanager
+def failures_while(doing: str) -> Iterator[None]:
+    """What a running vLLM raises in the body, as an error of ours; the command can go on later.
+
+    Raises:
+        ConfigError: the engine died.
+    """
+    try:
+        yield
+    except (EngineDeadError, RuntimeError) as error:  # of another process, of this one
+        raise ConfigError(
+            f"vLLM failed while {doing}: {error}. Finished shards are kept: start the same "
+            "command again to continue"
+        ) from error
+
+
+@contextmanager
+def core_in_this_process() -> Iterator[None]:
+    """Engines that are started in the body have their core in this process.
+
+    A core in a process of its own does not notice when this one is killed: it and its worker
+    would keep the memory that the next run needs. A worker of this process does notice
+    (`death_pipe` in vLLM's multiproc_executor.py).
+    """
+    name = "VLLM_ENABLE_V1_MULTIPROCESSING"
+    if name in os.environ:  # the user's own decision
+        yield
+        return
+    os.environ[name] = "0"
+    try:
+        yield
+    finally:
+        del os.environ[name]
+
+
+def memory_arguments(workers: int) -> dict[str, Any]:
+    """Arguments of vLLM with which an engine on a CPU takes of the memory what is free.
+
+    Else it asks for 0.92 of all, and does not start beside programs that have more than the rest.
+    VLLM_CPU_KVCACHE_SPACE and `--engine-args` go before.
+
+    Args:
+        workers: how many share the memory.
+    """
+    if not current_platform.is_cpu():
+        return {}
+    free = psutil.virtual_memory().available / current_platform.get_device_total_memory()
+    share = min(CPU_MEMORY_SHARE * free, CPU_MOST_MEMORY) / workers
+    return {"gpu_memory_utilization": share}
+
+
+class EngineRequest(NamedTuple):
+    """What `run_requests` hands to vLLM: a name that comes back with the output, tokens, how."""
+
+    name: str
+    prompt: Sequence[int]
+    params: SamplingParams
+
+
+def run_requests(
+    engine: Any, next_request: Callable[[], EngineRequest | None], in_flight: int
+) -> Iterator[list[RequestOutput]]:
+    """Keep up to `in_flight` requests in the engine, and yield what each of its steps puts out.
+
+    Args:
+        engine: vLLM's LLMEngine.
+        next_request: asked whenever there is room. Where it has none, the engine goes on with
+            those that it has; the iterator ends when there are no others either.
+        in_flight: the most requests at once.
+    """
+    running = 0
+    while True:
+        while running < in_flight and (request := next_request()) is not None:
+            prompt = {"prompt_token_ids": list(request.prompt)}
+            engine.add_request(request.name, prompt, request.params)
+            running += 1
+        if not running:
+            return
+        outputs = engine.step()
+        running -= sum(output.finished for output in outputs)
+        yield outputs
+
+
+def decode_all(
+    engine: Any,
+    prompts: Sequence[Sequence[int]],
+    max_tokens: int,
+    in_flight: int,
+    on_finished: Callable[[], None] = lambda: None,
+) -> list[list[list[int]]]:
+    """Decode all prompts greedily, `in_flight` at a time, keeping what each step output.
+
+    Args:
+        engine: vLLM's LLMEngine.
+        prompts: token ids.
+        max_tokens: of an answer.
+        in_flight: how many requests the engine holds at once.
+        on_finished: called for each finished answer.
+
+    Returns:
+        Per prompt and step, the step's tokens.
+    """
+    params = SamplingParams(
+        temperature=0.0,
+        max_tokens=max_tokens,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+    )
+    requests = (EngineRequest(str(index), prompt, params) for index, prompt in enumerate(prompts))
+    steps: list[list[list[int]]] = [[] for _ in prompts]
+    for outputs in run_requests(engine, lambda: next(requests, None), in_flight):
+        for output in outputs:
+            tokens = list(output.outputs[0].token_ids)
+            if tokens:
+                steps[int(output.request_id)].append(tokens)
+            if output.finished:
+                on_finished()
+    return steps
