@@ -33,8 +33,8 @@ from transformers import AutoConfig
 
 from vllm_redrafter.data.rows import ListRows
 from vllm_redrafter.heads.target_layers import AUTO, layers_of
+from vllm_redrafter.replay.target import load_ends, load_target
 from vllm_redrafter.training.processes import make_accelerator
-from vllm_redrafter.training.target import load_ends, load_target
 from vllm_redrafter.training.training_config import TrainingConfig
 
 SHAPES = ["4x4:4", "4x4:8", "4x4:16", "8x4:32"]

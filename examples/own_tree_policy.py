@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from vllm_redrafter import ExploredNodes, TokenTree, accept_path, load_drafter
-from vllm_redrafter.training.target import hidden_states
+from vllm_redrafter.replay.target import hidden_states
 from vllm_redrafter.tree.beam_search import beam_search
 
 K, BEAM_WIDTH, BEAM_LENGTH = 8, 4, 5

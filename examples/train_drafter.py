@@ -17,14 +17,15 @@ from pathlib import Path
 from rich.console import Console
 
 from vllm_redrafter import ReDrafterConfig
-from vllm_redrafter.cli.evaluation_report import print_evaluation
 from vllm_redrafter.data.conversation_rows import Conversation
 from vllm_redrafter.data.generation import generate_data
 from vllm_redrafter.data.generation_settings import GenerationSettings, SamplingSettings
+from vllm_redrafter.evaluation.config import EvaluationConfig
+from vllm_redrafter.evaluation.evaluate import EvaluationJob, evaluate
+from vllm_redrafter.evaluation.report import print_evaluation
 from vllm_redrafter.offline.generation import OfflineEngine
-from vllm_redrafter.training.evaluation import EvaluationJob, evaluate
 from vllm_redrafter.training.run import TrainingJob, train
-from vllm_redrafter.training.training_config import EvaluationConfig, StepCosts, TrainingConfig
+from vllm_redrafter.training.training_config import TrainingConfig
 
 
 def main() -> None:
@@ -42,12 +43,12 @@ def main() -> None:
     print(generate_data(args.target, prompts, data, OfflineEngine, settings, console))
 
     config = TrainingConfig(epochs=args.epochs, held_out=len(prompts) // 10)
-    shape = ReDrafterConfig(num_speculative_tokens=12, beam_width=4, beam_length=5)
+    shape = ReDrafterConfig(12, beam_width=4, beam_length=5, context_matches=0)
     train(TrainingJob(args.target, (data,), drafter, config, shape), console)
 
     # With the number and the seed of the training these are the conversations that it left out.
     unseen = EvaluationConfig(held_out=config.held_out, seed=config.seed)
-    job = EvaluationJob(args.target, str(drafter), (data,), [shape], StepCosts(), unseen)
+    job = EvaluationJob(args.target, str(drafter), (data,), [shape], unseen)
     print_evaluation(console, evaluate(job, console))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from vllm_redrafter.training.estimate import Acceptance
+from vllm_redrafter.replay.estimate import Acceptance
 
 Values = dict[tuple[str, str], list[float]]
 """Tokens per step of each seed, by text and shape."""

@@ -13,8 +13,8 @@ from typing import Any
 
 from vllm_redrafter.data.rows import DatasetRows, ListRows, TextRow
 from vllm_redrafter.data.source import read_checked
-from vllm_redrafter.training.batches import TextBatch
-from vllm_redrafter.training.target import hidden_states
+from vllm_redrafter.replay.batches import TextBatch
+from vllm_redrafter.replay.target import hidden_states
 
 ROWS_AT_ONCE = 8
 

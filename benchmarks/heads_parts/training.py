@@ -20,8 +20,8 @@ from heads_parts.texts import answers_alone, narrowed
 from vllm_redrafter.config import USUAL_CANDIDATES, ReDrafterConfig
 from vllm_redrafter.data.rows import ListRows
 from vllm_redrafter.heads.head import DraftHead
+from vllm_redrafter.replay.estimate import estimate_acceptance
 from vllm_redrafter.training.choices import HeadName
-from vllm_redrafter.training.estimate import estimate_acceptance
 from vllm_redrafter.training.initialisation import grown, most_used_tokens, new_drafter
 from vllm_redrafter.training.resolution import loop_plan, new_head_config, selector_for
 from vllm_redrafter.training.trainer import Trainer

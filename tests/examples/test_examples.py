@@ -24,11 +24,11 @@ from redrafter_testing.models.training_data import answered
 from vllm_redrafter import ReDrafterConfig, save_drafter
 from vllm_redrafter.data.rows import ListRows
 from vllm_redrafter.heads.head import DraftHead
-from vllm_redrafter.training.estimate import estimate_acceptance
+from vllm_redrafter.replay.estimate import estimate_acceptance
+from vllm_redrafter.replay.target import load_target
 from vllm_redrafter.training.initialisation import new_drafter
 from vllm_redrafter.training.processes import make_accelerator
 from vllm_redrafter.training.resolution import loop_plan, new_head_config
-from vllm_redrafter.training.target import load_target
 from vllm_redrafter.training.trainer import Trainer
 from vllm_redrafter.training.training_config import TrainingConfig
 

@@ -31,15 +31,15 @@ from vllm_redrafter.engine.cpu.heads.forms import packed_form
 from vllm_redrafter.engine.cpu.packed_weights import packed
 from vllm_redrafter.engine.cpu.search import search
 from vllm_redrafter.engine.speculative_config import Request, request_for, validated
+from vllm_redrafter.evaluation.config import EvaluationConfig
+from vllm_redrafter.evaluation.evaluate import evaluate_shapes, top_accuracy
 from vllm_redrafter.heads.medusa import MedusaConfig, MedusaHead
 from vllm_redrafter.heads.registry import is_head
 from vllm_redrafter.training.distillation import Distillation
-from vllm_redrafter.training.estimate import top_accuracy
-from vllm_redrafter.training.evaluation import evaluate_shapes
 from vllm_redrafter.training.processes import make_accelerator
 from vllm_redrafter.training.resolution import loop_plan
 from vllm_redrafter.training.trainer import Trainer
-from vllm_redrafter.training.training_config import StepCosts, TrainingConfig
+from vllm_redrafter.training.training_config import TrainingConfig
 from vllm_redrafter.tree.beam_search import ExploredNodes, beam_search
 from vllm_redrafter.tree.policy import SearchShape
 from vllm_redrafter.tree.sharding import VocabularyShard
@@ -241,14 +241,14 @@ def knowing() -> MedusaHead:
 
 def test_heads_that_know_the_language_are_always_right() -> None:
     """And so no head is one token too early or too late."""
-    text, shape = rows(), ReDrafterConfig(HEADS, 1, HEADS)
-    [found] = evaluate_shapes(knowing(), CycleTarget(), text, [shape], StepCosts()).results
+    text, shape = rows(), ReDrafterConfig(HEADS, 1, HEADS, context_matches=0)
+    config = EvaluationConfig()
+    [found] = evaluate_shapes(knowing(), CycleTarget(), text, [shape], config).results
     by_depth = found.acceptance.by_depth
     # All that is missed is cut off by the ends of the answers.
     assert by_depth[0] > found.acceptance.steps - len(text)
     assert found.acceptance.tokens_per_step > HEADS
-    accuracy = top_accuracy(knowing(), CycleTarget(), text, HEADS, (1,))
-    assert torch.equal(accuracy, torch.ones(HEADS, 1))
+    assert (top_accuracy(knowing(), CycleTarget(), text, HEADS) == 1).all()
 
 
 def test_heads_learn_a_language() -> None:
@@ -267,15 +267,16 @@ def test_heads_learn_a_language() -> None:
     plan = loop_plan(config, shape, rows(), head.config)
     Trainer(head, CycleTarget(), rows(), ListRows(), plan, make_accelerator()).run()
     AcceleratorState._reset_state(reset_partial_state=True)
-    accuracy = top_accuracy(head.eval(), CycleTarget(), rows(), HEADS, (1,))
-    assert (accuracy > 0.9).all()
+    accuracy = top_accuracy(head.eval(), CycleTarget(), rows(), HEADS)
+    assert (accuracy[:, 0] > 0.9).all()
 
 
 def test_drafts_longer_than_there_are_heads_are_neither_trained_nor_evaluated() -> None:
     with pytest.raises(ConfigError, match=r"training: .* 4 exceeds the 3 tokens"):
         Distillation(knowing(), None, num_steps=4, target_share=0.0)
     with pytest.raises(ConfigError, match=r"evaluation: beam_length 4 exceeds the 3 tokens"):
-        evaluate_shapes(knowing(), CycleTarget(), rows(), [ReDrafterConfig(8, 4, 4)], StepCosts())
+        shape = ReDrafterConfig(8, 4, 4)
+        evaluate_shapes(knowing(), CycleTarget(), rows(), [shape], EvaluationConfig())
 
 
 # Serving

@@ -22,7 +22,7 @@ from vllm_redrafter.data.hidden_states import StatesInfo, StoredStates, finished
 from vllm_redrafter.data.rows import row_lengths
 from vllm_redrafter.offline import capture as capturing
 from vllm_redrafter.offline.capture import CaptureJob, capture
-from vllm_redrafter.training.target import load_target
+from vllm_redrafter.replay.target import load_target
 from vllm_redrafter.utils.errors import ConfigError, TrainingError
 
 H = 128

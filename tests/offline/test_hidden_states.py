@@ -26,8 +26,8 @@ from vllm_redrafter.data.generation_settings import EngineSettings
 from vllm_redrafter.data.hidden_states import StoredStates
 from vllm_redrafter.data.rows import row_lengths
 from vllm_redrafter.offline.hidden_states import HiddenStatesEngine
+from vllm_redrafter.replay.target import load_target
 from vllm_redrafter.training.run import TrainingJob, train
-from vllm_redrafter.training.target import load_target
 from vllm_redrafter.training.training_config import TrainingConfig
 from vllm_redrafter.utils.errors import ConfigError
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
+from vllm_redrafter.replay.batches import TextBatch
+from vllm_redrafter.replay.target import TargetOutputs
 from vllm_redrafter.training import chunked_loss
-from vllm_redrafter.training.batches import TextBatch
 from vllm_redrafter.training.distillation import Distillation, count_rows, unroll
-from vllm_redrafter.training.target import TargetOutputs
 from vllm_redrafter.utils.errors import ConfigError
 
 B, T, H, V, L = 2, 9, 6, 7, 3

@@ -30,9 +30,9 @@ from vllm_redrafter.data.rows import ListRows
 from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.heads.registry import NAMES, new_head
+from vllm_redrafter.replay.estimate import estimate_acceptance
 from vllm_redrafter.training.checkpointing import Checkpoints
 from vllm_redrafter.training.choices import LossKind
-from vllm_redrafter.training.estimate import estimate_acceptance
 from vllm_redrafter.training.initialisation import most_used_tokens, new_drafter
 from vllm_redrafter.training.processes import make_accelerator
 from vllm_redrafter.training.resolution import loop_plan, new_head_config
@@ -41,7 +41,7 @@ from vllm_redrafter.training.training_config import TrainingConfig
 from vllm_redrafter.utils.errors import ConfigError, TrainingError
 
 L = 4
-SPECULATION = ReDrafterConfig(num_speculative_tokens=L, beam_width=1, beam_length=L)
+SPECULATION = ReDrafterConfig(L, beam_width=1, beam_length=L, context_matches=0)
 SETTINGS: dict[str, Any] = {
     "max_steps": 100,
     "batch_size": 4,

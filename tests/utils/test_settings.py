@@ -34,7 +34,7 @@ class Inner:
 class Outer:
     kind: Literal["tea", "milk"] = setting("tea", "A choice.")
     limit: int | None = setting(None, "A limit.", at_least=2, default_text="no limit")
-    rate: float = setting(0.1, "A rate.", above=0, option="drop-rate")
+    rate: float = setting(0.1, "A rate.", above=0)
     is_hot: bool = setting(False, "A flag.")
     inner: Inner = field(default_factory=Inner)
 
@@ -82,9 +82,9 @@ def test_types_choices_flags_and_parts_become_options() -> None:
     default = {"kind": "tea", "limit": None, "rate": 0.1, "is_hot": False, "inner": {"share": 0.5}}
     assert run(outer).output == f"x {default}\n"
     given = {"kind": "milk", "limit": 4, "rate": 0.2, "is_hot": True, "inner": {"share": 1.0}}
-    options = ["--kind=milk", "--limit=4", "--drop-rate=.2", "--is-hot", "--share=1", "--name=y"]
+    options = ["--kind=milk", "--limit=4", "--rate=.2", "--is-hot", "--share=1", "--name=y"]
     assert run(outer, *options).output == f"y {given}\n"
-    for wrong in ("--kind=water", "--rate=0.3", "--no-is-hot", "--limit=two"):
+    for wrong in ("--kind=water", "--no-is-hot", "--limit=two"):
         assert run(outer, wrong).exit_code == 2
     assert "[default: (no limit)]" in run(outer, "--help").output
 

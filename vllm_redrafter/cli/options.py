@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from vllm_redrafter.utils.settings import Setting, settings_of
+from vllm_redrafter.utils.settings import settings_of
 
 
 def settings_as_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -63,15 +63,14 @@ def _options(owner: Any) -> Iterator[Parameter]:
     for field in fields(owner):
         if field.name in settings:
             kind, about = settings[field.name]
-            name = _option_name(field.name, about)
             option = typer.Option(
                 # Said, because typer would add --no-... to a flag.
-                f"--{name.replace('_', '-')}",
+                f"--{field.name.replace('_', '-')}",
                 help=about.help,
                 show_default=about.default_text or field.default is not None,
             )
             yield Parameter(
-                name,
+                field.name,
                 Parameter.KEYWORD_ONLY,
                 default=field.default,
                 annotation=Annotated[kind, option],
@@ -83,14 +82,10 @@ def _options(owner: Any) -> Iterator[Parameter]:
 def _build(owner: Any, values: Mapping[str, Any]) -> Any:
     """A dataclass with the settings that the command line gave; other fields have defaults."""
     settings, hints = settings_of(owner), get_type_hints(owner)
-    given = {name: values[_option_name(name, about)] for name, (_, about) in settings.items()}
+    given = {name: values[name] for name in settings}
     parts = {
         field.name: _build(hints[field.name], values)
         for field in fields(owner)
         if is_dataclass(hints[field.name])
     }
     return owner(**given, **parts)
-
-
-def _option_name(name: str, about: Setting) -> str:
-    return (about.option or name).replace("-", "_")

@@ -9,7 +9,8 @@ import typer
 
 from vllm_redrafter.cli.options import settings_as_options
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.training.training_config import EvaluationConfig, StepCosts, TrainingConfig
+from vllm_redrafter.evaluation.config import EvaluationConfig
+from vllm_redrafter.training.training_config import TrainingConfig
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.files import check_writable
 
@@ -81,7 +82,7 @@ def train(
     """
     from vllm_redrafter.training import run
 
-    speculation = ReDrafterConfig(spec_tokens, beam_width, config.unroll_steps)
+    speculation = ReDrafterConfig(spec_tokens, beam_width, config.unroll_steps, context_matches=0)
     job = run.TrainingJob(
         target,
         tuple(data),
@@ -115,7 +116,6 @@ def evaluate(
         ),
     ],
     config: EvaluationConfig,
-    costs: StepCosts,
     hidden_states: Annotated[
         list[Path] | None,
         typer.Option(
@@ -153,8 +153,8 @@ def evaluate(
     from rich.console import Console
 
     from vllm_redrafter.checkpoints.recording import check_recordable, record_shape
-    from vllm_redrafter.cli import evaluation_report as report
-    from vllm_redrafter.training import evaluation
+    from vllm_redrafter.evaluation import evaluate as evaluation
+    from vllm_redrafter.evaluation import report
 
     grid = evaluation.shapes(
         _integers("--beam-widths", beam_widths),
@@ -172,7 +172,6 @@ def evaluate(
         drafter,
         tuple(data),
         grid,
-        costs,
         config,
         other_target,
         hidden_states=tuple(hidden_states or ()),

@@ -33,7 +33,7 @@ from vllm_redrafter.data.source import read_checked
 from vllm_redrafter.data.target_files import load_from
 from vllm_redrafter.heads.target_layers import layers_of
 from vllm_redrafter.offline.capture_run import CaptureRun, StatesEngine, check_rows
-from vllm_redrafter.training.target import final_norm, load_ends
+from vllm_redrafter.replay.target import final_norm, load_ends
 from vllm_redrafter.utils.errors import ConfigError
 
 GIB = 2**30

@@ -13,7 +13,7 @@ from rich.console import Console
 from torch import Tensor
 
 from vllm_redrafter.data.hidden_states import StatesInfo, StoredStates, write_states
-from vllm_redrafter.training.target import hidden_states, load_target
+from vllm_redrafter.replay.target import hidden_states, load_target
 from vllm_redrafter.utils.errors import TrainingError
 from vllm_redrafter.utils.progress import progress_bar
 

@@ -24,9 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from vllm_redrafter.heads.head import DraftHead
-from vllm_redrafter.training.batches import TextBatch
+from vllm_redrafter.replay.batches import TextBatch
+from vllm_redrafter.replay.target import TargetOutputs
 from vllm_redrafter.training.chunked_loss import head_loss
-from vllm_redrafter.training.target import TargetOutputs
 from vllm_redrafter.training.teachers import (
     ChosenRows,
     DraftVocabulary,

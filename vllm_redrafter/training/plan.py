@@ -15,7 +15,7 @@ from torch import Tensor
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import TextRows
 from vllm_redrafter.heads.head import HeadConfig
-from vllm_redrafter.training.batches import BatchPlan
+from vllm_redrafter.training.batch_plan import BatchPlan
 from vllm_redrafter.training.checkpointing import RunProgress
 from vllm_redrafter.training.choices import LossKind, TargetDtype
 

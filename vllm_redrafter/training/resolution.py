@@ -20,7 +20,7 @@ from vllm_redrafter.heads.head import HeadConfig
 from vllm_redrafter.heads.registry import NAMES, head_name
 from vllm_redrafter.heads.selector import SelectorConfig
 from vllm_redrafter.heads.target_layers import layers_of, parsed_layers
-from vllm_redrafter.training.batches import BatchPlan
+from vllm_redrafter.training.batch_plan import BatchPlan
 from vllm_redrafter.training.checkpointing import Checkpoints
 from vllm_redrafter.training.initialisation import most_used_tokens
 from vllm_redrafter.training.plan import HeadPlan, LoopPlan, TrainingPlan

@@ -21,14 +21,14 @@ from vllm_redrafter.checkpoints.reading import SHAPE_KEYS
 from vllm_redrafter.checkpoints.writing import save_drafter
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.heads.head import DraftHead
-from vllm_redrafter.training.candidates import LOSS_ALLOWED, compare_candidates, fewest
+from vllm_redrafter.replay.acceptance import measure_acceptance
+from vllm_redrafter.replay.estimate import LOSS_ALLOWED, compare_candidates, fewest
+from vllm_redrafter.replay.target import load_ends, load_target
 from vllm_redrafter.training.checkpointing import Checkpoints
 from vllm_redrafter.training.initialisation import continued_drafter, new_drafter
-from vllm_redrafter.training.measured_acceptance import measure_acceptance
 from vllm_redrafter.training.plan import HeadPlan, TargetParts, TrainingPlan
 from vllm_redrafter.training.processes import processes
 from vllm_redrafter.training.resolution import TrainingJob, resolve
-from vllm_redrafter.training.target import load_ends, load_target
 from vllm_redrafter.training.trainer import Trainer, TrainingResult
 from vllm_redrafter.utils.errors import TrainingError
 

@@ -22,12 +22,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from vllm_redrafter.data.rows import TextRows
 from vllm_redrafter.heads.head import DraftHead
-from vllm_redrafter.training.batches import TextBatch
+from vllm_redrafter.replay.batches import TextBatch
+from vllm_redrafter.replay.estimate import Acceptance, estimate_acceptance
+from vllm_redrafter.replay.target import TargetHead, read_target
 from vllm_redrafter.training.checkpointing import Checkpoints, RunProgress
 from vllm_redrafter.training.distillation import Distillation, count_rows
-from vllm_redrafter.training.estimate import Acceptance, estimate_acceptance
 from vllm_redrafter.training.plan import LoopPlan
-from vllm_redrafter.training.target import TargetHead, read_target
 from vllm_redrafter.utils.errors import ConfigError, TrainingError
 from vllm_redrafter.utils.progress import progress_bar
 
@@ -230,7 +230,7 @@ class Trainer:
         if self.accelerator.is_main_process:
             self.drafter.eval()
             acceptance = estimate_acceptance(
-                self.drafter, self.target, self.held_out, self.plan.shape, batch_size=8
+                self.drafter, self.target, self.held_out, self.plan.shape
             )
             self.drafter.train()
             self.accelerator.log({"tokens_per_target_step": acceptance.tokens_per_step}, step)

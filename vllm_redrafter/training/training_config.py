@@ -1,10 +1,9 @@
-"""What `train` and `evaluate` may be told; a new setting is a new field here, and nothing else."""
+"""What `train` may be told; a new setting is a new field here, and nothing else."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vllm_redrafter.config import ReDrafterConfig, TreeKind
 from vllm_redrafter.heads.target_layers import LAYERS_HELP, parsed_layers
 from vllm_redrafter.training.choices import (
     HeadName,
@@ -150,72 +149,3 @@ class TrainingConfig:
 
     def _require_that(self, name: str, fits: bool, limit: str) -> None:
         require(self, "training:", name, fits, limit)
-
-
-@dataclass(frozen=True)
-class EvaluationConfig:
-    """What an evaluation reads; the order of the fields is that of `evaluate --help`.
-
-    Raises:
-        ConfigError: a value is out of range; the message names it.
-    """
-
-    held_out: int | None = setting(
-        None,
-        "Evaluate only this many conversations. With the --held-out and --seed of train they are "
-        "those that the drafter was not trained on.",
-        default_text="all",
-    )
-    seed: int = setting(0, "Seed of the choice that --held-out makes.")
-    max_length: int = setting(2048, "Conversations are cut to this many tokens.")
-    target_dtype: TargetDtype = setting(
-        "auto", "Dtype of the target's parameters; auto takes that of its checkpoint."
-    )
-    tree: TreeKind = setting(
-        "explored",
-        "What a step verifies, as the speculative config's tree. Give chain for a target on which "
-        "vLLM's log says that chains are verified.",
-    )
-
-    def __post_init__(self) -> None:
-        check(self, "evaluation:")
-
-
-@dataclass(frozen=True)
-class StepCosts:
-    """An assumption of what a step costs, in units of a plain step, the target's pass being 1.
-
-    Attributes:
-        draft: one level of beam search; a draft has beam_length of them, or K if that is less.
-        verify: one verified node more.
-
-    Raises:
-        ConfigError: a cost below 0.
-    """
-
-    draft: float = setting(
-        0.02,
-        "What a level of beam search is assumed to cost, as a share of a plain decoding step.",
-        at_least=0,
-        option="draft-cost",
-    )
-    verify: float = setting(
-        0.005,
-        "What a verified node is assumed to cost, as a share of a plain decoding step.",
-        at_least=0,
-        option="verify-cost",
-    )
-
-    def __post_init__(self) -> None:
-        check(self, "evaluation: the cost of")
-
-    def of(self, shape: ReDrafterConfig) -> float:
-        """A step of this shape."""
-        nodes = shape.num_speculative_tokens
-        return 1 + self.draft * min(shape.beam_length, nodes) + self.verify * nodes
-
-    def __str__(self) -> str:
-        return (
-            f"If a draft level costs {self.draft:g} of a plain step and a verified node "
-            f"{self.verify:g}, which is assumed and not measured"
-        )

@@ -33,7 +33,6 @@ class Setting:
         above: all values are greater than this; None for no such limit.
         at_most: the largest value; None for no such limit.
         default_text: what the default None stands for.
-        option: the option's name on the command line; None for the field's own.
     """
 
     help: str
@@ -41,7 +40,6 @@ class Setting:
     above: float | None = None
     at_most: float | None = None
     default_text: str | None = None
-    option: str | None = None
 
     def allows(self, value: float) -> bool:
         """Is the value within the limits? NaN is not."""
@@ -70,13 +68,12 @@ def setting(
     above: float | None = None,
     at_most: float | None = None,
     default_text: str | None = None,
-    option: str | None = None,
 ) -> T:
     """A dataclass field that is a setting; the parameters are those of `Setting`.
 
     The field's type says more: a `Literal` is a choice, `X | None` allows None, `bool` is a flag.
     """
-    about = Setting(help, at_least, above, at_most, default_text, option)
+    about = Setting(help, at_least, above, at_most, default_text)
     # As `dataclasses.field` itself: to a type checker, a field is a value of its type.
     return field(default=default, metadata={_KEY: about})
 

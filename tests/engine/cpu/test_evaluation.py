@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,9 @@ from redrafter_testing.requests.answers import single_tokens_of
 from redrafter_testing.requests.workloads import Workload
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.dataset import Row
-from vllm_redrafter.training.evaluation import EvaluationJob, evaluate
+from vllm_redrafter.evaluation.evaluate import CONTEXT_MATCHES, EvaluationJob, evaluate
 from vllm_redrafter.training.run import TrainingJob, train
-from vllm_redrafter.training.training_config import StepCosts, TrainingConfig
+from vllm_redrafter.training.training_config import TrainingConfig
 
 pytestmark = pytest.mark.engine
 
@@ -73,19 +74,19 @@ def test_vllm_reports_the_tokens_per_step_that_evaluate_finds(
     target: Path, written: tuple[Path, list[Row]], trained: Path
 ) -> None:
     folder, rows = written
-    job = EvaluationJob(str(target), str(trained), (folder,), [SHAPE], StepCosts())
-    [found] = evaluate(job).results
-    assert 1.5 < found.acceptance.tokens_per_step < 5
+    evaluation = evaluate(EvaluationJob(str(target), str(trained), (folder,), [SHAPE]))
+    [result] = evaluation.results
+    found = {0: result.acceptance, CONTEXT_MATCHES: evaluation.with_matches}
+    assert 1.5 < found[0].tokens_per_step < 5
 
     params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, detokenize=False)
     prompts = [row.input_ids[:PROMPT_LENGTH] for row in rows]
-    speculation = {"model": str(trained), "num_speculative_tokens": 9, "adaptive": False}
-    with cpu_engine(
-        target, speculative_config={**speculation, "beam_width": 3, "beam_length": 4}
-    ) as llm:
-        answers = llm.run(Workload(prompts, [params] * len(prompts)))
-        stats = llm.rpc("redrafter_stats")[0]
-    assert single_tokens_of(answers) == [row.input_ids[PROMPT_LENGTH:] for row in rows]
-    served = stats["sampled_tokens"] / stats["verifications"]
-    assert served == pytest.approx(found.acceptance.tokens_per_step, rel=0.03)
-    print(f"evaluate {found.acceptance.tokens_per_step:.4f}, vLLM {served:.4f}")
+    for matches, acceptance in found.items():
+        shape = replace(SHAPE, adaptive=False, context_matches=matches)
+        with cpu_engine(target, speculative_config={"model": str(trained), **asdict(shape)}) as llm:
+            answers = llm.run(Workload(prompts, [params] * len(prompts)))
+            stats = llm.rpc("redrafter_stats")[0]
+        assert single_tokens_of(answers) == [row.input_ids[PROMPT_LENGTH:] for row in rows]
+        served = stats["sampled_tokens"] / stats["verifications"]
+        print(f"{matches} matches: evaluate {acceptance.tokens_per_step:.4f}, vLLM {served:.4f}")
+        assert served == pytest.approx(acceptance.tokens_per_step, rel=0.03)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vllm_redrafter.training.target import hidden_states, load_target
+from vllm_redrafter.replay.target import hidden_states, load_target
 
 kept: list[Tensor] = []
 

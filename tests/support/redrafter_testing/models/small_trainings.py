@@ -1,15 +1,20 @@
-"""Trainings of a few steps, from folder to folder."""
+"""Trainings of a few steps, from folder to folder, and the fixtures of their tests."""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
 from accelerate.state import AcceleratorState
 from rich.console import Console
 
+from redrafter_testing.models.tiny_models import add_tokenizer, make_target
+from redrafter_testing.models.training_data import write_data
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.training.run import TrainingJob, train
 from vllm_redrafter.training.training_config import TrainingConfig
@@ -25,7 +30,7 @@ CONFIG = TrainingConfig(
     held_out=4,
     save_every=2,
 )
-SHAPE = ReDrafterConfig(num_speculative_tokens=6, beam_width=2, beam_length=3)
+SHAPE = ReDrafterConfig(6, beam_width=2, beam_length=3, context_matches=0)
 
 
 def job(target: Path, data: Path, output: Path, **settings: Any) -> TrainingJob:
@@ -42,3 +47,34 @@ def run(asked: TrainingJob, **arguments: bool) -> tuple[Any, str]:
     AcceleratorState._reset_state(reset_partial_state=True)
     console = Console(file=io.StringIO(), width=200)
     return train(asked, console, **arguments), console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Matrices this small gain nothing from a second one, and lose much on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def fresh_accelerate() -> Iterator[None]:
+    """accelerate remembers the first training of a process."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_target(tmp_path_factory.mktemp("target"), vocab_size=VOCAB_SIZE)
+    add_tokenizer(folder, vocab_size=VOCAB_SIZE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def data(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    write_data(folder, target, num=24, max_tokens=20)
+    return folder

@@ -24,9 +24,9 @@ from vllm_redrafter.data.rows import TextRow
 from vllm_redrafter.heads.medusa import MedusaConfig, MedusaHead
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.heads.registry import new_head
-from vllm_redrafter.training.batches import TextBatch
+from vllm_redrafter.replay.batches import TextBatch
+from vllm_redrafter.replay.target import load_target, read_target
 from vllm_redrafter.training.distillation import Distillation
-from vllm_redrafter.training.target import load_target, read_target
 
 MAX_LENGTH = 512
 BOS, EOS = 0, 1

@@ -12,7 +12,7 @@ from vllm_redrafter.data.dataset import DatasetInfo, Row, write_shard
 from vllm_redrafter.data.fingerprint import target_fingerprint, tokenizer_fingerprint
 from vllm_redrafter.data.generation_settings import SamplingSettings
 from vllm_redrafter.data.rows import TextRow
-from vllm_redrafter.training.target import load_target
+from vllm_redrafter.replay.target import load_target
 
 PROMPT_LENGTH = 6
 

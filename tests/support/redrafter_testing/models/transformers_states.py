@@ -14,7 +14,7 @@ from vllm_redrafter.data.dataset import read_dataset
 from vllm_redrafter.data.fingerprint import target_fingerprint
 from vllm_redrafter.data.hidden_states import StatesInfo, text_fingerprint, write_states
 from vllm_redrafter.data.rows import row_lengths
-from vllm_redrafter.training.target import hidden_states, load_target
+from vllm_redrafter.replay.target import hidden_states, load_target
 
 
 class TransformersStates:

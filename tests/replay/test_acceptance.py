@@ -9,11 +9,11 @@ from redrafter_testing.models.cycle_language import CycleTarget, rows
 from vllm_redrafter.budget.acceptance import log_odds_of
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
-from vllm_redrafter.training.estimate import estimate_acceptance
-from vllm_redrafter.training.measured_acceptance import JudgedNodes, fitted, measure_acceptance
+from vllm_redrafter.replay.acceptance import JudgedNodes, fitted, measure_acceptance
+from vllm_redrafter.replay.estimate import estimate_acceptance
 from vllm_redrafter.tree.beam_search import ExploredNodes
 
-SHAPE = ReDrafterConfig(num_speculative_tokens=9, beam_width=3, beam_length=3)
+SHAPE = ReDrafterConfig(9, beam_width=3, beam_length=3, context_matches=0)
 
 
 def test_nodes_are_judged_where_their_parent_was_accepted_and_the_text_goes_on() -> None:

@@ -14,8 +14,7 @@ from vllm_redrafter.checkpoints.acceptance_record import AcceptanceRecord, ByKin
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import SomeRows, TextRows
 from vllm_redrafter.heads.head import DraftHead
-from vllm_redrafter.training.batches import TextBatch
-from vllm_redrafter.training.estimate import estimate_acceptance
+from vllm_redrafter.replay.estimate import estimate_acceptance
 from vllm_redrafter.tree.beam_search import ExploredNodes
 
 REFITS = 50
@@ -72,7 +71,7 @@ def measure_acceptance(
     rows: TextRows,
     sampled: Tensor,
     shape: ReDrafterConfig,
-    batch_size: int = 8,
+    batch_size: int = 16,
 ) -> ByKind:
     """Replay the decoding of target-written text, and learn which nodes it accepts.
 
@@ -87,36 +86,20 @@ def measure_acceptance(
     Returns:
         What is known of either kind of text.
     """
-    found = []
+    records: list[AcceptanceRecord | None] = []
     for of_kind in (~sampled, sampled):
         some = SomeRows(rows, of_kind.nonzero().flatten().tolist())
-        parts = _judged(drafter, target, some, shape, batch_size)
-        found.append(fitted(parts) if parts is not None and parts.judged.any() else None)
-    return ByKind(*found)
+        found: list[JudgedNodes] = []
 
+        def judge(
+            explored: ExploredNodes, written: Tensor, found: list[JudgedNodes] = found
+        ) -> None:
+            found.append(JudgedNodes.of(explored, written))
 
-def _judged(
-    drafter: DraftHead, target: Any, rows: TextRows, shape: ReDrafterConfig, batch_size: int
-) -> JudgedNodes | None:
-    """Of all searches that decoding makes; None where there is no text."""
-    found: list[JudgedNodes] = []
-
-    def observe(explored: ExploredNodes, batch: TextBatch, row: Tensor, root: Tensor) -> None:
-        following = _following(batch, row, root, explored.tokens.shape[1])
-        found.append(JudgedNodes.of(explored, following))
-
-    estimate_acceptance(drafter, target, rows, shape, batch_size, observe)
-    return JudgedNodes.joined(found) if found else None
-
-
-def _following(batch: TextBatch, row: Tensor, root: Tensor, length: int) -> Tensor:
-    """[A, length] what the target wrote after its tokens[row, root]; -1 beyond the answer's end."""
-    at = root.unsqueeze(1) + torch.arange(1, length + 1, device=root.device)
-    inside = at < batch.tokens.shape[1]
-    at = at.clamp(max=batch.tokens.shape[1] - 1)
-    row = row.unsqueeze(1)
-    goes_on = (batch.generated[row, at] & inside).cumprod(dim=1).bool()
-    return batch.tokens[row, at].masked_fill(~goes_on, -1)
+        estimate_acceptance(drafter, target, some, shape, batch_size, judge)
+        nodes = JudgedNodes.joined(found) if found else None
+        records.append(fitted(nodes) if nodes is not None and nodes.judged.any() else None)
+    return ByKind(*records)
 
 
 def fitted(nodes: JudgedNodes) -> AcceptanceRecord:

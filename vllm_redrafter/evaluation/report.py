@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from vllm_redrafter.checkpoints.acceptance_record import acceptance_entry
-from vllm_redrafter.training.evaluation import CONTEXT_MATCHES, RANKS, Evaluation, ShapeResult
+from vllm_redrafter.evaluation.evaluate import CONTEXT_MATCHES, RANKS, Evaluation
 from vllm_redrafter.utils.errors import ConfigError
 
 
@@ -45,7 +45,7 @@ def print_evaluation(console: Console, evaluation: Evaluation) -> None:
     console.print(table)
     if evaluation.by_candidates:
         console.print(_candidates(evaluation))
-    console.print(recommendation(best))
+    console.print(_recommendation(evaluation))
     if evaluation.with_matches.steps:
         console.print(_matches(evaluation))
 
@@ -77,12 +77,15 @@ def _candidates(evaluation: Evaluation) -> Table:
     return table
 
 
-def recommendation(best: ShapeResult) -> str:
+def _recommendation(evaluation: Evaluation) -> str:
     """What to serve with, by which costs."""
+    best, config = evaluation.best, evaluation.config
     shape = best.shape
     text = (
-        f"{best.costs}: --spec-tokens {shape.num_speculative_tokens}, beam_width "
-        f"{shape.beam_width}, beam_length {shape.beam_length} "
+        f"If a draft level costs {config.draft_cost:g} of a plain step and a verified node "
+        f"{config.verify_cost:g}, which is assumed and not measured: "
+        f"--spec-tokens {shape.num_speculative_tokens}, beam_width {shape.beam_width}, beam_length "
+        f"{shape.beam_length} "
         f"({best.acceptance.tokens_per_step:.2f} tokens per step, {best.speed_up:.2f}×)."
     )
     if best.speed_up > 1:
@@ -92,6 +95,7 @@ def recommendation(best: ShapeResult) -> str:
 
 def figures(evaluation: Evaluation) -> dict[str, Any]:
     """All figures, for a JSON file."""
+    config = evaluation.config
     return {
         "results": [
             {
@@ -103,7 +107,7 @@ def figures(evaluation: Evaluation) -> dict[str, Any]:
             }
             for result in evaluation.results
         ],
-        "costs": {"assumed": asdict(evaluation.results[0].costs)},
+        "costs": {"assumed": {"draft": config.draft_cost, "verify": config.verify_cost}},
         **acceptance_entry(evaluation.acceptance),
         "tokens_per_step_by_candidates": {
             str(count or "all"): acceptance.tokens_per_step

@@ -27,7 +27,7 @@ from transformers import (
 from transformers.utils import logging
 
 from vllm_redrafter.data.target_files import load_from
-from vllm_redrafter.training.batches import TextBatch
+from vllm_redrafter.replay.batches import TextBatch
 from vllm_redrafter.utils.errors import ConfigError, one_line
 from vllm_redrafter.utils.hub import check_within_reach
 

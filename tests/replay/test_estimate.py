@@ -14,14 +14,13 @@ from redrafter_testing.models.training_data import answered
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import ListRows, TextRow
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
-from vllm_redrafter.training.batches import TextBatch
-from vllm_redrafter.training.estimate import (
+from vllm_redrafter.replay.batches import TextBatch
+from vllm_redrafter.replay.estimate import (
     Acceptance,
     estimate_acceptance,
-    estimate_matches_alone,
-    top_accuracy,
+    estimate_matches,
 )
-from vllm_redrafter.training.target import TargetHead, read_target
+from vllm_redrafter.replay.target import TargetHead, read_target
 from vllm_redrafter.tree.beam_search import beam_search
 from vllm_redrafter.tree.token_tree import TokenTree
 
@@ -114,10 +113,10 @@ def find_child(tree: TokenTree, node: int, token: int) -> int | None:
 @pytest.mark.parametrize(
     "config",
     [
-        ReDrafterConfig(num_speculative_tokens=1, beam_width=1, beam_length=1),
-        ReDrafterConfig(num_speculative_tokens=6, beam_width=3, beam_length=3),
-        ReDrafterConfig(num_speculative_tokens=20, beam_width=6, beam_length=4),
-        ReDrafterConfig(num_speculative_tokens=9, beam_width=4, beam_length=4, tree="beams"),
+        ReDrafterConfig(1, beam_width=1, beam_length=1, context_matches=0),
+        ReDrafterConfig(6, beam_width=3, beam_length=3, context_matches=0),
+        ReDrafterConfig(20, beam_width=6, beam_length=4, context_matches=0),
+        ReDrafterConfig(9, beam_width=4, beam_length=4, tree="beams", context_matches=0),
     ],
     ids=str,
 )
@@ -146,10 +145,10 @@ def test_what_the_text_went_on_with_before_is_accepted_beside_the_draft() -> Non
     torch.manual_seed(5)
     drafter, target = RecurrentHead(RecurrentConfig(8, 16, exit_dim=8)).eval(), CycleTarget()
     text = rows(num=10, length=45, prompt=25)
-    config = ReDrafterConfig(8, 2, 2)
+    config = ReDrafterConfig(8, 2, 2, context_matches=0)
     alone = estimate_acceptance(drafter, target, text, config)
     one = replace(config, context_matches=1)
-    both = estimate_acceptance(drafter, target, text, one, matches=True)
+    both = estimate_acceptance(drafter, target, text, one)
     assert alone.tokens == both.tokens
     # Eight tokens of the path and one more, twice; then the last one.
     assert both.steps == 10 * 3 < alone.steps
@@ -160,9 +159,7 @@ def test_matches_are_accepted_beside_finished_beams_alone() -> None:
     torch.manual_seed(5)
     drafter, target = RecurrentHead(RecurrentConfig(8, 16, exit_dim=8)).eval(), CycleTarget()
     config = ReDrafterConfig(8, 2, 2, tree="beams", context_matches=1)
-    both = estimate_acceptance(
-        drafter, target, rows(num=10, length=45, prompt=25), config, matches=True
-    )
+    both = estimate_acceptance(drafter, target, rows(num=10, length=45, prompt=25), config)
     assert both.steps == 10 * 3
 
 
@@ -172,22 +169,25 @@ def test_without_a_drafter_what_the_text_went_on_with_before_is_accepted() -> No
     text = ListRows([answered([a, b, c, a], [x, a, b, c, a])])
     config = ReDrafterConfig(8, context_matches=1)
     # x is new; `a` went on with x just before, not with b; `a b` went on with `c a`.
-    assert estimate_matches_alone(text, config, V) == Acceptance(3, 4, (1, 1, *[0] * 6))
+    assert estimate_matches(text, config, V) == Acceptance(3, 4, (1, 1, *[0] * 6))
     both = replace(config, context_matches=2)
     # `a` went on with `b c a` too.
-    assert estimate_matches_alone(text, both, V) == Acceptance(2, 4, (1, 1, 1, *[0] * 5))
+    assert estimate_matches(text, both, V) == Acceptance(2, 4, (1, 1, 1, *[0] * 5))
     other = ListRows([answered([a, b, c, a], [x, a]), answered([c], [b, x, c])])
     alone = ListRows([other[0]]), ListRows([other[1]])
-    expected = estimate_matches_alone(alone[0], both, V) + estimate_matches_alone(alone[1], both, V)
-    assert estimate_matches_alone(other, both, V) == expected
+    expected = estimate_matches(alone[0], both, V) + estimate_matches(alone[1], both, V)
+    assert estimate_matches(other, both, V) == expected
 
 
 def test_replay_drafts_what_the_engines_draft_for_few_nodes(target: LlamaForCausalLM) -> None:
     """Fewer than a beam is long: see policy.py."""
     torch.manual_seed(5)
     drafter = RecurrentHead(RecurrentConfig(V, 16, exit_dim=8)).eval()
-    wide = estimate_acceptance(drafter, target, written(), ReDrafterConfig(2, 3, 4))
-    chain = estimate_acceptance(drafter, target, written(), ReDrafterConfig(2, 1, 2))
+    shape = ReDrafterConfig(2, 3, 4, context_matches=0)
+    wide = estimate_acceptance(drafter, target, written(), shape)
+    chain = estimate_acceptance(
+        drafter, target, written(), replace(shape, beam_width=1, beam_length=2)
+    )
     assert (wide.steps, wide.tokens) == (chain.steps, chain.tokens)
     assert wide.by_depth == (*chain.by_depth, 0, 0)
 
@@ -200,26 +200,6 @@ def test_acceptances_add_up() -> None:
 
 def test_no_steps_count_as_plain_decoding() -> None:
     assert Acceptance(steps=0, tokens=0).tokens_per_step == 1.0
-
-
-def test_top_accuracy_counts_the_drafters_own_predictions() -> None:
-    """Against one row at a time; a drafter that ranks all tokens finds each among the best V."""
-    torch.manual_seed(0)
-    drafter, target = RecurrentHead(RecurrentConfig(8, 16, exit_dim=8)).eval(), CycleTarget()
-    shares = top_accuracy(drafter, target, rows(), 3, (1, 2, 8))
-    assert shares.shape == (3, 3)
-    assert (shares[:, 2] == 1).all()
-    assert (shares[:, 0] <= shares[:, 1]).all()
-    hits = total = 0
-    for row in rows():
-        outputs = read_target(target, TextBatch.of([[row]]))
-        for start in range(4, len(row.tokens) - 2):
-            condition = drafter.condition(outputs.hidden[0, start])
-            state = drafter.start(condition, outputs.embedded[0, start + 1])
-            logits = drafter.logits(condition, state, 0)
-            hits += int(logits.argmax() == row.tokens[start + 2])
-            total += 1
-    assert shares[0, 0] == pytest.approx(hits / total)
 
 
 def test_hidden_state_is_what_lm_head_reads(target: LlamaForCausalLM) -> None:

@@ -24,8 +24,8 @@ from redrafter_testing.models.families.chained import CHAINED
 from redrafter_testing.models.families.family import Family
 from redrafter_testing.models.quantised import FORMATS, quantise
 from redrafter_testing.models.tiny_models import make_small_target
-from vllm_redrafter.training.batches import TextBatch
-from vllm_redrafter.training.target import (
+from vllm_redrafter.replay.batches import TextBatch
+from vllm_redrafter.replay.target import (
     TargetHead,
     final_norm,
     keeps_rows_apart,

@@ -10,22 +10,22 @@ import pytest
 import torch
 from rich.console import Console
 
-from vllm_redrafter.cli.evaluation_report import draw_heat_map, print_evaluation, write_json
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.training.estimate import Acceptance
-from vllm_redrafter.training.evaluation import RANKS, Evaluation, ShapeResult
-from vllm_redrafter.training.training_config import StepCosts
+from vllm_redrafter.evaluation.config import EvaluationConfig
+from vllm_redrafter.evaluation.evaluate import RANKS, Evaluation, ShapeResult
+from vllm_redrafter.evaluation.report import draw_heat_map, print_evaluation, write_json
+from vllm_redrafter.replay.estimate import Acceptance
 from vllm_redrafter.utils.errors import ConfigError
 
-WORSE = ShapeResult(ReDrafterConfig(2, 1, 2), Acceptance(100, 125, (20, 5)), StepCosts())
-BEST = ShapeResult(ReDrafterConfig(6, 3, 2), Acceptance(100, 187, (60, 27)), StepCosts())
+WORSE = ShapeResult(ReDrafterConfig(2, 1, 2), Acceptance(100, 125, (20, 5)), cost=1.05)
+BEST = ShapeResult(ReDrafterConfig(6, 3, 2), Acceptance(100, 187, (60, 27)), cost=1.07)
 
 
 @pytest.fixture
 def found() -> Evaluation:
     accuracy = torch.tensor([[0.5, 0.625, 0.75, 1.0], [0.25] * len(RANKS)])
     matches = {"with_matches": Acceptance(100, 243), "matches_alone": Acceptance(100, 138)}
-    return Evaluation([WORSE, BEST], accuracy, **matches)
+    return Evaluation([WORSE, BEST], EvaluationConfig(), accuracy, **matches)
 
 
 def test_the_tables_have_all_shapes_and_the_best_is_recommended(found: Evaluation) -> None:

@@ -1,9 +1,8 @@
-"""Rows and batches: what counts, packing, and the plan of the steps."""
+"""Packing, and the plan of the steps."""
 
 from __future__ import annotations
 
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,31 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from redrafter_testing.models.cycle_language import rows
-from redrafter_testing.models.training_data import answered
-from vllm_redrafter.training.batches import BatchPlan, TextBatch, pack
-from vllm_redrafter.training.target import load_target
+from vllm_redrafter.training.batch_plan import BatchPlan, pack
 from vllm_redrafter.utils.errors import ConfigError
-
-
-def test_prompts_and_padding_are_not_generated() -> None:
-    batch = TextBatch.of([[answered([5, 6], [8])], [answered([7], [9, 3, 4])]])
-    assert batch.tokens.tolist() == [[5, 6, 8, 0], [7, 9, 3, 4]]
-    assert batch.generated.int().tolist() == [[0, 0, 1, 0], [0, 1, 1, 1]]
-    assert batch.positions.tolist() == [[0, 1, 2, 0], [0, 1, 2, 3]]
-
-
-def test_packed_rows_follow_each_other_and_count_positions_anew() -> None:
-    batch = TextBatch.of([[answered([5, 6], [8]), answered([7], [9])]])
-    assert batch.tokens.tolist() == [[5, 6, 8, 7, 9]]
-    assert batch.generated.int().tolist() == [[0, 0, 1, 0, 1]]
-    assert batch.positions.tolist() == [[0, 1, 2, 0, 1]]
-
-
-def test_a_batch_is_as_long_as_is_asked_for() -> None:
-    batch = TextBatch.of([[answered([5], [8])]], min_length=4)
-    assert batch.tokens.tolist() == [[5, 8, 0, 0]]
-    assert batch.generated.int().tolist() == [[0, 1, 0, 0]]
 
 
 @given(st.lists(st.integers(1, 20), max_size=60), st.randoms())
@@ -76,12 +52,3 @@ def test_fewer_blocks_than_a_batch_are_one_step() -> None:
 def test_no_text_is_refused() -> None:
     with pytest.raises(ConfigError, match="there is no text"):
         BatchPlan(np.array([]), block_length=8, batch_size=1, seed=0)
-
-
-def test_rows_in_memory_know_their_lengths() -> None:
-    assert rows(num=3, length=7).lengths.tolist() == [7, 7, 7]
-
-
-def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot load it as a causal language model"):
-        load_target(tmp_path)

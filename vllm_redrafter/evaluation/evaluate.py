@@ -1,4 +1,4 @@
-"""`vllm-redrafter evaluate`: how good a drafter is, without serving it."""
+"""`vllm-redrafter evaluate`: how good a drafter is, by replays of what its target wrote."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from vllm_redrafter.config import ReDrafterConfig, TreeKind
 from vllm_redrafter.data.captured import CapturedRows, states_of
 from vllm_redrafter.data.rows import DatasetRows, TextRows
 from vllm_redrafter.data.source import WrittenData, held_out_conversations, read_all
+from vllm_redrafter.evaluation.config import EvaluationConfig
 from vllm_redrafter.heads.head import DraftHead
-from vllm_redrafter.training.batches import batches_by_length
-from vllm_redrafter.training.candidates import compare_candidates, fewest
-from vllm_redrafter.training.choices import TargetDtype
-from vllm_redrafter.training.estimate import (
+from vllm_redrafter.replay.acceptance import measure_acceptance
+from vllm_redrafter.replay.batches import batches_by_length
+from vllm_redrafter.replay.estimate import (
     Acceptance,
+    compare_candidates,
     estimate_acceptance,
-    estimate_matches_alone,
-    replay,
-    top_accuracy,
+    estimate_matches,
+    estimate_shapes,
+    fewest,
 )
-from vllm_redrafter.training.measured_acceptance import measure_acceptance
-from vllm_redrafter.training.target import load_ends, load_target, read_target
-from vllm_redrafter.training.training_config import EvaluationConfig, StepCosts
+from vllm_redrafter.replay.target import load_ends, load_target, read_target
+from vllm_redrafter.training.choices import TargetDtype
+from vllm_redrafter.training.distillation import predictions
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.progress import progress_bar
 
@@ -39,6 +40,8 @@ CONTEXT_MATCHES = ReDrafterConfig.context_matches
 """Of which an evaluation says what they bring."""
 RANKS = (1, 2, 4, 8)
 """k of the top-k accuracies."""
+BATCH_SIZE = 16
+"""Rows that the target reads at once."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +50,13 @@ class ShapeResult:
 
     shape: ReDrafterConfig
     acceptance: Acceptance
-    costs: StepCosts
+    cost: float
+    """Of a step, as assumed; a plain step is 1."""
 
     @property
     def speed_up(self) -> float:
-        """Over plain decoding, if the costs are as given."""
-        return self.acceptance.tokens_per_step / self.costs.of(self.shape)
+        """Over plain decoding, if a step costs that."""
+        return self.acceptance.tokens_per_step / self.cost
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,7 @@ class Evaluation:
 
     Attributes:
         results: one per shape.
+        config: with what steps are assumed to cost.
         accuracy: [L, RANKS] shares of positions whose token is among the drafter's best.
         acceptance: how nodes of the fastest shape are accepted.
         with_matches: of the fastest shape beside CONTEXT_MATCHES continuations found in the text.
@@ -69,6 +74,7 @@ class Evaluation:
     """
 
     results: list[ShapeResult]
+    config: EvaluationConfig
     accuracy: Tensor
     acceptance: ByKind = NOTHING_RECORDED
     with_matches: Acceptance = field(default_factory=lambda: Acceptance(0, 0))
@@ -118,9 +124,8 @@ def evaluate_shapes(
     target: Any,
     rows: TextRows,
     grid: Sequence[ReDrafterConfig],
-    costs: StepCosts,
+    config: EvaluationConfig,
     console: Console | None = None,
-    batch_size: int = 16,
 ) -> Evaluation:
     """Replay the decoding of target-written text with every shape.
 
@@ -129,30 +134,62 @@ def evaluate_shapes(
         target: the transformers model that wrote the text.
         rows: the text.
         grid: the shapes.
-        costs: for the recommendation.
+        config: what steps are assumed to cost.
         console: where the progress bar goes.
-        batch_size: rows read by the target at once.
 
     Raises:
         ConfigError: there is nothing to replay, or the head cannot draft as far as a shape asks.
     """
     for shape in grid:
         drafter.config.require_beam_length("evaluation", shape.beam_length)
-    totals = [Acceptance(0, 0)] * len(grid)
-    embed = target.get_input_embeddings()
     with progress_bar(console) as progress:
-        num_replays = len(grid) * -(-len(rows) // batch_size)
+        num_replays = len(grid) * -(-len(rows) // BATCH_SIZE)
         task = progress.add_task("replaying", total=num_replays, status="")
-        for batch in batches_by_length(rows, batch_size, embed.weight.device):
-            outputs = read_target(target, batch, drafter.config.target_layers)
-            for index, shape in enumerate(grid):
-                totals[index] += replay(drafter, embed, outputs, batch, shape)
-                progress.update(task, advance=1)
+        totals = estimate_shapes(
+            drafter,
+            target,
+            rows,
+            grid,
+            BATCH_SIZE,
+            on_replay=lambda: progress.update(task, advance=1),
+        )
     if not totals[0].steps:
         raise ConfigError("evaluation: the text has no answer of two tokens or more")
-    results = [ShapeResult(s, total, costs) for s, total in zip(grid, totals, strict=True)]
+    costs = map(config.step_cost, grid)
+    results = [ShapeResult(*result) for result in zip(grid, totals, costs, strict=True)]
     length = max(shape.beam_length for shape in grid)
-    return Evaluation(results, top_accuracy(drafter, target, rows, length, RANKS))
+    return Evaluation(results, config, top_accuracy(drafter, target, rows, length))
+
+
+@torch.no_grad()
+def top_accuracy(drafter: DraftHead, target: Any, rows: TextRows, num_steps: int) -> Tensor:
+    """How often the text's token is among the drafter's best, teacher-forced.
+
+    Args:
+        drafter: the draft head.
+        target: the transformers model that wrote the text.
+        rows: the text.
+        num_steps: L.
+
+    Returns:
+        [L, RANKS] shares; NaN for a step that no position counts for.
+    """
+    hits, counts = torch.zeros(num_steps, len(RANKS)), torch.zeros(num_steps, 1)
+    device = target.get_input_embeddings().weight.device
+    for batch in batches_by_length(rows, 8, device, num_steps + 2):
+        outputs = read_target(target, batch, drafter.config.target_layers)
+        found = predictions(drafter, batch.generated, outputs, num_steps)
+        labels = batch.tokens.flatten()[found.start + found.step + 1]
+        for depth in range(num_steps):
+            of_depth = (found.step == depth + 1).nonzero().squeeze(1)
+            counts[depth] += len(of_depth)
+            for part in torch.split(of_depth, 1024):
+                logits = drafter.vocabulary_layer(depth)(found.features[part])
+                kept = min(max(RANKS), logits.shape[-1])
+                best = drafter.target_tokens(logits.topk(kept, dim=-1).indices)
+                hit = best == labels[part].unsqueeze(1)
+                hits[depth] += torch.tensor([int(hit[:, :k].any(dim=1).sum()) for k in RANKS])
+    return hits / counts
 
 
 @dataclass(frozen=True)
@@ -164,9 +201,8 @@ class EvaluationJob:
         drafter: checkpoint folder or hub id.
         data: folders that generate-data wrote, other than the training's; or the training's, all
             of them, with the config's `held_out` and `seed` as they were given to `train`.
-        grid: the shapes.
-        costs: for the recommendation.
-        config: what of the data is read, and how.
+        grid: the shapes; matches of the text are measured beside the fastest alone.
+        config: what of the data is read, how, and what steps are assumed to cost.
         other_target: the data may come from another target with the same tokenizer.
         device: where to compute; None for a GPU, if there is one.
         hidden_states: folders that capture wrote, one for each of `data`; the target's layers are
@@ -177,7 +213,6 @@ class EvaluationJob:
     drafter: str
     data: tuple[Path, ...]
     grid: list[ReDrafterConfig]
-    costs: StepCosts
     config: EvaluationConfig = field(default_factory=EvaluationConfig)
     other_target: bool = False
     device: str | None = None
@@ -233,18 +268,19 @@ def evaluate(job: EvaluationJob, console: Console | None = None) -> Evaluation:
         sampling = " and ".join(f"temperature {way[0]:g}, top-p {way[1]:g}" for way in ways)
         tokens = rows.lengths.sum()
         console.print(f"{len(rows)} rows, {tokens:,} tokens, written at {sampling}")
-    grid = [replace(shape, tree=config.tree) for shape in job.grid]
-    evaluation = evaluate_shapes(drafter, target, rows, grid, job.costs, console)
+    grid = [replace(shape, tree=config.tree, context_matches=0) for shape in job.grid]
+    evaluation = evaluate_shapes(drafter, target, rows, grid, config, console)
     sampled = written.sampled[text.indices]
     found = compare_candidates(drafter, target, rows, evaluation.best.shape)
     evaluation = replace(evaluation, by_candidates=found)
     served = evaluation.served
     acceptance = measure_acceptance(drafter, target, rows, sampled, served)
     beside = replace(served, context_matches=CONTEXT_MATCHES)
-    with_matches = estimate_acceptance(drafter, target, rows, beside, batch_size=16, matches=True)
-    alone = estimate_matches_alone(text, beside, drafter.config.vocab_size)
     return replace(
-        evaluation, acceptance=acceptance, with_matches=with_matches, matches_alone=alone
+        evaluation,
+        acceptance=acceptance,
+        with_matches=estimate_acceptance(drafter, target, rows, beside),
+        matches_alone=estimate_matches(text, beside, drafter.config.vocab_size),
     )
 
 

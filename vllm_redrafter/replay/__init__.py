@@ -1,0 +1,1 @@
+"""The decoding of text that the target wrote, replayed without an engine."""
