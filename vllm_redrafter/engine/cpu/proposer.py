@@ -7,7 +7,6 @@ from vllm.config import VllmConfig
 
 from vllm_redrafter.checkpoints.acceptance_record import NOTHING_RECORDED
 from vllm_redrafter.drafting.proposer import Proposer
-from vllm_redrafter.engine.chains import as_chain
 from vllm_redrafter.engine.cpu.heads.forms import packed_form
 from vllm_redrafter.engine.cpu.packed_weights import packed
 from vllm_redrafter.engine.cpu.search import search
@@ -40,10 +39,6 @@ class TreeProposer(Proposer[Tensor]):
         if self._checkpoint is not None:
             self.drafter = packed_form(self._checkpoint.load(self.dtype), packed)
             self.embed = shared_embedding(target)
-
-    def verify_chains(self) -> None:
-        """From now on every draft is a chain."""
-        self.config = as_chain(self.config)
 
     @property
     def hidden_width(self) -> int:

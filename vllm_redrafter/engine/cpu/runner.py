@@ -42,7 +42,7 @@ from vllm_redrafter.drafting.context_index import ContextIndex
 from vllm_redrafter.drafting.drafting import Drafting
 from vllm_redrafter.drafting.stats import StepStats
 from vllm_redrafter.drafting.walk import moves
-from vllm_redrafter.engine.chains import announcement, layers_without_trees
+from vllm_redrafter.engine.chains import announcement, as_chain, layers_without_trees
 from vllm_redrafter.engine.cpu.attention import TreeAttentionBackend
 from vllm_redrafter.engine.cpu.costs import measure_costs, warm_up_sizes
 from vllm_redrafter.engine.cpu.kv_cache import LayerStack, compact, compact_groups, stack_layers
@@ -101,7 +101,7 @@ class CPUTreeModelRunner(CPUModelRunner):
             return
         if reasons := list(layers_without_trees(self.vllm_config, TreeAttentionBackend)):
             logger.info("%s", announcement(reasons))
-            self.proposer.verify_chains()
+            self.proposer.config = as_chain(self.proposer.config)
 
     @property
     def _verifies_chains(self) -> bool:

@@ -53,6 +53,7 @@ from vllm.v1.worker.utils import AttentionGroup
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.engine.chains import (
     announcement,
+    as_chain,
     layers_without_trees,
     recurrent_refusals,
 )
@@ -312,7 +313,7 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
             if not reasons:
                 return TreeModelState(vllm_config, model, encoder_cache, device, self.table)
             logger.info("%s", announcement(reasons))
-            self.table.verify_chains()
+            self.table.config = as_chain(self.table.config)
             for layer in get_layers_from_vllm_config(vllm_config, Attention).values():
                 if isinstance(layer.impl, TreeAttentionImpl):
                     layer.impl.leave_to_triton()

@@ -12,7 +12,6 @@ import torch
 from vllm.v1.worker.gpu.buffer_utils import StagedWriteTensor
 
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.engine.chains import as_chain
 from vllm_redrafter.engine.cuda.stats import StepTimer
 from vllm_redrafter.engine.cuda.verification import Verification
 from vllm_redrafter.triton_kernels.build_tree import ScoredTrees
@@ -25,7 +24,7 @@ class TreeTable:
     """What a step reads of the drafts before it.
 
     Attributes:
-        config: how to draft and verify.
+        config: how to draft and verify; replaced before anything is drafted, if at all.
         trees: by request slot, the tree drafted last; one entry more than there are slots, which
             takes what padding rows draft.
         chains: [slots] int32 on the device, 1 for requests that get a chain.
@@ -58,10 +57,6 @@ class TreeTable:
         self.verification = Verification(slots, nodes, device)
         self.meter = StepTimer(device)
         self.budget: TreeBudget | None = None
-
-    def verify_chains(self) -> None:
-        """From now on every draft is a chain: to be called before anything is drafted."""
-        self.config = as_chain(self.config)
 
     def add_request(self, slot: int, chain: bool, limit: int) -> None:
         """A new request takes the slot: it has no tree yet, only the root.
