@@ -73,7 +73,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def training_settings(options: argparse.Namespace) -> dict[str, Any]:
     """Those of the recipe of SmolLM2's drafter, with as many warm-up steps as few steps allow."""
     return {
-        "loss": "mix",
         "epochs": options.epochs,
         "batch_size": 2,
         "micro_batch_size": 2,

@@ -20,6 +20,7 @@ from heads_parts.texts import answers_alone, narrowed
 from vllm_redrafter.config import USUAL_CANDIDATES, ReDrafterConfig
 from vllm_redrafter.data.rows import ListRows
 from vllm_redrafter.heads.head import DraftHead
+from vllm_redrafter.heads.target_layers import named_layers
 from vllm_redrafter.replay.estimate import estimate_acceptance
 from vllm_redrafter.training.choices import HeadName
 from vllm_redrafter.training.initialisation import grown, most_used_tokens, new_drafter
@@ -152,5 +153,5 @@ def settings_of(variant: Variant, config: TrainingConfig, material: Material) ->
         config,
         head=variant.head,
         num_draft_layers=variant.num_draft_layers,
-        target_layers=",".join(map(str, layers)) or None,
+        target_layers=named_layers(layers),
     )

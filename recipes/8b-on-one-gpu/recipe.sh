@@ -26,13 +26,13 @@ vllm-redrafter generate-data "$target" --prompts greedy-prompts.jsonl --output g
 
 # The target runs beside the drafter, twice. Its states would take a terabyte of disk instead.
 vllm-redrafter train "$target" --data sampled --data greedy --output drafter \
-    --head gated --target-layers auto --draft-vocab-size 32000 --loss mix \
-    --precision bf16 --target-dtype bfloat16 --epochs 2 --batch-size 16 --micro-batch-size 2 \
+    --draft-vocab-size 32000 --precision bf16 --target-dtype bfloat16 \
+    --epochs 2 --batch-size 16 --micro-batch-size 2 \
     --held-out $((num / 240)) --evaluate-every 450 --save-every 450
 
 # What makes drafts cheaper; the rest of the drafter stays as it is, so few steps are enough.
 vllm-redrafter train "$target" --add-selector drafter --data sampled --data greedy \
-    --output with-selector --loss mix --precision bf16 --target-dtype bfloat16 \
+    --output with-selector --precision bf16 --target-dtype bfloat16 \
     --max-steps 500 --batch-size 4 --micro-batch-size 2 --held-out $((num / 240))
 
 vllm-redrafter evaluate "$target" with-selector --data sampled --data greedy \

@@ -23,22 +23,21 @@ $answer --prompts greedy-prompts.jsonl --output greedy --temperature 0
 $answer --prompts greedy-prompts-2.jsonl --output greedy-2 --temperature 0
 
 # What the target makes of its answers is kept, 6.2 GB: its layers are run once, not at every epoch.
-capture="vllm-redrafter capture target --target-layers auto --max-length 288"
+capture="vllm-redrafter capture target --max-length 288"
 for part in sampled greedy greedy-2; do
     $capture --data $part --output states/$part
 done
 
 vllm-redrafter train target --data sampled --data greedy --data greedy-2 --output drafter \
     --hidden-states states/sampled --hidden-states states/greedy --hidden-states states/greedy-2 \
-    --head gated --target-layers auto \
-    --draft-vocab-size 8192 --loss mix --unroll-steps 4 --precision bf16 \
+    --draft-vocab-size 8192 --unroll-steps 4 --precision bf16 \
     --epochs 2 --batch-size 8 --micro-batch-size 8 --block-length 288 \
     --learning-rate 2e-3 --warmup-steps 30 --held-out 48 --evaluate-every 325 --save-every 325
 
 # The rest of the drafter stays as it is; so few steps are enough.
 vllm-redrafter train target --add-selector drafter --data sampled --data greedy --data greedy-2 \
     --hidden-states states/sampled --hidden-states states/greedy --hidden-states states/greedy-2 \
-    --output with-selector --loss mix --unroll-steps 4 --precision bf16 \
+    --output with-selector --unroll-steps 4 --precision bf16 \
     --max-steps 546 --batch-size 2 --micro-batch-size 2 --block-length 288 \
     --learning-rate 2e-3 --warmup-steps 30 --held-out 24 --evaluate-every 2000 --save-every 2000
 

@@ -13,14 +13,16 @@ from vllm_redrafter.utils.errors import ConfigError
 @pytest.mark.parametrize(
     ("text", "num_layers", "layers"),
     [
-        (None, 3, ()),
+        ("none", 3, ()),
         ("2", 3, (2,)),
         ("1,2", 3, (1, 2)),
         ("auto", 32, (2, 16, 29)),
         ("auto", 7, (2, 3, 4)),
+        ("auto", 3, (1, 2)),
+        ("auto", 1, ()),
     ],
 )
-def test_layers_of_a_target(text: str | None, num_layers: int, layers: tuple[int, ...]) -> None:
+def test_layers_of_a_target(text: str, num_layers: int, layers: tuple[int, ...]) -> None:
     assert layers_of(text, num_layers, "here:") == layers
 
 
@@ -32,9 +34,8 @@ def test_layers_of_a_target(text: str | None, num_layers: int, layers: tuple[int
         ("0,2", 8, r"from 1 on, each once and in ascending order, got \[0, 2\]"),
         ("4,2", 8, r"ascending order, got \[4, 2\]"),
         ("2,2", 8, r"each once"),
-        ("two", 8, r"must be numbers with commas between, or auto, got 'two'"),
+        ("two", 8, r"must be numbers with commas between, auto or none, got 'two'"),
         ("", 8, r"must be numbers with commas between"),
-        ("auto", 6, r"auto needs a target of at least 7 layers, and this one has 6"),
     ],
 )
 def test_layers_that_a_target_does_not_have(text: str, num_layers: int, message: str) -> None:

@@ -65,7 +65,7 @@ def data(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def captured(target: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("states")
     command = ["capture", str(target), f"--data={data}", f"--output={folder}"]
-    command += ["--dtype=float32", "--in-flight=4", "--enforce-eager", "--target-layers=1,2"]
+    command += ["--dtype=float32", "--in-flight=4", "--enforce-eager"]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     printed = " ".join(result.output.split())
@@ -102,7 +102,6 @@ def test_training_on_them_is_training_with_the_target(
         block_length=512,
         held_out=1,
         warmup_steps=1,
-        target_layers="1,2",
     )
     asked = TrainingJob(str(target), (data,), tmp_path / "computed", config, ReDrafterConfig(6, 2))
     computed = run(asked)

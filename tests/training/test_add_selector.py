@@ -26,13 +26,13 @@ pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 @pytest.fixture(scope="module")
 def trained(target: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainingJob:
-    plain = job(target, data, tmp_path_factory.mktemp("plain"), head="gated", max_steps=30)
+    plain = job(target, data, tmp_path_factory.mktemp("plain"), max_steps=30)
     run(plain)
     return plain
 
 
 def selecting(trained: TrainingJob, output: Path, **settings: Any) -> TrainingJob:
-    config = replace(trained.config, head="recurrent", **settings)
+    config = replace(trained.config, **settings)
     return replace(trained, output=output, config=config, add_selector=str(trained.output))
 
 

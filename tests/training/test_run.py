@@ -48,7 +48,8 @@ def test_a_drafter_comes_with_its_record_and_its_card(
     assert list((tmp_path / "logs").rglob("events.out.tfevents.*"))
     assert "4 steps of 2 blocks on 1 × cpu" in printed and "tokens per target step" in printed
     config = Checkpoint.open(str(tmp_path)).checked().head
-    assert (config.vocab_size, config.hidden_size, config.exit_dim) == (VOCAB_SIZE, 128, 128)
+    assert (config.vocab_size, config.hidden_size) == (VOCAB_SIZE, 128)
+    assert config.target_layers == (1, 2)
     record = read_config(str(tmp_path))
     assert record["speculators_config"]["verifier"]["name_or_path"] == str(target)
     (method,) = record["speculators_config"]["proposal_methods"]
@@ -67,7 +68,7 @@ def test_a_drafter_comes_with_its_record_and_its_card(
     assert f"{result.acceptance.tokens_per_step:.2f} tokens per target step" in card
 
 
-@pytest.mark.parametrize("head", [{}, {"head": "gated", "target_layers": "1"}], ids=str)
+@pytest.mark.parametrize("head", [{}, {"head": "recurrent", "target_layers": "none"}], ids=str)
 def test_the_drafter_is_saved_in_the_targets_dtype(
     head: dict[str, Any], target: Path, data: Path, tmp_path: Path
 ) -> None:
@@ -84,7 +85,7 @@ def test_a_target_that_sees_images_teaches_by_text(tmp_path: Path) -> None:
     target = make_seeing_target(tmp_path / "target", VOCAB_SIZE)
     add_tokenizer(target, VOCAB_SIZE)
     write_data(tmp_path / "data", target, num=24, max_tokens=20)
-    asked = job(target, tmp_path / "data", tmp_path / "whole", target_layers="1")
+    asked = job(target, tmp_path / "data", tmp_path / "whole")
     whole, _ = run(asked)
     states = write_states_of(
         tmp_path / "states", target, tmp_path / "data", torch.float32, layers=(1,)

@@ -301,7 +301,7 @@ def test_new_drafter_starts_from_the_targets_head() -> None:
     assert reduced.target_tokens(torch.tensor([0, 1])).tolist() == [1, 4]
     random = new_drafter(sizes)
     assert not torch.equal(random.vocabulary_layers[0].weight, target.lm_head.weight)
-    narrow = new_head_config(TrainingConfig(exit_dim=6), VOCAB_SIZE, HIDDEN_SIZE)
+    narrow = new_head_config(TrainingConfig(head="recurrent", exit_dim=6), VOCAB_SIZE, HIDDEN_SIZE)
     assert new_drafter(narrow, target.lm_head).vocabulary_layers[0].weight.shape == (8, 6)
 
 

@@ -200,7 +200,7 @@ def _check_fits_apple(source: str, found: _Source) -> list[str]:
         raise ConfigError(
             f"{source!r} reads layers {', '.join(map(str, found.config.target_layers))} of the "
             "target, and Apple's code gives its drafters the last hidden state alone: train "
-            "without --target-layers for it"
+            "with --target-layers none for it"
         )
     if found.config.selector is not None:
         raise ConfigError(

@@ -7,7 +7,7 @@ from typing import Literal
 
 from vllm_redrafter.data.generation_settings import EngineSettings
 from vllm_redrafter.data.parts import Part
-from vllm_redrafter.heads.target_layers import LAYERS_HELP, parsed_layers
+from vllm_redrafter.heads.target_layers import AUTO, LAYERS_HELP, parsed_layers
 from vllm_redrafter.utils.settings import check, setting
 
 
@@ -32,11 +32,10 @@ class CaptureSettings:
         "Dtype of the target's weights in vLLM and of the hidden states; auto takes that of its "
         "checkpoint.",
     )
-    target_layers: str | None = setting(
-        None,
+    target_layers: str = setting(
+        AUTO,
         "Capture the hidden states of these layers too, for train --target-layers: "
         f"{LAYERS_HELP}. Each takes as much disk as the last hidden states.",
-        default_text="none",
     )
     part: str = setting(
         "1/1",

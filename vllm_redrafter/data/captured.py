@@ -13,6 +13,7 @@ from torch import Tensor
 from vllm_redrafter.data.hidden_states import StatesInfo, StoredStates, text_fingerprint
 from vllm_redrafter.data.rows import DatasetRows, TextRow, row_lengths
 from vllm_redrafter.data.source import WrittenData
+from vllm_redrafter.heads.target_layers import named_layers
 from vllm_redrafter.utils.errors import ConfigError
 
 
@@ -84,7 +85,7 @@ def _columns(states: StoredStates, layers: Sequence[int]) -> Tensor | None:
         raise ConfigError(
             f"{states.folder}: no hidden states of layers {', '.join(map(str, missing))} were "
             f"captured: capture again with --target-layers {','.join(map(str, layers))}, or train "
-            "with those that are there: " + (",".join(map(str, found)) or "none")
+            f"with --target-layers {named_layers(found)}"
         )
     size = states.info.hidden_size
     parts = torch.split(torch.arange(states.info.width), size)

@@ -30,8 +30,8 @@ def enable_aux_hidden_states(target: nn.Module, layers: Sequence[int]) -> None:
         raise ConfigError(
             f"the drafter reads layers {', '.join(map(str, layers))} of the target, and vLLM's "
             f"{type(target).__name__} does not hand out hidden states of its layers (it is no "
-            "SupportsEagle3): use a drafter that was trained without --target-layers, or leave the "
-            "speculative config out"
+            "SupportsEagle3): use a drafter that was trained with --target-layers none, or leave "
+            "the speculative config out"
         )
     cast(SupportsEagle3, target).set_aux_hidden_state_layers(tuple(layers))
 

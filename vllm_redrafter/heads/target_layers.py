@@ -14,12 +14,17 @@ from typing import Any
 from vllm_redrafter.utils.errors import ConfigError
 
 AUTO = "auto"
-"""A low layer, the middle one and a high one: EAGLE-3's choice."""
+"""A low layer, the middle one and a high one: EAGLE-3's choice, where the target has them."""
+
+NONE = "none"
+"""The last hidden state alone."""
 
 MOST = 64
 """Of these layers: more than anybody reads, and little to build before they are found missing."""
 
-LAYERS_HELP = f"layers counted from 1, with commas between, or {AUTO} for 2, N/2 and N-3 of N"
+LAYERS_HELP = (
+    f"layers counted from 1, with commas between, or {NONE}, or {AUTO} for 2, N/2 and N-3 of N"
+)
 
 
 def checked_layers(layers: Any, where: str) -> tuple[int, ...]:
@@ -47,13 +52,18 @@ def checked_layers(layers: Any, where: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def parsed_layers(text: str | None, where: str) -> tuple[int, ...] | None:
-    """Layers as the command line has them: () where nothing is said, None for `auto`.
+def named_layers(layers: Sequence[int]) -> str:
+    """Layers as the command line has them."""
+    return ",".join(map(str, layers)) or NONE
+
+
+def parsed_layers(text: str, where: str) -> tuple[int, ...] | None:
+    """Layers as the command line has them: () for `none`, None for `auto`.
 
     Raises:
-        ConfigError: neither numbers with commas between nor `auto`.
+        ConfigError: neither numbers with commas between nor one of the two.
     """
-    if text is None:
+    if text == NONE:
         return ()
     if text == AUTO:
         return None
@@ -61,12 +71,12 @@ def parsed_layers(text: str | None, where: str) -> tuple[int, ...] | None:
         numbers = [int(part) for part in text.split(",")]
     except ValueError as error:
         raise ConfigError(
-            f"{where} must be numbers with commas between, or {AUTO}, got {text!r}"
+            f"{where} must be numbers with commas between, {AUTO} or {NONE}, got {text!r}"
         ) from error
     return checked_layers(numbers, where)
 
 
-def layers_of(text: str | None, num_layers: int, where: str) -> tuple[int, ...]:
+def layers_of(text: str, num_layers: int, where: str) -> tuple[int, ...]:
     """Layers as the command line has them, of a target of `num_layers`.
 
     Raises:
@@ -74,12 +84,8 @@ def layers_of(text: str | None, num_layers: int, where: str) -> tuple[int, ...]:
     """
     layers = parsed_layers(text, where)
     if layers is None:
-        layers = (2, num_layers // 2, num_layers - 3)
-        if sorted({1, *layers}) != [1, *layers]:
-            raise ConfigError(
-                f"{where} {AUTO} needs a target of at least 7 layers, and this one has "
-                f"{num_layers}: name layers between 1 and {num_layers - 1}"
-            )
+        wanted = {2, num_layers // 2, num_layers - 3}
+        return tuple(sorted(wanted & set(range(1, num_layers))))
     if missing := missing_layers(layers, num_layers):
         raise ConfigError(f"{where}: {missing}")
     return layers

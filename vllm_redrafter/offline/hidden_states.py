@@ -182,7 +182,7 @@ def _check_hands_out_states(target: str, dtype: str, arguments: dict[str, Any]) 
     if not supports_eagle3(kind):
         raise ConfigError(
             f"capture: vLLM's {kind.__name__} does not hand out hidden states (it is no "
-            "SupportsEagle3); train without --hidden-states"
+            "SupportsEagle3); train without --hidden-states, and with --target-layers none"
         )
 
 

@@ -283,8 +283,8 @@ def hidden_states(target: Any, layers: Sequence[int], **inputs: Tensor) -> Tenso
     if len(states := outputs.hidden_states or ()) != num_layers + 1:
         raise ConfigError(
             f"target {target.config.name_or_path!r}: transformers gives {len(states)} hidden "
-            f"states of its {num_layers} layers where {num_layers + 1} are expected: leave "
-            "--target-layers out"
+            f"states of its {num_layers} layers where {num_layers + 1} are expected: train "
+            "with --target-layers none"
         )
     last = outputs.last_hidden_state
     return torch.cat([last, *(states[layer].to(last.device) for layer in layers)], dim=-1)

@@ -19,7 +19,7 @@ from vllm_redrafter.data.target_files import load_from
 from vllm_redrafter.heads.head import HeadConfig
 from vllm_redrafter.heads.registry import NAMES, head_name
 from vllm_redrafter.heads.selector import SelectorConfig
-from vllm_redrafter.heads.target_layers import layers_of, parsed_layers
+from vllm_redrafter.heads.target_layers import AUTO, NONE, layers_of, named_layers, parsed_layers
 from vllm_redrafter.training.batch_plan import BatchPlan
 from vllm_redrafter.training.checkpointing import Checkpoints
 from vllm_redrafter.training.initialisation import most_used_tokens
@@ -155,7 +155,7 @@ def new_head_config(config: TrainingConfig, vocab_size: int, hidden_size: int) -
     """The sizes of a new head.
 
     Args:
-        config: the settings, the target's layers by number.
+        config: the settings, the target's layers by number; None are none.
         vocab_size, hidden_size: the target's.
 
     Raises:
@@ -208,7 +208,7 @@ def _with_head(job: TrainingJob, sizes: Any) -> tuple[TrainingConfig, HeadPlan |
         ConfigError: no such drafter, it drafts for a target of other sizes, or a setting says
             something else than its checkpoint; or the target has no such layers.
     """
-    config = _with_named_layers(job.config, sizes)
+    config = job.config
     if job.initial_drafter is not None and job.add_selector is not None:
         raise ConfigError(
             "training: initial_drafter trains all of a drafter, and add_selector leaves its "
@@ -216,9 +216,17 @@ def _with_head(job: TrainingJob, sizes: Any) -> tuple[TrainingConfig, HeadPlan |
         )
     initial = job.initial_drafter if job.add_selector is None else job.add_selector
     if initial is None:
-        return config, None
+        return _with_named_layers(config, AUTO, sizes), None
     found = Checkpoint.open(initial).head
-    config = _with_named_layers(_with_sizes_of(found, initial, config), sizes)
+    own = named_layers(found.target_layers)
+    config = _with_named_layers(_with_sizes_of(found, initial, config), own, sizes)
+    # A drafter that reads none may read some from now on.
+    if found.target_layers and config.target_layers != own:
+        raise ConfigError(
+            f"training: target_layers {config.target_layers} does not fit initial_drafter "
+            f"{initial!r}: it reads layers {own}; leave target_layers out, or train from the "
+            "beginning"
+        )
     reasons = misfits_of(found, sizes, with_layers=False)
     require_fit(f"training: initial_drafter {initial!r}", job.target, reasons)
     if job.add_selector is not None:
@@ -249,16 +257,16 @@ def selector_for(head: HeadConfig, num_steps: int) -> SelectorConfig:
     return SelectorConfig(num_steps - 1, max(1, head.feature_width // 4))
 
 
-def _with_named_layers(config: TrainingConfig, sizes: Any) -> TrainingConfig:
-    if config.target_layers is None:
-        return config
-    layers = layers_of(config.target_layers, sizes.num_hidden_layers, "training: target_layers")
-    return replace(config, target_layers=",".join(map(str, layers)))
+def _with_named_layers(config: TrainingConfig, usual: str, sizes: Any) -> TrainingConfig:
+    """The settings with layers by number: the usual ones where nothing is said."""
+    asked = config.target_layers or usual
+    layers = layers_of(asked, sizes.num_hidden_layers, "training: target_layers")
+    return replace(config, target_layers=named_layers(layers))
 
 
 def _layers(config: TrainingConfig) -> tuple[int, ...]:
     """The layers of settings that have them by number."""
-    layers = parsed_layers(config.target_layers, "training: target_layers")
+    layers = parsed_layers(config.target_layers or NONE, "training: target_layers")
     assert layers is not None
     return layers
 
@@ -278,14 +286,7 @@ def _with_sizes_of(found: HeadConfig, initial: str, config: TrainingConfig) -> T
                 f"training: {name} {asked} does not fit initial_drafter {initial!r}: {reason}; "
                 f"leave {name} out, or train from the beginning"
             )
-    # A drafter that reads none may read some from now on.
-    own, asked = ",".join(map(str, found.target_layers)) or None, config.target_layers
-    if own is not None and asked not in (None, own):
-        raise ConfigError(
-            f"training: target_layers {asked} does not fit initial_drafter {initial!r}: it reads "
-            f"layers {own}; leave target_layers out, or train from the beginning"
-        )
-    return replace(config, **sizes, target_layers=asked or own)
+    return replace(config, **sizes)
 
 
 def _new_head(config: TrainingConfig, rows: TextRows, sizes: Any) -> HeadPlan:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vllm_redrafter.heads.target_layers import LAYERS_HELP, parsed_layers
+from vllm_redrafter.heads.target_layers import AUTO, LAYERS_HELP, parsed_layers
 from vllm_redrafter.training.choices import (
     HeadName,
     Initialisation,
@@ -45,7 +45,7 @@ class TrainingConfig:
         at_least=1,
     )
     loss: LossKind = setting(
-        "kl",
+        "mix",
         "What the drafter learns: kl, the target's full distribution; ce, the tokens of the text "
         "alone; mix, both (docs/training.md has the formulas).",
     )
@@ -97,10 +97,10 @@ class TrainingConfig:
         at_least=0,
     )
     head: HeadName = setting(
-        "recurrent",
-        "Which draft head: recurrent is Apple's; gated begins as the target's hidden state, and "
-        "gates what drafted tokens leave of it; medusa has one for each of --unroll-steps, none of "
-        "which sees a drafted token.",
+        "gated",
+        "Which draft head: gated begins as the target's hidden state, and gates what drafted "
+        "tokens leave of it; recurrent is Apple's; medusa has one for each of --unroll-steps, none "
+        "of which sees a drafted token.",
     )
     exit_dim: int | None = setting(
         None,
@@ -112,7 +112,7 @@ class TrainingConfig:
         None,
         "Number of residual blocks in the draft head.",
         at_least=0,
-        default_text="1; 0 in a gated head",
+        default_text="0; 1 in a recurrent or Medusa head",
     )
     draft_vocab_size: int | None = setting(
         None,
@@ -125,7 +125,7 @@ class TrainingConfig:
         None,
         "Let the drafter read the hidden states of these layers of the target, beside the last "
         f"one: {LAYERS_HELP}. vLLM must support EAGLE-3 for the target's class to serve it.",
-        default_text="none",
+        default_text=f"{AUTO}; those of --initial-drafter",
     )
     init: Initialisation = setting(
         "lm_head",
@@ -135,7 +135,7 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         check(self, "training:")
-        parsed_layers(self.target_layers, "training: target_layers")
+        parsed_layers(self.target_layers or AUTO, "training: target_layers")
         self._require_that(
             "block_length",
             self.block_length >= self.unroll_steps + 2,

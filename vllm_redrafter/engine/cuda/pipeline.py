@@ -62,7 +62,7 @@ def hand_on_aux_hidden_states(target: nn.Module) -> None:
         raise ConfigError(
             f"the drafter reads layers of the target, and vLLM's {type(target).__name__} does not "
             "hand them on from one pipeline stage to the next: use a drafter that was trained "
-            "without --target-layers, or set --pipeline-parallel-size to 1"
+            "with --target-layers none, or set --pipeline-parallel-size to 1"
         ) from error
     eagle3_utils.reserve_aux_intermediate_tensor_slots(target)
 

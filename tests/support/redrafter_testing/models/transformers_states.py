@@ -63,7 +63,7 @@ def before_the_norm(model: PreTrainedModel, tokens: list[int]) -> Tensor:
 
 @torch.no_grad()
 def write_states_of(
-    folder: Path, target: Path, data: Path, dtype: torch.dtype, layers: tuple[int, ...] = ()
+    folder: Path, target: Path, data: Path, dtype: torch.dtype, layers: tuple[int, ...] = (1, 2)
 ) -> Path:
     """A folder as capture writes it, computed from whole rows, as training itself does.
 
