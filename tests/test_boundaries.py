@@ -23,7 +23,7 @@ KERNELS = Path(vllm_redrafter.triton_kernels.__file__).parent
 FLOORS = (
     ("__main__",),
     ("cli.main",),
-    ("cli.capture", "cli.data", "cli.training"),
+    ("cli.data", "cli.training"),
     ("cli.options",),
     ("cli", "plugin"),
     ("engine.selection", "engine.speculative_config"),

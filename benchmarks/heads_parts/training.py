@@ -22,11 +22,10 @@ from vllm_redrafter.data.rows import ListRows
 from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.heads.target_layers import named_layers
 from vllm_redrafter.replay.estimate import estimate_acceptance
-from vllm_redrafter.training.choices import HeadName
 from vllm_redrafter.training.initialisation import grown, most_used_tokens, new_drafter
 from vllm_redrafter.training.resolution import loop_plan, new_head_config, selector_for
 from vllm_redrafter.training.trainer import Trainer
-from vllm_redrafter.training.training_config import TrainingConfig
+from vllm_redrafter.training.training_config import HeadName, TrainingConfig
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ models = pytest.importorskip("mlx_lm.models")
 
 from redrafter_testing.models import mlx_models
 from redrafter_testing.models.mlx_accepted import ACCEPTED, NOT_TRIED, REFUSED
-from vllm_redrafter.mlx.obstacles import windows
+from vllm_redrafter.mlx.target import windows
 
 TEXT = (Path(__file__).parents[2] / "docs" / "mlx-models.md").read_text()
 

@@ -12,7 +12,7 @@ from vllm_redrafter.heads.gated import GatedConfig, GatedHead
 from vllm_redrafter.heads.norm import EPSILON
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.heads.registry import NAMES, build_head, head_config, new_head
-from vllm_redrafter.training.choices import HeadName
+from vllm_redrafter.training.training_config import HeadName
 from vllm_redrafter.utils.errors import ConfigError
 
 V, H, R, W = 300, 32, 3, 4

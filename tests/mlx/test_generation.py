@@ -18,7 +18,7 @@ from mlx_lm.sample_utils import make_logits_processors, make_sampler
 from redrafter_testing.models.reciting_target import ANSWERS
 from vllm_redrafter.drafting.drafting import Drafting
 from vllm_redrafter.mlx import Drafter, generate, load_drafter, stream_generate
-from vllm_redrafter.mlx.proposer import ExploredProposer
+from vllm_redrafter.mlx.drafter import ExploredProposer
 from vllm_redrafter.utils.errors import ConfigError
 
 QUESTIONS = [*ANSWERS, "value 3", "names of lists", "Paris"]

@@ -32,12 +32,11 @@ from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.heads.registry import NAMES, new_head
 from vllm_redrafter.replay.estimate import estimate_acceptance
 from vllm_redrafter.training.checkpointing import Checkpoints
-from vllm_redrafter.training.choices import LossKind
 from vllm_redrafter.training.initialisation import most_used_tokens, new_drafter
 from vllm_redrafter.training.processes import make_accelerator
 from vllm_redrafter.training.resolution import loop_plan, new_head_config
 from vllm_redrafter.training.trainer import Trainer, warmup_cosine
-from vllm_redrafter.training.training_config import TrainingConfig
+from vllm_redrafter.training.training_config import LossKind, TrainingConfig
 from vllm_redrafter.utils.errors import ConfigError, TrainingError
 
 L = 4

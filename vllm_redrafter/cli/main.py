@@ -14,7 +14,6 @@ import typer
 from typer.core import TyperGroup
 
 from vllm_redrafter.cli import data, training
-from vllm_redrafter.cli.capture import capture
 from vllm_redrafter.cli.chat.chat_settings import ChatSettings
 from vllm_redrafter.cli.mlx_serve import mlx_serve
 from vllm_redrafter.cli.options import is_given, settings_as_options
@@ -99,7 +98,7 @@ def shipped(
 
 app.command()(settings_as_options(data.make_prompts))
 app.command()(settings_as_options(data.generate_data))
-app.command()(capture)
+app.command()(training.capture)
 app.command()(training.train)
 app.command()(training.evaluate)
 

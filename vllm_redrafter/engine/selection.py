@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from vllm_redrafter.engine.chains import chain_reasons
 from vllm_redrafter.engine.cpu import refusals as cpu
-from vllm_redrafter.engine.cpu import schedule as cpu_schedule
 from vllm_redrafter.engine.cuda import refusals as v2
 from vllm_redrafter.engine.cuda import schedule
 from vllm_redrafter.utils import names
@@ -67,7 +66,7 @@ def engine_here() -> Engine:
             names.CPU_PROPOSER,
             is_v2=False,
             refusals=cpu.refusals,
-            apply_default_schedule=cpu_schedule.apply_default_schedule,
+            apply_default_schedule=_constant_k,
             executor=names.CPU_EXECUTOR,
         )
     if current_platform.is_cuda() or _is_rocm_let_through():
@@ -109,3 +108,17 @@ def _is_rocm_let_through() -> bool:
         )
     init_logger("vllm.redrafter").warning("ReDrafter on ROCm is untested: %s", known)
     return True
+
+
+def _constant_k(vllm_config: VllmConfig) -> None:
+    """Say that K is the same for all batches.
+
+    Without a schedule, vLLM's scheduler pads a request whose prompt is cached but for a token to K
+    draft tokens. CUDA graphs need steps of equal sizes; here these rows would be read for nothing.
+    """
+    speculative = vllm_config.speculative_config
+    assert speculative is not None
+    if speculative.num_speculative_tokens_per_batch_size is None:
+        # From one request on.
+        schedule = [(1, 1, vllm_config.num_speculative_tokens)]
+        speculative.num_speculative_tokens_per_batch_size = schedule

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vllm_redrafter.config import ReDrafterConfig, TreeKind
-from vllm_redrafter.training.choices import TargetDtype
+from vllm_redrafter.training.training_config import TargetDtype
 from vllm_redrafter.utils.settings import check, setting
 
 

@@ -31,8 +31,8 @@ from vllm_redrafter.replay.estimate import (
     fewest,
 )
 from vllm_redrafter.replay.target import load_ends, load_target, read_target
-from vllm_redrafter.training.choices import TargetDtype
 from vllm_redrafter.training.distillation import predictions
+from vllm_redrafter.training.training_config import TargetDtype
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.progress import progress_bar
 

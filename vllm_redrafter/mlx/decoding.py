@@ -12,16 +12,46 @@ import numpy as np
 import torch
 
 from vllm_redrafter.budget.costs import CHAINS, PLAIN, TREES
+from vllm_redrafter.config import ReDrafterConfig
+from vllm_redrafter.drafting.context_index import ContextIndex
 from vllm_redrafter.mlx.drafter import Drafter
-from vllm_redrafter.mlx.request_text import NAME, RequestText
 from vllm_redrafter.mlx.sampling import NodeSampler
 from vllm_redrafter.mlx.step import Step, StepRunner
 from vllm_redrafter.mlx.tree_cache import TreeCache
 from vllm_redrafter.tree.acceptance import AcceptedPath
+from vllm_redrafter.tree.context_matches import ContextMatches
 from vllm_redrafter.tree.policy import SearchShape
 from vllm_redrafter.tree.token_tree import TokenTree
 
-REQUEST = [NAME]
+REQUEST = [""]
+"""The only one has no name."""
+
+
+class RequestText:
+    """The tokens of a prompt and of its answer so far."""
+
+    def __init__(self, prompt: Sequence[int], config: ReDrafterConfig, vocab_size: int) -> None:
+        self._tokens = np.array([prompt], dtype=np.int32)
+        self._length = len(prompt)
+        self._index: ContextIndex | None = None
+        if config.context_matches:
+            paths = config.context_matches, config.path_length
+            self._index = ContextIndex(1, *paths, vocab_size)
+
+    def append(self, tokens: Sequence[int]) -> None:
+        end = self._length + len(tokens)
+        if end > self._tokens.shape[1]:
+            self._tokens = np.pad(self._tokens, ((0, 0), (0, end)))
+        self._tokens[0, self._length : end] = tokens
+        self._length = end
+
+    def matches(self) -> ContextMatches | None:
+        """Of the last tokens; None where nobody looks for any."""
+        if self._index is None:
+            return None
+        return self._index.matches(
+            REQUEST, self._tokens, np.zeros(1, int), np.array([self._length])
+        )
 
 
 class Token(NamedTuple):
@@ -69,7 +99,7 @@ class Decoder:
                     left -= 1
                     yield token
         finally:
-            self._drafting.forget(NAME)
+            self._drafting.forget(*REQUEST)
 
     def _is_plain(self, left: int) -> bool:
         """Does the next step neither verify a tree nor draft, for all that is settled?"""

@@ -6,6 +6,9 @@ from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
+import torch
+from torch import Tensor
 
 from vllm_redrafter.budget.planner import BatchPlanner
 from vllm_redrafter.checkpoints.acceptance_record import NOTHING_RECORDED
@@ -15,18 +18,33 @@ from vllm_redrafter.checkpoints.speculation import NODES
 from vllm_redrafter.checkpoints.speculation import speculation as settled
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.drafting.drafting import Drafting
+from vllm_redrafter.drafting.proposer import Proposer
 from vllm_redrafter.drafting.stats import StepStats
 from vllm_redrafter.drafting.warm_up import warm_up
 from vllm_redrafter.mlx.beam_search import Explored
 from vllm_redrafter.mlx.costs import measure_costs, search_for_nobody
 from vllm_redrafter.mlx.heads import Head, load_head
-from vllm_redrafter.mlx.proposer import ExploredProposer
 from vllm_redrafter.mlx.target import TreeTarget
+from vllm_redrafter.tree.beam_search import ExploredNodes
+from vllm_redrafter.tree.policy import SearchShape
 from vllm_redrafter.utils.errors import ConfigError
 
 USUAL_NODES = 7
 """K where nobody says it: with the root 8 rows, up to which a step on Metal costs little more. By
 reading of MLX's kernels (ml-explore/mlx#3826, #4265); not run."""
+
+
+class ExploredProposer(Proposer[Explored]):
+    """For one request, whose search is made and evaluated before it is proposed."""
+
+    def explore(self, states: Explored, root_tokens: Tensor, shape: SearchShape) -> ExploredNodes:
+        """The same nodes on the host, [1, L, W]; they are of this root and this search."""
+        tokens, back_pointers = (
+            torch.from_numpy(np.array(part, dtype=np.int64))[None]
+            for part in (states.tokens, states.back_pointers)
+        )
+        log_probs = torch.from_numpy(np.array(states.log_probs, dtype=np.float32))[None]
+        return ExploredNodes(tokens, back_pointers, log_probs)
 
 
 class Drafter:

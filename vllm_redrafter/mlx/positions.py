@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 
-from vllm_redrafter.mlx.derived_class import derive
+from vllm_redrafter.mlx.taps import derive
 
 
 def take_positions(model: nn.Module) -> None:

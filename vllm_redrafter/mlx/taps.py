@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-
-from vllm_redrafter.mlx.derived_class import derive
 
 
 class Seen:
@@ -115,3 +114,23 @@ class _TappedLayer(nn.Module):
         if seen is not None:
             seen.enter(self.index, next(iter((*args, *kwargs.values()))))
         return super().__call__(*args, **kwargs)
+
+
+def derive(module: nn.Module, mixin: type) -> bool:
+    """Give a module, in place, a class derived from a mixin and its own; once.
+
+    Wrapping it would move its parameters in the model's tree, and hide its attributes.
+
+    Returns:
+        Whether it had none.
+    """
+    if isinstance(module, mixin):
+        return False
+    its_class: Any = type(module)
+    module.__class__ = _derived(mixin, its_class)
+    return True
+
+
+@cache
+def _derived(mixin: Any, its_class: Any) -> Any:
+    return type(its_class.__name__, (mixin, its_class), {"__module__": its_class.__module__})

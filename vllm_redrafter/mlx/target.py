@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.cache import KVCache, RotatingKVCache
+from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
 from vllm_redrafter.heads.target_layers import missing_layers
-from vllm_redrafter.mlx.obstacles import obstacles, windows
 from vllm_redrafter.mlx.positions import take_positions
 from vllm_redrafter.mlx.self_check import differences
 from vllm_redrafter.mlx.taps import tapped
@@ -45,7 +45,7 @@ class TreeTarget:
             raise ConfigError(f"target_layers: {missing}")
         self.model = model
         self.layers = tuple(target_layers)
-        for reason in obstacles(model):
+        for reason in _obstacles(model):
             raise _refusal(model, reason)
         self._windows = windows(model)
         taps = tapped(model, (0, *self.layers))
@@ -148,3 +148,32 @@ def _adopted(cache: KVCache | RotatingKVCache, window: int | None) -> TreeCache:
     cache.__class__ = TreeCache
     cache.window, cache.tree = window, None  # a step that was interrupted may have left a tree
     return cache
+
+
+def _obstacles(model: nn.Module) -> Iterator[str]:
+    """Why no tree can be verified on this model; nothing where it may be.
+
+    Args:
+        model: of mlx-lm.
+    """
+    if (processes := mx.distributed.init().size()) > 1:
+        yield f"it is spread over {processes} processes, and a tree is verified by one"
+    others = Counter(
+        type(cache).__name__
+        for cache in make_prompt_cache(model)
+        # A class derived from these may keep or read its rows in another way.
+        if type(cache) not in (KVCache, RotatingKVCache)
+    )
+    for name, count in others.items():
+        yield f"{count} of its caches are of mlx-lm's {name}, and a tree needs rows of K and V"
+    if any(getattr(module, "block_sparse", False) for module in model.modules()):
+        yield "its attention is to blocks of rows (block_sparse), and nodes lie in rows by number"
+
+
+def windows(model: nn.Module) -> list[int | None]:
+    """By cache, how many positions a token sees, its own counted; None for all.
+
+    Args:
+        model: one without obstacles.
+    """
+    return [getattr(cache, "max_size", None) for cache in make_prompt_cache(model)]

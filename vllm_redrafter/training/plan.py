@@ -17,7 +17,7 @@ from vllm_redrafter.data.rows import TextRows
 from vllm_redrafter.heads.head import HeadConfig
 from vllm_redrafter.training.batch_plan import BatchPlan
 from vllm_redrafter.training.checkpointing import RunProgress
-from vllm_redrafter.training.choices import LossKind, TargetDtype
+from vllm_redrafter.training.training_config import LossKind, TargetDtype
 
 TargetParts = Literal["whole", "without its layers"]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
 
-from vllm_redrafter.training.choices import Precision
+from vllm_redrafter.training.training_config import Precision
 from vllm_redrafter.utils.errors import ConfigError
 
 PLUGINS = {

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from vllm_redrafter.heads.target_layers import AUTO, LAYERS_HELP, parsed_layers
-from vllm_redrafter.training.choices import (
-    HeadName,
-    Initialisation,
-    LossKind,
-    Precision,
-    TargetDtype,
-)
 from vllm_redrafter.utils.settings import check, require, setting
+
+HeadName = Literal["recurrent", "gated", "medusa"]
+"""Of `heads/registry.py`, as a test holds."""
+LossKind = Literal["kl", "ce", "mix"]
+Precision = Literal["no", "bf16"]
+TargetDtype = Literal["auto", "float32", "bfloat16", "float16"]
+Initialisation = Literal["lm_head", "random"]
 
 
 @dataclass(frozen=True)

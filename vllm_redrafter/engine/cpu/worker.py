@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+import torch
 from vllm.logger import init_logger
 from vllm.utils.torch_utils import set_random_seed
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
@@ -13,9 +15,13 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.worker import cpu_worker
 from vllm.v1.worker.worker_base import CompilationTimes
 
+from vllm_redrafter.drafting.walk import Walk, moves
+from vllm_redrafter.drafting.warm_up import warm_up
+from vllm_redrafter.engine.cpu import tree_sequences
 from vllm_redrafter.engine.cpu.executor import DraftedOutput
+from vllm_redrafter.engine.cpu.proposer import TreeProposer
 from vllm_redrafter.engine.cpu.runner import CPUTreeModelRunner
-from vllm_redrafter.engine.cpu.warm_up import warm_up
+from vllm_redrafter.engine.cpu.verification import verification_step
 from vllm_redrafter.engine.published import Publisher
 from vllm_redrafter.engine.speculation import Settings
 from vllm_redrafter.utils.names import CPU_TREE_ATTENTION
@@ -49,7 +55,7 @@ class ReDrafterCPUWorker(cpu_worker.CPUWorker):
     def compile_or_warm_up_model(self) -> CompilationTimes:
         """As vLLM does; then measure what the batch's budget reckons with."""
         times = super().compile_or_warm_up_model()
-        warm_up(self.model_runner.proposer)
+        _warm_up(self.model_runner.proposer)
         self.model_runner.prepare_budget()
         # As vLLM does after its own warm-up: sampling begins where plain decoding would.
         set_random_seed(self.model_config.seed, self.parallel_config.data_parallel_index)
@@ -94,3 +100,22 @@ class ReDrafterCPUWorker(cpu_worker.CPUWorker):
         if self.publisher is not None:
             self.publisher.carry(stats)
         stats.reset()
+
+
+def _warm_up(proposer: TreeProposer) -> None:
+    """Run a step's compiled loops: draft for one request, and accept nothing of it."""
+    tree = warm_up(proposer, torch.zeros(1, proposer.hidden_width, dtype=proposer.dtype))
+    links = np.stack([tree.parents[0].numpy(), tree.depths[0].numpy()])
+    rows = int(tree.num_nodes)
+    step = verification_step(
+        [links],
+        [rows - 1],
+        np.array([rows], dtype=np.int32),
+        tree.tokens[0].numpy(),
+        np.arange(rows, dtype=np.int64),
+        rows,
+    )
+    walk = Walk(step.tree)
+    walk.go_on(torch.full((1,), -1, dtype=torch.int32))
+    moves(walk.accepted.path, step.root_rows)
+    tree_sequences.warm_up(proposer.dtype)
