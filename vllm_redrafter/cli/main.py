@@ -69,9 +69,9 @@ def demo(
     where the processor has no bfloat16.
     """
     from vllm_redrafter.cli.demo import smollm2
-    from vllm_redrafter.cli.demo.cache import default_cache_dir
+    from vllm_redrafter.utils.files import user_cache
 
-    smollm2.run_demo(cache_dir or default_cache_dir(), target, drafter)
+    smollm2.run_demo(cache_dir or user_cache() / "demo", target, drafter)
 
 
 @app.command()

@@ -16,7 +16,6 @@ from vllm_redrafter.cli.demo.report import (
     identical,
     print_answers,
     print_comparison,
-    print_why_not_identical,
 )
 
 
@@ -66,14 +65,6 @@ def test_report_says_what_was_measured() -> None:
     print_comparison(console, [plain], [drafted], "float32")
     assert "2.00×" in printed(console) and "3.00" in printed(console)
     assert "float32" in printed(console)
-
-
-def test_ties_of_plain_decoding_itself_are_counted() -> None:
-    one = LevelResult(1, [1.0], [[[5], [6]], [[7], [8]]], {})
-    eight = LevelResult(8, [1.0], [[[5], [6]], [[7], [9]]], {})
-    console = Console(file=io.StringIO(), width=120)
-    print_why_not_identical(console, [one, eight])
-    assert "1 of 2 are the same with 1 and with 8 requests at once" in printed(console)
 
 
 def test_accepted_tokens_are_told_from_the_targets_own() -> None:

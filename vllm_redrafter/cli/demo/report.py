@@ -12,7 +12,13 @@ from rich.text import Text
 
 from vllm_redrafter.cli.accepted import colours, legend, matched_of_steps
 from vllm_redrafter.cli.demo.decoding import LevelResult
-from vllm_redrafter.data.repetition import NGRAM, repeated_share
+
+WHY_NOT_IDENTICAL = (
+    "In bfloat16 the two best tokens are now and then equal, or a rounding apart, and a step that "
+    "computes more tokens at once rounds otherwise: then either may be taken, and the answer goes "
+    "on from there. So it is without ReDrafter, at other numbers of requests. In float32 this is "
+    "rare."
+)
 
 
 def print_comparison(
@@ -37,38 +43,6 @@ def print_comparison(
             identical(before, after),
         )
     console.print(table)
-
-
-def print_repetition(console: Console, answers: Sequence[Sequence[Sequence[int]]]) -> None:
-    """How much text there is, and how much of it repeats what it said before.
-
-    Args:
-        console: where to.
-        answers: per prompt and engine step, the step's tokens.
-    """
-    texts = [[token for step in answer for token in step] for answer in answers]
-    console.print(
-        f"{len(texts)} answers, {sum(map(len, texts))} tokens; "
-        f"{repeated_share(texts):.0%} of their {NGRAM}-grams repeat an earlier one of the same "
-        "answer (text that repeats itself is easy to draft)."
-    )
-
-
-def print_why_not_identical(console: Console, plain: Sequence[LevelResult]) -> None:
-    """Why answers in bfloat16 may differ; shown by plain decoding's own, at several levels."""
-    fewest, most = plain[0], plain[-1]
-    pairs = zip(fewest.tokens(), most.tokens(), strict=False)
-    same = [one == other for one, other in pairs]
-    without = (
-        "So it is without ReDrafter: of plain decoding's answers, "
-        f"{sum(same)} of {len(same)} are the same with {fewest.in_flight} and with "
-        f"{most.in_flight} requests at once. "
-    )
-    console.print(
-        "In bfloat16 the two best tokens are now and then equal, or a rounding apart, and a step "
-        "that computes more tokens at once rounds otherwise: then either may be taken, and the "
-        f"answer goes on from there. {without if len(plain) > 1 else ''}In float32 this is rare."
-    )
 
 
 def all_identical(plain: Sequence[LevelResult], drafted: Sequence[LevelResult]) -> bool:

