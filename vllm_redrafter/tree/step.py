@@ -1,7 +1,8 @@
 """One decoding step of one request, as plain as it can be said: begin here to read this package.
 
-The engines do the same for all requests at once, without loops over nodes; tests hold them to this
-text. It leaves out matches of the text (`context_matches.py`) and how many nodes pay (`budget/`).
+The engines do the same for all requests at once, in kernels or compiled loops; tests hold them to
+this text. It leaves out tree policies (`policy.py`), matches of the text (`context_matches.py`) and
+which search and nodes are worth their time (`budget/`).
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ class Node(NamedTuple):
     depth: int
     """0 for the root."""
     log_prob: float
-    """The drafter's, of the whole path below the root."""
+    """Of the path below the root: the sum of the drafter's, each normalised over its top 50."""
 
 
 Tree = list[Node]
 Sample = Callable[[Tensor, Sequence[int]], int]
-"""From the logits [V] that follow the context and these tokens to the token drawn."""
+"""From the logits [V] after the context, the root and these output tokens to the token drawn."""
 
 
 class Target(Protocol):
@@ -39,10 +40,10 @@ class Target(Protocol):
     def forward(
         self, tokens: list[int], positions: list[int], visible: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Read rows behind the cache, and append their K and V to it.
+        """Run the model on rows that follow the cached tokens; append their K and V to the cache.
 
         `visible`, [rows, rows] bool, says which rows a row attends to, beside the n tokens.
-        Returns logits [rows, V], and the hidden states that `DraftHead.condition` reads.
+        Returns logits [rows, V], and the hidden states that the drafter's `condition` reads.
         """
 
     def keep(self, rows: list[int]) -> None:
@@ -59,8 +60,7 @@ def step(
 
     Args:
         target, drafter: the models.
-        tree: drafted by the step before. Its root is the last token that was output, which is not
-            in the cache; after a prompt it is all there is.
+        tree: the last step's. Its root is the last token of the output, not in the cache yet.
         n: the tokens in the target's cache.
         shape: K, W, L.
         sample: how the target draws a token.
@@ -68,13 +68,13 @@ def step(
     Returns:
         (the tokens that the step outputs, one at least; the tree of the next step).
     """
-    # Nodes are rows. A row's slot in the cache follows its index, its position follows its depth.
+    # Each node is one row of the pass: slot n + index in the cache, position n + depth.
     tokens, positions = [node.token for node in tree], [n + node.depth for node in tree]
     logits, hidden = target.forward(tokens, positions, ancestors(tree))
 
     path, output = walk(tree, lambda node, text: sample(logits[node], text))
 
-    # The K and V of the path move to slots n, n + 1, ...: those of a text without a tree.
+    # The K and V of the path move to slots n, n + 1, ..., where plain decoding would have put them.
     target.keep(path)
 
     explored = beam_search(drafter, target.embed, hidden[path[-1]], output[-1], shape)
@@ -92,12 +92,12 @@ def ancestors(tree: Tree) -> Tensor:
 def walk(tree: Tree, draw: Callable[[int, list[int]], int]) -> tuple[list[int], list[int]]:
     """Go from the root to the child that carries what the target draws, as long as there is one.
 
-    `draw` gives the target's token at a node, behind the tokens output so far. Each is drawn from
+    `draw` gives the target's token at a node, after the tokens output so far. Each is drawn from
     the target's distribution given exactly the tokens before it. So the output is distributed as
-    the target's, whatever the tree: it only says which of these distributions are known.
+    the target's, whatever the tree: it only decides which distributions this pass has computed.
 
     Returns:
-        (the nodes walked, the root first; the tokens drawn at them, the last of which no node has).
+        (the nodes walked, the root first; the tokens drawn at them, the last by no child carried).
     """
     path, output = [0], [draw(0, [])]
     while True:
@@ -117,7 +117,7 @@ def beam_search(
     root: int,
     shape: ReDrafterConfig,
 ) -> Tree:
-    """All nodes that a search of W beams and L tokens visits, level by level, the best first.
+    """The root, and the nodes that a search of W beams and L levels keeps: W a level, best first.
 
     `hidden` are the target's states where it drew the root.
     """
