@@ -30,14 +30,14 @@ class TreeProposer(Proposer[Tensor]):
         self.target_layers = settings.target_layers
         self.dtype = vllm_config.model_config.dtype
         self.drafter: SearchHead | None = None
-        self._checkpoint = settings.checkpoint()
-        recorded = NOTHING_RECORDED if self._checkpoint is None else self._checkpoint.acceptance
-        super().__init__(settings.config, self._checkpoint is not None, recorded)
+        self.checkpoint = settings.checkpoint()
+        recorded = NOTHING_RECORDED if self.checkpoint is None else self.checkpoint.acceptance
+        super().__init__(settings.config, self.checkpoint is not None, recorded)
 
     def load_model(self, target: nn.Module) -> None:
         """Read the checkpoint and pack it; the target's embedding is shared, not copied."""
-        if self._checkpoint is not None:
-            self.drafter = packed_form(self._checkpoint.load(self.dtype), packed)
+        if self.checkpoint is not None:
+            self.drafter = packed_form(self.checkpoint.load(self.dtype), packed)
             self.embed = shared_embedding(target)
 
     @property

@@ -95,7 +95,7 @@ class OracleProposer(TreeProposer):
     def load_model(self, target: nn.Module) -> None:
         super().load_model(target)
         sure = self.config.tree == "chain"
-        self.oracle = Oracle(Path(self.model), self.drafter.config.vocab_size, sure)
+        self.oracle = Oracle(Path(self.checkpoint.model), self.drafter.config.vocab_size, sure)
 
     def explore(self, states: Tensor, root_tokens: Tensor, shape: SearchShape) -> ExploredNodes:
         """What the oracle knows: of the search, if that is to be adapted; else all of it."""

@@ -21,7 +21,7 @@ class OracleSpeculator(TreeSpeculator):
     def load_model(self, target: nn.Module) -> None:
         super().load_model(target)
         sure = self.config.tree == "chain"
-        self.oracle = Oracle(Path(self.checkpoint), self.drafter.config.vocab_size, sure)
+        self.oracle = Oracle(Path(self.checkpoint.model), self.drafter.config.vocab_size, sure)
         for search in self.searches.values():
             search.explored = partial(self._known, search.shape)
 
