@@ -131,7 +131,7 @@ def _measured(head: DraftHead, rows: ListRows, material: Material) -> dict[str, 
     for shape in material.shapes:
         for count in (0, USUAL_CANDIDATES) if head.config.selected_depths else (0,):
             name = shape_text(shape) + (f", {count} candidates" if count else "")
-            among = replace(shape, candidates=count)
+            among = replace(shape, candidates=count, context_matches=0)
             figures[name] = asdict(estimate_acceptance(head, material.target, rows, among))
     return figures
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from throughput_parts.methods import InputError
 from vllm_redrafter.data.chat_template import ChatTemplate
+from vllm_redrafter.data.conversation_rows import Conversation
 from vllm_redrafter.data.left_out import LeftOut, UnusableRow
-from vllm_redrafter.data.prompts import READERS, Conversation, read_openings
+from vllm_redrafter.data.prompts import READERS, read_prompts
 from vllm_redrafter.data.text_checks import half_character
 from vllm_redrafter.utils.errors import ConfigError
 
@@ -32,15 +33,17 @@ TokensByTask: TypeAlias = dict[str | None, list[list[int]]]
 
 
 def read_dataset(path: Path) -> tuple[ByTask, LeftOut]:
-    """The prompts of a dataset file, and what was left out.
+    """The prompts of a dataset file, each a conversation's first turn; and what was left out.
 
     If the first row of use has a `category` that is text, as in MT-Bench, that is a row's task.
 
     Raises:
-        InputError: see `read_openings`; or a row lacks a category that the first one has.
+        InputError: see `read_prompts`; or a row lacks a category that the first one has.
     """
     try:
-        openings, left_out = read_openings(path)
+        if not path.is_file():
+            raise ConfigError(f"{path}: no such file")
+        openings, left_out = read_prompts(str(path))
         categories = {place: _category(row) for place, row in READERS[path.suffix](path)}
         divided = categories[openings[0].source] is not None
         found: ByTask = {}
@@ -64,7 +67,7 @@ def _category(row: Any) -> str | None:
 
 
 def _prompt(opening: Conversation) -> Prompt:
-    (turn,) = opening.turns
+    turn = opening.turns[0]
     if opening.bare:
         return turn
     system = [] if opening.system is None else [{"role": "system", "content": opening.system}]

@@ -46,7 +46,8 @@ def drafting(*plans: SearchShape | None, passing: int = 0) -> tuple[Drafting, Gi
 
 
 def asked(drafting: Drafting, requests: list[str], max_nodes: int = K) -> bool:
-    return drafting.plan(requests, np.zeros(len(requests), dtype=np.bool_), max_nodes) is not None
+    greedy = np.zeros(len(requests), dtype=np.bool_)
+    return drafting.plan(requests, greedy, max_nodes, max_nodes) is not None
 
 
 def test_a_plan_to_draft_nothing_is_settled_for_as_many_steps_as_the_planner_says() -> None:

@@ -86,7 +86,7 @@ def generate_data(
         str | None, typer.Option(help="Split of a hub dataset.", show_default="train")
     ] = None,
     endpoint: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             metavar="URL[,URL...]",
             help="Let these running servers of vllm serve answer, such as http://localhost:8000.",
@@ -115,7 +115,7 @@ def generate_data(
 
     def start(target: str, settings: GenerationSettings) -> Any:
         if endpoint:
-            return _ask_servers(target, endpoint, output, settings, endpoints, console)
+            return _ask_servers(target, ",".join(endpoint), output, settings, endpoints, console)
         console.print(f"starting the engine with {target}", markup=False)
         return start_vllm(target, settings)
 

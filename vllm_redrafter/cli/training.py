@@ -140,7 +140,6 @@ def train(
 
 @settings_as_options
 def evaluate(
-    context: typer.Context,
     target: Annotated[
         str,
         typer.Argument(metavar="TARGET", help="The model to draft for: a folder or a hub id."),

@@ -151,7 +151,8 @@ def generate_data(
             )
         begin(output, info)
         own = [shard for shard in range(info.num_shards) if part.has(shard)]
-        missing = [shard for shard in own if shard not in finished_shards(output)]
+        finished = set(finished_shards(output))
+        missing = [shard for shard in own if shard not in finished]
         summary.kept_shards = len(own) - len(missing)
         try:
             if missing:

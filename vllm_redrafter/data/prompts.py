@@ -15,7 +15,8 @@ from vllm_redrafter.utils.errors import ConfigError, one_line
 from vllm_redrafter.utils.json_files import parse_json
 
 EXPECTED = (
-    '{"prompt": "..."}, {"messages": [{"role": "user", "content": "..."}, ...]}, '
+    '{"prompt": "..."}, {"question": "..."}, '
+    '{"messages": [{"role": "user", "content": "..."}, ...]}, '
     '{"conversations": [{"from": "human", "value": "..."}, ...]} or {"data": ["...", ...]}'
 )
 

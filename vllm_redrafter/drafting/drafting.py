@@ -45,7 +45,7 @@ class Drafting:
         self._sampled = np.zeros(0, dtype=np.bool_)
 
     def plan(
-        self, request_ids: Sequence[str], sampled: Flags, max_nodes: int
+        self, request_ids: Sequence[str], sampled: Flags, max_nodes: int, most_nodes: int
     ) -> SearchShape | None:
         """Choose the search of this step's draft; None to draft nothing. Asked before every draft.
 
@@ -53,10 +53,11 @@ class Drafting:
             request_ids: of R requests, those that have drawn a token.
             sampled: [R] bool, those that sample it.
             max_nodes: what the next step can verify per request; at least 1.
+            most_nodes: the most that any of these requests takes of it; at least 1.
         """
         self._requests, self._max_nodes, self._sampled = list(request_ids), max_nodes, sampled
         if self.planner is None:
-            return self.proposer.shape(max_nodes)
+            return self.proposer.shape(most_nodes)
         return self.planner.plan(sampled, max_nodes)
 
     def skips_draft(self, request_ids: Sequence[str], max_nodes: int) -> bool:

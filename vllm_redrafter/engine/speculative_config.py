@@ -52,7 +52,8 @@ def request_of(args: Any) -> Request | None:
     """
     given = _given_to(args)
     moved = given.pop("target", None)
-    if "model" not in given and (alone := _drafter_at(args.model, args.revision)) is not None:
+    is_free = "model" not in given and given.get("method") in (None, METHOD)
+    if is_free and (alone := _drafter_at(args.model, args.revision)) is not None:
         target = _target_of(alone, moved)
         given |= {"model": args.model, "revision": args.revision}
         of_target = {"model": target, "tokenizer": args.tokenizer or target, "revision": None}

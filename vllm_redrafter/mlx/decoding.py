@@ -164,7 +164,7 @@ class Decoder:
 
     def _plan(self, nodes: int) -> None:
         """Choose what the next step drafts, of which so many nodes may be verified."""
-        self._shape = self._drafting.plan(REQUEST, self._samples, nodes) if nodes > 0 else None
+        self._shape = self._drafting.plan(REQUEST, self._samples, nodes, nodes) if nodes else None
 
     def _draft(self, step: Step, shape: SearchShape, most: int) -> None:
         """Build the tree that the next step verifies, of what the last one searched."""

@@ -88,7 +88,8 @@ def capture(job: CaptureJob, start_engine: StartEngine, console: Console | None 
         begin(output, info)
         shards = dict(enumerate(plan_shards(lengths.tolist(), info.shard_tokens)))
         own = {number: rows for number, rows in shards.items() if part.has(number)}
-        missing = {n: rows for n, rows in own.items() if n not in finished_shards(output)}
+        finished = finished_shards(output)
+        missing = {n: rows for n, rows in own.items() if n not in finished}
         run = CaptureRun(info, dataset, lengths, missing, output)
         _print_plan(console, info, len(shards), len(own), run)
         if missing:

@@ -89,7 +89,7 @@ def resolve(
     data = split(written, config.held_out, config.seed, config.block_length)
     data.check_vocabulary(sizes.vocab_size)
     head = head or _new_head(config, data.rows, sizes)
-    shape = job.speculation
+    shape = replace(job.speculation, context_matches=0)  # tokens per step are the drafter's alone
     if head.config.selected_depths:
         shape = replace(shape, candidates=USUAL_CANDIDATES)
     rows, held_out = _with_states(job, written, data, head.config)

@@ -230,7 +230,7 @@ class Trainer:
         if self.accelerator.is_main_process:
             self.drafter.eval()
             acceptance = estimate_acceptance(
-                self.drafter, self.target, self.held_out, self.plan.shape
+                self.drafter, self.target, self.held_out, self.plan.shape, batch_size=8
             )
             self.drafter.train()
             self.accelerator.log({"tokens_per_target_step": acceptance.tokens_per_step}, step)

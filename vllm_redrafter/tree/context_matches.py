@@ -114,7 +114,7 @@ class JoinedNodes(NamedTuple):
 def joined(explored: ExploredNodes, matches: ContextMatches) -> JoinedNodes:
     """A search's nodes [R, L, W] and M paths of D tokens in one grid; no node stands there twice.
 
-    A loop over paths and levels; the CPU engine has it compiled (`joining.py`).
+    A loop over paths and levels; the CPU engine has it compiled (`drafting/joining.py`).
     """
     requests, length, width = explored.tokens.shape
     num_paths, depth = matches.tokens.shape[1:]

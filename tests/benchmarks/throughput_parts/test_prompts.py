@@ -130,7 +130,7 @@ def test_rows_are_divided_by_their_categories(tmp_path: Path) -> None:
     assert {task: len(prompts) for task, prompts in by_task.items()} == {"b": 2, "a": 1}
     assert list(by_task) == ["b", "a"]
     with pytest.raises(InputError, match=r"line 2: no 'category'.* every row one"):
-        read_dataset(jsonl(tmp_path, rows[0], {"text": "c"}))
+        read_dataset(jsonl(tmp_path, rows[0], {"prompt": "c"}))
 
 
 def test_the_prompts_that_come_with_it_are_of_four_tasks() -> None:

@@ -167,6 +167,10 @@ def test_without_any_server_it_ends_with_what_each_of_them_said_and_is_continued
             r"ends answers at \d+ tokens where 40 are asked for: start .* --generation-config vllm",
         ),
         (
+            {"change": lambda c: c["choices"][0].update(prompt_token_ids=[1])},
+            "no endpoint is left: .* not vLLM's: ValueError.*another prompt than was asked",
+        ),
+        (
             {"change": lambda c: c["choices"][0].pop("token_ids", None)},
             r"no endpoint is left: .* not vLLM's: KeyError\('token_ids'\)",
         ),

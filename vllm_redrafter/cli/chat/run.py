@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
@@ -27,6 +28,8 @@ from vllm_redrafter.engine.cpu.environment import cpu_variables
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.files import tail
 
+PR_SET_PDEATHSIG = 1
+"""Of Linux's prctl: the signal that a process gets when its parent has ended."""
 SECONDS_TO_END = 30.0
 SECONDS_BETWEEN_LOOKS = 0.25
 
@@ -80,7 +83,7 @@ def chat(
     with openai.OpenAI(base_url=f"{url.rstrip('/')}/v1", api_key=key, max_retries=0) as client:
         try:
             model = model or client.models.list().data[0].id
-        except openai.APIError as error:
+        except (openai.APIError, LookupError, TypeError, AttributeError) as error:
             raise ConfigError(
                 f"no server at {url!r} says what it serves ({error}): start `vllm serve` and name "
                 "its address with --url, or let `chat DRAFTER` start one"
@@ -119,6 +122,7 @@ def own_server(command: Sequence[str], console: Console) -> Iterator[str]:
         stdout=descriptor,
         stderr=descriptor,
         start_new_session=True,
+        preexec_fn=_end_with_parent,  # where this process is killed, too
     )
     os.close(descriptor)
     try:
@@ -137,6 +141,11 @@ def own_server(command: Sequence[str], console: Console) -> Iterator[str]:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def _end_with_parent() -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _is_healthy(url: str) -> bool:

@@ -103,7 +103,10 @@ class EndpointClient:
 
         def read(completion: Any) -> tuple[list[int], str]:
             (choice,) = completion.choices
-            return list(map(int, choice.model_extra["token_ids"])), choice.finish_reason
+            tokens = list(map(int, choice.model_extra["token_ids"]))
+            if choice.model_extra["prompt_token_ids"] != list(turn.prompt):
+                raise ValueError("another prompt than was asked")
+            return tokens, choice.finish_reason
 
         tokens, reason = await self._complete(model, turn.prompt, turn.max_tokens, asked, read)
         if reason not in ("stop", "length"):

@@ -125,7 +125,7 @@ class CPUTreeModelRunner(CPUModelRunner):
             self._kv_stacks.append([LayerStack.of(s, isas[s.shape[-1]]) for s in stacks])
         none = torch.empty(0, dtype=torch.int64)
         for stacks_of_group in self._kv_stacks:
-            compact(stacks_of_group, none, none)  # Let numba compile now: see `warm_up.py`.
+            compact(stacks_of_group, none, none)  # Let numba compile now, not in service.
 
     def prepare_budget(self) -> None:
         """Measure what drafts and steps cost here, and let the batch's budget decide from now on.
@@ -337,7 +337,10 @@ class CPUTreeModelRunner(CPUModelRunner):
                 temperatures = temperatures[active]
             sampled = temperatures > 0.0
             most = self._most_nodes(request_ids, max_nodes)
-            shape = self.drafting.plan(request_ids, sampled, max_nodes) if most.any() else None
+            most_nodes = int(most.max())
+            shape = None
+            if most_nodes:
+                shape = self.drafting.plan(request_ids, sampled, max_nodes, most_nodes)
             if shape is not None:
                 with self.stats.measure("draft"):
                     roots = torch.tensor([sampled_token_ids[i][-1] for i in active])
@@ -393,7 +396,7 @@ class CPUTreeModelRunner(CPUModelRunner):
         if self._texts is None:
             return None
         batch, rows = self.input_batch, np.asarray(active)
-        # Of the types that `warm_up.py` compiled for.
+        # Of the types that `drafting/warm_up.py` compiled for.
         num_tokens = batch.num_tokens_no_spec[rows].astype(np.int64)
         texts = batch.token_ids_cpu
         if self.enable_prompt_embeds:

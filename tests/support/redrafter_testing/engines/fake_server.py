@@ -102,7 +102,8 @@ class FakeServer:
         turn = OpenTurn(0, 0, body["prompt"], body["max_tokens"], body["seed"])
         answer = engine.answer(turn)
         reason = "stop" if answer.ended else "length"
-        return {"index": 0, "text": "", "finish_reason": reason, "token_ids": answer.tokens}
+        tokens = {"prompt_token_ids": body["prompt"], "token_ids": answer.tokens}
+        return {"index": 0, "text": "", "finish_reason": reason, **tokens}
 
 
 class _Server(ThreadingHTTPServer):
