@@ -107,7 +107,7 @@ def test_from_arguments_to_files_without_an_engine(
 ) -> None:
     events = without_engines(monkeypatch, is_cpu)
     output = tmp_path / "out.json"
-    rows = [{"category": task, "text": text} for task in ("b", "a") for text in ("name", "value")]
+    rows = [{"category": task, "prompt": text} for task in ("b", "a") for text in ("name", "value")]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     arguments = ["--model", str(models[0]), "--drafter", str(models[1]), "--repeats", "2"]
     arguments += ["--dataset", str(tmp_path / "rows.jsonl"), "--concurrency", "1", "4"]
