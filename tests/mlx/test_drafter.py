@@ -85,7 +85,9 @@ def test_nothing_to_verify_is_refused(pair: Any) -> None:
 
 def test_a_drafter_of_another_target_is_refused(pair: Any, tmp_path: Path) -> None:
     other = make_drafter(tmp_path, vocab_size=400, hidden_size=64)
-    with pytest.raises(ConfigError, match=r"hidden size: drafter 64, target 128; vocabulary size"):
+    with pytest.raises(
+        ConfigError, match=r"hidden size is 64, the target's 128; the drafter's vocabulary size"
+    ):
         load_drafter(str(other), pair.model)
 
 

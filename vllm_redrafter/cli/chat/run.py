@@ -20,6 +20,7 @@ import openai
 import torch
 from rich.console import Console
 
+from vllm_redrafter.checkpoints.drafter_files import read_config
 from vllm_redrafter.cli.accepted import DRAFTED
 from vllm_redrafter.cli.chat.chat_settings import ChatSettings
 from vllm_redrafter.cli.chat.conversation import NEW, Conversation, converse
@@ -46,13 +47,14 @@ def serve_and_chat(
         console: where to talk.
 
     Raises:
-        ConfigError: vLLM is not installed, or does not start.
+        ConfigError: vLLM is not installed, or does not start; no such model.
     """
     if not is_installed("vllm"):
         raise ConfigError(
             f"chat {model} starts vLLM, which is not installed: start a server elsewhere, or "
             "mlx-serve on a Mac, and name its address with --url"
         )
+    read_config(model, what="target")  # a name that is not within reach is said at once
     console = console or Console()
     # An exception, so that the server ends where the terminal is closed, too.
     for ends in (signal.SIGHUP, signal.SIGTERM):
