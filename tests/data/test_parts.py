@@ -41,10 +41,16 @@ def test_a_part_is_written_by_one_process_until_it_ends(tmp_path: Path) -> None:
                 pass
             with Part(2, 2).locked(folder):
                 pass
+            with (
+                pytest.raises(ConfigError, match="writing part 1/2; give all the same number"),
+                Part(1, 3).locked(folder),
+            ):
+                pass
         finally:
             holder.kill()
-    with part.locked(folder):
-        pass
+    for free in (part, Part(1, 3)):
+        with free.locked(folder):
+            pass
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:

@@ -55,14 +55,20 @@ class Part:
         """Keep other processes from writing this part; the folder is made where there is none.
 
         Raises:
-            ConfigError: another process is writing it, or the folder cannot be written to.
+            ConfigError: another process is writing it, or a part of another number of parts; or
+                the folder cannot be written to.
         """
         try:
             folder.mkdir(parents=True, exist_ok=True)
             file = (folder / f".part-{self.number}-of-{self.of}.lock").open("w")
         except OSError as error:
             raise ConfigError(f"--output {folder}: cannot be written to: {error}") from error
-        busy = f"--output {folder}: another process is writing part {self}"
+        busy = f"--output {folder}: another process is writing part"
         with file:
-            lock(file, f"{busy}; wait for it to end, or give each its own --part")
+            lock(file, f"{busy} {self}; wait for it to end, or give each its own --part")
+            for other in folder.glob(".part-*-of-*.lock"):
+                number, of = map(int, re.findall(r"\d+", other.name))
+                if of != self.of:  # their shards are others
+                    with other.open("a") as held:
+                        lock(held, f"{busy} {number}/{of}; give all the same number of parts")
             yield

@@ -79,8 +79,10 @@ class EndpointEngine:
                 self._tasks.add(self._loop.create_task(self._answer(waiting.popleft())))
             first = asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
             done, self._tasks = self._loop.run_until_complete(first)
-            for task in done:
-                yield task.result()
+            failed = [error for task in done if (error := task.exception()) is not None]
+            yield from (task.result() for task in done if task.exception() is None)
+            if failed:
+                raise failed[0]
 
     def tokens_per_step(self) -> float | None:
         """See `TargetEngine`; servers do not say it request by request."""

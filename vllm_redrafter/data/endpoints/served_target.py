@@ -97,6 +97,9 @@ class ServedTarget:
         content = {"endpoint": address, "log_probs": log_probs}
         try:
             write_once(self._file, (json.dumps(content, indent=2) + "\n").encode())
+        except OSError as error:
+            raise ConfigError(f"{self._file} cannot be written: {error.strerror}") from error
+        try:
             first = read_json(self._file)
             pairs = zip(first["log_probs"], log_probs, strict=True)
             distance = sum(abs(a - b) for a, b in pairs) / len(log_probs)

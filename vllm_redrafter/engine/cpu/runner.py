@@ -337,10 +337,8 @@ class CPUTreeModelRunner(CPUModelRunner):
                 temperatures = temperatures[active]
             sampled = temperatures > 0.0
             most = self._most_nodes(request_ids, max_nodes)
-            most_nodes = int(most.max())
-            shape = None
-            if most_nodes:
-                shape = self.drafting.plan(request_ids, sampled, max_nodes, most_nodes)
+            limits = max_nodes, int(most.max())
+            shape = self.drafting.plan(request_ids, sampled, *limits) if limits[1] else None
             if shape is not None:
                 with self.stats.measure("draft"):
                     roots = torch.tensor([sampled_token_ids[i][-1] for i in active])
