@@ -111,6 +111,9 @@ class TreeSpeculator(BaseSpeculator):
             self.confidence = NodeConfidence(self.trees, self.verification, length)
         self.recorded: AcceptanceRecord | None = None
         matches, is_fixed = self.config.context_matches > 0, self.confidence is None
+        # Once: buffers have its width, and a target that turns out to verify chains keeps them.
+        # Shorter drafts are as wide, since a level's weights are read once.
+        self._search_shape = search_shape(self.config, k)
         of_search = lengths_of_drafts(vllm_config, self._search_shape, is_fixed, matches)
         self.lengths = of_search if self.checkpoint is not None else (0,)
         self.matching: ContextMatching | None = None
@@ -412,11 +415,6 @@ class TreeSpeculator(BaseSpeculator):
     def _shape_of(self, length: int) -> SearchShape:
         """Of the search of drafts of this length."""
         return SearchShape(self._search_shape.beam_width if length else 0, length)
-
-    @property
-    def _search_shape(self) -> SearchShape:
-        """Of the longest drafts. Shorter ones are as wide: a level's weights are read once."""
-        return search_shape(self.config, self.config.num_speculative_tokens)
 
 
 def shapes_of(tensors: dict[str, Tensor]) -> dict[str, list[int]]:

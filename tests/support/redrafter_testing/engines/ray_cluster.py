@@ -34,9 +34,10 @@ def ray_cluster(environment: Mapping[str, str], *gpus: int) -> Iterator[dict[str
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as folder:
         token = Path(folder, "token")
         token.write_text("0" * 64)
+        others = environment.get("PYTHONPATH", python_path(SUPPORT))
         whole = {
             **environment,
-            "PYTHONPATH": python_path(SUPPORT / "interpreted", SUPPORT / "ray_platform", SUPPORT),
+            "PYTHONPATH": os.pathsep.join([str(SUPPORT / "ray_platform"), others]),
             "RAY_TMPDIR": folder,
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(token),  # else Ray writes one into the home folder
