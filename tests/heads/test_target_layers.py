@@ -20,9 +20,10 @@ from vllm_redrafter.utils.errors import ConfigError
         ("auto", 7, (2, 3, 4)),
         ("auto", 3, (1, 2)),
         ("auto", 1, ()),
+        ("none", None, ()),
     ],
 )
-def test_layers_of_a_target(text: str, num_layers: int, layers: tuple[int, ...]) -> None:
+def test_layers_of_a_target(text: str, num_layers: int | None, layers: tuple[int, ...]) -> None:
     assert layers_of(text, num_layers, "here:") == layers
 
 
@@ -36,9 +37,13 @@ def test_layers_of_a_target(text: str, num_layers: int, layers: tuple[int, ...])
         ("2,2", 8, r"each once"),
         ("two", 8, r"must be numbers with commas between, auto or none, got 'two'"),
         ("", 8, r"must be numbers with commas between"),
+        ("auto", None, r"auto is asked for, .* does not say how many layers it has: give none"),
+        ("1", None, r"layers 1 are asked for, and the target does not say how many it has"),
     ],
 )
-def test_layers_that_a_target_does_not_have(text: str, num_layers: int, message: str) -> None:
+def test_layers_that_a_target_does_not_have(
+    text: str, num_layers: int | None, message: str
+) -> None:
     with pytest.raises(ConfigError, match=r"^here.*" + message):
         layers_of(text, num_layers, "here:")
 

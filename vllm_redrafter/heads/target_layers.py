@@ -76,14 +76,24 @@ def parsed_layers(text: str, where: str) -> tuple[int, ...] | None:
     return checked_layers(numbers, where)
 
 
-def layers_of(text: str, num_layers: int, where: str) -> tuple[int, ...]:
-    """Layers as the command line has them, of a target of `num_layers`.
+def layers_of(text: str, num_layers: int | None, where: str) -> tuple[int, ...]:
+    """Layers as the command line has them.
+
+    Args:
+        text: of the command line.
+        num_layers: of the target; None where its configuration does not say.
+        where: what named them.
 
     Raises:
-        ConfigError: the target does not have them.
+        ConfigError: the target does not have them, or does not say how many it has.
     """
     layers = parsed_layers(text, where)
     if layers is None:
+        if num_layers is None:
+            raise ConfigError(
+                f"{where}: {AUTO} is asked for, and the target does not say how many layers it "
+                f"has: give {NONE}"
+            )
         wanted = {2, num_layers // 2, num_layers - 3}
         return tuple(sorted(wanted & set(range(1, num_layers))))
     if missing := missing_layers(layers, num_layers):

@@ -260,7 +260,8 @@ def selector_for(head: HeadConfig, num_steps: int) -> SelectorConfig:
 def _with_named_layers(config: TrainingConfig, usual: str, sizes: Any) -> TrainingConfig:
     """The settings with layers by number: the usual ones where nothing is said."""
     asked = config.target_layers or usual
-    layers = layers_of(asked, sizes.num_hidden_layers, "training: target_layers")
+    num_layers = getattr(sizes, "num_hidden_layers", None)
+    layers = layers_of(asked, num_layers, "training: target_layers")
     return replace(config, target_layers=named_layers(layers))
 
 
