@@ -166,7 +166,7 @@ def build_tree(
     if match_lengths is not None:
         _check_by_candidate("match_lengths", match_lengths, torch.int32, log_probs, out)
     if entries is not None:
-        check_tokens(entries=entries)
+        _check_tokens(entries=entries)
         require(
             entries.shape == root_tokens.shape,
             f"entries: expected {list(root_tokens.shape)}, got {list(entries.shape)}",
@@ -234,7 +234,7 @@ def build_tree(
     return out
 
 
-def check_tokens(**tensors: Tensor) -> None:
+def _check_tokens(**tensors: Tensor) -> None:
     """Each tensor holds token ids, int32 or int64; the first that does not is named."""
     for name, tensor in tensors.items():
         require(
@@ -243,7 +243,7 @@ def check_tokens(**tensors: Tensor) -> None:
         )
 
 
-def check_requests(name: str, root_tokens: Tensor, tokens: Tensor, out: TreeBuffers) -> None:
+def _check_requests(name: str, root_tokens: Tensor, tokens: Tensor, out: TreeBuffers) -> None:
     """Root tokens, candidates and `out` are of as many requests, on one device.
 
     Args:
@@ -276,7 +276,7 @@ def _check_candidates(
     log_probs: Tensor,
     out: TreeBuffers,
 ) -> None:
-    check_tokens(root_tokens=root_tokens, tokens=tokens, back_pointers=back_pointers)
+    _check_tokens(root_tokens=root_tokens, tokens=tokens, back_pointers=back_pointers)
     require(log_probs.dtype == torch.float32, f"log_probs: expected fp32, got {log_probs.dtype}")
     require(tokens.dim() == 3, f"tokens: expected [R, L, W], got {list(tokens.shape)}")
     for name, tensor in {
@@ -289,7 +289,7 @@ def _check_candidates(
             f"{name}: must be contiguous and of shape {list(tokens.shape)}, "
             f"got {list(tensor.shape)}",
         )
-    check_requests("tokens", root_tokens, tokens, out)
+    _check_requests("tokens", root_tokens, tokens, out)
     require_same_device(tokens, back_pointers=back_pointers, log_probs=log_probs)
 
 

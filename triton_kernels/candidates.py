@@ -152,7 +152,7 @@ def choose_candidates(
         f"logits: {rows} rows are not those of two or more depths of {requests} requests",
     )
     count = min(count, vocabulary)
-    block = candidate_block(vocabulary, count)
+    block = _candidate_block(vocabulary, count)
     if triton.cdiv(vocabulary, block) * count > MOST_AT_ONCE:
         chosen = logits[requests:].topk(count, sorted=False).indices
         return top_candidates(logits[:requests], num), chosen.int().view(-1, requests, count)
@@ -181,7 +181,7 @@ def choose_candidates(
     return top, candidates
 
 
-def candidate_block(vocabulary: int, count: int) -> int:
+def _candidate_block(vocabulary: int, count: int) -> int:
     """Tokens per block: about as many as are left to merge, which thread blocks have room for.
 
     2,048 for V = 32k and 128 kept of each block, 4,096 for 128k.

@@ -47,7 +47,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 @triton.jit
-def add_product(
+def _add_product(
     total,  # [ROWS, COLUMNS] fp32 values
     x,  # [.., K], rows of `x_stride`
     x_stride,
@@ -94,7 +94,7 @@ def normed_product(
     COLUMNS: tl.constexpr,
     KEYS: tl.constexpr,
 ):
-    """n(x[x_row]) weight[column]^T, as `add_product` does it: [ROWS, COLUMNS] fp32."""
+    """n(x[x_row]) weight[column]^T, as `_add_product` does it: [ROWS, COLUMNS] fp32."""
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     squares = tl.zeros([ROWS], tl.float32)
     for start in range(0, K, KEYS):
@@ -178,12 +178,12 @@ def _draft_layer(
         )
     else:
         total = tl.zeros([ROWS, COLUMNS], tl.float32)
-        total = add_product(
+        total = _add_product(
             total, x, x_stride, x_row, is_row, x_weight, x_weight_stride, column, is_column, K, KEYS
         )
     if HAS_S:
         s_row = tl.load(s_rows + row, mask=is_row, other=0).to(tl.int64)
-        total = add_product(
+        total = _add_product(
             total,
             s,
             s_stride,

@@ -156,7 +156,7 @@ class CellTile(NamedTuple):
     num_stages: int = 4
 
 
-def usual_tile(rows: int, width: int) -> CellTile:
+def _usual_tile(rows: int, width: int) -> CellTile:
     """Of a state so wide: a narrow one's 16 columns each would be too few blocks for a GPU."""
     # Sums of 64 rows are more than the registers of 4 warps hold, on sm_80 and sm_100.
     return CellTile(columns=16 if width > 1024 else 8, num_warps=4 if rows <= 32 else 8)
@@ -210,10 +210,10 @@ def gated_cell(
         "weight": (weight, (2 * width, 2 * width)),
         "bias": (bias, (2 * width,)),
     }
-    check_like(out, shapes)
+    _check_like(out, shapes)
     check_rows("embedded", *embedded, torch.int64, rows)
     check_rows("state", *state, torch.int32, rows)
-    tile = usual_tile(rows, width) if tile is None else tile
+    tile = _usual_tile(rows, width) if tile is None else tile
     _gated_cell[(triton.cdiv(width, tile.columns),)](
         embedded.x,
         embedded.x.stride(0),
@@ -257,7 +257,7 @@ def scale_normed(state: Tensor, scale: Tensor, out: Tensor, epsilon: float) -> T
         ValueError: an argument's dtype, device, shape or stride does not fit; it is named.
     """
     rows, hidden = out.shape
-    check_like(out, {"state": (state, (rows, hidden)), "scale": (scale, (hidden,))})
+    _check_like(out, {"state": (state, (rows, hidden)), "scale": (scale, (hidden,))})
     _scale_normed[(rows,)](
         state,
         state.stride(0),
@@ -273,7 +273,7 @@ def scale_normed(state: Tensor, scale: Tensor, out: Tensor, epsilon: float) -> T
     return out
 
 
-def check_like(out: Tensor, given: dict[str, tuple[Tensor, tuple[int, ...]]]) -> None:
+def _check_like(out: Tensor, given: dict[str, tuple[Tensor, tuple[int, ...]]]) -> None:
     """What is read has these shapes, and is of the kind that `out` is, and elsewhere."""
     require(out.dtype in DTYPES, f"out: bf16, fp16 or fp32 expected, got {out.dtype}")
     for name, (tensor, shape) in given.items():

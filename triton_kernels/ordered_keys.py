@@ -31,7 +31,7 @@ def key_of(x):
 
 
 @triton.jit
-def float_of(key):
+def _float_of(key):
     """int32, made by `key_of` -> fp32."""
     return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
@@ -48,7 +48,7 @@ def ordered_pair(x, index):
 @triton.jit
 def float_of_pair(pair):
     """What `ordered_pair` was given: x."""
-    return float_of((pair >> 32).to(tl.int32))
+    return _float_of((pair >> 32).to(tl.int32))
 
 
 @triton.jit

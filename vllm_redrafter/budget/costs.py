@@ -56,12 +56,12 @@ class CostTable:
         """D of a width that was measured: interpolated over requests and lengths."""
         curves = self._draft_curves[beam_width]
         lengths = sorted(curves)
-        at = [float(curve_at(curves[length], requests)) for length in lengths]
-        return float(curve_at((np.array(lengths, np.float64), np.array(at)), beam_length))
+        at = [float(_curve_at(curves[length], requests)) for length in lengths]
+        return float(_curve_at((np.array(lengths, np.float64), np.array(at)), beam_length))
 
     def verify_seconds(self, rows: npt.ArrayLike) -> Floats:
         """V of any numbers of rows: interpolated, beyond the last entry by the last slope."""
-        return curve_at(self._verify_curve, rows)
+        return _curve_at(self._verify_curve, rows)
 
     @cached_property
     def _draft_curves(self) -> dict[int, dict[int, tuple[Floats, Floats]]]:
@@ -92,7 +92,7 @@ def _curve(points: Iterable[tuple[int, float]]) -> tuple[Floats, Floats]:
     return sizes, np.minimum.accumulate(seconds[::-1])[::-1]
 
 
-def curve_at(curve: tuple[Floats, Floats], size: npt.ArrayLike) -> Floats:
+def _curve_at(curve: tuple[Floats, Floats], size: npt.ArrayLike) -> Floats:
     """Linear interpolation; beyond the last point by the last slope, never below 0."""
     sizes, seconds = curve
     at = np.asarray(size, dtype=np.float64)

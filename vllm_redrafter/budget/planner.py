@@ -312,10 +312,10 @@ def arms_of(config: ReDrafterConfig, has_drafter: bool) -> tuple[SearchShape, ..
     # A single path is a chain.
     most = 1 if config.tree == "chain" else config.context_matches
     matching = (MATCH_CHAIN, MATCH_TREE)[: min(most, config.context_matches)]
-    return matching + (search_arms(config) if has_drafter else ())
+    return matching + (_search_arms(config) if has_drafter else ())
 
 
-def search_arms(config: ReDrafterConfig) -> tuple[SearchShape, ...]:
+def _search_arms(config: ReDrafterConfig) -> tuple[SearchShape, ...]:
     """The searches to choose among: a chain, half the width, all of it, by length."""
     width, length = search_shape(config, config.num_speculative_tokens)
     widths = [1] if config.tree == "chain" else sorted({1, -(-width // 2), width})

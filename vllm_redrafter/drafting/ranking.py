@@ -77,7 +77,7 @@ def best_trees(
         _, log_survival = scored(back_pointers, log_probs, match_lengths, sampled, *calibration)
     if chains.any():
         log_survival = on_best_path(back_pointers, log_survival, chains)
-    trees = selected_nodes(roots, tokens, back_pointers, log_survival, most, max_nodes)
+    trees = _selected_nodes(roots, tokens, back_pointers, log_survival, most, max_nodes)
     tree_tokens, parents, depths, num_nodes, order = trees
     node_log_odds = np.zeros(tree_tokens.shape, dtype=np.float32)
     node_match_lengths = np.zeros(tree_tokens.shape, dtype=np.int64)
@@ -243,7 +243,7 @@ def _log_odds(log_prob: float) -> float:
 
 
 @compiled
-def selected_nodes(
+def _selected_nodes(
     roots: Array, tokens: Array, back_pointers: Array, scores: Array, most: Array, max_nodes: int
 ) -> tuple[Array, Array, Array, Array, Array]:
     """See `token_tree.select_nodes`.

@@ -64,12 +64,12 @@ class DraftRecorder:
 
     def drafted(self, root: int, candidates: Candidates) -> None:
         """Keep what the draft of the next step may choose from; R = 1."""
-        nodes = candidate_nodes(root, candidates)
+        nodes = _candidate_nodes(root, candidates)
         self._nodes = nodes if len(nodes) > 1 else []
 
     def verified(self, tree: TokenTree, accepted: AcceptedPath) -> None:
         """End a step that verified the draft; R = 1."""
-        mark_verified(self._nodes, tree, accepted)
+        _mark_verified(self._nodes, tree, accepted)
         self.stepped(accepted.output_tokens[0, : int(accepted.num_sampled[0])].tolist())
 
     def stepped(self, output_tokens: Sequence[int]) -> None:
@@ -79,7 +79,7 @@ class DraftRecorder:
         self._nodes, self._last = [], now
 
 
-def candidate_nodes(root: int, candidates: Candidates) -> list[RecordedNode]:
+def _candidate_nodes(root: int, candidates: Candidates) -> list[RecordedNode]:
     """The first request's candidates, level by level, behind their root."""
     tokens, pointers, log_probs, lengths = (part[0].tolist() for part in candidates)
     nodes = [RecordedNode(root, 0, 0, None, 0, verified=True, accepted=True)]
@@ -102,7 +102,7 @@ def candidate_nodes(root: int, candidates: Candidates) -> list[RecordedNode]:
     return nodes
 
 
-def mark_verified(nodes: list[RecordedNode], tree: TokenTree, accepted: AcceptedPath) -> None:
+def _mark_verified(nodes: list[RecordedNode], tree: TokenTree, accepted: AcceptedPath) -> None:
     """Say of the candidates which the first request's tree has, and which were accepted."""
     found = {(node.parent, node.token): i for i, node in enumerate(nodes) if i}
     walked = set(accepted.path[0].tolist())

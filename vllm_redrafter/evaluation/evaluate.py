@@ -219,7 +219,7 @@ class EvaluationJob:
     hidden_states: tuple[Path, ...] = ()
 
 
-def load_models(
+def _load_models(
     target: str,
     drafter: str,
     target_dtype: TargetDtype,
@@ -256,7 +256,7 @@ def evaluate(job: EvaluationJob, console: Console | None = None) -> Evaluation:
     text = _text(written, config.held_out, config.seed, config.max_length)
     states = states_of(written, job.hidden_states, check_target) if job.hidden_states else []
     device = job.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    target, drafter = load_models(
+    target, drafter = _load_models(
         job.target, job.drafter, config.target_dtype, device, bool(states)
     )
     rows: TextRows = text

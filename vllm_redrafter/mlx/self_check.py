@@ -60,11 +60,11 @@ def differences(target: Target) -> Iterator[str]:
     Args:
         target: its model has its weights.
     """
-    yield from tap_differences(target)
-    yield from tree_differences(target)
+    yield from _tap_differences(target)
+    yield from _tree_differences(target)
 
 
-def tap_differences(target: Target) -> Iterator[str]:
+def _tap_differences(target: Target) -> Iterator[str]:
     """Why a tapped state is not what a drafter expects.
 
     In a layer a token must have one state. The last state must be behind the final norm, and all
@@ -91,7 +91,7 @@ def tap_differences(target: Target) -> Iterator[str]:
         yield "the final norm is not in the module that has its layers"
 
 
-def tree_differences(target: Target) -> Iterator[str]:
+def _tree_differences(target: Target) -> Iterator[str]:
     """Where a small tree's logits, or those behind a kept path, are not the model's own."""
     context, nodes, following = _tokens(target)
     caches, tree = target.make_cache(), TreeInput(PARENTS)
@@ -102,7 +102,7 @@ def tree_differences(target: Target) -> Iterator[str]:
     expected = expected_logits(target, context, nodes)
     allowed = min(
         rounding(target, context, nodes, expected),
-        wrong_mask(target, context, nodes, expected) / FAR,
+        _wrong_mask(target, context, nodes, expected) / FAR,
     )
     if not (off := distance(logits, expected)) <= allowed:
         yield f"a tree's logits are {off:.1g} off, of which {allowed:.1g} may be rounding"
@@ -133,7 +133,7 @@ def rounding(target: Target, context: mx.array, nodes: mx.array, expected: mx.ar
     return FAR * max(differs, mx.finfo(target.dtype).eps, 3e-5)
 
 
-def wrong_mask(target: Target, context: mx.array, nodes: mx.array, expected: mx.array) -> float:
+def _wrong_mask(target: Target, context: mx.array, nodes: mx.array, expected: mx.array) -> float:
     """How far off a tree is whose nodes see all before them."""
     caches, tree = target.make_cache(), TreeInput(PARENTS)
     tree.sees = np.tri(len(PARENTS), dtype=bool)

@@ -100,7 +100,7 @@ def sampling_params(turn: OpenTurn, settings: GenerationSettings) -> SamplingPar
     )
 
 
-def turn_answer(conversation: int, output: RequestOutput) -> TurnAnswer:
+def _turn_answer(conversation: int, output: RequestOutput) -> TurnAnswer:
     """What vLLM wrote, as `TargetEngine` gives it."""
     written = output.outputs[0]
     return TurnAnswer(
@@ -161,7 +161,7 @@ class OfflineEngine:
             for outputs in run_requests(engine, next_request, self._settings.in_flight):
                 for output in outputs:
                     if output.finished:
-                        yield turn_answer(int(output.request_id), output)
+                        yield _turn_answer(int(output.request_id), output)
 
     def tokens_per_step(self) -> float | None:
         """See `TargetEngine`; from vLLM's own counters."""

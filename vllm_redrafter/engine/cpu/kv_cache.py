@@ -92,13 +92,13 @@ def compact(stacks: Iterable[LayerStack], source: Tensor, destination: Tensor) -
     """
     # Torch shares many rows out among many threads; one thread of our loop moves few sooner.
     many = min(len(source), torch.get_num_threads()) > COMPILED_THREADS
-    move = move_reference if many else move_rows
+    move = _move_reference if many else _move_rows
     for numbers, places in stacks:
         move(numbers, places, source.numpy(), destination.numpy())
 
 
-def move_reference(numbers: Array, places: Array, source: Array, destination: Array) -> None:
-    """As `move_rows`."""
+def _move_reference(numbers: Array, places: Array, source: Array, destination: Array) -> None:
+    """As `_move_rows`."""
     layers, _, heads, _ = (torch.arange(size) for size in numbers.shape)
 
     def at(slots: Array) -> tuple[Tensor, ...]:
@@ -112,7 +112,7 @@ def move_reference(numbers: Array, places: Array, source: Array, destination: Ar
 
 
 @compiled
-def move_rows(numbers: Array, places: Array, source: Array, destination: Array) -> None:
+def _move_rows(numbers: Array, places: Array, source: Array, destination: Array) -> None:
     """Copy rows of a stack, one after another.
 
     Args:

@@ -71,9 +71,9 @@ class CopiedUnits:
             self._memory = kv_cache.new_empty(1 << units.bit_length(), heads, UNIT, both)
             self._target = KeyValueWords.of(self._memory, layout.places_in_unit, layout.rows)
         if torch.get_num_threads() > COMPILED_THREADS:
-            write_reference(copies, source, self._target)
+            _write_reference(copies, source, self._target)
         else:
-            write_units(copies.units, copies.sources, copies.targets, *source, *self._target)
+            _write_units(copies.units, copies.sources, copies.targets, *source, *self._target)
         return self._memory[:units]
 
 
@@ -101,8 +101,8 @@ class KeyValueWords(NamedTuple):
         return cls(keys, values, as_integers(kv).numpy(), places)
 
 
-def write_reference(copies: PathCopies, source: KeyValueWords, target: KeyValueWords) -> None:
-    """As `write_units`."""
+def _write_reference(copies: PathCopies, source: KeyValueWords, target: KeyValueWords) -> None:
+    """As `_write_units`."""
     blocks, places = torch.from_numpy(copies.units).unbind(1)
     for half, views in enumerate(("keys", "values")):
         words, to = (torch.from_numpy(getattr(of, views)) for of in (source, target))
@@ -120,7 +120,7 @@ def write_reference(copies: PathCopies, source: KeyValueWords, target: KeyValueW
 
 
 @compiled
-def write_units(
+def _write_units(
     units: Array,
     sources: Array,
     targets: Array,

@@ -214,12 +214,12 @@ def _further_on(m: SamplingMetadata, requests: Tensor, walk: Walk) -> SamplingMe
         allowed_token_ids_mask=chosen(m.allowed_token_ids_mask),
         bad_words_token_ids=by_row(m.bad_words_token_ids),
         logprob_token_ids=None if m.logprob_token_ids is None else by_row(m.logprob_token_ids),
-        logitsprocs=LogitsProcessors(chosen_processors(m.logitsprocs, requests, walk.depth)),
+        logitsprocs=LogitsProcessors(_chosen_processors(m.logitsprocs, requests, walk.depth)),
         spec_token_ids=None,
     )
 
 
-def chosen_processors(
+def _chosen_processors(
     processors: LogitsProcessors, requests: Tensor, depth: int
 ) -> list[LogitsProcessor]:
     """vLLM's built-in logits processors that have something to do, acting on some requests.

@@ -124,7 +124,7 @@ class DraftSearch:
                 logits = self._drafter.vocabulary_layer(level)(made(features))
                 top = self._ranking.among_all(logits)
             grow_beams(
-                for_each_beam(top, tokens.shape[0]),
+                _for_each_beam(top, tokens.shape[0]),
                 level,
                 requests,
                 self.beams,
@@ -170,7 +170,7 @@ class DraftSearch:
         return self._drafter.base_features(condition, state, length).transpose(0, 1)
 
 
-def for_each_beam(top: TopTokens, rows: int) -> TopTokens:
+def _for_each_beam(top: TopTokens, rows: int) -> TopTokens:
     """The best tokens of each of so many rows, of those that all beams of a request may share."""
     if len(top.tokens) == rows:
         return top

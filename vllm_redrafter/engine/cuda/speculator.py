@@ -144,7 +144,7 @@ class TreeSpeculator(BaseSpeculator):
         if self.checkpoint is None:
             return
         self.drafter = self._read_checkpoint(self.checkpoint).to(self.device)
-        self._shapes = shapes_of(self.drafter.state_dict())
+        self._shapes = _shapes_of(self.drafter.state_dict())
         self.embed = shared_embedding(target)
         # Greedy and sampled requests share one model here.
         self.recorded = self.checkpoint.acceptance.either().greedy
@@ -187,7 +187,7 @@ class TreeSpeculator(BaseSpeculator):
             return {}
         now = Checkpoint.open(self.checkpoint.model, self.checkpoint.revision)
         tensors = self._read_checkpoint(now).state_dict()
-        shapes, known = shapes_of(tensors), self._shapes
+        shapes, known = _shapes_of(tensors), self._shapes
         if shapes != known:
             changed = sorted(n for n in {*shapes, *known} if shapes.get(n) != known.get(n))
             raise ConfigError(
@@ -318,7 +318,7 @@ class TreeSpeculator(BaseSpeculator):
         if dummy_run:
             return self.lengths[-1] if budget is None else budget.warm_up_length
         nodes = num_speculative_tokens or self.config.num_speculative_tokens
-        most = length_for(self.lengths, nodes)
+        most = _length_for(self.lengths, nodes)
         return most if budget is None else budget.next_length(most)
 
     def _no_draft(self, input_batch: InputBatch, verified: int) -> Tensor:
@@ -417,7 +417,7 @@ class TreeSpeculator(BaseSpeculator):
         return SearchShape(self._search_shape.beam_width if length else 0, length)
 
 
-def shapes_of(tensors: dict[str, Tensor]) -> dict[str, list[int]]:
+def _shapes_of(tensors: dict[str, Tensor]) -> dict[str, list[int]]:
     return {name: list(tensor.shape) for name, tensor in tensors.items()}
 
 
@@ -438,11 +438,11 @@ def lengths_of_drafts(
     lengths = draft_lengths(longest)
     if not fixed:
         return (0, *lengths) if matches else lengths
-    wanted = {length_for(lengths, k) for k in nodes_by_batch_size(vllm_config) if k}
+    wanted = {_length_for(lengths, k) for k in nodes_by_batch_size(vllm_config) if k}
     return tuple(sorted(wanted | {longest}))
 
 
-def length_for(lengths: Sequence[int], nodes: int) -> int:
+def _length_for(lengths: Sequence[int], nodes: int) -> int:
     """The shortest length, of ascending ones, that has all levels of any tree of so many nodes."""
     return next((length for length in lengths if length >= nodes), lengths[-1])
 
