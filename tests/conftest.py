@@ -1,7 +1,5 @@
 """For all tests: the environment of this process, and of those that tests start."""
 
-from __future__ import annotations
-
 import os
 import uuid
 from collections import Counter

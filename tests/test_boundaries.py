@@ -4,8 +4,6 @@ Imports are read from the sources, wherever they stand in a module: inside a fun
 TYPE_CHECKING as well.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter

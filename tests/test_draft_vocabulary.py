@@ -1,7 +1,5 @@
 """A drafter that ranks only some tokens drafts as one that is forbidden the others."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

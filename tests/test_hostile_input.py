@@ -1,7 +1,5 @@
 """What docs/hostile-input.md lists is refused in one line, and no code in it runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

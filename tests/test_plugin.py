@@ -1,7 +1,5 @@
 """What the plugin recognises, and what it refuses: at start-up, with the values and the remedy."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Benchmarks import their parts from the folder that they lie in, as Python does for a script."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """benchmarks/context_matches.py as a user without a GPU runs it, on short texts."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

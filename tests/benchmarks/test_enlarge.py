@@ -1,7 +1,5 @@
 """benchmarks/enlarge.py: a pair of larger sizes, whose logits are the small pair's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@ Python is replaced by a script that writes its arguments down, and does what a t
 the step.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

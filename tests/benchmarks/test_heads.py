@@ -1,7 +1,5 @@
 """benchmarks/heads.py: from a target and its text to runs, a table and a file."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

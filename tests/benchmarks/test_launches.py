@@ -3,8 +3,6 @@
 In a process of its own: the interpreter, once chosen, is chosen for all that this one imports.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

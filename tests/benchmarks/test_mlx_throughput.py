@@ -1,7 +1,5 @@
 """benchmarks/mlx_throughput.py: a small pair beside mlx-lm, to the table and the file."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

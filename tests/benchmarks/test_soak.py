@@ -1,7 +1,5 @@
 """The soak's own judgement, on servers without a model: what is wrong with one is found."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The logistic model of acceptance."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The rule: the budget with the highest expected throughput."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

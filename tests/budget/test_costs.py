@@ -1,7 +1,5 @@
 """Tables of costs, and what corrects them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

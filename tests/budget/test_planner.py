@@ -1,7 +1,5 @@
 """Which search each step runs, on machines whose costs are known."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product

@@ -1,7 +1,5 @@
 """What a checkpoint records of its drafter's acceptance: written, read, and refused if broken."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Conversion changes the form of a checkpoint and no bit of it; what cannot be is refused whole."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Where a conversion writes to: all of it or nothing, and nothing of anybody's is overwritten."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A drafter fits a target of its own hidden and vocabulary size, and no other."""
 
-from __future__ import annotations
-
 import pytest
 from transformers import Gemma3Config, LlamaConfig, PretrainedConfig
 

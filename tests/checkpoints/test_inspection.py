@@ -1,7 +1,5 @@
 """Inspection says what a checkpoint is and whom it fits, from its headers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A model card of a record that another program wrote."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

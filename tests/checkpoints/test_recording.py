@@ -1,7 +1,5 @@
 """A recorded shape is read again, all else stays; where there is no place for it, it is refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

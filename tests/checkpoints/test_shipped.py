@@ -1,7 +1,5 @@
 """The drafters that come with the package."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Weights are found and read in every format they come in; a damaged one is named."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

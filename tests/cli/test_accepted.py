@@ -1,8 +1,6 @@
 """Which accepted tokens were found in the text; `engine/cpu/test_context_matches.py` counts them in
 an engine too."""
 
-from __future__ import annotations
-
 from vllm_redrafter.cli.accepted import DRAFTED, MATCHED, colours, matched_of_steps, num_matched
 from vllm_redrafter.config import LONGEST_PATH
 

@@ -1,7 +1,5 @@
 """Which of the two serves, by what is installed."""
 
-from __future__ import annotations
-
 import pytest
 
 from vllm_redrafter.cli.serving_backend import require_mlx, serving_backend

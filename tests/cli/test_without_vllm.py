@@ -1,7 +1,5 @@
 """What a Mac has: the commands start without vLLM and what it brings."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

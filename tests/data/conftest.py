@@ -1,7 +1,5 @@
 """Targets, of which only the tokenizer is read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What the target is sent of messages, whichever form of content its chat template takes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

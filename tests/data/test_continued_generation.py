@@ -1,7 +1,5 @@
 """Generation that is stopped and goes on, in one part or several: what a kill costs."""
 
-from __future__ import annotations
-
 import errno
 import io
 import os

@@ -1,7 +1,5 @@
 """Rows of all public forms: what the user says in them, and which cannot be used."""
 
-from __future__ import annotations
-
 import json
 from itertools import product
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The training data's folder: whole shards or none, and only what belongs together."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

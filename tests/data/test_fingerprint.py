@@ -1,7 +1,5 @@
 """Fingerprints: the same for the same thing elsewhere, another for everything else."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A folder's description: it is written once, and what is continued is the same."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

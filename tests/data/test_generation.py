@@ -1,7 +1,5 @@
 """Generation with a target that is made up: what is asked, and what is kept."""
 
-from __future__ import annotations
-
 import io
 import re
 import shutil

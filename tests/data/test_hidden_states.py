@@ -1,7 +1,5 @@
 """The files of hidden states: what is written is read, and damage is said."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

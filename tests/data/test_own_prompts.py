@@ -1,7 +1,5 @@
 """Prompts that a made-up target writes itself: what is kept, and what a kill costs."""
 
-from __future__ import annotations
-
 import io
 import json
 from dataclasses import replace

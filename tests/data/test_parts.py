@@ -1,7 +1,5 @@
 """Parts: each shard belongs to one, and each part to one process at a time."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

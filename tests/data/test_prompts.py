@@ -1,7 +1,5 @@
 """Prompts from files and datasets, and what is said about those that cannot be read."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """How much texts repeat themselves."""
 
-from __future__ import annotations
-
 import pytest
 
 from vllm_redrafter.data.repetition import repeated_share

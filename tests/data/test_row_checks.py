@@ -1,7 +1,5 @@
 """A row that breaks a promise of the columns is found, wherever it is."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Data folders, read one by one and together."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Halves of characters, which JSON and the command line can bring."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Which tokens a target has embeddings of."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from transformers import AutoTokenizer

@@ -1,7 +1,5 @@
 """The images are of versions that the package supports, and get what a wheel is built from."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Dashboard, alerts and documents ask for metrics that a server has."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """What Kubernetes and systemd are given is valid, and starts a server with options that exist."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -3,8 +3,6 @@
 `tests/test_boundaries.py` holds the order of all packages.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The table of targets says what the tests show: no family more, none less, none otherwise."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What the documents name exists: files, headings, options, settings, versions."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

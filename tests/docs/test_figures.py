@@ -1,7 +1,5 @@
 """Pages that repeat figures have those of the page where they were first given."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

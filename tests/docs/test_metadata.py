@@ -1,7 +1,5 @@
 """What people see around the package agrees: addresses, versions, what CI runs."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """docs/mlx-models.md lists what the tests accept and refuse, and every model of mlx-lm."""
 
-from __future__ import annotations
-
 import re
 from itertools import chain
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The site has every document, and a build of it fails where a link is dead."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """docs/upstream.md lists all that is changed in vLLM, and nothing that is not."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

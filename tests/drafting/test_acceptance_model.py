@@ -1,7 +1,5 @@
 """Two acceptance models: of greedy requests, and of those that sample."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The index of continuations, against looking at every place of the texts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a step drafts, and when it is settled beforehand that it drafts nothing."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import numpy as np

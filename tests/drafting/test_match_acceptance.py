@@ -1,7 +1,5 @@
 """How probable paths found in the text are to be accepted."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

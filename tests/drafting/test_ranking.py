@@ -1,7 +1,5 @@
 """The compiled ranking against the torch functions that say what it computes."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What is recorded of drafts: candidates, where they came from, and what became of them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

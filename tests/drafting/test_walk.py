@@ -1,7 +1,5 @@
 """The compiled walk against the torch function that says what it computes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

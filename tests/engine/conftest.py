@@ -1,7 +1,5 @@
 """Targets and drafters for the tests of engine/, and what vLLM answers without speculation."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

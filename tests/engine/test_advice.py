@@ -1,7 +1,5 @@
 """What whoever generates data is told of the dtype; no engine starts."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """Targets that no tree can be verified on are known by what they are, and the log says why."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

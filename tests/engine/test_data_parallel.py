@@ -1,7 +1,5 @@
 """Two engines behind one front end answer as one without speculation does, and both speculate."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

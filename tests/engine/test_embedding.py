@@ -1,7 +1,5 @@
 """The embedding that a drafter shares with its target, and the table that kernels may read."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

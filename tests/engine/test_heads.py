@@ -1,7 +1,5 @@
 """Heads other than Apple's, one of another package among them, served by both engines."""
 
-from __future__ import annotations
-
 import runpy
 import sys
 from functools import partial

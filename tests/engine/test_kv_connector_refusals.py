@@ -1,7 +1,5 @@
 """Which KV connectors are refused at start-up, and what the message says to do."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """KV connectors are given the rows of an engine without drafts, and what they bring back serves."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass

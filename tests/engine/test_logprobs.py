@@ -1,7 +1,5 @@
 """Each request of a batch gets the log-probabilities that it asked for, whatever the others ask."""
 
-from __future__ import annotations
-
 from itertools import combinations_with_replacement
 from pathlib import Path
 from typing import Any

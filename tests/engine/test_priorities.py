@@ -1,7 +1,5 @@
 """vLLM's scheduling by priority: who is put off for others answers as plain all the same."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a worker publishes reaches a front end in another process, and leaves no files behind."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

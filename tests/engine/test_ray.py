@@ -1,7 +1,5 @@
 """Workers of Ray, on two nodes: output equals plain's, and what is counted arrives."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a single request may ask for."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

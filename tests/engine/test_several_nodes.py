@@ -1,7 +1,5 @@
 """vLLM's own means for several machines, here two groups of processes: output equals plain's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The server's log and /metrics show what its worker counted, where a ReDrafter speculates."""
 
-from __future__ import annotations
-
 import itertools
 import tempfile
 from collections.abc import Callable, Iterator

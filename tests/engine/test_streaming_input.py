@@ -1,7 +1,5 @@
 """Sessions whose input comes in pieces, as through `AsyncLLM.generate` with a generator."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

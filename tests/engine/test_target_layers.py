@@ -1,7 +1,5 @@
 """Targets that hand out hidden states of their layers, and those that do not."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Continuations are looked for in a request's own text alone, whatever its row held before."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

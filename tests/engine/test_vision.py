@@ -4,8 +4,6 @@ Requests are preempted and read again, images included, and trees are cut, from 
 on Model Runner V2. Of the classes: {cpu,v2}/test_families.py.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 When vLLM changes: CONTRIBUTING.md, "Support the next vLLM version".
 """
 
-from __future__ import annotations
-
 import tomllib
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`evaluate`: what it prints, writes, records and refuses."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The grid and the costs; the replay itself is test_estimate.py's."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

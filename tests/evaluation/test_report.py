@@ -1,7 +1,5 @@
 """An evaluation's figures: printed, written and drawn."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

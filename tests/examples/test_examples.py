@@ -3,8 +3,6 @@
 bigram_head.py: tests/engine/test_heads.py; ray_workers.py: tests/offline/test_generation.py.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

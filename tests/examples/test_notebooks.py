@@ -1,7 +1,5 @@
 """The notebooks run on tiny models and tell the truth there; as committed, they have outputs."""
 
-from __future__ import annotations
-
 import ast
 import copy
 import json

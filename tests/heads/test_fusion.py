@@ -1,7 +1,5 @@
 """A fused head is the plain one on h + F [the layers' outputs, normed], whichever head it is."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """The gated head computes its formula."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 import pytest

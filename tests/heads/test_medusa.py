@@ -1,7 +1,5 @@
 """Medusa's heads: their mathematics, the trees that a search makes of them, and serving."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import product

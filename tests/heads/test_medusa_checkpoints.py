@@ -1,7 +1,5 @@
 """Checkpoints of Medusa's heads: FasterDecoding's and vLLM's, read, converted and refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a selector is in a checkpoint."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Candidates of each depth of a draft."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Layers of the target, as files and the command line name them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

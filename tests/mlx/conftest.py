@@ -1,7 +1,5 @@
 """A target that knows some answers by heart and its drafter, as mlx-lm loads them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple

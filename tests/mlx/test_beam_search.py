@@ -1,7 +1,5 @@
 """A beam search in MLX finds the nodes and the trees that it finds in torch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What is measured when a drafter is loaded."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What steps cost and bring decides what they draft; and a step is one evaluation."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -3,8 +3,6 @@
 The first token comes from a plain step, the others from trees.
 """
 
-from __future__ import annotations
-
 from itertools import islice, product
 from pathlib import Path
 from typing import Any

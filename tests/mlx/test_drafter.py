@@ -1,7 +1,5 @@
 """Binding a drafter to a model of mlx-lm."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`generate` and `stream_generate` beside mlx-lm's own: the same answers, in fewer steps."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import islice
 from typing import Any

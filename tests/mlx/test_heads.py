@@ -1,7 +1,5 @@
 """A checkpoint's head in MLX computes what it computes in torch."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """No request ends mlx-serve: whatever one says, the next one has the answer it always had."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import reprlib

@@ -1,7 +1,5 @@
 """Ropes with a position for each token."""
 
-from __future__ import annotations
-
 import pytest
 
 mx = pytest.importorskip("mlx.core")

@@ -1,7 +1,5 @@
 """Entries of the server's prompt cache have the tokens that they are named by."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Tokens at nodes: noise of the position alone, and logits processors along a chain."""
 
-from __future__ import annotations
-
 import pytest
 
 mx = pytest.importorskip("mlx.core")

@@ -1,7 +1,5 @@
 """The check at load refuses what is wrong, also in low precision."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """mlx-lm's server with a drafter, and mlx-lm's own beside it: a process each, the same requests."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Hidden states are numbered as in transformers, which drafters are trained with."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every model class of mlx-lm: trees are what plain decoding is, or they are refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from copy import deepcopy
 from itertools import product

@@ -1,7 +1,5 @@
 """Trees behind the tokens of a cache: masks, positions, compaction, memory, mlx-lm's own uses."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A target whose rope mlx-lm would take for another is refused, with the line that mends it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The walk in MLX accepts what it accepts in torch, and loses nothing of the distribution."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections import defaultdict

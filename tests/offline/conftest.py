@@ -1,7 +1,5 @@
 """The target of the tests of offline/."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`capture` without vLLM: what it writes, resumes, compares and refuses."""
 
-from __future__ import annotations
-
 import io
 import shutil
 from collections.abc import Iterable, Iterator

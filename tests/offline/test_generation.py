@@ -1,7 +1,5 @@
 """Training data through real vLLM: what the target would write, killed, continued, drafted."""
 
-from __future__ import annotations
-
 import fcntl
 import io
 import json

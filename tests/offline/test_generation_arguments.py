@@ -1,7 +1,5 @@
 """What the engine that writes training data is started with."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from types import SimpleNamespace

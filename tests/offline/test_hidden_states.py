@@ -1,7 +1,5 @@
 """`capture` through real vLLM, and training on what it wrote."""
 
-from __future__ import annotations
-
 import io
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How many requests an engine has at a time, and how a vLLM that cannot start says so."""
 
-from __future__ import annotations
-
 from collections import deque
 from pathlib import Path
 from types import SimpleNamespace

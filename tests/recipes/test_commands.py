@@ -1,7 +1,5 @@
 """What the recipes call exists, with the options that they give."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The recipe's log says whether another run did the same."""
 
-from __future__ import annotations
-
 import json
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is recorded of a drafter's acceptance: which nodes count, and what is made of them."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Rows and batches: what counts, and where rows begin."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Tokens per target step: the replay of many answers against one answer at a time."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The target's two ends, and what stands between them and its layers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The overlay is a vLLM of the wheel's version, with the installed one's compiled code."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

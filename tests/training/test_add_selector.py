@@ -1,7 +1,5 @@
 """Training a selector: what it tells, and what stays as it was."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Packing, and the plan of the steps."""
 
-from __future__ import annotations
-
 from itertools import islice
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The distillation loss against a loop over positions, and its alignment."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import product
 from typing import Any

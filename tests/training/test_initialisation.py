@@ -1,7 +1,5 @@
 """What a training begins with: another drafter, another head, and what does not fit them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What `accelerate launch` may be told."""
 
-from __future__ import annotations
-
 import pytest
 
 from vllm_redrafter.training.processes import make_accelerator

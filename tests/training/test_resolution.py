@@ -1,7 +1,5 @@
 """The plan of a training: made, and refused, while no weights are there."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

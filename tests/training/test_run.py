@@ -1,7 +1,5 @@
 """`train` from folder to folder: what it writes, resumes and refuses."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

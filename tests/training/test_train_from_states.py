@@ -1,7 +1,5 @@
 """`--hidden-states`: `train` and `evaluate` do the same as with the target's layers in memory."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import io

@@ -1,7 +1,5 @@
 """The loop end to end, on a language whose every continuation is known."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Continuations found in a text, against looking for them one place at a time."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """What to draft for a step, and which of the nodes may be in its tree."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 import pytest

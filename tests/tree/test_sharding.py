@@ -1,7 +1,5 @@
 """Ranks that have a part of the draft vocabulary each choose what one with all of it does."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """The step as one text: its output is plain decoding's, and what engines use does the same."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Trees built on the device are those that TokenTree builds, and those that sorting gives."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What the kernels that build trees refuse, by name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Candidates are those of a stable sort, and are ranked as by one in float64."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The accepted rows move, bit by bit, as if all were read before any is written; no other does."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext

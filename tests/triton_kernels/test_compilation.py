@@ -4,8 +4,6 @@ In this folder's processes kernels are interpreted; a process of its own (this f
 compiles them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The drafter's layers in one launch each are those of float64, and those of `Drafter`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Continuations found on the device are those of the reference, which looks at every place."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The gated head's cell and last norm in one launch each are float64's, and those of the head."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Logits of gathered rows are float64's."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

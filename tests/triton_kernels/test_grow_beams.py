@@ -1,7 +1,5 @@
 """Each level's beams are those of a stable sort, and what goes with them is the budget's."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The interpreter's set-up: a watch that never barks would prove nothing."""
 
-from __future__ import annotations
-
 import ast
 import gc
 import inspect

@@ -1,7 +1,5 @@
 """The grid of a search's nodes and of paths is the reference's, node by node."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

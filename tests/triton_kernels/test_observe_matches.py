@@ -1,7 +1,5 @@
 """What is learned of nodes on paths is what the CPU engine's `MatchAcceptance` learns."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

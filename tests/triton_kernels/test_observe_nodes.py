@@ -1,7 +1,5 @@
 """What is learned of a step's nodes is what the estimator itself would add up."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

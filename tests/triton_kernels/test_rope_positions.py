@@ -1,7 +1,5 @@
 """A tree's rows have the positions of its root + depth, in every dimension of M-RoPE."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

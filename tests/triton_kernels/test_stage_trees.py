@@ -1,7 +1,5 @@
 """The batch's trees are the table's first nodes, and its rows have the positions n + depth."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The best tokens and their normaliser are those of a stable sort in float64."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

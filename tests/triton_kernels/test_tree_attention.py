@@ -1,7 +1,5 @@
 """The attention kernel equals float64 attention along each node's own path, and touches no more."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the attention kernel refuses, by name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """How the attention kernels split keys: planned for the longest context, cut by the true ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

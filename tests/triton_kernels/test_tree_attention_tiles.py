@@ -1,7 +1,5 @@
 """The tiles of rows and keys that the attention kernel works on."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Compiled loops, and what importing numba must not break."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

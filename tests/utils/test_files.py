@@ -1,7 +1,5 @@
 """Files and folders are whole under their names, or what was there before is left."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

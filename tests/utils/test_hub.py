@@ -1,7 +1,5 @@
 """Names of models are looked up here, then once and shortly at the hub."""
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Iterator

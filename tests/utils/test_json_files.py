@@ -1,7 +1,5 @@
 """JSON that others wrote is read whole or refused."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A process and what it starts, paused and ended as one; the processes here are tiny."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

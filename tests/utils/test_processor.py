@@ -1,7 +1,5 @@
 """What is said of a dtype depends on the processor alone."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Progress where the output is a file."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

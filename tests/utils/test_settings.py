@@ -1,7 +1,5 @@
 """Settings: a field of a dataclass is checked, and is an option of the command line."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The largest of many values."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

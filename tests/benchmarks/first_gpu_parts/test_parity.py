@@ -1,7 +1,5 @@
 """Where answers leave plain decoding's, and what counts as sound."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields
 from pathlib import Path

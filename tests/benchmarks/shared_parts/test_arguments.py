@@ -1,7 +1,5 @@
 """Command lines: what is accepted, and what is said about the rest."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from pathlib import Path

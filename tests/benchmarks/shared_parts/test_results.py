@@ -1,7 +1,5 @@
 """Results files."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Requests, their arrival, and how answers are compared."""
 
-from __future__ import annotations
-
 import pytest
 from soak_parts.client import Choice, Outcome
 from soak_parts.comparison import difference

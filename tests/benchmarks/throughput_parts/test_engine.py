@@ -1,7 +1,5 @@
 """The loop over an engine's steps: what is in flight, and what is counted."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Methods and shapes: which engines a comparison needs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

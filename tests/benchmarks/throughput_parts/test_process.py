@@ -1,7 +1,5 @@
 """An engine's process: it answers and pauses, its failure is shown, and nothing of it is left."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Prompts: which are read, what is made of them, and which are chosen."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Measurements, and the rows that are made of them."""
 
-from __future__ import annotations
-
 import pytest
 from throughput_parts.engine import Generation, Run
 from throughput_parts.methods import Method

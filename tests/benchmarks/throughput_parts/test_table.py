@@ -1,7 +1,5 @@
 """The table has every figure, however narrow the terminal is."""
 
-from __future__ import annotations
-
 import io
 
 from rich.console import Console

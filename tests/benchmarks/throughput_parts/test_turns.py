@@ -1,7 +1,5 @@
 """Engines take turns: in which order they measure, and that the others are paused meanwhile."""
 
-from __future__ import annotations
-
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path

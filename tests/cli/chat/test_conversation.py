@@ -1,7 +1,5 @@
 """What is said, shown and remembered; and the same in a terminal, with Ctrl-C and Ctrl-D."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re

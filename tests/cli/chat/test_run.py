@@ -1,7 +1,5 @@
 """The server that the chat starts: it answers, fails aloud, does not hear Ctrl-C, and ends."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Rounds, levels and turns, with engines that only write down what they are told."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The process of an engine, with a worker that has no engine."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Targets and drafters that the user gives, in the demo."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

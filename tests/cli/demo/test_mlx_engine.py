@@ -1,7 +1,5 @@
 """The demo on mlx-lm, with a small target and a drafter that knows its answers."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """What the demo prints."""
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The demo with SmolLM2, all but the engines: a tiny target, and answers that were thought up."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

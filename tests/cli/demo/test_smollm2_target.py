@@ -1,7 +1,5 @@
 """Where the demo's target comes from, without any network: the hub and pip are made up here."""
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """From recorded steps to what the page shows."""
 
-from __future__ import annotations
-
 from vllm_redrafter.cli.trace.records import page_records
 from vllm_redrafter.drafting.recorder import RecordedNode, RecordedStep
 

@@ -1,7 +1,5 @@
 """What the command refuses before it starts an engine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A target's folder, and servers that pretend to serve it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path

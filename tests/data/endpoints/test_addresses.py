@@ -1,7 +1,5 @@
 """Addresses of servers, with commas between them."""
 
-from __future__ import annotations
-
 import pytest
 
 from vllm_redrafter.data.endpoints.addresses import parsed_addresses

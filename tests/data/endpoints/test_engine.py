@@ -1,7 +1,5 @@
 """Servers that answer, fail and end: the data is that of one engine, or an error."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -1,7 +1,5 @@
 """A server that serves something else is found out before it is asked for data."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """LoRA adapters of the target: output with speculation equals output without."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Whatever the batch's budget decides, the output is plain decoding's."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """When the CPU engine measures costs for the batch's budget, and when it cannot."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """The order in which K and V lie in a block is found out, on any processor."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Drafts that choose among candidates are answered for as by plain vLLM."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple

@@ -1,8 +1,6 @@
 """Chains on the CPU engine: where the target's attention allows no trees, or where they are asked
 for. Output is plain vLLM's, greedily and with seeds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """vLLM's default on a CPU compiles the target: output is plain decoding's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

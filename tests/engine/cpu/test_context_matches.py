@@ -1,7 +1,5 @@
 """Continuations found in the text, verified beside the drafter's and alone: output is plain's."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path

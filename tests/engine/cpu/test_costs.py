@@ -1,7 +1,5 @@
 """What is run at start-up so that no request waits for it, or to know what it costs."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sampled output has the target's distribution: the joint of three tokens, through real vLLM."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path

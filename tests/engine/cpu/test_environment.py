@@ -1,7 +1,5 @@
 """The environment of a CPU engine: which libraries are preloaded."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

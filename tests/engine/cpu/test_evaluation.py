@@ -1,7 +1,5 @@
 """What `evaluate` says of a trained drafter is what vLLM reports when it serves it."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator
 from dataclasses import asdict, replace

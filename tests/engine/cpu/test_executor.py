@@ -1,7 +1,5 @@
 """One message per step: drafts come with the output, and are not asked for."""
 
-from __future__ import annotations
-
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any

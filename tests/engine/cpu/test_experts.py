@@ -1,7 +1,5 @@
 """What a mixture of experts costs here is measured with its experts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

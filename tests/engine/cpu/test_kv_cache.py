@@ -1,7 +1,5 @@
 """Compaction moves the accepted path's rows, all layers at once, and nothing else."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """Products on packed weights are torch's."""
 
-from __future__ import annotations
-
 import torch
 
 from vllm_redrafter.engine.cpu.packed_weights import packed

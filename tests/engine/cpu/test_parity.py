@@ -1,7 +1,5 @@
 """Output with speculation equals output without it, through real vLLM."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

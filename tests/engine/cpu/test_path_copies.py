@@ -1,7 +1,5 @@
 """What is copied for a step's trees, in any order in which vLLM keeps K and V."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np

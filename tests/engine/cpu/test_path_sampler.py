@@ -1,7 +1,5 @@
 """Tokens along trees against plain decoding's, through vLLM's own sampler and processors."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What is drafted for a step; whether it is verified exactly is test_parity.py's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

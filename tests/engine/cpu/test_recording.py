@@ -1,7 +1,5 @@
 """An answer with a record of its drafts is vLLM's without."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

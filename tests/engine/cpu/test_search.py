@@ -1,7 +1,5 @@
 """The search on the host against `beam_search.py`, which says what it computes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """The search on the host against `beam_search.py` where nodes choose among candidates."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """`vllm serve --spec-model` through the OpenAI client: streamed answers equal plain decoding's."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json

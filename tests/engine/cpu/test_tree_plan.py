@@ -1,7 +1,5 @@
 """The sequences that trees are laid out as: what each of them reads, token by token."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Trees as sequences of vLLM's kernel give attention along each node's own path."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The batch of a step with drafts, against the same in torch, a tensor at a time."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

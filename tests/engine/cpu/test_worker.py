@@ -1,7 +1,5 @@
 """What requests would wait for, and the budget would learn from, is done at start-up."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

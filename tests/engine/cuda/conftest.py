@@ -1,7 +1,5 @@
 """Targets and engines for Model Runner V2: as small as they can be, the interpreter is slow."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

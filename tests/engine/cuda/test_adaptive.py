@@ -3,8 +3,6 @@
 Steps replay recordings in place of CUDA graphs, one graph for trees of any sizes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

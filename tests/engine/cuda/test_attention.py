@@ -1,7 +1,5 @@
 """A batch split into trees and other rows: what the other rows' kernel is told of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

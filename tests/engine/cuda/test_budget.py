@@ -1,7 +1,5 @@
 """Whether a batch drafts, and what the host knows when it decides; vLLM's manager on a CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from types import SimpleNamespace

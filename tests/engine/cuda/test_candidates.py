@@ -3,8 +3,6 @@
 The trees that a draft builds are two launches more than its search.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """Targets that verify chains, on the states and the attention that vLLM gives them: output is plain
 Model Runner V2's, greedily and with seeds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

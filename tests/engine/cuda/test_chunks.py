@@ -1,7 +1,5 @@
 """Logits above 1 GB are sampled in chunks of requests: the answers stay the same."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

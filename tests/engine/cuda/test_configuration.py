@@ -1,7 +1,5 @@
 """What plugin.py makes of a configuration for Model Runner V2, and what it refuses."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

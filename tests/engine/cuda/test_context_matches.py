@@ -3,8 +3,6 @@
 They are on in all other tests as well: `test_parity.py` has chains, grammars and logprobs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Kernels find, join and learn what torch does, in four launches; and what is counted."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from copy import deepcopy
 from types import SimpleNamespace

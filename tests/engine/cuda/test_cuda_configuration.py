@@ -1,7 +1,5 @@
 """The defaults on CUDA: our worker and attention, Model Runner V2, graphs, async scheduling."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Of which lengths drafts have graphs, by who says how many nodes are verified."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The search on kernels finds what `beam_search` finds, as a graph too, and in few launches."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Requests that end inside a tree: what was accepted beyond their end is not output."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A mixture of experts with the batch's budget, on recordings in place of CUDA graphs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Every family of targets is answered for as by plain Model Runner V2, greedily and with seeds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rows that are no tree's through FlashAttention: on a GPU the real one, elsewhere plain torch."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from types import SimpleNamespace

@@ -3,8 +3,6 @@
 The checkpoint brings scales for K and V, as llm-compressor writes them.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

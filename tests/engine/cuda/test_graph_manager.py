@@ -1,7 +1,5 @@
 """Which graph a decoding step of each size gets; vLLM's own dispatch is asked."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sizes of CUDA graphs: close enough to each other, and as few as that takes."""
 
-from __future__ import annotations
-
 import pytest
 
 from vllm_redrafter.engine.cuda.graph_sizes import Tier, sizes_beyond, tiers

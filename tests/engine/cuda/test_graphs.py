@@ -4,8 +4,6 @@ Output is as plain decoding's: nothing that a graph holds depends on what it was
 on how keys are split into parts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

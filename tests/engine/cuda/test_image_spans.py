@@ -1,7 +1,5 @@
 """PrefixLM: of which images a step reads a token."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

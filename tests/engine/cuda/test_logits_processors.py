@@ -1,7 +1,5 @@
 """Custom logits processors see draft tokens as chains, so every request gets one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """LoRA adapters of the target on Model Runner V2: output with speculation equals output without."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

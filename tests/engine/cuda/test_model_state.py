@@ -1,7 +1,5 @@
 """What dummy runs read of a target that takes embeddings."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Nothing in the step waits for the device: staging, sampling, walk, compaction, drafting."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

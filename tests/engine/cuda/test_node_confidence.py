@@ -1,7 +1,5 @@
 """What is learned from the verified nodes, and how often."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Output with speculation equals plain output, on Model Runner V2 under Triton's interpreter."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

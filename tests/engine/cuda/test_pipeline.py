@@ -1,7 +1,5 @@
 """Pipeline stages, each with some of the target's layers: output equals plain's on one."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 from collections import deque

@@ -1,7 +1,5 @@
 """`reload_weights` brings both models back from disk, into the same memory."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

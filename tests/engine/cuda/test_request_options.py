@@ -1,7 +1,5 @@
 """Requests that want fewer nodes verified than the engine allows."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

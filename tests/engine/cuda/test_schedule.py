@@ -1,7 +1,5 @@
 """K by batch size where nobody has set it, and the warning of prompts that starve."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What our schedulers tell workers beside what vLLM's do."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest

@@ -1,7 +1,5 @@
 """`vllm serve --spec-model` on Model Runner V2, through the OpenAI client."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

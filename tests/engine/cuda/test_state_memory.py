@@ -1,7 +1,5 @@
 """What recurrent states take is said, and more of them than there is room for are refused."""
 
-from __future__ import annotations
-
 import logging
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """What the step's meter counts, and what of it reaches a front end."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path

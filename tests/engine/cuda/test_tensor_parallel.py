@@ -1,7 +1,5 @@
 """Two ranks on a CPU (gloo), each with half of the target and of the draft head's vocabulary."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

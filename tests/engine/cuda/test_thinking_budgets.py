@@ -1,7 +1,5 @@
 """Thinking budgets act along draft tokens, as vLLM applies them: their requests get chains."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The sampler that stands in for vLLM's under the interpreter has the logits' distribution."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from scipy.stats import chisquare

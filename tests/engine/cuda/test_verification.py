@@ -1,7 +1,5 @@
 """Which nodes a step has accepted, and the caches whose rows it moves."""
 
-from __future__ import annotations
-
 import torch
 
 from vllm_redrafter.engine.cuda.verification import Verification, cache_tables

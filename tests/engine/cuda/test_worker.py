@@ -1,7 +1,5 @@
 """What the GPU's worker does besides vLLM's, in a process without a GPU."""
 
-from __future__ import annotations
-
 import pytest
 
 from redrafter_testing.engines import inside_worker

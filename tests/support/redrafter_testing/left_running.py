@@ -1,7 +1,5 @@
 """Processes that a run of the tests has started and not ended."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Commands that start processes of their own, all of which end with the test."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress

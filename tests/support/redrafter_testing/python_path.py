@@ -1,7 +1,5 @@
 """The PYTHONPATH of the processes that tests start."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

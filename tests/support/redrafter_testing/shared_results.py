@@ -1,7 +1,5 @@
 """Results that are expensive and always the same, made once however many processes run tests."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from collections.abc import Callable

@@ -6,8 +6,6 @@ interrupted ends with "AST constructor recursion depth mismatch". Triton parses 
 It can go when no such Python is supported.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import gc

@@ -1,7 +1,5 @@
 """The options of the installed vLLM's server, read from its sources: importing it takes seconds."""
 
-from __future__ import annotations
-
 import re
 from importlib.util import find_spec
 from pathlib import Path

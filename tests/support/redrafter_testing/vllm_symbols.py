@@ -8,8 +8,6 @@ read vLLM's change, and adapted what had to be, writes it into `vllm_symbols.jso
 script has left an empty one. tests/engine/test_vllm_symbols.py fails until then.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import functools

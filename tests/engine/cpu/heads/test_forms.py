@@ -1,7 +1,5 @@
 """Heads of other packages bring their forms on packed weights themselves."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

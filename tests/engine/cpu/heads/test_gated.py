@@ -1,7 +1,5 @@
 """The gated head's form on packed weights computes what the plain head does."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 

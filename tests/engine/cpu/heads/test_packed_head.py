@@ -1,7 +1,5 @@
 """What packed heads keep of the heads that they are made of, where these tell candidates."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 

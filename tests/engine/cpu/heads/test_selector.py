@@ -1,7 +1,5 @@
 """A selector on packed products tells what the plain one does."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Compiled loops choose and rank the candidates that torch does."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

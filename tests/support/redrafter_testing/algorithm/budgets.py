@@ -1,7 +1,5 @@
 """A planner at work on machines whose costs are known, with drafters whose worth is."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from redrafter_testing.algorithm.trimming import best_trim

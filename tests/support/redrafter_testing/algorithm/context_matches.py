@@ -1,7 +1,5 @@
 """Continuations found in a text, one place at a time, and searches to join them with."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

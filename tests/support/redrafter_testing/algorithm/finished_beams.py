@@ -1,7 +1,5 @@
 """The beams that a search finished, along their back-pointers."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Trees of given shapes, for tests of the kernels. One tree is the list of its nodes' parents."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 

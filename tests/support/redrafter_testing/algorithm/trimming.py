@@ -1,7 +1,5 @@
 """The batch's budget, shared among its requests: what `drafting/ranking.py` compiles."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

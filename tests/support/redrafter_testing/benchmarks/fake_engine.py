@@ -6,8 +6,6 @@ The job's `engine` says what to do: `folder` gets a file named after each of the
 engines in the folder, and says whether all of them are stopped.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

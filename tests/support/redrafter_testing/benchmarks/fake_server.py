@@ -9,8 +9,6 @@ one that drafts, which is the one with a speculative config:
 - `--refuses`: half of the requests, after the first, are answered by HTTP 500.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

@@ -1,7 +1,5 @@
 """An engine whose batches share a budget; its decisions as a test wants them, by `Engine.rpc`."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Callable, Hashable

@@ -1,7 +1,5 @@
 """What numba compiled in a worker's process, by `Engine.rpc`."""
 
-from __future__ import annotations
-
 import sys
 
 from numba.core.dispatcher import Dispatcher

@@ -1,7 +1,5 @@
 """What tests ask of V2 workers that look for continuations in texts, and change of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

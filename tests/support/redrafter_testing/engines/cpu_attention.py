@@ -1,7 +1,5 @@
 """vLLM's attention kernel for CPUs, and trees in it, without an engine."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor

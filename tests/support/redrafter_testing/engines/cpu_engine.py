@@ -1,7 +1,5 @@
 """vLLM's CPU engine, as it is chosen where there is no GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path

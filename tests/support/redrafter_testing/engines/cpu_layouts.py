@@ -1,7 +1,5 @@
 """Orders of K and V in a block of a CPU's KV cache, those of other processors among them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import prod
 from typing import Any

@@ -1,7 +1,5 @@
 """What the drafts of a V2 worker start from, and what transformers computes there."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A server's client, made up: it answers in steps of given tokens, as the openai package would."""
 
-from __future__ import annotations
-
 import io
 import time
 from collections.abc import Iterator, Sequence

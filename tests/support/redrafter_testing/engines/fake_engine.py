@@ -1,7 +1,5 @@
 """A target that answers without a model: what it says depends on the request and nothing else."""
 
-from __future__ import annotations
-
 import random
 from collections import deque
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A server that speaks as vLLM's does, with `FakeEngine`'s answers."""
 
-from __future__ import annotations
-
 import json
 import random
 import socket

@@ -1,7 +1,5 @@
 """What tests ask of a CPU worker's planner, from inside its process, by `Engine.rpc`."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

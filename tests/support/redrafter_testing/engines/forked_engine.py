@@ -5,8 +5,6 @@ the whole engine, and it is forked off a server that has imported vLLM: a second
 vLLM's usual processes are those of the tests that serve, and of those that generate data.
 """
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import multiprocessing.forkserver

@@ -1,7 +1,5 @@
 """A server's front end, whose engines may be several and anywhere, in a process of its own."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

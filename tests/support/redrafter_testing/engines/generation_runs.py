@@ -1,7 +1,5 @@
 """Generation with an engine that is made up, into a folder: what tests of it share."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any

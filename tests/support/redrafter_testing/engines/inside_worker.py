@@ -1,7 +1,5 @@
 """What tests ask of a V2 worker from inside its process, by `Engine.rpc`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """A head of another package, installed where an engine's process finds it."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

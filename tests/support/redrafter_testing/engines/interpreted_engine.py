@@ -1,7 +1,5 @@
 """vLLM with Model Runner V2 on the CPU, its Triton kernels and ours under Triton's interpreter."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager

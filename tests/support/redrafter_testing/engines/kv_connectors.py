@@ -1,7 +1,5 @@
 """vLLM's KV connectors in engines without CUDA, and what they were given."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Llamas whose layers bring another attention backend, as some models' do; for `setup`."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A planner that drafts nothing and verifies what is found in the text: see `forced_budget.py`."""
 
-from __future__ import annotations
-
 from redrafter_testing.engines.forced_budget import AlwaysDrafts
 from vllm_redrafter.budget.choice import Flags
 from vllm_redrafter.tree.policy import MATCH_TREE, SearchShape

@@ -1,7 +1,5 @@
 """A logits processor of a user's, for Model Runner V2: no token equals the one two before it."""
 
-from __future__ import annotations
-
 import torch
 from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsContext, LogitsProcessor
 

@@ -1,7 +1,5 @@
 """A Ray cluster on this machine, whose nodes have logical GPUs, for vLLM on CPUs."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """An engine's answer to one prompt, with a record of its drafts and without."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

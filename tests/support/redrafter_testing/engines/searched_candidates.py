@@ -1,7 +1,5 @@
 """How many candidates the drafts of a CPU engine chose from."""
 
-from __future__ import annotations
-
 from typing import Any
 
 COUNTS: set[int] = set()

@@ -1,7 +1,5 @@
 """The texts that workers look for continuations in, and requests of all kinds."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

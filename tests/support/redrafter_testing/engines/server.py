@@ -1,7 +1,5 @@
 """Running servers: `vllm serve`, drafting with the oracle, and others."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

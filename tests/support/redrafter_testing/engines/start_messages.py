@@ -1,7 +1,5 @@
 """What is said of configurations before any process starts."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """What the experts of a mixture compute while an engine measures its costs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

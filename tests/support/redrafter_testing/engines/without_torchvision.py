@@ -4,8 +4,6 @@ vLLM imports their image processors' modules, which import torchvision at once; 
 transformers then chooses work with Pillow. For videos there is none without torchvision.
 """
 
-from __future__ import annotations
-
 import sys
 from importlib.util import find_spec
 from types import ModuleType

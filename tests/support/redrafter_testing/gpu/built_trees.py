@@ -1,7 +1,5 @@
 """Inputs of the kernels that build trees, and buffers that show what was written."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -4,8 +4,6 @@ cuda_configuration.py TARGET DRAFTER prints, as JSON, the settings that the engi
 Only what a GPU or its libraries would have told vLLM's platform is made up; nothing is run.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import types

@@ -1,7 +1,5 @@
 """Lets the plugin choose the CUDA engine on a CPU, with `InterpretedWorker`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

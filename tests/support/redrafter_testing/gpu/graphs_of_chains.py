@@ -1,7 +1,5 @@
 """For `setup`: chains through vLLM's Triton attention, from recordings in place of CUDA graphs."""
 
-from __future__ import annotations
-
 from redrafter_testing.engines.interpreted_engine import use_triton_attention
 from redrafter_testing.gpu import recorded_graphs
 

@@ -1,7 +1,5 @@
 """The CUDA engine's worker on a CPU: its kernels interpreted, what is drafted drafted by torch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

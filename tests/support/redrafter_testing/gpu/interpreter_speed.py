@@ -4,8 +4,6 @@ The blocks of tests are small. NumPy has little to do with them; most of the tim
 types of results, which are the same ones again and again.
 """
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -5,8 +5,6 @@ launch. Here a stand-in for the driver answers the former, and a launch ends whe
 is there: the launchers themselves, given CPU tensors, compile what they would launch.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import tempfile

@@ -1,7 +1,5 @@
 """The kernels' launches in the engine's shapes, on CPU tensors whose contents do not matter."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 Kernels are imported here: under the interpreter, tests/triton_kernels/conftest.py must be first.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

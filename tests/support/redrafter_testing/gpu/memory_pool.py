@@ -4,8 +4,6 @@ On a GPU, vLLM allocates all that loading a model makes in one pool, whatever it
 2 gives the pool's memory back; awake, the same addresses hold anything.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -4,8 +4,6 @@ On a CPU nothing waits. What would on a GPU: the methods that bring a tensor's v
 and operations whose result's shape, or choice of path, depends on values.
 """
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

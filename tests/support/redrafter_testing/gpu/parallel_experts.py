@@ -1,7 +1,5 @@
 """Experts on several ranks, for which vLLM's CPU backend lacks some parts that GPUs have."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """A step's attention metadata, of plain numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

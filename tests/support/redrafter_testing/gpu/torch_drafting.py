@@ -4,8 +4,6 @@ The functions stand in for the launchers of the same names, and `TorchSearch` fo
 tests/triton_kernels compares the kernels with the same references.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace

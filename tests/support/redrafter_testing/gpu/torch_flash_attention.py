@@ -1,7 +1,5 @@
 """FlashAttention in plain torch, for where there is no GPU; what vLLM does around it is real."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A step's K and V written into the paged cache by torch, where no kernel can or shall do it."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 

@@ -3,8 +3,6 @@
 The kernels themselves refuse float32. vLLM's CPU backend for adapters has no such tables.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """vLLM's sampling from logits by torch: one program per token is slow under the interpreter."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

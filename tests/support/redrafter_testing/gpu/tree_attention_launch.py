@@ -3,8 +3,6 @@
 Kernels are imported here: under the interpreter, tests/triton_kernels/conftest.py must be first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ It is switched on when a kernel is *defined*, by TRITON_INTERPRET=1. The variabl
 import of the kernels' modules and at no other time, so that subprocesses do not inherit it.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import sys

@@ -4,8 +4,6 @@ vLLM's code for CPUs, which they replace, computes speculative rows wrongly: its
 gets other answers, too. The kernels are those that GPUs run.
 """
 
-from __future__ import annotations
-
 import importlib
 
 from vllm_redrafter.utils.patching import patched

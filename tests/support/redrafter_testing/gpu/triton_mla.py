@@ -4,8 +4,6 @@ With the latter, vLLM's own n-gram method gets other greedy answers than without
 operations around it, those in C++ are done by torch here.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """A step's trees and what was walked of them, at random, and what that says of their nodes."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

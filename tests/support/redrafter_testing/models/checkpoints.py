@@ -1,7 +1,5 @@
 """Drafters of every form, a few numbers each, and ways to damage a checkpoint."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

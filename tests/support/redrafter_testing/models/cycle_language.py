@@ -1,7 +1,5 @@
 """A language whose every continuation is known: one word, repeated for ever."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

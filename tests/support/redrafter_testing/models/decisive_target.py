@@ -1,7 +1,5 @@
 """A target that is sure of each token, so that rounding in 16 bits changes no answer."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A checkpoint of every form that the recurrent and the gated head have."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,7 +1,5 @@
 """Random LoRA adapters for a small Llama, and requests of which two in three use one."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

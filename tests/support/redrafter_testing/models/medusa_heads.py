@@ -1,7 +1,5 @@
 """Medusa's heads of random weights, in all forms that checkpoints have."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

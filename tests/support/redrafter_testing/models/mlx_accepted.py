@@ -1,7 +1,5 @@
 """Which models of mlx-lm verify trees: what tests/mlx shows, and docs/mlx-models.md says."""
 
-from __future__ import annotations
-
 ACCEPTED = str.split("""
     Klear afmoe apertus bailing_moe cohere cohere2 dbrx deepseek deepseek_v2 deepseek_v3
     dots1 ernie4_5 ernie4_5_moe exaone exaone4 exaone_moe gear gemma gemma2 gemma3

@@ -1,7 +1,5 @@
 """A tiny random model of every class of mlx-lm, by the name of its module."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Quantised checkpoints, as vLLM's loaders expect them; weights are rounded to the nearest."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A small target that knows some answers by heart, and a drafter that knows them as well."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

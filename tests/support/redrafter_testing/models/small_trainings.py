@@ -1,7 +1,5 @@
 """Trainings of a few steps, from folder to folder, and the fixtures of their tests."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator
 from dataclasses import replace

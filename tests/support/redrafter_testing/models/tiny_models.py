@@ -1,7 +1,5 @@
 """Small random targets and drafters: enough mechanics for every test, no network."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

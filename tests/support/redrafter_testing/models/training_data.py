@@ -1,7 +1,5 @@
 """A data folder as generate-data writes it, but written with transformers: no engine to start."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Hidden states by transformers, one text at a time: no engine to start."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 

@@ -4,8 +4,6 @@ For one beam it is the usual rejection rule, and exact. Over several beams, choo
 favours tokens that many beams try, so the output no longer has the target's distribution.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

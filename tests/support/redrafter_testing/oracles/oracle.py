@@ -5,8 +5,6 @@ the target produces along the known sequences. Its trees contain the true contin
 depth that depends on the root's position alone, `allowed_depth`, among noise.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,7 +1,5 @@
 """The oracle for Model Runner V2: a speculator that knows the continuation."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

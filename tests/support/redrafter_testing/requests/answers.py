@@ -1,7 +1,5 @@
 """What tests ask about vLLM's answers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

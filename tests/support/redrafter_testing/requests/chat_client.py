@@ -1,7 +1,5 @@
 """Chat requests to an OpenAI-compatible server, and what came of them."""
 
-from __future__ import annotations
-
 import json
 import urllib.error
 import urllib.request

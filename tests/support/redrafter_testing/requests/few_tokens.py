@@ -1,7 +1,5 @@
 """A target of so few tokens that a random drafter is often right: no oracle is needed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from vllm import SamplingParams

@@ -1,7 +1,5 @@
 """One request, answered many times over."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Few requests and tokens, for engines under Triton's interpreter."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from vllm import SamplingParams

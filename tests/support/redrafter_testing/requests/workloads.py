@@ -1,7 +1,5 @@
 """Requests whose answers must not depend on speculation, by name."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The families of targets that are shown to be served: docs/compatibility.md, "Targets"."""
 
-from __future__ import annotations
-
 from redrafter_testing.models.families.audio import AUDIO
 from redrafter_testing.models.families.dense import DENSE
 from redrafter_testing.models.families.experts import EXPERTS

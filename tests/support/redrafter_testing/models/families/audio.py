@@ -3,8 +3,6 @@
 It has so few tokens that a random drafter is often right.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path

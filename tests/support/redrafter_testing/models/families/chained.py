@@ -1,7 +1,5 @@
 """Targets that are verified along chains: no tree can share what their layers keep."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

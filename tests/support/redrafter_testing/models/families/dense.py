@@ -1,7 +1,5 @@
 """Targets without experts, that read text alone."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

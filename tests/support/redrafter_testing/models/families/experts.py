@@ -1,7 +1,5 @@
 """Mixtures of experts that read text alone."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A family of targets: a small random one of it, and what is asked of it."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

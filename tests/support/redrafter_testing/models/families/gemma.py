@@ -1,7 +1,5 @@
 """Gemma 3 and Gemma 4: of text, and with images, whose tokens see one another."""
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import dataclass

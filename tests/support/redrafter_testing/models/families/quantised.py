@@ -5,8 +5,6 @@ attention is wrong in bfloat16. A random target's answers would change with roun
 how many rows a step has: this one is sure of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

@@ -4,8 +4,6 @@ Their vision towers are as small as their classes allow, and their tokens so few
 drafter is often right.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from functools import partial

@@ -3,8 +3,6 @@
 They show in their configuration what they are, so no weights are made.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
