@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All metadata is in pyproject.toml, which can find packages or list them, but not both."""
 
 from setuptools import find_packages, setup

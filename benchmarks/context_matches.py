@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What it costs to find how a text went on before: on a CPU by an index, on a GPU by a search.
 
     python benchmarks/context_matches.py --output context-matches.json

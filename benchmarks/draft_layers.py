@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""The layers of a draft's level on a GPU: how near they are to reading their weights once.
 
     python benchmarks/draft_layers.py --output layers.json

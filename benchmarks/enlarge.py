@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""A trained pair at a large model's cost: what its drafts bring where each step takes longer.
 
     python benchmarks/enlarge.py TARGET DRAFTER OUTPUT

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Which draft head guesses best, trained on the same text for the same steps?
 
     python benchmarks/heads.py TARGET --data greedy --measure sampled --runs RUNS --output OUT.json

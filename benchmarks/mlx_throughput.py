@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How fast does ReDrafter decode on MLX, beside mlx-lm's own decoding, and are answers the same?
 
     python benchmarks/mlx_throughput.py TARGET DRAFTER --output mlx.json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Does a server that drafts answer as plain vLLM does, under load, whatever it is asked?
 
     python benchmarks/soak.py --requests 2000 --output soak.json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""Plain decoding, ReDrafter and vLLM's own speculative methods side by side.
 
     python benchmarks/throughput.py --model TARGET --drafter DRAFTER --dataset prompts.jsonl \

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tree attention's time against memory's: how near the kernel is to reading K and V once.
 
     python benchmarks/tree_attention.py --output results.json

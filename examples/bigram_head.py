@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A draft head in one file: it ranks the tokens that may follow by the last token alone.
 
     python examples/bigram_head.py TARGET FOLDER

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Answer a batch of prompts with vLLM and a drafter, without a server.
 
     python examples/offline_batch.py TARGET DRAFTER

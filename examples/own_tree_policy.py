@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Try a tree policy of your own, without vLLM: which explored nodes should the target verify?
 
     python examples/own_tree_policy.py TARGET DRAFTER "First prompt" "Second prompt" ...

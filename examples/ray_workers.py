@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run the parts of generate-data or capture as tasks of a Ray cluster, each with GPUs of its own.
 
     python examples/ray_workers.py --parts 4 --gpus 2 \\

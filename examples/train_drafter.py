@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Train a drafter for a target from a list of prompts.
 
     python examples/train_drafter.py TARGET prompts.txt OUTPUT

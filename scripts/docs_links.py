@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A hook of mkdocs: links that lead out of docs/ become links to the repository.
 
 The documents link to files as GitHub resolves them (`../vllm_redrafter/plugin.py`). The site has

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Execute notebooks in place: what is written has their outputs, without logs.
 
     python scripts/execute_notebooks.py examples/*.ipynb

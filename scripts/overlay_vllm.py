@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Another version's Python sources of vLLM, over the compiled code of the installed CPU build.
 
 For a vLLM version of which no CPU build is published:

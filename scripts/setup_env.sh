@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Builds .venv with what tests, demo, training and benchmarks need, for CUDA where nvidia-smi works and
 # for the CPU elsewhere. Needs Python >= 3.11 (PYTHON chooses one) and a C compiler. Does nothing when run
 # again, unless the package's requirements have changed.

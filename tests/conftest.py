@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """For all tests: the environment of this process, and of those that tests start."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The order of packages: which modules may import which, and who may import vLLM.
 
 Imports are read from the sources, wherever they stand in a module: inside a function and under

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every limit of the two configurations, and what the errors say."""
 
 from typing import Any

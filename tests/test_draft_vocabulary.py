@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A drafter that ranks only some tokens drafts as one that is forbidden the others."""
 
 from pathlib import Path

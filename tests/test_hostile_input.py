@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What docs/hostile-input.md lists is refused in one line, and no code in it runs."""
 
 import json

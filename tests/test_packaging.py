@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an installation contains, and under which names."""
 
 import importlib.util

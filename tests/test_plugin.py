@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the plugin recognises, and what it refuses: at start-up, with the values and the remedy."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The acceptance walk on the device: the path of a tree that the target itself sampled.
 
 A node matches if it carries the token that the target sampled at its parent; it is accepted if it

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From beam search's candidates to a TokenTree of the K best, on the device.
 
 A candidate (level l, beam w) of R requests has a token, the beam of the level above that it grew

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kernels of build_tree.py: which candidates become nodes, and what their order settles."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A draft's candidates: chosen for all depths in two launches, ranked at each level in one.
 
 One product with the vocabulary-wide layer has the logits of the roots, and behind them those of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compaction on the device: the accepted path's K and V rows move to the linear slots.
 
 Node path[d] of a request was computed in linear slot path[d] and belongs into slot d. The path's

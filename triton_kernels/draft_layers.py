@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The drafter's small layers for few rows: a product with all that surrounds it in one launch.
 
     out[m] = SiLU?(x[r_m] X^T + s[p_m] S^T + bias + addend[m // group]) + residual[m]

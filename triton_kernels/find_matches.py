@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Continuations of texts' last tokens, found where these tokens stand before: in two launches.
 
 With n tokens t of a request, the match at a place p < n - 1 is the longest suffix that ends there,

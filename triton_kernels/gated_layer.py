@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A gated cell, and a gated head's last norm, for few rows: one launch each.
 
     [g ; x] = W [n(e) ; n(s)] + b                       n(x) = sqrt(N) x / (|x| + epsilon)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Logits of a request's candidates: products with a few rows of the vocabulary-wide layer.
 
     out[r, b, i] = V[t[r, i]] . x[r, b]             or, with a:  V[t[r, i]] . (a n(x[r, b]))

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One level of beam search, on the device: from each beam's best tokens to the next W beams.
 
 A beam b of the level above, of cumulative log-probability p_b, has W candidates: a beam of the

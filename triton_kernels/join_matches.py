@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A search's nodes and the paths found in the text, in one grid that `build_tree` takes.
 
 A path's nodes that the search explored too stand where the search has them; the others hang below

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How often nodes of paths found in the text are accepted, by match and depth: in one launch.
 
 A node is judged, and accepted, as `observe_nodes.py` has it. With n nodes judged in a step, of

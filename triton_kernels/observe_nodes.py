@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What became of a step's nodes, added to the budget's statistics: on the device, in two launches.
 
 A node is accepted if it is on the path that the walk took, and judged if it was verified and its

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Floats as integers of the same order, alone or with an index behind them.
 
 The bits of a float, read as an integer, are in the floats' order where the sign is plus, and in

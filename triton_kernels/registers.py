@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How many registers a thread may have, where the compiler can be told."""
 
 from __future__ import annotations

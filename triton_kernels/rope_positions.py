@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Positions of a tree's rows for targets whose rows have several each (M-RoPE).
 
 vLLM gives a decoding row the position n + delta in every dimension, where delta depends on the

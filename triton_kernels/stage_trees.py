@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The trees of one step, from the drafter's table to the batch's order.
 
 The drafter leaves each request's tree in a table by request slot; a step verifies the requests of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The draft's best tokens, and the log-sum-exp of its 50 best logits, in two launches.
 
 Draft logits keep their top 50 before the log-softmax (Apple's `warp_logits`). Of those, a search

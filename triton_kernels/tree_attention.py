@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tree attention over a paged KV cache, for decoding steps that verify token trees.
 
 R requests each bring up to 128 query nodes. Node i of a request with context length n attends to

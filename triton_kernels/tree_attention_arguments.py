@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `tree_attention` takes, and what it refuses: each message names the argument."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kernels of tree attention: one part of the keys at a time, then the parts merged.
 
 What they compute is said in tree_attention.py, which launches them; their tiles are chosen in

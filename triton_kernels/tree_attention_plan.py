@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Into how many parts tree attention splits the keys: planned on the host, cut on the device.
 
 The host knows how many programs a launch has and how long a context may become; it plans for the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tiles of rows and keys that tree attention works on.
 
 The choices here follow from what the compiled kernels take of sm_80 to sm_120, and from

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Recurrent Drafter (arXiv 2403.09919) for vLLM: tree speculation as an out-of-tree plugin.
 
 Names are imported when they are asked for: vLLM imports this package in all of its processes, and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How to speculate; what a drafter is, `heads/head.py` says."""
 
 from __future__ import annotations

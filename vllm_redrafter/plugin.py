@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What stays changed in vLLM, in one file; docs/upstream.md says what would replace it.
 
 vLLM calls `register` (entry point group `vllm.general_plugins`) in each of its processes. Seven of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A gated head of larger sizes with the logits of a small one, for `target.py`'s target.
 
 Its state begins as the target's hidden state, [x ; c ; 0]: a small constant c after the small one's

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A Llama of larger sizes with the logits of a small one.
 
 The hidden state is the small one's H numbers, a constant, and zeros: x' = [x ; c ; 0]. Then

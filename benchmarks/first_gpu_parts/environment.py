@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The machine and its software, and whether they are what the CUDA engine needs.
 
     cd benchmarks && python -m first_gpu_parts.environment --output environment.json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether ReDrafter's output is plain decoding's, through real CUDA graphs.
 
     cd benchmarks && python -m first_gpu_parts.parity --output parity.json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Text that the target wrote, with all that heads learn from it.
 
 The target is by far the largest part of such a comparison's arithmetic, and all heads need the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is compared, and a run: one head is trained, and its drafts are replayed.
 
 A head that tells candidates is measured twice: ranking the vocabulary at every level, and among

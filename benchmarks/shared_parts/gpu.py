@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The stopwatch: CUDA events, CUDA graphs, a cache flush. The only part that no test runs."""
 
 from __future__ import annotations

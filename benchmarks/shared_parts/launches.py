@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Launches of kernels, timed beside the bytes that they have to read or write at least.
 
 Whether they compute the right thing, `tests/triton_kernels` says, which run on a GPU too.

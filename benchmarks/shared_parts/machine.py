@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which machine and which software a figure was measured with; names, never paths."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a benchmark's figures go: a JSON file, and tables on the screen."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A target of random weights, small enough for any machine."""
 
 from __future__ import annotations

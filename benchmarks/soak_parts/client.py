@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Requests over HTTP, and what came of each."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Are two servers' answers to a request the same?"""
 
 from __future__ import annotations

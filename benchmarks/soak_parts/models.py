@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A target and a drafter that was never trained, and still guesses a good part of what it says.
 
 Most of what the target says next follows from its last token alone: its layers add little to the

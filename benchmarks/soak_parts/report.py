@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a soak found, and whether it is well."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A `vllm serve` for the soak alone: all of its processes, their memory, and its metrics."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What throughput.py is asked to compare, on which prompts, and how often."""
 
 from __future__ import annotations

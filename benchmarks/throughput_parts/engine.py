@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One engine in a process of its own, which measures whenever it is told to.
 
 `process.py` starts it as `python -P engine.py JOB RESULTS`: JOB is a `Job` as JSON, and RESULTS a

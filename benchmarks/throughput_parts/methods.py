@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is compared: plain decoding, vLLM's own methods, and ReDrafter in its shapes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The process of one engine, which can be paused, and the environment that all of them share."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prompts by task: those of a dataset file, and the token ids that every engine is given."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From runs to rows: totals of all tasks, medians, ratios to plain decoding, shares of wall time.
 
 Machines are shared and their speed drifts, so a method is compared with the plain decoding of the

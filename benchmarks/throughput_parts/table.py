@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rows for a terminal, with every figure."""
 
 from __future__ import annotations

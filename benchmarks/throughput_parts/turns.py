@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who measures when: engines that live side by side take turns, others come one after the other."""
 
 from __future__ import annotations

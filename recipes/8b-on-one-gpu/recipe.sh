@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # A drafter for an instruct model of 8B parameters, on one GPU of 80 GB:
 #
 #     recipes/8b-on-one-gpu/recipe.sh meta-llama/Llama-3.1-8B-Instruct work

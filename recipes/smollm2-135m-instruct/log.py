@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 r"""What a run of the recipe did, in a form that another run can be compared with.
 
     python log.py FOLDER > log.json              # of what is in FOLDER

@@ -1,4 +1,5 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
 # Makes the drafter for SmolLM2-135M-Instruct that vllm-redrafter ships, with its own commands alone.
 #
 #     recipe.sh FOLDER

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Benchmarks import their parts from the folder that they lie in, as Python does for a script."""
 
 import sys

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """benchmarks/context_matches.py as a user without a GPU runs it, on short texts."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """benchmarks/enlarge.py: a pair of larger sizes, whose logits are the small pair's."""
 
 from pathlib import Path

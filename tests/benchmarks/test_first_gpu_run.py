@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """benchmarks/first_gpu_run.sh with every step faked: which run, in which order, what is kept.
 
 Python is replaced by a script that writes its arguments down, and does what a test says instead of

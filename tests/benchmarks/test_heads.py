@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """benchmarks/heads.py: from a target and its text to runs, a table and a file."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The benchmarks of kernels, on Triton's interpreter and with a stopwatch that is not a GPU's.
 
 In a process of its own: the interpreter, once chosen, is chosen for all that this one imports.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """benchmarks/mlx_throughput.py: a small pair beside mlx-lm, to the table and the file."""
 
 import json

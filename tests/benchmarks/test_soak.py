@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The soak's own judgement, on servers without a model: what is wrong with one is found."""
 
 import json

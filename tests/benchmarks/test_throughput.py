@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """benchmarks/throughput.py: what it accepts, what it writes; and all of it once."""
 
 from __future__ import annotations

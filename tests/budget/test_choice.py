@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rule: the budget with the highest expected throughput."""
 
 import itertools

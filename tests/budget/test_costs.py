@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables of costs, and what corrects them."""
 
 from typing import Any

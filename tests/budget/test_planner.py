@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which search each step runs, on machines whose costs are known."""
 
 from collections.abc import Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A checkpoint to convert, and a place for what it becomes."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a checkpoint records of its drafter's acceptance: written, read, and refused if broken."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Conversion changes the form of a checkpoint and no bit of it; what cannot be is refused whole."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a conversion writes to: all of it or nothing, and nothing of anybody's is overwritten."""
 
 import shutil

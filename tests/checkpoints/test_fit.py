@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A drafter fits a target of its own hidden and vocabulary size, and no other."""
 
 import pytest

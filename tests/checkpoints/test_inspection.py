@@ -1,4 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
 """Inspection says what a checkpoint is and whom it fits, from its headers."""
+
+from __future__ import annotations
 
 import json
 from pathlib import Path

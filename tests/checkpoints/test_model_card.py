@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model card of a record that another program wrote."""
 
 from typing import Any

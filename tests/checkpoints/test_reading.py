@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints are read under every name they were written in; what is wrong with one is said."""
 
 import json

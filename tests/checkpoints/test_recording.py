@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A recorded shape is read again, all else stays; where there is no place for it, it is refused."""
 
 import json

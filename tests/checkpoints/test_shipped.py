@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The drafters that come with the package."""
 
 import subprocess

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Weights are found and read in every format they come in; a damaged one is named."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is written can be read, by whoever may read other new files."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which accepted tokens were found in the text; `engine/cpu/test_context_matches.py` counts them in
 an engine too."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which of the two serves, by what is installed."""
 
 import pytest

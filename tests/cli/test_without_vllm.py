@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a Mac has: the commands start without vLLM and what it brings."""
 
 import subprocess

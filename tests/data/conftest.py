@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Targets, of which only the tokenizer is read."""
 
 from pathlib import Path

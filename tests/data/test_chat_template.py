@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the target is sent of messages, whichever form of content its chat template takes."""
 
 from typing import Any

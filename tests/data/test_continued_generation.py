@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Generation that is stopped and goes on, in one part or several: what a kill costs."""
 
 import errno

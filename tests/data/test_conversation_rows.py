@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows of all public forms: what the user says in them, and which cannot be used."""
 
 import json

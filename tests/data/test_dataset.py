@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training data's folder: whole shards or none, and only what belongs together."""
 
 import errno

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fingerprints: the same for the same thing elsewhere, another for everything else."""
 
 import json

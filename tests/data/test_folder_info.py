@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A folder's description: it is written once, and what is continued is the same."""
 
 from dataclasses import replace

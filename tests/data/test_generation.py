@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Generation with a target that is made up: what is asked, and what is kept."""
 
 import io

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The files of hidden states: what is written is read, and damage is said."""
 
 import json

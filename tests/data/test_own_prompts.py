@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prompts that a made-up target writes itself: what is kept, and what a kill costs."""
 
 import io

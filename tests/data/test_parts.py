@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parts: each shard belongs to one, and each part to one process at a time."""
 
 import subprocess

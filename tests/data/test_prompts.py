@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prompts from files and datasets, and what is said about those that cannot be read."""
 
 import json

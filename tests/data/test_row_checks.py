@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A row that breaks a promise of the columns is found, wherever it is."""
 
 from dataclasses import replace

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Data folders, read one by one and together."""
 
 from pathlib import Path

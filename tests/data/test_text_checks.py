@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Halves of characters, which JSON and the command line can bring."""
 
 import json

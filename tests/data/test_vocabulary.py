@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which tokens a target has embeddings of."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The images are of versions that the package supports, and get what a wheel is built from."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Dashboard, alerts and documents ask for metrics that a server has."""
 
 import json

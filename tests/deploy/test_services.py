@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What Kubernetes and systemd are given is valid, and starts a server with options that exist."""
 
 import re

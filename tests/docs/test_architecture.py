@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The figure of packages in docs/architecture.md: its boxes exist, and its arrows are imports.
 
 `tests/test_boundaries.py` holds the order of all packages.

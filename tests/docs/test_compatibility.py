@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The table of targets says what the tests show: no family more, none less, none otherwise."""
 
 import re

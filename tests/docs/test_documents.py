@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the documents name exists: files, headings, options, settings, versions."""
 
 import dataclasses

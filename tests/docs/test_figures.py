@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pages that repeat figures have those of the page where they were first given."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What people see around the package agrees: addresses, versions, what CI runs."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """docs/mlx-models.md lists what the tests accept and refuse, and every model of mlx-lm."""
 
 import re

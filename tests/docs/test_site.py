@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The site has every document, and a build of it fails where a link is dead."""
 
 import os

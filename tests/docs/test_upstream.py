@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """docs/upstream.md lists all that is changed in vLLM, and nothing that is not."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two acceptance models: of greedy requests, and of those that sample."""
 
 import numpy as np

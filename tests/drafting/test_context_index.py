@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The index of continuations, against looking at every place of the texts."""
 
 from collections.abc import Mapping

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a step drafts, and when it is settled beforehand that it drafts nothing."""
 
 from typing import Any, cast

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How probable paths found in the text are to be accepted."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The compiled ranking against the torch functions that say what it computes."""
 
 from dataclasses import fields, replace

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is recorded of drafts: candidates, where they came from, and what became of them."""
 
 import numpy as np

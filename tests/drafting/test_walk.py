@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The compiled walk against the torch function that says what it computes."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Targets and drafters for the tests of engine/, and what vLLM answers without speculation."""
 
 from pathlib import Path

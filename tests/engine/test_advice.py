@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What whoever generates data is told of the dtype; no engine starts."""
 
 from types import SimpleNamespace

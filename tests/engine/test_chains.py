@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Targets that no tree can be verified on are known by what they are, and the log says why."""
 
 import re

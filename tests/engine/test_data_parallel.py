@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two engines behind one front end answer as one without speculation does, and both speculate."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The embedding that a drafter shares with its target, and the table that kernels may read."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Heads other than Apple's, one of another package among them, served by both engines."""
 
 import runpy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which KV connectors are refused at start-up, and what the message says to do."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """KV connectors are given the rows of an engine without drafts, and what they bring back serves."""
 
 import functools

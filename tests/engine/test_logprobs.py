@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Each request of a batch gets the log-probabilities that it asked for, whatever the others ask."""
 
 from itertools import combinations_with_replacement

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM's scheduling by priority: who is put off for others answers as plain all the same."""
 
 from pathlib import Path

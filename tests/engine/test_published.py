@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a worker publishes reaches a front end in another process, and leaves no files behind."""
 
 import os

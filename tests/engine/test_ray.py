@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Workers of Ray, on two nodes: output equals plain's, and what is counted arrives."""
 
 from collections.abc import Iterator

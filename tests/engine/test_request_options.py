@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a single request may ask for."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM's own means for several machines, here two groups of processes: output equals plain's."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The server's log and /metrics show what its worker counted, where a ReDrafter speculates."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sessions whose input comes in pieces, as through `AsyncLLM.generate` with a generator."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Targets that hand out hidden states of their layers, and those that do not."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Continuations are looked for in a request's own text alone, whatever its row held before."""
 
 from pathlib import Path

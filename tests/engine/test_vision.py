@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Targets that see images, with few blocks of the KV cache and budgets at random.
 
 Requests are preempted and read again, images included, and trees are cut, from recorded CUDA graphs

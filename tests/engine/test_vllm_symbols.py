@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM's classes, methods and fields that we rely on are as recorded, in every supported version.
 
 When vLLM changes: CONTRIBUTING.md, "Support the next vLLM version".

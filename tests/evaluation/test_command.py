@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`evaluate`: what it prints, writes, records and refuses."""
 
 import json

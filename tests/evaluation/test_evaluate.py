@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The grid and the costs; the replay itself is test_estimate.py's."""
 
 import io

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An evaluation's figures: printed, written and drawn."""
 
 import io

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The examples do what they say, on tiny models.
 
 bigram_head.py: tests/engine/test_heads.py; ray_workers.py: tests/offline/test_generation.py.

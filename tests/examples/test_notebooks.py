@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The notebooks run on tiny models and tell the truth there; as committed, they have outputs."""
 
 import ast

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A fused head is the plain one on h + F [the layers' outputs, normed], whichever head it is."""
 
 from dataclasses import replace

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The gated head computes its formula."""
 
 from typing import get_args

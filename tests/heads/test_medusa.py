@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Medusa's heads: their mathematics, the trees that a search makes of them, and serving."""
 
 from collections.abc import Callable, Iterator

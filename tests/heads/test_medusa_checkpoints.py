@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints of Medusa's heads: FasterDecoding's and vLLM's, read, converted and refused."""
 
 from pathlib import Path

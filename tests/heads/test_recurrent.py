@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The draft head computes Apple's formulas, for every variant of its architecture."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a selector is in a checkpoint."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Layers of the target, as files and the command line name them."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A target that knows some answers by heart and its drafter, as mlx-lm loads them."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A beam search in MLX finds the nodes and the trees that it finds in torch."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is measured when a drafter is loaded."""
 
 from typing import Any

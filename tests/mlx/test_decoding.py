@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What steps cost and bring decides what they draft; and a step is one evaluation."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sampled output has the target's distribution: the joint of three tokens; a biased rule's has not.
 
 The first token comes from a plain step, the others from trees.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Binding a drafter to a model of mlx-lm."""
 
 import sys

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`generate` and `stream_generate` beside mlx-lm's own: the same answers, in fewer steps."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A checkpoint's head in MLX computes what it computes in torch."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """No request ends mlx-serve: whatever one says, the next one has the answer it always had."""
 
 import http.client

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ropes with a position for each token."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Entries of the server's prompt cache have the tokens that they are named by."""
 
 from typing import Any

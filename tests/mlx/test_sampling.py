@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tokens at nodes: noise of the position alone, and logits processors along a chain."""
 
 import pytest

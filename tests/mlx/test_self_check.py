@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The check at load refuses what is wrong, also in low precision."""
 
 from collections.abc import Callable

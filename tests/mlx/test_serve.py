@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """mlx-lm's server with a drafter, and mlx-lm's own beside it: a process each, the same requests."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hidden states are numbered as in transformers, which drafters are trained with."""
 
 from pathlib import Path

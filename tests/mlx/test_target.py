@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every model class of mlx-lm: trees are what plain decoding is, or they are refused."""
 
 from collections.abc import Callable

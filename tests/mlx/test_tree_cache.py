@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trees behind the tokens of a cache: masks, positions, compaction, memory, mlx-lm's own uses."""
 
 from collections.abc import Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A target whose rope mlx-lm would take for another is refused, with the line that mends it."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The walk in MLX accepts what it accepts in torch, and loses nothing of the distribution."""
 
 import itertools

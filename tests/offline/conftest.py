@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The target of the tests of offline/."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`capture` without vLLM: what it writes, resumes, compares and refuses."""
 
 import io

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training data through real vLLM: what the target would write, killed, continued, drafted."""
 
 import fcntl

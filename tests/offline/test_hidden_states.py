@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`capture` through real vLLM, and training on what it wrote."""
 
 import io

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How many requests an engine has at a time, and how a vLLM that cannot start says so."""
 
 from collections import deque

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the recipes call exists, with the options that they give."""
 
 import re

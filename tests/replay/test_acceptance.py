@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is recorded of a drafter's acceptance: which nodes count, and what is made of them."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows and batches: what counts, and where rows begin."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tokens per target step: the replay of many answers against one answer at a time."""
 
 from dataclasses import replace

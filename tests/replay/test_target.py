@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The target's two ends, and what stands between them and its layers."""
 
 from pathlib import Path

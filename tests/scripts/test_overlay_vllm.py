@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The overlay is a vLLM of the wheel's version, with the installed one's compiled code."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What trainings of a few steps need."""
 
 from redrafter_testing.models.small_trainings import (

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training a selector: what it tells, and what stays as it was."""
 
 import json

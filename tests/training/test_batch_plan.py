@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Packing, and the plan of the steps."""
 
 from itertools import islice

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The distillation loss against a loop over positions, and its alignment."""
 
 from collections.abc import Sequence

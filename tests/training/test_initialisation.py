@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a training begins with: another drafter, another head, and what does not fit them."""
 
 from dataclasses import replace

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The plan of a training: made, and refused, while no weights are there."""
 
 import shutil

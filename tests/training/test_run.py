@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`train` from folder to folder: what it writes, resumes and refuses."""
 
 import itertools

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`--hidden-states`: `train` and `evaluate` do the same as with the target's layers in memory."""
 
 import ctypes

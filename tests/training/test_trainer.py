@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The loop end to end, on a language whose every continuation is known."""
 
 import io

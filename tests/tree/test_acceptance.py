@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The acceptance walk follows what the target sampled, and loses nothing of its distribution."""
 
 import itertools

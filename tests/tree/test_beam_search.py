@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Beam search finds Apple's beams, with Apple's log-probabilities."""
 
 import itertools

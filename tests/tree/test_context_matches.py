@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Continuations found in a text, against looking for them one place at a time."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What to draft for a step, and which of the nodes may be in its tree."""
 
 from typing import get_args

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks that have a part of the draft vocabulary each choose what one with all of it does."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The step as one text: its output is plain decoding's, and what engines use does the same."""
 
 from collections.abc import Sequence

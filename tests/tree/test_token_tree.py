@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Token trees hold the best explored nodes, in an order whose every prefix is again a tree."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kernels run on a GPU where there is one, and under Triton's interpreter elsewhere."""
 
 from __future__ import annotations

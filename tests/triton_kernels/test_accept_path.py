@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The walk on the device takes the path that loops take, and writes that path alone."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trees built on the device are those that TokenTree builds, and those that sorting gives."""
 
 import math

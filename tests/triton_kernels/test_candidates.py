@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Candidates are those of a stable sort, and are ranked as by one in float64."""
 
 from typing import Any

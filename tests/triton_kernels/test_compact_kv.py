@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The accepted rows move, bit by bit, as if all were read before any is written; no other does."""
 
 import random

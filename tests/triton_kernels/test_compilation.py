@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kernels as machine code: they fit each architecture, without a GPU to try it on.
 
 In this folder's processes kernels are interpreted; a process of its own (this file as a script)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The drafter's layers in one launch each are those of float64, and those of `Drafter`."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Continuations found on the device are those of the reference, which looks at every place."""
 
 from collections.abc import Callable, Iterable

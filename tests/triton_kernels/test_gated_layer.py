@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The gated head's cell and last norm in one launch each are float64's, and those of the head."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Logits of gathered rows are float64's."""
 
 from typing import Any

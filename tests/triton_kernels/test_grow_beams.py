@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Each level's beams are those of a stable sort, and what goes with them is the budget's."""
 
 from typing import Any

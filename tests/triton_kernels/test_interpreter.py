@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The interpreter's set-up: a watch that never barks would prove nothing."""
 
 import ast

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The grid of a search's nodes and of paths is the reference's, node by node."""
 
 from typing import Any

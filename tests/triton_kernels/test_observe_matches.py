@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is learned of nodes on paths is what the CPU engine's `MatchAcceptance` learns."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is learned of a step's nodes is what the estimator itself would add up."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A tree's rows have the positions of its root + depth, in every dimension of M-RoPE."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The batch's trees are the table's first nodes, and its rows have the positions n + depth."""
 
 from collections.abc import Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The best tokens and their normaliser are those of a stable sort in float64."""
 
 import pytest

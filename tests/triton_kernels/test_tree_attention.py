@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The attention kernel equals float64 attention along each node's own path, and touches no more."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the attention kernel refuses, by name."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How the attention kernels split keys: planned for the longest context, cut by the true ones."""
 
 from collections.abc import Callable

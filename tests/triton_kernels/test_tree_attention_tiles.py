@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tiles of rows and keys that the attention kernel works on."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compiled loops, and what importing numba must not break."""
 
 import shutil

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files and folders are whole under their names, or what was there before is left."""
 
 import errno

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Names of models are looked up here, then once and shortly at the hub."""
 
 import socket

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """JSON that others wrote is read whole or refused."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A process and what it starts, paused and ended as one; the processes here are tiny."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Progress where the output is a file."""
 
 import io

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Settings: a field of a dataclass is checked, and is an option of the command line."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How probable it is that the target accepts a drafted node: learned from what it accepted.
 
 A draft's log-probabilities are normalised over its 50 best tokens and overconfident. With q the

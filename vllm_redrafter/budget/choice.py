@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rule: how many of a batch's nodes to verify, by what they cost and are likely to bring.
 
 Every prefix of a node list is a tree, so to share a budget over a batch is to choose how long each

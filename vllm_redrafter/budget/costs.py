@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a step costs: a table that is measured at start-up, corrected by the steps' own times."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How probable it is that the target goes on as its text went on before: learned while serving.
 
 A node of a path is accepted the more probably, given its parent, the longer the match is and the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the next steps run: plain decoding, or a draft by one of the searches, whichever is faster.
 
 Each is an *arm*. What an arm yields is reckoned from costs and survival probabilities, which are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How a drafter's nodes were accepted where it was measured: what a server expects of it at first.
 
 `train` and `evaluate --record` write it into config.json, as `acceptance`.

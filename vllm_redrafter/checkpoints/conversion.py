@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`vllm-redrafter convert`: from every known form of a checkpoint to ours, or to Apple's.
 
 The forms differ in the names of the tensors, the file format of the weights, and the entries of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Does a drafter fit a target? The sizes that both must have, and the layers that it reads."""
 
 from __future__ import annotations

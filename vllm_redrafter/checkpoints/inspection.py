@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`vllm-redrafter inspect`: what a checkpoint is, and for which targets, without its weights.
 
 Only the headers of model.safetensors are read, and of its tensors `d2t` alone, to check it.

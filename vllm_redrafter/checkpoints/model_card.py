@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The README.md of a trained drafter: what a hub page shows."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reading a drafter's checkpoint: a folder, or a hub repository, with config.json and
 model.safetensors."""
 

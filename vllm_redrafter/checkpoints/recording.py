@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`vllm-redrafter evaluate --record`: a checkpoint is told in which shape it is served best."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How to speculate with a drafter: what is asked for, and what its checkpoint records besides."""
 
 from __future__ import annotations

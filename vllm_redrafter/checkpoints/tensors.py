@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tensors of a drafter's checkpoint: their names, which others may spell differently, and their
 shapes."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A checkpoint's weights in every format that Hugging Face and PyTorch write.
 
 Serving reads `model.safetensors` alone; the others (shards, pickles) are for `conversion`.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Writing a drafter's checkpoint: a folder with config.json and model.safetensors."""
 
 from __future__ import annotations

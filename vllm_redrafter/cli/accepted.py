@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which tokens of an answer were drafted, and which of these were found in its own text.
 
 vLLM's output has the tokens of each step, all but the last of which were drafted and accepted. Of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The commands that make data: `make-prompts` and `generate-data`."""
 
 from __future__ import annotations

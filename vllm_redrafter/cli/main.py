@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command line: `vllm-redrafter <command>`.
 
 Commands import what they need when they run, so that `--help` is quick. Settings are dataclasses

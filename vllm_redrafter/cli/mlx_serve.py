@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`vllm-redrafter mlx-serve`: mlx-lm's HTTP server, with a drafter."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Options of the command line, made from settings (`utils/settings.py`)."""
 
 from __future__ import annotations

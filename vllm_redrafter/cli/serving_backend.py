@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What decodes here: vLLM, or mlx-lm where vLLM is not installed (a Mac)."""
 
 from __future__ import annotations

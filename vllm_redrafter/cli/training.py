@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`vllm-redrafter capture`, `train` and `evaluate`."""
 
 from __future__ import annotations

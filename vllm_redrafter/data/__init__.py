@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training data: prompts, what the target answers to them, and the rows that come of it."""

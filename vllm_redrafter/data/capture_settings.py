@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `capture` may be told; a new setting is a new field here, and nothing else."""
 
 from __future__ import annotations

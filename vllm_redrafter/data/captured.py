@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows together with the hidden states that `capture` computed of them."""
 
 from __future__ import annotations

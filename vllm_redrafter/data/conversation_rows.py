@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the user says in a row of a conversation file, whichever public form the row has.
 
 A row has a list of messages, or a text. The lists of ShareGPT, UltraChat, OpenAI and SpecForge

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training data on disk: a folder of Parquet shards with a description of how they were made.
 
 ```

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A row of a dataset, for whoever makes rows and does not read or write files."""
 
 from __future__ import annotations

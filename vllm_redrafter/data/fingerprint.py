@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fingerprints of tokenizer and target: data made with one pair must not train for another."""
 
 from __future__ import annotations

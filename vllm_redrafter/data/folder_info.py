@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The file that says what a folder's shards are: `dataset.json`, `states.json`."""
 
 from __future__ import annotations

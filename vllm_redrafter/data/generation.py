@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training data from the target itself: it answers prompts, and the answers go into shards.
 
 A shard is written when all its conversations are finished. A run that is stopped therefore loses

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The target's hidden states on disk: what training needs of the target's layers.
 
 ```

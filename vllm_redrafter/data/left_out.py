@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows of prompts that cannot be used: left out, counted, and shown once for each reason."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prompts for people without a dataset: the target writes the user's turns itself.
 
 Magpie (arXiv 2406.08464): a model that was trained on conversations, given its chat template up to

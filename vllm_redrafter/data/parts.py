@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`--part k/n`: one of n processes that write numbered shards into one folder."""
 
 from __future__ import annotations

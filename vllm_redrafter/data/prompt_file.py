@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A file of prompts that grows line by line, and that a stopped run is continued in.
 
 Beside PROMPTS.jsonl lies PROMPTS.jsonl.made-with.json: what the prompts were made with, so that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How much a text repeats itself: text that does is easy to draft."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Are the rows of training data what the columns promise? Nothing later looks before it indexes."""
 
 from __future__ import annotations

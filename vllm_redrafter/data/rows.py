@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Text that the target wrote, row by row: kept in memory, or read from disk when needed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The data that `generate-data` wrote, checked against the target and split."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What transformers reads of a target before its weights are needed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Is a text one that UTF-8 can express? Tokenizers take no other."""
 
 from __future__ import annotations

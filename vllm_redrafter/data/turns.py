@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From conversations to turns that the target answers, and from its answers to rows of data.
 
 `TargetEngine` is what lets the target answer; `offline/generation.py` does it with vLLM in this

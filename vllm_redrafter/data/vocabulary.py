@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tokens that a target has no embedding of: an engine that is sent one dies of it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How probable nodes are to be accepted, learned from the walks: greedy and sampled requests apart.
 
 A sampled request accepts the drafter's best token less often than a greedy one. One model for both

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a request's last tokens stand in its text before, found without reading the text again.
 
 The same as `find_matches` in `tree/context_matches.py`, which looks at every place: a test holds

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`joined` of `tree/context_matches.py` on the host, compiled."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How probable nodes on matches are to be accepted, learned on the host."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From what a search found to the trees that are verified: ranked, joined with matches, cut.
 
 Every engine proposes by this; what a search is, the engine says.

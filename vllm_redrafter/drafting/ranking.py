@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The trees of a search: nodes ranked by how probable they are to be accepted, as many as pay.
 
 The mathematics is that of `budget/acceptance.py` and `tree/token_tree.py`, which say it in torch,

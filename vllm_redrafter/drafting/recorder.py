@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What one request's drafts had, and what became of them; on only where somebody traces."""
 
 from __future__ import annotations

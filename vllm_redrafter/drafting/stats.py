@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a step's time goes, and what it accepts: counters that cost a clock reading each."""
 
 from __future__ import annotations

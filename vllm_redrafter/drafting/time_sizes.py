@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How long a draft of so many requests takes, or a pass of so many rows."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The acceptance walk on the host, what it moves and teaches: compiled passes over the nodes.
 
 `tree/acceptance.py` says it in torch for any device, and is what a test holds this to.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The compiled loops of drafting, run once before there are requests.
 
 numba compiles at the first call. Without a folder to keep what it compiled in, and on a new

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adapters to vLLM: with plugin.py the only code that imports vLLM's internals."""

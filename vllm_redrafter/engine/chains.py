@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Targets that verify a chain in place of a tree, on vLLM's own attention: which, and why.
 
 A tree needs layers whose state is a plain paged KV cache that our attention reads. Most of what

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The target's input embedding, which the drafter shares."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which KV connectors may ship the cache of an engine that verifies trees.
 
 A tree's accepted rows of K and V are moved to their places at the end of the step that verified

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A worker's counters where the server's front end can read them: a small file mapped by both.
 
 vLLM carries a fixed set of statistics from its workers to the front end, which has no place for

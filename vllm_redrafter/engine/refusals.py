@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What neither engine can run; each has a list of its own besides."""
 
 from __future__ import annotations

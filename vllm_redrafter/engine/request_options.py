@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a single request may ask for: at most so many tree nodes in its verifications.
 
 Offline `SamplingParams(extra_args={"redrafter": {"spec_tokens": 4}})`; through the OpenAI server,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which engine runs on this platform, and what vLLM's configuration calls its parts."""
 
 from __future__ import annotations

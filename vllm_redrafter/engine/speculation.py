@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What plugin.py recorded in VllmConfig: which drafter, and how to speculate with it."""
 
 from __future__ import annotations

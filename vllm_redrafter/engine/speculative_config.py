@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What was asked of vLLM: to speculate with a ReDrafter, in whichever of its ways.
 
 A checkpoint is named by `--spec-model`, by the speculative config's `model`, or alone, in place of

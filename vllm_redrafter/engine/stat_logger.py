@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the batch's budget decided, in vLLM's periodic log and under /metrics.
 
 Runs in the server's front end, beside vLLM's own loggers. `plugin.py` adds it where a ReDrafter

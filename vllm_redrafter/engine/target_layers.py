@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The target's lower layers, for drafters that read them: vLLM's interface for EAGLE-3's heads.
 
 A target that implements it returns (hidden states, [those of the asked layers]) from each pass,

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """How good a drafter is, without serving it."""

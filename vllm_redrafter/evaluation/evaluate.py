@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`vllm-redrafter evaluate`: how good a drafter is, by replays of what its target wrote."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `vllm-redrafter evaluate` found: as tables, as JSON, and as a heat map."""
 
 from __future__ import annotations

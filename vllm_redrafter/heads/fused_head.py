@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A head in few launches: what `engine/cuda/draft_search.py` asks of a head on a GPU."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Conditioning on several of the target's layers: what a fused head reads, made one hidden state.
 
     h' = h + F [n(h_1) ; .. ; n(h_m)]        n(x) = x / rms(x)

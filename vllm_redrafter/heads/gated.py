@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A gated recurrent head: its state begins as the target's hidden state, and tokens change it.
 
 Apple's state knows drafted tokens alone, and meets the hidden state h in the head's last layers.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a draft head is: all that search, engines and training know of it.
 
 A search goes from the root down a tree. At each node it asks the head for the tokens that may

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Medusa's heads: one per depth, each a function of the target's hidden state alone.
 
 Medusa (arXiv 2401.10774), section 2.1; h is the target's hidden state that predicted the root:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The norm of the gated heads and of selectors: n(x) = sqrt(N) x / (|x| + EPSILON)."""
 
 from __future__ import annotations

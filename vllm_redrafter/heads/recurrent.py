@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The recurrent draft head: an RNN over drafted tokens, conditioned on the target's hidden state.
 
 ReDrafter (arXiv 2403.09919) section 3.1; the mathematics is that of Apple's

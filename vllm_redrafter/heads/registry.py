@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The heads that there are, by the `model_type` in a checkpoint's config.json.
 
 A head of another package is found by its entry point in the group `vllm_redrafter.heads`, which

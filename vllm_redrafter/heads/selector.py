@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which tokens may be drafted at each depth, told from the root alone.
 
 A search ranks the vocabulary at the root, and at every node below it. What it finds there differs

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The candidates of a draft: the tokens that its nodes below the root choose from."""
 
 from __future__ import annotations

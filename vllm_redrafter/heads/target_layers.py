@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which of the target's layers a drafter reads, beside the last hidden state.
 
 Layer i is what the target's first i layers have made of a token: what goes into the next one, the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Beam search in MLX, for one request: `tree/beam_search.py` says it in torch, for a batch."""
 
 from __future__ import annotations

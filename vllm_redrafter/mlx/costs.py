@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What drafts and passes of the target cost on this machine, measured when a drafter is loaded."""
 
 from __future__ import annotations

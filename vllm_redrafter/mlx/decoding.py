@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The decoding of one request: what each step verifies, and what is learned from it."""
 
 from __future__ import annotations

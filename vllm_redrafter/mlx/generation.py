@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`generate` and `stream_generate` with mlx-lm's signatures; the draft model is a `Drafter`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The draft heads in MLX; their terms and mathematics are those of `vllm_redrafter/heads`.
 
 Their matrices are layers of `mlx.nn`, so that `nn.quantize` applies to a head as to a target.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What mlx-lm's server asks of a request, and what it does not: none ends it.
 
 mlx-lm checks some types and limits. MLX checks no index, and a token id beyond the vocabulary

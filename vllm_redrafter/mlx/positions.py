@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ropes that take a position for each token.
 
 MLX's rope takes one offset for each row of a batch, and counts on from it. Nodes of a tree are

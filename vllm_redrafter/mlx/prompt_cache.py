@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The prompt cache of mlx-lm's server, whose entries know their tokens: a draft may repeat them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The target's token at each node, drawn by mlx-lm's samplers with noise of its position alone.
 
 Noise depends on a key of the request and on the position, as in vLLM's V2 runner: a seeded answer

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A few tokens through a model, before it is trusted with trees.
 
 Models are told by what they do, not by their names: a small tree must give at each node what the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """mlx-lm's own HTTP server, with our generation in the place of its draft model's.
 
 Chat templates, stop words, tools, streaming and the prompt cache stay mlx-lm's. Its server has no

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One decoding step: verify a tree, walk it, search the next one, in a single evaluation.
 
 The forward pass, sampling, the walk, the search and the rows that compaction moves are one lazy

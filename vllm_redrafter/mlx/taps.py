@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a drafter reads of a target: what enters its layers, and what comes out of the last norm."""
 
 from __future__ import annotations

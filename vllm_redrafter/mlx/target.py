@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model of mlx-lm as a target: it verifies token trees, and shows a drafter its hidden states."""
 
 from __future__ import annotations

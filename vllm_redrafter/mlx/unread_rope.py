@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A rope that mlx-lm would take for another, as it does not read all of a configuration."""
 
 from __future__ import annotations

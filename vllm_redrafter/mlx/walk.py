@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The acceptance walk in MLX: `tree/acceptance.py` says it in torch, and why it is lossless."""
 
 from __future__ import annotations

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM without a server, by its public API alone: writing answers, and capturing hidden states."""

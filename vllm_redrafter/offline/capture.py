@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`vllm-redrafter capture`: the target's hidden states for all rows of a data folder.
 
 A shard is written when all its rows are there. A run that is stopped therefore loses at most the

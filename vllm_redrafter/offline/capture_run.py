@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From rows to shards of hidden states, by an engine; and a sample of them against transformers."""
 
 from __future__ import annotations

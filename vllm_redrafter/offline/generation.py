@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The target in vLLM, writing training data."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The target's hidden states of whole texts, from vLLM's own `extract_hidden_states`.
 
 That method keeps what comes out of some layers, of the last one *before* the final norm, in a KV

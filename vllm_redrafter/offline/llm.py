@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM without a server: starting it, and many requests, a limited number of them at a time."""
 
 from __future__ import annotations

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """The decoding of text that the target wrote, replayed without an engine."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How a drafter's nodes are accepted: what its checkpoint tells servers (`AcceptanceRecord`)."""
 
 from __future__ import annotations

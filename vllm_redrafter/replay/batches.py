@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows of text as the target reads them: one after the other in blocks, which form batches."""
 
 from __future__ import annotations

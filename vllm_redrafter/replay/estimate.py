@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tokens per target step, estimated offline: no engine, only text that the target wrote.
 
 The acceptance walk follows what the target draws, and the text is what it drew: the token drawn

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The frozen target, as training sees it: hidden states, embeddings, logits.
 
 Where its hidden states have been captured, training needs no more of it than its two ends: the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which rows each optimizer step reads: rows are packed into blocks, and blocks form steps."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The vocabulary-wide layer and its loss in one, a chunk of rows at a time.
 
 Logits of all rows, [L * B * T, V], would be the largest tensor of training by far. Here they

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The distillation loss: the drafter learns to say what the target will say, L tokens ahead.
 
 Alignment. The target reads x_0 .. x_t and its hidden state h_t predicts x_{t+1}, the root. From

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The drafter before its first step."""
 
 from __future__ import annotations

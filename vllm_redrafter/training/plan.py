@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a training will do: all that it was told, checked against what there is.
 
 `resolution.py` makes a plan before any weights are loaded. Each part of the training is handed

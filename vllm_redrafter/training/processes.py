@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The processes of a training and their devices, by accelerate."""
 
 from __future__ import annotations

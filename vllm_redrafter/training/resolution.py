@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From what a training was told to its plan: the one place that reads the settings."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`vllm-redrafter train`: from a target and its data to a drafter's checkpoint folder."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the drafter is taught: per row, a distribution over the tokens that the drafter ranks.
 
 A teacher gives t [n, draft tokens] for some rows, and the loss is KL(t || q) with q the drafter's

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training loop: accelerate for the devices, AdamW, warm-up and cosine decay, checkpoints, and
 a progress bar that shows the tokens per target step that the drafter would give.
 

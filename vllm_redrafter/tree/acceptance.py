@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The acceptance walk: which path of a tree did the target itself sample?
 
 The target draws a token at every node, from its own distribution given that node's path. The

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Beam search over the draft head, keeping back-pointers instead of copying beams.
 
 ReDrafter (arXiv 2403.09919) section 3.2. A beam is never materialised: each level records which

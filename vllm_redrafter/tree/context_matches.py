@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Continuations of a text's last tokens, found where these tokens stand in it before.
 
 Text that repeats (quotes, edits, code, summaries) goes on as it went on before. A *match* is an

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The draft head's vocabulary-wide layer, its rows divided among the ranks of tensor parallelism.
 
 A draft reads that layer once per level, B = 2 V exit_dim bytes in bf16. A copy on each of P ranks

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One decoding step of one request, as plain as it can be said: begin here to read this package.
 
 The engines do the same for all requests at once, in kernels or compiled loops; tests hold them to

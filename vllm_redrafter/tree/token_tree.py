@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The token tree: candidate continuations of a request, shared prefixes stored once.
 
 Node 0 is the root, the last sampled token. The others stand in descending order of cumulative

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Loops over a few dozen numbers on the host, compiled by numba, which vLLM brings along.
 
 A step of a small target takes a few milliseconds, of which some hundred calls of torch on a few

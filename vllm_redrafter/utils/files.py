@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files and folders that take their name when all of them is written, so that none is half there;
 and the end of a log.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """JSON that others wrote: read whole, unless it is larger or deeper than such files ever are."""
 
 from __future__ import annotations

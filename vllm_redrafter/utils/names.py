@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Names by which vLLM, checkpoints and the parts of this project find each other."""
 
 METHOD = "redrafter"

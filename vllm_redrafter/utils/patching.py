@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replacing a name for a moment: for where vLLM looks a class up instead of taking an argument."""
 
 from __future__ import annotations

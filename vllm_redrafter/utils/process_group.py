@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A process with all processes that it starts: paused, resumed and ended as one."""
 
 from __future__ import annotations

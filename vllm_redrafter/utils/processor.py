@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What this processor multiplies fast."""
 
 from __future__ import annotations

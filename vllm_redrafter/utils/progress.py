@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The progress bar of everything that takes long."""
 
 from __future__ import annotations

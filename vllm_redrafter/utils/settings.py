@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Settings: dataclass fields that bring along their help text and their limits.
 
     @dataclass(frozen=True)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The largest of many values, and where they stand."""
 
 from __future__ import annotations

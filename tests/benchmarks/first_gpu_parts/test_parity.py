@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where answers leave plain decoding's, and what counts as sound."""
 
 import json

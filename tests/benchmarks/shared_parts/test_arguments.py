@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Command lines: what is accepted, and what is said about the rest."""
 
 import argparse

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Requests, their arrival, and how answers are compared."""
 
 import pytest

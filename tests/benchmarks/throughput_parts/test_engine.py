@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The loop over an engine's steps: what is in flight, and what is counted."""
 
 import sys

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Methods and shapes: which engines a comparison needs."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An engine's process: it answers and pauses, its failure is shown, and nothing of it is left."""
 
 import os

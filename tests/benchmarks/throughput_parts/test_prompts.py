@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prompts: which are read, what is made of them, and which are chosen."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measurements, and the rows that are made of them."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The table has every figure, however narrow the terminal is."""
 
 import io

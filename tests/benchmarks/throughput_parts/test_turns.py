@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Engines take turns: in which order they measure, and that the others are paused meanwhile."""
 
 from contextlib import ExitStack

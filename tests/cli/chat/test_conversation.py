@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is said, shown and remembered; and the same in a terminal, with Ctrl-C and Ctrl-D."""
 
 import os

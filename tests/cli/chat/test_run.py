@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The server that the chat starts: it answers, fails aloud, does not hear Ctrl-C, and ends."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rounds, levels and turns, with engines that only write down what they are told."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The process of an engine, with a worker that has no engine."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Targets and drafters that the user gives, in the demo."""
 
 from pathlib import Path

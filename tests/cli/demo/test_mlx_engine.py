@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The demo on mlx-lm, with a small target and a drafter that knows its answers."""
 
 import io

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The demo with SmolLM2, all but the engines: a tiny target, and answers that were thought up."""
 
 import io

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where the demo's target comes from, without any network: the hub and pip are made up here."""
 
 import io

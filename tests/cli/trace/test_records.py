@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From recorded steps to what the page shows."""
 
 from vllm_redrafter.cli.trace.records import page_records

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the command refuses before it starts an engine."""
 
 from pathlib import Path

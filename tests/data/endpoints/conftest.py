@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A target's folder, and servers that pretend to serve it."""
 
 from collections.abc import Callable, Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Servers that answer, fail and end: the data is that of one engine, or an error."""
 
 import io

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A server that serves something else is found out before it is asked for data."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """LoRA adapters of the target: output with speculation equals output without."""
 
 from pathlib import Path

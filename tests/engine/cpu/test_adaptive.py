@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whatever the batch's budget decides, the output is plain decoding's."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """When the CPU engine measures costs for the batch's budget, and when it cannot."""
 
 from types import SimpleNamespace

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The order in which K and V lie in a block is found out, on any processor."""
 
 from collections.abc import Callable

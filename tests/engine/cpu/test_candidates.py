@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Drafts that choose among candidates are answered for as by plain vLLM."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Chains on the CPU engine: where the target's attention allows no trees, or where they are asked
 for. Output is plain vLLM's, greedily and with seeds."""
 

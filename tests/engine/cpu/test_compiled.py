@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM's default on a CPU compiles the target: output is plain decoding's."""
 
 from pathlib import Path

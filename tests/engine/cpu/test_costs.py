@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is run at start-up so that no request waits for it, or to know what it costs."""
 
 from types import SimpleNamespace

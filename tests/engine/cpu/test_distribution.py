@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sampled output has the target's distribution: the joint of three tokens, through real vLLM."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The environment of a CPU engine: which libraries are preloaded."""
 
 import sys

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `evaluate` says of a trained drafter is what vLLM reports when it serves it."""
 
 import io

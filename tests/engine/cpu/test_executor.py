@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One message per step: drafts come with the output, and are not asked for."""
 
 from concurrent.futures import Future

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a mixture of experts costs here is measured with its experts."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every family of targets is answered for as by plain vLLM, greedily and with seeds."""
 
 from pathlib import Path

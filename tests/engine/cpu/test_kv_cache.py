@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compaction moves the accepted path's rows, all layers at once, and nothing else."""
 
 from types import SimpleNamespace

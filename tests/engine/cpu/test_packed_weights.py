@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Products on packed weights are torch's."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Output with speculation equals output without it, through real vLLM."""
 
 from collections.abc import Iterator

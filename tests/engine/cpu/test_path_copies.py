@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is copied for a step's trees, in any order in which vLLM keeps K and V."""
 
 from collections.abc import Iterable

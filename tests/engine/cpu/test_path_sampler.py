@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tokens along trees against plain decoding's, through vLLM's own sampler and processors."""
 
 from types import SimpleNamespace

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is drafted for a step; whether it is verified exactly is test_parity.py's."""
 
 from pathlib import Path

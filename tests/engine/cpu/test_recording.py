@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An answer with a record of its drafts is vLLM's without."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The search on the host against `beam_search.py`, which says what it computes."""
 
 import pytest

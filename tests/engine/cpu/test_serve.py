@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`vllm serve --spec-model` through the OpenAI client: streamed answers equal plain decoding's."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The sequences that trees are laid out as: what each of them reads, token by token."""
 
 import random

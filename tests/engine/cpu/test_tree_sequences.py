@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trees as sequences of vLLM's kernel give attention along each node's own path."""
 
 import math

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The batch of a step with drafts, against the same in torch, a tensor at a time."""
 
 import pytest

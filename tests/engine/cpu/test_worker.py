@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What requests would wait for, and the budget would learn from, is done at start-up."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Targets and engines for Model Runner V2: as small as they can be, the interpreter is slow."""
 
 from collections.abc import Iterator

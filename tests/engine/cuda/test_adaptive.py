@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The batch's budget of nodes, decided anew at every step: the answers stay plain decoding's.
 
 Steps replay recordings in place of CUDA graphs, one graph for trees of any sizes.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A batch split into trees and other rows: what the other rows' kernel is told of them."""
 
 from typing import Any

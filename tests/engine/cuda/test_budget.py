@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether a batch drafts, and what the host knows when it decides; vLLM's manager on a CPU."""
 
 from collections.abc import Callable, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Drafts that choose among candidates: output equals plain, and kernels draft what torch does.
 
 The trees that a draft builds are two launches more than its search.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Targets that verify chains, on the states and the attention that vLLM gives them: output is plain
 Model Runner V2's, greedily and with seeds."""
 

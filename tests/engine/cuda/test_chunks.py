@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Logits above 1 GB are sampled in chunks of requests: the answers stay the same."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What plugin.py makes of a configuration for Model Runner V2, and what it refuses."""
 
 import re

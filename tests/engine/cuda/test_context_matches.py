@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Continuations found in the text, verified beside the drafter's and alone: output is plain's.
 
 They are on in all other tests as well: `test_parity.py` has chains, grammars and logprobs.

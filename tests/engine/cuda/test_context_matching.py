@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels find, join and learn what torch does, in four launches; and what is counted."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The defaults on CUDA: our worker and attention, Model Runner V2, graphs, async scheduling."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Of which lengths drafts have graphs, by who says how many nodes are verified."""
 
 from types import SimpleNamespace

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The search on kernels finds what `beam_search` finds, as a graph too, and in few launches."""
 
 import threading

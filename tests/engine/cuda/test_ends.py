@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Requests that end inside a tree: what was accepted beyond their end is not output."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A mixture of experts with the batch's budget, on recordings in place of CUDA graphs."""
 
 from collections.abc import Iterator

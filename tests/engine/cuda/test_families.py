@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every family of targets is answered for as by plain Model Runner V2, greedily and with seeds."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows that are no tree's through FlashAttention: on a GPU the real one, elsewhere plain torch."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """With an fp8 KV cache, greedy output equals that of vLLM's Triton attention with the same cache.
 
 The checkpoint brings scales for K and V, as llm-compressor writes them.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which graph a decoding step of each size gets; vLLM's own dispatch is asked."""
 
 from types import SimpleNamespace

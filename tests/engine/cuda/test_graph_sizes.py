@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sizes of CUDA graphs: close enough to each other, and as few as that takes."""
 
 import pytest

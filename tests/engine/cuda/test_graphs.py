@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CUDA graphs as vLLM captures and replays them, on recordings in place of graphs.
 
 Output is as plain decoding's: nothing that a graph holds depends on what it was captured with, nor

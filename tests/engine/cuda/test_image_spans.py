@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PrefixLM: of which images a step reads a token."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Custom logits processors see draft tokens as chains, so every request gets one."""
 
 from pathlib import Path

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What dummy runs read of a target that takes embeddings."""
 
 from types import SimpleNamespace

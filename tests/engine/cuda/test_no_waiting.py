@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Nothing in the step waits for the device: staging, sampling, walk, compaction, drafting."""
 
 from collections.abc import Callable

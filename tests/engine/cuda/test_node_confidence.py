@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is learned from the verified nodes, and how often."""
 
 from collections.abc import Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Output with speculation equals plain output, on Model Runner V2 under Triton's interpreter."""
 
 from typing import Any

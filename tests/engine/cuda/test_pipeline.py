@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pipeline stages, each with some of the target's layers: output equals plain's on one."""
 
 import dataclasses

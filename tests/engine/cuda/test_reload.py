@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`reload_weights` brings both models back from disk, into the same memory."""
 
 from pathlib import Path

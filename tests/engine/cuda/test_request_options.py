@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Requests that want fewer nodes verified than the engine allows."""
 
 from typing import Any

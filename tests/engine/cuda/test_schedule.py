@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """K by batch size where nobody has set it, and the warning of prompts that starve."""
 
 from types import SimpleNamespace

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What our schedulers tell workers beside what vLLM's do."""
 
 import pickle

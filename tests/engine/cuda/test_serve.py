@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`vllm serve --spec-model` on Model Runner V2, through the OpenAI client."""
 
 import asyncio

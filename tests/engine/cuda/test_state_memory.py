@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What recurrent states take is said, and more of them than there is room for are refused."""
 
 import logging

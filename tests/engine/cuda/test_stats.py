@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the step's meter counts, and what of it reaches a front end."""
 
 import tempfile

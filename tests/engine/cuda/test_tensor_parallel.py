@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two ranks on a CPU (gloo), each with half of the target and of the draft head's vocabulary."""
 
 from collections.abc import Mapping

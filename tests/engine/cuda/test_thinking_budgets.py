@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Thinking budgets act along draft tokens, as vLLM applies them: their requests get chains."""
 
 from typing import Any

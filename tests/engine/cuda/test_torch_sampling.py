@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The sampler that stands in for vLLM's under the interpreter has the logits' distribution."""
 
 import pytest

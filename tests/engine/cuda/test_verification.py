@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which nodes a step has accepted, and the caches whose rows it moves."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the GPU's worker does besides vLLM's, in a process without a GPU."""
 
 import pytest

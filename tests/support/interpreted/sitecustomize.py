@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Triton's interpreter as vLLM's Triton, in every process that has this folder on PYTHONPATH.
 
 vLLM uses Triton on a CPU only where Triton has a backend "cpu", and its kernels are defined while

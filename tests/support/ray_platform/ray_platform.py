@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM's CPU platform, whose devices are those that Ray calls GPUs.
 
 vLLM finds it as a platform plug-in in every process that has this folder on PYTHONPATH. Ray's GPUs

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Processes that a run of the tests has started and not ended."""
 
 import os

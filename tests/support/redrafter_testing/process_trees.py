@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Commands that start processes of their own, all of which end with the test."""
 
 import subprocess

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The PYTHONPATH of the processes that tests start."""
 
 import os

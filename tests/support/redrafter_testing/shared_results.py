@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Results that are expensive and always the same, made once however many processes run tests."""
 
 import os

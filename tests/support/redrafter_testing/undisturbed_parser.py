@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`ast.parse` during which nothing is collected.
 
 CPython before 3.11.8 and 3.12.2 counts the recursion of all running parsers in one place. If the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The options of the installed vLLM's server, read from its sources: importing it takes seconds."""
 
 import re

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What of vLLM this project relies on, read from vLLM's sources without importing them.
 
 Run as a script, it records a version of vLLM in `vllm_symbols.json` and prints what is different

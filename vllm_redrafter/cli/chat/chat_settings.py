@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `chat` may be told."""
 
 from __future__ import annotations

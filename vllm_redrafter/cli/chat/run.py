@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A conversation with a server that runs, or with one that is started for it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The same prompts decoded by one engine, or by several in turns."""
 
 from __future__ import annotations

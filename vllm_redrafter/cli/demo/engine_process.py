@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The process of an engine: all memory and threads are its own, and it can be paused."""
 
 from __future__ import annotations

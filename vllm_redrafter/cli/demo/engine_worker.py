@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What runs in an engine's process: vLLM, which decodes whenever it is told to.
 
 `engine_process.py` starts it with an `EngineSettings`, as JSON. It imports vLLM and waits for a

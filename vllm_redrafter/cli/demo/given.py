@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Targets and drafters that the user gives, instead of those that the demo has by itself."""
 
 from __future__ import annotations

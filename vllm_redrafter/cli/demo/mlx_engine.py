@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """mlx-lm as an engine of the demo: in this process, one request at a time."""
 
 from __future__ import annotations

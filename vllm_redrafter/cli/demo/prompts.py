@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the demo asks SmolLM2: eight prompts of different kinds."""
 
 from __future__ import annotations

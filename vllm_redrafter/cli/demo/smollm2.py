@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The demo, in order: SmolLM2-135M-Instruct, two engines, what they say and how fast."""
 
 from __future__ import annotations

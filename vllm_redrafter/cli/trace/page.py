@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The page of a traced answer: one file that asks the network for nothing."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From an engine's recorded steps to what the page shows."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`vllm-redrafter trace`: an answer and its drafts, written as a page."""
 
 from __future__ import annotations

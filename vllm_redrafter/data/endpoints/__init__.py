@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """Running servers of the target that answer prompts: any number of them, coming and going."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The addresses of servers, as `--endpoint` takes them."""
 
 from __future__ import annotations

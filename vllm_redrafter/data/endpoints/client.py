@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One server of vLLM's, asked through the `openai` package: what is sent, what comes back."""
 
 from __future__ import annotations

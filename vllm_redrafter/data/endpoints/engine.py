@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Running servers as one engine: the least busy one answers, and another where that one fails."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Does a server serve the target? Asked of it before it is asked for data.
 
 Its name, length and tokenizer are compared with the target's folder. Its weights cannot be, without

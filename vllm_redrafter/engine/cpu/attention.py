@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM's CPU attention backend, which reads token trees as sequences of its own kernel.
 
 Rows that are no tree (prefill chunks, plain decodes, chains) are read where they lie: linear

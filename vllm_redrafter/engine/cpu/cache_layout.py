@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where vLLM's attention for CPUs keeps a token's K and V in a block: found out, not known.
 
 Per block and KV head, the first half of the memory is K, the second half V. The order of the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What drafts and steps cost here, measured at start-up."""
 
 from __future__ import annotations

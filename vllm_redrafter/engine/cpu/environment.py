@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The environment variables that a process with a CPU engine is started with."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM's executor with one message per step to its workers, where vLLM's own sends three.
 
 On a CPU vLLM runs its workers in processes of their own, and a step of a small target takes no

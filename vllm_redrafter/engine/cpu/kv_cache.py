@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compaction of the CPU KV cache: the accepted path's rows move into the linear slots."""
 
 from __future__ import annotations

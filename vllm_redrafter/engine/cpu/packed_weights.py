@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Products on packed weights, as vLLM packs those of its own layers on a CPU.
 
 oneDNN reads a matrix in the blocks that it packed once, where torch's product, for some numbers of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """K and V of a layer, copied for the sequences of a step's trees: `tree_sequences.py`.
 
 What is copied is read at once, and the next layer copies into the same memory: it stays in the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The target's own tokens along a path of each tree, drawn by vLLM's own sampler.
 
 vLLM's rejection sampler knows drafts as chains, and leaves min-p and logit bias out. Here the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The drafter at work: from the last hidden states to the next step's token trees."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One answer of vLLM's CPU engine, with a record of its drafts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the CPU engine cannot run: refused before any process starts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM's CPU model runner with token trees in place of draft chains.
 
 The decoding step, in the order in which vLLM calls the overridden methods (a step that neither

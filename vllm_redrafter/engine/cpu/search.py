@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Beam search on the host: `beam_search.py`, with what is no matrix product in one pass per level.
 
 numba compiles what is between the products (`utils/compiled.py`). The products stay vLLM's

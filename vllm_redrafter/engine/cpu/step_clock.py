@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How long the engine takes from step to step, where steps can be compared."""
 
 from __future__ import annotations

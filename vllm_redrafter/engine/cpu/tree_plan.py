@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which sequences give tree attention, and what is copied for them: loops over a few dozen numbers.
 
 The first layer of every decoding step waits for it, so numba compiles it.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention of token trees in vLLM's own kernel, which knows no trees: a sequence for each node.
 
 A tree's K+1 rows lie in the linear slots n .. n+K of their request, in node order, where n is the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The batch of a step with drafts: trees and rows of all requests, in one compiled pass."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """LoRA adapters in steps that verify: each row of logits has that of its request."""
 
 from __future__ import annotations

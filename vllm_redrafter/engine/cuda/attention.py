@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM's Triton attention backend, extended by tree attention.
 
 Rows that are no tree (prefill chunks, decodes without a draft) stay with vLLM's kernels:

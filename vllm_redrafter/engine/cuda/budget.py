@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM's adaptive verification for trees, and what it does not ask: draft at all, and how far?
 
 `AdaptiveVerificationManager` chooses how many draft tokens the whole batch verifies, from costs

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Continuations found in the requests' own texts, as branches of their drafts: on the device alone.
 
 vLLM keeps the texts on the device, and has added what a step has output before it drafts. Paths are

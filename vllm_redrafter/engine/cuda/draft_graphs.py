@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CUDA graphs of drafts: one for each batch size and length.
 
 To vLLM's dispatch a graph is of so many rows per request. A draft has one, and what its graphs

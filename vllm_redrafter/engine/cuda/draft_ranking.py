@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The best tokens that may follow the nodes of a level, on kernels: of all, or of candidates."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Beam search over the draft head in few launches, for a GPU: `beam_search`, on kernels.
 
 At few requests a draft's time is its launches: some 90 of torch's for 4 beams of 5 tokens, of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The target's input embedding, on the last stage of a pipeline: the drafter reads it there.
 
 vLLM loads it on the first stage. Some targets have it on the last as well, because their output

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FlashAttention for rows that are no tree's: chunks of prompts, and decodes without a draft.
 
 vLLM chooses one attention backend for a layer, and a tree needs ours, which extends vLLM's Triton

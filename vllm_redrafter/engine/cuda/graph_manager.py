@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM's managers of CUDA graphs, with a graph for every decoding batch that there may be.
 
 vLLM's own sizes end at 512 rows (1024 on some GPUs), which are 39 requests of 13 rows: above them,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Of which sizes CUDA graphs of decoding steps are wanted: arithmetic alone."""
 
 from __future__ import annotations

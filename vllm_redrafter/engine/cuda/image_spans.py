@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PrefixLM: the tokens of an image see one another, those behind them included.
 
 That concerns rows of a prompt alone. A tree's rows come after all images, and see all of them.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The per-step state of verification, on vLLM's ModelState.
 
 vLLM computes the step's slots from linear positions, then calls `prepare_attn`: there the trees

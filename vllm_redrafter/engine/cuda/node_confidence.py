@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How probable it is that the target accepts each drafted node: what the batch's budget goes by.
 
 Predicted from the drafter's own probabilities, and learned from what became of the nodes that were

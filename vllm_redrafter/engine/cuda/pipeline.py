@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pipeline parallelism: what the last stage accepts and drafts, on the stages before it.
 
 The last stage alone samples and drafts. The others verify the same trees in their own layers, so

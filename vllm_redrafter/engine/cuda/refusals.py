@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the engine on Model Runner V2 cannot run.
 
 It shows in the configuration and is refused before any process starts. What stands only against

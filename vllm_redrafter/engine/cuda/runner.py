@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM's Model Runner V2 with a tree speculator and a tree model state.
 
 Both have base classes in vllm/v1/worker/gpu made for this; what vLLM lacks is a way to name ours.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How many nodes a request may have in batches of each size.
 
 Verifying costs little until a step's products take longer than reading the target's weights does.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM's schedulers, which count as drafted what was verified.
 
 They count what they schedule, K tokens for each request and step. What was trimmed or not drafted

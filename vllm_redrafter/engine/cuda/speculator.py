@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The drafter at work: from hidden states to the next step's trees, on the device alone.
 
 Everything has a fixed shape, so that a draft (beam search over so many tokens, continuations found

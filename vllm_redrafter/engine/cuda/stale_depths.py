@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The depths of drafted nodes, where the host can read them a step later without waiting.
 
 vLLM brings confidences to the host in two buffers in turn: one is read while the other is written.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The memory of recurrent states: a request keeps one behind every node that is verified."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Step statistics without waiting for the device: counters on it, and events beside the work.
 
 Times are recorded from the first `reset` on: serving pays nothing for them. What a front end wants

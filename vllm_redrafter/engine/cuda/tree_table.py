@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The trees drafted last, by request slot, and what verifies them: on every stage of a pipeline.
 
 Trees wait here until the scheduler runs the request again, which need not be in the next step.

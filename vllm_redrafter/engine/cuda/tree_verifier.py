@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Verification: vLLM's sampler draws at every node, the walk keeps the path it drew.
 
 The noise of a request's sample is keyed by its seed and position, and a node's position is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One step's verification, as its parts share it: trees staged, a path walked, rows compacted.
 
 The model state stages the batch's trees before the forward pass, the scorer walks them and moves

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A step's output, and how much of what vLLM scheduled it verified.
 
 vLLM schedules K draft tokens for each request before it is known how many there are; trees are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Heads of other packages bring their forms on packed weights themselves."""
 
 import torch

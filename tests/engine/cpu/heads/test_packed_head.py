@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What packed heads keep of the heads that they are made of, where these tell candidates."""
 
 import gc

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The recurrent head's form on packed weights computes what the plain head does."""
 
 import gc

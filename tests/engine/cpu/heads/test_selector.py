@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A selector on packed products tells what the plain one does."""
 
 import pytest

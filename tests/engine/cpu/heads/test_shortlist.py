@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compiled loops choose and rank the candidates that torch does."""
 
 import pytest

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A planner at work on machines whose costs are known, with drafters whose worth is."""
 
 import numpy as np

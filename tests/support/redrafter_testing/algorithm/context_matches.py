@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Continuations found in a text, one place at a time, and searches to join them with."""
 
 from collections.abc import Sequence

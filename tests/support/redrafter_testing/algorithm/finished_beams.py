@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The beams that a search finished, along their back-pointers."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plain restatements of the algorithm, one request at a time: what the tests compare against.
 
 Nothing here shares code with the package. Beams are lists, trees are dicts from a prefix (a tuple

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trees of given shapes, for tests of the kernels. One tree is the list of its nodes' parents."""
 
 import random

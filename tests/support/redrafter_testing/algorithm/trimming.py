@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The batch's budget, shared among its requests: what `drafting/ranking.py` compiles."""
 
 import numpy as np

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stands in for throughput_parts/engine.py: no vLLM, but a second process, as vLLM has.
 
 The job's `engine` says what to do: `folder` gets a file named after each of the two processes;

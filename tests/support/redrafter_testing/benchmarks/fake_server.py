@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A server of completions without a model: fake_server.py [FLAW] serve TARGET [vLLM's arguments].
 
 What it answers depends on the request and nothing else. FLAW is something that is wrong with the

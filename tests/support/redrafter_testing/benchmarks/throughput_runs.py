@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Jobs of an engine, its runs and their measurements, made up: for tests of throughput.py."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An engine whose batches share a budget; its decisions as a test wants them, by `Engine.rpc`."""
 
 import random

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What numba compiled in a worker's process, by `Engine.rpc`."""
 
 import sys

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What tests ask of V2 workers that look for continuations in texts, and change of them."""
 
 from typing import Any

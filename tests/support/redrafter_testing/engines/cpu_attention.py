@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM's attention kernel for CPUs, and trees in it, without an engine."""
 
 from dataclasses import dataclass

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM's CPU engine, as it is chosen where there is no GPU."""
 
 from collections.abc import Callable

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Orders of K and V in a block of a CPU's KV cache, those of other processors among them."""
 
 from dataclasses import dataclass

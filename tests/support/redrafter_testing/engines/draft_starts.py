@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the drafts of a V2 worker start from, and what transformers computes there."""
 
 from collections.abc import Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A server's client, made up: it answers in steps of given tokens, as the openai package would."""
 
 import io

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A target that answers without a model: what it says depends on the request and nothing else."""
 
 import random

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A server that speaks as vLLM's does, with `FakeEngine`'s answers."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What tests ask of a CPU worker's planner, from inside its process, by `Engine.rpc`."""
 
 import random

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM in a process of its own, which answers calls over a pipe.
 
 Most of an engine's start is imports, once in each of vLLM's three processes. Here one process is

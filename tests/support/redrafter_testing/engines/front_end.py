@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A server's front end, whose engines may be several and anywhere, in a process of its own."""
 
 import asyncio

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Generation with an engine that is made up, into a folder: what tests of it share."""
 
 import io

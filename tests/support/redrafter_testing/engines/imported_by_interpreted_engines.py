@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an engine under Triton's interpreter imports, for the server that forks off its process.
 
 Its modules must start no thread: a forked process would not have it.

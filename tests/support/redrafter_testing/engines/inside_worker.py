@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What tests ask of a V2 worker from inside its process, by `Engine.rpc`."""
 
 from typing import Any

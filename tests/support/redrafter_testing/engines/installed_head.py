@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A head of another package, installed where an engine's process finds it."""
 
 import sys

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM with Model Runner V2 on the CPU, its Triton kernels and ours under Triton's interpreter."""
 
 import os

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM's KV connectors in engines without CUDA, and what they were given."""
 
 import os

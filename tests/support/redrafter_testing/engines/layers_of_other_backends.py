@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Llamas whose layers bring another attention backend, as some models' do; for `setup`."""
 
 from functools import partial

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A planner that drafts nothing and verifies what is found in the text: see `forced_budget.py`."""
 
 from redrafter_testing.engines.forced_budget import AlwaysDrafts

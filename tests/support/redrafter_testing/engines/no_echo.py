@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A logits processor of a user's, for Model Runner V2: no token equals the one two before it."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A Ray cluster on this machine, whose nodes have logical GPUs, for vLLM on CPUs."""
 
 import os

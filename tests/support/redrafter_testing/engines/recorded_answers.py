@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An engine's answer to one prompt, with a record of its drafts and without."""
 
 from typing import Any

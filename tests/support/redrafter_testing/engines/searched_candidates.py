@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How many candidates the drafts of a CPU engine chose from."""
 
 from typing import Any

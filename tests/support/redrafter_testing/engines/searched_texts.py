@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The texts that workers look for continuations in, and requests of all kinds."""
 
 import random

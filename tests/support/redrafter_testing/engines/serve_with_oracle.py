@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`vllm serve`, drafting with the oracle: serve_with_oracle.py TARGET [any of its arguments]."""
 
 import sys

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Running servers: `vllm serve`, drafting with the oracle, and others."""
 
 import os

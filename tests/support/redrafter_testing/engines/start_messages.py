@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is said of configurations before any process starts."""
 
 import multiprocessing

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the experts of a mixture compute while an engine measures its costs."""
 
 from dataclasses import dataclass

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM's targets that see images, where torchvision is missing.
 
 vLLM imports their image processors' modules, which import torchvision at once; the processors that

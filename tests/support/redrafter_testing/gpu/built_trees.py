@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Inputs of the kernels that build trees, and buffers that show what was written."""
 
 import torch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What vLLM makes of a configuration on CUDA, asked of its CUDA platform without a GPU.
 
 cuda_configuration.py TARGET DRAFTER prints, as JSON, the settings that the engine depends on.

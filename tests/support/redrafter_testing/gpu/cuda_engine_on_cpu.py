@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lets the plugin choose the CUDA engine on a CPU, with `InterpretedWorker`."""
 
 from collections.abc import Callable

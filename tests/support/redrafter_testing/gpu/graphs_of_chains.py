@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """For `setup`: chains through vLLM's Triton attention, from recordings in place of CUDA graphs."""
 
 from redrafter_testing.engines.interpreted_engine import use_triton_attention

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A CUDA event's part where there is no CUDA: the work is done when the call returns."""
 
 from __future__ import annotations

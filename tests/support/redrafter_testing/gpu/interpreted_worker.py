@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The CUDA engine's worker on a CPU: its kernels interpreted, what is drafted drafted by torch."""
 
 from typing import Any

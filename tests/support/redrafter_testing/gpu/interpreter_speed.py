@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Triton's interpreter without what it computes again for every operation.
 
 The blocks of tests are small. NumPy has little to do with them; most of the time goes into the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Triton kernels compiled for GPUs that need not be there, and what their machine code takes.
 
 Triton brings the assemblers along and needs a GPU only to ask which one it compiles for, and to

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kernels' launches in the engine's shapes, on CPU tensors whose contents do not matter."""
 
 from collections.abc import Callable, Iterator

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which Triton kernels a decoding step launches."""
 
 ATTENTION = {"_attend_part", "_merge_parts"}

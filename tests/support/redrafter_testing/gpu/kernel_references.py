@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What kernels compute, by torch in float64: of those that more than one test compares with.
 
 Kernels are imported here: under the interpreter, tests/triton_kernels/conftest.py must be first.

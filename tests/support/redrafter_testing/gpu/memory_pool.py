@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The memory pool that vLLM loads models into, on a CPU: what sleep level 2 discards is nonsense.
 
 On a GPU, vLLM allocates all that loading a model makes in one pool, whatever it is for. Sleep level

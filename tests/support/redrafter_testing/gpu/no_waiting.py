@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Code that would wait for a GPU, noticed on a CPU.
 
 On a CPU nothing waits. What would on a GPU: the methods that bring a tensor's value to the host,

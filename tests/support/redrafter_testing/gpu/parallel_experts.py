@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Experts on several ranks, for which vLLM's CPU backend lacks some parts that GPUs have."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CUDA graphs on a CPU: what is captured is recorded, and replayed as a graph would be.
 
 A graph replays kernels on the addresses and with the numbers of its capture; nothing of the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A step's attention metadata, of plain numbers."""
 
 from collections.abc import Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What kernels do in a draft, by torch: on a CPU it takes less time than interpreted launches.
 
 The functions stand in for the launchers of the same names, and `TorchSearch` for `DraftSearch`.

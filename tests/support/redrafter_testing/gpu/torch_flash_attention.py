@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FlashAttention in plain torch, for where there is no GPU; what vLLM does around it is real."""
 
 from collections import Counter

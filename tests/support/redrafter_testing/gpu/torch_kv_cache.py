@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A step's K and V written into the paged cache by torch, where no kernel can or shall do it."""
 
 from torch import Tensor

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """LoRA adapters as on a GPU: vLLM's tables of rows for its kernels, and the kernels in torch.
 
 The kernels themselves refuse float32. vLLM's CPU backend for adapters has no such tables.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM's sampling from logits by torch: one program per token is slow under the interpreter."""
 
 import torch

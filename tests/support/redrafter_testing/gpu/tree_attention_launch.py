@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A batch of trees and caches that the attention kernel is launched with, and its reference.
 
 Kernels are imported here: under the interpreter, tests/triton_kernels/conftest.py must be first.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Triton's interpreter for this process: kernels run on CPU tensors, as NumPy.
 
 It is switched on when a kernel is *defined*, by TRITON_INTERPRET=1. The variable is set around the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM's Triton kernels for the decoding rows of Mamba 2 and short convolutions.
 
 vLLM's code for CPUs, which they replace, computes speculative rows wrongly: its own n-gram method

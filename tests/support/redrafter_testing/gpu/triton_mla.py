@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """vLLM's Triton backend of multi-head latent attention, in place of that for CPUs.
 
 With the latter, vLLM's own n-gram method gets other greedy answers than without. Of the GPU's

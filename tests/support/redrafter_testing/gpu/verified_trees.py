@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A step's trees and what was walked of them, at random, and what that says of their nodes."""
 
 import torch

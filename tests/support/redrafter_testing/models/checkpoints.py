@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Drafters of every form, a few numbers each, and ways to damage a checkpoint."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A language whose every continuation is known: one word, repeated for ever."""
 
 from types import SimpleNamespace

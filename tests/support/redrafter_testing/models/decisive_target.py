@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A target that is sure of each token, so that rounding in 16 bits changes no answer."""
 
 from functools import cache

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A checkpoint of every form that the recurrent and the gated head have."""
 
 from pathlib import Path

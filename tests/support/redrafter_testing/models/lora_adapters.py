@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random LoRA adapters for a small Llama, and requests of which two in three use one."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Medusa's heads of random weights, in all forms that checkpoints have."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which models of mlx-lm verify trees: what tests/mlx shows, and docs/mlx-models.md says."""
 
 ACCEPTED = str.split("""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A tiny random model of every class of mlx-lm, by the name of its module."""
 
 from importlib import import_module

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Quantised checkpoints, as vLLM's loaders expect them; weights are rounded to the nearest."""
 
 import json

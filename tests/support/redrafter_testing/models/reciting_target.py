@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small target that knows some answers by heart, and a drafter that knows them as well."""
 
 from pathlib import Path

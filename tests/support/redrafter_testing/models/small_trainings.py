@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trainings of a few steps, from folder to folder, and the fixtures of their tests."""
 
 import io

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small random targets and drafters: enough mechanics for every test, no network."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A data folder as generate-data writes it, but written with transformers: no engine to start."""
 
 from collections.abc import Sequence

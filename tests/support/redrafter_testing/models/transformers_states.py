@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hidden states by transformers, one text at a time: no engine to start."""
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Drafting and acceptance whose outcome is known beforehand: always right, or surely wrong."""
 
 CPU_ORACLE = "redrafter_testing.oracles.oracle.OracleProposer"

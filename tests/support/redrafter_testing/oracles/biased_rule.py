@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A rule that must fail: Apple's acceptance, independent uniforms per beam, the longest beam wins.
 
 For one beam it is the usual rejection rule, and exact. Over several beams, choosing the longest

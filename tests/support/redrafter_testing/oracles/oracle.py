@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A proposer that knows the continuation: verification tested apart from any drafter's quality.
 
 It recognises where a request stands by the hidden state it is given: the nearest of those that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The oracle for Model Runner V2: a speculator that knows the continuation."""
 
 from functools import partial

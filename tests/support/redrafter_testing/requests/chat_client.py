@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Chat requests to an OpenAI-compatible server, and what came of them."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A target of so few tokens that a random drafter is often right: no oracle is needed."""
 
 from typing import Any

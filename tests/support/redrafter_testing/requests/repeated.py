@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One request, answered many times over."""
 
 from collections import Counter

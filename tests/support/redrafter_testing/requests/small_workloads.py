@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Few requests and tokens, for engines under Triton's interpreter."""
 
 from typing import Any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Requests whose answers must not depend on speculation, by name."""
 
 import random

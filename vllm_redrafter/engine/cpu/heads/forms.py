@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which head has which form on packed weights."""
 
 from __future__ import annotations

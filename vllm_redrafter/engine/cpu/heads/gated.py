@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The gated head for few rows on a host: its products, and compiled loops between them.
 
 The mathematics is that of `heads/gated.py`. States are [s ; n(s)] in float32: see `gated_cell.py`.

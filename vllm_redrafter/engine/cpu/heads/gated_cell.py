@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A gated cell for few rows on a host: its product, a call and two compiled loops.
 
 In calls of torch a cell is a dozen on a few thousand numbers. The loops compute in float32,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What packed heads have in common: the vocabulary-wide layer, and what it tells."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Apple's head in as few products as its mathematics allows, for a device that packs weights.
 
 A draft multiplies a few rows by matrices of millions of numbers: what it costs is reading them,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The candidates of a draft on a host: chosen and ranked by compiled loops.
 
 torch chooses the best of a vocabulary in a multiple of the time, and multiplies gathered rows only

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the vocabulary-wide layer reads, made where a form has left its norm to come."""
 
 from __future__ import annotations

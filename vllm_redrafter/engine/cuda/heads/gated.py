@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The gated head in few launches, for few rows on a GPU: `heads/gated.py`, on kernels.
 
 The cell and the last norm are one launch each (`gated_layer.py`), and so is each residual block

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Medusa's heads in few launches, for few requests on a GPU: `heads/medusa.py`, on kernels.
 
 A residual block is one launch (`draft_layers.py`), of a row per request; no state is computed.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Apple's head in few launches, for few rows on a GPU: `heads/recurrent.py`, on kernels.
 
 The state, the input projection and each residual block are one launch each (`draft_layers.py`).

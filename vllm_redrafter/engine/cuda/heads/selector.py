@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A selector in few launches, for few rows on a GPU: `heads/selector.py`, on kernels.
 
 Down of all depths is one launch, with its norm and SiLU (`draft_layers.py`), and so is Up.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The families of targets that are shown to be served: docs/compatibility.md, "Targets"."""
 
 from redrafter_testing.models.families.audio import AUDIO

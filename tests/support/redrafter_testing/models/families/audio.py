@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small multimodal target: Qwen2-Audio, whose positions are one per token (no M-RoPE).
 
 It has so few tokens that a random drafter is often right.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Targets that are verified along chains: no tree can share what their layers keep."""
 
 from functools import partial

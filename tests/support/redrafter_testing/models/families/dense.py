@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Targets without experts, that read text alone."""
 
 from functools import partial

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A family of targets: a small random one of it, and what is asked of it."""
 
 import random

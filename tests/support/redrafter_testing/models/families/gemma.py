@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gemma 3 and Gemma 4: of text, and with images, whose tokens see one another."""
 
 import json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Quantised targets, in the formats that vLLM runs on a CPU.
 
 All in float16: most of these kernels want 16 bits, and under Triton's interpreter plain vLLM's own

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Targets that see images: a token of an image has several positions (M-RoPE).
 
 Their vision towers are as small as their classes allow, and their tokens so few that a random

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Families of targets that verify no trees, and what is said of them before any process starts.
 
 They show in their configuration what they are, so no weights are made.
