@@ -63,11 +63,11 @@ def test_a_more_expensive_draft_asks_for_more_nodes() -> None:
 
 def test_there_are_terms_on_which_everything_is_verified() -> None:
     survival = np.array([[0.5, 1e-6], [0.2, 0.0]])
-    terms = verify_everything(6)
-    choice = best_budget(survival, 2, terms.draft_seconds, terms.verify_seconds)
-    assert choice.budget == 3 <= terms.least
+    verify_costs = verify_everything(6)
+    choice = best_budget(survival, 2, verify_costs.draft_seconds, verify_costs.verify_seconds)
+    assert choice.budget == 3 <= verify_costs.least
     assert choice.tokens == pytest.approx(2.700001)
-    assert terms.verify_seconds[2] == terms.nothing_seconds
+    assert verify_costs.verify_seconds[2] == verify_costs.nothing_seconds
 
 
 @settings(deadline=None)

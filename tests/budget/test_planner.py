@@ -173,8 +173,8 @@ def test_greedy_and_sampled_requests_have_their_own_profile() -> None:
     assert np.array_equal(greedy.survival, before[0])
     assert of_sampled.survival[0, 0] > before[1][0, 0]
     planner.verified((0.0, 100.0), (0.0, 50.0))
-    terms = planner.terms(4)
-    assert terms.sampled_ratio < terms.greedy_ratio == 1.0
+    verify_costs = planner.verify_costs(4)
+    assert verify_costs.sampled_ratio < verify_costs.greedy_ratio == 1.0
 
 
 def test_no_more_is_searched_than_may_be_verified() -> None:

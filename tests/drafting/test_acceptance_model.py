@@ -21,18 +21,18 @@ def accepts(model: AcceptanceModel, sampled: bool) -> float:
     return float(1.0 / (1.0 + np.exp(-model.biases[int(sampled), 0])))
 
 
-def judge(model: AcceptanceModel, steps: int, greedy: float, sampling: float) -> None:
+def observe(model: AcceptanceModel, steps: int, greedy: float, sampling: float) -> None:
     """Steps of mixed batches, with such shares of their nodes accepted."""
     random = np.random.default_rng(0)
     for _ in range(steps):
         sampled = random.random(40) < 0.5
         accepted = random.random(40) < np.where(sampled, sampling, greedy)
-        model.judge(sampled, np.zeros(40, np.float32), np.ones(40, np.int32), accepted)
+        model.observe(sampled, np.zeros(40, np.float32), np.ones(40, np.int32), accepted)
 
 
 def test_requests_that_sample_and_others_are_learned_apart() -> None:
     model = AcceptanceModel(DEPTHS)
-    judge(model, 400, greedy=0.8, sampling=0.3)
+    observe(model, 400, greedy=0.8, sampling=0.3)
     assert accepts(model, False) == pytest.approx(0.8, abs=0.06)
     assert accepts(model, True) == pytest.approx(0.3, abs=0.06)
 
@@ -42,7 +42,7 @@ def test_requests_of_one_kind_say_nothing_of_the_other() -> None:
     before = accepts(model, True)
     for _ in range(100):
         nodes = np.zeros(40, np.float32), np.ones(40, np.int32), np.ones(40, np.bool_)
-        model.judge(np.zeros(40, np.bool_), *nodes)
+        model.observe(np.zeros(40, np.bool_), *nodes)
     assert accepts(model, True) == before
     assert accepts(model, False) > 0.9
 
@@ -63,7 +63,7 @@ def test_a_drafter_is_known_after_its_first_drafts(accepted: float) -> None:
         for _ in range(DRAFTS):
             right = np.cumprod(random.random(5) < accepted).astype(np.bool_)
             judged = slice(0, int(right.sum()) + 1)
-            model.judge(*(nodes[judged] for nodes in (greedy, log_odds, depths, right)))
+            model.observe(*(nodes[judged] for nodes in (greedy, log_odds, depths, right)))
         found.append(expected_tokens(model))
     truth = np.cumprod([accepted] * 5).sum()
     assert abs(np.mean(found) - truth) < 0.4 * abs(expected_tokens(AcceptanceModel(5)) - truth)
@@ -75,7 +75,7 @@ def test_refits_come_soon_and_then_more_seldom(nodes: int) -> None:
     before = accepts(model, False)
     step = np.zeros(nodes, np.float32), np.ones(nodes, np.int32), np.ones(nodes, np.bool_)
     for number in range(1, FIRST_REFIT + 4 * LONGEST_REFIT):
-        model.judge(np.zeros(nodes, np.bool_), *step)
+        model.observe(np.zeros(nodes, np.bool_), *step)
         if accepts(model, False) != before:
             assert accepts(model, False) > before
             refits.append(number)
@@ -93,7 +93,7 @@ def test_it_learns_what_the_estimator_of_any_device_learns() -> None:
         log_odds[0] = -MAX_LOG_ODDS
         depths = random.integers(1, DEPTHS, NODES).astype(np.int32)
         accepted = random.random(NODES) < 1.0 / (1.0 + np.exp(1.0 - 0.7 * log_odds))
-        model.judge(np.ones(NODES, np.bool_), log_odds, depths, accepted)
+        model.observe(np.ones(NODES, np.bool_), log_odds, depths, accepted)
         step = map(torch.from_numpy, (log_odds, depths, accepted))
         nodes = dict(zip(("log_odds", "depths", "accepted"), step, strict=True))
         estimator.observe(judged=torch.ones(NODES, dtype=torch.bool), **nodes)

@@ -93,8 +93,8 @@ def test_what_is_expected_is_counted_and_the_trees_are_the_draft_s() -> None:
     assert asked(made, ["a", "b"])
     none = torch.zeros(2)
     assert made.draft(none, none, None, np.full(2, K), CHAIN) is tree
-    *_, shape, terms, matches = given
+    *_, shape, verify_costs, matches = given
     assert matches is None
-    assert (shape, terms.least) == (CHAIN, 0)
-    assert terms.draft_seconds == planner.times.draft_seconds(CHAIN, 2)
+    assert (shape, verify_costs.least) == (CHAIN, 0)
+    assert verify_costs.draft_seconds == planner.times.draft_seconds(CHAIN, 2)
     assert made.stats.expected_tokens == 2.7

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from redrafter_testing.algorithm.trimming import best_trim
 from vllm_redrafter.budget.acceptance import AcceptanceEstimator, log_odds_of
-from vllm_redrafter.budget.choice import Terms, verify_everything
+from vllm_redrafter.budget.choice import VerifyCosts, verify_everything
 from vllm_redrafter.config import TreeKind
 from vllm_redrafter.drafting.joining import joined_nodes
 from vllm_redrafter.drafting.ranking import best_trees, on_best_path
@@ -165,9 +165,9 @@ def test_trees_have_the_first_nodes_of_each_request_that_are_worth_verifying(
     explored = search(requests, requests, length, width)
     sampled = np.arange(requests) % 3 == 1
     rows = requests * (MAX_NODES + 1)
-    terms = Terms(0.9, 0.6, 0.2, 1.0 + row * np.arange(rows + 1), 0.9, least)
+    verify_costs = VerifyCosts(0.9, 0.6, 0.2, 1.0 + row * np.arange(rows + 1), 0.9, least)
 
-    def trees(terms: Terms) -> tuple[Any, ...]:
+    def trees(verify_costs: VerifyCosts) -> tuple[Any, ...]:
         return best_trees(
             np.arange(requests),
             explored.tokens.numpy(),
@@ -180,15 +180,15 @@ def test_trees_have_the_first_nodes_of_each_request_that_are_worth_verifying(
             no_probabilities(length),
             np.full(requests, MAX_NODES),
             MAX_NODES,
-            *terms,
+            *verify_costs,
             np.zeros(requests, dtype=np.bool_),
         )
 
     *whole, all_log_odds, _, all_survival, all_probable, visited, _ = trees(verify_everything(rows))
-    *found, log_odds, _, survival, probable, explored_too, expected = trees(terms)
-    ratio = np.where(sampled, terms.sampled_ratio, terms.greedy_ratio)[:, None]
+    *found, log_odds, _, survival, probable, explored_too, expected = trees(verify_costs)
+    ratio = np.where(sampled, verify_costs.sampled_ratio, verify_costs.greedy_ratio)[:, None]
     assert probable == pytest.approx(all_probable * ratio)
-    nodes, choice = best_trim(all_survival[:, 1:], sampled, terms)
+    nodes, choice = best_trim(all_survival[:, 1:], sampled, verify_costs)
     prefix = TokenTree(*map(torch.from_numpy, whole)).prefix(torch.from_numpy(nodes + 1).int())
     for field, array in zip(fields(TokenTree), found, strict=True):
         assert np.array_equal(array, getattr(prefix, field.name).numpy())
@@ -226,11 +226,11 @@ def test_a_node_that_is_on_a_path_too_is_as_probable_as_the_more_confident_sourc
     biases = np.linspace(-0.5, 0.5, 2 * depth, dtype=np.float32).reshape(2, depth)
     probabilities = torch.rand(2, LONGEST_MATCH, depth, generator=random).numpy()
     most = np.full(requests, MAX_NODES)
-    terms = verify_everything(requests * (MAX_NODES + 1))
+    verify_costs = verify_everything(requests * (MAX_NODES + 1))
     calibration = slopes, biases, probabilities
     roots, trees = np.arange(requests), np.zeros(requests, dtype=np.bool_)
     *tree, log_odds, lengths, survival, _, of_search, _ = best_trees(
-        roots, *found, sampled, *calibration, most, MAX_NODES, *terms, trees
+        roots, *found, sampled, *calibration, most, MAX_NODES, *verify_costs, trees
     )
     _, parents, depths, num_nodes = tree
     for r in range(requests):
@@ -248,7 +248,15 @@ def test_a_node_that_is_on_a_path_too_is_as_probable_as_the_more_confident_sourc
             assert survival[r, node] == pytest.approx(above * max(by_draft, by_match), rel=1e-4)
     # What the search alone would be expected to bring.
     alone = best_trees(
-        roots, *arrays, no_matches(explored), sampled, *calibration, most, MAX_NODES, *terms, trees
+        roots,
+        *arrays,
+        no_matches(explored),
+        sampled,
+        *calibration,
+        most,
+        MAX_NODES,
+        *verify_costs,
+        trees,
     )[-2]
     assert of_search[:, :length, :width] == pytest.approx(alone)
     assert not of_search[:, length:].any() and not of_search[:, :, width:].any()

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from vllm_redrafter.drafting.joining import Candidates
+from vllm_redrafter.drafting.joining import DraftNodes
 from vllm_redrafter.drafting.recorder import DraftRecorder
 from vllm_redrafter.tree.acceptance import AcceptedPath, accept_path
 from vllm_redrafter.tree.token_tree import TokenTree
@@ -13,7 +13,7 @@ from vllm_redrafter.tree.token_tree import TokenTree
 ROOT = 9
 with np.errstate(divide="ignore"):
     LOG_PROBS = np.log([[[0.5, 0.25, 0.0], [0.125, 0.1, 0.0]]], dtype=np.float32)
-CANDIDATES = Candidates(
+CANDIDATES = DraftNodes(
     tokens=np.array([[[1, 2, 5], [3, 4, 6]]]),
     back_pointers=np.array([[[0, 0, 0], [1, 0, 2]]]),
     log_probs=LOG_PROBS,
@@ -79,6 +79,6 @@ def test_a_draft_belongs_to_one_step_alone() -> None:
 def test_a_draft_that_found_nothing_has_no_nodes() -> None:
     recorder = DraftRecorder()
     none = np.zeros((1, 0, 0), dtype=np.int64)
-    recorder.drafted(ROOT, Candidates(none, none, none.astype(np.float32), none))
+    recorder.drafted(ROOT, DraftNodes(none, none, none.astype(np.float32), none))
     recorder.stepped([7])
     assert recorder.steps[-1].nodes == []

@@ -34,8 +34,8 @@ class Choice(NamedTuple):
         return self.tokens / self.seconds
 
 
-class Terms(NamedTuple):
-    """What a choice is made by, besides the nodes.
+class VerifyCosts(NamedTuple):
+    """What verifying the nodes costs, and what their survival is worth.
 
     Attributes:
         greedy_ratio, sampled_ratio: what survival probabilities of greedy and of sampled requests
@@ -54,9 +54,9 @@ class Terms(NamedTuple):
     least: int
 
 
-def verify_everything(rows: int) -> Terms:
-    """Terms by which all nodes are verified, of up to so many rows."""
-    return Terms(1.0, 1.0, 0.0, np.ones(rows + 1), 1.0, rows)
+def verify_everything(rows: int) -> VerifyCosts:
+    """VerifyCosts by which all nodes are verified, of up to so many rows."""
+    return VerifyCosts(1.0, 1.0, 0.0, np.ones(rows + 1), 1.0, rows)
 
 
 def best_budget(
@@ -80,7 +80,7 @@ def best_budget(
 
 
 def best_common_budget(
-    survival: Floats, most: int, requests: int, draft_seconds: float, verify_seconds: Floats
+    survival: Floats, max_nodes: int, requests: int, draft_seconds: float, verify_seconds: Floats
 ) -> Choice:
     """The best budget of requests that are all alike, and verify as many nodes each: some.
 
@@ -88,10 +88,10 @@ def best_common_budget(
 
     Args:
         survival: [L, W], of the nodes of any of them.
-        most: nodes that a request may verify; at least 1.
+        max_nodes: that a request may verify; at least 1.
         requests, draft_seconds, verify_seconds: see `best_budget`.
     """
-    ranked = np.sort(survival, axis=None)[::-1][:most]
+    ranked = np.sort(survival, axis=None)[::-1][:max_nodes]
     tokens = requests * (1.0 + np.cumsum(ranked))
     nodes = np.arange(1, ranked.shape[0] + 1)
     seconds = draft_seconds + verify_seconds[requests * (1 + nodes)]

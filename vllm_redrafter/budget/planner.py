@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vllm_redrafter.budget.acceptance import HORIZON, SurvivalProfile
-from vllm_redrafter.budget.choice import Flags, Floats, Terms, best_budget, best_common_budget
+from vllm_redrafter.budget.choice import Flags, Floats, VerifyCosts, best_budget, best_common_budget
 from vllm_redrafter.budget.costs import CHAINS, PLAIN, TREES, CostTable, StepTimes, bucket
 from vllm_redrafter.checkpoints.acceptance_record import NOTHING_RECORDED, ByKind
 from vllm_redrafter.config import ReDrafterConfig
@@ -196,7 +196,7 @@ class BatchPlanner:
         self._settled += 1
         return True
 
-    def terms(self, requests: int) -> Terms:
+    def verify_costs(self, requests: int) -> VerifyCosts:
         """By what to choose which nodes are verified of what is drafted for so many requests."""
         assert self.shape is not None
         kind = _kind_of(self.shape)
@@ -205,7 +205,7 @@ class BatchPlanner:
         # To verify nothing takes no branches.
         chains = verify if kind == CHAINS else self.times.step_seconds(CHAINS, requests)
         greedy, of_sampled = self.profiles
-        return Terms(
+        return VerifyCosts(
             greedy.acceptance_ratio,
             of_sampled.acceptance_ratio,
             self.times.draft_seconds(self.shape, requests),

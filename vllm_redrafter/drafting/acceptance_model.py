@@ -47,7 +47,7 @@ class AcceptanceModel:
         self.slopes = np.stack([slope[0] for slope, *_ in self._states])
         self.biases = np.stack([biases for _, biases, _ in self._states])
 
-    def judge(
+    def observe(
         self,
         sampled: Flags,
         log_odds: npt.NDArray[np.float32],

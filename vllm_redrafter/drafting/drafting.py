@@ -46,7 +46,7 @@ class Drafting:
         self._sampled = np.zeros(0, dtype=np.bool_)
 
     def plan(
-        self, request_ids: Sequence[str], sampled: Flags, max_nodes: int, most_nodes: int
+        self, request_ids: Sequence[str], sampled: Flags, max_nodes: int, requested_nodes: int
     ) -> SearchShape | None:
         """Choose the search of this step's draft; None to draft nothing. Asked before every draft.
 
@@ -54,11 +54,11 @@ class Drafting:
             request_ids: of R requests, those that have drawn a token.
             sampled: [R] bool, those that sample it.
             max_nodes: what the next step can verify per request; at least 1.
-            most_nodes: the most that any of these requests takes of it; at least 1.
+            requested_nodes: the most that any of these requests takes of it; at least 1.
         """
         self._requests, self._max_nodes, self._sampled = list(request_ids), max_nodes, sampled
         if self.planner is None:
-            return self.proposer.shape(most_nodes)
+            return self.proposer.shape(requested_nodes)
         return self.planner.plan(sampled, max_nodes)
 
     def skips_draft(self, request_ids: Sequence[str], max_nodes: int) -> bool:
@@ -95,9 +95,9 @@ class Drafting:
             Trees with K + 1 slots.
         """
         planner, sampled = self.planner, self._sampled
-        terms = None if planner is None else planner.terms(len(roots))
+        verify_costs = None if planner is None else planner.verify_costs(len(roots))
         draft = self.proposer.propose(
-            states, roots, chain, max_nodes, sampled, shape, terms, matches
+            states, roots, chain, max_nodes, sampled, shape, verify_costs, matches
         )
         self._drafted, self._draft = self._requests, draft
         if planner is not None or matches is not None:
@@ -154,7 +154,7 @@ class Drafting:
         if self.planner is not None:
             by_draft = log_odds > -np.inf
             nodes = log_odds[by_draft], depths[by_draft], was_accepted[by_draft]
-            self.proposer.acceptance.judge(kinds[by_draft], *nodes)
+            self.proposer.acceptance.observe(kinds[by_draft], *nodes)
 
     def forget(self, request_id: str) -> None:
         """The request has left the engine."""

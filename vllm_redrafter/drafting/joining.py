@@ -13,7 +13,7 @@ from vllm_redrafter.utils.compiled import compiled
 Array = npt.NDArray[Any]
 
 
-class Candidates(NamedTuple):
+class DraftNodes(NamedTuple):
     """What may be in the trees of R requests.
 
     Attributes:

@@ -14,11 +14,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from vllm_redrafter.budget.choice import Flags, Terms, verify_everything
+from vllm_redrafter.budget.choice import Flags, VerifyCosts, verify_everything
 from vllm_redrafter.checkpoints.acceptance_record import NOTHING_RECORDED, ByKind
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.drafting.acceptance_model import AcceptanceModel
-from vllm_redrafter.drafting.joining import Candidates, joined_nodes
+from vllm_redrafter.drafting.joining import DraftNodes, joined_nodes
 from vllm_redrafter.drafting.match_acceptance import MatchAcceptance
 from vllm_redrafter.drafting.ranking import best_trees
 from vllm_redrafter.drafting.recorder import DraftRecorder
@@ -105,7 +105,7 @@ class Proposer(ABC, Generic[States]):
         max_nodes: npt.NDArray[np.int64],
         sampled: Flags,
         shape: SearchShape,
-        terms: Terms | None = None,
+        verify_costs: VerifyCosts | None = None,
         matches: ContextMatches | None = None,
     ) -> Draft:
         """Draft trees for R requests, of those nodes that are worth verifying.
@@ -117,16 +117,16 @@ class Proposer(ABC, Generic[States]):
             max_nodes: [R], the most nodes of each request, at most K; somewhere above 0.
             sampled: [R] bool, requests that sample; the others take the most probable token.
             shape: the search.
-            terms: what verifying costs and is worth. None to verify as many nodes as there may be,
-                ranked by the draft's own probabilities.
+            verify_costs: what verifying costs. None to verify as many nodes as there may be, ranked
+                by the draft's own probabilities.
             matches: of their texts; None where nobody looked.
         """
         nodes = self._candidates(states, root_tokens, shape, matches)
-        most = self.config.num_speculative_tokens
+        all_nodes = self.config.num_speculative_tokens
         slopes, biases = self.acceptance.slopes, self.acceptance.biases
-        if terms is None:
+        if verify_costs is None:
             slopes, biases = np.ones_like(slopes), np.zeros_like(biases)
-            terms = verify_everything(len(root_tokens) * (most + 1))
+            verify_costs = verify_everything(len(root_tokens) * (all_nodes + 1))
         *tree, log_odds, match_lengths, survival, probable, explored, expected = best_trees(
             root_tokens.numpy(),
             nodes.tokens,
@@ -138,8 +138,8 @@ class Proposer(ABC, Generic[States]):
             biases,
             self.match_acceptance.probabilities,
             max_nodes,
-            most,
-            *terms,
+            all_nodes,
+            *verify_costs,
             self._chains(sampled, chain, shape),
         )
         of_search = explored[:, : shape.beam_length, : shape.beam_width]
@@ -165,7 +165,7 @@ class Proposer(ABC, Generic[States]):
         root_tokens: Tensor,
         shape: SearchShape,
         matches: ContextMatches | None,
-    ) -> Candidates:
+    ) -> DraftNodes:
         """What may be in the trees: of the search, and a column more for each path."""
         if shape.beam_length:
             found = self.explore(states, root_tokens, shape)
@@ -175,10 +175,10 @@ class Proposer(ABC, Generic[States]):
             none = np.zeros((len(root_tokens), 0, 0), dtype=np.int64)
             nodes = none, none, none.astype(np.float32)
         if matches is None:
-            candidates = Candidates(*nodes, np.zeros(nodes[0].shape, dtype=np.int64))
+            candidates = DraftNodes(*nodes, np.zeros(nodes[0].shape, dtype=np.int64))
         else:
             paths = matches.tokens.numpy(), matches.lengths.numpy()
-            candidates = Candidates(*joined_nodes(*nodes, *paths))
+            candidates = DraftNodes(*joined_nodes(*nodes, *paths))
         if self.recorder is not None:
             self.recorder.drafted(int(root_tokens[0]), candidates)
         return candidates

@@ -30,7 +30,7 @@ def best_trees(
     slopes: Array,
     biases: Array,
     match_probabilities: Array,
-    most: Array,
+    request_nodes: Array,
     max_nodes: int,
     greedy_ratio: float,
     sampled_ratio: float,
@@ -52,10 +52,10 @@ def best_trees(
             not sample, and of those that do.
         match_probabilities: [2, lengths, L or more] float32, of nodes on paths given their parents,
             likewise.
-        most: [R] int64, the most nodes of each request, roots not counted; at most K.
+        request_nodes: [R] int64, the most nodes of each request, roots not counted; at most K.
         max_nodes: K.
         greedy_ratio, sampled_ratio, draft_seconds, verify_seconds, nothing_seconds, least: see
-            `budget.choice.Terms`.
+            `budget.choice.VerifyCosts`.
         chains: [R] bool, requests of which a single path is verified.
 
     Returns:
@@ -78,7 +78,7 @@ def best_trees(
         _, log_survival = scored(back_pointers, log_probs, match_lengths, sampled, *calibration)
     if chains.any():
         log_survival = on_best_path(back_pointers, log_survival, chains)
-    trees = _selected_nodes(roots, tokens, back_pointers, log_survival, most, max_nodes)
+    trees = _selected_nodes(roots, tokens, back_pointers, log_survival, request_nodes, max_nodes)
     tree_tokens, parents, depths, num_nodes, order = trees
     node_log_odds = np.zeros(tree_tokens.shape, dtype=np.float32)
     node_match_lengths = np.zeros(tree_tokens.shape, dtype=np.int64)
@@ -245,12 +245,17 @@ def _log_odds(log_prob: float) -> float:
 
 @compiled
 def _selected_nodes(
-    roots: Array, tokens: Array, back_pointers: Array, scores: Array, most: Array, max_nodes: int
+    roots: Array,
+    tokens: Array,
+    back_pointers: Array,
+    scores: Array,
+    request_nodes: Array,
+    max_nodes: int,
 ) -> tuple[Array, Array, Array, Array, Array]:
     """See `token_tree.select_nodes`.
 
     Args:
-        roots, tokens, back_pointers, most, max_nodes: see `best_trees`.
+        roots, tokens, back_pointers, request_nodes, max_nodes: see `best_trees`.
         scores: [R, L, W] float32, none above its parent's; -inf for what may not be in the tree.
 
     Returns:
@@ -268,7 +273,7 @@ def _selected_nodes(
         tree_tokens[r, 0] = roots[r]
         # Stable: of equally probable nodes the parent comes first.
         best_first = np.argsort(-scores[r].copy().reshape(-1), kind="mergesort")
-        for at in range(min(most[r], length * width)):
+        for at in range(min(request_nodes[r], length * width)):
             level, beam = best_first[at] // width, best_first[at] % width
             if scores[r, level, beam] == -np.inf:
                 break

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from vllm_redrafter.drafting.joining import Candidates
+from vllm_redrafter.drafting.joining import DraftNodes
 from vllm_redrafter.tree.acceptance import AcceptedPath
 from vllm_redrafter.tree.token_tree import TokenTree
 
@@ -63,7 +63,7 @@ class DraftRecorder:
     _nodes: list[RecordedNode] = field(default_factory=list)
     _last: float = field(default_factory=perf_counter)
 
-    def drafted(self, root: int, candidates: Candidates) -> None:
+    def drafted(self, root: int, candidates: DraftNodes) -> None:
         """Keep what the draft of the next step may choose from; R = 1."""
         nodes = _candidate_nodes(root, candidates)
         self._nodes = nodes if len(nodes) > 1 else []
@@ -80,7 +80,7 @@ class DraftRecorder:
         self._nodes, self._last = [], now
 
 
-def _candidate_nodes(root: int, candidates: Candidates) -> list[RecordedNode]:
+def _candidate_nodes(root: int, candidates: DraftNodes) -> list[RecordedNode]:
     """The first request's candidates, level by level, behind their root."""
     tokens, pointers, log_probs, lengths = (part[0].tolist() for part in candidates)
     nodes = [RecordedNode(root, 0, 0, None, 0, verified=True, accepted=True)]

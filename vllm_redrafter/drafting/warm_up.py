@@ -42,5 +42,5 @@ def warm_up(proposer: Proposer[States], states: States) -> TokenTree:
     _, log_odds, _, *judged = judged_nodes(tree, accepted.path, sources)
     acceptance = AcceptanceModel(proposer.config.beam_length)
     for _ in range(FIRST_REFIT):
-        acceptance.judge(np.zeros(len(log_odds), dtype=np.bool_), log_odds, *judged)
+        acceptance.observe(np.zeros(len(log_odds), dtype=np.bool_), log_odds, *judged)
     return tree

@@ -58,7 +58,7 @@ class FusedHead(Protocol):
 
 
 @runtime_checkable
-class FusedTellingHead(FusedHead, Protocol):
+class FusedSelectorHead(FusedHead, Protocol):
     """One that tells candidates."""
 
     def base_features(self, condition: Tensor, state: Tensor) -> Tensor:

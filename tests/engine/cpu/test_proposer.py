@@ -68,14 +68,14 @@ def test_a_policy_decides_alike_with_a_budget_without_one_and_in_evaluate(
         return (level < 2).expand_as(explored.log_probs)
 
     hidden, roots, most = torch.randn(R, H), torch.arange(R), np.full(R, 12)
-    greedy, terms = np.zeros(R, dtype=np.bool_), verify_everything(R * 13)
+    greedy, verify_costs = np.zeros(R, dtype=np.bool_), verify_everything(R * 13)
     shape = search_shape(proposer.config, 12)
 
     def trees() -> list[TokenTree]:
         explored = proposer.explore(hidden, roots, shape)
         return [
             proposer.propose(hidden, roots, None, most, greedy, shape).tree,
-            proposer.propose(hidden, roots, None, most, greedy, shape, terms).tree,
+            proposer.propose(hidden, roots, None, most, greedy, shape, verify_costs).tree,
             TokenTree.from_explored(roots, explored, max_nodes=12),
         ]
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from vllm_redrafter.engine.cuda.draft_ranking import DraftRanking
 from vllm_redrafter.engine.cuda.heads.features import made
 from vllm_redrafter.engine.cuda.heads.forms import fused_form
-from vllm_redrafter.heads.fused_head import Features, FusedTellingHead
+from vllm_redrafter.heads.fused_head import Features, FusedSelectorHead
 from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.tree.beam_search import ExploredNodes
 from vllm_redrafter.tree.policy import SearchShape
@@ -165,7 +165,7 @@ class DraftSearch:
     def _base_features_of(self, condition: Tensor, state: Tensor) -> Tensor:
         """`DraftHead.base_features` of the roots: condition [R, C], state [R, S] -> [L, R, E]."""
         head = self._launches
-        if isinstance(head, FusedTellingHead) and state.shape[0] <= MAX_ROWS:
+        if isinstance(head, FusedSelectorHead) and state.shape[0] <= MAX_ROWS:
             return head.base_features(condition, state)
         length = self.beams.tokens.shape[1]
         return self._drafter.base_features(condition, state, length).transpose(0, 1)

@@ -101,7 +101,7 @@ def run(
             planner.drafted(explored, sampled, draft)
             most = planner.config.num_speculative_tokens
             ranked = np.sort(explored.reshape(requests, -1), axis=1)[:, ::-1][:, :most]
-            kept, choice = best_trim(ranked, sampled, planner.terms(requests))
+            kept, choice = best_trim(ranked, sampled, planner.verify_costs(requests))
             nodes, tokens = int(kept.sum()), choice.tokens
         kind = PLAIN if not nodes else CHAINS if shape.beam_width == 1 else TREES
         seconds = machine.step(kind, requests + nodes) * colder

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from vllm_redrafter.budget.choice import Flags, Terms, verify_everything
+from vllm_redrafter.budget.choice import Flags, VerifyCosts, verify_everything
 from vllm_redrafter.budget.planner import BatchPlanner
 from vllm_redrafter.tree.policy import SearchShape, search_shape
 
@@ -21,7 +21,7 @@ class AlwaysDrafts(BatchPlanner):
     def pass_plain_step(self) -> bool:
         return False
 
-    def terms(self, requests: int) -> Terms:
+    def verify_costs(self, requests: int) -> VerifyCosts:
         return verify_everything(requests * (self.config.num_speculative_tokens + 1))
 
 
@@ -44,12 +44,12 @@ class RandomPlanner(AlwaysDrafts):
     def pass_plain_step(self) -> bool:
         return self.shape is None and self.random.random() < 0.5
 
-    def terms(self, requests: int) -> Terms:
+    def verify_costs(self, requests: int) -> VerifyCosts:
         """Of the nodes, the best ones of the whole batch: any number of them."""
         rows = requests * (self.config.num_speculative_tokens + 1)
         nodes = self.random.randint(0, rows - requests)
         verify = np.where(np.arange(rows + 1) <= requests + nodes, 1.0, 1e6)
-        return Terms(1.0, 1.0, 0.0, verify, 1.0, 0)
+        return VerifyCosts(1.0, 1.0, 0.0, verify, 1.0, 0)
 
 
 class NeverDrafts(BatchPlanner):

@@ -76,6 +76,6 @@ class FusedGatedHead:
         return Features(x, self._head.scale)
 
     def base_features(self, condition: Tensor, state: Tensor) -> Tensor:
-        """What the selector tells: see `FusedTellingHead.base_features`."""
+        """What the selector tells: see `FusedSelectorHead.base_features`."""
         assert self._selector is not None
         return self._selector(made(self.features(condition, state, 0)))

@@ -71,6 +71,6 @@ class FusedRecurrentHead:
         return Features(x)
 
     def base_features(self, condition: Tensor, state: Tensor) -> Tensor:
-        """What the selector tells: see `FusedTellingHead.base_features`."""
+        """What the selector tells: see `FusedSelectorHead.base_features`."""
         assert self._selector is not None
         return self._selector(self.features(condition, state, 0).x)
