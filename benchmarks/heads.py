@@ -30,9 +30,9 @@ from shared_parts.arguments import (
     shape_text,
     tree_shape,
 )
-from transformers import AutoConfig
 
 from vllm_redrafter.data.rows import ListRows
+from vllm_redrafter.data.target import Target
 from vllm_redrafter.heads.target_layers import AUTO, layers_of
 from vllm_redrafter.replay.target import load_ends, load_target
 from vllm_redrafter.training.processes import make_accelerator
@@ -87,14 +87,16 @@ def training_settings(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def read_material(options: argparse.Namespace) -> Material:
-    sizes = AutoConfig.from_pretrained(options.target).get_text_config()
-    layers = layers_of(options.target_layers, sizes.num_hidden_layers, "--target-layers")
+    target = Target.open(options.target)
+    layers = layers_of(
+        options.target_layers, target.text_config.num_hidden_layers, "--target-layers"
+    )
     length = training_settings(options)["block_length"]
 
-    model = load_target(options.target)
+    model = load_target(target)
 
     def read(folder: Path, number: int) -> tuple[str, ListRows]:
-        return read_texts(options.target, model, folder, number, layers, length)
+        return read_texts(target, model, folder, number, layers, length)
 
     name, rows = read(options.data, options.conversations)
     measured = {name: ListRows(rows[: options.held_out])}
@@ -102,7 +104,7 @@ def read_material(options: argparse.Namespace) -> Material:
         name, others = read(folder, options.held_out)
         measured[f"{name}, text {len(measured) + 1}" if name in measured else name] = others
     return Material(
-        target=load_ends(options.target),
+        target=load_ends(target),
         learnt=ListRows(rows[options.held_out :]),
         measured=measured,
         layers=layers,

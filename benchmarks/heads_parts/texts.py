@@ -14,6 +14,7 @@ from typing import Any
 
 from vllm_redrafter.data.rows import DatasetRows, ListRows, TextRow
 from vllm_redrafter.data.source import read_checked
+from vllm_redrafter.data.target import Target
 from vllm_redrafter.replay.batches import TextBatch
 from vllm_redrafter.replay.target import hidden_states
 
@@ -21,12 +22,12 @@ ROWS_AT_ONCE = 8
 
 
 def read_texts(
-    target: str, model: Any, folder: Path, number: int, layers: Sequence[int], length: int
+    target: Target, model: Any, folder: Path, number: int, layers: Sequence[int], length: int
 ) -> tuple[str, ListRows]:
     """The first conversations of a data folder: by what temperature, and rows with everything.
 
     Args:
-        target: folder or hub id.
+        target: the target.
         model: the target.
         folder: what `generate-data` wrote.
         number: how many rows; at most what there is.

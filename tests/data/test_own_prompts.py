@@ -22,6 +22,7 @@ from vllm_redrafter.data.generation_settings import (
 )
 from vllm_redrafter.data.own_prompts import PromptSummary, make_prompts, place_of_turn
 from vllm_redrafter.data.prompts import read_prompts
+from vllm_redrafter.data.target import Target
 from vllm_redrafter.data.turns import OpenTurn, TurnAnswer
 from vllm_redrafter.utils.errors import ConfigError
 
@@ -50,8 +51,8 @@ def run(
     """The summary (None where it died) and the engine (None where none was started)."""
     engines: list[FakeEngine] = []
 
-    def start(name: str, generation: GenerationSettings) -> FakeEngine:
-        engines.append(kind(AutoTokenizer.from_pretrained(name), generation, **engine))
+    def start(target: Target, generation: GenerationSettings) -> FakeEngine:
+        engines.append(kind(target.tokenizer, generation, **engine))
         return engines[0]
 
     try:

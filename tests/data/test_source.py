@@ -8,6 +8,7 @@ import pytest
 from redrafter_testing.models.tiny_models import add_tokenizer, make_target
 from redrafter_testing.models.training_data import write_data
 from vllm_redrafter.data.source import read_all, split
+from vllm_redrafter.data.target import Target
 from vllm_redrafter.utils.errors import ConfigError
 
 V = 64
@@ -31,8 +32,8 @@ def folders(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
 
 def test_the_rows_of_all_folders_follow_one_another(target: Path, folders: dict[str, Path]) -> None:
-    data = read_all([folders["short"], folders["others"]], str(target))
-    alone = [read_all([folders[name]], str(target)) for name in ("short", "others")]
+    data = read_all([folders["short"], folders["others"]], Target.open(target))
+    alone = [read_all([folders[name]], Target.open(target)) for name in ("short", "others")]
     rows = [row["input_ids"] for part in alone for row in part.dataset]
     assert [row["input_ids"] for row in data.dataset] == rows
     assert data.infos == alone[0].infos + alone[1].infos
@@ -42,7 +43,7 @@ def test_the_rows_of_all_folders_follow_one_another(target: Path, folders: dict[
 def test_answers_to_the_same_prompts_are_held_out_together(
     target: Path, folders: dict[str, Path]
 ) -> None:
-    data = read_all([folders["short"], folders["others"], folders["long"]], str(target))
+    data = read_all([folders["short"], folders["others"], folders["long"]], Target.open(target))
     assert data.conversations.tolist() == [*range(14), *range(10)]
     parts = split(data, held_out=5, seed=0, length=64)
     prompts = [
@@ -57,7 +58,7 @@ def test_answers_to_the_same_prompts_are_held_out_together(
 def test_a_folder_given_twice_is_refused(target: Path, folders: dict[str, Path]) -> None:
     again = folders["short"].parent / "." / "short"
     with pytest.raises(ConfigError, match="given twice"):
-        read_all([folders["short"], again], str(target))
+        read_all([folders["short"], again], Target.open(target))
 
 
 def test_each_folder_is_checked_against_the_target(
@@ -66,8 +67,8 @@ def test_each_folder_is_checked_against_the_target(
     other = make_target(tmp_path, vocab_size=V, seed=1)
     add_tokenizer(other, vocab_size=V)
     with pytest.raises(ConfigError, match="written by another target"):
-        read_all([folders["short"]], str(other))
-    assert len(read_all([folders["short"]], str(other), check_target=False).dataset) == 10
+        read_all([folders["short"]], Target.open(other))
+    assert len(read_all([folders["short"]], Target.open(other), check_target=False).dataset) == 10
 
 
 def test_rows_of_a_target_with_more_embeddings_are_refused(
@@ -80,11 +81,11 @@ def test_rows_of_a_target_with_more_embeddings_are_refused(
         match=r"long: conversation \d, row \d, is not for .*: token '.*' \(id \d\d\) has no row in "
         r".* embedding of 32 rows; give a target with the 64 rows of the one that wrote the data",
     ):
-        read_all([folders["long"]], str(smaller), check_target=False)
+        read_all([folders["long"]], Target.open(smaller), check_target=False)
 
 
 def test_the_seed_chooses_what_is_held_out(target: Path, folders: dict[str, Path]) -> None:
-    data = read_all([folders["short"]], str(target))
+    data = read_all([folders["short"]], Target.open(target))
 
     def held_out(seed: int) -> list[list[int]]:
         rows = split(data, held_out=3, seed=seed, length=64).held_out

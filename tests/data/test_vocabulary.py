@@ -3,17 +3,17 @@
 
 from pathlib import Path
 
-from transformers import AutoTokenizer
-
 from redrafter_testing.models.tiny_models import add_tokenizer, make_small_target
+from vllm_redrafter.data.target import Target
 from vllm_redrafter.data.vocabulary import EmbeddedTokens
 
 
 def test_a_token_behind_the_embeddings_end_is_named(tmp_path: Path) -> None:
     folder = make_small_target(tmp_path)
     add_tokenizer(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    embedded = EmbeddedTokens.of(str(folder), tokenizer)
+    target = Target.open(folder)
+    tokenizer = target.tokenizer
+    embedded = EmbeddedTokens(tokenizer, target.vocab_size)
     assert embedded.are_all and embedded.trouble([0, 511]) is None
 
     rows = len(tokenizer)

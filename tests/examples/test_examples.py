@@ -22,6 +22,7 @@ from redrafter_testing.models.tiny_models import add_tokenizer, make_target
 from redrafter_testing.models.training_data import answered
 from vllm_redrafter import ReDrafterConfig, save_drafter
 from vllm_redrafter.data.rows import ListRows
+from vllm_redrafter.data.target import Target
 from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.replay.estimate import estimate_acceptance
 from vllm_redrafter.replay.target import load_target
@@ -106,7 +107,7 @@ def taught(rows: ListRows, model: Any, shape: ReDrafterConfig) -> DraftHead:
 def test_the_default_policy_of_own_tree_policy_is_that_of_the_engines(
     target: Path, tmp_path: Path
 ) -> None:
-    model = load_target(target)
+    model = load_target(Target.open(target))
     rows, shape = written_answers(target, model), ReDrafterConfig(8, beam_width=4, beam_length=5)
     drafter = taught(rows, model, shape)
     save_drafter(drafter, tmp_path / "drafter")

@@ -19,6 +19,7 @@ from vllm_redrafter.data.capture_settings import CaptureSettings
 from vllm_redrafter.data.dataset import read_dataset
 from vllm_redrafter.data.hidden_states import StatesInfo, StoredStates, finished_shards
 from vllm_redrafter.data.rows import row_lengths
+from vllm_redrafter.data.target import Target
 from vllm_redrafter.heads.target_layers import named_layers
 from vllm_redrafter.offline import capture as capturing
 from vllm_redrafter.offline.capture import CaptureJob, capture
@@ -75,7 +76,7 @@ def test_every_row_s_states_are_the_target_s_behind_the_norm(
     dtype: str, layers: tuple[int, ...], target: Path, data: Path, tmp_path: Path
 ) -> None:
     printed = run(target, data, tmp_path, dtype=dtype, target_layers=named_layers(layers))
-    model = load_target(target, dtype)
+    model = load_target(Target.open(target), dtype)
     states, dataset = stored(data, tmp_path), read_dataset(data)[1]
     for row, values in enumerate(dataset):
         tokens = torch.tensor([values["input_ids"][:-1]])

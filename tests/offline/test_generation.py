@@ -40,6 +40,7 @@ from vllm_redrafter.data.generation_settings import (
     SamplingSettings,
 )
 from vllm_redrafter.data.prompts import read_prompts
+from vllm_redrafter.data.target import Target
 from vllm_redrafter.data.turns import OpenTurn
 from vllm_redrafter.offline.generation import CPU_BATCHED_TOKENS, OfflineEngine
 from vllm_redrafter.utils import names
@@ -115,7 +116,7 @@ def shared_engine(
     """`generate(output, settings)` in one engine: it takes long to start."""
 
     class Again(OfflineEngine):
-        def __init__(self, _: str, settings: GenerationSettings) -> None:
+        def __init__(self, _: Target, settings: GenerationSettings) -> None:
             self._llm, self._settings = engine._llm, settings
 
         def close(self) -> None:
@@ -128,7 +129,7 @@ def shared_engine(
 
     proposer = proposer_class or names.CPU_PROPOSER
     with patch.object(names, "CPU_PROPOSER", proposer):
-        engine = OfflineEngine(str(target), settings)
+        engine = OfflineEngine(Target.open(target), settings)
     try:
         yield generate
     finally:
@@ -288,7 +289,7 @@ def test_more_sampled_prompts_than_a_step_reads_are_all_answered(target: Path) -
     length = 100
     num = 2 * CPU_BATCHED_TOKENS // length
     turns = deque(OpenTurn(i, 0, [5 + i % 40] * length, 3, seed=i) for i in range(num))
-    engine = OfflineEngine(str(target), replace(SAMPLED, in_flight=num))
+    engine = OfflineEngine(Target.open(target), replace(SAMPLED, in_flight=num))
     try:
         answers = list(engine.answers(turns))
     finally:

@@ -24,6 +24,7 @@ from vllm_redrafter.data.fingerprint import target_fingerprint, tokenizer_finger
 from vllm_redrafter.data.generation_settings import EngineSettings
 from vllm_redrafter.data.hidden_states import StoredStates
 from vllm_redrafter.data.rows import row_lengths
+from vllm_redrafter.data.target import Target
 from vllm_redrafter.offline.hidden_states import HiddenStatesEngine
 from vllm_redrafter.replay.target import load_target
 from vllm_redrafter.training.run import TrainingJob, train
@@ -75,7 +76,7 @@ def captured(target: Path, data: Path, tmp_path_factory: pytest.TempPathFactory)
 def test_states_are_those_of_transformers(target: Path, data: Path, captured: Path) -> None:
     dataset = read_dataset(data)[1]
     states = StoredStates(captured, row_lengths(dataset))
-    model = load_target(target)
+    model = load_target(Target.open(target))
     for row, length in enumerate(LENGTHS):
         assert states[row].shape == (length - 1, 3 * 128)
         if length > 1:

@@ -4,9 +4,11 @@
 from pathlib import Path
 
 import pytest
+from transformers import AutoConfig
 
 from redrafter_testing.models.cycle_language import rows
 from redrafter_testing.models.training_data import answered
+from vllm_redrafter.data.target import Target
 from vllm_redrafter.replay.batches import TextBatch
 from vllm_redrafter.replay.target import load_target
 from vllm_redrafter.utils.errors import ConfigError
@@ -36,6 +38,7 @@ def test_rows_in_memory_know_their_lengths() -> None:
     assert rows(num=3, length=7).lengths.tolist() == [7, 7, 7]
 
 
-def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
+    AutoConfig.for_model("llama").save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="cannot load it as a causal language model"):
-        load_target(tmp_path)
+        load_target(Target.open(tmp_path))

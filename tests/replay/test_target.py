@@ -23,6 +23,7 @@ from redrafter_testing.models.families.chained import CHAINED
 from redrafter_testing.models.families.family import Family
 from redrafter_testing.models.quantised import FORMATS, quantise
 from redrafter_testing.models.tiny_models import make_small_target
+from vllm_redrafter.data.target import Target
 from vllm_redrafter.replay.batches import TextBatch
 from vllm_redrafter.replay.target import (
     TargetHead,
@@ -95,7 +96,7 @@ def language_model(target: Any) -> Any:
 def test_the_ends_are_those_of_the_whole_target(name: str, tmp_path: Path) -> None:
     folder = saved(CONFIGS[name], tmp_path, max_shard_size="20KB")
     assert len(list(folder.glob("*.safetensors"))) > 1
-    whole, ends = load_target(folder), load_ends(folder)
+    whole, ends = load_target(Target.open(folder)), load_ends(Target.open(folder))
     assert not [n for n, _ in ends.named_parameters() if ".layers." in n]
     tokens = torch.randint(1, 64, (1, 12))
     kept: list[torch.Tensor] = []
@@ -114,7 +115,7 @@ def test_the_ends_are_those_of_the_whole_target(name: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("name", CONFIGS)
 def test_layer_i_is_what_goes_into_the_next_one(name: str, tmp_path: Path) -> None:
     folder = saved(CONFIGS[name], tmp_path)
-    whole, tokens = load_target(folder), torch.randint(1, 64, (2, 12))
+    whole, tokens = load_target(Target.open(folder)), torch.randint(1, 64, (2, 12))
     entered: list[torch.Tensor] = []
     language_model(whole).layers[1].register_forward_pre_hook(
         lambda _, positional, named: entered.append((*positional, *named.values())[0]),
@@ -130,7 +131,8 @@ def test_layer_i_is_what_goes_into_the_next_one(name: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("name", SEEING)
 def test_rows_of_text_that_are_packed_do_not_see_each_other(name: str, tmp_path: Path) -> None:
     """Also where a row has several positions, of which transformers looks at the first."""
-    whole, tokens = load_target(saved(CONFIGS[name], tmp_path)), torch.randint(1, 64, (1, 12))
+    whole = load_target(Target.open(saved(CONFIGS[name], tmp_path)))
+    tokens = torch.randint(1, 64, (1, 12))
     positions = torch.tensor([[*range(7), *range(5)]])
     packed = read_target(whole, TextBatch(tokens, torch.ones_like(tokens).bool(), positions)).last
     for part in (slice(7), slice(7, 12)):
@@ -140,7 +142,7 @@ def test_rows_of_text_that_are_packed_do_not_see_each_other(name: str, tmp_path:
 
 @pytest.mark.parametrize("family", RECURRENT, ids=lambda family: family.name)
 def test_rows_do_not_see_each_other_where_a_state_goes_on(family: Family, tmp_path: Path) -> None:
-    whole = load_target(family.make(tmp_path))
+    whole = load_target(Target.open(family.make(tmp_path)))
     assert not keeps_rows_apart(whole)
     tokens = torch.randint(1, 20, (2, 14))
     positions = torch.tensor([[*range(7), *range(5), 0, 0], [*range(14)]])
@@ -153,7 +155,7 @@ def test_rows_do_not_see_each_other_where_a_state_goes_on(family: Family, tmp_pa
 
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
 def test_attention_keeps_rows_apart(name: str, tmp_path: Path) -> None:
-    assert keeps_rows_apart(load_target(saved(CONFIGS[name], tmp_path)))
+    assert keeps_rows_apart(load_target(Target.open(saved(CONFIGS[name], tmp_path))))
 
 
 def test_a_quantised_target_is_refused(tmp_path: Path) -> None:
@@ -162,7 +164,7 @@ def test_a_quantised_target_is_refused(tmp_path: Path) -> None:
     config.quantization_config = {"quant_method": "fp8"}
     config.save_pretrained(folder)
     with pytest.raises(ConfigError, match=r"is quantised, .* with --other-target"):
-        load_ends(folder)
+        load_ends(Target.open(folder))
 
 
 @pytest.mark.parametrize("form", [form for form in FORMATS if "tensors" not in form])
@@ -171,7 +173,7 @@ def test_a_quantised_target_that_transformers_cannot_run_is_refused(
 ) -> None:
     folder = quantise(make_small_target(tmp_path), FORMATS[form])
     with pytest.raises(ConfigError, match=r"cannot run it here \(.+\): .* with --other-target"):
-        load_target(folder)
+        load_target(Target.open(folder))
 
 
 @pytest.mark.parametrize("form", [form for form in FORMATS if "tensors" in form])
@@ -180,7 +182,9 @@ def test_a_quantised_target_that_transformers_unpacks_is_read(form: str, tmp_pat
     folder = quantise(make_small_target(tmp_path / "quantised"), FORMATS[form])
     tokens = torch.arange(24).view(2, 12)
     batch = TextBatch(tokens, torch.ones_like(tokens).bool(), torch.arange(12).expand(2, -1))
-    read, exact = (read_target(load_target(name), batch).last for name in (folder, plain))
+    read, exact = (
+        read_target(load_target(Target.open(name)), batch).last for name in (folder, plain)
+    )
     apart = (read - exact).norm() / exact.norm()
     # States that have nothing to do with each other are 1.4 apart.
     assert 1e-3 < apart < 0.7
@@ -192,7 +196,7 @@ def test_a_target_without_safetensors_is_refused(tmp_path: Path) -> None:
     torch.save({}, folder / "pytorch_model.bin")
     weights.unlink()
     with pytest.raises(ConfigError, match=r"cannot load its embedding, final norm and output"):
-        load_ends(folder)
+        load_ends(Target.open(folder))
 
 
 def test_a_part_that_is_missing_is_named(tmp_path: Path) -> None:
@@ -203,4 +207,4 @@ def test_a_part_that_is_missing_is_named(tmp_path: Path) -> None:
     del tensors["model.norm.weight"]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ConfigError, match=r"its safetensors lack model\.norm\.weight"):
-        load_ends(folder)
+        load_ends(Target.open(folder))

@@ -32,7 +32,7 @@ def asked(bare: Path, data: Path, **settings: Any) -> TrainingJob:
 def test_a_plan_says_what_will_be_done(bare: Path, data: Path) -> None:
     settings = {"draft_vocab_size": 16, "micro_batch_size": 1}
     plan = resolve(asked(bare, data, **settings), (2, "cpu"))
-    assert (plan.target, plan.target_parts, plan.start) == (str(bare), "whole", None)
+    assert (plan.target.name, plan.target_parts, plan.start) == (str(bare), "whole", None)
     assert (len(plan.rows), len(plan.held_out)) == (20, 4)
     head = plan.head.config
     assert (head.vocab_size, head.hidden_size, head.target_layers) == (VOCAB_SIZE, 128, (1, 2))

@@ -31,6 +31,7 @@ from vllm_redrafter.cli.main import app
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.hidden_states import StatesInfo
 from vllm_redrafter.data.source import read_all
+from vllm_redrafter.data.target import Target
 from vllm_redrafter.training.run import TrainingJob, train
 from vllm_redrafter.training.training_config import TrainingConfig
 from vllm_redrafter.utils.errors import ConfigError
@@ -262,7 +263,9 @@ def cut_states(states: Path, data: Path, target: Path, folder: Path, length: int
     whole = load_file(states / "states-00000.safetensors")
     cut = {name: tensor[: length - 1].contiguous() for name, tensor in whole.items()}
     save_file(cut, folder / "states-00000.safetensors")
-    lengths = [min(len(row["input_ids"]), length) for row in read_all([data], str(target)).dataset]
+    lengths = [
+        min(len(row["input_ids"]), length) for row in read_all([data], Target.open(target)).dataset
+    ]
     replace(StatesInfo.load(states), max_length=length, num_tokens=sum(lengths)).save(folder)
     return folder
 

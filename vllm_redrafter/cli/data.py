@@ -20,6 +20,8 @@ from vllm_redrafter.utils.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from vllm_redrafter.data.target import Target
+
 OF_THE_SERVERS = (
     "drafter",
     "spec_tokens",
@@ -114,10 +116,10 @@ def generate_data(
             raise ConfigError(f"--{name}: {reason}; leave it out")
     console = Console()
 
-    def start(target: str, settings: GenerationSettings) -> Any:
+    def start(target: Target, settings: GenerationSettings) -> Any:
         if endpoint:
             return _ask_servers(target, ",".join(endpoint), output, settings, endpoints, console)
-        console.print(f"starting the engine with {target}", markup=False)
+        console.print(f"starting the engine with {target.name}", markup=False)
         return start_vllm(target, settings)
 
     conversations, left_out = read_prompts(prompts, split, settings.strict)
@@ -128,7 +130,7 @@ def generate_data(
         console.print(str(summary))
 
 
-def start_vllm(target: str, settings: GenerationSettings) -> Any:
+def start_vllm(target: Target, settings: GenerationSettings) -> Any:
     """The engine that lets the target write, and its advice; vLLM is imported here, not before."""
     # Its log would run through the progress bar; whoever wants it says so in the environment.
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -141,7 +143,7 @@ def start_vllm(target: str, settings: GenerationSettings) -> Any:
 
 
 def _ask_servers(
-    target: str,
+    target: Target,
     given: str,
     output: Path,
     settings: GenerationSettings,

@@ -13,10 +13,8 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
-from transformers import AutoTokenizer
 
 from vllm_redrafter.data.conversation_rows import Conversation
 from vllm_redrafter.data.dataset import (
@@ -26,11 +24,11 @@ from vllm_redrafter.data.dataset import (
     write_shard,
 )
 from vllm_redrafter.data.dataset_row import Row
-from vllm_redrafter.data.fingerprint import digest, target_fingerprint, tokenizer_fingerprint
+from vllm_redrafter.data.fingerprint import digest, tokenizer_fingerprint
 from vllm_redrafter.data.folder_info import begin
 from vllm_redrafter.data.generation_settings import GenerationSettings
 from vllm_redrafter.data.left_out import LeftOut, UnusableRow
-from vllm_redrafter.data.target_files import load_from
+from vllm_redrafter.data.target import Target
 from vllm_redrafter.data.turns import (
     Dialogue,
     OpenTurn,
@@ -38,7 +36,7 @@ from vllm_redrafter.data.turns import (
     TargetEngine,
     TurnAnswer,
 )
-from vllm_redrafter.data.vocabulary import EmbeddedTokens, vocab_size_of
+from vllm_redrafter.data.vocabulary import EmbeddedTokens
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.progress import progress_bar
 
@@ -113,7 +111,7 @@ def generate_data(
     target: str,
     prompts: Sequence[Conversation],
     output: Path,
-    start_engine: Callable[[str, GenerationSettings], TargetEngine],
+    start_engine: Callable[[Target, GenerationSettings], TargetEngine],
     settings: GenerationSettings | None = None,
     console: Console | None = None,
 ) -> GenerationSummary:
@@ -136,13 +134,13 @@ def generate_data(
             folder holds data of other settings, which are named; another process writes this part.
     """
     settings, console = settings or GenerationSettings(), console or Console()
-    tokenizer = load_from(AutoTokenizer, target)
-    embedded = EmbeddedTokens.of(target, tokenizer)
-    renderer = PromptRenderer(tokenizer, embedded, settings.system_prompt)
+    opened = Target.open(target)
+    embedded = EmbeddedTokens(opened.tokenizer, opened.vocab_size)
+    renderer = PromptRenderer(opened.tokenizer, embedded, settings.system_prompt)
     prompts, left_out = _askable(prompts, renderer, settings.strict)
     if left_out.count:
         console.print(str(left_out), markup=False, highlight=False, soft_wrap=True)
-    info = _describe(target, tokenizer, prompts, settings)
+    info = _describe(opened, prompts, settings)
     part, summary = settings.own_part(), GenerationSummary()
     with part.locked(output):
         if not (output / INFO_FILE).exists() and finished_shards(output):
@@ -157,7 +155,7 @@ def generate_data(
         summary.kept_shards = len(own) - len(missing)
         try:
             if missing:
-                with closing(start_engine(target, settings)) as engine:
+                with closing(start_engine(opened, settings)) as engine:
                     run = _Generation(engine, info, prompts, renderer, output, missing, summary)
                     run.run(console)
                     summary.tokens_per_step = engine.tokens_per_step()
@@ -196,19 +194,19 @@ def _askable(
 
 
 def _describe(
-    target: str, tokenizer: Any, prompts: Sequence[Conversation], settings: GenerationSettings
+    target: Target, prompts: Sequence[Conversation], settings: GenerationSettings
 ) -> DatasetInfo:
     """What is to be written into dataset.json."""
-    template = tokenizer.chat_template
+    template = target.tokenizer.chat_template
     return DatasetInfo(
-        target=target,
-        target_fingerprint=target_fingerprint(target),
-        tokenizer_fingerprint=tokenizer_fingerprint(tokenizer),
+        target=target.name,
+        target_fingerprint=target.fingerprint,
+        tokenizer_fingerprint=tokenizer_fingerprint(target.tokenizer),
         template_fingerprint=digest(template) if template else None,
         prompts_fingerprint=digest([[c.system, *c.turns] for c in prompts]),
         num_conversations=len(prompts),
         shard_size=settings.shard_size,
-        vocab_size=vocab_size_of(target),
+        vocab_size=target.vocab_size,
         system_prompt=settings.system_prompt,
         sampling=settings.sampling,
     )

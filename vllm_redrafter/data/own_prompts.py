@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from transformers import AutoTokenizer
 
 from vllm_redrafter.data.chat_template import MARK, ChatTemplate
-from vllm_redrafter.data.fingerprint import digest, target_fingerprint
+from vllm_redrafter.data.fingerprint import digest
 from vllm_redrafter.data.generation_settings import GenerationSettings, PromptSettings
 from vllm_redrafter.data.prompt_file import PromptFile
-from vllm_redrafter.data.target_files import load_from
+from vllm_redrafter.data.target import Target
 from vllm_redrafter.data.turns import OpenTurn, TargetEngine, answer_seed
 from vllm_redrafter.data.vocabulary import EmbeddedTokens
 from vllm_redrafter.utils.errors import ConfigError
@@ -122,7 +121,7 @@ def place_of_turn(tokenizer: Any, system_prompt: str | None) -> TurnPlace:
 def make_prompts(
     target: str,
     output: Path,
-    start_engine: Callable[[str, GenerationSettings], TargetEngine],
+    start_engine: Callable[[Target, GenerationSettings], TargetEngine],
     settings: PromptSettings | None = None,
     console: Console | None = None,
 ) -> PromptSummary:
@@ -140,15 +139,16 @@ def make_prompts(
             what the template writes; a file that holds something else; nothing new comes any more.
     """
     settings, console = settings or PromptSettings(), console or Console()
-    tokenizer = load_from(AutoTokenizer, target)
+    opened = Target.open(target)
+    tokenizer = opened.tokenizer
     place = place_of_turn(tokenizer, settings.system_prompt)
-    if trouble := EmbeddedTokens.of(target, tokenizer).trouble(place.tokens):
+    if trouble := EmbeddedTokens(tokenizer, opened.vocab_size).trouble(place.tokens):
         raise ConfigError(
             f"target {target!r} cannot read what its chat template or the system prompt makes: "
             f"{trouble}; give a target with the tokenizer that it was trained with"
         )
     made_with = {
-        "target_fingerprint": target_fingerprint(target),
+        "target_fingerprint": opened.fingerprint,
         "template_fingerprint": digest(tokenizer.chat_template),
         **settings.recipe(),
     }
@@ -159,7 +159,7 @@ def make_prompts(
             of_engine = GenerationSettings(
                 settings.sampling, in_flight=settings.in_flight, engine=settings.engine
             )
-            with closing(start_engine(target, of_engine)) as engine:
+            with closing(start_engine(opened, of_engine)) as engine:
                 _Attempts(engine, tokenizer, place, settings, file, summary).run(console)
     return summary
 

@@ -11,14 +11,13 @@ from typing import Any
 import torch
 from datasets import concatenate_datasets
 from torch import Tensor
-from transformers import AutoTokenizer
 
 from vllm_redrafter.data.dataset import DatasetInfo, read_dataset
-from vllm_redrafter.data.fingerprint import target_fingerprint, tokenizer_fingerprint
+from vllm_redrafter.data.fingerprint import tokenizer_fingerprint
 from vllm_redrafter.data.row_checks import first_broken_row
 from vllm_redrafter.data.rows import DatasetRows
-from vllm_redrafter.data.target_files import load_from
-from vllm_redrafter.data.vocabulary import EmbeddedTokens, vocab_size_of
+from vllm_redrafter.data.target import Target
+from vllm_redrafter.data.vocabulary import EmbeddedTokens
 from vllm_redrafter.utils.errors import ConfigError
 
 
@@ -88,7 +87,7 @@ class TrainingData:
         }
 
 
-def read_all(folders: Sequence[Path], target: str, check_target: bool = True) -> WrittenData:
+def read_all(folders: Sequence[Path], target: Target, check_target: bool = True) -> WrittenData:
     """Read data folders as one; each row counts alike, whichever folder it is from.
 
     Args:
@@ -117,13 +116,13 @@ def read_all(folders: Sequence[Path], target: str, check_target: bool = True) ->
 
 
 def read_checked(
-    folder: str | Path, target: str, check_target: bool = True
+    folder: str | Path, target: Target, check_target: bool = True
 ) -> tuple[DatasetInfo, Any]:
     """Read a data folder; refuse data of another target or tokenizer.
 
     Args:
         folder: what generate-data wrote.
-        target: folder or hub id.
+        target: that is to read it.
         check_target: False accepts another target with the same tokenizer, such as a quantised
             copy that wrote the data.
 
@@ -132,38 +131,36 @@ def read_checked(
             has no embedding of.
     """
     info, dataset = read_dataset(folder)
-    tokenizer = load_from(AutoTokenizer, target)
-    ours = tokenizer_fingerprint(tokenizer)
+    ours = tokenizer_fingerprint(target.tokenizer)
     if ours != info.tokenizer_fingerprint:
         raise ConfigError(
             f"{folder} was made with another tokenizer (that of {info.target!r}, fingerprint "
-            f"{info.tokenizer_fingerprint[:12]}) than {target!r} has ({ours[:12]}): generate the "
-            "data again with this target"
+            f"{info.tokenizer_fingerprint[:12]}) than {target.name!r} has ({ours[:12]}): generate "
+            "the data again with this target"
         )
-    if check_target and (ours := target_fingerprint(target)) != info.target_fingerprint:
+    if check_target and (ours := target.fingerprint) != info.target_fingerprint:
         raise ConfigError(
             f"{folder} was written by another target ({info.target!r}, fingerprint "
-            f"{info.target_fingerprint[:12]}) than {target!r} ({ours[:12]}): generate the data "
-            "again with this target, or, if the two differ in precision only, pass --other-target"
+            f"{info.target_fingerprint[:12]}) than {target.name!r} ({ours[:12]}): generate the "
+            "data again with this target, or, if the two differ in precision only, pass "
+            "--other-target"
         )
-    _check_tokens(folder, info, dataset, target, tokenizer)
+    _check_tokens(folder, info, dataset, target)
     return info, dataset
 
 
-def _check_tokens(
-    folder: str | Path, info: DatasetInfo, dataset: Any, target: str, tokenizer: Any
-) -> None:
+def _check_tokens(folder: str | Path, info: DatasetInfo, dataset: Any, target: Target) -> None:
     """Refuse rows of a target with more embeddings than this one has."""
-    vocab_size = vocab_size_of(target)
+    vocab_size = target.vocab_size
     if vocab_size >= info.vocab_size:
         return
     if found := first_broken_row(dataset.data.table, vocab_size):
         row = dataset[found[0]]
-        trouble = EmbeddedTokens(tokenizer, vocab_size).trouble(row["input_ids"])
+        trouble = EmbeddedTokens(target.tokenizer, vocab_size).trouble(row["input_ids"])
         raise ConfigError(
-            f"{folder}: conversation {row['conversation']}, row {found[0]}, is not for {target!r}: "
-            f"{trouble}; give a target with the {info.vocab_size} rows of the one that wrote the "
-            "data"
+            f"{folder}: conversation {row['conversation']}, row {found[0]}, is not for "
+            f"{target.name!r}: {trouble}; give a target with the {info.vocab_size} rows of the "
+            "one that wrote the data"
         )
 
 

@@ -6,10 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from transformers import AutoConfig
-
-from vllm_redrafter.data.target_files import load_from
-
 
 class EmbeddedTokens:
     """The tokens that a target has a row of its embedding for.
@@ -25,11 +21,6 @@ class EmbeddedTokens:
         self._num_rows = num_rows
         self._without = {id: token for token, id in tokenizer.get_vocab().items() if id >= num_rows}
 
-    @classmethod
-    def of(cls, target: str, tokenizer: Any) -> EmbeddedTokens:
-        """Those of a target, a folder or a hub id, whose tokenizer this is."""
-        return cls(tokenizer, vocab_size_of(target))
-
     @property
     def are_all(self) -> bool:
         """Whether every token of the tokenizer has a row."""
@@ -44,8 +35,3 @@ class EmbeddedTokens:
                     f"embedding of {self._num_rows} rows"
                 )
         return None
-
-
-def vocab_size_of(target: str) -> int:
-    """How many tokens a target has embeddings of, by its config.json."""
-    return int(load_from(AutoConfig, target).get_text_config().vocab_size)

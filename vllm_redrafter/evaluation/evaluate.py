@@ -19,6 +19,7 @@ from vllm_redrafter.config import ReDrafterConfig, TreeKind
 from vllm_redrafter.data.captured import CapturedRows, states_of
 from vllm_redrafter.data.rows import DatasetRows, TextRows
 from vllm_redrafter.data.source import WrittenData, held_out_conversations, read_all
+from vllm_redrafter.data.target import Target
 from vllm_redrafter.evaluation.config import EvaluationConfig
 from vllm_redrafter.heads.head import DraftHead
 from vllm_redrafter.replay.acceptance import measure_acceptance
@@ -221,7 +222,7 @@ class EvaluationJob:
 
 
 def _load_models(
-    target: str,
+    target: Target,
     drafter: str,
     target_dtype: TargetDtype,
     device: str,
@@ -230,7 +231,8 @@ def _load_models(
     """The target and its drafter, which is of the target's dtype.
 
     Args:
-        target, drafter: folders or hub ids.
+        target: what was opened of it.
+        drafter: folder or hub id.
         target_dtype: see `EvaluationConfig`.
         device: where to put them.
         ends_only: leave the target's layers out.
@@ -241,8 +243,8 @@ def _load_models(
     model = (load_ends if ends_only else load_target)(target, target_dtype, device)
     head = load_drafter(drafter, model.dtype).to(device)
     # Captured states are asked for their layers instead.
-    reasons = misfits_of(head.config, model.config, with_layers=not ends_only)
-    require_fit(f"drafter {drafter!r}", target, reasons)
+    reasons = misfits_of(head.config, target.config, with_layers=not ends_only)
+    require_fit(f"drafter {drafter!r}", target.name, reasons)
     return model, head
 
 
@@ -253,13 +255,12 @@ def evaluate(job: EvaluationJob, console: Console | None = None) -> Evaluation:
         ConfigError: input that cannot work.
     """
     config, check_target = job.config, not job.other_target
-    written = read_all(job.data, job.target, check_target)
+    opened = Target.open(job.target)
+    written = read_all(job.data, opened, check_target)
     text = _text(written, config.held_out, config.seed, config.max_length)
     states = states_of(written, job.hidden_states, check_target) if job.hidden_states else []
     device = job.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    target, drafter = _load_models(
-        job.target, job.drafter, config.target_dtype, device, bool(states)
-    )
+    target, drafter = _load_models(opened, job.drafter, config.target_dtype, device, bool(states))
     rows: TextRows = text
     if states:
         sizes = drafter.config

@@ -16,10 +16,8 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from transformers import AutoConfig
 
 from vllm_redrafter.data.capture_settings import CaptureSettings
-from vllm_redrafter.data.fingerprint import target_fingerprint
 from vllm_redrafter.data.folder_info import begin
 from vllm_redrafter.data.hidden_states import (
     SHARD_BYTES,
@@ -31,7 +29,7 @@ from vllm_redrafter.data.hidden_states import (
 )
 from vllm_redrafter.data.rows import row_lengths
 from vllm_redrafter.data.source import read_checked
-from vllm_redrafter.data.target_files import load_from
+from vllm_redrafter.data.target import Target
 from vllm_redrafter.heads.target_layers import layers_of
 from vllm_redrafter.offline.capture_run import CaptureRun, StatesEngine, check_rows
 from vllm_redrafter.replay.target import final_norm, load_ends
@@ -76,12 +74,13 @@ def capture(job: CaptureJob, start_engine: StartEngine, console: Console | None 
         TrainingError: what the engine computes is not what transformers does.
     """
     console = console or Console()
-    _, dataset = read_checked(job.data, job.target, not job.other_target)
-    ends = load_ends(job.target, job.settings.dtype)
+    target = Target.open(job.target)
+    _, dataset = read_checked(job.data, target, not job.other_target)
+    ends = load_ends(target, job.settings.dtype)
     lengths = np.minimum(row_lengths(dataset), job.settings.max_length)
-    num_layers = load_from(AutoConfig, job.target).get_text_config().num_hidden_layers
+    num_layers = target.text_config.num_hidden_layers
     layers = layers_of(job.settings.target_layers, num_layers, "capture: target_layers")
-    info = _describe(job, dataset, lengths, ends, layers)
+    info = _describe(job, target, dataset, lengths, ends, layers)
     output = job.output.expanduser()
     part = job.settings.own_part()
     scratch_path = output / f".part-{part.number}-of-{part.of}"
@@ -107,7 +106,7 @@ def capture(job: CaptureJob, start_engine: StartEngine, console: Console | None 
             console.print("other parts are missing still: the last part compares a sample")
             return
         states = StoredStates(output, row_lengths(dataset))
-        apart = check_rows(job.target, states, {row: dataset[row]["input_ids"] for row in sample})
+        apart = check_rows(target, states, {row: dataset[row]["input_ids"] for row in sample})
         console.print(
             f"{len(sample)} rows compared with transformers: at most {apart:.2%} of their length "
             "apart"
@@ -136,13 +135,18 @@ def _check_space(output: Path, needed: int) -> None:
 
 
 def _describe(
-    job: CaptureJob, dataset: Any, lengths: np.ndarray, ends: Any, layers: tuple[int, ...]
+    job: CaptureJob,
+    target: Target,
+    dataset: Any,
+    lengths: np.ndarray,
+    ends: Any,
+    layers: tuple[int, ...],
 ) -> StatesInfo:
     hidden_size = ends.config.get_text_config().hidden_size
     bytes_per_token = (1 + len(layers)) * hidden_size * ends.dtype.itemsize
     return StatesInfo(
-        target=job.target,
-        target_fingerprint=target_fingerprint(job.target),
+        target=target.name,
+        target_fingerprint=target.fingerprint,
         text_fingerprint=text_fingerprint(dataset),
         num_rows=len(lengths),
         num_tokens=int(lengths.sum()),

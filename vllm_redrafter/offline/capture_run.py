@@ -14,6 +14,7 @@ from rich.console import Console
 from torch import Tensor
 
 from vllm_redrafter.data.hidden_states import StatesInfo, StoredStates, write_states
+from vllm_redrafter.data.target import Target
 from vllm_redrafter.replay.target import hidden_states, load_target
 from vllm_redrafter.utils.errors import TrainingError
 from vllm_redrafter.utils.progress import progress_bar
@@ -120,13 +121,13 @@ class CaptureRun:
 
 
 @torch.no_grad()
-def check_rows(target: str, states: StoredStates, rows: Mapping[int, Sequence[int]]) -> float:
+def check_rows(target: Target, states: StoredStates, rows: Mapping[int, Sequence[int]]) -> float:
     """Run the target over some rows with transformers, and compare.
 
     It is loaded in the dtype of the states, over all GPUs that there are.
 
     Args:
-        target: folder or hub id.
+        target: whose states they are.
         states: what was captured.
         rows: by number, their tokens.
 

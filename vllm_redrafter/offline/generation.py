@@ -13,6 +13,7 @@ from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 
 from vllm_redrafter.data.generation_settings import GenerationSettings
+from vllm_redrafter.data.target import Target
 from vllm_redrafter.data.turns import OpenTurn, TurnAnswer
 from vllm_redrafter.offline.llm import (
     EngineRequest,
@@ -115,18 +116,18 @@ class OfflineEngine:
     """The target in vLLM, writing training data: a `TargetEngine`.
 
     Args:
-        target: a folder, or a hub id.
+        target: that is to write.
         settings: how to generate.
 
     Raises:
         ConfigError: vLLM cannot start with them.
     """
 
-    def __init__(self, target: str, settings: GenerationSettings) -> None:
+    def __init__(self, target: Target, settings: GenerationSettings) -> None:
         self._settings = settings
-        arguments = engine_arguments(target, settings)
+        arguments = engine_arguments(target.name, settings)
         with core_in_this_process():
-            self._llm = start_llm(target, **arguments)
+            self._llm = start_llm(target.name, **arguments)
 
     @property
     def max_model_len(self) -> int:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -21,16 +21,14 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
-    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
 )
 from transformers.utils import logging
 
-from vllm_redrafter.data.target_files import load_from
+from vllm_redrafter.data.target import Target
 from vllm_redrafter.replay.batches import TextBatch
 from vllm_redrafter.utils.errors import ConfigError, one_line
-from vllm_redrafter.utils.hub import check_within_reach
 
 
 @dataclass(frozen=True)
@@ -61,32 +59,32 @@ def model_factory(config: Any) -> Any:
 
 
 def load_target(
-    name: str | Path, dtype: torch.dtype | str = torch.float32, device: torch.device | str = "cpu"
+    target: Target, dtype: torch.dtype | str = torch.float32, device: torch.device | str = "cpu"
 ) -> Any:
     """Load a causal language model, frozen and in eval mode.
 
     Args:
-        name: a folder, or a hub repository's id.
+        target: whose files are read.
         dtype: of its parameters, or its name; "auto" for the checkpoint's own.
         device: where to put it; "auto" spreads it over all GPUs, what does not fit them over
             memory and disk (accelerate's device map).
 
     Raises:
-        ConfigError: `name` has no model that transformers can load; or it is quantised, and
-            transformers cannot run it here.
+        ConfigError: transformers cannot load it; or it is quantised, and cannot be run here.
     """
     device_map = "auto" if device == "auto" else None
-    check_within_reach(str(name), "target")
+    name, factory = target.name, model_factory(target.config)
     try:
-        factory = model_factory(AutoConfig.from_pretrained(str(name)))
-        model = factory.from_pretrained(str(name), dtype=dtype, device_map=device_map)
+        model = factory.from_pretrained(
+            os.path.expanduser(name), dtype=dtype, device_map=device_map
+        )
     except ImportError as error:  # of a package that a format needs
-        if getattr(load_from(AutoConfig, str(name)), "quantization_config", None) is None:
+        if getattr(target.config, "quantization_config", None) is None:
             raise
         raise _not_run(name, error) from error
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"target {str(name)!r}: transformers cannot load it as a causal language model; "
+            f"target {name!r}: transformers cannot load it as a causal language model; "
             f"give a folder in Hugging Face format, or a hub id: {error}"
         ) from error
     if device_map is None:
@@ -98,7 +96,7 @@ def load_target(
 
 
 @torch.no_grad()
-def _check_runs(model: Any, name: str | Path) -> None:
+def _check_runs(model: Any, name: str) -> None:
     """Packed weights may load where nothing multiplies them: one token shows it.
 
     compressed-tensors unpacks its own then, and only then: when the whole model is called.
@@ -109,29 +107,28 @@ def _check_runs(model: Any, name: str | Path) -> None:
         raise _not_run(name, error) from error
 
 
-def _not_run(name: str | Path, error: Exception) -> ConfigError:
+def _not_run(name: str, error: Exception) -> ConfigError:
     return ConfigError(
-        f"target {str(name)!r} is quantised, and transformers cannot run it here "
+        f"target {name!r} is quantised, and transformers cannot run it here "
         f"({one_line(error)}): give the model that it was made of, with --other-target"
     )
 
 
 def load_ends(
-    name: str | Path, dtype: torch.dtype | str = torch.float32, device: torch.device | str = "cpu"
+    target: Target, dtype: torch.dtype | str = torch.float32, device: torch.device | str = "cpu"
 ) -> Any:
     """Load a target without its layers, which are not read from its files either.
 
     Args:
-        name, dtype, device: see `load_target`.
+        target, dtype, device: see `load_target`.
 
     Raises:
-        ConfigError: `name` has no such model in safetensors, it is quantised, or its files lack
-            one of the parts.
+        ConfigError: it has no safetensors, is quantised, or its files lack one of the parts.
     """
-    config = load_from(AutoConfig, str(name))
+    name, config = target.name, deepcopy(target.config)
     if getattr(config, "quantization_config", None) is not None:
         raise ConfigError(
-            f"target {str(name)!r} is quantised, and its ends alone cannot be taken from packed "
+            f"target {name!r} is quantised, and its ends alone cannot be taken from packed "
             "weights: give the model that it was made of, with --other-target"
         )
     text = config.get_text_config()
@@ -149,11 +146,11 @@ def load_ends(
             )
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"target {str(name)!r}: transformers cannot load its embedding, final norm and output "
+            f"target {name!r}: transformers cannot load its embedding, final norm and output "
             f"layer from safetensors: {error}"
         ) from error
     if missing := sorted(report["missing_keys"]):
-        raise ConfigError(f"target {str(name)!r}: its safetensors lack {', '.join(missing)}")
+        raise ConfigError(f"target {name!r}: its safetensors lack {', '.join(missing)}")
     return model.to(device).eval().requires_grad_(False)
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import TextRows
+from vllm_redrafter.data.target import Target
 from vllm_redrafter.heads.head import HeadConfig
 from vllm_redrafter.training.batch_plan import BatchPlan
 from vllm_redrafter.training.checkpointing import RunProgress
@@ -90,7 +91,7 @@ class TrainingPlan:
     """What `train` does.
 
     Attributes:
-        target: folder or hub id.
+        target: the model to draft for.
         target_dtype: of its parameters.
         target_parts: what of it each process loads.
         head: the drafter.
@@ -106,7 +107,7 @@ class TrainingPlan:
         record: all that the weights depend on, for every checkpoint and config.json.
     """
 
-    target: str
+    target: Target
     target_dtype: TargetDtype
     target_parts: TargetParts
     head: HeadPlan
@@ -125,7 +126,7 @@ class TrainingPlan:
         """The plan in words, part by part."""
         loop, shape = self.loop, self.loop.shape
         return {
-            "target": f"{self.target}, {self.target_parts}, dtype {self.target_dtype}",
+            "target": f"{self.target.name}, {self.target_parts}, dtype {self.target_dtype}",
             "data": f"{len(self.rows)} rows, {self.rows.lengths.sum():,} tokens ({self.num_cut} "
             f"rows cut to {loop.batches.block_length}); {len(self.held_out)} rows held out",
             "drafter": str(self.head),

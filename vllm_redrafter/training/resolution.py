@@ -7,8 +7,6 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig
-
 from vllm_redrafter.checkpoints.drafter_files import weights_digest
 from vllm_redrafter.checkpoints.fit import misfits_of, require_fit
 from vllm_redrafter.checkpoints.reading import Checkpoint
@@ -16,7 +14,7 @@ from vllm_redrafter.config import USUAL_CANDIDATES, ReDrafterConfig
 from vllm_redrafter.data.captured import CapturedRows, states_of
 from vllm_redrafter.data.rows import TextRows
 from vllm_redrafter.data.source import TrainingData, WrittenData, read_all, split
-from vllm_redrafter.data.target_files import load_from
+from vllm_redrafter.data.target import Target
 from vllm_redrafter.heads.head import HeadConfig
 from vllm_redrafter.heads.registry import NAMES, head_name
 from vllm_redrafter.heads.selector import SelectorConfig
@@ -84,9 +82,10 @@ def resolve(
             f"{output} has checkpoints of an earlier run: --resume goes on with it; to start "
             "afresh give another --output, or delete it"
         )
-    sizes = load_from(AutoConfig, job.target).get_text_config()
+    target = Target.open(job.target)
+    sizes = target.text_config
     config, head = _with_head(job, sizes)
-    written = read_all(job.data, job.target, not job.other_target)
+    written = read_all(job.data, target, not job.other_target)
     data = split(written, config.held_out, config.seed, config.block_length)
     data.check_vocabulary(sizes.vocab_size)
     head = head or _new_head(config, data.rows, sizes)
@@ -97,7 +96,7 @@ def resolve(
     settings = {key: value for key, value in asdict(config).items() if value is not None}
     record = _record(job, settings, data)
     return TrainingPlan(
-        target=job.target,
+        target=target,
         target_dtype=config.target_dtype,
         target_parts="without its layers" if job.hidden_states else "whole",
         head=head,

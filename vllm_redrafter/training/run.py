@@ -97,7 +97,7 @@ def train(
                 drafter = drafter.to(target.dtype).eval()
                 served, acceptance = _served(drafter, trainer, plan)
                 record = _training_record({**plan.record, "result": _figures(result)}, plan.head)
-                _save_result(drafter, plan.output, plan.target, served, record, acceptance)
+                _save_result(drafter, plan.output, plan.target.name, served, record, acceptance)
                 console.print(_summary(result, plan.output))
                 if plan.head.config.selected_depths:
                     console.print(_candidates(served.candidates, len(plan.held_out)))

@@ -12,9 +12,8 @@ from transformers import AutoTokenizer
 from redrafter_testing.engines.fake_engine import APPENDING
 from redrafter_testing.engines.fake_server import FakeServer
 from redrafter_testing.engines.generation_runs import make_folder
-from vllm_redrafter.data import generation
-from vllm_redrafter.data.endpoints import client, served_target
-from vllm_redrafter.data.target_files import load_from
+from vllm_redrafter.data.endpoints import client
+from vllm_redrafter.data.target import Target
 
 Serve = Callable[..., FakeServer]
 
@@ -43,13 +42,12 @@ def serve(tokenizer: Any) -> Iterator[Serve]:
         server.die()
 
 
-LOADED = cache(load_from)
+OPENED = cache(Target.open)
 
 
 @pytest.fixture(autouse=True)
-def _loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (generation, served_target):
-        monkeypatch.setattr(module, "load_from", LOADED)
+def _opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Target, "open", OPENED)
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from redrafter_testing.engines.fake_engine import FakeEngine
@@ -29,6 +28,7 @@ from vllm_redrafter.data.generation_settings import (
     GenerationSettings,
     SamplingSettings,
 )
+from vllm_redrafter.data.target import Target
 from vllm_redrafter.utils.errors import ConfigError
 
 SETTINGS = GenerationSettings(sampling=SamplingSettings(max_tokens=40), shard_size=3, in_flight=4)
@@ -44,8 +44,8 @@ Serve = Callable[..., FakeServer]
 def expected(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """What one engine in this process writes."""
 
-    def start(name: str, settings: GenerationSettings) -> FakeEngine:
-        return FakeEngine(AutoTokenizer.from_pretrained(name), settings)
+    def start(target: Target, settings: GenerationSettings) -> FakeEngine:
+        return FakeEngine(target.tokenizer, settings)
 
     output, console = tmp_path_factory.mktemp("expected"), Console(file=io.StringIO())
     generate_data(str(target), PROMPTS, output, start, SETTINGS, console)
@@ -62,8 +62,8 @@ class Run:
     def __call__(self, *servers: FakeServer, seconds: float = 20.0) -> GenerationSummary:
         console = Console(file=self._said, width=1000)
 
-        def start(name: str, settings: GenerationSettings) -> EndpointEngine:
-            served = ServedTarget(name, None, None, self.output)
+        def start(target: Target, settings: GenerationSettings) -> EndpointEngine:
+            served = ServedTarget(target, None, None, self.output)
             addresses = [server.address for server in servers]
             limits = EndpointSettings(request_timeout=seconds)
             return EndpointEngine(addresses, served, settings, limits, console)

@@ -12,6 +12,7 @@ import pytest
 from vllm_redrafter.data.endpoints.client import EndpointClient, EndpointDown
 from vllm_redrafter.data.endpoints.served_target import ServedTarget
 from vllm_redrafter.data.generation_settings import SamplingSettings
+from vllm_redrafter.data.target import Target
 from vllm_redrafter.utils.errors import ConfigError
 
 
@@ -27,7 +28,7 @@ def check(target: Path, tmp_path: Path, serve: Callable[..., Any]) -> Callable[.
             finally:
                 await client.close()
 
-        served = ServedTarget(str(target), length, served_name, tmp_path)
+        served = ServedTarget(Target.open(target), length, served_name, tmp_path)
         return asyncio.run(ask())
 
     return look

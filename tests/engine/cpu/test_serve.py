@@ -28,6 +28,7 @@ from vllm_redrafter.data.generation_settings import (
     GenerationSettings,
     SamplingSettings,
 )
+from vllm_redrafter.data.target import Target
 
 pytestmark = pytest.mark.engine
 
@@ -142,8 +143,8 @@ def test_training_data_that_the_server_writes_is_the_target_s_own(
     settings = GenerationSettings(SamplingSettings(temperature=0.0, max_tokens=24), shard_size=2)
     said = Console(file=io.StringIO())
 
-    def start(name: str, settings: GenerationSettings) -> EndpointEngine:
-        served = ServedTarget(name, None, None, tmp_path / "data")
+    def start(target: Target, settings: GenerationSettings) -> EndpointEngine:
+        served = ServedTarget(target, None, None, tmp_path / "data")
         limits = EndpointSettings(request_timeout=60)
         return EndpointEngine([address], served, settings, limits, said)
 

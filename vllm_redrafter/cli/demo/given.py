@@ -5,11 +5,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from transformers import AutoConfig
-
 from vllm_redrafter.checkpoints.fit import misfits_of
 from vllm_redrafter.checkpoints.reading import Checkpoint
-from vllm_redrafter.data.target_files import load_from
+from vllm_redrafter.data.target import Target
 from vllm_redrafter.utils.errors import ConfigError
 
 
@@ -44,7 +42,7 @@ def check_sizes(target: str | Path, drafter: str | Path, name: str, remedy: str)
         ConfigError: it does not fit.
     """
     head = Checkpoint.open(str(drafter)).head
-    if reasons := misfits_of(head, load_from(AutoConfig, str(target))):
+    if reasons := misfits_of(head, Target.open(target).config):
         raise ConfigError(
             f"{name} does not fit the target {str(target)!r}: {'; '.join(reasons)}: {remedy}"
         )

@@ -37,6 +37,7 @@ from vllm_redrafter.cli.demo.smollm2_target import get_target
 from vllm_redrafter.cli.serving_backend import Backend, serving_backend
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.conversation_rows import Conversation
+from vllm_redrafter.data.target import Target
 from vllm_redrafter.data.turns import PromptRenderer
 from vllm_redrafter.data.vocabulary import EmbeddedTokens
 from vllm_redrafter.utils.processor import fast_dtype
@@ -178,7 +179,7 @@ def prompts_of(tokenizer: Any, target: Path, questions: Sequence[str]) -> list[l
     Raises:
         ConfigError: the target has no embedding of one of them.
     """
-    renderer = PromptRenderer(tokenizer, EmbeddedTokens.of(str(target), tokenizer))
+    renderer = PromptRenderer(tokenizer, EmbeddedTokens(tokenizer, Target.open(target).vocab_size))
     return [renderer.prompt(Conversation((question,)), []) for question in questions]
 
 

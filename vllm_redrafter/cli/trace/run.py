@@ -7,8 +7,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
-
 from vllm_redrafter.checkpoints.reading import Checkpoint
 from vllm_redrafter.checkpoints.shipped import shipped_drafter
 from vllm_redrafter.cli.demo.given import check_sizes
@@ -16,7 +14,7 @@ from vllm_redrafter.cli.demo.smollm2 import NAME
 from vllm_redrafter.cli.trace.page import page
 from vllm_redrafter.cli.trace.records import page_records
 from vllm_redrafter.data.chat_template import ChatTemplate
-from vllm_redrafter.data.target_files import load_from
+from vllm_redrafter.data.target import Target
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.files import check_writable
 from vllm_redrafter.utils.processor import fast_dtype
@@ -46,7 +44,7 @@ def trace(target: str, drafter: str | None, prompt: str, max_tokens: int, html: 
     if not prompt.strip():
         raise ConfigError(f"--prompt {prompt!r} has no text; give a question of at least one word")
     draft = _drafter(target, drafter)
-    tokenizer = load_from(AutoTokenizer, target)
+    tokenizer = Target.open(target).tokenizer
     tokens = prompt_tokens(tokenizer, prompt)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     from vllm_redrafter.engine.cpu.recording import record_answer, start_recordable

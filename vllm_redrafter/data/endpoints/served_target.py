@@ -11,10 +11,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from transformers import AutoConfig, AutoTokenizer
-
 from vllm_redrafter.data.endpoints.client import EndpointClient
-from vllm_redrafter.data.target_files import load_from
+from vllm_redrafter.data.target import Target
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.files import write_once
 from vllm_redrafter.utils.json_files import read_json
@@ -33,7 +31,7 @@ class ServedTarget:
     """What a server has to serve.
 
     Args:
-        target: a folder, or a hub id.
+        target: that is to be served.
         length: the most tokens of a conversation; None for what the target allows.
         served_name: how the servers call the target; None for its own name.
         output: the data's folder, which keeps the first server's log-probabilities.
@@ -43,16 +41,15 @@ class ServedTarget:
     """
 
     def __init__(
-        self, target: str, length: int | None, served_name: str | None, output: Path
+        self, target: Target, length: int | None, served_name: str | None, output: Path
     ) -> None:
-        self._target, self._served_name, self._file = target, served_name, output / SERVED_FILE
-        self._tokens = list(map(int, load_from(AutoTokenizer, target)(TEXT)["input_ids"]))
-        config = load_from(AutoConfig, target).get_text_config()
-        length = length or getattr(config, "max_position_embeddings", None)
+        self._target, self._served_name, self._file = target.name, served_name, output / SERVED_FILE
+        self._tokens = list(map(int, target.tokenizer(TEXT)["input_ids"]))
+        length = length or getattr(target.text_config, "max_position_embeddings", None)
         if length is None:
             raise ConfigError(
-                f"target {target!r}: its config.json does not say how long a text may be; give "
-                "--max-model-len"
+                f"target {target.name!r}: its config.json does not say how long a text may be; "
+                "give --max-model-len"
             )
         self.max_model_len = int(length)
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vllm_redrafter.data.target import Target
 from vllm_redrafter.replay.target import hidden_states, load_target
 
 kept: list[Tensor] = []
@@ -33,6 +34,6 @@ def starts(worker: Any) -> list[list[float]]:
 
 def states_of(target: Path, texts: Sequence[list[int]], layers: tuple[int, ...]) -> Tensor:
     """[tokens of all texts, (1 + n) H], by transformers."""
-    model = load_target(target)
+    model = load_target(Target.open(target))
     found = [hidden_states(model, layers, input_ids=torch.tensor([text]))[0] for text in texts]
     return torch.cat(found)

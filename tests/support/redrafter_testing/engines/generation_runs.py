@@ -13,6 +13,7 @@ from redrafter_testing.models.tiny_models import add_tokenizer, make_target
 from vllm_redrafter.data.conversation_rows import Conversation
 from vllm_redrafter.data.generation import GenerationSummary, generate_data
 from vllm_redrafter.data.generation_settings import GenerationSettings, SamplingSettings
+from vllm_redrafter.data.target import Target
 
 SETTINGS = GenerationSettings(sampling=SamplingSettings(max_tokens=40), shard_size=3, in_flight=4)
 PROMPTS = [
@@ -55,8 +56,8 @@ def run(
     """The summary (None where it died) and the engine."""
     engines = []
 
-    def start(name: str, settings: GenerationSettings) -> FakeEngine:
-        engines.append(kind(AutoTokenizer.from_pretrained(name), settings, **engine))
+    def start(target: Target, settings: GenerationSettings) -> FakeEngine:
+        engines.append(kind(target.tokenizer, settings, **engine))
         return engines[0]
 
     console = console or Console(file=io.StringIO())

@@ -20,6 +20,7 @@ from transformers import (
 
 from vllm_redrafter import save_drafter
 from vllm_redrafter.data.rows import TextRow
+from vllm_redrafter.data.target import Target
 from vllm_redrafter.heads.medusa import MedusaConfig, MedusaHead
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.heads.registry import new_head
@@ -159,7 +160,7 @@ def make_reciting(
 ) -> Path:
     """The same of any head, by its name and the options of its sizes; it drafts four tokens."""
     length = 4
-    model = load_target(target)
+    model = load_target(Target.open(target))
     batch = TextBatch.of([[row] for row in rows])
     outputs = read_target(model, batch, options.get("target_layers", ()))
     torch.manual_seed(1)

@@ -11,6 +11,7 @@ from vllm_redrafter.data.dataset import DatasetInfo, Row, write_shard
 from vllm_redrafter.data.fingerprint import target_fingerprint, tokenizer_fingerprint
 from vllm_redrafter.data.generation_settings import SamplingSettings
 from vllm_redrafter.data.rows import TextRow
+from vllm_redrafter.data.target import Target
 from vllm_redrafter.replay.target import load_target
 
 PROMPT_LENGTH = 6
@@ -19,7 +20,7 @@ PROMPT_LENGTH = 6
 @torch.inference_mode()
 def write_data(folder: Path, target: Path, num: int, max_tokens: int, seed: int = 5) -> list[Row]:
     """Greedy answers to random prompts, one shard; an answer ends with EOS or after max_tokens."""
-    model = load_target(target)
+    model = load_target(Target.open(target))
     sizes = model.config.get_text_config()
     vocab_size, eos = sizes.vocab_size, sizes.eos_token_id
     generator = torch.Generator().manual_seed(seed)

@@ -13,6 +13,7 @@ from vllm_redrafter.data.dataset import read_dataset
 from vllm_redrafter.data.fingerprint import target_fingerprint
 from vllm_redrafter.data.hidden_states import StatesInfo, text_fingerprint, write_states
 from vllm_redrafter.data.rows import row_lengths
+from vllm_redrafter.data.target import Target
 from vllm_redrafter.replay.target import hidden_states, load_target
 
 
@@ -27,7 +28,7 @@ class TransformersStates:
         longest: int,
         scratch: Path,
     ) -> None:
-        self.model = load_target(target, settings.dtype)
+        self.model = load_target(Target.open(target), settings.dtype)
         *self.layers, last = layers
         assert last == self.model.config.num_hidden_layers and scratch.is_dir()
         self.longest = longest
@@ -69,7 +70,7 @@ def write_states_of(
     A row's states depend on what else is in the batch, in their last bits.
     """
     _, dataset = read_dataset(data)
-    model = load_target(target, dtype)
+    model = load_target(Target.open(target), dtype)
     lengths = row_lengths(dataset)
     folder.mkdir()
     StatesInfo(

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A target before its weights are needed: its configuration, tokenizer and fingerprint."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, AutoTokenizer
+
+from vllm_redrafter.data.fingerprint import target_fingerprint
+from vllm_redrafter.utils.errors import ConfigError, one_line
+from vllm_redrafter.utils.hub import check_within_reach
+
+
+@dataclass(frozen=True)
+class Target:
+    """A target whose config.json has been read, once: passed on in place of its name.
+
+    Attributes:
+        name: a folder, or a hub id.
+        config: transformers' configuration.
+    """
+
+    name: str
+    config: Any
+
+    @classmethod
+    def open(cls, name: str | Path) -> Target:
+        """Read a target's configuration; ConfigError where that cannot be."""
+        return cls(str(name), _read(AutoConfig, str(name)))
+
+    @property
+    def text_config(self) -> Any:
+        """The configuration of the language model."""
+        return self.config.get_text_config()
+
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens it has embeddings of."""
+        return int(self.text_config.vocab_size)
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """transformers' tokenizer; ConfigError where there is none."""
+        return _read(AutoTokenizer, self.name)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """See `target_fingerprint`."""
+        return target_fingerprint(self.name)
+
+
+def _read(factory: Any, name: str) -> Any:
+    check_within_reach(name, "target")
+    try:
+        return factory.from_pretrained(os.path.expanduser(name))
+    except Exception as error:  # with odd values in a file it may be any: ZeroDivisionError, say
+        raise ConfigError(
+            f"target {name!r}: transformers cannot read its tokenizer or configuration; give "
+            "the folder or the hub id of a model with both: "
+            f"{one_line(error) or type(error).__name__}"
+        ) from error
