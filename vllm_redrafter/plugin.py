@@ -37,7 +37,7 @@ from vllm_redrafter.checkpoints.fit import misfits, require_fit
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.engine import published
 from vllm_redrafter.engine.chains import NODES_WITH_STATES, announcement, as_chain
-from vllm_redrafter.engine.refusals import OR_CHAINS
+from vllm_redrafter.engine.refusals import REMEDY_CHAIN
 from vllm_redrafter.engine.request_options import FLAT_KEY, check_request
 from vllm_redrafter.engine.selection import Engine, engine_here
 from vllm_redrafter.engine.speculative_config import (
@@ -231,7 +231,7 @@ def _check_backend(args: EngineArgs, engine: Engine) -> None:
     if engine.is_v2 and requested:
         raise ConfigError(
             f"the attention backend {requested} cannot verify token trees, ReDrafter brings its "
-            f"own: leave --attention-backend out, {OR_CHAINS}"
+            f"own: leave --attention-backend out, {REMEDY_CHAIN}"
         )
 
 

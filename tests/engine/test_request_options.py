@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from vllm_redrafter.engine.request_options import check_request, spec_tokens
+from vllm_redrafter.engine.request_options import check_request, requested_nodes
 from vllm_redrafter.utils.errors import ConfigError
 
 
@@ -24,18 +24,18 @@ from vllm_redrafter.utils.errors import ConfigError
 )
 def test_a_request_gets_what_it_asks_for(extra_args: dict[str, Any] | None, nodes: int) -> None:
     check_request(extra_args, 12)
-    assert spec_tokens(extra_args, 12) == nodes
+    assert requested_nodes(extra_args, 12) == nodes
 
 
 def test_a_step_may_give_less() -> None:
-    assert spec_tokens({"redrafter.spec_tokens": 7}, 3) == 3
+    assert requested_nodes({"redrafter.spec_tokens": 7}, 3) == 3
 
 
-@pytest.mark.parametrize("node_limit", [-1, 13, 1.5, "4", True, [4]])
-def test_a_number_that_is_none_or_out_of_range_is_named_with_the_limit(node_limit: object) -> None:
+@pytest.mark.parametrize("max_nodes", [-1, 13, 1.5, "4", True, [4]])
+def test_a_number_that_is_none_or_out_of_range_is_named_with_the_limit(max_nodes: object) -> None:
     for extra_args in (
-        {"redrafter": {"spec_tokens": node_limit}},
-        {"redrafter.spec_tokens": node_limit},
+        {"redrafter": {"spec_tokens": max_nodes}},
+        {"redrafter.spec_tokens": max_nodes},
     ):
         with pytest.raises(ConfigError, match=r"integer from 0 to 12 .* got "):
             check_request(extra_args, 12)

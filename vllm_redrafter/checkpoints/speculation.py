@@ -17,7 +17,7 @@ NODES = "num_speculative_tokens"
 def speculation(
     checkpoint: Checkpoint | None,
     given: Mapping[str, Any],
-    usual_nodes: Callable[[], int | None] = lambda: None,
+    default_max_nodes: Callable[[], int | None] = lambda: None,
     owner: str = "speculative config",
 ) -> ReDrafterConfig:
     """The settings, those that nobody gave taken from the checkpoint.
@@ -25,7 +25,7 @@ def speculation(
     Args:
         checkpoint: the drafter's; None to verify continuations found in the text alone.
         given: by the names of `ReDrafterConfig`.
-        usual_nodes: K at most, where nobody says it; None for the checkpoint's, whatever it is.
+        default_max_nodes: K at most, where nobody says it; None for the checkpoint's, whatever it is.
             Called where it is needed.
         owner: what messages begin with.
 
@@ -34,7 +34,7 @@ def speculation(
     """
     recorded = {} if checkpoint is None else _recorded_besides(checkpoint, given)
     shape = {**recorded, **given}
-    if NODES not in given and (most := usual_nodes()) is not None:
+    if NODES not in given and (most := default_max_nodes()) is not None:
         shape[NODES] = min(shape.get(NODES, most), most)
     if NODES not in shape:
         reason = "the checkpoint does not record it" if checkpoint else "there is no drafter"

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.engine.refusals import WITHOUT
+from vllm_redrafter.engine.refusals import REMEDY_DISABLE
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -83,7 +83,7 @@ def recurrent_refusals(
     }
     for kind in sorted(kinds, key=lambda kind: kind.__name__):
         if not issubclass(kind.get_builder_cls(), builders):
-            yield f"vLLM verifies no drafts in layers on {kind.__name__} here; {WITHOUT}"
+            yield f"vLLM verifies no drafts in layers on {kind.__name__} here; {REMEDY_DISABLE}"
 
 
 def as_chain(config: ReDrafterConfig) -> ReDrafterConfig:

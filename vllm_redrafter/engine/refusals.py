@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-WITHOUT = "leave the speculative config out to run it"
+REMEDY_DISABLE = "leave the speculative config out to run it"
 """The remedy where the target itself is the obstacle."""
 
-OR_CHAINS = 'or verify chains, with "tree": "chain" in the speculative config'
+REMEDY_CHAIN = 'or verify chains, with "tree": "chain" in the speculative config'
 """Another, where what the user has asked for stands only against trees."""
 
 
@@ -22,9 +22,9 @@ def common_refusals(vllm_config: VllmConfig) -> Iterator[str]:
     if model.runner_type == "pooling":
         yield "it is a pooling model, which does not generate; leave the speculative config out"
     if model.is_encoder_decoder:
-        yield f"encoder-decoder models are not supported; {WITHOUT}"
+        yield f"encoder-decoder models are not supported; {REMEDY_DISABLE}"
     if model.is_attention_free:
-        yield f"models without attention (Mamba alone) are not supported; {WITHOUT}"
+        yield f"models without attention (Mamba alone) are not supported; {REMEDY_DISABLE}"
     if vllm_config.cache_config.kv_sharing_fast_prefill:
         yield "KV-sharing fast prefill is not supported; leave --kv-sharing-fast-prefill out"
     if parallel.use_ray or parallel.data_parallel_backend == "ray":

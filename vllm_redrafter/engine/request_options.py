@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a single request may ask for: at most so many tree nodes in its verifications.
+"""What a single request may ask for: how many tree nodes its verifications have at most.
 
 Offline `SamplingParams(extra_args={"redrafter": {"spec_tokens": 4}})`; through the OpenAI server,
 whose `vllm_xargs` hold no nested objects, `"vllm_xargs": {"redrafter.spec_tokens": 4}`.
@@ -21,31 +21,21 @@ shorten = reprlib.Repr()
 shorten.maxstring = shorten.maxlong = shorten.maxother = 80
 
 
-def spec_tokens(extra_args: Mapping[str, Any] | None, limit: int) -> int:
-    """The most nodes that a request wants verified in a step, at most `limit`.
-
-    Args:
-        extra_args: of its sampling parameters, checked by `check_request` when it came in.
-        limit: what it gets at most.
-    """
+def requested_nodes(extra_args: Mapping[str, Any] | None, max_nodes: int) -> int:
+    """How many nodes a request, checked by `check_request`, wants verified; at most `max_nodes`."""
     if not extra_args:
-        return limit
-    node_limit = extra_args.get(FLAT_KEY)
-    if node_limit is None:
-        node_limit = extra_args.get(METHOD, {}).get(KEY)
-    return limit if node_limit is None else min(int(node_limit), limit)
+        return max_nodes
+    nodes = extra_args.get(FLAT_KEY)
+    if nodes is None:
+        nodes = extra_args.get(METHOD, {}).get(KEY)
+    return max_nodes if nodes is None else min(int(nodes), max_nodes)
 
 
-def check_request(extra_args: Mapping[str, Any] | None, limit: int) -> None:
-    """Refuse what a request cannot have.
-
-    Args:
-        extra_args: of its sampling parameters.
-        limit: K.
+def check_request(extra_args: Mapping[str, Any] | None, max_nodes: int) -> None:
+    """Refuse a request's options where they cannot be met; K is `max_nodes`.
 
     Raises:
-        ConfigError: the number is none, or out of range; an option that there is not; or both
-            ways of writing it at once.
+        ConfigError: an unknown option, one given twice, or a number out of range.
     """
     if not extra_args:
         return
@@ -63,23 +53,17 @@ def check_request(extra_args: Mapping[str, Any] | None, limit: int) -> None:
             f"there is no {', '.join(map(_shown, unknown))}: a request may ask for {FLAT_KEY!r} "
             "alone; everything else is the engine's"
         )
-    node_limits = [w for w in (options.get(KEY), extra_args.get(FLAT_KEY)) if w is not None]
-    if len(node_limits) > 1:
-        raise ConfigError(
-            f"{FLAT_KEY} is given twice, {_shown(node_limits[0])} and {_shown(node_limits[1])}"
-        )
-    for node_limit in node_limits:
-        if (
-            isinstance(node_limit, bool)
-            or not isinstance(node_limit, int)
-            or not 0 <= node_limit <= limit
-        ):
+    given = [n for n in (options.get(KEY), extra_args.get(FLAT_KEY)) if n is not None]
+    if len(given) > 1:
+        raise ConfigError(f"{FLAT_KEY} is given twice, {_shown(given[0])} and {_shown(given[1])}")
+    for nodes in given:
+        if type(nodes) is not int or not 0 <= nodes <= max_nodes:
             raise ConfigError(
-                f"{FLAT_KEY} must be an integer from 0 to {limit} (the engine's "
-                f"num_speculative_tokens), got {_shown(node_limit)}"
+                f"{FLAT_KEY} must be an integer from 0 to {max_nodes} (the engine's "
+                f"num_speculative_tokens), got {_shown(nodes)}"
             )
 
 
 def _shown(value: Any) -> str:
-    """A value from outside: it may be long, and what is said of it goes into a log."""
+    """A value from outside, cut: it may be long, and goes into a log."""
     return shorten.repr(value)

@@ -150,7 +150,7 @@ def _given_to(args: Any) -> dict[str, Any]:
 
 
 def validated(
-    request: Request, usual_nodes: Callable[[], int | None] = lambda: None
+    request: Request, default_max_nodes: Callable[[], int | None] = lambda: None
 ) -> tuple[ReDrafterConfig, Checkpoint | None]:
     """How to speculate, what was not said taken from the checkpoint; and the drafter's checkpoint.
 
@@ -158,7 +158,7 @@ def validated(
 
     Args:
         request: what is asked for.
-        usual_nodes: K at most, where nobody says it; None for the checkpoint's, whatever it is.
+        default_max_nodes: K at most, where nobody says it; None for the checkpoint's, whatever it is.
             Called where it is needed: it reads the target's configuration.
 
     Raises:
@@ -172,7 +172,7 @@ def validated(
             f"known are {', '.join(sorted(known))}"
         )
     if requested.get("model") is None:
-        return _without_drafter(requested, usual_nodes), None
+        return _without_drafter(requested, default_max_nodes), None
     if not isinstance(requested["model"], str):
         raise ConfigError(
             "speculative config: 'model' must name the ReDrafter checkpoint (folder or hub id), "
@@ -186,11 +186,11 @@ def validated(
     checkpoint = request.checkpoint
     if checkpoint is None:
         checkpoint = Checkpoint.open(requested["model"], requested.get("revision"))
-    return speculation(checkpoint, _shape_in(requested), usual_nodes), checkpoint.checked()
+    return speculation(checkpoint, _shape_in(requested), default_max_nodes), checkpoint.checked()
 
 
 def _without_drafter(
-    requested: Mapping[str, Any], usual_nodes: Callable[[], int | None]
+    requested: Mapping[str, Any], default_max_nodes: Callable[[], int | None]
 ) -> ReDrafterConfig:
     remedy = "name a drafter with 'model' (--spec-model)"
     if useless := [key for key in OF_DRAFTER if key in requested]:
@@ -198,7 +198,7 @@ def _without_drafter(
             f"speculative config: {', '.join(useless)} without a drafter: {remedy}, or leave "
             "this out to verify only continuations found in the text"
         )
-    return speculation(None, _shape_in(requested), usual_nodes)
+    return speculation(None, _shape_in(requested), default_max_nodes)
 
 
 def _shape_in(requested: Mapping[str, Any]) -> dict[str, Any]:

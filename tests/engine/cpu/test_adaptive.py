@@ -86,15 +86,15 @@ def test_chains_grammars_and_sampling_parameters_in_one_batch(
 
 
 def limited_to(tokens: list[int]) -> workloads.Workload:
-    """The few greedy requests, each with a node_limit of its own."""
+    """The few greedy requests, each with a max_nodes of its own."""
     params = [
         SamplingParams(
             temperature=0,
             max_tokens=128,
             ignore_eos=True,
-            extra_args={"redrafter": {"spec_tokens": node_limit}},
+            extra_args={"redrafter": {"spec_tokens": max_nodes}},
         )
-        for node_limit in tokens
+        for max_nodes in tokens
     ]
     return replace(FEW, params=params)
 
@@ -104,21 +104,21 @@ def test_no_request_has_more_nodes_verified_than_it_asks_for(
 ) -> None:
     oracle.rpc(force, AlwaysDrafts)
     expected = [[tokens[:128] for tokens in a] for a in tokens_of(plain["greedy"])[:4]]
-    for node_limits in ([0, 0, 0, 0], [3, 3, 3, 3], [0, 1, 5, K]):
+    for limits in ([0, 0, 0, 0], [3, 3, 3, 3], [0, 1, 5, K]):
         oracle.rpc("reset_redrafter_stats")
-        assert tokens_of(oracle.run(limited_to(node_limits))) == expected
+        assert tokens_of(oracle.run(limited_to(limits))) == expected
         stats = oracle.rpc("redrafter_stats")[0]
-        assert stats["drafted_tokens"] <= max(node_limits) * stats["verifications"]
-        assert (stats["drafted_tokens"] > 0) == any(node_limits)
-        assert any(node_limits) or stats["undrafted_steps"] > 100
+        assert stats["drafted_tokens"] <= max(limits) * stats["verifications"]
+        assert (stats["drafted_tokens"] > 0) == any(limits)
+        assert any(limits) or stats["undrafted_steps"] > 100
     oracle.rpc(force, None)
 
 
-@pytest.mark.parametrize("node_limit", [-1, K + 1, "2", 1.5])
-def test_a_wish_that_cannot_be_met_is_refused(oracle: Engine, node_limit: Any) -> None:
+@pytest.mark.parametrize("max_nodes", [-1, K + 1, "2", 1.5])
+def test_a_wish_that_cannot_be_met_is_refused(oracle: Engine, max_nodes: Any) -> None:
     # The engine is in another process: what comes from there is a text.
     with pytest.raises(RuntimeError, match=f"VLLMValidationError: .*integer from 0 to {K}"):
-        oracle.run(limited_to([node_limit] * 4))
+        oracle.run(limited_to([max_nodes] * 4))
 
 
 def test_the_engine_learns_how_probable_its_nodes_are(oracle: Engine) -> None:

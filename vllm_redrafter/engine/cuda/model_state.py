@@ -36,8 +36,8 @@ from vllm.v1.worker.gpu.states import RequestState
 from vllm_redrafter.engine.cuda.attention import TreeRows
 from vllm_redrafter.engine.cuda.tree_table import TreeTable
 from vllm_redrafter.engine.cuda.tree_verifier import TreeVerifier
-from vllm_redrafter.engine.refusals import WITHOUT
-from vllm_redrafter.engine.request_options import spec_tokens
+from vllm_redrafter.engine.refusals import REMEDY_DISABLE
+from vllm_redrafter.engine.request_options import requested_nodes
 from vllm_redrafter.utils.errors import ConfigError
 
 TREE_PROCESSORS = (LogitBiasState, PenaltiesState, BadWordsState)
@@ -68,7 +68,7 @@ class VerifyingState(ModelState):
         if super().custom_sampler(sampler) or self.num_new_sampled_tokens_per_step != 1:
             raise ConfigError(
                 f"{type(self.model).__name__} samples by rules of its own, by which no draft can "
-                f"be verified; {WITHOUT}"
+                f"be verified; {REMEDY_DISABLE}"
             )
         # A processor of the user's may look at the output so far, of which vLLM knows chains.
         self._every_request_needs_chain = self.table.config.tree == "chain" or not all(
@@ -82,7 +82,7 @@ class VerifyingState(ModelState):
         chain = self._every_request_needs_chain or (params is not None and needs_chain(params))
         most = self.table.config.num_speculative_tokens
         options = None if params is None else params.extra_args
-        self.table.add_request(req_index, chain, spec_tokens(options, most))
+        self.table.add_request(req_index, chain, requested_nodes(options, most))
 
     def apply_staged_writes(self) -> None:
         super().apply_staged_writes()

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from vllm_redrafter.engine import chains, kv_connectors
-from vllm_redrafter.engine.refusals import OR_CHAINS, common_refusals
+from vllm_redrafter.engine.refusals import REMEDY_CHAIN, common_refusals
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,7 +35,7 @@ def refusals(vllm_config: VllmConfig) -> Iterator[str]:
         yield "it needs Model Runner V2; unset VLLM_USE_V2_MODEL_RUNNER"
     config = Settings.of(vllm_config).config
     if config.tree != "chain":
-        yield from (f"{reason}; {OR_CHAINS}" for reason in _refusals_of_trees(vllm_config))
+        yield from (f"{reason}; {REMEDY_CHAIN}" for reason in _refusals_of_trees(vllm_config))
     yield from _search_refusals(config)
     refused = {
         "dual batch overlap is not supported; leave --enable-dbo out": parallel.use_ubatching,

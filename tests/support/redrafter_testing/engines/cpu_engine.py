@@ -33,4 +33,4 @@ def measure_briefly() -> None:
     """For `setup`, where the budget may decide what it likes: costs are measured in no time."""
     from vllm_redrafter.engine.cpu import costs
 
-    costs.MOST_SECONDS = costs.WARM_UP_SECONDS = 0.2
+    costs.MAX_SECONDS = costs.WARM_UP_SECONDS = 0.2
