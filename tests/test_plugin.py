@@ -23,7 +23,7 @@ from redrafter_testing.models.families.experts import MIXTRAL
 from redrafter_testing.models.tiny_models import add_tokenizer, make_drafter, make_target
 from vllm_redrafter import ConfigError, plugin
 from vllm_redrafter.checkpoints import drafter_files
-from vllm_redrafter.checkpoints.recording import record_shape
+from vllm_redrafter.checkpoints.recording import save_shape
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.engine import published
 from vllm_redrafter.engine.chains import NODES_WITH_STATES
@@ -258,7 +258,7 @@ def test_a_shape_that_evaluate_recorded_is_served_field_by_field(
     target: Path, drafter: Path, tmp_path: Path
 ) -> None:
     recorded = record(drafter, tmp_path / "recorded")
-    record_shape(str(recorded), ReDrafterConfig(7, beam_width=2, beam_length=6))
+    save_shape(str(recorded), ReDrafterConfig(7, beam_width=2, beam_length=6))
     keys = ("num_speculative_tokens", "beam_width", "beam_length")
     for given, expected in (({}, (7, 2, 6)), ({"beam_length": 4}, (7, 2, 4))):
         config = configure(target, speculative_config={"model": str(recorded), **given})

@@ -20,7 +20,7 @@ from vllm_redrafter.budget.acceptance import (
     log_odds_of,
     usual_profile,
 )
-from vllm_redrafter.checkpoints.acceptance_record import AcceptanceRecord
+from vllm_redrafter.checkpoints.acceptance import AcceptanceRecord
 from vllm_redrafter.tree.beam_search import ExploredNodes
 from vllm_redrafter.tree.token_tree import TokenTree
 

@@ -13,15 +13,15 @@ import pytest
 
 from redrafter_testing.models.checkpoints import PROJECTED, edit_config
 from vllm_redrafter.checkpoints import drafter_files, recording
-from vllm_redrafter.checkpoints.acceptance_record import (
+from vllm_redrafter.checkpoints.acceptance import (
     AcceptanceRecord,
-    ByKind,
+    PerSampling,
     acceptance_of,
 )
 from vllm_redrafter.checkpoints.conversion import convert
 from vllm_redrafter.checkpoints.drafter_files import read_config
 from vllm_redrafter.checkpoints.reading import shape_of
-from vllm_redrafter.checkpoints.recording import check_recordable, record_shape
+from vllm_redrafter.checkpoints.recording import check_recordable, save_shape
 from vllm_redrafter.checkpoints.writing import save_drafter
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.heads.recurrent import RecurrentHead
@@ -60,7 +60,7 @@ def test_the_checkpoint_is_as_if_it_had_been_saved_with_the_shape(
     drafter = RecurrentHead(PROJECTED)
     for name, shape in (("before", before), ("expected", RECORDED)):
         save_drafter(drafter, tmp_path / name, "org/target", shape, training={"loss": 1e-05})
-    path = record_shape(str(tmp_path / "before"), SHAPE)
+    path = save_shape(str(tmp_path / "before"), SHAPE)
     assert path == tmp_path / "before" / "config.json"
     assert shape_of(read_config(str(path.parent))) == RECORDED
     assert content(tmp_path / "before") == content(tmp_path / "expected")
@@ -76,7 +76,7 @@ def test_every_other_entry_stays(folder: Path) -> None:
     by_hand = {**sizes, "rate": 1.5e-3, "café": "é", "speculators_config": recorded}
     recorded["proposal_methods"] = methods
     (folder / "config.json").write_text(json.dumps(by_hand, ensure_ascii=False))
-    record_shape(str(folder), SHAPE)
+    save_shape(str(folder), SHAPE)
     methods[0] |= {"speculative_tokens": 9, "beam_width": 3, "beam_length": 4}
     found = json.loads((folder / "config.json").read_text())
     assert found == by_hand
@@ -84,16 +84,16 @@ def test_every_other_entry_stays(folder: Path) -> None:
 
 
 def test_how_nodes_are_accepted_is_recorded_where_it_was_measured(folder: Path) -> None:
-    measured = ByKind(sampled=AcceptanceRecord(0.5, (0.25,), ((0.75, 0.125),)))
-    record_shape(str(folder), SHAPE, measured)
-    record_shape(str(folder), SHAPE)
+    measured = PerSampling(sampled=AcceptanceRecord(0.5, (0.25,), ((0.75, 0.125),)))
+    save_shape(str(folder), SHAPE, measured)
+    save_shape(str(folder), SHAPE)
     assert acceptance_of(read_config(str(folder))) == measured
 
 
 def test_the_weights_and_the_file_s_mode_stay(folder: Path) -> None:
     before = content(folder)
     (folder / "config.json").chmod(0o640)
-    record_shape(str(folder), SHAPE)
+    save_shape(str(folder), SHAPE)
     after = content(folder)
     assert after.pop("config.json") != before.pop("config.json")
     assert after == before
@@ -103,7 +103,7 @@ def test_the_weights_and_the_file_s_mode_stay(folder: Path) -> None:
 def test_an_empty_list_of_methods_gets_its_first(folder: Path) -> None:
     for empty in ([], None):
         edit_config(folder, lambda v, e=empty: v["speculators_config"].update(proposal_methods=e))
-        record_shape(str(folder), SHAPE)
+        save_shape(str(folder), SHAPE)
         recorded = read_config(str(folder))["speculators_config"]
         assert shape_of(read_config(str(folder))) == RECORDED
         assert recorded["proposal_methods"][0]["proposal_type"] == "redrafter"
@@ -112,14 +112,14 @@ def test_an_empty_list_of_methods_gets_its_first(folder: Path) -> None:
 
 def test_a_home_folder_s_sign_is_understood(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(folder.parent))
-    assert record_shape("~/drafter", SHAPE) == folder / "config.json"
+    assert save_shape("~/drafter", SHAPE) == folder / "config.json"
 
 
 # --- Refusals: nothing is written ---
 
 
 def assert_refused(model: str, message: str) -> None:
-    for refused in (check_recordable, lambda m: record_shape(m, SHAPE)):
+    for refused in (check_recordable, lambda m: save_shape(m, SHAPE)):
         with pytest.raises(ConfigError, match=message):
             refused(model)
 
@@ -138,7 +138,7 @@ def test_a_format_without_a_place_for_it(folder: Path, tmp_path: Path) -> None:
     )
     assert content(tmp_path / "apple") == before
     convert(str(tmp_path / "apple"), tmp_path / "own")
-    record_shape(str(tmp_path / "own"), SHAPE)
+    save_shape(str(tmp_path / "own"), SHAPE)
     assert shape_of(read_config(str(tmp_path / "own"))) == RECORDED
 
 
@@ -175,5 +175,5 @@ def test_a_full_disk_leaves_the_file_as_it_was(
     monkeypatch.setattr(recording, "whole_file", full)
     before = content(folder)
     with pytest.raises(ConfigError, match=r"cannot be written: .*No space left on device"):
-        record_shape(str(folder), SHAPE)
+        save_shape(str(folder), SHAPE)
     assert content(folder) == before

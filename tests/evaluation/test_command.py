@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from redrafter_testing.models.small_trainings import SHAPE, VOCAB_SIZE, job, run
 from redrafter_testing.models.tiny_models import make_drafter
 from redrafter_testing.models.training_data import write_data
-from vllm_redrafter.checkpoints.acceptance_record import acceptance_of
+from vllm_redrafter.checkpoints.acceptance import acceptance_of
 from vllm_redrafter.checkpoints.drafter_files import read_config
 from vllm_redrafter.cli.main import app
 from vllm_redrafter.config import ReDrafterConfig

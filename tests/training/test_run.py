@@ -28,7 +28,7 @@ from redrafter_testing.models.small_trainings import SHAPE, VOCAB_SIZE, job, run
 from redrafter_testing.models.tiny_models import add_tokenizer, make_seeing_target, make_target
 from redrafter_testing.models.training_data import write_data
 from redrafter_testing.models.transformers_states import write_states_of
-from vllm_redrafter.checkpoints.acceptance_record import acceptance_of
+from vllm_redrafter.checkpoints.acceptance import acceptance_of
 from vllm_redrafter.checkpoints.drafter_files import read_config
 from vllm_redrafter.checkpoints.reading import Checkpoint, load_drafter
 from vllm_redrafter.cli.main import app

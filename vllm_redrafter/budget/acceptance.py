@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from vllm_redrafter.budget.choice import Floats
-from vllm_redrafter.checkpoints.acceptance_record import AcceptanceRecord
+from vllm_redrafter.checkpoints.acceptance import AcceptanceRecord
 
 MAX_LOG_ODDS = 40.0
 INITIAL_SLOPE = 0.5

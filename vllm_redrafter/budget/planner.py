@@ -18,7 +18,7 @@ import numpy as np
 from vllm_redrafter.budget.acceptance import HORIZON, SurvivalProfile
 from vllm_redrafter.budget.choice import Flags, Floats, VerifyCosts, best_budget, best_common_budget
 from vllm_redrafter.budget.costs import CHAINS, PLAIN, TREES, CostTable, StepTimes, bucket
-from vllm_redrafter.checkpoints.acceptance_record import NOTHING_RECORDED, ByKind
+from vllm_redrafter.checkpoints.acceptance import NOTHING_RECORDED, PerSampling
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.tree.policy import MATCH_CHAIN, MATCH_TREE, SearchShape, search_shape
 
@@ -140,7 +140,7 @@ class BatchPlanner:
         config: ReDrafterConfig,
         costs: CostTable,
         max_requests: int,
-        recorded: ByKind = NOTHING_RECORDED,
+        recorded: PerSampling = NOTHING_RECORDED,
     ) -> None:
         """
         Args:
@@ -152,7 +152,7 @@ class BatchPlanner:
         self.config = config
         self.times = StepTimes(costs, max_requests * (config.num_speculative_tokens + 1))
         shape = config.beam_length, config.beam_width
-        self.profiles = [SurvivalProfile(*shape, record) for record in recorded.either()]
+        self.profiles = [SurvivalProfile(*shape, record) for record in recorded.with_fallback()]
         has_drafter = any(cost.beam_length for cost in costs.draft)
         self.arms = (None, *arms_of(config, has_drafter))
         longest = max((arm.beam_length for arm in self.arms if arm is not None), default=0)

@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from vllm_redrafter.checkpoints.acceptance_record import ENTRY
+from vllm_redrafter.checkpoints.acceptance import ENTRY
 from vllm_redrafter.checkpoints.drafter_files import CARD_FILE, read_config, resolve_file
 from vllm_redrafter.checkpoints.reading import build_drafter, shape_of, verifier_of
 from vllm_redrafter.checkpoints.tensors import (

@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vllm_redrafter.checkpoints.acceptance_record import ByKind, acceptance_of
+from vllm_redrafter.checkpoints.acceptance import PerSampling, acceptance_of
 from vllm_redrafter.checkpoints.drafter_files import (
     CONFIG_FILE,
     UNREADABLE,
@@ -84,7 +84,7 @@ class Checkpoint:
     revision: str | None
     values: Mapping[str, Any]
     head: HeadConfig
-    acceptance: ByKind
+    acceptance: PerSampling
 
     @classmethod
     def open(cls, model: str, revision: str | None = None) -> Checkpoint:

@@ -8,9 +8,9 @@ import os
 from dataclasses import asdict
 from pathlib import Path
 
-from vllm_redrafter.checkpoints.acceptance_record import (
+from vllm_redrafter.checkpoints.acceptance import (
     NOTHING_RECORDED,
-    ByKind,
+    PerSampling,
     acceptance_entry,
 )
 from vllm_redrafter.checkpoints.drafter_files import CONFIG_FILE, read_config
@@ -48,7 +48,9 @@ def check_recordable(model: str) -> Path:
     return path
 
 
-def record_shape(model: str, shape: ReDrafterConfig, acceptance: ByKind = NOTHING_RECORDED) -> Path:
+def save_shape(
+    model: str, shape: ReDrafterConfig, acceptance: PerSampling = NOTHING_RECORDED
+) -> Path:
     """Make a shape the one that a checkpoint is served in where nothing else is said (`shape_of`).
 
     The first proposal method in config.json gets the shape; where there is none, it is added. All

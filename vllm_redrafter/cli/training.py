@@ -193,7 +193,7 @@ def evaluate(
     """
     from rich.console import Console
 
-    from vllm_redrafter.checkpoints.recording import check_recordable, record_shape
+    from vllm_redrafter.checkpoints.recording import check_recordable, save_shape
     from vllm_redrafter.evaluation import evaluate as evaluation
     from vllm_redrafter.evaluation import report
 
@@ -221,7 +221,7 @@ def evaluate(
     found = evaluation.evaluate(job, console)
     report.print_evaluation(console, found)
     if record:
-        typer.echo(f"recorded in {record_shape(drafter, found.served, found.acceptance)}")
+        typer.echo(f"recorded in {save_shape(drafter, found.served, found.acceptance)}")
     if json_file:
         report.write_json(found, json_file)
     if plot:

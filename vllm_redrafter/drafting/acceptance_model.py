@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from vllm_redrafter.budget.acceptance import AcceptanceEstimator, RefitSchedule
 from vllm_redrafter.budget.choice import Flags
-from vllm_redrafter.checkpoints.acceptance_record import NOTHING_RECORDED, ByKind
+from vllm_redrafter.checkpoints.acceptance import NOTHING_RECORDED, PerSampling
 from vllm_redrafter.utils.compiled import compiled
 
 Array = npt.NDArray[Any]
@@ -34,10 +34,10 @@ class AcceptanceModel:
         slopes, biases: [2] and [2, L] float32, of either.
     """
 
-    def __init__(self, max_depth: int, recorded: ByKind = NOTHING_RECORDED) -> None:
+    def __init__(self, max_depth: int, recorded: PerSampling = NOTHING_RECORDED) -> None:
         """For nodes of depths 1 to `max_depth`; begin with what was measured of the drafter."""
         self._estimators = [
-            AcceptanceEstimator(max_depth, record=record) for record in recorded.either()
+            AcceptanceEstimator(max_depth, record=record) for record in recorded.with_fallback()
         ]
         # Slope, biases and statistics of each, which the passes below change where they are.
         self._states = [

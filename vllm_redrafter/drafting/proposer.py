@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vllm_redrafter.budget.choice import Flags, VerifyCosts, verify_everything
-from vllm_redrafter.checkpoints.acceptance_record import NOTHING_RECORDED, ByKind
+from vllm_redrafter.checkpoints.acceptance import NOTHING_RECORDED, PerSampling
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.drafting.acceptance_model import AcceptanceModel
 from vllm_redrafter.drafting.joining import DraftNodes, joined_nodes
@@ -76,7 +76,10 @@ class Proposer(ABC, Generic[States]):
     """
 
     def __init__(
-        self, config: ReDrafterConfig, searches: bool = False, recorded: ByKind = NOTHING_RECORDED
+        self,
+        config: ReDrafterConfig,
+        searches: bool = False,
+        recorded: PerSampling = NOTHING_RECORDED,
     ) -> None:
         self.config, self.searches, self.recorded = config, searches, recorded
         self.acceptance = AcceptanceModel(config.beam_length, recorded)

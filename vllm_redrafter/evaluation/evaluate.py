@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from vllm_redrafter.checkpoints.acceptance_record import NOTHING_RECORDED, ByKind
+from vllm_redrafter.checkpoints.acceptance import NOTHING_RECORDED, PerSampling
 from vllm_redrafter.checkpoints.fit import misfits_of, require_fit
 from vllm_redrafter.checkpoints.reading import load_drafter
 from vllm_redrafter.config import ReDrafterConfig, TreeKind
@@ -78,7 +78,7 @@ class Evaluation:
     results: list[ShapeResult]
     config: EvaluationConfig
     accuracy: Tensor
-    acceptance: ByKind = NOTHING_RECORDED
+    acceptance: PerSampling = NOTHING_RECORDED
     with_matches: Acceptance = field(default_factory=lambda: Acceptance(0, 0))
     matches_alone: Acceptance = field(default_factory=lambda: Acceptance(0, 0))
     by_candidates: dict[int, Acceptance] = field(default_factory=dict)

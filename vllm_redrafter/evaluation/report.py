@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from vllm_redrafter.checkpoints.acceptance_record import acceptance_entry
+from vllm_redrafter.checkpoints.acceptance import acceptance_entry
 from vllm_redrafter.evaluation.evaluate import CONTEXT_MATCHES, RANKS, Evaluation
 from vllm_redrafter.utils.errors import ConfigError
 

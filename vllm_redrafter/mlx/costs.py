@@ -46,7 +46,7 @@ def measure_costs(target: TreeTarget, head: Head | None, config: ReDrafterConfig
     return CostTable(tuple(drafts), tuple(VerifyCost(*timed) for timed in passes))
 
 
-def search_for_nobody(target: TreeTarget, head: Head, shape: SearchShape) -> Explored:
+def dummy_search(target: TreeTarget, head: Head, shape: SearchShape) -> Explored:
     """A search as steps make it, behind a hidden state of zeros; lazy."""
     hidden = mx.zeros(head.config.hidden_width, target.dtype)
     return beam_search(head, target.embed, hidden, mx.array(0), *shape)
@@ -61,7 +61,7 @@ def _draft_costs(
         return
 
     def draft(shape: SearchShape, _: int) -> None:
-        mx.eval(search_for_nobody(target, head, shape))
+        mx.eval(dummy_search(target, head, shape))
 
     searches = [arm for arm in arms if arm.beam_length]
     yield from time_drafts(searches, 1, draft, before=lambda: None, seconds=MOST_SECONDS)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vllm_redrafter.budget.planner import BatchPlanner
-from vllm_redrafter.checkpoints.acceptance_record import NOTHING_RECORDED
+from vllm_redrafter.checkpoints.acceptance import NOTHING_RECORDED
 from vllm_redrafter.checkpoints.fit import misfits, require_fit
 from vllm_redrafter.checkpoints.reading import Checkpoint
 from vllm_redrafter.checkpoints.speculation import NODES
@@ -23,7 +23,7 @@ from vllm_redrafter.drafting.proposer import Proposer
 from vllm_redrafter.drafting.stats import StepStats
 from vllm_redrafter.drafting.warm_up import warm_up
 from vllm_redrafter.mlx.beam_search import Explored
-from vllm_redrafter.mlx.costs import measure_costs, search_for_nobody
+from vllm_redrafter.mlx.costs import dummy_search, measure_costs
 from vllm_redrafter.mlx.heads import Head, load_head
 from vllm_redrafter.mlx.target import TreeTarget
 from vllm_redrafter.tree.beam_search import ExploredNodes
@@ -105,7 +105,7 @@ def load_drafter(
     proposer = ExploredProposer(config, head is not None, recorded)
     shape = proposer.shape(config.num_speculative_tokens)
     none = Explored(*[mx.zeros((0, 0))] * 3)
-    warm_up(proposer, none if head is None else search_for_nobody(target, head, shape))
+    warm_up(proposer, none if head is None else dummy_search(target, head, shape))
     drafting = Drafting(proposer, StepStats())
     if config.adaptive:
         costs = measure_costs(target, head, config)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vllm_redrafter.budget.acceptance import AcceptanceEstimator, log_odds_of
-from vllm_redrafter.checkpoints.acceptance_record import AcceptanceRecord, ByKind
+from vllm_redrafter.checkpoints.acceptance import AcceptanceRecord, PerSampling
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.rows import SomeRows, TextRows
 from vllm_redrafter.heads.head import DraftHead
@@ -73,7 +73,7 @@ def measure_acceptance(
     sampled: Tensor,
     shape: ReDrafterConfig,
     batch_size: int = 16,
-) -> ByKind:
+) -> PerSampling:
     """Replay the decoding of target-written text, and learn which nodes it accepts.
 
     Args:
@@ -100,7 +100,7 @@ def measure_acceptance(
         estimate_acceptance(drafter, target, some, shape, batch_size, judge)
         nodes = JudgedNodes.joined(found) if found else None
         records.append(fitted(nodes) if nodes is not None and nodes.judged.any() else None)
-    return ByKind(*records)
+    return PerSampling(*records)
 
 
 def fitted(nodes: JudgedNodes) -> AcceptanceRecord:

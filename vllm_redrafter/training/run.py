@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 from safetensors import SafetensorError
 
-from vllm_redrafter.checkpoints.acceptance_record import ByKind, acceptance_entry
+from vllm_redrafter.checkpoints.acceptance import PerSampling, acceptance_entry
 from vllm_redrafter.checkpoints.drafter_files import CARD_FILE, read_config
 from vllm_redrafter.checkpoints.model_card import model_card
 from vllm_redrafter.checkpoints.reading import SHAPE_KEYS
@@ -110,7 +110,7 @@ def _save_result(
     target: str,
     shape: ReDrafterConfig,
     training: dict[str, Any],
-    acceptance: ByKind,
+    acceptance: PerSampling,
 ) -> None:
     """Write the drafter, its records and its model card.
 
@@ -131,7 +131,7 @@ def _save_result(
 
 def _served(
     drafter: DraftHead, trainer: Trainer, plan: TrainingPlan
-) -> tuple[ReDrafterConfig, ByKind]:
+) -> tuple[ReDrafterConfig, PerSampling]:
     """How to serve it, and how the held-out text's tokens are accepted then."""
     shape = plan.loop.shape
     if len(plan.held_out) and shape.candidates:

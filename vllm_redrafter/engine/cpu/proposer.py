@@ -6,7 +6,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from vllm.config import VllmConfig
 
-from vllm_redrafter.checkpoints.acceptance_record import NOTHING_RECORDED
+from vllm_redrafter.checkpoints.acceptance import NOTHING_RECORDED
 from vllm_redrafter.drafting.proposer import Proposer
 from vllm_redrafter.engine.cpu.heads.forms import packed_form
 from vllm_redrafter.engine.cpu.packed_weights import packed

@@ -32,7 +32,7 @@ from vllm_redrafter.budget.acceptance import HORIZON, SurvivalProfile
 from vllm_redrafter.budget.choice import Floats, best_common_budget
 from vllm_redrafter.budget.costs import bucket
 from vllm_redrafter.budget.planner import ArmChoice
-from vllm_redrafter.checkpoints.acceptance_record import AcceptanceRecord
+from vllm_redrafter.checkpoints.acceptance import AcceptanceRecord
 from vllm_redrafter.engine.cuda.stale_depths import StaleDepths
 from vllm_redrafter.engine.cuda.stats import StepTimer
 

@@ -28,7 +28,7 @@ from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 from vllm.v1.worker.gpu.states import RequestState
 
 from vllm_redrafter.budget.planner import draft_lengths
-from vllm_redrafter.checkpoints.acceptance_record import AcceptanceRecord
+from vllm_redrafter.checkpoints.acceptance import AcceptanceRecord
 from vllm_redrafter.checkpoints.reading import Checkpoint
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.engine.cuda.context_matching import ContextMatching, ScoredNodes
@@ -148,7 +148,7 @@ class TreeSpeculator(BaseSpeculator):
         self._shapes = _shapes_of(self.drafter.state_dict())
         self.embed = shared_embedding(target)
         # Greedy and sampled requests share one model here.
-        self.recorded = self.checkpoint.acceptance.either().greedy
+        self.recorded = self.checkpoint.acceptance.with_fallback().greedy
         if self.recorded is not None and self.confidence is not None:
             self.confidence.estimator.start_from(self.recorded)
         self.searches = self.new_searches(target)

@@ -46,33 +46,37 @@ class AcceptanceRecord:
             raise ConfigError("survival must hold probabilities, from 0 to 1")
 
 
-class ByKind(NamedTuple):
+class PerSampling(NamedTuple):
     """What is known of either kind of request; None where nothing is."""
 
     greedy: AcceptanceRecord | None = None
     sampled: AcceptanceRecord | None = None
 
-    def either(self) -> ByKind:
+    def with_fallback(self) -> PerSampling:
         """What is known of one kind alone stands for the other, too."""
-        return ByKind(self.greedy or self.sampled, self.sampled or self.greedy)
+        return PerSampling(self.greedy or self.sampled, self.sampled or self.greedy)
 
 
-NOTHING_RECORDED = ByKind()
+NOTHING_RECORDED = PerSampling()
 
 
-def acceptance_of(config: Mapping[str, Any]) -> ByKind:
+def acceptance_of(config: Mapping[str, Any]) -> PerSampling:
     """What a checkpoint's config.json records.
 
     Raises:
         ConfigError: it is no record; the entry is named.
     """
     entry = config.get(ENTRY, {})
-    if not isinstance(entry, Mapping) or not entry.keys() <= {*ByKind._fields}:
-        raise _broken(ENTRY, f"expected entries of {' and '.join(ByKind._fields)}, got {entry!r}")
-    return ByKind(**{kind: _record(f"{ENTRY}.{kind}", values) for kind, values in entry.items()})
+    if not isinstance(entry, Mapping) or not entry.keys() <= {*PerSampling._fields}:
+        raise _broken(
+            ENTRY, f"expected entries of {' and '.join(PerSampling._fields)}, got {entry!r}"
+        )
+    return PerSampling(
+        **{kind: _record(f"{ENTRY}.{kind}", values) for kind, values in entry.items()}
+    )
 
 
-def acceptance_entry(measured: ByKind) -> dict[str, Any]:
+def acceptance_entry(measured: PerSampling) -> dict[str, Any]:
     """The way back: an entry of config.json; none where nothing was measured."""
     known = {kind: asdict(record) for kind, record in measured._asdict().items() if record}
     return {ENTRY: known} if known else {}

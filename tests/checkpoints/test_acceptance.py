@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from vllm_redrafter.checkpoints.acceptance_record import (
+from vllm_redrafter.checkpoints.acceptance import (
     NOTHING_RECORDED,
     AcceptanceRecord,
-    ByKind,
+    PerSampling,
     acceptance_entry,
     acceptance_of,
 )
@@ -22,9 +22,14 @@ VALID = {"slope": 0.8, "biases": [0.1], "survival": [[0.7, 0.1]]}
 
 @pytest.mark.parametrize(
     "measured",
-    [NOTHING_RECORDED, ByKind(greedy=GREEDY), ByKind(sampled=SAMPLED), ByKind(GREEDY, SAMPLED)],
+    [
+        NOTHING_RECORDED,
+        PerSampling(greedy=GREEDY),
+        PerSampling(sampled=SAMPLED),
+        PerSampling(GREEDY, SAMPLED),
+    ],
 )
-def test_what_was_written_is_read(measured: ByKind) -> None:
+def test_what_was_written_is_read(measured: PerSampling) -> None:
     config = json.loads(json.dumps({"model_type": "redrafter", **acceptance_entry(measured)}))
     assert acceptance_of(config) == measured
 
@@ -34,9 +39,9 @@ def test_nothing_is_written_where_nothing_was_measured() -> None:
 
 
 def test_one_kind_stands_for_the_other() -> None:
-    assert ByKind(greedy=GREEDY).either() == ByKind(GREEDY, GREEDY)
-    assert ByKind(sampled=SAMPLED).either() == ByKind(SAMPLED, SAMPLED)
-    assert ByKind(GREEDY, SAMPLED).either() == ByKind(GREEDY, SAMPLED)
+    assert PerSampling(greedy=GREEDY).with_fallback() == PerSampling(GREEDY, GREEDY)
+    assert PerSampling(sampled=SAMPLED).with_fallback() == PerSampling(SAMPLED, SAMPLED)
+    assert PerSampling(GREEDY, SAMPLED).with_fallback() == PerSampling(GREEDY, SAMPLED)
 
 
 @pytest.mark.parametrize(
