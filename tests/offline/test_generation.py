@@ -31,7 +31,7 @@ from redrafter_testing.engines.fake_engine import APPENDING
 from redrafter_testing.engines.ray_cluster import ray_cluster
 from redrafter_testing.models.tiny_models import EOS, make_drafter
 from redrafter_testing.oracles import CPU_ORACLE
-from vllm_redrafter.cli.demo.decoding import DecodingJob, decode_in_turns, engines
+from vllm_redrafter.cli.demo.engine import Job, Round, decode_in_vllm
 from vllm_redrafter.data.dataset import finished_shards, read_dataset
 from vllm_redrafter.data.generation import GenerationSummary, generate_data
 from vllm_redrafter.data.generation_settings import (
@@ -299,18 +299,11 @@ def test_more_sampled_prompts_than_a_step_reads_are_all_answered(target: Path) -
 
 def test_the_demos_process_keeps_what_each_step_put_out(target: Path, tmp_path: Path) -> None:
     prompts = [[5, 6, 7], [8, 9], list(range(10, 30))]
-    job = DecodingJob(
-        str(target), None, prompts, 12, [1, 2], 64, fewest_prompts=3, prompts_per_request=1
-    )
-    progress: list[int] = []
-    with engines([job], [tmp_path / "log"]) as started:
-        (results,) = decode_in_turns(started, [job], lambda _, answers: progress.append(answers))
-    # 3 prompts at 2 levels, once to warm up and 3 times for the clock.
-    assert progress == list(range(1, 25))
+    job = Job(str(target), None, "float32", [Round(prompts, 12, 1), Round(prompts, 12, 2)])
+    results = [decoded.answers for decoded in decode_in_vllm(tmp_path, job)]
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
-    for prompt, *answers in zip(prompts, *(r.tokens() for r in results), strict=True):
+    for prompt, *answers in zip(prompts, *results, strict=True):
         written = model.generate(
             torch.tensor([prompt]), max_new_tokens=12, do_sample=False, pad_token_id=EOS
         )
-        assert answers == [written[0, len(prompt) :].tolist()] * 2
-    assert all(len(step) == 1 for r in results for answer in r.answers for step in answer)
+        assert answers == [[[token] for token in written[0, len(prompt) :].tolist()]] * 2

@@ -52,22 +52,20 @@ def demo(
         ),
     ] = None,
     target: Annotated[
-        Path | None,
-        typer.Option(help="Folder of a target to use instead of SmolLM2."),
+        str | None, typer.Option(help="A folder or a hub id of a target instead of SmolLM2.")
     ] = None,
     drafter: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            help="Folder of a drafter to use instead of the one that comes with the package, "
-            "which fits SmolLM2 alone."
+            help="A drafter, a folder or a hub id, to use instead of the one that comes with the "
+            "package, which fits SmolLM2 alone."
         ),
     ] = None,
 ) -> None:
-    """Decode in vLLM without and with ReDrafter, side by side; in mlx-lm where vLLM is missing.
+    """Decode in vLLM without and with ReDrafter, and compare; in mlx-lm where vLLM is missing.
 
     The target is SmolLM2-135M-Instruct, from the hub or else out of a PyPI package (93 MB), with
-    the drafter that comes with this package. Needs no GPU; in vLLM three minutes on two cores, six
-    where the processor has no bfloat16.
+    the drafter that comes with this package. Needs no GPU, and a few minutes.
     """
     from vllm_redrafter.cli.demo import smollm2
     from vllm_redrafter.utils.files import user_cache

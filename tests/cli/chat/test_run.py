@@ -47,7 +47,7 @@ from vllm_redrafter.cli.chat.run import own_server
 
 # A test's process may ignore it, and so would this one.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-with own_server([sys.executable, "-c", sys.argv[1], "cat"], Console(quiet=True)) as url:
+with own_server([sys.executable, "-c", sys.argv[1], "sleep 1000"], Console(quiet=True)) as url:
     try:
         print(url, flush=True)
         time.sleep(1000)
@@ -77,14 +77,6 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_it_ends_with_the_block_and_with_its_workers() -> None:
-    command = [sys.executable, "-c", SERVER, "sleep 1000"]
-    with own_server(command, Console(quiet=True)) as url:
-        server, worker = pids(url)
-        assert alive(server) and alive(worker)
-    assert eventually(lambda: not (alive(server) or alive(worker)))
-
-
 def test_one_that_does_not_start_shows_the_end_of_its_log() -> None:
     command = [sys.executable, "-c", "import sys; sys.exit('no such model')"]
     with (
@@ -94,19 +86,19 @@ def test_one_that_does_not_start_shows_the_end_of_its_log() -> None:
         pytest.fail("it is said to answer")
 
 
-def test_ctrl_c_reaches_the_chat_and_not_the_server() -> None:
+def test_the_server_does_not_hear_ctrl_c_and_ends_with_the_chat_and_its_workers() -> None:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     command = [sys.executable, "-c", PARENT, SERVER]
     with process_trees.started(command, **pipes, process_group=0) as process:
         assert process.stdin is not None and process.stdout is not None
-        server, _ = pids(process.stdout.readline().strip())
+        server, worker = pids(process.stdout.readline().strip())
         os.killpg(process.pid, signal.SIGINT)
         assert process.stdout.readline() == "interrupted\n"
-        assert alive(server)
+        assert alive(server) and alive(worker)
         process.stdin.write("\n")
         process.stdin.close()
         assert process.wait(timeout=20) == 0
-        assert eventually(lambda: not alive(server))
+        assert eventually(lambda: not (alive(server) or alive(worker)))
 
 
 @pytest.mark.engine

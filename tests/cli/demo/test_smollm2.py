@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo with SmolLM2, all but the engines: a tiny target, and answers that were thought up."""
+"""The demo with SmolLM2, all but the engines: a tiny target, and answers that were made up."""
 
 import io
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import re
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -15,15 +15,16 @@ from typer.testing import CliRunner
 
 from vllm_redrafter import save_drafter
 from vllm_redrafter.cli.demo import smollm2
-from vllm_redrafter.cli.demo.decoding import DecodingJob
-from vllm_redrafter.cli.demo.engine_worker import Decoded, Round
-from vllm_redrafter.cli.demo.prompts import PROMPTS
+from vllm_redrafter.cli.demo.engine import Decoded, Job
+from vllm_redrafter.cli.demo.smollm2 import PROMPTS
 from vllm_redrafter.cli.main import app
+from vllm_redrafter.data.target import Target
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.utils.errors import ConfigError
 
 WORDS = ["<unk>", "so", "it", "is", "[user]", "[answer]"]
 TEMPLATE = "[user] {{ messages[0]['content'] }} [answer]"
+Shown = Callable[[dict[str, int]], str]
 
 
 @pytest.fixture
@@ -41,104 +42,91 @@ def target(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def drafter(tmp_path: Path) -> Path:
-    shape = {"num_speculative_tokens": 5, "beam_width": 2, "beam_length": 3}
-    save_drafter(
-        RecurrentHead(RecurrentConfig(len(WORDS), 8, 8)), tmp_path / "drafter", shape=shape
-    )
-    return tmp_path / "drafter"
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+    """Those given to an engine which answers "so it is", with a drafter in two steps."""
+    given: list[Job] = []
 
+    def decode(_: Path, job: Job) -> Iterator[Decoded]:
+        given.append(job)
+        steps = [[1], [2, 3]] if job.speculative_config else [[1], [2], [3]]
+        for each in job.rounds:
+            yield Decoded(1.0 * len(steps), [steps for _ in each.prompts])
 
-class Engine:
-    """Answers "so it is" to everything; with a drafter, the first two words in one step."""
-
-    def __init__(self, job: DecodingJob) -> None:
-        self.job = job
-        self.rounds: list[Round] = []
-
-    def decode(self, asked: Round, on_answer: Callable[[], None]) -> Decoded:
-        self.rounds.append(asked)
-        is_plain = self.job.speculative_config is None
-        answer = [[1], [2], [3]] if is_plain else [[1], [2, 3]]
-        stats = {} if is_plain else {"sampled_tokens": 2.0, "verifications": 1.0}
-        return Decoded(2.0 if is_plain else 1.0, [answer for _ in asked.prompts], stats)
+    monkeypatch.setattr(smollm2, "decode_in_vllm", decode)
+    monkeypatch.setattr(smollm2, "serving_backend", lambda: "vllm")
+    return given
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[Engine]:
-    made: list[Engine] = []
+def shown(target: Path, tmp_path: Path) -> Shown:
+    """What the demo prints with a drafter that records a shape."""
 
-    @contextmanager
-    def engines(jobs: Sequence[DecodingJob], logs: Sequence[Path]) -> Iterator[list[Engine]]:
-        assert len(set(logs)) == len(jobs) and all(log.parent.is_dir() for log in logs)
-        made.extend(Engine(job) for job in jobs)
-        yield made
+    def shown(shape: dict[str, int]) -> str:
+        head = RecurrentHead(RecurrentConfig(len(WORDS), 8, 8))
+        save_drafter(head, tmp_path / "drafter", shape=shape)
+        file = io.StringIO()
+        console = Console(
+            file=file, width=1000, force_terminal=True, color_system="standard", highlight=False
+        )
+        smollm2.run_demo(tmp_path / "cache", str(target), str(tmp_path / "drafter"), console)
+        return file.getvalue()
 
-    monkeypatch.setattr(smollm2, "engines", engines)
-    return made
+    return shown
 
 
 def test_the_demo_compares_and_shows_all_answers(
-    target: Path, drafter: Path, started: list[Engine], tmp_path: Path
+    jobs: list[Job], shown: Shown, tmp_path: Path
 ) -> None:
-    console = Console(file=io.StringIO(), width=1000)
-    smollm2.run_demo(tmp_path / "cache", target, drafter, console)
-
-    plain, drafted = started
-    assert plain.job.speculative_config is None
-    assert drafted.job.speculative_config == {
-        "model": str(drafter),
-        "num_speculative_tokens": 5,
-        "beam_width": 2,
-        "beam_length": 3,
-        "tree": "explored",
-        "adaptive": True,
-        "context_matches": 2,
-        "candidates": 0,
-    }
-    for prompt in plain.job.prompts:
+    shape = {"num_speculative_tokens": 5, "beam_width": 2, "beam_length": 3}
+    output = shown(shape)
+    plain, drafted = jobs
+    assert plain.speculative_config is None
+    assert drafted.speculative_config == {"model": str(tmp_path / "drafter"), **shape}
+    assert plain.rounds == drafted.rounds
+    assert [each.in_flight for each in plain.rounds] == [1, 1, 4, 4, 8, 8]
+    assert [len(each.prompts) for each in plain.rounds[::2]] == [len(PROMPTS), 12, 24]
+    for prompt in plain.rounds[0].prompts:
         assert prompt[0] == WORDS.index("[user]") and prompt[-1] == WORDS.index("[answer]")
-    assert plain.rounds == drafted.rounds[:-1]
-    shown = drafted.rounds[-1]
-    assert shown.in_flight == 1 and shown.prompts == plain.job.prompts
-    assert isinstance(console.file, io.StringIO)
-    output = console.file.getvalue()
-    assert output.count("2.00×") == len(smollm2.LEVELS) and "yes" in output
+    assert output.count("1.50×") == output.count("2.00") == output.count("yes") == 3
     assert output.count("1 of its 3 tokens were drafted, in 2 target steps") == len(PROMPTS)
-    assert all(question in output for question in PROMPTS.values())
+    assert output.count("so\x1b[32m it\x1b[0m is") == len(PROMPTS)
+    assert all(question in output for question in PROMPTS)
     assert str(tmp_path / "cache") in output
 
 
-def test_a_drafter_that_records_no_shape_gets_one(
-    target: Path, started: list[Engine], tmp_path: Path
-) -> None:
-    save_drafter(RecurrentHead(RecurrentConfig(len(WORDS), 8, 8)), tmp_path / "drafter")
-    console = Console(file=io.StringIO())
-    smollm2.run_demo(tmp_path / "cache", target, tmp_path / "drafter", console)
-    config = started[1].job.speculative_config
+def test_a_drafter_that_records_no_shape_gets_one(jobs: list[Job], shown: Shown) -> None:
+    shown({})
+    config = jobs[1].speculative_config
     assert config is not None and config["num_speculative_tokens"] == 12
 
 
-def test_the_prompts_fill_every_level(
-    target: Path, drafter: Path, started: list[Engine], tmp_path: Path
+def test_answers_that_differ_are_counted(
+    jobs: list[Job], shown: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    smollm2.run_demo(tmp_path / "cache", target, drafter, Console(file=io.StringIO()))
-    job = started[0].job
-    assert [len(job.prompts_at(level)) for level in job.levels] == [4, 12, 24]
-    assert [level for level in job.levels if len(job.prompts_at(level)) < level] == []
+    def decode(_: Path, job: Job) -> Iterator[Decoded]:
+        differing = [[[1], [2 if job.speculative_config else 3]]]
+        for each in job.rounds:
+            yield Decoded(1.0, [[[1], [2]]] * (len(each.prompts) - 1) + differing)
+
+    monkeypatch.setattr(smollm2, "decode_in_vllm", decode)
+    assert len(re.findall(r"no: (5 of 6|11 of 12|23 of 24)", shown({}))) == 3
 
 
 def test_a_target_without_embeddings_of_its_templates_tokens_is_refused(target: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(target)
     tokenizer.add_tokens(["<|extra|>"])
     tokenizer.chat_template = "<|extra|>" + TEMPLATE
+    tokenizer.save_pretrained(target)
     with pytest.raises(ConfigError, match=r"token '<.extra.>' \(id 6\) has no row in the target's"):
-        smollm2.prompts_of(tokenizer, target, ["so it is"])
+        smollm2.prompts_of(Target.open(target), ["so it is"])
 
 
-def test_the_command_runs_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ran: list[Any] = []
-    monkeypatch.setattr(smollm2, "run_demo", lambda *given: ran.append(given))
-    result = CliRunner().invoke(app, ["demo", "--cache-dir", str(tmp_path)])
-    assert result.exit_code == 0
-    assert ran == [(tmp_path, None, None)]
+def test_targets_and_drafters_that_cannot_be_used_are_refused(target: Path, tmp_path: Path) -> None:
+    invoke = partial(CliRunner().invoke, app)
+    demo = ["demo", "--cache-dir", str(tmp_path)]
+    nothing = invoke([*demo, "--target", str(tmp_path / "none")])
+    assert nothing.exit_code == 1 and "none': no such folder" in nothing.stderr
+    misfit = invoke([*demo, "--target", str(target)])
+    assert misfit.exit_code == 1
+    assert "smollm2-135m-instruct' does not fit the target" in misfit.stderr
+    assert "hidden size is 576, the target's 8" in misfit.stderr

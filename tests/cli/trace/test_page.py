@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vllm_redrafter.cli.trace.page import page
-from vllm_redrafter.cli.trace.records import page_records
+from vllm_redrafter.cli.trace.run import page, page_records
 from vllm_redrafter.drafting.recorder import RecordedNode, RecordedStep
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -57,6 +56,29 @@ def drawn(tmp_path: Path, keys: list[str]) -> str:
     command = [CHROMIUM, *NO_NETWORK, profile, "--dump-dom", file.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     return done.stdout
+
+
+def test_the_text_grows_by_what_a_step_gave_up_to_the_answers_end() -> None:
+    steps = page_records("?", [0, 1, 2], STEPS, decode)["steps"]
+    assert [step["text"] for step in steps] == [TEXTS[0], "".join(TEXTS[:3])]
+    assert [step["before"] for step in steps] == ["", TEXTS[0]]
+    assert [step["tokens"] for step in steps] == [1, 2]
+    assert [step["milliseconds"] for step in steps] == [100.0, 200.0]
+
+
+def test_a_node_says_its_text_its_sources_and_its_fate() -> None:
+    nodes = [node for step in RECORDS["steps"] for node in step["nodes"]]
+    common = {"parent": 0, "depth": 1}
+    accepted = {"verified": True, "accepted": True}
+    assert nodes[1] == {"text": "&lt;", "probability": 0.5, "match": 0, **common, **accepted}
+    rejected = {"verified": False, "accepted": False}
+    assert nodes[3] == {
+        "text": "<!--<script>",
+        "probability": None,
+        "match": 2,
+        **common,
+        **rejected,
+    }
 
 
 def test_the_data_is_what_was_given_and_cannot_end_its_script() -> None:

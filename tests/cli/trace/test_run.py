@@ -12,29 +12,21 @@ from vllm_redrafter.cli.trace.run import prompt_tokens, trace
 from vllm_redrafter.utils.errors import ConfigError
 
 
-def test_a_page_in_a_missing_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"missing/a\.html' cannot be written: No such file"):
-        trace(str(tmp_path), None, "Hello", 8, tmp_path / "missing" / "a.html")
-
-
-def test_a_page_where_a_folder_is_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot be written: Is a directory"):
-        trace(str(tmp_path), None, "Hello", 8, tmp_path)
-
-
-def test_an_empty_prompt_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--prompt ' '"):
-        trace(str(tmp_path), None, " ", 8, tmp_path / "a.html")
-
-
-def test_a_target_that_is_no_models_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^target .*: transformers cannot read its tokenizer"):
-        trace(str(tmp_path), None, "Hello", 8, tmp_path / "a.html")
-
-
-def test_a_page_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--html '/proc/a\.html' cannot be written"):
-        trace(str(tmp_path), None, "Hello", 8, Path("/proc/a.html"))
+@pytest.mark.parametrize(
+    ("prompt", "page", "message"),
+    [
+        ("Hello", "missing/a.html", r"missing/a\.html' cannot be written: No such file"),
+        ("Hello", ".", "cannot be written: Is a directory"),
+        ("Hello", "/proc/a.html", r"--html '/proc/a\.html' cannot be written"),
+        (" ", "a.html", "--prompt ' '"),
+        ("Hello", "a.html", r"^target .*: transformers cannot read its tokenizer"),
+    ],
+)
+def test_what_cannot_be_traced_is_refused_before_an_engine_starts(
+    prompt: str, page: str, message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        trace(str(tmp_path), None, prompt, 8, tmp_path / page)
 
 
 def test_a_prompt_is_written_by_templates_of_texts_and_of_parts(tmp_path: Path) -> None:

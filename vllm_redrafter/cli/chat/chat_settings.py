@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `chat` may be told."""
+"""The settings of `chat`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ from vllm_redrafter.utils.settings import check, setting
 
 @dataclass(frozen=True)
 class ChatSettings:
-    """How answers are drawn.
-
-    Raises:
-        ConfigError: a value is out of range.
-    """
+    """How answers are drawn."""
 
     system_prompt: str | None = setting(None, "System message that the conversation begins with.")
     temperature: float = setting(

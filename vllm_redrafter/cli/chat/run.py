@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A conversation with a server that runs, or with one that is started for it."""
+"""A conversation with a running server, or with one that is started for it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -22,9 +21,8 @@ import torch
 from rich.console import Console
 
 from vllm_redrafter.checkpoints.drafter_files import read_config
-from vllm_redrafter.cli.accepted import DRAFTED
 from vllm_redrafter.cli.chat.chat_settings import ChatSettings
-from vllm_redrafter.cli.chat.conversation import NEW, Conversation, converse
+from vllm_redrafter.cli.chat.conversation import DRAFTED, NEW, Conversation
 from vllm_redrafter.cli.serving_backend import is_installed
 from vllm_redrafter.engine.cpu.environment import cpu_variables
 from vllm_redrafter.utils.errors import ConfigError
@@ -43,7 +41,7 @@ def serve_and_chat(
 
     Args:
         model: what it serves: a drafter that records its target, or any other model.
-        arguments: more of vLLM's; they may repeat those given here, and then count.
+        arguments: more of vLLM's; they go before those given here.
         settings: how answers are drawn.
         console: where to talk.
 
@@ -55,7 +53,7 @@ def serve_and_chat(
             f"chat {model} starts vLLM, which is not installed: start a server elsewhere, or "
             "mlx-serve on a Mac, and name its address with --url"
         )
-    read_config(model, what="target")  # a name that is not within reach is said at once
+    read_config(model, what="target")  # an error at once for a name that is not within reach
     console = console or Console()
     # An exception, so that the server ends where the terminal is closed, too.
     for ends in (signal.SIGHUP, signal.SIGTERM):
@@ -70,16 +68,10 @@ def serve_and_chat(
 def chat(
     url: str, model: str | None, settings: ChatSettings, console: Console | None = None
 ) -> None:
-    """Talk to a server that runs.
-
-    Args:
-        url: of its root.
-        model: its name at the server; None for the first there.
-        settings: how answers are drawn.
-        console: where to talk.
+    """Talk to a running server; `model` is its name there, None for the first one.
 
     Raises:
-        ConfigError: no server answers there.
+        ConfigError: no server answers at `url`.
     """
     console = console or Console()
     key = os.environ.get("OPENAI_API_KEY", "none")
@@ -97,18 +89,14 @@ def chat(
             style="dim",
         )
         conversation = Conversation(client, model, settings, console)
-        converse(conversation, console, lambda: console.input("[bold]> [/]"))
+        conversation.converse(lambda: console.input("[bold]> [/]"))
 
 
 @contextmanager
 def own_server(command: Sequence[str], console: Console) -> Iterator[str]:
-    """The address of a server that ends with the block.
+    """The address of a server that ends with the block; host and port are added to `command`.
 
-    Ctrl-C in the terminal, which shall stop an answer, does not reach it.
-
-    Args:
-        command: starts it; host and port are added.
-        console: where its log is named.
+    Ctrl-C in the terminal, which stops an answer, does not reach it.
 
     Raises:
         ConfigError: it ended instead of answering; the message has the end of its log.
@@ -125,7 +113,7 @@ def own_server(command: Sequence[str], console: Console) -> Iterator[str]:
         stdout=descriptor,
         stderr=descriptor,
         start_new_session=True,
-        preexec_fn=_end_with_parent,  # where this process is killed, too
+        preexec_fn=_end_with_parent,
     )
     os.close(descriptor)
     try:
@@ -147,13 +135,12 @@ def own_server(command: Sequence[str], console: Console) -> Iterator[str]:
 
 
 def _end_with_parent() -> None:
+    """Get SIGTERM when the parent is killed."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _is_healthy(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/health", timeout=5):
-            return True
-    except (urllib.error.URLError, OSError):
-        return False
+    with suppress(OSError), urllib.request.urlopen(f"{url}/health", timeout=5):
+        return True
+    return False

@@ -1,41 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo, in order: SmolLM2-135M-Instruct, two engines, what they say and how fast."""
+"""The demo, in order: SmolLM2-135M-Instruct, two engines, what they answer and how fast."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import chain, cycle, islice
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from transformers import AutoTokenizer
+from rich.table import Table
+from rich.text import Text
 from transformers.utils.logging import disable_progress_bar
 
+from vllm_redrafter.checkpoints.fit import misfits_of, require_fit
 from vllm_redrafter.checkpoints.reading import Checkpoint
 from vllm_redrafter.checkpoints.shipped import shipped_drafter
-from vllm_redrafter.cli.demo.decoding import (
-    DecodingJob,
-    Engine,
-    LevelResult,
-    decode_in_turns,
-    engines,
-)
-from vllm_redrafter.cli.demo.engine_worker import Round
-from vllm_redrafter.cli.demo.given import check_sizes, target_folder
-from vllm_redrafter.cli.demo.prompts import PROMPTS
-from vllm_redrafter.cli.demo.report import (
-    WHY_NOT_IDENTICAL,
-    ShownAnswer,
-    all_identical,
-    print_answers,
-    print_comparison,
-)
+from vllm_redrafter.cli.chat.conversation import DRAFTED
+from vllm_redrafter.cli.demo.engine import Decoded, Job, Round, decode_in_vllm
 from vllm_redrafter.cli.demo.smollm2_target import get_target
 from vllm_redrafter.cli.serving_backend import Backend, serving_backend
-from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.conversation_rows import Conversation
 from vllm_redrafter.data.target import Target
 from vllm_redrafter.data.turns import PromptRenderer
@@ -46,187 +31,162 @@ from vllm_redrafter.utils.progress import progress_bar
 NAME = "smollm2-135m-instruct"
 """Of the target's folder in the cache, and of its drafter in the package."""
 LEVELS = [1, 4, 8]
-TIMED_TOKENS = 32
-"""Of each answer. Four rounds in two engines at all levels have to fit into a minute and a half."""
-SHOWN_TOKENS = 64
-MAX_MODEL_LEN = 512
-UNRECORDED = ReDrafterConfig(num_speculative_tokens=12, beam_width=4, beam_length=4)
-"""How to speculate with a drafter whose checkpoint does not say."""
+"""Requests at once."""
+MAX_TOKENS = 48
+"""Of an answer."""
+MAX_NODES = 12
+"""Where the checkpoint records no shape."""
+PROMPTS = [
+    "Explain in simple words why the sky is blue.",
+    "Rewrite this message so that it is polite: "
+    "Send me the report now. You are late again and I am tired of waiting.",
+    "Write a Python function that returns the largest number in a list.",
+    "A box holds 12 eggs. How many eggs are in 4 boxes? Show the calculation.",
+    "Summarise this text in two sentences: The library in our town opened in 1911 in a former "
+    "mill. For decades it lent books to the workers of the factories nearby. When the "
+    "factories closed, fewer people came, and in 1985 the council wanted to sell the building. "
+    "Readers collected four thousand signatures against the plan. Today it is open every day.",
+    "What is the capital of France?",
+]
+WHY_NOT_IDENTICAL = (
+    "In bfloat16 the two most probable tokens are sometimes equal up to rounding. A step that "
+    "computes more tokens at once rounds differently, and may choose the other one. Plain vLLM "
+    "does the same at another number of requests. In float32 this is rare."
+)
 
-
-@dataclass(frozen=True)
-class Outcome:
-    """What came of the comparison.
-
-    Attributes:
-        plain: per level, without ReDrafter.
-        drafted: per level, with it.
-        answers: whole ones, to one request at a time, when each step has the whole tree: per
-            prompt and engine step, the step's tokens.
-    """
-
-    plain: list[LevelResult]
-    drafted: list[LevelResult]
-    answers: list[list[list[int]]]
-
-
-@dataclass(frozen=True)
-class Way:
-    """What decodes.
-
-    Attributes:
-        name: in what is printed.
-        dtype: of the target.
-        levels: requests at once.
-        engines: starts an engine for each of some jobs, given places for their logs.
-    """
-
-    name: str
-    dtype: str
-    levels: list[int]
-    engines: Callable[
-        [Sequence[DecodingJob], Sequence[Path]], AbstractContextManager[Sequence[Engine]]
-    ]
-
-
-def _way_of(backend: Backend) -> Way:
-    if backend == "vllm":
-        return Way("vLLM", str(fast_dtype()).removeprefix("torch."), LEVELS, engines)
-    from vllm_redrafter.cli.demo.mlx_engine import MLXEngine, usual_dtype
-
-    def in_this_process(
-        jobs: Sequence[DecodingJob], _: Sequence[Path]
-    ) -> AbstractContextManager[Sequence[Engine]]:
-        return nullcontext([MLXEngine(job) for job in jobs])
-
-    return Way("mlx-lm", usual_dtype(), [1], in_this_process)
+Decode = Callable[[Job], Iterator[Decoded]]
 
 
 def run_demo(
     cache_dir: Path,
-    target: Path | None = None,
-    drafter: Path | None = None,
+    target: str | None = None,
+    drafter: str | None = None,
     console: Console | None = None,
     backend: Backend | None = None,
 ) -> None:
     """Run the whole demo.
 
     Args:
-        cache_dir: where the target is kept and looked for; logs are there, too.
-        target: a target to use instead of SmolLM2.
-        drafter: a drafter to use instead of SmolLM2's, which comes with the package.
+        cache_dir: where the target and the engines' logs are kept.
+        target: a folder or a hub id to use instead of SmolLM2.
+        drafter: likewise, instead of SmolLM2's, which comes with the package.
         console: where to print.
         backend: what decodes; None for what is installed.
 
     Raises:
-        ConfigError: the target is not to be had; a folder is not what it should be; nothing that
-            decodes is installed, or it failed.
+        ConfigError: the target cannot be had, the drafter does not fit, or no engine works.
     """
-    way = _way_of(backend or serving_backend())
     console = console or Console()
-    # Bars of its own for every file it reads or writes.
-    disable_progress_bar()
+    backend = backend or serving_backend()
+    disable_progress_bar()  # transformers has one for each file that it reads or writes
     folder = cache_dir.expanduser().resolve()
-    if target is None:
-        target = folder / NAME
-        get_target(target, console)
-    else:
-        target = target_folder(target, NAME)
-    drafter = _fitting_drafter(target, drafter)
     folder.mkdir(parents=True, exist_ok=True)
+    if target is None:
+        target = str(folder / NAME)
+        get_target(folder / NAME, console)
+    checkpoint = Checkpoint.open(drafter or str(shipped_drafter(NAME)))
+    opened = Target.open(target)
+    misfits = misfits_of(checkpoint.head, opened.config)
+    require_fit(f"the drafter {checkpoint.model!r}", target, misfits)
 
-    started = time.monotonic()
-    tokenizer = AutoTokenizer.from_pretrained(target)
-    questions = list(PROMPTS.values())
-    jobs = _jobs(way, target, drafter, prompts_of(tokenizer, target, questions))
-    outcome = _decode(way, jobs, folder, console)
-    print_comparison(console, outcome.plain, outcome.drafted, way.dtype, way.name)
-    console.print(_what_was_decoded(jobs[0]))
-    if way.dtype != "float32" and not all_identical(outcome.plain, outcome.drafted):
-        console.print(WHY_NOT_IDENTICAL)
-    context_matches = (jobs[1].speculative_config or {})["context_matches"]
-    shown = [
-        ShownAnswer.of(prompt, steps, context_matches)
-        for prompt, steps in zip(jobs[1].prompts, outcome.answers, strict=True)
-    ]
-    print_answers(console, tokenizer, questions, shown, context_matches)
-    console.print()
-    console.print(
-        f"{time.monotonic() - started:.0f} s, without getting the target; it and engines' logs "
-        f"are in {folder}"
+    decode: Decode = partial(decode_in_vllm, folder)
+    engine, levels, dtype = "vLLM", LEVELS, str(fast_dtype()).removeprefix("torch.")
+    if backend == "mlx":
+        from vllm_redrafter.cli.demo.mlx_engine import decode_in_mlx, usual_dtype
+
+        decode, engine, levels, dtype = decode_in_mlx, "mlx-lm", [1], usual_dtype()
+    prompts = prompts_of(opened, PROMPTS)
+    rounds = [each for level in levels for each in _rounds(level, prompts)]
+    speculation = {"num_speculative_tokens": MAX_NODES, **checkpoint.shape}
+    speculation["model"] = checkpoint.model
+    plain, drafted = (
+        _timed(decode, Job(target, config, dtype, rounds), f"{engine} {which} ReDrafter", console)
+        for which, config in (("without", None), ("with", speculation))
     )
 
-
-def _fitting_drafter(target: Path, drafter: Path | None) -> Path:
-    """The drafter to use, absolute."""
-    if drafter is None:
-        drafter = shipped_drafter(NAME)
-        name = f"the drafter {NAME!r}, which comes with this package,"
-        remedy = "give a --drafter for that target, or leave --target out"
-    else:
-        name = f"--drafter {str(drafter)!r}"
-        remedy = (
-            "give the --target that it was trained for, or leave --drafter out for that of "
-            f"{NAME}, which comes with this package"
-        )
-    check_sizes(target, drafter, name, remedy)
-    return drafter.expanduser().resolve()
+    _print_comparison(console, f"Greedy decoding in {engine}, {dtype}", levels, plain, drafted)
+    same = chain(*map(_same_answers, plain, drafted))
+    if dtype != "float32" and not all(same):
+        console.print(WHY_NOT_IDENTICAL)
+    console.print(f"\nThe answers; [{DRAFTED}]this colour[/] was drafted and accepted")
+    for question, steps in zip(PROMPTS, drafted[0].answers, strict=True):
+        _print_answer(console, opened.tokenizer, question, steps)
+    console.print(f"\nThe target and the engines' logs are in {folder}")
 
 
-def prompts_of(tokenizer: Any, target: Path, questions: Sequence[str]) -> list[list[int]]:
+def prompts_of(target: Target, questions: Sequence[str]) -> list[list[int]]:
     """Token ids: by the target's chat template, or as mere text where it has none.
 
     Raises:
         ConfigError: the target has no embedding of one of them.
     """
-    renderer = PromptRenderer(tokenizer, EmbeddedTokens(tokenizer, Target.open(target).vocab_size))
+    embedded = EmbeddedTokens(target.tokenizer, target.vocab_size)
+    renderer = PromptRenderer(target.tokenizer, embedded)
     return [renderer.prompt(Conversation((question,)), []) for question in questions]
 
 
-def _jobs(way: Way, target: Path, drafter: Path, prompts: list[list[int]]) -> list[DecodingJob]:
-    """Plain decoding, and ReDrafter's as the drafter's checkpoint asks for it."""
-    recorded = Checkpoint.open(str(drafter)).shape
-    speculation = {**asdict(UNRECORDED), **recorded, "model": str(drafter)}
-    return [
-        DecodingJob(
-            str(target),
-            speculative_config,
-            prompts,
-            TIMED_TOKENS,
-            way.levels,
-            MAX_MODEL_LEN,
-            dtype=way.dtype,
-        )
-        for speculative_config in (None, speculation)
-    ]
+def _rounds(level: int, prompts: list[list[int]]) -> list[Round]:
+    """A warm-up, and what is timed: three prompts per request keep the batch full for longer."""
+    batch = list(islice(cycle(prompts), max(len(prompts), 3 * level)))
+    return [Round(batch, MAX_TOKENS // 2, level), Round(batch, MAX_TOKENS, level)]
 
 
-def _what_was_decoded(job: DecodingJob) -> str:
-    """How many answers there are at each level."""
-    answers = ", ".join(f"{len(job.prompts_at(level))}" for level in job.levels)
-    levels = ", ".join(map(str, job.levels))
-    return (
-        f"{len(job.prompts)} prompts; {answers} answers at {levels} requests at once, so that no "
-        f"batch runs empty early; the first {job.max_tokens} tokens of each answer."
-    )
-
-
-def _decode(way: Way, jobs: Sequence[DecodingJob], folder: Path, console: Console) -> Outcome:
-    """Both engines in turns; then the one with ReDrafter alone, for the answers that are shown."""
-    titles = [f"{way.name} {which} ReDrafter" for which in ("without", "with")]
-    logs = [folder / f"{title.replace(' ', '-').lower()}.log" for title in titles]
-    shown = Round(jobs[1].prompts, SHOWN_TOKENS, in_flight=1)
+def _timed(decode: Decode, job: Job, title: str, console: Console) -> list[Decoded]:
+    """What a job's engine decoded at each level, without the warm-ups."""
     with progress_bar(console) as progress:
-        tasks = [
-            progress.add_task(title, total=job.decodings, status="starting")
-            for title, job in zip(titles, jobs, strict=True)
-        ]
-        progress.update(tasks[1], total=jobs[1].decodings + len(shown.prompts))
+        task = progress.add_task(title, total=len(job.rounds), status="rounds")
+        decoded = []
+        for each in decode(job):
+            decoded.append(each)
+            progress.advance(task)
+    return decoded[1::2]
 
-        def show(number: int, finished: int) -> None:
-            progress.update(tasks[number], completed=finished, status="answers")
 
-        with way.engines(jobs, logs) as started:
-            plain, drafted = decode_in_turns(started, jobs, show)
-            decoded = started[1].decode(shown, lambda: progress.advance(tasks[1]))
-    return Outcome(plain, drafted, decoded.answers)
+def _same_answers(before: Decoded, after: Decoded) -> list[bool]:
+    pairs = zip(before.answers, after.answers, strict=True)
+    return [[*chain(*one)] == [*chain(*other)] for one, other in pairs]
+
+
+def _print_comparison(
+    console: Console,
+    title: str,
+    levels: Sequence[int],
+    plain: Sequence[Decoded],
+    drafted: Sequence[Decoded],
+) -> None:
+    table = Table(title=f"{title}, tokens per second")
+    for column in ("requests at once", "plain", "ReDrafter", "speed-up", "tokens per target step"):
+        table.add_column(column, justify="right")
+    table.add_column("outputs identical")
+    for level, before, after in zip(levels, plain, drafted, strict=True):
+        rates = [len([*chain(*chain(*each.answers))]) / each.seconds for each in (before, after)]
+        # The first step of an answer is its prompt's.
+        sizes = [len(step) for answer in after.answers for step in answer[1:]]
+        same = _same_answers(before, after)
+        table.add_row(
+            str(level),
+            *(f"{rate:.0f}" for rate in rates),
+            f"{rates[1] / rates[0]:.2f}×",
+            f"{sum(sizes) / len(sizes):.2f}" if sizes else "–",
+            "yes" if all(same) else f"no: {sum(same)} of {len(same)}",
+        )
+    console.print(table)
+
+
+def _print_answer(
+    console: Console, tokenizer: Any, question: str, steps: Sequence[Sequence[int]]
+) -> None:
+    """A question and its answer, whose accepted draft tokens are coloured."""
+    text, shown = Text(), list[int]()
+    for step in steps:
+        for token, style in zip(step, [DRAFTED] * (len(step) - 1) + [""], strict=True):
+            # Byte-level tokens may be parts of a character: decode all, and show what is new.
+            shown.append(token)
+            text.append(tokenizer.decode(shown, skip_special_tokens=True)[len(text) :], style)
+    console.print(Text(f"\n> {question}", style="bold"))
+    console.print(text)
+    console.print(
+        f"{len(shown) - len(steps)} of its {len(shown)} tokens were drafted, in {len(steps)} "
+        "target steps",
+        style="dim",
+    )

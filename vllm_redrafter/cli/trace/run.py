@@ -1,26 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`vllm-redrafter trace`: an answer and its drafts, written as a page."""
+"""`vllm-redrafter trace`: an answer and its drafts, written as a page that needs no network."""
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Callable, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from vllm_redrafter.checkpoints.fit import misfits_of, require_fit
 from vllm_redrafter.checkpoints.reading import Checkpoint
 from vllm_redrafter.checkpoints.shipped import shipped_drafter
-from vllm_redrafter.cli.demo.given import check_sizes
-from vllm_redrafter.cli.demo.smollm2 import NAME
-from vllm_redrafter.cli.trace.page import page
-from vllm_redrafter.cli.trace.records import page_records
+from vllm_redrafter.cli.demo.smollm2 import MAX_NODES, NAME
 from vllm_redrafter.data.chat_template import ChatTemplate
 from vllm_redrafter.data.target import Target
+from vllm_redrafter.drafting.recorder import RecordedStep
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.files import check_writable
 from vllm_redrafter.utils.processor import fast_dtype
 
-SPEC_TOKENS = 12
-"""Where the checkpoint records no shape."""
+PLACE = "__TRACE__"
+"""Where the template, page.html, wants the data."""
 
 
 def trace(target: str, drafter: str | None, prompt: str, max_tokens: int, html: Path) -> int:
@@ -43,22 +45,22 @@ def trace(target: str, drafter: str | None, prompt: str, max_tokens: int, html: 
     check_writable(html, "--html")
     if not prompt.strip():
         raise ConfigError(f"--prompt {prompt!r} has no text; give a question of at least one word")
-    draft = _drafter(target, drafter)
-    tokenizer = Target.open(target).tokenizer
-    tokens = prompt_tokens(tokenizer, prompt)
+    checkpoint = Checkpoint.open(drafter or str(shipped_drafter(NAME)))
+    opened = Target.open(target)
+    misfits = misfits_of(checkpoint.head, opened.config)
+    require_fit(f"the drafter {checkpoint.model!r}", target, misfits)
+    tokens = prompt_tokens(opened.tokenizer, prompt)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     from vllm_redrafter.engine.cpu.recording import record_answer, start_recordable
 
-    shape = {"num_speculative_tokens": SPEC_TOKENS, **Checkpoint.open(draft).shape}
+    speculation = {"num_speculative_tokens": MAX_NODES, **checkpoint.shape}
+    speculation["model"] = os.path.expanduser(checkpoint.model)
     dtype = str(fast_dtype()).removeprefix("torch.")
-    llm = start_recordable(target, {**shape, "model": draft}, dtype, len(tokens), max_tokens)
+    llm = start_recordable(target, speculation, dtype, len(tokens), max_tokens)
     answer, steps = record_answer(llm, tokens, max_tokens)
     llm.llm_engine.engine_core.shutdown()
-    records = page_records(prompt, answer, steps, tokenizer.decode)
-    try:
-        html.expanduser().write_text(page(records), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--html {str(html)!r} cannot be written: {error.strerror}") from error
+    records = page_records(prompt, answer, steps, opened.tokenizer.decode)
+    html.expanduser().write_text(page(records), encoding="utf-8")
     return len(records["steps"])
 
 
@@ -73,9 +75,54 @@ def prompt_tokens(tokenizer: Any, prompt: str) -> list[int]:
         raise ConfigError(f"--prompt: {error}; trace a target that takes a message") from error
 
 
-def _drafter(target: str, drafter: str | None) -> str:
-    """The given one, or the one that comes with the package."""
-    found = drafter or str(shipped_drafter(NAME))
-    name = f"--drafter {found!r}" if drafter else f"the shipped drafter {NAME!r}"
-    check_sizes(target, found, name, "give a --drafter that was trained for this target")
-    return os.path.expanduser(found)
+def page_records(
+    prompt: str,
+    answer: Sequence[int],
+    steps: Sequence[RecordedStep],
+    decode: Callable[[list[int]], str],
+) -> dict[str, Any]:
+    """The page's data, as JSON has it.
+
+    Args:
+        prompt: as the user wrote it.
+        answer: the tokens that vLLM returned; a last step may have had more of them.
+        steps: that made it.
+        decode: token ids to text.
+    """
+    records: list[dict[str, Any]] = []
+    end = 0
+    for step in steps:
+        before, end = end, min(end + len(step.output_tokens), len(answer))
+        if end == before:
+            break
+        nodes = [
+            {
+                "text": decode([node.token]),
+                "parent": node.parent,
+                "depth": node.depth,
+                "probability": None if node.probability is None else round(node.probability, 4),
+                "match": node.match_length,
+                "verified": node.verified,
+                "accepted": node.accepted,
+            }
+            for node in step.nodes
+        ]
+        records.append(
+            {
+                "tokens": end - before,
+                "milliseconds": round(1e3 * step.seconds, 3),
+                "before": decode(list(answer[:before])),
+                "text": decode(list(answer[:end])),
+                "nodes": nodes,
+            }
+        )
+    return {"prompt": prompt, "steps": records}
+
+
+def page(records: dict[str, Any]) -> str:
+    """The page as HTML; no token can end the script that holds the data."""
+    data = json.dumps(records)
+    for character in "<>&":
+        data = data.replace(character, f"\\u{ord(character):04x}")
+    template = (files("vllm_redrafter.cli.trace") / "page.html").read_text(encoding="utf-8")
+    return template.replace(PLACE, data)
