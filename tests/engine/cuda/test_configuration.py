@@ -15,7 +15,7 @@ from vllm.platforms.interface import DeviceCapability, PlatformEnum
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
 from redrafter_testing.gpu import cuda_engine_on_cpu
-from redrafter_testing.models.tiny_models import make_target
+from redrafter_testing.models.tiny_models import add_tokenizer, make_drafter, make_target
 from vllm_redrafter import ConfigError, plugin
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.engine.cuda import speculator
@@ -26,6 +26,7 @@ from vllm_redrafter.engine.speculation import Settings
 from vllm_redrafter.utils import names
 
 plugin.register()
+PLATFORM = type(current_platform)
 
 
 @pytest.fixture(autouse=True)
@@ -71,17 +72,13 @@ def test_the_scheduler_counts_what_is_verified_unless_the_user_brings_one(
 @pytest.mark.parametrize(
     ("speculation", "expected"),
     [
-        ({"adaptive": False}, (52, 64, 2)),
-        ({"adaptive": False, "num_speculative_tokens_per_batch_size": [[1, 64, 9]]}, (1, 64, 9)),
         ({}, (52, 64, 2)),
+        ({"adaptive": False, "num_speculative_tokens_per_batch_size": [[1, 64, 9]]}, (1, 64, 9)),
     ],
-    ids=["no budget", "own schedule", "no graphs that a budget needs"],
+    ids=["no graphs that a budget needs", "own schedule"],
 )
 def test_without_the_budget_k_follows_the_batch(
-    small_target: Path,
-    small_drafter: Path,
-    speculation: dict[str, Any],
-    expected: tuple[int, int, int],
+    small_target: Path, small_drafter: Path, speculation: dict[str, Any], expected: Any
 ) -> None:
     """The last of the ranges of batch sizes, and its K. With a budget: test_schedule.py."""
     config = speculate(small_target, small_drafter, speculation, max_num_seqs=64)
@@ -110,8 +107,8 @@ def test_the_user_s_own_sizes_of_graphs_are_known(
 def test_cuda_gets_its_worker_and_attention_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
-    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
-    monkeypatch.setattr(type(current_platform), "is_cuda", lambda self: True)
+    monkeypatch.setattr(PLATFORM, "is_cpu", lambda self: False)
+    monkeypatch.setattr(PLATFORM, "is_cuda", lambda self: True)
     engine = engine_here()
     assert (engine.worker, engine.proposer) == (names.CUDA_WORKER, names.CUDA_SPECULATOR)
     assert engine.tree_arguments == {"attention_backend": AttentionBackendEnum.CUSTOM}
@@ -119,8 +116,8 @@ def test_cuda_gets_its_worker_and_attention_backend(monkeypatch: pytest.MonkeyPa
 
 
 def test_rocm_is_let_through_where_the_user_insists(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(current_platform), "is_cpu", lambda self: False)
-    monkeypatch.setattr(type(current_platform), "is_rocm", lambda self: True)
+    monkeypatch.setattr(PLATFORM, "is_cpu", lambda self: False)
+    monkeypatch.setattr(PLATFORM, "is_rocm", lambda self: True)
     with pytest.raises(ConfigError, match=r"never run .* set REDRAFTER_ALLOW_UNTESTED_PLATFORM=1"):
         engine_here()
     monkeypatch.setenv("REDRAFTER_ALLOW_UNTESTED_PLATFORM", "1")
@@ -130,7 +127,7 @@ def test_rocm_is_let_through_where_the_user_insists(monkeypatch: pytest.MonkeyPa
 def test_other_platforms_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """One of another package may call its devices "cpu" as well."""
 
-    class OtherPlatform(type(current_platform)):  # type: ignore[misc]
+    class OtherPlatform(PLATFORM):  # type: ignore[valid-type, misc]
         _enum = PlatformEnum.OOT
 
     monkeypatch.setattr("vllm.platforms._current_platform", OtherPlatform())
@@ -140,29 +137,24 @@ def test_other_platforms_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_other_custom_proposers_stay_unsupported_by_v2(small_target: Path) -> None:
     other = {"method": "custom_class", "model": "some.Proposer", "num_speculative_tokens": 3}
+    arguments = EngineArgs(model=str(small_target), enforce_eager=True, speculative_config=other)
     with pytest.raises(ValueError, match=r"does not yet support.*custom_class"):
-        EngineArgs(
-            model=str(small_target), enforce_eager=True, speculative_config=other
-        ).create_engine_config()
+        arguments.create_engine_config()
 
 
 @pytest.mark.parametrize("asked", [None, True, False])
 def test_async_scheduling_is_allowed(
-    small_target: Path,
-    small_drafter: Path,
-    asked: bool | None,
-    monkeypatch: pytest.MonkeyPatch,
+    small_target: Path, small_drafter: Path, asked: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What vLLM decides, before the CPU platform turns it off."""
-    platform = type(current_platform)
-    update = platform.check_and_update_config.__func__
+    update = PLATFORM.check_and_update_config.__func__
     decided = []
 
     def note(cls: Any, config: Any) -> None:
         decided.append(config.scheduler_config.async_scheduling)
         update(cls, config)
 
-    monkeypatch.setattr(platform, "check_and_update_config", classmethod(note))
+    monkeypatch.setattr(PLATFORM, "check_and_update_config", classmethod(note))
     config = speculate(small_target, small_drafter, async_scheduling=asked)
     assert decided == [asked is not False]
     # The engine's process looks at it again.
@@ -189,16 +181,43 @@ def test_async_scheduling_is_allowed(
             "pipeline stages and a KV connector have never been tried together; leave one of them",
         ),
         ({"worker_cls": "other.Worker"}, "worker_cls='other.Worker' cannot be combined"),
-        ({"enable_trace_replay": True}, "trace replay"),
+        ({"enable_trace_replay": True}, "trace replay .* leave --enable-trace-replay out"),
         ({"logprobs_mode": "processed_logprobs", "return_sampling_mask": True}, "sampling masks"),
     ],
     ids=lambda value: next(reversed(value)) if isinstance(value, dict) else "",
 )
-def test_what_cannot_be_combined_is_refused(
+def test_what_cannot_be_combined_is_refused_but_for_attention_with_chains(
     small_target: Path, small_drafter: Path, arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         speculate(small_target, small_drafter, **arguments)
+    if next(iter(arguments)).startswith(("attention", "kv_cache")):
+        config = speculate(small_target, small_drafter, {"tree": "chain"}, **arguments)
+        assert Settings.of(config).config.tree == "chain"
+
+
+@pytest.mark.parametrize(
+    ("section", "field", "value", "remedy"),
+    [
+        (
+            "aux_output_config",
+            "",
+            AuxOutputConfig(enable_return_routed_experts=True),
+            "leave --ena",
+        ),
+        ("parallel_config", "enable_elastic_ep", True, "leave --enable-elastic-ep out"),
+        ("parallel_config", "prefill_context_parallel_size", 2, "is 2, it must be 1"),
+        ("parallel_config", "decode_context_parallel_size", 2, "is 2, it must be 1"),
+    ],
+)
+def test_what_vllm_itself_refuses_here_is_refused(
+    section: str, field: str, value: Any, remedy: str, small_target: Path, small_drafter: Path
+) -> None:
+    """For these models, or without a GPU, it does so before it asks."""
+    config = speculate(small_target, small_drafter)
+    setattr(*((getattr(config, section), field) if field else (config, section)), value)
+    (reason,) = refusals(config)
+    assert remedy in reason
 
 
 def test_batch_invariance_is_refused(
@@ -218,55 +237,18 @@ def test_ray_is_refused_where_vllm_has_no_such_workers_or_an_older_executor(
     setattr(config.parallel_config, field, "ray")
     (reason,) = refusals(config)
     assert "no workers of Ray on its cpu platform; leave --distributed-exec" in reason
-    monkeypatch.setattr(type(current_platform), "ray_device_key", "GPU")
+    monkeypatch.setattr(PLATFORM, "ray_device_key", "GPU")
     assert not list(refusals(config))
     monkeypatch.setenv("VLLM_USE_RAY_V2_EXECUTOR_BACKEND", "0")
     (reason,) = refusals(config)
     assert "unset VLLM_USE_RAY_V2_EXECUTOR_BACKEND" in reason
 
 
-def test_routed_experts_are_refused(small_target: Path, small_drafter: Path) -> None:
-    """vLLM itself refuses them for most models, before it asks."""
-    config = speculate(small_target, small_drafter)
-    config.aux_output_config = AuxOutputConfig(enable_return_routed_experts=True)
-    (reason,) = refusals(config)
-    assert "leave --enable-return-routed-experts out" in reason
-
-
-@pytest.mark.parametrize("name", ["prefill_context_parallel_size", "decode_context_parallel_size"])
-def test_context_parallelism_is_refused(name: str, small_target: Path, small_drafter: Path) -> None:
-    """vLLM itself refuses it for most attention backends, before it asks."""
-    config = speculate(small_target, small_drafter)
-    setattr(config.parallel_config, name, 2)
-    (reason,) = refusals(config)
-    assert reason == f"{name} is 2, it must be 1"
-
-
-def test_ranks_that_come_and_go_are_refused(small_target: Path, small_drafter: Path) -> None:
-    """vLLM itself refuses them without a GPU, before it asks."""
-    config = speculate(small_target, small_drafter)
-    config.parallel_config.enable_elastic_ep = True
-    (reason,) = refusals(config)
-    assert "leave --enable-elastic-ep out" in reason
-
-
-@pytest.mark.parametrize(
-    ("mode", "possible"),
-    [
-        (CUDAGraphMode.FULL_AND_PIECEWISE, True),
-        (CUDAGraphMode.FULL_DECODE_ONLY, True),
-        (CUDAGraphMode.FULL, True),
-        (CUDAGraphMode.PIECEWISE, False),
-        (CUDAGraphMode.NONE, False),
-    ],
-)
-def test_without_full_graphs_the_number_of_nodes_is_fixed_and_it_is_said(
-    small_target: Path,
-    small_drafter: Path,
-    mode: CUDAGraphMode,
-    possible: bool,
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("mode", CUDAGraphMode)
+def test_without_full_graphs_the_number_of_nodes_is_fixed_and_logged(
+    small_target: Path, small_drafter: Path, mode: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    possible = mode.has_full_cudagraphs()
     config = speculate(small_target, small_drafter)
     config.compilation_config.cudagraph_mode = mode
     assert bool(list(adaptive_obstacles(config))) != possible
@@ -279,52 +261,50 @@ def test_without_full_graphs_the_number_of_nodes_is_fixed_and_it_is_said(
         assert re.search(r"num_speculative_tokens=12 .* leave --enforce-eager out", warning)
 
 
-def test_with_pipeline_stages_the_number_of_nodes_is_fixed_and_adapters_are_refused(
+def test_with_pipeline_stages_or_adapters_the_number_of_nodes_is_fixed_and_not_with_both(
     small_target: Path, small_drafter: Path
 ) -> None:
     config = speculate(small_target, small_drafter)
-    config.parallel_config.pipeline_parallel_size = 2
-    (reason,) = refusals(config)
-    assert "without asynchronous scheduling; leave --no-async-scheduling out" in reason
-    config.scheduler_config.async_scheduling = True
     config.compilation_config.cudagraph_mode = CUDAGraphMode.FULL
-    (obstacle,) = adaptive_obstacles(config)
-    assert "does not know pipeline stages; set --pipeline-parallel-size to 1" in obstacle
-    assert not list(refusals(config))
     config.lora_config = LoRAConfig()
-    (reason,) = refusals(config)
-    assert "pipeline stages and LoRA adapters have never been tried together" in reason
-
-
-def test_with_adapters_the_number_of_nodes_is_fixed_and_it_is_said(
-    small_target: Path, small_drafter: Path
-) -> None:
-    config = speculate(small_target, small_drafter, enable_lora=True)
-    config.compilation_config.cudagraph_mode = CUDAGraphMode.FULL_AND_PIECEWISE
     (obstacle,) = adaptive_obstacles(config)
     assert re.search(r"LoRA adapter.* leave --enable-lora out", obstacle)
     assert not list(refusals(config))
+    config.parallel_config.pipeline_parallel_size = 2
+    adapters, scheduling = refusals(config)
+    assert "pipeline stages and LoRA adapters have never been tried together" in adapters
+    assert "without asynchronous scheduling; leave --no-async-scheduling out" in scheduling
+    config.scheduler_config.async_scheduling, config.lora_config = True, None
+    (obstacle,) = adaptive_obstacles(config)
+    assert "does not know pipeline stages; set --pipeline-parallel-size to 1" in obstacle
+    assert not list(refusals(config))
 
 
-@pytest.mark.parametrize(("capability", "refused"), [((8, 6), True), ((8, 9), False)])
+@pytest.mark.parametrize(
+    ("platform", "capability", "refusal"),
+    [
+        ("is_cuda", (8, 6), ".* from compute capability 8.9 on, .* 8.6; use 'auto'"),
+        ("is_cuda", (8, 9), None),
+        ("is_rocm", (9, 4), ", whose format on ROCm is another; use 'auto'"),
+    ],
+)
 def test_an_fp8_cache_needs_a_gpu_that_converts_it(
     small_target: Path,
     small_drafter: Path,
+    platform: str,
     capability: tuple[int, int],
-    refused: bool,
+    refusal: str | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Triton does not compile the kernels for it: tests/triton_kernels/test_compilation.py."""
     config = speculate(small_target, small_drafter)
     config.cache_config.cache_dtype = "fp8"
-    platform = type(current_platform)
-    monkeypatch.setattr(platform, "is_cuda", lambda self: True)
     found = DeviceCapability(*capability)
-    monkeypatch.setattr(platform, "get_device_capability", lambda *args, **kwargs: found)
+    monkeypatch.setattr(PLATFORM, platform, lambda self: True)
+    monkeypatch.setattr(PLATFORM, "get_device_capability", lambda *args, **kwargs: found)
     reasons = list(refusals(config))
-    expected = "kv_cache_dtype is 'fp8'.* from compute capability 8.9 on, .* 8.6; use 'auto'"
-    assert bool(reasons) == refused
-    assert all(re.match(expected, reason) for reason in reasons)
+    assert len(reasons) == (refusal is not None)
+    assert all(re.match(f"kv_cache_dtype is 'fp8'{refusal}", reason) for reason in reasons)
 
 
 def test_heads_whose_tiles_do_not_fit_a_gpu_of_amd_s_get_chains(
@@ -334,42 +314,12 @@ def test_heads_whose_tiles_do_not_fit_a_gpu_of_amd_s_get_chains(
     model = speculate(small_target, small_drafter).model_config
     monkeypatch.setattr(type(model), "get_head_size", lambda self: 512)
     assert not list(chain_reasons(model))
-    monkeypatch.setattr(type(current_platform), "is_rocm", lambda self: True)
-    assert list(chain_reasons(model)) == [
-        "heads of 512 numbers (tree attention on ROCm: at most 256)"
-    ]
-
-
-def test_an_fp8_cache_is_refused_on_rocm(
-    small_target: Path, small_drafter: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = speculate(small_target, small_drafter)
-    config.cache_config.cache_dtype = "fp8"
-    assert not list(refusals(config))
-    monkeypatch.setattr(type(current_platform), "is_rocm", lambda self: True)
-    (reason,) = refusals(config)
-    assert re.match("kv_cache_dtype is 'fp8', whose format on ROCm is another; use 'au", reason)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"attention_backend": "TRITON_ATTN"},
-        {"attention_config": {"backend": "FLASHINFER"}},
-        {"kv_cache_dtype": "fp8_e5m2"},
-    ],
-    ids=str,
-)
-def test_a_chain_goes_with_whatever_vllm_s_attention_can_do(
-    small_target: Path, small_drafter: Path, arguments: dict[str, Any]
-) -> None:
-    config = speculate(small_target, small_drafter, {"tree": "chain"}, **arguments)
-    assert Settings.of(config).config.tree == "chain"
+    monkeypatch.setattr(PLATFORM, "is_rocm", lambda self: True)
+    (reason,) = chain_reasons(model)
+    assert reason == "heads of 512 numbers (tree attention on ROCm: at most 256)"
 
 
 def test_a_head_size_that_tree_attention_does_not_know_gets_chains(tmp_path: Path) -> None:
-    from redrafter_testing.models.tiny_models import add_tokenizer, make_drafter
-
     target = make_target(tmp_path / "target")
     add_tokenizer(target)
     drafter = make_drafter(tmp_path / "drafter")

@@ -10,8 +10,13 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm.platforms import current_platform
 from vllm.v1.worker.gpu import cudagraph_utils
 
-from vllm_redrafter.engine.cuda.draft_graphs import DraftGraphManager, length_of
-from vllm_redrafter.engine.cuda.graph_manager import BatchGraphManager, TreeGraphManager
+from vllm_redrafter.engine.cuda.graph_manager import (
+    BatchGraphManager,
+    DraftGraphManager,
+    TreeGraphManager,
+    sizes_beyond,
+    tiers,
+)
 from vllm_redrafter.engine.cuda.schedule import default_schedule
 from vllm_redrafter.utils.names import METHOD
 
@@ -62,7 +67,7 @@ def manager(
     device, mode = torch.device("cpu"), CUDAGraphMode.FULL_AND_PIECEWISE
     made: Any
     if kind is DraftGraphManager:
-        made = DraftGraphManager(config, device, mode, LENGTHS)
+        made = DraftGraphManager(config, device, mode, lengths=LENGTHS)
     else:
         made = kind(config, device, mode, K + 1, adapters, varlen_decode=varying)
     made._graphs_captured = True
@@ -153,7 +158,7 @@ def test_drafts_of_each_length_have_a_graph_up_to_the_largest_batch(own_graph_si
             if requests > most:
                 assert desc.cg_mode == CUDAGraphMode.NONE
                 continue
-            assert (desc.cg_mode, length_of(desc)) == (CUDAGraphMode.FULL, length)
+            assert (desc.cg_mode, desc.uniform_token_count) == (CUDAGraphMode.FULL, length)
             assert requests <= desc.num_reqs <= max(requests * 9 / 8, requests + 16)
 
 
@@ -201,3 +206,30 @@ def test_without_graphs_there_are_none() -> None:
     made._candidates.clear()
     made._init_candidates()
     assert not made.needs_capture()
+
+
+@pytest.mark.parametrize(
+    ("covered", "most", "unit", "count"),
+    [
+        (507, 3328, 13, 17),
+        (0, 1024, 1, None),
+        (512, 8192, 1, 24),
+        (520, 512, 13, 0),
+        (0, 12, 13, 0),
+    ],
+)
+def test_sizes_are_multiples_that_pad_by_at_most_an_eighth_or_a_unit(
+    covered: int, most: int, unit: int, count: int | None
+) -> None:
+    sizes = sizes_beyond(covered, most, unit)
+    assert count is None or len(sizes) == count
+    before = covered // unit * unit
+    for size in sizes:
+        assert size % unit == 0 and before < size <= max(before * 9 // 8, before + unit)
+        before = size
+    assert not sizes or sizes[-1] == most
+
+
+def test_a_tier_is_the_batches_of_one_k() -> None:
+    assert tiers([8, 8, 3, 3, 3, 0]) == [(9, 1, 2), (4, 3, 5), (1, 6, 6)]
+    assert tiers([2, 5, 2]) == [(3, 1, 3), (6, 2, 2)]

@@ -239,9 +239,9 @@ def test_what_the_scheduler_has_read_is_compacted_before_a_step(
 ) -> None:
     """Of three stages: it reads ahead when it is paused."""
     monkeypatch.setattr(PPHandler, "get_prev_sampled_outputs", lambda self: None)
-    names = [field.name for field in dataclasses.fields(pipeline.PendingTrees)]
+    names = [field.name for field in dataclasses.fields(pipeline._PendingTrees)]
     handler = object.__new__(pipeline.TreePPHandler)
-    handler.queue = deque(pipeline.PendingTrees(**dict.fromkeys(names)) for _ in range(3))
+    handler.queue = deque(pipeline._PendingTrees(**dict.fromkeys(names)) for _ in range(3))
     handler.unread_steps = unread
     compacted: list[Any] = []
     monkeypatch.setattr(handler, "_compact", compacted.append)

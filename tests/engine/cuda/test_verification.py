@@ -3,7 +3,7 @@
 
 import torch
 
-from vllm_redrafter.engine.cuda.verification import Verification, cache_tables
+from vllm_redrafter.engine.cuda.verification import Verification
 
 
 def test_accepted_nodes_are_those_of_the_paths() -> None:
@@ -15,6 +15,8 @@ def test_accepted_nodes_are_those_of_the_paths() -> None:
 
 def test_a_cache_that_layers_share_is_moved_once_and_caches_may_differ_in_shape() -> None:
     local, wide = (torch.zeros(3, 1, 32, 2 * size) for size in (256, 512))
-    tables = cache_tables([local, wide, local, wide, wide])
+    step = Verification(1, 4, torch.device("cpu"))
+    step.use_caches(torch.zeros(1, 5), [[local, wide, local, wide, wide]])
+    (tables,) = step._caches
     moved = sorted(table.bases.tolist() for table in tables)
     assert moved == sorted([[local.data_ptr()], [wide.data_ptr()]])

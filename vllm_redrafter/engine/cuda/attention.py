@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's Triton attention backend, extended by tree attention.
 
-Rows that are no tree (prefill chunks, decodes without a draft) stay with vLLM's kernels:
-FlashAttention where it can read this cache and no image is read whose tokens see one another
-(PrefixLM), else Triton's. Tree rows, which come first, go through `TreeAttention`, chains among
-them. In a CUDA graph of decoding steps all rows are tree rows.
+Tree rows come first in a batch and go through `TreeAttention`. Other rows (prefill chunks, decodes
+without a draft) stay with vLLM's kernels: FlashAttention where it can read this cache and no image
+is read whose tokens see one another (PrefixLM), else Triton's.
 """
 
 from __future__ import annotations
@@ -28,26 +27,27 @@ from vllm.v1.attention.backends.triton_attn import (
 )
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
-from vllm_redrafter.engine.cuda.flash_attention import flash_attention, flash_attention_metadata
-from vllm_redrafter.engine.cuda.image_spans import spans_read
+from vllm_redrafter.engine.cuda.flash_attention import flash_attention
 from vllm_redrafter.engine.cuda.refusals import layer_obstacles
 from vllm_redrafter.triton_kernels.stage_trees import StagedTrees
 from vllm_redrafter.triton_kernels.tree_attention import TreeAttention
 from vllm_redrafter.triton_kernels.tree_attention_arguments import HEAD_DIMS
 
+Spans = dict[int, list[tuple[int, int]]]
+"""By the request's place in the batch, the first and last position of each of its images."""
+
 
 @dataclass(frozen=True)
 class TreeRows:
-    """Which of a step's rows are trees' rows: the first ones.
+    """A step's tree rows, which come first.
 
     Attributes:
         staged: the trees, in the batch's order.
         requests: how many requests, the batch's first, are trees.
         rows: how many rows they have together.
-        max_nodes: at least the most rows of one of them.
-        fewest: how few of them may have all of these rows: a graph is captured before it is known.
-        rest: [the other requests + 1] int32, where their rows start, counted from the first that
-            is no tree's; None where there are none.
+        max_nodes: upper bound of a tree's rows.
+        fewest: lower bound of the requests that share these rows; a graph is captured before.
+        rest: [other requests + 1] int32, where their rows start after the tree rows, if any.
     """
 
     staged: StagedTrees
@@ -60,12 +60,7 @@ class TreeRows:
 
 @dataclass
 class TreeAttentionMetadata(TritonAttentionMetadata):
-    """vLLM's metadata of one step and KV cache group, with the step's trees.
-
-    Attributes:
-        trees: None in steps without any.
-        rest: the metadata of the rows that are no tree's; None where there are none.
-    """
+    """vLLM's metadata of a step and KV cache group; `rest` is that of its rows outside of trees."""
 
     trees: TreeRows | None = None
     rest: TreeAttentionMetadata | None = None
@@ -74,7 +69,6 @@ class TreeAttentionMetadata(TritonAttentionMetadata):
     _rest_for_triton: TreeAttentionMetadata | None = field(default=None, init=False)
 
     def set_trees(self, trees: TreeRows | None) -> None:
-        """Split the batch into trees and the rest."""
         self.trees, self.rest = trees, None
         self._tree_attention = self._for_flash_attention = self._rest_for_triton = None
         if trees is not None and trees.rest is not None:
@@ -91,7 +85,7 @@ class TreeAttentionMetadata(TritonAttentionMetadata):
             )
 
     def tree_attention(self, block_size: int) -> TreeAttention:
-        """Of the step's trees; made by its first layer, as all layers of the group share it."""
+        """Made by the step's first layer; all layers of the group share it."""
         if self._tree_attention is None:
             assert self.trees is not None
             trees, staged, requests = self.trees, self.trees.staged, self.trees.requests
@@ -111,12 +105,10 @@ class TreeAttentionMetadata(TritonAttentionMetadata):
         return self._tree_attention
 
     def rest_for_triton(self) -> TreeAttentionMetadata:
-        """`rest` for vLLM's Triton kernel, made by the first layer that asks.
+        """`rest` for vLLM's Triton kernel, in tensors for which it is compiled already.
 
-        Triton compiles a kernel anew, for seconds in which all requests wait, where a tensor begins
-        at an address that is no multiple of 16 bytes, and where a number is 1. vLLM has it compiled
-        for whole batches only, so lengths and block table are copies of their own, and a request
-        without rows stands behind the others.
+        Triton compiles anew, for seconds in which all requests wait, for an address that is no
+        multiple of 16 bytes and for a size of 1. So tensors are copied, with an empty request last.
         """
         if self._rest_for_triton is None:
             rest: Any = self.rest
@@ -139,9 +131,17 @@ class TreeAttentionMetadata(TritonAttentionMetadata):
         return self._rest_for_triton
 
     def for_flash_attention(self) -> FlashAttentionMetadata:
-        """Of the whole batch, made by the first layer that asks."""
         if self._for_flash_attention is None:
-            self._for_flash_attention = flash_attention_metadata(self)
+            self._for_flash_attention = FlashAttentionMetadata(
+                num_actual_tokens=self.num_actual_tokens,
+                max_query_len=self.max_query_len,
+                query_start_loc=self.query_start_loc,
+                max_seq_len=self.max_seq_len,
+                seq_lens=self.seq_lens,
+                block_table=self.block_table,
+                slot_mapping=self.slot_mapping,
+                causal=self.causal,
+            )
         return self._for_flash_attention
 
 
@@ -153,8 +153,7 @@ class TreeAttentionMetadataBuilder(TritonAttentionMetadataBuilder):
     def get_varlen_cudagraph_max_query_len(
         cls, vllm_config: VllmConfig, kv_cache_spec: KVCacheSpec
     ) -> int | None:
-        """How many rows a request may have in a graph where all are trees: lengths are read on the
-        device, so a graph holds trees of any sizes up to K nodes and the root."""
+        """K + 1: lengths are read on the device, so a graph holds trees of any size."""
         return int(vllm_config.num_speculative_tokens) + 1
 
     def build(
@@ -180,7 +179,7 @@ class TreeAttentionImpl(TritonAttentionImpl):
         self._flash_attention = None if self.tree_obstacles else flash_attention(self)
 
     def leave_to_triton(self) -> None:
-        """Read all rows through vLLM's Triton kernel, in CUDA graphs as well."""
+        """Read all rows by vLLM's Triton kernel, in graphs as well: the target verifies chains."""
         self._flash_attention = None
 
     def fused_output_quant_supported(self, quant_key: Any) -> bool:
@@ -190,8 +189,9 @@ class TreeAttentionImpl(TritonAttentionImpl):
     def do_kv_cache_update(
         self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
     ) -> None:
-        """By FlashAttention's kernel where it reads the cache. C++ launches it; vLLM's Triton one
-        takes the host longer, and in steps that read prompts the GPU waits for the host."""
+        """By FlashAttention's kernel where it reads the cache: C++ launches it faster than Python
+        launches vLLM's Triton one, and in steps that read prompts the GPU waits for the host.
+        """
         if self._flash_attention is None:
             super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
         else:
@@ -209,7 +209,6 @@ class TreeAttentionImpl(TritonAttentionImpl):
         output_scale: Tensor | None = None,
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
-        """As vLLM's, the first rows of `output` being tree attention's."""
         assert output_scale is None and output_block_scale is None, "see above"
         if attn_metadata is None:  # a profiling run
             return super().forward(layer, query, key, value, kv_cache, attn_metadata, output)
@@ -231,7 +230,7 @@ class TreeAttentionImpl(TritonAttentionImpl):
         return output
 
     def _takes_triton(self, metadata: TreeAttentionMetadata) -> bool:
-        """Do the step's rows that are no tree's go through Triton in this layer?"""
+        """Does this layer read rows outside of trees by Triton?"""
         return self._flash_attention is None or metadata.mm_prefix_range_tensor is not None
 
     def _attend_others(
@@ -316,5 +315,19 @@ class TreeAttentionBackend(TritonAttentionBackend):
 
     @classmethod
     def supports_batch_invariance(cls) -> bool:
-        """Tiles of rows and parts of keys depend on the batch, and with them the rounding."""
+        """No: tiles of rows and parts of keys, hence rounding, depend on the batch."""
         return False
+
+
+def spans_read(step: CommonAttentionMetadata) -> Spans | None:
+    """The images of which a step reads a token. vLLM names all images in each step."""
+    images, reading = step.mm_req_doc_ranges, step.is_prefilling
+    lengths = step.seq_lens_cpu_upper_bound  # exact where a prompt is read
+    assert images is not None and reading is not None and lengths is not None
+    read: Spans = {}
+    for request in reading.nonzero().flatten().tolist():
+        first, behind = step.query_start_loc_cpu[request : request + 2].tolist()
+        end = int(lengths[request])
+        begin = end - (behind - first)
+        read[request] = [span for span in images[request] if span[0] < end and span[1] >= begin]
+    return read if any(read.values()) else None

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's adaptive verification for trees, and what it does not ask: draft at all, and how far?
+"""vLLM's adaptive verification for trees, which also decides whether and how far to draft.
 
 `AdaptiveVerificationManager` chooses how many draft tokens the whole batch verifies, from costs
-that it measures at start-up and from the confidences of a step ago, and admits each request's
-first ones on the device. A tree's nodes come in the order of their survival probability, so a
-request's first nodes are again a tree. Added here: whether the next steps draft, and how long their
-drafts are (`vllm_redrafter/budget/planner.py`, whose arms are plain decoding and these lengths). A
-draft of length 0 searches nothing: its nodes are those of paths found in the text.
+measured at start-up and confidences of a step ago, and admits each request's first ones on the
+device. A tree's nodes come in the order of their survival probability, so a request's first nodes
+are again a tree. Whether the next steps draft, and with which length, is chosen by
+`vllm_redrafter/budget/planner.py`; a draft of length 0 has prompt-lookup matches alone.
 
-Some of vLLM's attention backends, those of recurrent states among them, cannot read a batch whose
-rows were trimmed on the device. There a step verifies all that was drafted, or nothing.
+Some attention backends, those of recurrent states among them, cannot read batches that were trimmed
+on the device: there a step verifies all that was drafted, or nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 from vllm.utils.torch_utils import async_tensor_h2d
-from vllm.v1.worker.gpu.async_utils import StepTimingSample
+from vllm.v1.utils import CpuGpuBuffer
+from vllm.v1.worker.gpu.async_utils import StepTimingSample, stream
 from vllm.v1.worker.gpu.input_batch import InputBatch
 from vllm.v1.worker.gpu.spec_decode.adaptive_verification import AdaptiveVerificationManager
 
@@ -33,24 +33,22 @@ from vllm_redrafter.budget.choice import Floats, best_common_budget
 from vllm_redrafter.budget.costs import bucket
 from vllm_redrafter.budget.planner import ArmChoice
 from vllm_redrafter.checkpoints.acceptance import AcceptanceRecord
-from vllm_redrafter.engine.cuda.stale_depths import StaleDepths
 from vllm_redrafter.engine.cuda.stats import StepTimer
 
 MEMORY = 16.0
-"""Steps that what is expected of a new request reaches back."""
+"""Window, in steps, of the running mean that initialises a new request."""
 LEARNED_REQUESTS = 32
-"""Of a draft, for how many requests its nodes are learned from at most: the host has other work."""
+"""The most requests of a draft that the host learns from."""
 Integers = npt.NDArray[np.int64]
 PROFILE_REPLAYS = 3
-"""Times that a draft of a batch size and a length is timed at start-up, where it is not of full
-length: those vLLM times as it does steps."""
+"""How often a draft shorter than the longest is timed at start-up; vLLM times the longest."""
 
 
 class TreeBudget(AdaptiveVerificationManager):
     """The batch's budget, decided on the host from values of a step ago: nothing waits.
 
-    vLLM expects of a new request that all is accepted. That would draft for all requests whenever
-    one comes, so here it is expected to be as the others are.
+    vLLM expects that a new request accepts all nodes, and would draft for all requests whenever one
+    arrives. Here a new request is expected to accept as the running mean of the others.
     """
 
     _batch_budget: tuple[dict[str, int], dict[str, int], int] | None
@@ -68,15 +66,15 @@ class TreeBudget(AdaptiveVerificationManager):
         trims: bool = True,
         **kwargs: Any,
     ) -> None:
-        """As vLLM makes it.
+        """vLLM's arguments, and:
 
         Args:
-            meter: counts what is decided.
-            lengths: how many levels a draft may have, ascending.
+            meter: counts decisions.
+            lengths: the draft lengths there are, ascending.
             depths: [slots, K] int32 on the device, of the nodes drafted last.
-            recorded: how the drafter's nodes were accepted where it was measured.
-            paths: M and D of those that drafts look for in the text.
-            is_chain: drafts are of a single path.
+            recorded: the drafter's measured acceptance.
+            paths: M and D of the prompt-lookup matches.
+            is_chain: drafts are single paths.
             trims: the target's attention reads trimmed batches.
         """
         super().__init__(*args, **kwargs)
@@ -86,63 +84,53 @@ class TreeBudget(AdaptiveVerificationManager):
         self._arm, self._explores = len(self.lengths), False
         self._plain_steps = 0  # In a row.
         longest = self.lengths[-1]
-        # Of what is searched, paths that share its levels included; and of paths alone.
+        # Two profiles: searched drafts (matches included), match-only drafts.
         self._ranks = 1 if is_chain else int(self.num_speculative_steps)
         self.profile = SurvivalProfile(longest, self._ranks, recorded)
         num_paths, self._depth = paths
         self._num_paths = min(num_paths, self._ranks)
         self.match_profile = SurvivalProfile(self._depth, self._num_paths)
-        self._depths = StaleDepths(depths, self._copy_stream)
-        # Of the draft that is made now, and of those whose confidences are read and copied.
+        self._depths = _StaleDepths(depths, self._copy_stream)
+        # Lengths of the current draft, and of those whose confidences are copied and read.
         self._length = longest
         self._copied: int | None = longest
         self._read: int | None = None
         self._profiled: list[int] = []
         self._draft_costs: list[Floats] = []
-        # Are there drafts of the last step; and has the host read the confidences of the last ones?
+        # Did the last step draft; has the host read the confidences of the last drafts?
         self._drafted, self._up_to_date = True, False
         self._usual = np.ones(self.num_speculative_steps, dtype=np.float32)
         # By slot: did its request's last step draft?
         self._has_tree = np.zeros(self.req_states.max_num_reqs, dtype=np.bool_)
 
     def drafts_now(self, possible: bool) -> bool:
-        """Shall the step that is running end with a draft?
-
-        Args:
-            possible: vLLM has room for draft tokens in the next one, and a request wants them.
-        """
+        """Shall the running step end with a draft? `possible`: the next step has room for one."""
         self._drafted = possible and self._arm > 0
         return self._drafted
 
-    def next_length(self, most: int) -> int:
-        """How many levels the draft that begins searches.
-
-        Args:
-            most: no node of a deeper one would be verified.
-        """
-        self._length = min(self.lengths[self._arm - 1], most)
+    def next_length(self, limit: int) -> int:
+        """How many levels the next draft searches, at most `limit`: no deeper node is verified."""
+        self._length = min(self.lengths[self._arm - 1], limit)
         return self._length
 
     @property
     def warm_up_length(self) -> int:
-        """How many levels the draft of a dummy run searches."""
+        """How many levels a dummy run's draft searches."""
         return self._profiled[-1] if self._profiled else self.lengths[-1]
 
     @property
     def is_profiling(self) -> bool:
-        """Are dummy runs timed?"""
         return bool(self._profiled)
 
     def batches_to_profile(self, capture_sizes: list[int]) -> Iterator[dict[str, int]]:
         """vLLM's, with drafts of full length; and shorter ones of each number of requests.
 
-        Tokens are drawn at random: of a mixture of experts, equal ones would need the same few.
+        Tokens are random: equal ones would be routed to the same few experts.
         """
         rows = int(self.num_speculative_steps) + 1
         known = set()
         for batch in self._steps_to_profile(capture_sizes):
-            # Of draft's costs only those count that were measured beside a full graph. Where steps
-            # cannot be trimmed, there may be none without drafts.
+            # vLLM takes draft costs from full graphs only; without trimming, there may be none.
             has_graph = self.trims or "uniform_decode" in batch
             requests = batch["num_tokens"] if self.trims else batch["num_tokens"] // rows
             requests = min(requests, self.req_states.max_num_reqs)
@@ -154,7 +142,7 @@ class TreeBudget(AdaptiveVerificationManager):
                 yield batch | {"randomize_inputs": True}
 
     def _steps_to_profile(self, capture_sizes: list[int]) -> Iterator[dict[str, int]]:
-        """vLLM's; of those that cannot be trimmed, only sizes that there are graphs of."""
+        """vLLM's; without trimming, only sizes for which there are graphs."""
         most, rows = self.req_states.max_num_reqs, int(self.num_speculative_steps) + 1
         for batch in super().batches_to_profile(capture_sizes):
             requests, remainder = divmod(batch["num_tokens"], rows)
@@ -164,7 +152,7 @@ class TreeBudget(AdaptiveVerificationManager):
                 yield batch | {"uniform_decode": True}
 
     def set_initial_cost_curves(self, samples: list[StepTimingSample]) -> None:
-        """As vLLM does for the longest drafts; and the same for the others."""
+        """As vLLM does, for each draft length."""
         profiled, self._profiled = self._profiled, []
         self._draft_costs = []
         for length in self.lengths:
@@ -181,8 +169,9 @@ class TreeBudget(AdaptiveVerificationManager):
             self._warm_up_trims()
 
     def _warm_up_trims(self) -> None:
-        """Trim batches as steps do. torch compiles vLLM's choice of nodes where it is first needed,
-        while all requests wait, and anew for a single request and for a single node."""
+        """Trim batches as steps do: torch compiles vLLM's choice of nodes at first use, and again
+        for a single request and for a single node.
+        """
         most, nodes = self.req_states.max_num_reqs, int(self.num_speculative_steps)
         # No other size of these tensors: torch takes sizes that are equal once to be always equal.
         several = next((size for size in range(2, most) if size != nodes), most)
@@ -201,9 +190,8 @@ class TreeBudget(AdaptiveVerificationManager):
         self._has_tree[req_idx] = False
 
     def record_confidences(self, confidence_probs: Tensor, input_batch: InputBatch) -> None:
-        """As vLLM does, in steps that drafted.
-
-        After the last of these once more: a copy to the host is read a record later.
+        """As vLLM does, in steps that drafted; and once more after the last of these: a copy to
+        the host is read a record later.
         """
         self._has_tree[input_batch.idx_mapping_np] = self._drafted
         if not self._drafted:
@@ -220,7 +208,7 @@ class TreeBudget(AdaptiveVerificationManager):
     def get_num_tokens(
         self, num_tokens_per_req: dict[str, int], draft_tokens: dict[str, list[int]]
     ) -> int:
-        """Rows of the step's batch, trimmed; none of drafts where the last step made none."""
+        """Rows of the step's batch, trimmed; no draft rows where the last step made no drafts."""
         padding = self._padding(draft_tokens) if self._drafted and self.trims else {}
         if padding:
             draft_tokens = {r: drafts for r, drafts in draft_tokens.items() if r not in padding}
@@ -246,7 +234,7 @@ class TreeBudget(AdaptiveVerificationManager):
         return num_tokens - budget + chosen
 
     def _all_or_nothing(self, drafts: Mapping[str, int], others: Mapping[str, int]) -> int:
-        """How many draft tokens are verified, of what the last step drafted: see `_plan`."""
+        """How many draft tokens to verify where batches cannot be trimmed."""
         assert self.cost_tables is not None
         slots, lengths, rows = self._batch(drafts, others)
         most, plain = int(lengths.sum()), int(rows.sum())
@@ -258,10 +246,10 @@ class TreeBudget(AdaptiveVerificationManager):
         return most if pays or self._explores else 0
 
     def _padding(self, draft_tokens: Mapping[str, list[int]]) -> dict[str, int]:
-        """How many draft tokens are scheduled of requests that have no tree.
+        """Draft tokens that are scheduled for requests without a tree, by request.
 
-        vLLM pads a request to a verification where its prompt is cached but for a token, so that
-        the step's sizes are equal; and it schedules K for whoever ran in a step that did not draft.
+        vLLM pads a request to a verification where its prompt is cached but for a token, and
+        schedules K after a step that did not draft.
         """
         slots = np.fromiter(
             map(self.req_states.req_id_to_index.__getitem__, draft_tokens), np.int64
@@ -273,12 +261,8 @@ class TreeBudget(AdaptiveVerificationManager):
         return {request: len(drafts) for (request, drafts), has in scheduled if not has}
 
     def _plan(self, drafts: Mapping[str, int], others: Mapping[str, int], chosen: int) -> None:
-        """Choose what the step that begins drafts, by what is known of the drafts it verifies.
-
-        Args:
-            drafts: how many draft tokens each request has in the step.
-            others: how many other tokens.
-            chosen: how many draft tokens are verified.
+        """Choose what the beginning step drafts: each request has `drafts` draft and `others` other
+        tokens; `chosen` draft tokens are verified.
         """
         slots, lengths, rows = self._batch(drafts, others)
         if lengths.any():
@@ -303,20 +287,20 @@ class TreeBudget(AdaptiveVerificationManager):
             self.cost_tables = self._draft_costs[self._arm - 1], self.cost_tables[1]
 
     def _batch(self, drafts: Mapping[str, int], others: Mapping[str, int]) -> tuple[Integers, ...]:
-        """[R] each: the requests' slots, their draft tokens, and their other tokens."""
+        """[R] each: the requests' slots, draft tokens and other tokens."""
         slots = map(self.req_states.req_id_to_index.__getitem__, drafts)
         columns = slots, drafts.values(), others.values()
         return tuple(np.fromiter(column, np.int64) for column in columns)
 
     def _survival(self, slots: Integers, lengths: Integers) -> Floats:
-        """[R, K], of the requests' draft tokens, by their confidences of a step ago; then 0."""
+        """[R, K] of the draft tokens, by confidences of a step ago; 0 beyond `lengths`."""
         confidences = self._stale_confidences[self._stale_idx].np[slots]
         survival = np.cumprod(confidences, axis=1, dtype=np.float64)
         survival[np.arange(survival.shape[1]) >= lengths[:, None]] = 0
         return survival
 
     def _learn(self, survival: Floats, slots: Integers) -> None:
-        """Take the draft that is read now, of `slots` [R], into the profile; survival is [R, K]."""
+        """Add the draft that the host reads now to its profile: `slots` [R], survival [R, K]."""
         length, self._read = self._read, None
         if length is None:
             return
@@ -337,13 +321,7 @@ class TreeBudget(AdaptiveVerificationManager):
             self.profile.drafted(nodes[:, :, : self._ranks])
 
     def _rates(self, requests: int, sampling: int, plain: int) -> Floats:
-        """Tokens per second of each arm.
-
-        Args:
-            requests: R.
-            sampling: how many of them output a token.
-            plain: rows of the step without drafts.
-        """
+        """Tokens per second of each arm; `sampling` requests output tokens, of `plain` rows."""
         assert self.cost_tables is not None
         seconds = self.cost_tables[1]
         # A full step has no room for nodes: the next one is not expected to be full as well.
@@ -371,23 +349,52 @@ class TreeBudget(AdaptiveVerificationManager):
         return int(np.count_nonzero(read >= states.prefill_len.np[slots]))
 
 
+class _StaleDepths:
+    """The depths of drafted nodes as they were one record ago; the host reads without waiting.
+
+    They take vLLM's way for confidences: two buffers in turn, behind the same events.
+    """
+
+    def __init__(self, depths: Tensor, copy_stream: Any) -> None:
+        self._depths, self._copy_stream = depths, copy_stream
+        self._buffers = [
+            CpuGpuBuffer(*depths.shape, dtype=depths.dtype, device=depths.device) for _ in range(2)
+        ]
+        self._readable = 0
+
+    def record(self, event: Any, new: Sequence[int]) -> None:
+        """Begin to copy the last draft's depths; those copied by the call before can be read now.
+
+        Args:
+            event: vLLM's, of its copy of confidences in the same turn, on which it waits.
+            new: slots whose requests changed since the draft that can be read now.
+        """
+        self._readable ^= 1
+        self._buffers[self._readable].np[new] = 0
+        copied = self._buffers[self._readable ^ 1]
+        copied.gpu.copy_(self._depths)
+        current = torch.cuda.current_stream(self._depths.device)
+        self._copy_stream.wait_stream(current)
+        with stream(self._copy_stream, current):
+            copied.copy_to_cpu()
+            event.record()
+
+    def read(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+        """[R, K] of slots [R]; 0 where there is no node."""
+        depths: npt.NDArray[np.int32] = self._buffers[self._readable].np[slots]
+        return depths
+
+
 def arms_to_explore(lengths: Sequence[int]) -> tuple[int, ...]:
-    """Of plain decoding (0) and a draft of each length, in their order: the longest one, and paths
-    alone. What a plain step takes was measured at start-up."""
+    """Arms (0: plain decoding, then each length) to explore: the longest, and matches alone."""
     longest = len(lengths)
     return (longest,) if lengths[0] else (1, longest)
 
 
 def by_level(survival: Floats, depths: npt.NDArray[np.int32], length: int) -> Floats:
-    """Nodes by their level, and by their rank within it.
+    """Nodes [R, L, K] by level and rank within it, of survival [R, K] and depths [R, K] from 1 on.
 
-    Args:
-        survival: [R, K], descending along each request; 0 where there is no node.
-        depths: [R, K], the nodes' levels, from 1 on.
-        length: L, the most of them.
-
-    Returns:
-        [R, L, K]; 0 where there is no node.
+    Survival descends along a request and is 0 where there is no node.
     """
     at_level = depths[:, :, None] == np.arange(1, length + 1)
     request, node, level = np.nonzero(at_level & (survival > 0)[:, :, None])

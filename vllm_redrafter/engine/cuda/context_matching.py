@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Continuations found in the requests' own texts, as branches of their drafts: on the device alone.
+"""Prompt-lookup (n-gram) matches in the requests' texts, as branches of their drafts.
 
-vLLM keeps the texts on the device, and has added what a step has output before it drafts. Paths are
-found there and joined to what the search found, and how probable their nodes are is learned from
-those that were verified, within the draft's CUDA graph (`vllm_redrafter/tree/context_matches.py`,
-`vllm_redrafter/budget/match_acceptance.py`).
+vLLM keeps the texts on the device. Matches are found, joined to the search's nodes and learned from
+in the draft's CUDA graph (`tree/context_matches.py`, `budget/match_acceptance.py`).
 """
 
 from __future__ import annotations
@@ -32,14 +30,12 @@ from vllm_redrafter.triton_kernels.observe_matches import observe_matches
 
 
 class ScoredNodes(NamedTuple):
-    """What may be in the trees of R requests.
+    """Candidate nodes of the trees of R requests.
 
     Attributes:
         nodes: [R, L', W'], their scores in the place of the log-probabilities.
-        log_odds: [R, L', W'] float32, the drafter's; -inf for nodes that it did not find. None
-            where nobody asked for them.
-        match_lengths: [R, L', W'] int32, of the path that a node is on; 0 for none. None where
-            nobody looked for paths.
+        log_odds: [R, L', W'] float32 of the drafter; -inf for match nodes. None without a budget.
+        match_lengths: [R, L', W'] int32 of a node's match; 0 for none. None without matching.
     """
 
     nodes: ExploredNodes
@@ -48,16 +44,16 @@ class ScoredNodes(NamedTuple):
 
 
 class ContextMatching:
-    """Finds paths, joins them to searches, and learns how probable their nodes are.
+    """Finds matches, joins them to searches, and learns how probable their nodes are.
 
-    All buffers are made once, as CUDA graphs hold their addresses, and before models load: vLLM
-    loses what is made then in sleep level 2.
+    Buffers are made once, as CUDA graphs hold their addresses, and before models load: vLLM loses
+    what is made during loading in sleep level 2.
 
     Attributes:
-        counts: [2, LONGEST_MATCH, D, 2] float32, of greedy and of sampled requests, by length of
-            the match and depth: nodes judged and accepted.
-        probabilities: [2, LONGEST_MATCH, D] float32, the share of these.
-        temperatures: [requests] float32, of the batch's requests; above 0 for those that sample.
+        counts: [2, LONGEST_MATCH, D, 2] float32: nodes judged and accepted, of greedy and sampled
+            requests, by length of the match and depth.
+        probabilities: [2, LONGEST_MATCH, D] float32, accepted / judged.
+        temperatures: [requests] float32, in batch order.
     """
 
     def __init__(
@@ -68,14 +64,7 @@ class ContextMatching:
         verification: Verification,
         searches: Mapping[int, SearchShape],
     ) -> None:
-        """
-        Args:
-            config: M and D.
-            states: vLLM's, with the texts.
-            trees: by request slot, as the drafts leave them.
-            verification: of these trees.
-            searches: by draft length, of how many beams and levels its search is.
-        """
+        """`searches`: beams and levels of the search, by draft length."""
         self.trees, self.verification = trees, verification
         self._text, self._num_tokens = states.all_token_ids.gpu, states.total_len.gpu
         self._vocab_size = states.vocab_size
@@ -93,20 +82,11 @@ class ContextMatching:
         }
 
     def load(self, temperature: Tensor, slots: Tensor) -> None:
-        """Note which requests of the batch sample.
-
-        Args:
-            temperature: [slots] float32, vLLM's.
-            slots: [R] integers, of the batch's requests.
-        """
+        """Gather `temperature` [slots] of the batch's requests, `slots` [R]."""
         torch.index_select(temperature, 0, slots, out=self.temperatures[: slots.shape[0]])
 
     def verified(self, slots: Tensor) -> Tensor:
-        """[2] int64: how many nodes on paths the step has verified, and how many were accepted.
-
-        Args:
-            slots: [R] integers, of the batch's first requests.
-        """
+        """[2] int64: match nodes verified in the step and accepted, of the batch's `slots` [R]."""
         lengths, verification = self.trees.match_lengths.index_select(0, slots), self.verification
         node = torch.arange(lengths.shape[1], device=lengths.device)
         on_path = (lengths > 0) & (node < verification.num_verified[: slots.shape[0], None])
@@ -114,11 +94,7 @@ class ContextMatching:
         return torch.stack([on_path.sum(), (on_path & accepted).sum()])
 
     def learn(self, slots: Tensor) -> None:
-        """Add what became of the trees that the step has verified; before others replace them.
-
-        Args:
-            slots: [R] int64, the slots of the batch's first requests.
-        """
+        """Learn from the verified trees of `slots` [R], before others replace them."""
         observe_matches(
             slots,
             self.trees.match_lengths,
@@ -130,13 +106,7 @@ class ContextMatching:
         )
 
     def join(self, length: int, found: ScoredNodes, slots: Tensor) -> ScoredNodes:
-        """A search's nodes, and those of paths in the requests' texts.
-
-        Args:
-            length: of the draft.
-            found: [R, L, W], by its search.
-            slots: [R] int64; one past the last slot has no text.
-        """
+        """A search's nodes [R, L, W] and those of matches; a slot past the last has no text."""
         temperatures = self.temperatures[: slots.shape[0]]
         find_matches(self._text, self._num_tokens, slots, self._vocab_size, self._paths)
         explored, log_odds, out = found.nodes, found.log_odds, self._joined[length]

@@ -1,53 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
 """Beam search over the draft head in few launches, for a GPU: `beam_search`, on kernels.
 
-At few requests a draft's time is its launches: some 90 of torch's for 4 beams of 5 tokens, of
-which a search needs seven per level. The head's small layers take few launches (`heads/`; Apple's
-one each), the vocabulary-wide layer is torch's product, and its best tokens and the beams that they
-make are three (`top_candidates.py`, `grow_beams.py`). Where the head tells candidates from the root
-(`vllm_redrafter/heads/shortlist.py`), levels below have no product with that layer, but one launch
-that gathers the candidates' rows, and one that ranks them.
+At few requests a draft's time is its launches: some 90 of torch's for 4 beams of 5 tokens, where
+this search needs seven per level. Where the head selects candidates at the root
+(`heads/shortlist.py`), levels below have no product with the vocabulary-wide layer, but one launch
+that gathers the candidates' rows and one that ranks them.
 
-Above `MAX_ROWS` beams, and for a head without such a form, the small layers are the head's
-own: there, products weigh more than launches.
+Above `MAX_ROWS` beams, and for heads without a fused form, the small layers are the head's own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from vllm_redrafter.engine.cuda.draft_ranking import DraftRanking
-from vllm_redrafter.engine.cuda.heads.features import made
+from vllm_redrafter.budget.acceptance import AcceptanceEstimator
 from vllm_redrafter.engine.cuda.heads.forms import fused_form
+from vllm_redrafter.engine.cuda.heads.selector import finished
 from vllm_redrafter.heads.fused_head import Features, FusedSelectorHead
 from vllm_redrafter.heads.head import DraftHead
-from vllm_redrafter.tree.beam_search import ExploredNodes
+from vllm_redrafter.heads.norm import EPSILON
+from vllm_redrafter.tree.beam_search import ExploredNodes, log_softmax_of_top
 from vllm_redrafter.tree.policy import SearchShape
 from vllm_redrafter.tree.sharding import VocabularyShard
+from vllm_redrafter.triton_kernels.candidates import choose_candidates, rank_candidates
 from vllm_redrafter.triton_kernels.draft_layers import MAX_ROWS
+from vllm_redrafter.triton_kernels.gather_dot import gather_dot
 from vllm_redrafter.triton_kernels.grow_beams import BeamBuffers, grow_beams
-from vllm_redrafter.triton_kernels.top_candidates import TopTokens
-
-
-class Survival(Protocol):
-    """What the log-odds and the survival of nodes are predicted by: see `AcceptanceEstimator`."""
-
-    slope: Tensor
-    biases: Tensor
+from vllm_redrafter.triton_kernels.top_candidates import TopTokens, top_candidates
 
 
 class DraftSearch:
-    """Searches of one shape, for up to so many requests; buffers are allocated once.
+    """Searches of one shape for up to `max_requests`; buffers are allocated once.
 
     A search reads nothing there that it has not written: vLLM loses it in sleep level 2.
-
-    Attributes:
-        beams: what the last search found.
-        table: the embedding that kernels read themselves, see `__init__`.
+    `beams` is what the last search found, `table` the embedding that kernels read themselves.
     """
 
     def __init__(
@@ -58,29 +47,25 @@ class DraftSearch:
         shape: SearchShape,
         max_requests: int,
         shard: VocabularyShard | None = None,
-        survival: Survival | None = None,
+        survival: AcceptanceEstimator | None = None,
         candidates: Callable[[int], int] | None = None,
     ) -> None:
-        """Read the weights where the drafter has them at each search.
+        """Weights are read where the drafter has them at each search.
 
         Args:
-            drafter: on the device.
-            embed: the target's input embedding, tokens [...] int64 -> [..., H].
-            table: the layer that `embed` looks rows of `weight` up in and does nothing else; None
-                where it does more.
-            shape: of the searches.
-            max_requests: the most that one search is for.
-            shard: the part of the draft vocabulary that the drafter has; None for all of it.
-            survival: ranks nodes by their survival; None ranks them by log-probability.
-            candidates: from R to how many tokens the nodes below the first level choose from, 0
-                for the draft vocabulary; None where it is that for any R. See `affordable`.
+            drafter, embed: on the device; the target's embedding, tokens [...] -> [..., H].
+            table: the layer whose `weight` rows `embed` returns as they are; None: it does more.
+            shape, max_requests: of the searches.
+            shard: the drafter's part of the draft vocabulary; None: all of it.
+            survival: ranks nodes by their survival; None: by log-probability.
+            candidates: from R to how many tokens nodes below the first level choose from; 0: all.
         """
         self._drafter, self._embed = drafter, embed
         self._candidates = candidates
         self.table = table
         weight = drafter.vocabulary_layers[0].weight
         width, length = shape
-        self._ranking = DraftRanking(width, shard)
+        self._width, self._shard = width, shard
         self.beams = BeamBuffers(max_requests, length, width, weight.device)
         self._survival = None
         if survival is not None:
@@ -91,17 +76,15 @@ class DraftSearch:
 
     @torch.inference_mode()
     def explore(self, hidden: Tensor, root_tokens: Tensor) -> tuple[ExploredNodes, Tensor | None]:
-        """Search the L tokens that follow the root, for all requests at once.
+        """Search the L tokens after the root, for all requests at once.
 
         Args:
-            hidden: [R, H], the target's hidden state that predicted the root token; [R, (1 + n) H]
-                where the head reads further layers, see `DraftHead.condition`.
+            hidden: [R, (1 + n) H], see `DraftHead.condition`.
             root_tokens: [R] int64, the last sampled token.
 
         Returns:
-            The explored nodes, in memory that the next search writes over; with `survival`, the
-            log of their survival is in the place of the log-probabilities, and their log-odds
-            [R, L, W] come second; else None.
+            The nodes, in memory that the next search overwrites. With `survival`, their log
+            survival replaces the log-probabilities; their log-odds [R, L, W] are second, or None.
         """
         requests = root_tokens.shape[0]
         _, length, width = self.beams.tokens.shape
@@ -116,14 +99,14 @@ class DraftSearch:
             if candidates is not None:
                 features = self._features_of(condition, state, level)
                 among = candidates[level - 1]
-                top = self._ranking.among(among, features, layer.weight)
+                top = self._among(among, features, layer.weight)
             elif count:
                 logits = layer(self._base_features_of(condition, state).flatten(0, 1))
-                top, candidates = self._ranking.choose(logits, requests, count)
+                top, candidates = self._choose(logits, requests, count)
             else:
                 features = self._features_of(condition, state, level)
-                logits = self._drafter.vocabulary_layer(level)(made(features))
-                top = self._ranking.among_all(logits)
+                logits = self._drafter.vocabulary_layer(level)(finished(features))
+                top = self._among_all(logits)
             grow_beams(
                 _for_each_beam(top, tokens.shape[0]),
                 level,
@@ -141,7 +124,7 @@ class DraftSearch:
         return explored, found.log_odds[:requests] if ranked else None
 
     def _step(self, condition: Tensor, state: Tensor | None, tokens: Tensor) -> Tensor:
-        """The states [rows, S] after `tokens`, each of which continues one of the level above."""
+        """States [rows, S] after `tokens`, each of which continues a beam of the level above."""
         rows = tokens.shape[0]
         parents = self.beams.parents[:rows]
         if self._launches is not None and rows <= MAX_ROWS:
@@ -152,10 +135,7 @@ class DraftSearch:
         return self._drafter.advance(state.index_select(0, parents), self._embed(tokens))
 
     def _features_of(self, condition: Tensor, state: Tensor, depth: int) -> Features:
-        """`DraftHead.features`: condition [R, C], state [R * beams, S], of R * beams rows.
-
-        Of R rows from a head that sees no drafted token.
-        """
+        """`DraftHead.features` of [R * beams, S]; R rows from a head that sees no drafted token."""
         if self._launches is not None and state.shape[0] <= MAX_ROWS:
             return self._launches.features(condition, state, depth)
         by_request = state.view(condition.shape[0], -1, state.shape[-1])
@@ -163,16 +143,42 @@ class DraftSearch:
         return Features(read.flatten(0, 1))
 
     def _base_features_of(self, condition: Tensor, state: Tensor) -> Tensor:
-        """`DraftHead.base_features` of the roots: condition [R, C], state [R, S] -> [L, R, E]."""
+        """`DraftHead.base_features` of the roots: [L, R, E]."""
         head = self._launches
         if isinstance(head, FusedSelectorHead) and state.shape[0] <= MAX_ROWS:
             return head.base_features(condition, state)
         length = self.beams.tokens.shape[1]
         return self._drafter.base_features(condition, state, length).transpose(0, 1)
 
+    def _among_all(self, logits: Tensor) -> TopTokens:
+        """The W best of each row of logits [rows, V]."""
+        if self._shard is None:
+            return top_candidates(logits, self._width)
+        return self._among_shards(logits)
+
+    def _choose(self, logits: Tensor, requests: int, count: int) -> tuple[TopTokens, Tensor]:
+        """The W best of the roots, of logits [L * R, V]; candidates [L-1, R, C] int32 below."""
+        top, candidates = choose_candidates(logits, requests, count, self._width)
+        return top if self._shard is None else self._among_shards(logits[:requests]), candidates
+
+    def _among(self, candidates: Tensor, features: Features, weight: Tensor) -> TopTokens:
+        """The W best of the candidates [R, C] int32, for each node of a level."""
+        logits = gather_dot(features.x, weight, candidates, scale=features.scale, epsilon=EPSILON)
+        if self._shard is None:
+            return rank_candidates(logits, candidates, self._width)
+        by_row = candidates.repeat_interleave(len(logits) // len(candidates), dim=0)
+        return self._among_shards(logits, by_row.long())
+
+    def _among_shards(self, logits: Tensor, candidates: Tensor | None = None) -> TopTokens:
+        """`log_softmax_of_top` of a shard; its log-probabilities are normalised already."""
+        log_probs, tokens = log_softmax_of_top(logits, self._width, self._shard, candidates)
+        # Made each time: what is made while models load is lost in sleep level 2.
+        normalised = log_probs.new_zeros(len(logits))
+        return TopTokens(log_probs.contiguous(), tokens.int().contiguous(), normalised)
+
 
 def _for_each_beam(top: TopTokens, rows: int) -> TopTokens:
-    """The best tokens of each of so many rows, of those that all beams of a request may share."""
+    """The best tokens of each row, where the beams of a request may share them."""
     if len(top.tokens) == rows:
         return top
     return TopTokens(*(part.repeat_interleave(rows // len(part), dim=0) for part in top))

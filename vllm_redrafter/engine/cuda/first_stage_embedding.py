@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The target's input embedding, on the last stage of a pipeline: the drafter reads it there.
+"""The target's input embedding, copied to the last stage of a pipeline, where the drafter reads it.
 
-vLLM loads it on the first stage. Some targets have it on the last as well, because their output
-layer is the same table; the others' is copied.
+vLLM loads it on the first stage; on the last only where the output layer is the same table.
 """
 
 from __future__ import annotations
@@ -24,30 +23,23 @@ from vllm.model_executor.models.utils import PPMissingLayer
 from vllm_redrafter.engine.embedding import shared_embedding
 from vllm_redrafter.utils.errors import ConfigError
 
-ALONE = "set --pipeline-parallel-size to 1"
+_REMEDY = "set --pipeline-parallel-size to 1"
 
 
 class FirstStageEmbedding:
-    """The layers of the first stage that the last one lacks, and its copies of them.
-
-    All stages must make it and call its methods, in the same order.
-    """
+    """The first stage's layers that the last one lacks, and their copies: made on all stages."""
 
     def __init__(self, target: nn.Module, vllm_config: VllmConfig, device: torch.device) -> None:
-        """Give the last stage's target these layers; `copy` fills them.
-
-        Args:
-            target: this stage's part of it, loaded.
-            vllm_config: of the engine.
-            device: of the layers.
-
-        Raises:
-            ConfigError: it cannot be copied to the last stage.
-        """
+        """Give the last stage's target these layers, or raise ConfigError; `copy` fills them."""
         pp = get_pp_group()
         self._layers: list[VocabParallelEmbedding] = []
         if pp.is_first_rank:
-            layers = dict(_embeddings(target))
+            layers = {
+                name: layer
+                for name, layer in target.named_modules()
+                if isinstance(layer, VocabParallelEmbedding)
+                and not isinstance(layer, ParallelLMHead)
+            }
             last = pp.world_size - 1
             pp.send_object({name: _arguments(layer) for name, layer in layers.items()}, dst=last)
             self._layers = [layers[name] for name in pp.recv_object(src=last)]
@@ -63,38 +55,27 @@ class FirstStageEmbedding:
                     record_metadata_for_reloading(layer)
                 target.set_submodule(name, layer)
                 self._layers.append(layer)
-            self._check(target, device)
+            token = torch.zeros(1, dtype=torch.int64, device=device)
+            if not shared_embedding(target)(token).is_floating_point():
+                raise ConfigError(
+                    f"{type(target).__name__} has an input embedding that the last pipeline stage, "
+                    f"which drafts, cannot copy; {_REMEDY}"
+                )
         if not all(map(_is_plain, self._layers)):
             raise ConfigError(
                 "the target's input embedding is quantised, or more than a table, and the last "
-                f"pipeline stage, which drafts, cannot copy it; {ALONE}"
-            )
-
-    def _check(self, target: nn.Module, device: torch.device) -> None:
-        embedded = shared_embedding(target)(torch.zeros(1, dtype=torch.int64, device=device))
-        if not embedded.is_floating_point():
-            raise ConfigError(
-                f"{type(target).__name__} has an input embedding that the last pipeline stage, "
-                f"which drafts, cannot copy; {ALONE}"
+                f"pipeline stage, which drafts, cannot copy it; {_REMEDY}"
             )
 
     @torch.inference_mode()
     def copy(self) -> None:
-        """Bring the numbers from the first stage to the last, as they are now."""
+        """Copy the weights from the first stage to the last: a collective call."""
         pp = get_pp_group()
         for layer in self._layers:
             if pp.is_first_rank:
                 torch.distributed.send(layer.weight, dst=pp.last_rank, group=pp.device_group)
             else:
                 torch.distributed.recv(layer.weight, src=pp.first_rank, group=pp.device_group)
-
-
-def _embeddings(target: nn.Module) -> list[tuple[str, VocabParallelEmbedding]]:
-    return [
-        (name, layer)
-        for name, layer in target.named_modules()
-        if isinstance(layer, VocabParallelEmbedding) and not isinstance(layer, ParallelLMHead)
-    ]
 
 
 def _is_plain(layer: VocabParallelEmbedding) -> bool:

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FlashAttention for rows that are no tree's: chunks of prompts, and decodes without a draft.
+"""FlashAttention for rows outside of trees: chunks of prompts, and decodes without a draft.
 
-vLLM chooses one attention backend for a layer, and a tree needs ours, which extends vLLM's Triton
-backend. On most GPUs vLLM itself would choose FlashAttention, and prompts are bound by arithmetic.
-Its cache has the same layout, [blocks, KV heads, block size, K and V of a head], so that it can
-read what trees read, and write it.
+vLLM chooses one attention backend for a layer, and trees need ours, on vLLM's Triton backend. Both
+have the same cache layout, [blocks, KV heads, block size, K and V of a head].
 """
 
 from __future__ import annotations
@@ -18,9 +16,8 @@ from vllm.platforms import current_platform
 from vllm.v1.attention.backends.flash_attn import (
     FlashAttentionBackend,
     FlashAttentionImpl,
-    FlashAttentionMetadata,
 )
-from vllm.v1.attention.backends.triton_attn import TritonAttentionImpl, TritonAttentionMetadata
+from vllm.v1.attention.backends.triton_attn import TritonAttentionImpl
 
 logger = init_logger("vllm.redrafter")
 
@@ -29,9 +26,9 @@ LARGEST_HEAD = 256
 
 
 def flash_attention(layer: TritonAttentionImpl) -> FlashAttentionImpl | None:
-    """FlashAttention for such a layer; None where it cannot serve it, and the log says why.
+    """FlashAttention for such a layer; None, and a line in the log, where it cannot serve it.
 
-    To be called while the target is made, when torch's default dtype is the layer's.
+    Call it while the target is made, when torch's default dtype is the layer's.
     """
     reason = next(obstacles(layer, torch.get_default_dtype()), None)
     if reason is None:
@@ -91,18 +88,4 @@ def obstacles(layer: TritonAttentionImpl, dtype: torch.dtype) -> Iterator[str]:
         device_capability=capability,
         attn_type=layer.attn_type,
         has_sliding_window=layer.sliding_window[0] >= 0,
-    )
-
-
-def flash_attention_metadata(step: TritonAttentionMetadata) -> FlashAttentionMetadata:
-    """The same step's metadata, for FlashAttention outside of CUDA graphs: it plans by itself."""
-    return FlashAttentionMetadata(
-        num_actual_tokens=step.num_actual_tokens,
-        max_query_len=step.max_query_len,
-        query_start_loc=step.query_start_loc,
-        max_seq_len=step.max_seq_len,
-        seq_lens=step.seq_lens,
-        block_table=step.block_table,
-        slot_mapping=step.slot_mapping,
-        causal=step.causal,
     )

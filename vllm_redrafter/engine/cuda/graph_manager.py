@@ -1,18 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's managers of CUDA graphs, with a graph for every decoding batch that there may be.
+"""vLLM's managers of CUDA graphs, with a graph for every possible decoding batch.
 
-vLLM's own sizes end at 512 rows (1024 on some GPUs), which are 39 requests of 13 rows: above them,
-every kernel is launched from Python. And with K by batch size a step finds a graph only if the next
-larger one happens to be of its own K. So here, unless the user has set the sizes:
-
-- there are sizes up to the largest batch (`graph_sizes.py`);
-- each K is captured for the batches that get it;
-- steps that read prompts as well, whose attention no full graph holds, get vLLM's piecewise graphs
-  up to as many rows as launches may take longer than computing;
-- all of these exist for each number of LoRA adapters that vLLM captures;
-
-and a step gets the smallest graph of its own K that it fits in. What the graphs take is vLLM's to
-estimate, as ever: it extrapolates from the largest, and keeps that much from the KV cache.
+vLLM's own sizes end at 512 rows (1024 on some GPUs), which are 39 requests of 13 rows, and with K
+by batch size a step finds a graph only if the next larger one has its own K. Here, unless the user
+has set the sizes, there are sizes up to the largest batch, each K for the batches that get it,
+piecewise graphs for steps that read prompts, and all of these for each number of LoRA adapters that
+vLLM captures. A step gets the smallest graph of its own K.
 """
 
 from __future__ import annotations
@@ -22,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from vllm.config.compilation import CUDAGraphMode
@@ -34,7 +27,6 @@ from vllm.v1.worker.gpu.cudagraph_utils import (
     ModelCudaGraphManager,
 )
 
-from vllm_redrafter.engine.cuda.graph_sizes import Tier, sizes_beyond, tiers
 from vllm_redrafter.engine.cuda.schedule import most_at_once, nodes_by_batch_size
 from vllm_redrafter.engine.speculation import Settings
 
@@ -43,6 +35,35 @@ logger = init_logger("vllm.redrafter")
 MOST_WITH_PROMPTS = 2048
 """Rows of the largest piecewise graph. Without one, an H100 computed 857 rows of an 8B target for
 19 of 76 ms under the profiler (docs/numbers.md); that it waits at 2,000 rows as well is assumed."""
+
+
+class Tier(NamedTuple):
+    """Batches with one K: `rows` per request, root included, for `fewest` to `largest` requests."""
+
+    rows: int
+    fewest: int
+    largest: int
+
+
+def tiers(nodes: Sequence[int]) -> list[Tier]:
+    """The tiers of a schedule: K for batches of 1, 2, ... requests."""
+    batches: dict[int, list[int]] = {}
+    for requests, k in enumerate(nodes, start=1):
+        batches.setdefault(k, []).append(requests)
+    return [Tier(k + 1, found[0], found[-1]) for k, found in batches.items()]
+
+
+def sizes_beyond(covered: int, max_rows: int, unit: int) -> list[int]:
+    """Graph sizes from above `covered` rows to `max_rows`, multiples of `unit`, ascending.
+
+    They pad no batch by more than an eighth or a unit: at most six per doubling.
+    """
+    sizes, largest = [], max_rows // unit * unit
+    size = covered // unit * unit
+    while size < largest:
+        size = min(max(size + unit, size * 9 // 8 // unit * unit), largest)
+        sizes.append(size)
+    return sizes
 
 
 class BatchGraphManager(CudaGraphManager):
@@ -62,7 +83,7 @@ class BatchGraphManager(CudaGraphManager):
         self._sort_candidates(full)
 
     def _add_piecewise(self) -> None:
-        """For steps that read prompts as well; there are none where vLLM has none."""
+        """Steps that read prompts; nothing is added where vLLM has no piecewise graphs."""
         piecewise = self._capture_descs.get(CUDAGraphMode.PIECEWISE, [])
         if piecewise:
             largest = piecewise[0]
@@ -74,23 +95,21 @@ class BatchGraphManager(CudaGraphManager):
     def _with_adapters(
         self, descs: Iterable[BatchExecutionDescriptor]
     ) -> Iterator[BatchExecutionDescriptor]:
-        """Each for every number of LoRA adapters that vLLM captures."""
         for desc, adapters in product(descs, self.lora_capture_cases):
             yield replace(desc, num_active_loras=adapters)
 
     def _variants(self, desc: BatchExecutionDescriptor) -> Sequence[BatchExecutionDescriptor]:
-        """The graphs that there are of a size."""
         return (desc,)
 
     def _tiers(self) -> list[Tier]:
         return [Tier(self.decode_query_len, 1, self.max_num_reqs)]
 
     def _kept(self, full: list[BatchExecutionDescriptor]) -> list[BatchExecutionDescriptor]:
-        """vLLM's own: with K by batch size it has each K for all batches."""
+        """vLLM's own; not with K by batch size, where it has each K for all batches."""
         return full if self.varlen_decode or len(self._tiers()) == 1 else []
 
     def _added(self, full: list[BatchExecutionDescriptor]) -> Iterator[BatchExecutionDescriptor]:
-        """What there is to be besides."""
+        """Graph sizes to add to vLLM's."""
         covered = max((desc.num_tokens for desc in self._kept(full)), default=0)
         if self.varlen_decode:
             for rows in sizes_beyond(covered, self._most_admitted(), 1):
@@ -103,20 +122,15 @@ class BatchGraphManager(CudaGraphManager):
             return
         for tier in self._tiers():
             below = max(covered, (tier.fewest - 1) * tier.rows)
-            most = min(tier.most * tier.rows, self._most_scheduled())
+            most = min(tier.largest * tier.rows, self._most_scheduled())
             for rows in sizes_beyond(below, most, tier.rows):
-                yield BatchExecutionDescriptor(
-                    CUDAGraphMode.FULL,
-                    rows,
-                    rows // tier.rows,
-                    uniform_token_count=tier.rows,
-                )
+                requests = rows // tier.rows
+                yield BatchExecutionDescriptor(CUDAGraphMode.FULL, rows, requests, tier.rows)
 
     def _most_scheduled(self) -> int:
         return int(self.vllm_config.scheduler_config.max_num_batched_tokens)
 
     def _most_admitted(self) -> int:
-        """Rows of the largest batch that the adaptive budget admits."""
         most = self.max_num_reqs * self.decode_query_len
         return min(most, self._most_scheduled(), most_at_once(self.vllm_config))
 
@@ -124,10 +138,8 @@ class BatchGraphManager(CudaGraphManager):
         """Offer a step the smallest full graph of each K, then the smallest piecewise one."""
         by_kind: defaultdict[tuple[object, ...], list[BatchExecutionDescriptor]]
         by_kind = defaultdict(list)
-        for desc in (
-            *reversed(full),
-            *reversed(self._capture_descs.get(CUDAGraphMode.PIECEWISE, [])),
-        ):
+        piecewise = self._capture_descs.get(CUDAGraphMode.PIECEWISE, [])
+        for desc in (*reversed(full), *reversed(piecewise)):
             by_kind[desc.num_active_loras, desc.cg_mode, desc.uniform_token_count].append(desc)
         rows_of = {kind: [d.num_tokens for d in descs] for kind, descs in by_kind.items()}
         largest = max(sizes[-1] for sizes in rows_of.values())
@@ -140,14 +152,9 @@ class BatchGraphManager(CudaGraphManager):
 
 
 class TreeGraphManager(BatchGraphManager, ModelCudaGraphManager):
-    """The target's graphs."""
+    """The target's graphs; with `plain_steps`, of steps without drafts as well, whatever K is."""
 
     def __init__(self, *args: Any, plain_steps: bool = False, **kwargs: Any) -> None:
-        """
-        Args:
-            args, kwargs: vLLM's.
-            plain_steps: whatever K is, there are graphs of steps without drafts as well.
-        """
         self._plain_steps = plain_steps
         super().__init__(*args, **kwargs)
         full = self._capture_descs.get(CUDAGraphMode.FULL)
@@ -164,40 +171,39 @@ class TreeGraphManager(BatchGraphManager, ModelCudaGraphManager):
             return found
         return [*(tier for tier in found if tier.rows > 1), Tier(1, 1, self.max_num_reqs)]
 
-    # All graphs leave their output in the same buffers. vLLM makes them as large as the first
-    # output that it sees, which is that of the largest piecewise graph; our full ones are larger.
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Outputs of graphs get buffers of the largest graph's rows.
 
-    @property
-    def hidden_states(self) -> Tensor | None:
-        """[rows of the largest graph, H], the last layer's; None before the first output."""
-        return self._hidden_states
-
-    @hidden_states.setter
-    def hidden_states(self, first: Tensor | None) -> None:
-        self._hidden_states = None if first is None else self._of_largest(first)
-
-    @property
-    def aux_hidden_states(self) -> list[Tensor]:
-        """Likewise, of each of the layers that are handed out; empty before the first output."""
-        return self._aux_hidden_states
-
-    @aux_hidden_states.setter
-    def aux_hidden_states(self, first: list[Tensor]) -> None:
-        self._aux_hidden_states = [self._of_largest(states) for states in first]
-
-    @property
-    def intermediate_tensors(self) -> IntermediateTensors | None:
-        """Likewise, what a pipeline stage hands to the next; None before the first output."""
-        return self._intermediate_tensors
-
-    @intermediate_tensors.setter
-    def intermediate_tensors(self, first: IntermediateTensors | None) -> None:
-        self._intermediate_tensors = first
-        if first is not None:
-            largest = {name: self._of_largest(states) for name, states in first.tensors.items()}
-            self._intermediate_tensors = IntermediateTensors(largest)
+        vLLM makes them as large as the first output, which is the largest piecewise graph's.
+        """
+        if name == "hidden_states" and value is not None:
+            value = self._of_largest(value)
+        elif name == "aux_hidden_states":
+            value = [self._of_largest(states) for states in value]
+        elif name == "intermediate_tensors" and value is not None:
+            parts = value.tensors.items()
+            value = IntermediateTensors({name: self._of_largest(part) for name, part in parts})
+        super().__setattr__(name, value)
 
     def _of_largest(self, states: Tensor) -> Tensor:
-        """A buffer like this one, for the rows of any graph."""
         most = max(desc.num_tokens for descs in self._capture_descs.values() for desc in descs)
         return states.new_empty(most, *states.shape[1:])
+
+
+class DraftGraphManager(BatchGraphManager):
+    """The draft's graphs, by batch size and length.
+
+    A graph of vLLM's dispatch has a number of rows per request. A draft has one row, and the number
+    of levels takes that place.
+    """
+
+    def __init__(self, *args: Any, lengths: Sequence[int]) -> None:
+        self._lengths = lengths
+        super().__init__(*args, decode_query_len=1)
+
+    def _variants(self, desc: BatchExecutionDescriptor) -> Sequence[BatchExecutionDescriptor]:
+        return [replace(desc, uniform_token_count=length) for length in self._lengths]
+
+    def dispatch_draft(self, requests: int, length: int) -> BatchExecutionDescriptor:
+        """The smallest graph of this length for so many requests, if there is one."""
+        return self.dispatch(requests, requests, length, num_active_loras=0)

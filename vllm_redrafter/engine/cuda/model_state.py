@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The per-step state of verification, on vLLM's ModelState.
 
-vLLM computes the step's slots from linear positions, then calls `prepare_attn`: there the trees
-are staged in the batch's order, and the positions become n + depth. They are changed in place, in
-the buffer that CUDA graphs read and that the sampler keys its noise by. M-RoPE's positions, which
-vLLM computes later, are changed likewise in `prepare_inputs`.
-
-A chain is linear: its positions stay as they are, vLLM's attention reads it, and its accepted rows
-are in place. So it is verified on the state of any class (`chain_state_class`).
+vLLM computes the step's slots from linear positions, then calls `prepare_attn`: there the trees are
+staged in the batch's order, and the positions become n + depth, in the buffer that CUDA graphs read
+and that the sampler keys its noise by. A chain is linear: its positions, vLLM's attention and its
+accepted rows stay as they are, so any class of state can verify it (`chain_state_class`).
 """
 
 from __future__ import annotations
@@ -16,15 +13,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from vllm.config import VllmConfig
+from torch import Tensor
 from vllm.config.compilation import CUDAGraphMode
 from vllm.sampling_params import SamplingParams
 from vllm.v1.core.sched.output import NewRequestData
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.input_batch import InputBatch
-from vllm.v1.worker.gpu.mm.encoder_cache import EncoderCache
 from vllm.v1.worker.gpu.model_states.default import DefaultModelState
 from vllm.v1.worker.gpu.model_states.interface import ModelState
 from vllm.v1.worker.gpu.sample.bad_words import BadWordsState
@@ -34,8 +29,8 @@ from vllm.v1.worker.gpu.sample.sampler import Sampler
 from vllm.v1.worker.gpu.states import RequestState
 
 from vllm_redrafter.engine.cuda.attention import TreeRows
-from vllm_redrafter.engine.cuda.tree_table import TreeTable
 from vllm_redrafter.engine.cuda.tree_verifier import TreeVerifier
+from vllm_redrafter.engine.cuda.verification import TreeTable
 from vllm_redrafter.engine.refusals import REMEDY_DISABLE
 from vllm_redrafter.engine.request_options import requested_nodes
 from vllm_redrafter.utils.errors import ConfigError
@@ -45,26 +40,15 @@ TREE_PROCESSORS = (LogitBiasState, PenaltiesState, BadWordsState)
 
 
 class VerifyingState(ModelState):
-    """Stages drafts for the scorer, which walks them: to be mixed into one of vLLM's states."""
+    """Stages drafts for the scorer, which walks them; a mixin of vLLM's states."""
 
-    def __init__(
-        self,
-        vllm_config: VllmConfig,
-        model: nn.Module,
-        encoder_cache: EncoderCache | None,
-        device: torch.device,
-        table: TreeTable,
-    ) -> None:
-        super().__init__(vllm_config, model, encoder_cache, device)
+    def __init__(self, *args: Any, table: TreeTable) -> None:
+        super().__init__(*args)
         self.table, self.verification = table, table.verification
         self._every_request_needs_chain = False
 
     def custom_sampler(self, sampler: Sampler) -> tuple[Sampler, TreeVerifier]:
-        """Put the scorer into the place of the rejection sampler.
-
-        Raises:
-            ConfigError: the target's class brings a sampler of its own.
-        """
+        """Replace the rejection sampler; ConfigError for targets with a sampler of their own."""
         if super().custom_sampler(sampler) or self.num_new_sampled_tokens_per_step != 1:
             raise ConfigError(
                 f"{type(self.model).__name__} samples by rules of its own, by which no draft can "
@@ -94,7 +78,7 @@ class VerifyingState(ModelState):
         return budget is not None and budget.is_profiling
 
     def dummy_inputs_embeds(self, num_tokens: int) -> Tensor:
-        """As vLLM does; while costs are measured, of tokens drawn at random."""
+        """As vLLM does; of random tokens while costs are measured."""
         embeds = super().dummy_inputs_embeds(num_tokens)
         if self._is_profiling:
             vocabulary = self.model_config.get_vocab_size()
@@ -106,14 +90,10 @@ class VerifyingState(ModelState):
         self,
         input_batch: InputBatch,
         cudagraph_mode: CUDAGraphMode,
-        block_tables: tuple[Tensor, ...],
-        slot_mappings: Tensor,
-        attn_groups: list[list[Any]],
-        kv_cache_config: KVCacheConfig,
+        *args: Any,
         for_capture: bool = False,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """As vLLM does, once the batch's trees are staged."""
         if self._is_profiling:
             # vLLM marks a dummy run's rows as padding, which no expert computes.
             input_batch.is_padding.fill_(False)
@@ -122,14 +102,7 @@ class VerifyingState(ModelState):
             requests = input_batch.num_reqs_after_padding if graph else input_batch.num_reqs
             self.verification.stage(self.table.trees, input_batch, requests)
         metadata: dict[str, Any] = super().prepare_attn(
-            input_batch,
-            cudagraph_mode,
-            block_tables,
-            slot_mappings,
-            attn_groups,
-            kv_cache_config,
-            for_capture=for_capture,
-            **kwargs,
+            input_batch, cudagraph_mode, *args, for_capture=for_capture, **kwargs
         )
         self._attach_trees(metadata, input_batch, graph)
         return metadata
@@ -139,12 +112,9 @@ class VerifyingState(ModelState):
 
 
 class TreeModelState(VerifyingState, DefaultModelState):
-    """Hands the staged trees to the attention layers, and compacts what is accepted of them."""
-
     def initialize_kv_cache(
         self, kv_cache_config: KVCacheConfig, block_tables: BlockTables
     ) -> None:
-        """As vLLM does; and tell the verification where rows are compacted."""
         super().initialize_kv_cache(kv_cache_config, block_tables)
         layers = self.vllm_config.compilation_config.static_forward_context
         self.verification.use_caches(
@@ -165,14 +135,14 @@ class TreeModelState(VerifyingState, DefaultModelState):
     def prepare_inputs(
         self, input_batch: InputBatch, req_states: RequestState
     ) -> dict[str, Tensor | None]:
-        """As vLLM does; of M-RoPE's positions, those of trees' rows become n + delta + depth."""
+        """As vLLM does; M-RoPE positions of tree rows become n + delta + depth."""
         inputs = super().prepare_inputs(input_batch, req_states)
         if self.rope_state is not None and input_batch.num_draft_tokens:
             self.verification.place(self.rope_state.positions, input_batch)
         return inputs
 
     def _graph_rows(self, input_batch: InputBatch) -> TreeRows:
-        """All rows are trees' rows: as many for each request, or up to `max_query_len`."""
+        """All rows: equally many for each request, or up to `max_query_len`."""
         requests = input_batch.num_reqs_after_padding
         rows = input_batch.num_tokens_after_padding
         most = min(rows, input_batch.max_query_len or rows // requests)
@@ -182,8 +152,7 @@ class TreeModelState(VerifyingState, DefaultModelState):
     def _leading_rows(self, input_batch: InputBatch) -> TreeRows | None:
         """The rows of requests with draft tokens, which vLLM sorts to the front.
 
-        Where a budget trims them, the host knows how many rows they have together, not which
-        request has how many.
+        After trimming, the host knows their sum, not each request's rows.
         """
         drafted = input_batch.num_draft_tokens_per_req
         if not input_batch.num_draft_tokens or drafted is None:
@@ -199,7 +168,7 @@ class TreeModelState(VerifyingState, DefaultModelState):
 
 
 def chain_state_class(base: type[ModelState]) -> type[VerifyingState]:
-    """Of targets that verify chains, on the state that vLLM would give them."""
+    """For chains, on the state that vLLM would give the target."""
     return type(f"Chain{base.__name__}", (VerifyingState, base), {})
 
 

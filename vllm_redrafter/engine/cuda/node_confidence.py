@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How probable it is that the target accepts each drafted node: what the batch's budget goes by.
+"""The probability that the target accepts each drafted node: the base of the batch's budget.
 
-Predicted from the drafter's own probabilities, and learned from what became of the nodes that were
-verified (`vllm_redrafter/budget/acceptance.py`), on the device: the draft's CUDA graph holds it.
+Predicted from the drafter's probabilities and learned from verified nodes, on the device.
 """
 
 from __future__ import annotations
@@ -21,22 +20,12 @@ next, as in vLLM's `acceptance_estimator.py`."""
 
 
 class NodeConfidence:
-    """Learns how probable nodes are to be accepted, and tells vLLM's adaptive verification.
+    """Learns how probable nodes are to be accepted, for vLLM's adaptive verification.
 
-    Attributes:
-        estimator: what is learned.
-        probs: [requests, K] float32, in batch order, of the last draft: what `build_tree` writes,
-            for vLLM to read.
+    `probs` [requests, K] float32, in batch order, is what `build_tree` writes of the last draft.
     """
 
     def __init__(self, trees: ScoredTrees, verification: Verification, max_depth: int) -> None:
-        """For trees of depths up to `max_depth`.
-
-        Args:
-            trees: by request slot, as the drafts leave them.
-            verification: of these trees.
-            max_depth: L.
-        """
         self.trees, self.verification = trees, verification
         requests, slots = verification.path.shape
         device = verification.path.device
@@ -46,11 +35,7 @@ class NodeConfidence:
         self._refits = RefitSchedule(FIRST_REFIT, LONGEST_REFIT)
 
     def learn(self, slots: Tensor) -> None:
-        """Add what became of the trees that the step has verified; before others replace them.
-
-        Args:
-            slots: [R] int64, the slots of the batch's first requests.
-        """
+        """Learn from the verified trees of `slots` [R], before others replace them."""
         learned = self.estimator
         observe_nodes(
             slots,
@@ -63,6 +48,6 @@ class NodeConfidence:
         )
 
     def count_step(self) -> None:
-        """Refit where that is due; to be called by the host in every step that verifies."""
+        """Refit where that is due; the host calls it in every step that verifies."""
         if self._refits.due():
             self.estimator.refit()

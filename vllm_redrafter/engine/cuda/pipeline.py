@@ -1,17 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pipeline parallelism: what the last stage accepts and drafts, on the stages before it.
+"""Pipeline parallelism: accepted paths and trees of the last stage, on the stages before it.
 
-The last stage alone samples and drafts. The others verify the same trees in their own layers, so
-they need each draft before its step, and the accepted paths, to compact their own K and V.
-
-vLLM sends the sampled and the draft tokens of step T to the earlier stages, on a stream of its
-own, and they take them in step T + stages, before anything else. What is added here travels behind
-them and is taken with them:
+The last stage alone samples and drafts. The others verify the same trees in their own layers: they
+need each draft before its step, and the accepted paths to compact their own K and V. Both travel
+behind the tokens that vLLM sends of step T and earlier stages take in step T + stages:
 
 - No request is scheduled in between, so its tree is there before it is verified.
 - A block can be found by its hash once the scheduler has read the output of the step that filled
-  it. It reads that of step T once step T + stages has been handed out; earlier only if it is
-  paused, and then the next step says that fewer are unread (`UNREAD_STEPS`).
+  it: after step T + stages was handed out, or earlier if it is paused (`UNREAD_STEPS`).
 - Requests that were aborted or preempted in between are left out: their blocks may be others'.
 """
 
@@ -30,8 +26,7 @@ from vllm.v1.worker.gpu.pp_utils import PendingRecv, PPHandler, compute_need_sam
 from vllm.v1.worker.gpu.spec_decode.eagle import eagle3_utils
 
 from vllm_redrafter.engine.cuda.stats import cuda
-from vllm_redrafter.engine.cuda.tree_table import TreeTable
-from vllm_redrafter.engine.cuda.verification import TreeRowsInCache
+from vllm_redrafter.engine.cuda.verification import TreeRowsInCache, TreeTable
 from vllm_redrafter.utils.errors import ConfigError
 
 UNREAD_STEPS = "unread_steps"
@@ -39,7 +34,7 @@ UNREAD_STEPS = "unread_steps"
 
 
 def of_all_stages(reasons: list[str]) -> list[str]:
-    """Each stage's reasons, on all of them: a collective call."""
+    """Each stage's reasons, on all stages: a collective call."""
     pp = get_pp_group()
     if pp.world_size == 1:
         return reasons
@@ -49,14 +44,7 @@ def of_all_stages(reasons: list[str]) -> list[str]:
 
 
 def hand_on_aux_hidden_states(target: nn.Module) -> None:
-    """Let each stage of a pipeline hand on what the stages before it return.
-
-    Args:
-        target: this stage's part of it, see `enable_aux_hidden_states`.
-
-    Raises:
-        ConfigError: its class does not do that.
-    """
+    """Let each stage hand on what the stages before it return, or raise ConfigError."""
     try:
         eagle3_utils.verify_supports_aux_hidden_states_over_pp(target, "ReDrafter")
     except ValueError as error:
@@ -69,13 +57,11 @@ def hand_on_aux_hidden_states(target: nn.Module) -> None:
 
 
 @dataclass(kw_only=True)
-class PendingTrees(PendingRecv):
+class _PendingTrees(PendingRecv):
     """What an earlier stage takes when a step's requests are scheduled again.
 
-    Attributes:
-        message: [R, numbers] int32, see `TreePPHandler`; to be read once `event` is over.
-        verified: where the step's trees are in the cache; None where it verified none, and once
-            they are compacted.
+    `message` [R, numbers] int32 (see `TreePPHandler`) may be read after `event`. `verified` is
+    where the step's trees are in the cache; None without trees, and after compaction.
     """
 
     message: Tensor
@@ -83,37 +69,26 @@ class PendingTrees(PendingRecv):
 
 
 class TreePPHandler(PPHandler):
-    """vLLM's handler; it also sends paths and trees.
+    """vLLM's handler, which also sends paths and trees.
 
-    A request's message are its accepted path [K+1], the depths [K+1], ancestors [(K+1) * words] and
-    number of nodes of its next tree. An earlier stage needs no more of it than attention does: the
-    tokens are vLLM's to send.
+    A request's message is its accepted path [K+1], then of its next tree the depths [K+1],
+    ancestors [(K+1) * words] and number of nodes: what attention needs. vLLM sends the tokens.
 
     Attributes:
-        table: this stage's trees; to be set before the first step.
-        unread_steps: to be set before each step: of the steps before it, those that the scheduler
-            has not read the outputs of; None where it does not say.
+        table: this stage's trees; set before the first step.
+        unread_steps: set before each step: the earlier steps with outputs that the scheduler has
+            not read; None where it does not say.
     """
 
     table: TreeTable
     unread_steps: int | None = None
 
-    def broadcast(
-        self,
-        sampled_token_ids: Tensor,
-        num_sampled: Tensor,
-        num_rejected: Tensor,
-        input_batch: InputBatch,
-    ) -> None:
-        """As vLLM does, which asks for int64 and gets int32 from the scorer."""
-        super().broadcast(sampled_token_ids.long(), num_sampled, num_rejected, input_batch)
+    def broadcast(self, sampled_token_ids: Tensor, *args: Any) -> None:
+        """As vLLM does, which expects int64; the scorer gives int32."""
+        super().broadcast(sampled_token_ids.long(), *args)
 
     def exchange_trees(self, input_batch: InputBatch) -> None:
-        """To be called at the end of each step: send the trees, or receive them.
-
-        Args:
-            input_batch: the step's.
-        """
+        """Send the trees, or receive them, at the end of each step."""
         if compute_need_sampled_mask(input_batch) is None:
             return  # nobody's tokens are sent either
         if self.is_last_rank:
@@ -125,41 +100,42 @@ class TreePPHandler(PPHandler):
         verification = self.table.verification
         verified = verification.rows.copy() if input_batch.num_draft_tokens else None
         with torch.cuda.stream(self.broadcast_stream):
-            message = self._empty_message(input_batch.num_reqs)
+            depths = self.table.trees.depths
+            message = depths.new_empty(input_batch.num_reqs, sum(self._widths))
         event = self._broadcast(message)
         message.record_stream(self.main_stream)
         received = self.queue[-1]
         assert received is not None
         fields = {**vars(received), "event": event}
-        self.queue[-1] = PendingTrees(**fields, message=message, verified=verified)
+        self.queue[-1] = _PendingTrees(**fields, message=message, verified=verified)
 
     def get_prev_sampled_outputs(self, *args: Any) -> dict[str, Tensor] | None:
-        """As vLLM does, what was freed since being marked with -1; the trees as well."""
+        """As vLLM does, which marks freed requests with -1; the trees as well."""
         oldest = self.queue[0] if self.queue else None
         unread = len(self.queue) if self.unread_steps is None else self.unread_steps
         read = len(self.queue) - unread
         for pending in islice(self.queue, max(1, read)):
-            if isinstance(pending, PendingTrees):
+            if isinstance(pending, _PendingTrees):
                 self._compact(pending)
         outputs: dict[str, Tensor] | None = super().get_prev_sampled_outputs(*args)
         if outputs is not None:
-            assert isinstance(oldest, PendingTrees)
+            assert isinstance(oldest, _PendingTrees)
             self._keep_trees(oldest.message, outputs["idx_mapping"])
         return outputs
 
-    def _compact(self, pending: PendingTrees) -> None:
-        """Move the rows of the accepted paths, once; not of requests that were freed since."""
+    def _compact(self, pending: _PendingTrees) -> None:
+        """Move the accepted rows once; not of requests that were freed since."""
         if pending.verified is None:
             return
         is_kept = self.req_idx_gen_np[pending.idx_mapping_np] == pending.gen_at_receive_np
         self.main_stream.wait_event(pending.event)
         num_sampled = pending.num_sampled * async_tensor_h2d(is_kept, device=self.device)
         path = self._parts(pending.message)[0].contiguous()
-        self.table.verification.compact_rows(pending.verified, path, num_sampled)
+        self.table.verification.compact(num_sampled, pending.verified, path)
         pending.verified = None
 
     def _keep_trees(self, message: Tensor, slots: Tensor) -> None:
-        """Put the trees into the table; those of slots of -1 into its last entry, nobody's."""
+        """Put the trees into the table; those of slot -1 into its unused last entry."""
         trees = self.table.trees
         _, depths, ancestors, num_nodes = self._parts(message)
         entries = torch.where(slots < 0, trees.num_nodes.shape[0] - 1, slots).long()
@@ -177,9 +153,6 @@ class TreePPHandler(PPHandler):
         )
         return torch.cat(parts, dim=1)
 
-    def _empty_message(self, requests: int) -> Tensor:
-        return self.table.trees.depths.new_empty(requests, sum(self._widths))
-
     def _parts(self, message: Tensor) -> tuple[Tensor, ...]:
         return torch.split(message, self._widths, dim=1)
 
@@ -189,7 +162,7 @@ class TreePPHandler(PPHandler):
         return [trees.depths.shape[1], trees.depths.shape[1], trees.ancestors[0].numel(), 1]
 
     def _broadcast(self, message: Tensor) -> Any:
-        """Send or receive it, behind what the main stream has been given; when it is over."""
+        """Send or receive behind the main stream's work; returns the event of its end."""
         with torch.cuda.stream(self.broadcast_stream):
             self.broadcast_stream.wait_stream(self.main_stream)
             torch.distributed.broadcast(message, src=self.last_rank, group=self.broadcast_group)

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the engine on Model Runner V2 cannot run.
-
-It shows in the configuration and is refused before any process starts. What stands only against
-trees (`chain_reasons`, `layer_obstacles`, `state_obstacles`) lets the engine verify chains.
-"""
+"""Configurations that the engine on Model Runner V2 refuses, or runs with chains only."""
 
 from __future__ import annotations
 
@@ -20,8 +16,8 @@ if TYPE_CHECKING:
     from vllm_redrafter.config import ReDrafterConfig
 
 
-MOST_ON_ROCM = 256
-"""Numbers of a head: with 512 a tile takes 97 KiB, and a gfx942 has 64."""
+_MAX_ON_ROCM = 256
+"""Head size: with 512 a tile takes 97 KiB, and a gfx942 has 64."""
 
 
 def refusals(vllm_config: VllmConfig) -> Iterator[str]:
@@ -37,26 +33,20 @@ def refusals(vllm_config: VllmConfig) -> Iterator[str]:
     if config.tree != "chain":
         yield from (f"{reason}; {REMEDY_CHAIN}" for reason in _refusals_of_trees(vllm_config))
     yield from _search_refusals(config)
-    refused = {
-        "dual batch overlap is not supported; leave --enable-dbo out": parallel.use_ubatching,
-        "ranks that join or leave a running engine have never been tried with a drafter; leave "
-        "--enable-elastic-ep out": parallel.enable_elastic_ep,
-        "batch-sharded sampling is not supported; leave --enable-batch-sharded-sampling out": (
-            parallel.enable_batch_sharded_sampling
-        ),
-        "watermarking is not supported; leave --watermark-config out": (
-            getattr(vllm_config, "watermark_config", None) is not None
-        ),
-        "trace replay is not supported; leave --enable-trace-replay out": (
-            model.enable_trace_replay
-        ),
-        "sampling masks are not returned; leave --return-sampling-mask out": (
-            model.return_sampling_mask
-        ),
-        "routed experts are returned by row, and accepted rows are moved; leave "
-        "--enable-return-routed-experts out": vllm_config.aux_output_config.enabled,
-    }
-    yield from (reason for reason, applies in refused.items() if applies)
+    watermarks = getattr(vllm_config, "watermark_config", None) is not None
+    sharded, routed = parallel.enable_batch_sharded_sampling, vllm_config.aux_output_config.enabled
+    for feature, option, applies in (
+        ("dual batch overlap", "--enable-dbo", parallel.use_ubatching),
+        ("elastic expert parallelism", "--enable-elastic-ep", parallel.enable_elastic_ep),
+        ("batch-sharded sampling", "--enable-batch-sharded-sampling", sharded),
+        ("watermarking", "--watermark-config", watermarks),
+        ("trace replay", "--enable-trace-replay", model.enable_trace_replay),
+        ("returning sampling masks", "--return-sampling-mask", model.return_sampling_mask),
+        # They are returned by row, and accepted rows are moved.
+        ("returning routed experts", "--enable-return-routed-experts", routed),
+    ):
+        if applies:
+            yield f"{feature} is not supported; leave {option} out"
     if parallel.pipeline_parallel_size > 1:
         yield from _refusals_of_stages(vllm_config)
 
@@ -104,17 +94,11 @@ def adaptive_obstacles(vllm_config: VllmConfig) -> Iterator[str]:
 
 
 def without_graphs(backend: str) -> str:
-    """The same of an attention backend."""
     return f"{backend} does not let a full CUDA graph hold a step with drafts"
 
 
 def layer_obstacles(layer: Any) -> Iterator[str]:
-    """Why tree attention cannot serve one of the target's attention layers: what it has.
-
-    Args:
-        layer: vLLM's TritonAttentionImpl. Layers of a model may differ, and some of a layer's
-            properties no configuration tells.
-    """
+    """Why tree attention cannot serve a layer, vLLM's TritonAttentionImpl; layers may differ."""
     from vllm.v1.attention.backend import AttentionType
 
     yield from _head_size_obstacles(layer.head_size)
@@ -147,8 +131,8 @@ def _head_size_obstacles(head_size: int) -> Iterator[str]:
 
     if head_size not in HEAD_DIMS:
         yield f"heads of {head_size} numbers (tree attention knows {HEAD_DIMS})"
-    elif head_size > MOST_ON_ROCM and current_platform.is_rocm():
-        yield f"heads of {head_size} numbers (tree attention on ROCm: at most {MOST_ON_ROCM})"
+    elif head_size > _MAX_ON_ROCM and current_platform.is_rocm():
+        yield f"heads of {head_size} numbers (tree attention on ROCm: at most {_MAX_ON_ROCM})"
 
 
 def _search_refusals(config: ReDrafterConfig) -> Iterator[str]:

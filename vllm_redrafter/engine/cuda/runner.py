@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's Model Runner V2 with a tree speculator and a tree model state.
-
-Both have base classes in vllm/v1/worker/gpu made for this; what vLLM lacks is a way to name ours.
-The rest of the step is vLLM's own:
+"""vLLM's Model Runner V2 with a tree speculator and a tree model state. A step:
 
 1. `VerifyingState.prepare_attn`: stage the trees of the batch, give their rows the positions
    n + depth, hand the trees to the attention layers.
@@ -22,10 +19,12 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from vllm.config import VllmConfig, get_layers_from_vllm_config
 from vllm.logger import init_logger
+from vllm.lora.request import LoRARequest
 from vllm.model_executor.layers.attention import Attention
 from vllm.utils.import_utils import resolve_obj_by_qualname
 from vllm.utils.mem_utils import DeviceMemoryProfiler
@@ -45,7 +44,7 @@ from vllm.v1.worker.gpu.attn_utils import (
     get_varlen_cudagraph_unsupported_backend,
 )
 from vllm.v1.worker.gpu.input_batch import InputBatch
-from vllm.v1.worker.gpu.mm.encoder_cache import EncoderCache
+from vllm.v1.worker.gpu.lora_utils import LoraState
 from vllm.v1.worker.gpu.model_runner import BatchReqState
 from vllm.v1.worker.gpu.model_states import resolve_model_state_cls
 from vllm.v1.worker.gpu.states import RequestState
@@ -58,7 +57,6 @@ from vllm_redrafter.engine.chains import (
     layers_without_trees,
     recurrent_refusals,
 )
-from vllm_redrafter.engine.cuda.adapters import VerifiedAdapters
 from vllm_redrafter.engine.cuda.attention import TreeAttentionBackend, TreeAttentionImpl
 from vllm_redrafter.engine.cuda.budget import TreeBudget
 from vllm_redrafter.engine.cuda.first_stage_embedding import FirstStageEmbedding
@@ -76,9 +74,9 @@ from vllm_redrafter.engine.cuda.pipeline import (
 )
 from vllm_redrafter.engine.cuda.refusals import state_obstacles, without_graphs
 from vllm_redrafter.engine.cuda.schedule import most_at_once, most_rows
+from vllm_redrafter.engine.cuda.scheduler import PendingOutput
 from vllm_redrafter.engine.cuda.speculator import WITHOUT_BUDGET, TreeSpeculator
-from vllm_redrafter.engine.cuda.tree_table import TreeTable
-from vllm_redrafter.engine.cuda.verified_output import PendingOutput
+from vllm_redrafter.engine.cuda.verification import TreeTable
 from vllm_redrafter.engine.speculation import Settings
 from vllm_redrafter.engine.target_layers import enable_aux_hidden_states
 from vllm_redrafter.utils.errors import ConfigError
@@ -95,20 +93,36 @@ RECURRENT_BUILDERS = (
 """Those which vLLM's `MambaHybridModelState` tells how many tokens were accepted."""
 
 
+class _VerifiedAdapters(LoraState):
+    """vLLM's table of LoRA adapters, which assumes one row of logits per request.
+
+    `logits` [R] are each request's rows of logits in the step, set before `make_lora_inputs`.
+    """
+
+    logits: npt.NDArray[np.int32]
+
+    def make_lora_inputs(
+        self, req_ids: list[str], idx_mapping: npt.NDArray[np.int32], *args: Any
+    ) -> tuple[tuple[int, ...], tuple[int, ...], set[LoRARequest]]:
+        """(the adapter of each row of logits, that of each row, the adapters in use)."""
+        _, of_rows, in_use = super().make_lora_inputs(req_ids, idx_mapping, *args)
+        return tuple(self.lora_ids[idx_mapping].repeat(self.logits)), of_rows, in_use
+
+
 class GPUTreeModelRunner(model_runner.GPUModelRunner):
     """Verifies token trees; everything else is vLLM's."""
 
     speculator: TreeSpeculator | None  # None on all stages of a pipeline but the last
     pp_handler: TreePPHandler | None
     adaptive_verification: TreeBudget | None
-    lora_state: VerifiedAdapters
+    lora_state: _VerifiedAdapters
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         states = partial(_request_states, Settings.of(vllm_config).config)
         with (
             patched(model_runner, "init_speculator", _make_speculator),
             patched(model_runner, "RequestState", states),
-            patched(model_runner, "LoraState", VerifiedAdapters),
+            patched(model_runner, "LoraState", _VerifiedAdapters),
             patched(model_runner, "PPHandler", TreePPHandler),
         ):
             super().__init__(vllm_config, device)
@@ -151,14 +165,11 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
         *,
         enable_adaptive_verification: bool,
         attn_groups: list[list[AttentionGroup]],
-        req_states: RequestState,
-        query_start_loc: Tensor,
         num_bonus_tokens: int,
-        max_total_logits: int,
         vllm_config: VllmConfig,
-        **_: Any,
+        **kwargs: Any,
     ) -> TreeBudget | None:
-        """As vLLM does; where its attention reads no trimmed batches, of all or nothing."""
+        """As vLLM does; without trimming where the attention reads no trimmed batches."""
         if not enable_adaptive_verification:
             return None
         if backend := _without_graphs_of_drafts(attn_groups, vllm_config):
@@ -168,10 +179,10 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
         speculator = self.speculator
         assert speculator is not None
         return TreeBudget(
-            req_states,
-            query_start_loc,
+            kwargs["req_states"],
+            kwargs["query_start_loc"],
             num_bonus_tokens,
-            max_total_logits=max_total_logits,
+            max_total_logits=kwargs["max_total_logits"],
             meter=speculator.meter,
             lengths=speculator.lengths,
             depths=speculator.trees.depths[:-1, 1:],
@@ -196,15 +207,14 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
     def gather_batch_req_state(
         self, *args: Any, **kwargs: Any
     ) -> tuple[BatchReqState | None, int | None]:
-        """As vLLM does, which takes requests to be as long as they were scheduled: of those that
-        verify nothing of what was, each has a row."""
+        """As vLLM does; a row per request in steps that verify nothing of what is scheduled."""
         state, rows = super().gather_batch_req_state(*args, **kwargs)
         if state is not None and state.decode_graph_eligible and self._verifies_all_or_nothing:
             rows = 1 if state.num_tokens == len(state.req_ids) else rows
         return state, rows
 
     def prepare_inputs(self, *args: Any, **kwargs: Any) -> InputBatch:
-        """As vLLM does; likewise."""
+        """As vLLM does, with the rows of logits and the query length after all-or-nothing."""
         batch = super().prepare_inputs(*args, **kwargs)
         self.lora_state.logits = np.diff(batch.cu_num_logits_np)
         if self._verifies_all_or_nothing:
@@ -216,8 +226,7 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
         return self.adaptive_verification is not None and not self.adaptive_verification.trims
 
     def _dummy_sampler_run(self, hidden_states: Tensor) -> None:
-        """Let vLLM profile its memory with the logits of a step that verifies: of all its nodes,
-        where vLLM knows of one row per request."""
+        """Profile the logits of all nodes of a step; vLLM profiles one row per request."""
         rows = min(most_rows(self.vllm_config), self.max_num_tokens)
         if self.speculator is not None and self.speculator.enable_adaptive_verification:
             rows = min(rows, most_at_once(self.vllm_config))
@@ -233,7 +242,7 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
             return super().execute_model(scheduler_output, *args, **kwargs)
 
     def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
-        """As vLLM does; the output says as well what was verified."""
+        """As vLLM does; the output also says what was verified."""
         step = self.execute_model_state
         output = super().sample_tokens(*args, **kwargs)
         if step is None:
@@ -251,11 +260,8 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
     def reload_weights(self, *args: Any, **kwargs: Any) -> None:
         """Reload the target as vLLM does; from its own files, reload the drafter as well.
 
-        Sleep level 2 discards both models' weights: see `WakingWorker` for the drafter's.
-
-        Raises:
-            ConfigError: the drafter's checkpoint does not fit any more; nothing is reloaded then.
-                Or the target's fp8 cache came with other scales than CUDA graphs hold.
+        Raises ConfigError before any reload where the drafter's checkpoint does not fit any more;
+        and where a reloaded fp8 cache has other scales than CUDA graphs hold.
         """
         from_files = not (args or kwargs)
         speculator = self.speculator if from_files else None
@@ -283,7 +289,7 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
             )
 
     def _cache_scales(self) -> dict[str, tuple[float, float]]:
-        """By attention layer with an fp8 cache, what its K and V are multiplied with."""
+        """The K and V scales of each attention layer with an fp8 cache."""
         layers = self.compilation_config.static_forward_context
         return {
             name: (layer._k_scale_float, layer._v_scale_float)
@@ -297,11 +303,7 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
             hand_on_aux_hidden_states(target)
 
     def _make_model_state(
-        self,
-        vllm_config: VllmConfig,
-        model: nn.Module,
-        encoder_cache: EncoderCache | None,
-        device: torch.device,
+        self, vllm_config: VllmConfig, model: nn.Module, *args: Any
     ) -> VerifyingState:
         for reason in recurrent_refusals(vllm_config, RECURRENT_BUILDERS):
             raise ConfigError(f"ReDrafter cannot speculate for this target: {reason}")
@@ -312,20 +314,20 @@ class GPUTreeModelRunner(model_runner.GPUModelRunner):
             ]
             reasons = of_all_stages(of_this_stage)
             if not reasons:
-                return TreeModelState(vllm_config, model, encoder_cache, device, self.table)
+                return TreeModelState(vllm_config, model, *args, table=self.table)
             logger.info("%s", announcement(reasons))
             self.table.config = as_chain(self.table.config)
             for layer in get_layers_from_vllm_config(vllm_config, Attention).values():
                 if isinstance(layer.impl, TreeAttentionImpl):
                     layer.impl.leave_to_triton()
         state_class = chain_state_class(resolve_model_state_cls(vllm_config, model))
-        return state_class(vllm_config, model, encoder_cache, device, self.table)
+        return state_class(vllm_config, model, *args, table=self.table)
 
 
 def _without_graphs_of_drafts(
     attn_groups: list[list[AttentionGroup]], vllm_config: VllmConfig
 ) -> str | None:
-    """The first attention backend of which no full CUDA graph holds a step with drafts, if any."""
+    """The first attention backend whose full CUDA graphs cannot hold drafts, if any."""
     for group in chain.from_iterable(attn_groups):
         builder = group.get_metadata_builder(0)
         support = builder.get_cudagraph_support(vllm_config, group.kv_cache_spec)
@@ -335,7 +337,7 @@ def _without_graphs_of_drafts(
 
 
 def _request_states(config: ReDrafterConfig, *args: Any, **kwargs: Any) -> RequestState:
-    """vLLM's, whose texts lie on the device where drafts look for continuations in them."""
+    """vLLM's, with the texts on the device where drafts look for matches in them."""
     kwargs["use_dense_all_token_ids"] = config.context_matches > 0
     return RequestState(*args, **kwargs)
 

@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many nodes a request may have in batches of each size.
+"""The number of nodes per request, by batch size.
 
-Verifying costs little until a step's products take longer than reading the target's weights does.
-With 16-bit weights that is from as many rows on as the GPU has operations per byte that it reads,
-its *ridge* (a weight has 2 bytes, and takes 2 operations in a row). The adaptive budget measures
-what steps cost; without it, K falls as the batch grows, so that its rows stay below the ridge.
-
-That is an assumption: too high for weights of fewer bits, too low where contexts are long, as their
-keys and values are read besides, or where most nodes are accepted.
+Verification costs little until a step's products take longer than reading the target's weights:
+with 16-bit weights, from as many rows on as the GPU has operations per byte read, its *ridge*. The
+adaptive budget measures the costs; without it, K falls so that a batch's rows stay below the ridge.
+That is too high for weights of fewer bits, and too low for long contexts or high acceptance.
 """
 
 from __future__ import annotations
@@ -46,7 +43,7 @@ USUAL_RIDGE = 206
 
 
 def ridge_of(device_name: str) -> int:
-    """Rows from which on a step's products of 16-bit weights take longer than reading these."""
+    """Rows from which on 16-bit products take longer than reading the weights."""
     for name, (operations, bandwidth) in GPUS.items():
         if re.search(rf"\b{name}\b", device_name):
             return int(operations / bandwidth)
@@ -54,16 +51,10 @@ def ridge_of(device_name: str) -> int:
 
 
 def default_schedule(most_nodes: int, requests: int, ridge: int) -> list[tuple[int, int, int]]:
-    """K by batch size, so that all requests' nodes and roots are at most `ridge` rows.
+    """K by batch size, so that all nodes and roots are at most `ridge` rows.
 
-    Args:
-        most_nodes: K of small batches.
-        requests: in the largest batch.
-        ridge: in rows.
-
-    Returns:
-        vLLM's `num_speculative_tokens_per_batch_size`: (first, last, K); 0 from where a node for
-        each request would be too many.
+    Returns vLLM's `num_speculative_tokens_per_batch_size`: (first, last, K), K being 0 from where a
+    node for each request would be too many.
     """
 
     def nodes(batch: int) -> int:
@@ -88,13 +79,13 @@ def nodes_by_batch_size(vllm_config: VllmConfig) -> Sequence[int]:
 
 
 def most_rows(vllm_config: VllmConfig) -> int:
-    """Nodes and roots of all requests in a step, as the scheduler gives them out."""
+    """Nodes and roots of all requests in the largest step."""
     nodes = nodes_by_batch_size(vllm_config)
     return max(requests * (k + 1) for requests, k in enumerate(nodes, start=1))
 
 
 def most_at_once(vllm_config: VllmConfig) -> int:
-    """Of these, what the adaptive budget admits: no more than are sampled in one chunk."""
+    """The rows that the adaptive budget admits: no more than are sampled in one chunk."""
     from vllm.v1.worker.gpu.spec_decode.rejection_sampler import get_max_chunk_logits
 
     chunk: int = get_max_chunk_logits(vllm_config.model_config.get_vocab_size())
@@ -102,10 +93,9 @@ def most_at_once(vllm_config: VllmConfig) -> int:
 
 
 def apply_default_schedule(vllm_config: VllmConfig) -> None:
-    """Give K by batch size where neither the user nor a budget does; warn of starved prompts.
+    """Set K by batch size without a user's or a budget; warn of starved prompts.
 
-    vLLM refuses such a schedule with data parallelism: there K stays as it is. A scheduler of the
-    user's stays as well.
+    vLLM refuses such a schedule with data parallelism: there K stays. So does a user's scheduler.
     """
     scheduler = vllm_config.scheduler_config
     if scheduler.scheduler_cls is None:

@@ -1,30 +1,62 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's schedulers, which count as drafted what was verified.
 
-They count what they schedule, K tokens for each request and step. What was trimmed or not drafted
-is told them as what a grammar has ruled out is: `num_invalid_spec_tokens`. And workers are told how
-many steps are unread, so that pipeline stages know which blocks can be found by their hash.
+vLLM schedules K tokens per request and step. What was trimmed or not drafted is reported as
+`num_invalid_spec_tokens`, as tokens that a grammar rules out. Workers get the number of unread
+steps, so that pipeline stages know which blocks can be found by their hash.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.outputs import AsyncModelRunnerOutput, KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.worker.gpu.input_batch import InputBatch
 
 from vllm_redrafter.engine.cuda.pipeline import UNREAD_STEPS
-from vllm_redrafter.engine.cuda.verified_output import VerifiedOutput
+
+
+@dataclass
+class VerifiedOutput(ModelRunnerOutput):
+    """A worker's output; `unverified` scheduled draft tokens by request, where there are any."""
+
+    unverified: dict[str, int] = field(default_factory=dict)
+
+
+class PendingOutput(AsyncModelRunnerOutput):
+    """The same, while the device is at work; `num_nodes` [R] is a copy begun before vLLM's."""
+
+    def __init__(
+        self, output: AsyncModelRunnerOutput, input_batch: InputBatch, num_nodes: Tensor | None
+    ) -> None:
+        self._output, self._num_nodes = output, num_nodes
+        self._requests = input_batch.req_ids
+        self._scheduled = input_batch.num_draft_tokens_per_req
+
+    def get_output(self) -> VerifiedOutput:
+        """Wait for vLLM's copies to the host, and thereby for ours."""
+        output = self._output.get_output()
+        verified = 0 if self._num_nodes is None else self._num_nodes.numpy() - 1
+        missing = zip(self._requests, (self._scheduled - verified).tolist(), strict=True)
+        return VerifiedOutput(**vars(output), unverified={r: n for r, n in missing if n > 0})
+
+    def get_kv_connector_output(self) -> KVConnectorOutput | None:
+        """vLLM 0.33 asks for it where `get_output` fails."""
+        return self._output.get_kv_connector_output()
 
 
 class TreeScheduler(Scheduler):
-    """Without asynchronous scheduling."""
+    """vLLM's scheduler without asynchronous scheduling."""
 
     _unread = 0
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        """As vLLM does; with the number of earlier steps whose outputs have not been read."""
+        """As vLLM does, with the number of earlier steps with unread outputs."""
         output: SchedulerOutput = super().schedule(*args, **kwargs)
         vars(output)[UNREAD_STEPS] = self._unread
         self._unread += 1
@@ -33,7 +65,7 @@ class TreeScheduler(Scheduler):
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: Any
     ) -> Any:
-        """As vLLM does, with what was not verified among what is invalid."""
+        """As vLLM does, with unverified tokens counted as invalid."""
         self._unread -= 1
         if isinstance(model_runner_output, VerifiedOutput):
             # Both cut a tree's end off, so that the shorter rest is left.
@@ -44,24 +76,14 @@ class TreeScheduler(Scheduler):
         return super().update_from_output(scheduler_output, model_runner_output)
 
     def make_spec_decoding_stats(
-        self,
-        spec_decoding_stats: Any,
-        num_draft_tokens: int,
-        num_accepted_tokens: int,
-        num_invalid_spec_tokens: dict[str, int] | None,
-        request_id: str,
+        self, spec_decoding_stats: Any, *, request_id: str, num_draft_tokens: int, **kwargs: Any
     ) -> Any:
         """As vLLM does; no draft where nothing of it was verified."""
-        if num_invalid_spec_tokens and num_invalid_spec_tokens.get(request_id) == num_draft_tokens:
+        if (kwargs["num_invalid_spec_tokens"] or {}).get(request_id) == num_draft_tokens:
             return spec_decoding_stats
-        return super().make_spec_decoding_stats(
-            spec_decoding_stats,
-            num_draft_tokens,
-            num_accepted_tokens,
-            num_invalid_spec_tokens,
-            request_id,
-        )
+        kwargs |= {"request_id": request_id, "num_draft_tokens": num_draft_tokens}
+        return super().make_spec_decoding_stats(spec_decoding_stats, **kwargs)
 
 
 class AsyncTreeScheduler(TreeScheduler, AsyncScheduler):
-    """With it."""
+    """vLLM's scheduler with asynchronous scheduling."""

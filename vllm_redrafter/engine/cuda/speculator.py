@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The drafter at work: from hidden states to the next step's trees, on the device alone.
+"""Drafting: from hidden states to the next step's trees, on the device alone.
 
-Everything has a fixed shape, so that a draft (beam search over so many tokens, continuations found
-in the text, tree build included) is one CUDA graph per batch size and length.
+Shapes are fixed, so that a draft (search, matches, tree build) is one CUDA graph per batch size and
+length.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from vllm_redrafter.checkpoints.acceptance import AcceptanceRecord
 from vllm_redrafter.checkpoints.reading import Checkpoint
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.engine.cuda.context_matching import ContextMatching, ScoredNodes
-from vllm_redrafter.engine.cuda.draft_graphs import DraftGraphManager, length_of
 from vllm_redrafter.engine.cuda.draft_search import DraftSearch
+from vllm_redrafter.engine.cuda.graph_manager import DraftGraphManager
 from vllm_redrafter.engine.cuda.node_confidence import NodeConfidence
 from vllm_redrafter.engine.cuda.refusals import adaptive_obstacles
 from vllm_redrafter.engine.cuda.schedule import nodes_by_batch_size
-from vllm_redrafter.engine.cuda.tree_table import TreeTable
+from vllm_redrafter.engine.cuda.verification import TreeTable
 from vllm_redrafter.engine.embedding import lookup_table, shared_embedding
 from vllm_redrafter.engine.speculation import Settings
 from vllm_redrafter.heads.head import DraftHead
@@ -61,16 +61,14 @@ class TreeSpeculator(BaseSpeculator):
     """vLLM's speculator for ReDrafter.
 
     Attributes:
-        target_layers: that the drafter reads beside the last hidden state.
-        table: where the trees go; its parts are called here by their own names.
-        hidden: [slots, (1 + n) H], in batch order, what the last draft started from.
-        slots: [slots] int64, the request slots of its rows; that of padding is one further.
+        hidden: [slots, (1 + n) H], in batch order, what the last draft started from; n layers of
+            the target are read beside the last.
+        slots: [slots] int64, the request slots of its rows; padding has one past the last.
         drafts: [slots, K] int64, its draft tokens.
         shard: this rank's part of the draft vocabulary; None without tensor parallelism.
-        confidence: of the drafted nodes, where the batch shares a budget; else None.
-        matching: finds continuations in the requests' texts; None where nobody asked for them.
-        lengths: how many levels drafts search, ascending; the last is the usual one. Those of 0
-            are of continuations found in the texts alone.
+        confidence: of the drafted nodes; None without a batch's budget.
+        matching: finds prompt-lookup matches; None without them.
+        lengths: the levels that drafts search, ascending; 0 for matches only, no search.
         searches: by length from 1 on; none without a drafter.
     """
 
@@ -131,17 +129,17 @@ class TreeSpeculator(BaseSpeculator):
 
     @property
     def enable_adaptive_verification(self) -> bool:
-        """vLLM asks for its manager of budgets by this name."""
+        """Read by vLLM."""
         return self.confidence is not None
 
     @property
     def draft_token_confidence_probs(self) -> Tensor:
-        """[requests, K], what the manager reads after each draft: see `NodeConfidence.probs`."""
+        """[requests, K], read by vLLM's manager after each draft."""
         assert self.confidence is not None
         return self.confidence.probs
 
     def load_model(self, target: nn.Module) -> None:
-        """Read the checkpoint, if there is one; the target's embedding is shared, not copied."""
+        """Read the checkpoint, if there is one; the target's embedding is shared."""
         if self.checkpoint is None:
             return
         self.drafter = self._read_checkpoint(self.checkpoint).to(self.device)
@@ -154,7 +152,6 @@ class TreeSpeculator(BaseSpeculator):
         self.searches = self.new_searches(target)
 
     def new_searches(self, target: nn.Module) -> dict[int, DraftSearch]:
-        """The drafter's searches by length, once it and the target are loaded."""
         return {
             length: DraftSearch(
                 self.drafter,
@@ -170,20 +167,8 @@ class TreeSpeculator(BaseSpeculator):
             if length
         }
 
-    def reload(self) -> None:
-        """Read the drafter's weights again. Searches keep nothing else that is made from them.
-
-        Raises:
-            ConfigError: see `read_again`.
-        """
-        self.replace_weights(self.read_again())
-
     def read_again(self) -> dict[str, Tensor]:
-        """The checkpoint's tensors as they are now; none where there is none.
-
-        Raises:
-            ConfigError: it is no longer readable, or of other sizes than the one at start-up.
-        """
+        """The checkpoint's tensors now; ConfigError where it is unreadable or of other shapes."""
         if self.checkpoint is None:
             return {}
         now = Checkpoint.open(self.checkpoint.model, self.checkpoint.revision)
@@ -199,12 +184,11 @@ class TreeSpeculator(BaseSpeculator):
         return tensors
 
     def replace_weights(self, tensors: dict[str, Tensor]) -> None:
-        """Copy what `read_again` read into the same memory: CUDA graphs hold its addresses."""
+        """Copy what `read_again` read into the memory whose addresses CUDA graphs hold."""
         if self.checkpoint is not None:
             self.drafter.load_state_dict(tensors)
 
     def _read_checkpoint(self, checkpoint: Checkpoint) -> DraftHead:
-        """The drafter, with this rank's rows of the vocabulary-wide layer."""
         drafter = checkpoint.load(self.dtype)
         ranks = get_tensor_model_parallel_world_size()
         if ranks > 1:
@@ -220,10 +204,9 @@ class TreeSpeculator(BaseSpeculator):
     # CUDA graphs
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
-        """One graph per batch size and length; the draft has no attention, so any mode but NONE
-        allows it."""
+        """The draft has no attention, so any mode but NONE allows full graphs."""
         mode = CUDAGraphMode.FULL_DECODE_ONLY if cudagraph_mode else CUDAGraphMode.NONE
-        self.graphs = DraftGraphManager(self.vllm_config, self.device, mode, self.lengths)
+        self.graphs = DraftGraphManager(self.vllm_config, self.device, mode, lengths=self.lengths)
 
     def capture(self) -> None:
         assert self.graphs is not None
@@ -234,7 +217,7 @@ class TreeSpeculator(BaseSpeculator):
         def create_forward_fn(
             desc: BatchExecutionDescriptor, warmup: bool
         ) -> Callable[[CUDAGraphMode], None]:
-            return lambda mode: self.draft(desc.num_tokens, length_of(desc))
+            return lambda mode: self.draft(desc.num_tokens, desc.uniform_token_count)
 
         self.graphs.capture(create_forward_fn, "Capturing draft CUDA graphs")
 
@@ -262,19 +245,16 @@ class TreeSpeculator(BaseSpeculator):
     ) -> Tensor:
         """Draft for all requests of the batch; vLLM's arguments, of which few are needed.
 
-        A request whose prompt is not read to its end gets a draft of stale tokens, which nothing
-        verifies: sorting it out would take a wait for the device or another shape.
+        A request in its prompt gets a draft of stale tokens, which nothing verifies.
 
         Args:
-            last_hidden_states: [rows, H], of the step's rows.
-            aux_hidden_states: of the `target_layers`, likewise; None where there are none.
+            last_hidden_states, aux_hidden_states: [rows, H] of the step; None: no further layers.
             last_sampled: [slots, 1] int64, each request's next root.
             temperature: [slots] float32, above 0 for requests that sample.
             num_speculative_tokens: how many the scheduler asks for; None for K.
 
         Returns:
-            [R, K] int64, the trees' nodes in order; token 0 in unused slots, since vLLM embeds
-            them as well. A step that schedules fewer verifies the first of them.
+            [R, K] int64, the trees' nodes in order; 0 in unused places, which vLLM embeds as well.
         """
         requests = input_batch.num_reqs
         verified = requests if input_batch.num_draft_tokens and not dummy_run else 0
@@ -314,7 +294,7 @@ class TreeSpeculator(BaseSpeculator):
         return drafts
 
     def _length(self, num_speculative_tokens: int | None, dummy_run: bool) -> int:
-        """How many levels to search: none that the next step cannot verify a node of."""
+        """How many levels to search: none deeper than the next step can verify."""
         budget = self.table.budget
         if dummy_run:
             return self.lengths[-1] if budget is None else budget.warm_up_length
@@ -323,7 +303,7 @@ class TreeSpeculator(BaseSpeculator):
         return most if budget is None else budget.next_length(most)
 
     def _no_draft(self, input_batch: InputBatch, verified: int) -> Tensor:
-        """Leave the batch's requests with their roots alone: their trees are of earlier roots."""
+        """Reset the batch's trees to their roots: they are of earlier steps."""
         slots = input_batch.idx_mapping
         if verified:
             self._note_verified(input_batch, verified, verified)
@@ -332,7 +312,7 @@ class TreeSpeculator(BaseSpeculator):
         return self.drafts[: input_batch.num_reqs].zero_()
 
     def _note_verified(self, input_batch: InputBatch, verified: int, padded: int) -> None:
-        """Say which trees can be learned from, and count what came of paths found in the text."""
+        """Mark the trees to learn from, and count verified match nodes."""
         self.verification.note_verified(verified, padded)
         if verified and self.matching is not None:
             self.meter.count_matches(partial(self.matching.verified, input_batch.idx_mapping))
@@ -346,7 +326,6 @@ class TreeSpeculator(BaseSpeculator):
     def _load(
         self, input_batch: InputBatch, states: Sequence[Tensor], last_sampled: Tensor
     ) -> None:
-        """Fill the draft's inputs."""
         requests, slots = input_batch.num_reqs, input_batch.idx_mapping
         # Without draft tokens in the step, the scorer has not run: each request's last row.
         last_rows = (
@@ -367,7 +346,7 @@ class TreeSpeculator(BaseSpeculator):
     def draft(self, requests: int, length: int) -> None:
         """From the first `requests` inputs to their trees and draft tokens; can be captured.
 
-        Before the trees of the step that is ending are written over, it is learned from them.
+        The trees that it overwrites are learned from first.
         """
         roots, slots = self._roots[:requests], self.slots[:requests]
         self._learn(slots)
@@ -387,7 +366,6 @@ class TreeSpeculator(BaseSpeculator):
         )
 
     def _candidates(self, requests: int, length: int) -> ScoredNodes:
-        """What may be in the trees of the first `requests` inputs."""
         hidden, roots = self.hidden[:requests], self._roots[:requests]
         found = self._searched(hidden, roots, length) if length else self._nothing(requests)
         if self.matching is None:
@@ -395,7 +373,6 @@ class TreeSpeculator(BaseSpeculator):
         return self.matching.join(length, found, self.slots[:requests])
 
     def _searched(self, hidden: Tensor, roots: Tensor, length: int) -> ScoredNodes:
-        """What the drafter finds, as far as the tree policy allows it."""
         explored, log_odds = self.searches[length].explore(hidden, roots)
         allowed = candidate_log_probs(explored, self.config.tree)
         return ScoredNodes(replace(explored, log_probs=allowed), log_odds)
@@ -408,13 +385,12 @@ class TreeSpeculator(BaseSpeculator):
         return ScoredNodes(ExploredNodes(tokens, tokens, scores), log_odds)
 
     def _candidates_for(self, requests: int, length: int) -> int:
-        """How many tokens nodes choose from, in a draft for so many requests; 0 for all."""
+        """How many tokens nodes choose from; 0 for all."""
         all_of_them = self.drafter.config.num_ranked_tokens
         here = all_of_them if self.shard is None else self.shard.most_rows
         return affordable(self.config.candidates, requests, length, here)
 
     def _shape_of(self, length: int) -> SearchShape:
-        """Of the search of drafts of this length."""
         return SearchShape(self._search_shape.beam_width if length else 0, length)
 
 
@@ -425,13 +401,10 @@ def _shapes_of(tensors: dict[str, Tensor]) -> dict[str, list[int]]:
 def lengths_of_drafts(
     vllm_config: VllmConfig, shape: SearchShape, fixed: bool, matches: bool = False
 ) -> tuple[int, ...]:
-    """How many levels drafts may search, ascending.
+    """The levels that drafts may search, ascending, up to those of `shape`.
 
-    Args:
-        vllm_config: of the engine.
-        shape: of the longest.
-        fixed: no budget chooses; a step verifies as many nodes as the schedule says.
-        matches: a budget may choose to search nothing, and verify what the text has.
+    `fixed`: the schedule, not a budget, says how many nodes are verified. `matches`: a budget may
+    choose matches alone.
     """
     longest = shape.beam_length
     if not vllm_config.compilation_config.cudagraph_mode.has_full_cudagraphs():
@@ -444,12 +417,12 @@ def lengths_of_drafts(
 
 
 def _length_for(lengths: Sequence[int], nodes: int) -> int:
-    """The shortest length, of ascending ones, that has all levels of any tree of so many nodes."""
+    """The shortest of ascending lengths that has all levels of any tree of so many nodes."""
     return next((length for length in lengths if length >= nodes), lengths[-1])
 
 
 def can_adapt(vllm_config: VllmConfig, config: ReDrafterConfig) -> bool:
-    """May the number of verified nodes follow the load? What is in the way is logged."""
+    """May the number of verified nodes follow the load? Obstacles are logged."""
     if not config.adaptive:
         return False
     obstacles = list(adaptive_obstacles(vllm_config))

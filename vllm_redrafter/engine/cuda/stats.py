@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Step statistics without waiting for the device: counters on it, and events beside the work.
-
-Times are recorded from the first `reset` on: serving pays nothing for them. What a front end wants
-to show is counted all the time, and reaches it a step late.
-"""
+"""Step statistics that never wait for the device; times are recorded from the first `reset` on."""
 
 from __future__ import annotations
 
@@ -24,10 +20,9 @@ cuda: Any = torch.cuda  # its classes are untyped where torch is built without C
 
 
 class StepTimer:
-    """Fills StepStats. `attention` stays 0: it is inside the forward pass's CUDA graph.
+    """Fills StepStats; `attention` stays 0, being inside the forward pass's CUDA graph.
 
-    Attributes:
-        publisher: where the counters go after each step; None where nobody reads them.
+    `publisher` takes the counters after each step; None where no front end reads them.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -64,7 +59,7 @@ class StepTimer:
         stats.matched_tokens, stats.accepted_matched_tokens = matched, accepted
 
     def publish(self) -> None:
-        """Tell the front end what was counted: on the device, as far as it is known by now."""
+        """Hand the counts to the front end; the device's are those of the last finished copy."""
         if self.publisher is None:
             return
         if self._copied.query():
@@ -79,7 +74,7 @@ class StepTimer:
 
     @contextmanager
     def measure(self, part: str) -> Iterator[None]:
-        """Add the time that the body's work takes on the device to the field named `part`."""
+        """Add the body's time on the device to the field named `part`."""
         if not self._enabled:
             yield
             return
@@ -91,13 +86,7 @@ class StepTimer:
         self._settle(wait=False)
 
     def count(self, input_batch: InputBatch, num_nodes: Tensor, num_sampled: Tensor) -> None:
-        """Count a step that verified drafts; trees of which it verified a node.
-
-        Args:
-            input_batch: the step's; requests with a draft come first.
-            num_nodes: [R] int32, roots included.
-            num_sampled: [R] int32.
-        """
+        """Count a step's verified trees: num_nodes (roots included) and num_sampled [R] int32."""
         drafted = input_batch.num_draft_tokens_per_req
         if not self._counting or drafted is None:
             return
@@ -109,16 +98,11 @@ class StepTimer:
         self._counts[:3] += of_trees.sum(1)
 
     def count_matches(self, verified: Callable[[], Tensor]) -> None:
-        """Count nodes on paths found in the text.
-
-        Args:
-            verified: gives how many were verified, and how many of them accepted: [2] int64.
-        """
+        """Count match nodes; `verified` gives [2] int64: verified and accepted ones."""
         if self._counting:
             self._counts[3:] += verified()
 
     def expect(self, tokens: float) -> None:
-        """A step that verifies drafts is expected to output so many."""
         if self._counting:
             self._stats.expected_tokens += tokens
 
@@ -127,7 +111,7 @@ class StepTimer:
         self._stats.undrafted_steps += self._counting
 
     def _settle(self, wait: bool) -> None:
-        """Turn pairs of events into seconds: those that are over, or all."""
+        """Turn finished pairs of events, or all, into seconds."""
         while self._pending and (wait or self._pending[0][2].query()):
             part, begin, end = self._pending.popleft()
             end.synchronize()

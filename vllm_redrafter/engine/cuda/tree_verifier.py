@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Verification: vLLM's sampler draws at every node, the walk keeps the path it drew.
+"""Verification: vLLM's sampler draws at every node, and the path that it drew is accepted.
 
-The noise of a request's sample is keyed by its seed and position, and a node's position is
-n + depth: a node on the accepted path draws the very token that plain decoding draws there.
+Noise is keyed by the request's seed and the position n + depth, so a node on the accepted path
+draws the token that plain decoding draws there.
 """
 
 from __future__ import annotations
@@ -30,15 +30,11 @@ from vllm_redrafter.triton_kernels.accept_path import accept_path
 
 
 @dataclass(frozen=True)
-class Chunk:
-    """Some consecutive requests of a batch, and their rows of logits.
+class _Chunk:
+    """Consecutive requests of a batch, and their rows of logits.
 
-    Attributes:
-        requests: which of the batch's requests.
-        rows: which of its logits rows.
-        first: [N + 1] int32, the first row of each request, counted within the chunk.
-        first_np: the same on the host; None for the whole batch, where the host's may be upper
-            bounds (vLLM's adaptive verification trims trees on the device).
+    `first` [N + 1] int32 are the requests' first rows within the chunk; `first_np` is the same on
+    the host. It is None for the whole batch, which may have been trimmed on the device.
     """
 
     requests: slice
@@ -46,27 +42,9 @@ class Chunk:
     first: Tensor
     first_np: np.ndarray | None
 
-    @classmethod
-    def whole(cls, input_batch: InputBatch, rows: int) -> Chunk:
-        """All of the batch, which has `rows` rows of logits."""
-        return cls(slice(input_batch.num_reqs), slice(rows), input_batch.cu_num_logits, None)
-
-    @classmethod
-    def of(cls, input_batch: InputBatch, start: int, end: int) -> Chunk:
-        """The requests from `start` to before `end`, where the host knows their rows."""
-        ends = input_batch.cu_num_logits_np
-        low, high = int(ends[start]), int(ends[end])
-        first = input_batch.cu_num_logits[start : end + 1]
-        return cls(
-            requests=slice(start, end),
-            rows=slice(low, high),
-            first=first - low if low else first,
-            first_np=ends[start : end + 1] - low,
-        )
-
 
 class TreeVerifier:
-    """Called by the model runner in place of its rejection sampler, in steps that verify drafts."""
+    """The model runner's rejection sampler, in steps that verify drafts."""
 
     # What vLLM's warm-up asks a rejection sampler. There is nothing to turn off: rows are found by
     # what the device says of them, trimmed or not.
@@ -85,15 +63,13 @@ class TreeVerifier:
         """Accept a path of every request, compact its KV rows.
 
         Args:
-            logits: [rows, V], the target's, request by request, nodes in order.
-            input_batch: the step's batch, positions being n + depth.
+            logits: [rows, V], request by request, nodes in order; positions are n + depth.
             draft_logits: None, the drafter being a point mass.
-            invalid_drafts: [rows] bool or None: draft tokens that their request's grammar has
-                not been asked about, which must not be accepted.
+            invalid_drafts: [rows] bool or None: draft tokens that no grammar has checked.
 
         Returns:
-            The accepted tokens [R, K+1], -1 after them, and their logprobs. All of its tensors
-            are new: vLLM copies them to the host while the next step is under way.
+            The accepted tokens [R, K+1], -1 after them, and their logprobs, in new tensors: vLLM
+            copies them to the host during the next step.
         """
         num_nans = get_num_nans(logits) if self.sampler.compute_nans else None
         staged, requests = self.verification.staged, input_batch.num_reqs
@@ -131,16 +107,12 @@ class TreeVerifier:
         self,
         logits: Tensor,
         input_batch: InputBatch,
-        chunk: Chunk,
+        chunk: _Chunk,
         tokens: Tensor,
         num_sampled: Tensor,
         dims: tuple[int, int] | None,
     ) -> LogprobsTensors | None:
-        """Draw at the chunk's nodes and walk: fills its part of `tokens` and `num_sampled`.
-
-        Returns:
-            Logprobs along the accepted paths, `dims` telling how many; None where it is None.
-        """
+        """Draw at the chunk's nodes and walk: fills its part of `tokens` and `num_sampled`."""
         requests, rows = chunk.requests, chunk.rows
         logits_indices = input_batch.logits_indices[rows]
         sampled, processed_logits = self.sampler.sample(
@@ -181,12 +153,12 @@ class TreeVerifier:
         self,
         logits: Tensor,
         input_batch: InputBatch,
-        chunk: Chunk,
+        chunk: _Chunk,
         tokens: Tensor,
         path: Tensor,
         dims: tuple[int, int],
     ) -> LogprobsTensors:
-        """Logprobs along the accepted paths: request r's first row is its first output token's."""
+        """Along the accepted paths: request r's first row is its first output token's."""
         num_logprobs, max_token_ids = dims
         depth = input_batch.expanded_local_pos[chunk.rows].long()
         row = torch.arange(logits.shape[0], device=logits.device)
@@ -206,18 +178,24 @@ class TreeVerifier:
         )
 
 
-def _chunks(logits: Tensor, batch: InputBatch) -> list[Chunk]:
-    """The batch, or as many parts of it as keep the sampler's float32 logits below 1 GB."""
+def _chunks(logits: Tensor, batch: InputBatch) -> list[_Chunk]:
+    """The batch in parts that keep the sampler's float32 logits below 1 GB."""
     limit = get_max_chunk_logits(logits.shape[1])
     if logits.shape[0] <= limit:
-        return [Chunk.whole(batch, logits.shape[0])]
-    ends = batch.cu_num_logits_np
+        everything = slice(batch.num_reqs), slice(logits.shape[0])
+        return [_Chunk(*everything, batch.cu_num_logits, None)]
+    ends, chunks = batch.cu_num_logits_np, []
     assert ends[-1] == logits.shape[0], "vLLM no longer trims batches to one chunk of logits"
-    return [Chunk.of(batch, start, end) for start, end in _iter_request_chunks(ends, limit)]
+    for start, end in _iter_request_chunks(ends, limit):
+        rows = slice(int(ends[start]), int(ends[end]))
+        first = batch.cu_num_logits[start : end + 1]
+        first = first - rows.start if rows.start else first
+        chunks.append(_Chunk(slice(start, end), rows, first, ends[start : end + 1] - rows.start))
+    return chunks
 
 
 def _invalidate(tokens: Tensor, input_batch: InputBatch, invalid_drafts: Tensor) -> None:
-    """Make invalid draft tokens unlike any that can be drawn; `tokens` [R, K+1], by request."""
+    """Make invalid draft tokens unlike any that can be drawn; `tokens` [R, K+1]."""
     row = torch.arange(invalid_drafts.shape[0], dtype=torch.int32, device=tokens.device)
     request = torch.searchsorted(input_batch.cu_num_logits[1:], row, right=True)
     node = input_batch.expanded_local_pos.long()

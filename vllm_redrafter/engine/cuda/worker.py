@@ -7,21 +7,26 @@ from dataclasses import asdict
 from typing import Any
 
 from vllm.distributed.parallel_state import get_pp_group, get_tensor_model_parallel_rank
+from vllm.logger import init_logger
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+from vllm.v1.kv_cache_interface import MambaSpec
 from vllm.v1.worker.gpu_worker import Worker
 from vllm.v1.worker.worker_base import WorkerBase
 
 from vllm_redrafter.engine import published
 from vllm_redrafter.engine.cuda.runner import GPUTreeModelRunner
-from vllm_redrafter.engine.cuda.state_memory import StateMemoryCheck
 from vllm_redrafter.engine.published import Publisher
+from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.names import CUDA_TREE_ATTENTION
 
+logger = init_logger("vllm.redrafter")
 
-class CountingWorker(WorkerBase):
-    """A V2 worker that says what it counted: to `LLM.collective_rpc`, and to a front end."""
+
+class TreeWorker(WorkerBase):
+    """A V2 worker that counts, checks recurrent states' memory, and wakes the drafter up."""
 
     model_runner: GPUTreeModelRunner
+    _is_drafter_lost = False
 
     def init_device(self) -> None:
         super().init_device()
@@ -31,48 +36,51 @@ class CountingWorker(WorkerBase):
             engine = self.parallel_config.data_parallel_index
             self.model_runner.table.meter.publisher = Publisher(engine)
 
+    def determine_available_memory(self) -> int:
+        """As vLLM does; ConfigError where not even one request's recurrent states fit."""
+        available: int = super().determine_available_memory()
+        # A request keeps a state behind every node that is verified.
+        specs = (spec for spec in self.get_kv_cache_spec().values() if isinstance(spec, MambaSpec))
+        needed = sum(spec.page_size_bytes * (1 + spec.num_speculative_blocks) for spec in specs)
+        if not needed:
+            return available
+        nodes = self.vllm_config.num_speculative_tokens
+        states = f"{1 + nodes} recurrent states in each layer, {needed / 2**20:.1f} MiB"
+        if needed > available:
+            raise ConfigError(
+                f"with num_speculative_tokens={nodes} a request keeps {states}, and "
+                f"{available / 2**20:.1f} MiB are left for the cache: lower num_speculative_tokens"
+            )
+        logger.info("With num_speculative_tokens=%d a request keeps %s", nodes, states)
+        return available
+
     def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
-        """As vLLM does, the draft included; then tell the front end what was verified."""
         output = super().sample_tokens(*args, **kwargs)
         self.model_runner.table.meter.publish()
         return output
 
     def redrafter_stats(self) -> dict[str, float]:
-        """Counters and seconds since the last reset; all zero before the first.
-
-        In a pipeline, the last rank's are those of the engine.
-        """
+        """Counters and seconds since the last reset; those of a pipeline are the last rank's."""
         return asdict(self.model_runner.table.meter.read())
 
     def reset_redrafter_stats(self) -> None:
         """Zero the statistics; they are kept from the first call on."""
         self.model_runner.table.meter.reset()
 
-
-class WakingWorker(WorkerBase):
-    """A V2 worker whose drafter comes back after sleep level 2, however the target's weights do."""
-
-    model_runner: GPUTreeModelRunner
-    _is_drafter_lost = False
-
     def sleep(self, level: int = 1) -> None:
         super().sleep(level)
         self._is_drafter_lost |= level == 2
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        """As vLLM does; then read the drafter's files, if its weights are lost.
-
-        Raises:
-            ConfigError: they do not fit any more.
-        """
+        """As vLLM does; then read the drafter again if its weights are lost."""
         super().wake_up(tags)
         if self._is_drafter_lost and (tags is None or "weights" in tags):
-            if self.model_runner.speculator is not None:
-                self.model_runner.speculator.reload()
+            if (speculator := self.model_runner.speculator) is not None:
+                speculator.replace_weights(speculator.read_again())
             self._is_drafter_lost = False
 
 
-class ReDrafterWorker(StateMemoryCheck, CountingWorker, WakingWorker, Worker):
+class ReDrafterWorker(TreeWorker, Worker):
     """vLLM's GPU worker with our model runner and attention backend."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

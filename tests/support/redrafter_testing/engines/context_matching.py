@@ -19,4 +19,5 @@ def stop(worker: Any) -> None:
 
 def reload_drafter(worker: Any) -> None:
     """As after sleep level 2."""
-    worker.model_runner.speculator.reload()
+    speculator = worker.model_runner.speculator
+    speculator.replace_weights(speculator.read_again())

@@ -14,8 +14,7 @@ from vllm.v1.worker.cpu import model_runner as cpu_model_runner
 from redrafter_testing.gpu import torch_drafting
 from redrafter_testing.gpu.host_event import HostEvent
 from vllm_redrafter.engine.cuda.runner import GPUTreeModelRunner
-from vllm_redrafter.engine.cuda.state_memory import StateMemoryCheck
-from vllm_redrafter.engine.cuda.worker import CountingWorker, WakingWorker
+from vllm_redrafter.engine.cuda.worker import TreeWorker
 from vllm_redrafter.engine.speculation import Settings
 from vllm_redrafter.utils.names import CUDA_TREE_ATTENTION
 from vllm_redrafter.utils.patching import patched
@@ -28,7 +27,7 @@ class InterpretedTreeModelRunner(GPUTreeModelRunner, cpu_model_runner.CPUModelRu
     """GPUTreeModelRunner with what CPUWorker calls besides."""
 
 
-class InterpretedWorker(StateMemoryCheck, CountingWorker, WakingWorker, cpu_worker.CPUWorker):
+class InterpretedWorker(TreeWorker, cpu_worker.CPUWorker):
     """vLLM's CPU worker with our V2 model runner and attention backend."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

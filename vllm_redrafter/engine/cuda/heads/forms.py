@@ -28,7 +28,7 @@ FORMS: Mapping[type[DraftHead], Callable[[Any, nn.Module | None, int, int], Fuse
 def fused_form(
     head: DraftHead, table: nn.Module | None, max_rows: int, length: int
 ) -> FusedHead | None:
-    """The form of a head, and of one that is not listed what its `launches` brings: see there."""
+    """A head's fused form; that of a head outside of FORMS is what its `launches` returns."""
     form = FORMS.get(type(head))
     if form is None or (isinstance(head, RecurrentHead) and not head.config.rnn):
         return head.launches(table, max_rows, length)

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gated head in few launches, for few rows on a GPU: `heads/gated.py`, on kernels.
 
-The cell and the last norm are one launch each (`gated_layer.py`), and so is each residual block
-(`draft_layers.py`): with V and the search's three, a level is six launches and one per block. One
-that ranks candidates is four and one per block: n's factor, a and the candidates' rows of V are one
-launch.
+With V and the search's three, a level is six launches and one per block; four and one per block
+where it ranks candidates.
 """
 
 from __future__ import annotations
@@ -14,8 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vllm_redrafter.engine.cuda.heads.features import made
-from vllm_redrafter.engine.cuda.heads.selector import FusedSelector
+from vllm_redrafter.engine.cuda.heads.selector import FusedSelector, finished
 from vllm_redrafter.heads.fused_head import Features
 from vllm_redrafter.heads.gated import GatedHead
 from vllm_redrafter.heads.norm import EPSILON
@@ -24,12 +21,11 @@ from vllm_redrafter.triton_kernels.gated_layer import Rows, gated_cell
 
 
 class FusedGatedHead:
-    """See `FusedHead`. Weights are read where the head has them at each call."""
+    """A `FusedHead`. Weights are read where the head has them at each call."""
 
     def __init__(
         self, head: GatedHead, table: nn.Module | None, max_rows: int, length: int
     ) -> None:
-        """Allocate what the layers write; see `DraftHead.launches`."""
         self._head, self._table = head, table
         self._selector = FusedSelector.of(head.selector, length, max_rows)
         # A layer reads one of the two and writes the other.
@@ -45,7 +41,7 @@ class FusedGatedHead:
         parents: Tensor,
         embedded: Tensor | None,
     ) -> Tensor:
-        """z s_{t-1} + (1 - z) SiLU(x), from s_0 = c at the root: see `FusedHead.step`."""
+        """z s_{t-1} + (1 - z) SiLU(x), from s_0 = c at the root."""
         self._next = 0 if state is None else 1 - self._next
         cell = self._head.cell
         return gated_cell(
@@ -58,14 +54,13 @@ class FusedGatedHead:
         )
 
     def _embeddings(self, tokens: Tensor, embedded: Tensor | None) -> Rows:
-        """The tokens' embeddings as they are given, or their rows of the table."""
         if embedded is not None:
             return Rows(embedded)
         assert self._table is not None
         return Rows(self._table.weight, tokens)
 
     def features(self, condition: Tensor, state: Tensor, depth: int) -> Features:
-        """Residual blocks, and the last norm to come: see `FusedHead.features`."""
+        """Residual blocks; the last norm is left to the reader."""
         first, second = self._features[:, : state.shape[0]]
         blocks: Iterable[Any] = self._head.blocks
         x = state
@@ -76,6 +71,5 @@ class FusedGatedHead:
         return Features(x, self._head.scale)
 
     def base_features(self, condition: Tensor, state: Tensor) -> Tensor:
-        """What the selector tells: see `FusedSelectorHead.base_features`."""
         assert self._selector is not None
-        return self._selector(made(self.features(condition, state, 0)))
+        return self._selector(finished(self.features(condition, state, 0)))

@@ -16,12 +16,11 @@ from vllm_redrafter.triton_kernels.draft_layers import Product, draft_layer
 
 
 class FusedMedusaHead:
-    """See `FusedHead`. Weights are read where the head has them at each call."""
+    """A `FusedHead`. Weights are read where the head has them at each call."""
 
     def __init__(
         self, head: MedusaHead, table: nn.Module | None, max_rows: int, length: int
     ) -> None:
-        """Allocate what the layers write; see `DraftHead.launches`."""
         self._blocks: Any = head.blocks
         weight = head.vocabulary_layers[0].weight
         # A layer reads one of the two and writes the other.
@@ -36,11 +35,11 @@ class FusedMedusaHead:
         parents: Tensor,
         embedded: Tensor | None,
     ) -> Tensor:
-        """[rows, 1], which nothing reads: see `FusedHead.step`."""
+        """[rows, 1], which nothing reads."""
         return self._nothing[: tokens.shape[0]]
 
     def features(self, condition: Tensor, state: Tensor, depth: int) -> Features:
-        """[R, H], for all beams: see `FusedHead.features`."""
+        """[R, H], for all beams."""
         x = condition
         for index, layer in enumerate(self._blocks[depth].layers):
             out = self._features[index % 2, : x.shape[0]]

@@ -16,12 +16,11 @@ from vllm_redrafter.triton_kernels.draft_layers import Product, draft_layer
 
 
 class FusedRecurrentHead:
-    """See `FusedHead`; of a head with an RNN. Weights are read where it has them at each call."""
+    """A `FusedHead` of a head with an RNN. Weights are read where it has them at each call."""
 
     def __init__(
         self, head: RecurrentHead, table: nn.Module | None, max_rows: int, length: int
     ) -> None:
-        """Allocate what the layers write; see `DraftHead.launches`."""
         self._head, self._table = head, table
         self._selector = FusedSelector.of(head.selector, length, max_rows)
         weight, config = head.vocabulary_layers[0].weight, head.config
@@ -38,7 +37,7 @@ class FusedRecurrentHead:
         parents: Tensor,
         embedded: Tensor | None,
     ) -> Tensor:
-        """SiLU(W_w e(x_t) + W_u s_{t-1} + b_u): see `FusedHead.step`."""
+        """SiLU(W_w e(x_t) + W_u s_{t-1} + b_u)."""
         weight, recurrent = self._head.rnn_w.weight, self._head.rnn_u
         if embedded is not None:
             first = Product(embedded, weight)
@@ -55,7 +54,6 @@ class FusedRecurrentHead:
         )
 
     def features(self, condition: Tensor, state: Tensor, depth: int) -> Features:
-        """Input projection and residual blocks: see `FusedHead.features`."""
         head, rows = self._head, state.shape[0]
         hidden = head.config.hidden_size
         if head.config.has_input_projection:
@@ -71,6 +69,5 @@ class FusedRecurrentHead:
         return Features(x)
 
     def base_features(self, condition: Tensor, state: Tensor) -> Tensor:
-        """What the selector tells: see `FusedSelectorHead.base_features`."""
         assert self._selector is not None
         return self._selector(self.features(condition, state, 0).x)
