@@ -42,7 +42,7 @@ from throughput_parts.prompts import SUITES, read_dataset, tokenize
 
 from vllm_redrafter import ConfigError
 from vllm_redrafter.checkpoints.drafter_files import read_config
-from vllm_redrafter.data.vocabulary import EmbeddedTokens
+from vllm_redrafter.data.target import EmbeddedTokens
 from vllm_redrafter.mlx import load_drafter, stream_generate
 from vllm_redrafter.mlx.unread_rope import check_rope
 

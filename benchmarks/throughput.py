@@ -60,7 +60,7 @@ from throughput_parts.turns import Entry, alone, side_by_side
 
 from vllm_redrafter import ConfigError
 from vllm_redrafter.checkpoints.reading import Checkpoint
-from vllm_redrafter.data.left_out import LeftOut
+from vllm_redrafter.data.conversation_rows import LeftOut
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -93,7 +93,7 @@ def _prompts(args: argparse.Namespace, console: Console) -> TokensByTask:
     _print_left_out(left_out, console)
     from transformers import AutoConfig, AutoTokenizer
 
-    from vllm_redrafter.data.vocabulary import EmbeddedTokens
+    from vllm_redrafter.data.target import EmbeddedTokens
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(args.model)

@@ -20,7 +20,7 @@ from rich.console import Console
 from vllm_redrafter import ReDrafterConfig
 from vllm_redrafter.data.conversation_rows import Conversation
 from vllm_redrafter.data.generation import generate_data
-from vllm_redrafter.data.generation_settings import GenerationSettings, SamplingSettings
+from vllm_redrafter.data.settings import GenerationSettings, SamplingSettings
 from vllm_redrafter.evaluation.config import EvaluationConfig
 from vllm_redrafter.evaluation.evaluate import EvaluationJob, evaluate
 from vllm_redrafter.evaluation.report import print_evaluation

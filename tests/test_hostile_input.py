@@ -26,9 +26,10 @@ from vllm_redrafter.checkpoints.inspection import inspect_checkpoint
 from vllm_redrafter.checkpoints.reading import Checkpoint, load_drafter
 from vllm_redrafter.checkpoints.writing import save_drafter
 from vllm_redrafter.cli.main import app
-from vllm_redrafter.data.dataset import DatasetInfo, Row, read_dataset, write_shard
+from vllm_redrafter.data.dataset import DatasetInfo, read_dataset, write_shard
 from vllm_redrafter.data.hidden_states import StatesInfo, StoredStates
 from vllm_redrafter.data.prompt_file import PromptFile
+from vllm_redrafter.data.rows import Row
 from vllm_redrafter.engine.request_options import check_request
 from vllm_redrafter.engine.speculative_config import Request, request_of, validated
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
@@ -451,7 +452,7 @@ def made_prompts(folder: Path) -> tuple[Path, Tried]:
         PromptFile(path, {}).close()
 
     with closing(PromptFile(path, {})) as file:
-        file.add({"messages": [{"role": "user", "content": "Why?"}]}, "Why?", attempt=3)
+        file.add([{"role": "user", "content": "Why?"}], attempt=3)
     return path, read
 
 

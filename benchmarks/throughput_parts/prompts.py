@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from throughput_parts.methods import InputError
 from vllm_redrafter.data.chat_template import ChatTemplate
-from vllm_redrafter.data.conversation_rows import Conversation
-from vllm_redrafter.data.left_out import LeftOut, UnusableRow
+from vllm_redrafter.data.conversation_rows import (
+    Conversation,
+    LeftOut,
+    UnusableRow,
+    unpaired_surrogate,
+)
 from vllm_redrafter.data.prompts import READERS, read_prompts
-from vllm_redrafter.data.text_checks import half_character
 from vllm_redrafter.utils.errors import ConfigError
 
 if TYPE_CHECKING:  # it imports transformers
-    from vllm_redrafter.data.vocabulary import EmbeddedTokens
+    from vllm_redrafter.data.target import EmbeddedTokens
 
 SUITES = Path(__file__).parents[1] / "suites.jsonl"
 """What people ask of a small chat model, by task."""
@@ -63,7 +66,7 @@ def read_dataset(path: Path) -> tuple[ByTask, LeftOut]:
 
 def _category(row: Any) -> str | None:
     category = row.get("category") if isinstance(row, dict) else None
-    is_text = isinstance(category, str) and category.strip() and not half_character(category)
+    is_text = isinstance(category, str) and category.strip() and not unpaired_surrogate(category)
     return category if is_text else None
 
 

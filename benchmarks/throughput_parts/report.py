@@ -15,10 +15,24 @@ from typing import Any, NamedTuple, TypeAlias
 
 from throughput_parts.engine import Generation, Run
 from throughput_parts.methods import Method
-from vllm_redrafter.data.repetition import repeated_share
 
 PARTS = ("draft", "verify", "attention", "accept", "compact")
 """Where a ReDrafter step's time goes; `verify` is the target's forward pass less attention."""
+
+NGRAM = 8
+
+
+def repeated_share(texts: Sequence[Sequence[int]], n: int = NGRAM) -> float:
+    """The share of n-grams of tokens that occurred before in the same text; 0 if all are shorter.
+
+    Text that repeats itself is easy to draft.
+    """
+    total = distinct = 0
+    for tokens in texts:
+        grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
+        total += len(grams)
+        distinct += len(set(grams))
+    return (total - distinct) / total if total else 0.0
 
 
 @dataclass(frozen=True)

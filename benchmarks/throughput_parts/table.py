@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from throughput_parts.report import PARTS, Row, Spread
-from vllm_redrafter.data.repetition import NGRAM
+from throughput_parts.report import NGRAM, PARTS, Row, Spread
 
 FIGURES = ("tok/s", "× plain", "tok/step", "nodes", "undrafted", "repeated")
 

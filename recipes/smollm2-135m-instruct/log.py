@@ -23,7 +23,7 @@ from typing import Any
 from pyarrow import parquet
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from vllm_redrafter.data.dataset import finished_shards
+from vllm_redrafter.data.dataset import DatasetInfo
 
 PROMPTS_PER_DIGEST = 100
 STEPS_PER_LOSS = 10
@@ -46,7 +46,7 @@ def prompts(folder: Path) -> Iterator[str]:
 
 def answers(folder: Path) -> Iterator[str]:
     """One digest for every shard, as far as they are finished in a row."""
-    for number, shard in enumerate(finished_shards(folder)):
+    for number, shard in enumerate(DatasetInfo.finished_shards(folder)):
         if shard != number:
             return
         rows = parquet.read_table(folder / f"shard-{shard:05d}.parquet", columns=["input_ids"])

@@ -9,18 +9,21 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from datasets import Dataset
 
+from vllm_redrafter.data import dataset
 from vllm_redrafter.data.dataset import (
+    COLUMNS,
     DatasetInfo,
-    Row,
-    finished_shards,
+    first_broken_row,
     read_dataset,
     write_shard,
 )
-from vllm_redrafter.data.generation_settings import SamplingSettings
+from vllm_redrafter.data.rows import Row
+from vllm_redrafter.data.settings import SamplingSettings
 from vllm_redrafter.utils.errors import ConfigError
 
 INFO = DatasetInfo(
@@ -53,7 +56,7 @@ def test_rows_survive_the_disk(tmp_path: Path) -> None:
     write_shard(tmp_path, 1, [])
     info, data = read_dataset(tmp_path)
     assert info == INFO
-    assert finished_shards(tmp_path) == [0, 1, 2]
+    assert DatasetInfo.finished_shards(tmp_path) == [0, 1, 2]
     assert data[:] == columns([*ROWS, last], data.column_names)
     assert data.features["input_ids"].feature.dtype == "int32"
 
@@ -96,29 +99,12 @@ def test_missing_shards_are_named_and_leftovers_of_a_killed_run_are_not_read(
     with pytest.raises(ConfigError, match=missing):
         read_dataset(tmp_path)
     write_shard(tmp_path, 0, ROWS)
-    assert finished_shards(tmp_path) == [0, 1]
+    assert DatasetInfo.finished_shards(tmp_path) == [0, 1]
     with pytest.raises(ConfigError, match=r"1 of 3 shards are missing, shard-00002"):
         read_dataset(tmp_path)
 
 
-def test_a_shard_is_seen_under_its_name_only_when_it_is_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = []
-    fsync = os.fsync
-
-    def watched(descriptor: int) -> None:
-        seen.append((finished_shards(tmp_path), os.fstat(descriptor).st_size > 500))
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "fsync", watched)
-    write_shard(tmp_path, 0, ROWS)
-    # First the content, under another name; then the folder, with the name.
-    assert seen[0] == ([], True)
-    assert [shards for shards, _ in seen] == [[], [0]]
-
-
-def test_a_full_disk_leaves_no_shard_and_says_so(
+def test_a_full_disk_leaves_no_shard_and_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(descriptor: int) -> None:
@@ -126,12 +112,12 @@ def test_a_full_disk_leaves_no_shard_and_says_so(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        with pytest.raises(ConfigError, match=r"shard-00000\.parquet: the disk is full .*continue"):
+        with pytest.raises(ConfigError, match=r"shard-00000\.parquet: cannot be writ.*continue"):
             write_shard(tmp_path, 0, ROWS)
         assert not list(tmp_path.iterdir())
     # The device that is always full, in the writer itself.
     (tmp_path / ".shard-00000.parquet.tmp").symlink_to("/dev/full")
-    with pytest.raises(ConfigError, match="the disk is full"):
+    with pytest.raises(ConfigError, match="cannot be written"):
         write_shard(tmp_path, 0, ROWS)
     assert not list(tmp_path.iterdir())
 
@@ -240,3 +226,29 @@ def test_sampling_out_of_range_is_refused(setting: dict[str, float]) -> None:
     ((name, value),) = setting.items()
     with pytest.raises(ConfigError, match=rf"sampling: {name} must be .*, got {value}"):
         SamplingSettings(**setting)
+
+
+GOOD = Row(0, [1, 2, 9], [False, True, True])
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"input_ids": [1, -1, 9]}, "outside"),
+        ({"input_ids": [1, 2, 10]}, "outside"),
+        ({"input_ids": [1, None, 9]}, "outside"),
+        ({"input_ids": None}, "differ in length"),
+        ({"assistant_mask": [False, True]}, "differ in length"),
+    ],
+)
+@pytest.mark.parametrize("place", [0, 4, 7])
+def test_the_first_broken_row_is_named(
+    change: dict[str, Any], reason: str, place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dataset, "ROWS_AT_ONCE", 3)
+    broken = replace(GOOD, **change)
+    for first, rows in ((None, [GOOD] * 8), (place, [*[GOOD] * place, broken, GOOD, broken])):
+        data = Dataset.from_dict(columns(rows, list(COLUMNS)), features=COLUMNS)
+        found = first_broken_row(data, 10)
+        assert found is None if first is None else found and found[0] == first
+        assert found is None or reason in found[1]

@@ -14,14 +14,16 @@ from transformers import AutoTokenizer
 from redrafter_testing.engines.fake_engine import APPENDING, FakeEngine, Killed
 from redrafter_testing.engines.generation_runs import make_folder, with_extra_token, with_template
 from redrafter_testing.models.tiny_models import add_tokenizer, make_target
+from vllm_redrafter.cli.chat.chat_settings import ChatSettings
 from vllm_redrafter.data import own_prompts
-from vllm_redrafter.data.generation_settings import (
-    GenerationSettings,
-    PromptSampling,
-    PromptSettings,
-)
+from vllm_redrafter.data import settings as data_settings
 from vllm_redrafter.data.own_prompts import PromptSummary, make_prompts, place_of_turn
 from vllm_redrafter.data.prompts import read_prompts
+from vllm_redrafter.data.settings import (
+    GenerationSettings,
+    PromptSettings,
+    TargetSettings,
+)
 from vllm_redrafter.data.target import Target
 from vllm_redrafter.data.turns import OpenTurn, TurnAnswer
 from vllm_redrafter.utils.errors import ConfigError
@@ -32,8 +34,12 @@ NAMED = (
 )
 """A template whose turns end with no special token."""
 
-SAMPLING = PromptSampling(max_tokens=40)
-SETTINGS = PromptSettings(num=30, min_characters=6, sampling=SAMPLING, in_flight=4)
+SETTINGS = PromptSettings(num=30, in_flight=4)
+
+
+@pytest.fixture(autouse=True)
+def _short_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_prompts, "MIN_CHARACTERS", 6)
 
 
 @pytest.fixture(scope="module")
@@ -95,14 +101,6 @@ def test_the_target_is_asked_to_go_on_where_the_users_turn_begins(
     assert row["messages"][0] == {"role": "system", "content": "value"}
 
 
-def test_a_turn_has_its_place_in_a_template_of_parts(target: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(target)
-    place = place_of_turn(tokenizer, "value")
-    parts = "{% for p in m.content %}{{ p.text }}{% endfor %}"
-    tokenizer.chat_template = APPENDING.replace("{{ m['content'] }}", parts)
-    assert place_of_turn(tokenizer, "value") == place
-
-
 def test_a_turn_that_ends_in_plain_text_is_cut_there(target: Path, tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(target)
     tokenizer.chat_template = NAMED
@@ -152,8 +150,7 @@ def test_more_prompts_are_added_and_a_finished_file_needs_no_engine(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"sampling": replace(SAMPLING, seed=1)}, "seed: 0, not 1"),
-        ({"sampling": replace(SAMPLING, temperature=0.5)}, "temperature: 1.0, not 0.5"),
+        ({"target": TargetSettings(seed=1)}, "seed: 0, not 1"),
         ({"system_prompt": "name"}, "system_prompt: None, not 'name'"),
     ],
 )
@@ -166,14 +163,6 @@ def test_other_settings_do_not_continue_a_file(
     with pytest.raises(ConfigError, match=rf"made with other settings.*{message}"):
         run(target, output, replace(SETTINGS, num=40, **change))
     assert output.read_bytes() == before
-
-
-def test_a_file_of_unknown_origin_is_left_alone(target: Path, tmp_path: Path) -> None:
-    output = tmp_path / "prompts.jsonl"
-    output.write_text('{"prompt": "mine"}\n')
-    with pytest.raises(ConfigError, match=r"made-with\.json, which would say how it was made"):
-        run(target, output)
-    assert output.read_text() == '{"prompt": "mine"}\n'
 
 
 def test_a_target_without_a_chat_template_is_refused_with_what_to_do(tmp_path: Path) -> None:
@@ -219,19 +208,23 @@ def test_a_target_with_nothing_new_to_say_ends_the_run(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(own_prompts, "PATIENCE", 50)
+    monkeypatch.setattr(own_prompts, "MIN_CHARACTERS", 1)
 
     class Dull(FakeEngine):
         def answer(self, request: OpenTurn) -> TurnAnswer:
             return super().answer(replace(request, seed=0))
 
     with pytest.raises(ConfigError, match="50 attempts brought no new prompt"):
-        run(target, tmp_path / "prompts.jsonl", replace(SETTINGS, min_characters=1), kind=Dull)
+        run(target, tmp_path / "prompts.jsonl", kind=Dull)
     assert len(texts(tmp_path / "prompts.jsonl")) == 1
 
 
-def test_turns_without_an_end_are_left_out(target: Path, tmp_path: Path) -> None:
-    settings = replace(SETTINGS, num=5, min_characters=1, sampling=PromptSampling(max_tokens=4))
-    summary, engine = run(target, tmp_path / "prompts.jsonl", settings)
+def test_turns_without_an_end_are_left_out(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_prompts, "MIN_CHARACTERS", 1)
+    monkeypatch.setattr(data_settings, "MAX_PROMPT_TOKENS", 4)
+    summary, engine = run(target, tmp_path / "prompts.jsonl", replace(SETTINGS, num=5))
     assert summary is not None and engine is not None
     assert summary.unfinished > 0
     ended = {
@@ -240,3 +233,10 @@ def test_turns_without_an_end_are_left_out(target: Path, tmp_path: Path) -> None
         if a.ended
     }
     assert set(texts(tmp_path / "prompts.jsonl")) <= {text.strip() for text in ended}
+
+
+@pytest.mark.parametrize("settings", [GenerationSettings, PromptSettings, ChatSettings])
+def test_a_system_prompt_that_is_not_utf_8_is_refused(settings: type) -> None:
+    given = b"caf\xe9".decode(errors="surrogateescape")  # as Python reads the command line
+    with pytest.raises(ConfigError, match=r"--system-prompt 'caf\\udce9': .* give text in UTF-8"):
+        settings(system_prompt=given)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vllm_redrafter.cli import data
-from vllm_redrafter.data.generation_settings import GenerationSettings
+from vllm_redrafter.data.settings import GenerationSettings
 from vllm_redrafter.offline import generation
 from vllm_redrafter.offline.generation import OfflineEngine
 

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from redrafter_testing.models.training_data import write_data
 from redrafter_testing.models.transformers_states import TransformersStates
-from vllm_redrafter.data.capture_settings import CaptureSettings
 from vllm_redrafter.data.dataset import read_dataset
-from vllm_redrafter.data.hidden_states import StatesInfo, StoredStates, finished_shards
+from vllm_redrafter.data.hidden_states import StatesInfo, StoredStates
 from vllm_redrafter.data.rows import row_lengths
+from vllm_redrafter.data.settings import CaptureSettings
 from vllm_redrafter.data.target import Target
 from vllm_redrafter.heads.target_layers import named_layers
 from vllm_redrafter.offline import capture as capturing
@@ -85,9 +85,8 @@ def test_every_row_s_states_are_the_target_s_behind_the_norm(
         others = [found.hidden_states[layer][0] for layer in layers]
         assert torch.equal(states[row], torch.cat([found.last_hidden_state[0], *others], 1)), row
     assert states.info.target_layers == layers
-    assert states.info.num_rows == 12 and len(finished_shards(tmp_path)) > 1
+    assert states.info.num_rows == 12 and len(StatesInfo.finished_shards(tmp_path)) > 1
     written = sum(states[row].nbytes for row in range(12))
-    assert states.info.num_bytes == written
     assert f"({(1 + len(layers)) * H * states[0].itemsize:,} bytes a token" in printed
     assert f"{written / 2**30:.2f} GiB are to be written now" in printed
     assert "3 rows compared with transformers: at most 0.00%" in printed
@@ -102,7 +101,7 @@ def test_a_run_that_breaks_is_continued_and_a_whole_one_left_alone(
     with pytest.raises(ConfigError, match=r"vLLM failed"):
         run(target, data, broken, Breaking)
     kept = {path: path.stat().st_mtime_ns for path in broken.glob("states-*")}
-    assert 0 < len(kept) < len(finished_shards(whole))
+    assert 0 < len(kept) < len(StatesInfo.finished_shards(whole))
     with pytest.raises(ConfigError, match=r"shards are missing, states-0000\d.safetensors first"):
         stored(data, broken)
     run(target, data, broken)
@@ -118,7 +117,7 @@ def test_parts_together_are_the_whole(target: Path, data: Path, tmp_path: Path) 
     run(target, data, whole)
     first = run(target, data, parts, part="1/2")
     assert "other parts are missing still" in first
-    assert finished_shards(parts) == {n for n in finished_shards(whole) if n % 2 == 0}
+    assert StatesInfo.finished_shards(parts) == StatesInfo.finished_shards(whole)[::2]
     second = run(target, data, parts, part="2/2")
     assert "rows compared with transformers" in second
     for shard in whole.glob("states-*"):
@@ -195,7 +194,7 @@ def test_a_disk_that_is_too_small_is_said_before_the_engine_starts(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"part": "3/2"}, "capture: part must be k/n"),
+        ({"part": "3/2"}, "part must be k/n"),
         ({"max_length": 1}, "max_length must be at least 2"),
         ({"target_layers": "2,1"}, "capture: target_layers must be layers .* ascending"),
         ({"dtype": "int8"}, "dtype must be one of auto, float32, bfloat16, float16"),

@@ -32,14 +32,14 @@ from redrafter_testing.engines.ray_cluster import ray_cluster
 from redrafter_testing.models.tiny_models import EOS, make_drafter
 from redrafter_testing.oracles import CPU_ORACLE
 from vllm_redrafter.cli.demo.engine import Job, Round, decode_in_vllm
-from vllm_redrafter.data.dataset import finished_shards, read_dataset
+from vllm_redrafter.data.dataset import DatasetInfo, read_dataset
 from vllm_redrafter.data.generation import GenerationSummary, generate_data
-from vllm_redrafter.data.generation_settings import (
+from vllm_redrafter.data.prompts import read_prompts
+from vllm_redrafter.data.settings import (
     EngineSettings,
     GenerationSettings,
     SamplingSettings,
 )
-from vllm_redrafter.data.prompts import read_prompts
 from vllm_redrafter.data.target import Target
 from vllm_redrafter.data.turns import OpenTurn
 from vllm_redrafter.offline.generation import CPU_BATCHED_TOKENS, OfflineEngine
@@ -219,7 +219,7 @@ def test_a_command_killed_midway_continues_to_the_data_of_an_uninterrupted_one(
         *command_of_sampled(chat_target, prompts, tmp_path),
     ]
     with process_trees.started(command) as process:
-        while not finished_shards(tmp_path):
+        while not DatasetInfo.finished_shards(tmp_path):
             assert process.poll() is None, "it must not end before the first shard"
             time.sleep(0.005)
         workers = psutil.Process(process.pid).children(recursive=True)
@@ -268,7 +268,7 @@ def test_a_part_on_ray_is_killed_and_started_again_and_the_data_is_that_of_one_p
             command, env=two_nodes, stdout=output, stderr=subprocess.STDOUT
         ) as process,
     ):
-        while not any(shard % 2 == 0 for shard in finished_shards(data)):
+        while not any(shard % 2 == 0 for shard in DatasetInfo.finished_shards(data)):
             assert process.poll() is None, log.read_text()
             time.sleep(0.005)
         holder = process_of(data / ".part-1-of-2.lock")

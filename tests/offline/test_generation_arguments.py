@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from vllm.platforms import current_platform
 
-from vllm_redrafter.data.generation_settings import (
+from vllm_redrafter.data.settings import (
     EngineSettings,
     GenerationSettings,
-    PromptSettings,
 )
 from vllm_redrafter.offline.generation import engine_arguments
 from vllm_redrafter.utils.errors import ConfigError
@@ -56,15 +55,10 @@ def test_an_engine_on_a_cpu_asks_for_no_more_memory_than_is_free(
     ("values", "message"),
     [
         ({"engine_args": "{"}, "no JSON"),
-        ({"engine_args": "[1]"}, "give a JSON object"),
+        ({"engine_args": "[1]"}, "no object; give one"),
         ({"tensor_parallel_size": 0}, "engine: tensor_parallel_size must be at least 1, got 0"),
     ],
 )
 def test_what_is_no_setting_of_an_engine_is_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EngineSettings(**values)
-
-
-def test_how_the_engine_runs_is_no_part_of_what_prompts_are_made_with() -> None:
-    apart = PromptSettings(engine=EngineSettings(tensor_parallel_size=2))
-    assert apart.recipe() == PromptSettings().recipe()

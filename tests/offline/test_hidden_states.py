@@ -18,12 +18,11 @@ from redrafter_testing.models.families.without_trees import CHAINED
 from redrafter_testing.models.tiny_models import MAX_LENGTH
 from vllm_redrafter.cli.main import app
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.data.capture_settings import CaptureSettings
 from vllm_redrafter.data.dataset import DatasetInfo, Row, read_dataset, write_shard
 from vllm_redrafter.data.fingerprint import target_fingerprint, tokenizer_fingerprint
-from vllm_redrafter.data.generation_settings import EngineSettings
 from vllm_redrafter.data.hidden_states import StoredStates
 from vllm_redrafter.data.rows import row_lengths
+from vllm_redrafter.data.settings import CaptureSettings, EngineSettings
 from vllm_redrafter.data.target import Target
 from vllm_redrafter.offline.hidden_states import HiddenStatesEngine
 from vllm_redrafter.replay.target import load_target

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from vllm_redrafter.data.dataset import DatasetInfo, Row, write_shard
-from vllm_redrafter.data.generation_settings import SamplingSettings
+from vllm_redrafter.data.dataset import DatasetInfo, write_shard
+from vllm_redrafter.data.rows import Row
+from vllm_redrafter.data.settings import SamplingSettings
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "smollm2-135m-instruct"
 

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from vllm_redrafter.checkpoints.shipped import shipped_drafter, shipped_drafters
 from vllm_redrafter.cli.main import app
-from vllm_redrafter.data.dataset import DatasetInfo, Row, write_shard
+from vllm_redrafter.data.dataset import DatasetInfo, write_shard
+from vllm_redrafter.data.rows import Row
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.hub import check_within_reach
 

@@ -25,7 +25,8 @@ def speculation(
     Args:
         checkpoint: the drafter's; None to verify continuations found in the text alone.
         given: by the names of `ReDrafterConfig`.
-        default_max_nodes: K where none is given; None for the checkpoint's. Called when needed.
+        default_max_nodes: K at most, where nobody says it; None for the checkpoint's, whatever it is.
+            Called where it is needed.
         owner: what messages begin with.
 
     Raises:

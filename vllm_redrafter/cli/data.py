@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from vllm_redrafter.cli.options import is_given
-from vllm_redrafter.data.generation_settings import (
+from vllm_redrafter.data.settings import (
     EndpointSettings,
     GenerationSettings,
     PromptSettings,
@@ -30,7 +30,7 @@ OF_THE_SERVERS = (
     "tensor_parallel_size",
     "engine_args",
 )
-"""Options that mean nothing where running servers answer: these have been told."""
+"""Options that mean nothing where running servers answer."""
 OF_ENDPOINTS = ("served_name", "request_timeout")
 """Options that mean nothing without them."""
 
@@ -122,7 +122,7 @@ def generate_data(
         console.print(f"starting the engine with {target.name}", markup=False)
         return start_vllm(target, settings)
 
-    conversations, left_out = read_prompts(prompts, split, settings.strict)
+    conversations, left_out = read_prompts(prompts, split)
     if left_out.count:
         console.print(str(left_out), markup=False, highlight=False, soft_wrap=True)
     summary = generation.generate_data(target, conversations, output, start, settings, console)
@@ -151,8 +151,7 @@ def _ask_servers(
     console: Console,
 ) -> Any:
     """The servers that let the target write; vLLM is not imported."""
-    from vllm_redrafter.data.endpoints.addresses import parsed_addresses
-    from vllm_redrafter.data.endpoints.engine import EndpointEngine
+    from vllm_redrafter.data.endpoints.engine import EndpointEngine, parsed_addresses
     from vllm_redrafter.data.endpoints.served_target import ServedTarget
 
     length = settings.sampling.max_model_len

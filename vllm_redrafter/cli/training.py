@@ -12,7 +12,7 @@ import typer
 
 from vllm_redrafter.cli.options import settings_as_options
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.data.capture_settings import CaptureSettings
+from vllm_redrafter.data.settings import CaptureSettings
 from vllm_redrafter.evaluation.config import EvaluationConfig
 from vllm_redrafter.training.training_config import TrainingConfig
 from vllm_redrafter.utils.errors import ConfigError

@@ -25,7 +25,7 @@ class CapturedRows:
         rows: possibly of several folders, one after the other.
         states: of each of these folders, in the same order.
         hidden_size: H of the target that they are read with.
-        layers: whose hidden states are wanted besides the last ones; see `target_layers.py`.
+        layers: whose hidden states are wanted besides the last ones.
 
     Raises:
         ConfigError: a row is longer than what was captured, a layer was not, or H is another.
@@ -38,7 +38,7 @@ class CapturedRows:
         hidden_size: int,
         layers: Sequence[int] = (),
     ) -> None:
-        self.rows, self.states = rows, states
+        self.rows, self.states, self.lengths = rows, states, rows.lengths
         for part in states:
             if hidden_size != part.info.hidden_size:
                 raise ConfigError(
@@ -56,10 +56,6 @@ class CapturedRows:
                 f"--max-length {limit}, or capture again with --max-length {longest}"
             )
 
-    @property
-    def lengths(self) -> np.ndarray:
-        return self.rows.lengths
-
     def __len__(self) -> int:
         return len(self.rows)
 
@@ -71,7 +67,7 @@ class CapturedRows:
         captured = states[number - int(self._ends[folder]) + len(states)][: len(row.tokens)]
         if (columns := self._columns[folder]) is not None:
             captured = captured[:, columns]
-        # Nobody reads what the last token's predicts.
+        # What the last token predicts is not in the data.
         hidden = captured.new_zeros(len(row.tokens), captured.shape[1])
         hidden[: len(captured)] = captured
         return replace(row, hidden=hidden)
@@ -96,7 +92,7 @@ def _columns(states: StoredStates, layers: Sequence[int]) -> Tensor | None:
 def states_of(
     written: WrittenData, folders: Sequence[Path], check_target: bool = True
 ) -> list[StoredStates]:
-    """The hidden states of each data folder, found by the text that they are of.
+    """The hidden states of each data folder, matched by the text that they are of.
 
     Args:
         written: the data.

@@ -23,11 +23,7 @@ _IN_PARTS = """\
 
 
 class ChatTemplate:
-    """Writes messages as the target expects them.
-
-    Args:
-        tokenizer: the target's, of transformers; it has a chat template.
-    """
+    """Writes messages as the target expects them; its tokenizer has a chat template."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer

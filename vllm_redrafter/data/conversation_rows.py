@@ -3,7 +3,7 @@
 
 A row has a list of messages, or a text. The lists of ShareGPT, UltraChat, OpenAI and SpecForge
 differ in their name, and in the names of a message's role and text; all are read alike, in any
-combination. What the assistant says is passed over unread: the target writes it anew.
+combination. What the assistant says is not read: the target writes it anew.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm_redrafter.data.left_out import UnusableRow
-from vllm_redrafter.data.text_checks import half_character
 from vllm_redrafter.utils.errors import ConfigError
 
 ROLES = {
@@ -28,9 +26,7 @@ ALL_BY_USER = "turns"
 """The list whose bare texts are all the user's (MT-Bench); in others the assistant's alternate."""
 
 TEXTS = ("prompt", "question")
-"""Where a row has a text, if it has no messages."""
-OF_A_CHAT = ("question",)
-"""Texts that are a user's turn, and not to be gone on with as they are."""
+"""Where a row has a text, if it has no messages. A question is a chat's turn, a prompt is not."""
 
 SYSTEMS = ("system", "system_prompt")
 """Where a row has a system message beside its messages or its text."""
@@ -52,6 +48,45 @@ _FORM = "of an unknown form"
 _NO_TEXT = "with something else than text"
 
 
+class UnusableRow(ConfigError):
+    """A row that cannot be used, where the others can.
+
+    Args:
+        at: where it was read, such as `prompts.jsonl, line 3`.
+        kind: what it has in common with rows of the same trouble, as in `rows that are not JSON`.
+        detail: what is wrong with this one.
+    """
+
+    def __init__(self, at: str, kind: str, detail: str) -> None:
+        super().__init__(f"{at}: {detail}")
+        self.kind = kind
+
+
+@dataclass
+class LeftOut:
+    """Unusable rows: counted by kind, and shown with the first of each."""
+
+    kinds: dict[str, tuple[int, UnusableRow]] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        return sum(number for number, _ in self.kinds.values())
+
+    def add(self, row: UnusableRow) -> None:
+        number, first = self.kinds.get(row.kind, (0, row))
+        self.kinds[row.kind] = number + 1, first
+
+    def reasons(self) -> list[str]:
+        """A line for each kind, the most frequent one first."""
+        return [
+            f"rows {kind}: {number}, the first: {first}"
+            for kind, (number, first) in sorted(self.kinds.items(), key=lambda k: -k[1][0])
+        ]
+
+    def __str__(self) -> str:
+        return "\n".join(f"left out: {reason}" for reason in self.reasons())
+
+
 @dataclass(frozen=True)
 class Conversation:
     """What a user says; the target writes the answers.
@@ -60,8 +95,7 @@ class Conversation:
         turns: the user's messages, in order; at least one.
         system: the system message, or None.
         bare: read as mere text, not as the messages of a chat.
-        source: where it was read, for error messages; two conversations from different places
-            are equal if they say the same.
+        source: where it was read, for error messages; not compared.
 
     Raises:
         ConfigError: there is no turn, or an empty one.
@@ -77,7 +111,7 @@ class Conversation:
         if not self.turns or not all(turn.strip() for turn in self.turns):
             raise ConfigError(f"{self.source}: expected text, got {self.turns!r}")
         for text in (self.system or "", *self.turns):
-            if half := half_character(text):
+            if half := unpaired_surrogate(text):
                 detail = f"{half} is half of a character, found in {shortened(text)}"
                 raise UnusableRow(self.source, "with half of a character", detail)
 
@@ -90,7 +124,7 @@ def conversation_of(row: Any, at: str) -> Conversation:
         at: where it was read.
 
     Raises:
-        UnusableRow: the form is unknown, the user says nothing, somebody else than user, assistant
+        UnusableRow: the form is unknown, the user says nothing, another role than user, assistant
             and system has a part in it, or something else than text.
     """
     if isinstance(row, UnusableRow):
@@ -99,7 +133,7 @@ def conversation_of(row: Any, at: str) -> Conversation:
         raise UnusableRow(at, _FORM, f"found {shortened(row)}, expected an object")
     for name in LISTS:
         if isinstance(row.get(name), list) and row[name]:
-            return _Reader(name, at).read(row[name], _beside(row, at))
+            return _read_messages(name, row[name], _systems_beside(row, at), at)
     for name in TEXTS:
         if (text := row.get(name)) is not None:
             if not isinstance(text, str):
@@ -107,9 +141,8 @@ def conversation_of(row: Any, at: str) -> Conversation:
                 raise UnusableRow(at, _FORM, detail)
             if not text.strip():
                 raise _silent(at)
-            system = "\n\n".join(_beside(row, at)) or None
-            bare = name not in OF_A_CHAT and system is None
-            return Conversation((text,), system, bare, source=at)
+            system = "\n\n".join(_systems_beside(row, at)) or None
+            return Conversation((text,), system, name == "prompt" and system is None, at)
     if any(row.get(name) == [] for name in LISTS):
         raise _silent(at)
     found = shortened(", ".join(map(repr, row)) or "nothing", plain=True)
@@ -117,77 +150,102 @@ def conversation_of(row: Any, at: str) -> Conversation:
     raise UnusableRow(at, _FORM, f"found {found}; expected text or messages in one of {expected}")
 
 
-@dataclass(frozen=True)
-class _Reader:
-    """Reads a row's messages.
+def shortened(value: Any, length: int = 80, plain: bool = False) -> str:
+    """A value as messages show it."""
+    text = value if plain else repr(value)
+    return text if len(text) <= length else f"{text[:length]}…"
 
-    Attributes:
-        name: of their list.
-        at: where the row was read.
+
+def unpaired_surrogate(text: str) -> str | None:
+    """The first one, as Python writes it; None where UTF-8 can express the text.
+
+    JSON can express one, and a byte that is not UTF-8 becomes one on the command line.
     """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return repr(text[error.start])
+    return None
 
-    name: str
-    at: str
 
-    def read(self, messages: list[Any], system: list[str]) -> Conversation:
-        """What the user says in them; `system` has the messages that stand beside them."""
-        turns: list[str] = []
-        others: UnusableRow | None = None
-        for position, message in enumerate(messages):
-            place = f"{self.name!r}[{position}]"
-            speaker, content = self._message(message, position, place)
-            role = _ROLE_OF.get(speaker.strip().lower())
-            if role is None:
-                others = others or self._other(speaker, place)
-            if role not in ("user", "system"):
-                continue
-            _check_all_read(message, place, self.at)
-            text = self._text(content, place)
-            if not text.strip():
-                continue
-            if role == "system":
-                if turns:
-                    detail = f"{place} is a system message; one must come before the user's turns"
-                    raise UnusableRow(self.at, "with a late system message", detail)
-                if text not in system:
-                    system.append(text)
-                continue
-            if others is not None:
-                raise others
-            turns.append(text)
-        if not turns:
-            raise others or _silent(self.at)
-        return Conversation(tuple(turns), "\n\n".join(system) or None, source=self.at)
+def check_system_prompt(text: str | None) -> None:
+    """Raise a ConfigError for a --system-prompt that no tokenizer takes."""
+    if text is not None and (half := unpaired_surrogate(text)):
+        raise ConfigError(
+            f"--system-prompt {text!r}: {half} is half of a character or a byte that is not UTF-8: "
+            "give text in UTF-8"
+        )
 
-    def _message(self, message: Any, position: int, place: str) -> tuple[str, Any]:
-        """Who says it, and what."""
+
+def _read_messages(name: str, messages: list[Any], system: list[str], at: str) -> Conversation:
+    """What the user says in the list `name`; `system` has the messages that stand beside it."""
+    turns: list[str] = []
+    others: UnusableRow | None = None
+    for position, message in enumerate(messages):
+        place = f"{name!r}[{position}]"
         if isinstance(message, str):
-            by_user = self.name == ALL_BY_USER or position % 2 == 0
-            return "user" if by_user else "assistant", message
+            by_user = name == ALL_BY_USER or position % 2 == 0
+            speaker, content = "user" if by_user else "assistant", message
+        else:
+            speaker, content = _speaker_and_content(message, place, at)
+        role = _ROLE_OF.get(speaker.strip().lower())
+        if role is None and others is None:
+            detail = f"{place}: unknown role {speaker!r}; expected one of {', '.join(_ROLE_OF)}"
+            others = UnusableRow(at, "with another role", detail)
+        if role not in ("user", "system"):
+            continue
+        _check_all_read(message, place, at)
+        text = _text(content, place, at)
+        if not text.strip():
+            continue
+        if role == "system":
+            if turns:
+                detail = f"{place} is a system message; one must come before the user's turns"
+                raise UnusableRow(at, "with a late system message", detail)
+            if text not in system:
+                system.append(text)
+            continue
+        if others is not None:
+            raise others
+        turns.append(text)
+    if not turns:
+        raise others or _silent(at)
+    return Conversation(tuple(turns), "\n\n".join(system) or None, source=at)
+
+
+def _speaker_and_content(message: Any, place: str, at: str) -> tuple[str, Any]:
+    def first(keys: tuple[str, ...]) -> Any:
+        """Of the first key that has a value; Parquet has all keys, some of them null."""
         found = message if isinstance(message, dict) else {}
-        speaker = _first(found, ROLE_KEYS)
-        if not isinstance(speaker, str):
-            keys = " or ".join(map(repr, ROLE_KEYS))
-            detail = f"{place} must be text, or say in {keys} whose it is; found "
-            raise UnusableRow(self.at, _FORM, detail + shortened(message))
-        return speaker, _first(found, CONTENT_KEYS)
+        return next((found[key] for key in keys if found.get(key) is not None), None)
 
-    def _text(self, content: Any, place: str) -> str:
-        """A message's text; of several parts, as vLLM's server joins them."""
-        if content is None or isinstance(content, str):
-            return content or ""
-        texts = [_part(part) for part in content] if isinstance(content, list) else [None]
-        if None in texts:
-            detail = f"{place} must be text or parts of text; found {shortened(content)}"
-            raise UnusableRow(self.at, _NO_TEXT, detail)
-        return "\n".join(filter(None, texts))
-
-    def _other(self, speaker: str, place: str) -> UnusableRow:
-        detail = f"{place}: unknown role {speaker!r}; expected one of {', '.join(_ROLE_OF)}"
-        return UnusableRow(self.at, "with a role of somebody else", detail)
+    speaker = first(ROLE_KEYS)
+    if not isinstance(speaker, str):
+        keys = " or ".join(map(repr, ROLE_KEYS))
+        detail = f"{place} must be text, or say in {keys} whose it is; found {shortened(message)}"
+        raise UnusableRow(at, _FORM, detail)
+    return speaker, first(CONTENT_KEYS)
 
 
-def _beside(row: dict[str, Any], at: str) -> list[str]:
+def _text(content: Any, place: str, at: str) -> str:
+    """A message's text; of several parts, as vLLM's server joins them."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = [_part(part) for part in content] if isinstance(content, list) else [None]
+    if None in texts:
+        detail = f"{place} must be text or parts of text; found {shortened(content)}"
+        raise UnusableRow(at, _NO_TEXT, detail)
+    return "\n".join(filter(None, texts))
+
+
+def _part(part: Any) -> str | None:
+    """A part's text; None where it is something else."""
+    if isinstance(part, dict) and part.get("type") in TEXT_PARTS:
+        part = part.get("text")
+    return part if isinstance(part, str) else None
+
+
+def _systems_beside(row: dict[str, Any], at: str) -> list[str]:
     """The system messages beside a row's messages or text; nothing else may stand there."""
     _check_all_read(row, "the row", at)
     system: list[str] = []
@@ -201,33 +259,12 @@ def _beside(row: dict[str, Any], at: str) -> list[str]:
 
 
 def _check_all_read(found: Any, place: str, at: str) -> None:
-    """Refuse a row, or a message, of which a part would be dropped without a word."""
+    """Refuse a row, or a message, of which a part would be ignored."""
     for name in UNREAD if isinstance(found, dict) else ():
         if (value := found.get(name)) and value not in NOTHING:
             detail = f"{place} has {name!r}, which is not read: {shortened(value)}"
             raise UnusableRow(at, _NO_TEXT, detail)
 
 
-def _part(part: Any) -> str | None:
-    """A part's text; None where it is something else."""
-    if isinstance(part, str):
-        return part
-    if isinstance(part, dict) and part.get("type") in TEXT_PARTS:
-        text = part.get("text")
-        return text if isinstance(text, str) else None
-    return None
-
-
-def _first(message: dict[str, Any], keys: tuple[str, ...]) -> Any:
-    """The value of the first of these keys that has one; Parquet has all, some of them null."""
-    return next((message[key] for key in keys if message.get(key) is not None), None)
-
-
 def _silent(at: str) -> UnusableRow:
     return UnusableRow(at, "without a word from the user", "the user says nothing")
-
-
-def shortened(value: Any, length: int = 80, plain: bool = False) -> str:
-    """A value as messages show it."""
-    text = value if plain else repr(value)
-    return text if len(text) <= length else f"{text[:length]}…"

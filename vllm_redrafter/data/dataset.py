@@ -6,10 +6,8 @@ DIR/
   dataset.json             DatasetInfo
   shard-00000.parquet      the rows of the conversations 0 to shard_size - 1
   shard-00001.parquet      and so on; a shard that exists is complete
-  served.json              what the first server thought of a fixed text, where servers wrote them
+  served.json              log-probabilities of a fixed text by the first server, if servers wrote
 ```
-
-Several processes may write it at once, each the shards of its part; see `parts.py`.
 
 A row is a sequence of T tokens; a conversation may have several rows. The columns:
 
@@ -21,33 +19,36 @@ A row is a sequence of T tokens; a conversation may have several rows. The colum
 from __future__ import annotations
 
 import atexit
-import errno
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from datasets import Dataset, Features, List, Value
 from pyarrow import parquet
 
-from vllm_redrafter.data.dataset_row import Row
-from vllm_redrafter.data.folder_info import read_info, save_info
-from vllm_redrafter.data.generation_settings import SamplingSettings
-from vllm_redrafter.data.row_checks import ROWS_AT_ONCE, first_broken_row
+from vllm_redrafter.data.output_folder import FORMAT_VERSION, FolderInfo, shard_file
+from vllm_redrafter.data.rows import Row
+from vllm_redrafter.data.settings import SamplingSettings
 from vllm_redrafter.utils.errors import ConfigError, one_line
-from vllm_redrafter.utils.files import numbered_files, whole_file
 
-FORMAT_VERSION = 1
-INFO_FILE = "dataset.json"
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+ROWS_AT_ONCE = 1000
+COLUMNS = Features(
+    {
+        "conversation": Value("int64"),
+        "input_ids": List(Value("int32")),
+        "assistant_mask": List(Value("bool")),
+    }
+)
 
 
 @dataclass(frozen=True)
-class DatasetInfo:
+class DatasetInfo(FolderInfo):
     """How a folder's data was made: dataset.json.
 
     Attributes:
@@ -64,6 +65,8 @@ class DatasetInfo:
         format_version: of the folder.
     """
 
+    FILE, COMMAND, SHARD = "dataset.json", "generate-data", ("shard-", ".parquet")
+
     target: str
     target_fingerprint: str
     tokenizer_fingerprint: str
@@ -76,6 +79,13 @@ class DatasetInfo:
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     format_version: int = FORMAT_VERSION
 
+    def __post_init__(self) -> None:
+        self._check_integers(num_conversations=0, shard_size=1, vocab_size=1)
+
+    @classmethod
+    def _from_json(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return {**values, "sampling": SamplingSettings(**values["sampling"])}
+
     @property
     def num_shards(self) -> int:
         return -(-self.num_conversations // self.shard_size)
@@ -85,71 +95,17 @@ class DatasetInfo:
         start = shard * self.shard_size
         return range(start, min(start + self.shard_size, self.num_conversations))
 
-    def save(self, folder: Path) -> None:
-        """Write dataset.json, unless there is one."""
-        path = folder / INFO_FILE
-        with _full_disk_named(path):
-            save_info(path, self)
-
-    @classmethod
-    def load(cls, folder: Path) -> DatasetInfo:
-        """Read dataset.json.
-
-        Raises:
-            ConfigError: it is missing, malformed, or of another format version.
-        """
-        path = folder / INFO_FILE
-        values = read_info(path, FORMAT_VERSION, "generate-data")
-        try:
-            return cls(**{**values, "sampling": SamplingSettings(**values["sampling"])})
-        except (KeyError, TypeError) as error:
-            raise ConfigError(f"{path}: not what generate-data writes: {error}") from error
-
-    def __post_init__(self) -> None:
-        smallest = {"num_conversations": 0, "shard_size": 1, "vocab_size": 1}
-        for name, least in smallest.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigError(
-                    f"{INFO_FILE}: {name} must be an integer of at least {least}, got {value!r}"
-                )
-
-
-COLUMNS = Features(
-    {
-        "conversation": Value("int64"),
-        "input_ids": List(Value("int32")),
-        "assistant_mask": List(Value("bool")),
-    }
-)
-
 
 def write_shard(folder: Path, shard: int, rows: Sequence[Row]) -> None:
-    """Write a shard; it gets its name when all of it is on the disk.
-
-    Args:
-        folder: of the data.
-        shard: its number.
-        rows: all of its rows.
+    """Write a shard, with all of its rows.
 
     Raises:
-        ConfigError: the disk is full.
+        ConfigError: it cannot be written (a full disk, say).
     """
-    path = _shard_path(folder, shard)
     schema = COLUMNS.arrow_schema
     values = {name: [getattr(row, name) for row in rows] for name in schema.names}
-    data = pa.Table.from_pydict(values, schema)
-    with _full_disk_named(path), whole_file(path) as file:
-        parquet.write_table(data, file)
-
-
-def finished_shards(folder: Path) -> list[int]:
-    """The numbers of the shards that are there, in order.
-
-    Raises:
-        ConfigError: a shard has a name that nobody gave it.
-    """
-    return numbered_files(folder, "shard-", ".parquet")
+    with shard_file(DatasetInfo.shard_path(folder, shard)) as file:
+        parquet.write_table(pa.Table.from_pydict(values, schema), file)
 
 
 def read_dataset(folder: str | Path) -> tuple[DatasetInfo, Dataset]:
@@ -165,14 +121,12 @@ def read_dataset(folder: str | Path) -> tuple[DatasetInfo, Dataset]:
     """
     folder = Path(folder).expanduser()
     info = DatasetInfo.load(folder)
-    shards = finished_shards(folder)
-    own = [shard for shard in shards if shard < info.num_shards]
-    if missing := info.num_shards - len(own):
-        first = next((place for place, shard in enumerate(own) if place != shard), len(own))
+    shards = info.finished_shards(folder)
+    if missing := sorted(set(range(info.num_shards)).difference(shards)):
         raise ConfigError(
-            f"{folder}: {missing} of {info.num_shards} shards are missing, "
-            f"{_shard_path(folder, first).name} first: start generate-data again, with each "
-            "--part of it, which writes them"
+            f"{folder}: {len(missing)} of {info.num_shards} shards are missing, "
+            f"{info.shard_path(folder, missing[0]).name} first: start generate-data again, with "
+            "each --part of it, which writes them"
         )
     cache = tempfile.mkdtemp(prefix="vllm-redrafter-")
     atexit.register(shutil.rmtree, cache, ignore_errors=True)
@@ -195,24 +149,72 @@ def read_dataset(folder: str | Path) -> tuple[DatasetInfo, Dataset]:
             f"{folder}: its {len(shards)} shards have no row: every prompt was too long for the "
             "target; generate data from shorter ones"
         )
-    _check_rows(folder, info, data)
+    if broken := first_broken_row(data, info.vocab_size):
+        conversation = data[broken[0]]["conversation"]
+        raise ConfigError(
+            f"{folder}: conversation {conversation}, in shard {conversation // info.shard_size}: "
+            f"{broken[1]}; delete that shard and start generate-data again, which writes what is "
+            "missing"
+        )
     return info, data
 
 
-def _shard_path(folder: Path, shard: int) -> Path:
-    return folder / f"shard-{shard:05d}.parquet"
+def first_broken_row(data: Any, vocab_size: int) -> tuple[int, str] | None:
+    """The number of the first row that is not what the columns promise, and what is wrong with it.
+
+    Nothing later looks before it indexes.
+
+    Args:
+        data: a `datasets.Dataset`; it is read once, and may be larger than the memory.
+        vocab_size: of the target: token ids are below it.
+    """
+    start = 0
+    for batch in data.data.table.to_batches(max_chunksize=ROWS_AT_ONCE):
+        findings = [
+            (_lengths_differ(batch), "input_ids and assistant_mask differ in length"),
+            (
+                _tokens_outside(batch, vocab_size),
+                f"a token id is outside the target's vocabulary of {vocab_size}",
+            ),
+        ]
+        broken = [(start + int(rows.argmax()), what) for rows, what in findings if rows.any()]
+        if broken:
+            return min(broken)
+        start += batch.num_rows
+    return None
+
+
+def _lengths_differ(batch: Any) -> Any:
+    """[rows] bool; a missing list has length −1."""
+    ids, mask = (
+        pc.fill_null(pc.list_value_length(batch.column(name)), -1).to_numpy(zero_copy_only=False)
+        for name in ("input_ids", "assistant_mask")
+    )
+    return ids != mask
+
+
+def _tokens_outside(batch: Any, vocab_size: int) -> Any:
+    """[rows] bool."""
+    column = batch.column("input_ids")
+    tokens = pc.fill_null(column.flatten().cast(pa.int64()), -1).to_numpy(zero_copy_only=False)
+    outside = (tokens < 0) | (tokens >= vocab_size)
+    rows = np.zeros(len(column), dtype=bool)
+    # Only where there is one are the tokens' rows looked up: almost always there is none.
+    if outside.any():
+        rows[pc.list_parent_indices(column).to_numpy(zero_copy_only=False)[outside]] = True
+    return rows
 
 
 def _batches(folder: Path, shard: int, info: DatasetInfo, schema: pa.Schema) -> Iterator[Any]:
     """A shard's rows."""
-    path = _shard_path(folder, shard)
+    path = info.shard_path(folder, shard)
     again = "delete it and start generate-data again, which writes what is missing"
     own = info.conversations_of(shard)
     try:
         with parquet.ParquetFile(path) as file:
             if not file.schema_arrow.equals(schema):
                 raise ConfigError(
-                    f"{path}: has columns {file.schema_arrow.names} where {INFO_FILE} promises "
+                    f"{path}: has columns {file.schema_arrow.names} where {info.FILE} promises "
                     f"{schema.names} in the types of this format: it belongs to other data; {again}"
                 )
             for batch in file.iter_batches(ROWS_AT_ONCE):
@@ -220,37 +222,11 @@ def _batches(folder: Path, shard: int, info: DatasetInfo, schema: pa.Schema) -> 
                 if others := [number for number in numbers if number not in own]:
                     raise ConfigError(
                         f"{path}: has conversation {others[0]}, which belongs into "
-                        f"{_shard_path(folder, others[0] // info.shard_size).name}: it is a copy, "
-                        f"or of other data; {again}"
+                        f"{info.shard_path(folder, others[0] // info.shard_size).name}: it is a "
+                        f"copy, or of other data; {again}"
                     )
                 yield batch
     except (OSError, pa.ArrowException) as error:
         raise ConfigError(
             f"{path}: not readable as Parquet ({one_line(error)}); {again}"
-        ) from error
-
-
-def _check_rows(folder: Path, info: DatasetInfo, data: Dataset) -> None:
-    found = first_broken_row(data.data.table, info.vocab_size)
-    if found is None:
-        return
-    row, what = found
-    conversation = data[row]["conversation"]
-    raise ConfigError(
-        f"{folder}: conversation {conversation}, in shard {conversation // info.shard_size}: "
-        f"{what}; delete that shard and start generate-data again, which writes what is missing"
-    )
-
-
-@contextmanager
-def _full_disk_named(path: Path) -> Iterator[None]:
-    """Say of a full disk which file was to be written."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in _DISK_FULL:
-            raise
-        raise ConfigError(
-            f"{path}: the disk is full ({error.strerror}). Finished shards are kept: free some "
-            "space and start the same command again to continue"
         ) from error

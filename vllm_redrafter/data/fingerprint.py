@@ -48,27 +48,14 @@ LENGTH = 16
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
-    """What a tokenizer's ids mean: vocabulary, added tokens, special tokens.
-
-    Independent of where the tokenizer lies and of what it is called.
-
-    Args:
-        tokenizer: a transformers tokenizer.
-
-    Returns:
-        16 hexadecimal digits.
-    """
-    added = {
-        index: [token.content, token.special]
-        for index, token in tokenizer.added_tokens_decoder.items()
-    }
+    """What the ids of transformers' tokenizer mean: vocabulary, added and special tokens."""
+    added = tokenizer.added_tokens_decoder.items()
+    special = tokenizer.special_tokens_map.items()
     return digest(
         {
             "vocabulary": sorted(tokenizer.get_vocab().items()),
-            "added": sorted(added.items()),
-            "special": sorted(
-                (name, str(token)) for name, token in tokenizer.special_tokens_map.items()
-            ),
+            "added": sorted((index, [token.content, token.special]) for index, token in added),
+            "special": sorted((name, str(token)) for name, token in special),
         }
     )
 
@@ -83,21 +70,16 @@ def target_fingerprint(target: str | Path, revision: str | None = None) -> str:
         target: a folder, or a hub id; the files of the latter are fetched if they are not there.
         revision: of the hub repository.
 
-    Returns:
-        16 hexadecimal digits.
-
     Raises:
         ConfigError: no such model, or one without config.json or weights files.
     """
-    folder = _local_folder(str(target), revision)
-    config_file = folder / "config.json"
+    name = str(target)
+    folder = _local_folder(name, revision)
     try:
-        config = read_json(config_file)
+        config = read_json(folder / "config.json")
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"target {str(target)!r}: its config.json cannot be read: {error}"
-        ) from error
-    weights = {path.name: _pieces(path) for path in _weights_files(folder, str(target))}
+        raise ConfigError(f"target {name!r}: its config.json cannot be read: {error}") from error
+    weights = {path.name: _pieces(path) for path in _weights_files(folder, name)}
     return digest({"architecture": _architecture(config), "weights": weights})
 
 

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training data from the target itself: it answers prompts, and the answers go into shards.
 
-A shard is written when all its conversations are finished. A run that is stopped therefore loses
-at most the shards that it was working on, and the next run writes those that are missing.
+A shard is written when all its conversations are finished; the next run writes missing ones.
 """
 
 from __future__ import annotations
@@ -16,27 +15,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from vllm_redrafter.data.conversation_rows import Conversation
-from vllm_redrafter.data.dataset import (
-    INFO_FILE,
-    DatasetInfo,
-    finished_shards,
-    write_shard,
-)
-from vllm_redrafter.data.dataset_row import Row
+from vllm_redrafter.data.conversation_rows import Conversation, LeftOut, UnusableRow
+from vllm_redrafter.data.dataset import DatasetInfo, write_shard
 from vllm_redrafter.data.fingerprint import digest, tokenizer_fingerprint
-from vllm_redrafter.data.folder_info import begin
-from vllm_redrafter.data.generation_settings import GenerationSettings
-from vllm_redrafter.data.left_out import LeftOut, UnusableRow
+from vllm_redrafter.data.output_folder import Part
+from vllm_redrafter.data.rows import Row
+from vllm_redrafter.data.settings import GenerationSettings
 from vllm_redrafter.data.target import Target
-from vllm_redrafter.data.turns import (
-    Dialogue,
-    OpenTurn,
-    PromptRenderer,
-    TargetEngine,
-    TurnAnswer,
-)
-from vllm_redrafter.data.vocabulary import EmbeddedTokens
+from vllm_redrafter.data.turns import Dialogue, OpenTurn, PromptRenderer, TargetEngine, TurnAnswer
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.progress import progress_bar
 
@@ -71,16 +57,8 @@ class GenerationSummary:
     seconds: float = 0.0
     tokens_per_step: float | None = None
 
-    @property
-    def mean_answer_length(self) -> float:
-        return self.tokens / self.answers if self.answers else 0.0
-
-    @property
-    def tokens_per_second(self) -> float:
-        return self.tokens / self.seconds if self.seconds else 0.0
-
     def add(self, dialogue: Dialogue) -> None:
-        """Count a finished conversation; its answers have been counted one by one."""
+        """Count a finished conversation, but for its answers."""
         rows = dialogue.rows()
         self.conversations += 1
         self.rows += len(rows)
@@ -93,11 +71,11 @@ class GenerationSummary:
     def __str__(self) -> str:
         lines = [
             f"{self.rows} rows from {self.conversations} conversations: {self.answers} answers, "
-            f"{self.tokens} tokens, {self.mean_answer_length:.1f} per answer "
+            f"{self.tokens} tokens, {self.tokens / (self.answers or 1):.1f} per answer "
             f"({self.cut_answers} answers were cut at max-tokens)",
             f"{self.truncated} conversations were truncated and {self.skipped} skipped, being "
             "longer than the model allows",
-            f"{self.seconds:.0f} s, {self.tokens_per_second:.0f} tokens per second",
+            f"{self.seconds:.0f} s, {self.tokens / (self.seconds or 1):.0f} tokens per second",
         ]
         lines += [f"ended early: {reason}" for reason in self.ended.reasons()]
         if self.kept_shards:
@@ -126,8 +104,6 @@ def generate_data(
         prompts: what to answer; what the target cannot be asked is left out.
         output: a folder of the format of `dataset.py`.
         start_engine: starts what lets the target answer, such as `OfflineEngine` with vLLM.
-        settings: how; None for the defaults.
-        console: where progress is shown.
 
     Raises:
         ConfigError: a setting, prompt, target or folder that cannot work; the disk is full; the
@@ -135,23 +111,12 @@ def generate_data(
     """
     settings, console = settings or GenerationSettings(), console or Console()
     opened = Target.open(target)
-    embedded = EmbeddedTokens(opened.tokenizer, opened.vocab_size)
-    renderer = PromptRenderer(opened.tokenizer, embedded, settings.system_prompt)
-    prompts, left_out = _askable(prompts, renderer, settings.strict)
-    if left_out.count:
-        console.print(str(left_out), markup=False, highlight=False, soft_wrap=True)
+    renderer = PromptRenderer(opened.tokenizer, opened.embedded, settings.system_prompt)
+    prompts = _askable(prompts, renderer, console)
     info = _describe(opened, prompts, settings)
-    part, summary = settings.own_part(), GenerationSummary()
-    with part.locked(output):
-        if not (output / INFO_FILE).exists() and finished_shards(output):
-            raise ConfigError(
-                f"--output {output} holds shards without a {INFO_FILE}: nobody knows what they "
-                "are; give another folder, or delete this one"
-            )
-        begin(output, info)
-        own = [shard for shard in range(info.num_shards) if part.has(shard)]
-        finished = set(finished_shards(output))
-        missing = [shard for shard in own if shard not in finished]
+    part, summary = Part.parse(settings.part), GenerationSummary()
+    own = part.shards(info.num_shards)
+    with info.missing_shards(output, part, info.num_shards) as missing:
         summary.kept_shards = len(own) - len(missing)
         try:
             if missing:
@@ -160,27 +125,22 @@ def generate_data(
                     run.run(console)
                     summary.tokens_per_step = engine.tokens_per_step()
         finally:
-            _say_what_is_there(console, output, info, own)
+            finished = set(info.finished_shards(output))
+            if not finished.issuperset(own):
+                rest = "; the same command continues"
+            else:
+                whole = len(finished) == info.num_shards
+                rest = "" if whole else "; other parts are missing still"
+            line = f"{len(finished)} of {info.num_shards} shards are finished in {output}{rest}"
+            console.print(line, markup=False)
     return summary
 
 
-def _say_what_is_there(
-    console: Console, output: Path, info: DatasetInfo, own: Sequence[int]
-) -> None:
-    finished = set(finished_shards(output))
-    if not finished.issuperset(own):
-        rest = "; the same command continues"
-    else:
-        rest = "; other parts are missing still" if len(finished) < info.num_shards else ""
-    line = f"{len(finished)} of {info.num_shards} shards are finished in {output}{rest}"
-    console.print(line, markup=False)
-
-
 def _askable(
-    prompts: Sequence[Conversation], renderer: PromptRenderer, strict: bool
-) -> tuple[list[Conversation], LeftOut]:
-    """What the target can be asked, the same for every part and run; and what is left out."""
-    askable, left_out = [], LeftOut(strict)
+    prompts: Sequence[Conversation], renderer: PromptRenderer, console: Console
+) -> list[Conversation]:
+    """What the target can be asked, the same for every part and run; the rest is named."""
+    askable, left_out = [], LeftOut()
     for conversation in prompts:
         try:
             renderer.check(conversation)
@@ -190,13 +150,14 @@ def _askable(
     if not askable:
         reasons = "; ".join(left_out.reasons())
         raise ConfigError(f"there are no prompts to answer{reasons and ': '}{reasons}")
-    return askable, left_out
+    if left_out.count:
+        console.print(str(left_out), markup=False, highlight=False, soft_wrap=True)
+    return askable
 
 
 def _describe(
     target: Target, prompts: Sequence[Conversation], settings: GenerationSettings
 ) -> DatasetInfo:
-    """What is to be written into dataset.json."""
     template = target.tokenizer.chat_template
     return DatasetInfo(
         target=target.name,
@@ -213,12 +174,7 @@ def _describe(
 
 
 class _Generation:
-    """Conversations on their way from the prompts through the engine into shards.
-
-    Args:
-        missing: the shards to write.
-        summary: counts what is done.
-    """
+    """Conversations on their way from the prompts through the engine into the missing shards."""
 
     def __init__(
         self,
@@ -252,7 +208,7 @@ class _Generation:
                 self._summary.seconds = time.monotonic() - started
                 self._take(answer)
                 self._admit()
-                status = f"{self._summary.tokens_per_second:.0f} tokens/s"
+                status = f"{self._summary.tokens / self._summary.seconds:.0f} tokens/s"
                 progress.update(task, completed=self._summary.conversations, status=status)
 
     def _take(self, answer: TurnAnswer) -> None:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +29,16 @@ from safetensors.torch import save
 from torch import Tensor
 
 from vllm_redrafter.data.fingerprint import LENGTH
-from vllm_redrafter.data.folder_info import read_info, save_info
+from vllm_redrafter.data.output_folder import FORMAT_VERSION, FolderInfo, shard_file
 from vllm_redrafter.heads.target_layers import checked_layers
 from vllm_redrafter.utils.errors import ConfigError
-from vllm_redrafter.utils.files import numbered_files, whole_file
 
-FORMAT_VERSION = 1
-INFO_FILE = "states.json"
 SHARD_BYTES = 1 << 30
-"""Of a shard, about: it is put together in memory, and is what a run that is stopped loses."""
+"""Of a shard, about: it is put together in memory, and a run that is stopped loses it."""
 
 
 @dataclass(frozen=True)
-class StatesInfo:
+class StatesInfo(FolderInfo):
     """What a folder's hidden states are: states.json.
 
     Attributes:
@@ -59,6 +55,8 @@ class StatesInfo:
         format_version: of the folder.
     """
 
+    FILE, COMMAND, SHARD = "states.json", "capture", ("states-", ".safetensors")
+
     target: str
     target_fingerprint: str
     text_fingerprint: str
@@ -71,6 +69,17 @@ class StatesInfo:
     target_layers: tuple[int, ...] = ()
     format_version: int = FORMAT_VERSION
 
+    def __post_init__(self) -> None:
+        names = ("num_rows", "num_tokens", "max_length", "hidden_size", "shard_tokens")
+        self._check_integers(**dict.fromkeys(names, 1))
+        if self.dtype not in ("float32", "bfloat16", "float16"):
+            raise ConfigError(f"dtype is {self.dtype!r}")
+
+    @classmethod
+    def _from_json(cls, values: dict[str, Any]) -> dict[str, Any]:
+        layers = values.get("target_layers", [])
+        return {**values, "target_layers": checked_layers(layers, "target_layers")}
+
     @property
     def width(self) -> int:
         """Numbers of a token: (1 + n) H."""
@@ -80,49 +89,9 @@ class StatesInfo:
     def bytes_per_token(self) -> int:
         return int(getattr(torch, self.dtype).itemsize * self.width)
 
-    @property
-    def num_bytes(self) -> int:
-        """Of all shards, their headers apart."""
-        return (self.num_tokens - self.num_rows) * self.bytes_per_token
-
-    def save(self, folder: Path) -> None:
-        """Write states.json, unless there is one."""
-        save_info(folder / INFO_FILE, self)
-
-    @classmethod
-    def load(cls, folder: Path) -> StatesInfo:
-        """Read states.json.
-
-        Raises:
-            ConfigError: it is missing, malformed, or of another format version.
-        """
-        path = folder / INFO_FILE
-        values = read_info(path, FORMAT_VERSION, "capture")
-        try:
-            layers = checked_layers(values.get("target_layers", []), "target_layers")
-            info = cls(**(values | {"target_layers": layers}))
-            _check_fields(info)
-        except (ConfigError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{path}: not what capture writes: {error}") from error
-        return info
-
-
-def _check_fields(info: StatesInfo) -> None:
-    """Raise a TypeError where a field has not the type, or the range, that capture writes."""
-    for name in ("num_rows", "num_tokens", "max_length", "hidden_size", "shard_tokens"):
-        value = getattr(info, name)
-        if type(value) is not int or not 1 <= value < 2**63:
-            raise TypeError(f"{name} is {value!r}")
-    if info.dtype not in ("float32", "bfloat16", "float16"):
-        raise TypeError(f"dtype is {info.dtype!r}")
-
 
 def text_fingerprint(dataset: Any) -> str:
-    """Which rows these are, token by token, in their order: 16 hexadecimal digits.
-
-    Args:
-        dataset: a `datasets.Dataset` with the columns of `dataset.py`.
-    """
+    """Which rows of a `datasets.Dataset` these are, token by token, in their order."""
     sha = hashlib.sha256()
     # How the rows lie in chunks must not matter, only which rows they are.
     for chunk in dataset.data.column("input_ids").chunks:
@@ -137,9 +106,7 @@ def text_fingerprint(dataset: Any) -> str:
 def plan_shards(lengths: Sequence[int], shard_tokens: int) -> list[range]:
     """Which rows each shard has: as many in turn as have at most `shard_tokens` tokens together.
 
-    Args:
-        lengths: of all rows, in tokens.
-        shard_tokens: of a shard; a longer row is a shard of its own.
+    A longer row is a shard of its own.
     """
     shards: list[range] = []
     start = tokens = 0
@@ -154,34 +121,13 @@ def plan_shards(lengths: Sequence[int], shard_tokens: int) -> list[range]:
 
 
 def write_states(folder: Path, shard: int, states: Mapping[int, Tensor]) -> None:
-    """Write a shard; it gets its name when all of it is on the disk.
-
-    Args:
-        folder: of the states.
-        shard: its number.
-        states: by row, [T-1, (1 + n) H].
+    """Write a shard: by row, [T-1, (1 + n) H].
 
     Raises:
         ConfigError: it cannot be written (a full disk, say).
     """
-    path = _shard_path(folder, shard)
-    try:
-        with whole_file(path) as file:
-            file.write(save({f"row-{row}": value for row, value in sorted(states.items())}))
-    except OSError as error:
-        raise ConfigError(
-            f"{path}: cannot be written: {error.strerror}. Finished shards are kept: make room "
-            "and start the same command again to continue"
-        ) from error
-
-
-def finished_shards(folder: Path) -> set[int]:
-    """The numbers of the shards that are there.
-
-    Raises:
-        ConfigError: a shard has a name that nobody gave it.
-    """
-    return set(numbered_files(folder, "states-", ".safetensors"))
+    with shard_file(StatesInfo.shard_path(folder, shard)) as file:
+        file.write(save({f"row-{row}": value for row, value in sorted(states.items())}))
 
 
 class StoredStates:
@@ -199,22 +145,15 @@ class StoredStates:
         self.folder = folder
         self.info = StatesInfo.load(folder)
         self._lengths = np.minimum(lengths, self.info.max_length)
-        missing = set(range(len(self._shards))) - finished_shards(folder)
+        sizes = list(map(len, plan_shards(self._lengths.tolist(), self.info.shard_tokens)))
+        self._shard_of = np.repeat(np.arange(len(sizes)), sizes)
+        missing = set(range(len(sizes))).difference(self.info.finished_shards(folder))
         if missing:
             raise ConfigError(
-                f"{folder}: {len(missing)} of {len(self._shards)} shards are missing, "
-                f"{_shard_path(folder, min(missing)).name} first: start capture again, which "
-                "writes them"
+                f"{folder}: {len(missing)} of {len(sizes)} shards are missing, "
+                f"{self.info.shard_path(folder, min(missing)).name} first: start capture again, "
+                "which writes them"
             )
-
-    @cached_property
-    def _shards(self) -> list[range]:
-        return plan_shards(self._lengths.tolist(), self.info.shard_tokens)
-
-    @cached_property
-    def _shard_of(self) -> np.ndarray:
-        sizes = [len(rows) for rows in self._shards]
-        return np.repeat(np.arange(len(sizes)), sizes)
 
     def __len__(self) -> int:
         return len(self._lengths)
@@ -225,7 +164,7 @@ class StoredStates:
         Raises:
             ConfigError: the row's shard is damaged.
         """
-        path = _shard_path(self.folder, int(self._shard_of[row]))
+        path = self.info.shard_path(self.folder, int(self._shard_of[row]))
         expected = (int(self._lengths[row]) - 1, self.info.width)
         try:
             with safe_open(path, framework="pt") as file:
@@ -238,11 +177,7 @@ class StoredStates:
         dtype = getattr(torch, self.info.dtype)
         if states.shape != expected or states.dtype != dtype:
             raise ConfigError(
-                f"{path}: row {row} is {list(states.shape)} {states.dtype} where {INFO_FILE} and "
+                f"{path}: row {row} is {list(states.shape)} {states.dtype} where states.json and "
                 f"the data make it {list(expected)} {dtype}; delete it and start capture again"
             )
         return states
-
-
-def _shard_path(folder: Path, shard: int) -> Path:
-    return folder / f"states-{shard:05d}.safetensors"

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts for people without a dataset: the target writes the user's turns itself.
+"""Prompts without a dataset: the target writes the user's turns itself.
 
 Magpie (arXiv 2406.08464): a model that was trained on conversations, given its chat template up to
 where the user's turn begins, goes on with what a user would say. A base model knows no turns.
 
-The file is written in the order of the attempts, each of which has its seed. A run that is stopped
-is therefore continued by the same command, to the same prompts.
+The file has the order of the attempts, each of which has its seed: a run that is stopped is
+continued by the same command, to the same prompts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +21,18 @@ from rich.console import Console
 
 from vllm_redrafter.data.chat_template import MARK, ChatTemplate
 from vllm_redrafter.data.fingerprint import digest
-from vllm_redrafter.data.generation_settings import GenerationSettings, PromptSettings
 from vllm_redrafter.data.prompt_file import PromptFile
+from vllm_redrafter.data.settings import GenerationSettings, PromptSettings
 from vllm_redrafter.data.target import Target
 from vllm_redrafter.data.turns import OpenTurn, TargetEngine, answer_seed
-from vllm_redrafter.data.vocabulary import EmbeddedTokens
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.progress import progress_bar
 
 PATIENCE = 2048
 """Attempts in a row that may bring nothing new."""
+
+MIN_CHARACTERS = 12
+"""A shorter prompt is left out."""
 
 _OWN_PROMPTS = "give generate-data --prompts of your own, such as a .txt with one in each line"
 
@@ -46,11 +48,6 @@ class TurnPlace:
 
     prompt: list[int]
     end: int | str
-
-    @property
-    def tokens(self) -> list[int]:
-        """All that is known of the place."""
-        return [*self.prompt, *([self.end] if isinstance(self.end, int) else [])]
 
 
 @dataclass
@@ -79,11 +76,7 @@ class PromptSummary:
 
 
 def place_of_turn(tokenizer: Any, system_prompt: str | None) -> TurnPlace:
-    """Find the place of the user's turn.
-
-    Args:
-        tokenizer: the target's, of transformers.
-        system_prompt: what the template is given as the system's message; None for nothing.
+    """Find the place of the user's turn, behind the system's message where there is one.
 
     Raises:
         ConfigError: there is no chat template, or it refuses the messages, or says nothing after
@@ -94,11 +87,8 @@ def place_of_turn(tokenizer: Any, system_prompt: str | None) -> TurnPlace:
             "the target's tokenizer has no chat template, so the target cannot write a user's "
             f"turn: {_OWN_PROMPTS}"
         )
-    messages = [{"role": "user", "content": MARK}]
-    if system_prompt is not None:
-        messages.insert(0, {"role": "system", "content": system_prompt})
     try:
-        text = ChatTemplate(tokenizer).apply(messages)
+        text = ChatTemplate(tokenizer).apply(_messages(system_prompt, MARK))
     except ConfigError as error:
         remedy = "leave --system-prompt out" if system_prompt is not None else _OWN_PROMPTS
         raise ConfigError(f"a user's turn: {error}; {remedy}") from error
@@ -131,8 +121,6 @@ def make_prompts(
         target: a folder, or a hub id.
         output: the file: JSON lines, each with `messages` and the number of the attempt.
         start_engine: starts what lets the target write, such as `OfflineEngine` with vLLM.
-        settings: how; None for the defaults.
-        console: where progress is shown.
 
     Raises:
         ConfigError: no such target, one without a chat template, or one that has no embedding of
@@ -142,7 +130,8 @@ def make_prompts(
     opened = Target.open(target)
     tokenizer = opened.tokenizer
     place = place_of_turn(tokenizer, settings.system_prompt)
-    if trouble := EmbeddedTokens(tokenizer, opened.vocab_size).trouble(place.tokens):
+    end = [place.end] if isinstance(place.end, int) else []
+    if trouble := opened.embedded.trouble([*place.prompt, *end]):
         raise ConfigError(
             f"target {target!r} cannot read what its chat template or the system prompt makes: "
             f"{trouble}; give a target with the tokenizer that it was trained with"
@@ -150,7 +139,9 @@ def make_prompts(
     made_with = {
         "target_fingerprint": opened.fingerprint,
         "template_fingerprint": digest(tokenizer.chat_template),
-        **settings.recipe(),
+        "system_prompt": settings.system_prompt,
+        "min_characters": MIN_CHARACTERS,
+        **asdict(settings.sampling),
     }
     with closing(PromptFile(output, made_with)) as file:
         summary = PromptSummary(found=len(file))
@@ -220,15 +211,12 @@ class _Attempts:
     def _turn(self) -> OpenTurn:
         attempt, end = self._next, self._place.end
         self._next += 1
-        return OpenTurn(
-            attempt,
-            0,
-            self._place.prompt,
-            min(self._settings.sampling.max_tokens, self._room),
-            answer_seed(self._settings.sampling.seed, attempt, 0),
-            stop_token=end if isinstance(end, int) else None,
-            stop_text=end if isinstance(end, str) else None,
-        )
+        sampling = self._settings.sampling
+        max_tokens = min(sampling.max_tokens, self._room)
+        seed = answer_seed(sampling.seed, attempt, 0)
+        if isinstance(end, int):
+            return OpenTurn(attempt, 0, self._place.prompt, max_tokens, seed, stop_token=end)
+        return OpenTurn(attempt, 0, self._place.prompt, max_tokens, seed, stop_text=end)
 
     def _take(self, attempt: int, tokens: list[int], ended: bool) -> bool:
         """Is it a new prompt? Then it is in the file now."""
@@ -238,17 +226,16 @@ class _Attempts:
         text = text.strip()
         if not ended:
             self._summary.unfinished += 1
-        elif len(text) < self._settings.min_characters:
+        elif len(text) < MIN_CHARACTERS:
             self._summary.short += 1
-        elif not self._file.add(self._messages(text), text, attempt):
+        elif not self._file.add(_messages(self._settings.system_prompt, text), attempt):
             self._summary.repeated += 1
         else:
             self._summary.prompts += 1
             return True
         return False
 
-    def _messages(self, text: str) -> dict[str, Any]:
-        messages = [{"role": "user", "content": text}]
-        if self._settings.system_prompt is not None:
-            messages.insert(0, {"role": "system", "content": self._settings.system_prompt})
-        return {"messages": messages}
+
+def _messages(system_prompt: str | None, text: str) -> list[dict[str, str]]:
+    system = [] if system_prompt is None else [{"role": "system", "content": system_prompt}]
+    return [*system, {"role": "user", "content": text}]

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from vllm_redrafter.data.folder_info import check_same
+from vllm_redrafter.data.output_folder import check_same
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.files import lock, whole_file
 from vllm_redrafter.utils.json_files import parse_json, read_json
@@ -25,8 +25,8 @@ class PromptFile:
         made_with: all that the prompts depend on.
 
     Raises:
-        ConfigError: the file was made with something else, or by something else, or is being
-            written by another process; or it cannot be written.
+        ConfigError: the file was made otherwise, another process is writing it, or it cannot be
+            written.
     """
 
     def __init__(self, path: Path, made_with: dict[str, Any]) -> None:
@@ -45,7 +45,7 @@ class PromptFile:
                 with whole_file(record) as file:
                     file.write((json.dumps(made_with, indent=2) + "\n").encode())
             else:
-                check_same(self._path, self._made_with(record), made_with)
+                check_same(self._path, _made_with(self._path, record), made_with)
             self._seen: set[str] = set()
             self.next_attempt = 0
             self._read()
@@ -58,21 +58,18 @@ class PromptFile:
         self._file.close()
 
     def __len__(self) -> int:
-        """How many prompts it has."""
         return len(self._seen)
 
-    def add(self, row: dict[str, Any], text: str, attempt: int) -> bool:
-        """Append a prompt; False where the file says the same already, but for case and blanks.
+    def add(self, messages: list[dict[str, str]], attempt: int) -> bool:
+        """Append a prompt, the last message.
 
-        Args:
-            row: what `read_prompts` understands.
-            text: of the prompt alone.
-            attempt: its number, larger than all before.
+        False where the file says the same already, but for case and blanks. The attempt's number
+        is larger than all before.
         """
-        same = _normalised(text)
+        same = _normalised(messages[-1]["content"])
         if same in self._seen:
             return False
-        line = json.dumps({**row, "attempt": attempt}, ensure_ascii=False) + "\n"
+        line = json.dumps({"messages": messages, "attempt": attempt}, ensure_ascii=False) + "\n"
         try:
             self._file.write(line.encode())
             self._file.flush()
@@ -84,15 +81,6 @@ class PromptFile:
         self._seen.add(same)
         self.next_attempt = attempt + 1
         return True
-
-    def _made_with(self, record: Path) -> dict[str, Any]:
-        try:
-            return dict(read_json(record))
-        except (OSError, ValueError, TypeError) as error:
-            raise ConfigError(
-                f"--output {self._path} exists, and {record.name}, which would say how it was "
-                "made, cannot be read: give another file"
-            ) from error
 
     def _read(self) -> None:
         """Take over what is there; the line that a killed run did not finish is cut off."""
@@ -117,3 +105,13 @@ class PromptFile:
 
 def _normalised(text: str) -> str:
     return " ".join(text.casefold().split())
+
+
+def _made_with(path: Path, record: Path) -> dict[str, Any]:
+    try:
+        return dict(read_json(record))
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(
+            f"--output {path} exists, and {record.name}, which would say how it was made, cannot "
+            "be read: give another file"
+        ) from error

@@ -10,8 +10,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from vllm_redrafter.data.conversation_rows import Conversation, conversation_of, shortened
-from vllm_redrafter.data.left_out import LeftOut, UnusableRow
+from vllm_redrafter.data.conversation_rows import (
+    Conversation,
+    LeftOut,
+    UnusableRow,
+    conversation_of,
+    shortened,
+)
 from vllm_redrafter.utils.errors import ConfigError, one_line
 from vllm_redrafter.utils.json_files import parse_json
 
@@ -24,32 +29,23 @@ EXPECTED = (
 _NO_UTF_8 = "that are not UTF-8 text"
 
 PlacedRow: TypeAlias = tuple[str, Any]
-"""A row and before it its place, such as `prompts.jsonl, line 3`; an `UnusableRow` stands for one
-that cannot be read."""
+"""Its place, such as `prompts.jsonl, line 3`, and a row; an `UnusableRow` for one not readable."""
 
 
-def read_prompts(
-    source: str, split: str | None = None, strict: bool = False
-) -> tuple[list[Conversation], LeftOut]:
-    """Read prompts for the target to answer.
+def read_prompts(source: str, split: str | None = None) -> tuple[list[Conversation], LeftOut]:
+    """Read prompts for the target to answer, and which rows had to be left out.
 
-    Files are told by their ending: `.txt` (a line is a prompt), `.jsonl`, `.json` (a list) and
-    `.parquet`, with rows of any form of `conversation_rows.py`. Assistant turns are dropped, for
-    the target writes them anew. Rows that cannot be used are left out.
+    A file's ending gives its format: `.txt` (a line is a prompt), `.jsonl`, `.json` (a list) and
+    `.parquet`, with rows of any form of `conversation_rows.py`.
 
     Args:
         source: a file, the id of a dataset on the hub, or a folder that `datasets` can load.
         split: of the dataset; None is its `train` split.
-        strict: leave no row out.
-
-    Returns:
-        The conversations, and what was left out.
 
     Raises:
-        ConfigError: no such source, one that cannot be read, no usable prompt at all, or a row
-            that cannot be used where none may be left out.
+        ConfigError: no such source, one that cannot be read, or no usable prompt at all.
     """
-    usable, left_out = [], LeftOut(strict)
+    usable, left_out = [], LeftOut()
     for at, row in _rows(source, split):
         try:
             usable.append(conversation_of(row, at))
@@ -65,25 +61,19 @@ def read_prompts(
 
 def _rows(source: str, split: str | None) -> Iterator[PlacedRow]:
     path = Path(source).expanduser()
-    if path.is_file() or (path.suffix in READERS and not path.is_dir()):
-        if not path.is_file():
-            raise ConfigError(f"--prompts {source}: no such file")
-        rows = _file_rows(path)
-        if split is not None:
-            raise ConfigError(
-                f"--split {split} is for datasets, and --prompts {source} is a file: leave it out"
-            )
-        return rows
-    if source.startswith((".", "/", "~")) and not path.is_dir():
-        raise ConfigError(f"--prompts {source}: no such file or folder")
-    return _dataset_rows(str(path) if path.is_dir() else source, split or "train")
-
-
-def _file_rows(path: Path) -> Iterator[PlacedRow]:
-    reader = READERS.get(path.suffix)
-    if reader is None:
+    if path.is_dir():
+        return _dataset_rows(str(path), split or "train")
+    if not path.is_file():
+        if path.suffix in READERS or source.startswith((".", "/", "~")):
+            raise ConfigError(f"--prompts {source}: no such file or folder")
+        return _dataset_rows(source, split or "train")
+    if path.suffix not in READERS:
         raise ConfigError(f"{path}: unknown format {path.suffix!r}; expected {', '.join(READERS)}")
-    return reader(path)
+    if split is not None:
+        raise ConfigError(
+            f"--split {split} is for datasets, and --prompts {source} is a file: leave it out"
+        )
+    return READERS[path.suffix](path)
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str | UnusableRow]]:
@@ -107,15 +97,14 @@ def _txt_rows(path: Path) -> Iterator[PlacedRow]:
 
 
 def _jsonl_rows(path: Path) -> Iterator[PlacedRow]:
-    for at, text in _lines(path):
-        if not isinstance(text, str):
-            yield at, text
-            continue
-        try:
-            row = parse_json(text)
-        except ValueError as error:
-            detail = f"not JSON ({error}), found {shortened(text)}"
-            row = UnusableRow(at, "that are not JSON", detail)
+    for at, row in _lines(path):
+        if isinstance(row, str):
+            try:
+                yield at, parse_json(row)
+                continue
+            except ValueError as error:
+                detail = f"not JSON ({error}), found {shortened(row)}"
+                row = UnusableRow(at, "that are not JSON", detail)
         yield at, row
 
 

@@ -8,13 +8,23 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
 
 @dataclass(frozen=True)
+class Row:
+    """A row of T tokens as it is written; `dataset.py` describes the columns."""
+
+    conversation: int
+    input_ids: list[int]
+    assistant_mask: list[bool]
+
+
+@dataclass(frozen=True)
 class TextRow:
-    """One conversation, or a part of it.
+    """A row of T tokens to learn from, or to measure on.
 
     Attributes:
         tokens: [T] int64.
@@ -49,19 +59,11 @@ class ListRows(list[TextRow]):
 
 
 class SomeRows:
-    """Some of other rows.
-
-    Args:
-        rows: the others.
-        indices: which of them, in order.
-    """
+    """Those of other rows that `indices` names, in its order."""
 
     def __init__(self, rows: TextRows, indices: Sequence[int]) -> None:
         self.rows, self.indices = rows, list(indices)
-
-    @property
-    def lengths(self) -> np.ndarray:
-        return np.asarray(self.rows.lengths)[np.asarray(self.indices, dtype=np.int64)]
+        self.lengths = np.asarray(rows.lengths)[np.asarray(self.indices, dtype=np.int64)]
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -83,11 +85,7 @@ class DatasetRows:
         self.dataset, self.indices, self.max_length = dataset, list(indices), max_length
         whole = row_lengths(dataset)[np.asarray(self.indices, dtype=np.int64)]
         self.num_cut = int((whole > max_length).sum())
-        self._lengths = np.minimum(whole, max_length)
-
-    @property
-    def lengths(self) -> np.ndarray:
-        return self._lengths
+        self.lengths = np.minimum(whole, max_length)
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -102,7 +100,5 @@ class DatasetRows:
 
 def row_lengths(dataset: Any) -> np.ndarray:
     """[rows], of all rows of a `datasets.Dataset` in tokens."""
-    import pyarrow.compute as pc
-
     lengths: np.ndarray = pc.list_value_length(dataset.data.column("input_ids")).to_numpy()
     return lengths

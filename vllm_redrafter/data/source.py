@@ -12,12 +12,10 @@ import torch
 from datasets import concatenate_datasets
 from torch import Tensor
 
-from vllm_redrafter.data.dataset import DatasetInfo, read_dataset
+from vllm_redrafter.data.dataset import DatasetInfo, first_broken_row, read_dataset
 from vllm_redrafter.data.fingerprint import tokenizer_fingerprint
-from vllm_redrafter.data.row_checks import first_broken_row
 from vllm_redrafter.data.rows import DatasetRows
 from vllm_redrafter.data.target import Target
-from vllm_redrafter.data.vocabulary import EmbeddedTokens
 from vllm_redrafter.utils.errors import ConfigError
 
 
@@ -26,8 +24,7 @@ class WrittenData:
     """The rows of one or several folders, one folder after the other.
 
     Attributes:
-        infos: how each folder's data was made.
-        parts: the rows of each folder, as they were read.
+        infos, parts: of each folder, how its data was made, and its rows.
         dataset: all rows.
         conversations: [rows] int64, which conversation each row is of. Folders that answer the
             same prompts (greedily and sampled, say) share their conversations: one that is held
@@ -48,13 +45,7 @@ class WrittenData:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """What to learn from, and what to measure on.
-
-    Attributes:
-        infos: how the data was made, by folder.
-        rows: to learn from.
-        held_out: of other conversations.
-    """
+    """Rows to learn from, and rows of other conversations to measure on."""
 
     infos: tuple[DatasetInfo, ...]
     rows: DatasetRows
@@ -88,14 +79,10 @@ class TrainingData:
 
 
 def read_all(folders: Sequence[Path], target: Target, check_target: bool = True) -> WrittenData:
-    """Read data folders as one; each row counts alike, whichever folder it is from.
-
-    Args:
-        folders: what generate-data wrote; at least one.
-        target, check_target: see `read_checked`.
+    """Read data folders as one, each as `read_checked` does.
 
     Raises:
-        ConfigError: see `read_checked`; or a folder is given twice.
+        ConfigError: see there; or a folder is given twice.
     """
     if len({folder.expanduser().resolve() for folder in folders}) < len(folders):
         names = ", ".join(map(str, folders))
@@ -122,7 +109,7 @@ def read_checked(
 
     Args:
         folder: what generate-data wrote.
-        target: that is to read it.
+        target: that the rows are read with.
         check_target: False accepts another target with the same tokenizer, such as a quantised
             copy that wrote the data.
 
@@ -145,37 +132,19 @@ def read_checked(
             "data again with this target, or, if the two differ in precision only, pass "
             "--other-target"
         )
-    _check_tokens(folder, info, dataset, target)
+    is_smaller = target.vocab_size < info.vocab_size
+    if is_smaller and (broken := first_broken_row(dataset, target.vocab_size)):
+        row = dataset[broken[0]]
+        raise ConfigError(
+            f"{folder}: conversation {row['conversation']}, row {broken[0]}, is not for "
+            f"{target.name!r}: {target.embedded.trouble(row['input_ids'])}; give a target with the "
+            f"{info.vocab_size} rows of the one that wrote the data"
+        )
     return info, dataset
 
 
-def _check_tokens(folder: str | Path, info: DatasetInfo, dataset: Any, target: Target) -> None:
-    """Refuse rows of a target with more embeddings than this one has."""
-    vocab_size = target.vocab_size
-    if vocab_size >= info.vocab_size:
-        return
-    if found := first_broken_row(dataset.data.table, vocab_size):
-        row = dataset[found[0]]
-        trouble = EmbeddedTokens(target.tokenizer, vocab_size).trouble(row["input_ids"])
-        raise ConfigError(
-            f"{folder}: conversation {row['conversation']}, row {found[0]}, is not for "
-            f"{target.name!r}: {trouble}; give a target with the {info.vocab_size} rows of the "
-            "one that wrote the data"
-        )
-
-
 def split(data: WrittenData, held_out: int, seed: int, length: int) -> TrainingData:
-    """Hold conversations out, chosen by the seed.
-
-    Args:
-        data: all of it.
-        held_out: how many conversations.
-        seed: of the choice.
-        length: rows are cut to this many tokens.
-
-    Raises:
-        ConfigError: nothing would be left to learn from.
-    """
+    """Hold conversations out, see `held_out_conversations`; rows are cut to `length` tokens."""
     away = held_out_conversations(data.conversations, held_out, seed)
     return TrainingData(
         data.infos,
@@ -189,8 +158,6 @@ def held_out_conversations(conversations: Tensor, held_out: int, seed: int) -> T
 
     Args:
         conversations: [rows] int64, which conversation each row is of.
-        held_out: how many.
-        seed: of the choice.
 
     Raises:
         ConfigError: no other conversation would be left.

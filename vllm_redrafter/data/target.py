@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +15,32 @@ from transformers import AutoConfig, AutoTokenizer
 from vllm_redrafter.data.fingerprint import target_fingerprint
 from vllm_redrafter.utils.errors import ConfigError, one_line
 from vllm_redrafter.utils.hub import check_within_reach
+
+
+class EmbeddedTokens:
+    """The tokens that a target has a row of its embedding for; an engine dies of any other.
+
+    A tokenizer may know more: tokens that were added to it, and not to the model.
+
+    Args:
+        tokenizer: of transformers.
+        num_rows: of the embedding; the token ids are below it.
+    """
+
+    def __init__(self, tokenizer: Any, num_rows: int) -> None:
+        self._num_rows = num_rows
+        self._without = {id: token for token, id in tokenizer.get_vocab().items() if id >= num_rows}
+        self.are_all = not self._without
+
+    def trouble(self, tokens: Sequence[int]) -> str | None:
+        """The first token without a row, in words; None where there is none."""
+        for token in tokens:
+            if token >= self._num_rows:
+                return (
+                    f"token {self._without.get(token)!r} (id {token}) has no row in the target's "
+                    f"embedding of {self._num_rows} rows"
+                )
+        return None
 
 
 @dataclass(frozen=True)
@@ -47,6 +74,11 @@ class Target:
     def tokenizer(self) -> Any:
         """transformers' tokenizer; ConfigError where there is none."""
         return _read(AutoTokenizer, self.name)
+
+    @cached_property
+    def embedded(self) -> EmbeddedTokens:
+        """The tokens that it can be sent."""
+        return EmbeddedTokens(self.tokenizer, self.vocab_size)
 
     @cached_property
     def fingerprint(self) -> str:

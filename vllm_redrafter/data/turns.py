@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From conversations to turns that the target answers, and from its answers to rows of data.
-
-`TargetEngine` is what lets the target answer; `offline/generation.py` does it with vLLM in this
-process, `endpoints/` with servers.
-"""
+"""From conversations to turns that the target answers, and from its answers to rows of data."""
 
 from __future__ import annotations
 
@@ -14,11 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from vllm_redrafter.data.chat_template import ChatTemplate
-from vllm_redrafter.data.conversation_rows import Conversation, shortened
-from vllm_redrafter.data.dataset_row import Row
-from vllm_redrafter.data.generation_settings import SamplingSettings
-from vllm_redrafter.data.left_out import UnusableRow
-from vllm_redrafter.data.vocabulary import EmbeddedTokens
+from vllm_redrafter.data.conversation_rows import Conversation, UnusableRow, shortened
+from vllm_redrafter.data.rows import Row
+from vllm_redrafter.data.settings import SamplingSettings
+from vllm_redrafter.data.target import EmbeddedTokens
 from vllm_redrafter.utils.errors import ConfigError
 
 
@@ -30,10 +25,8 @@ class OpenTurn:
         conversation: its index.
         turn: which of the conversation's answers.
         prompt: token ids of all that comes before the answer.
-        max_tokens: of the answer.
-        seed: of the random numbers that draw this answer.
-        stop_token: ends the answer, as EOS does.
-        stop_text: ends the answer.
+        max_tokens, seed: of the answer.
+        stop_token, stop_text: end the answer, as EOS does.
     """
 
     conversation: int
@@ -61,7 +54,7 @@ class TurnAnswer:
 
 
 class TargetEngine(Protocol):
-    """Lets the target write answers."""
+    """Lets the target write answers: with vLLM in this process (`offline/`), or with servers."""
 
     @property
     def max_model_len(self) -> int:
@@ -103,26 +96,21 @@ class PromptRenderer:
         self._tokenizer, self._embedded = tokenizer, embedded
         self._system_prompt = system_prompt
         self._template = ChatTemplate(tokenizer) if tokenizer.chat_template else None
-        if system_prompt is not None and not self.has_template:
+        if system_prompt is not None and self._template is None:
             raise ConfigError(
                 "--system-prompt: the target's tokenizer has no chat template that could express "
                 "it; leave it out, or write it into the prompts"
             )
 
-    @property
-    def has_template(self) -> bool:
-        return self._template is not None
-
     def check(self, conversation: Conversation) -> None:
         """Refuse a conversation now that could not be written later.
 
         Raises:
-            UnusableRow: the chat template refuses the conversation, or makes nothing of it; or
-                there is none, and only one could express several turns or a system message; or
-                the target has no embedding of one of its tokens.
+            UnusableRow: see `prompt`; or there is no chat template, and only one could express
+                several turns or a system message.
         """
         some_answers = ["answer"] * (len(conversation.turns) - 1)
-        if not self.has_template and (some_answers or conversation.system is not None):
+        if self._template is None and (some_answers or conversation.system is not None):
             raise UnusableRow(
                 conversation.source,
                 "that only a chat template could express",
@@ -133,43 +121,30 @@ class PromptRenderer:
             )
         if not self._embedded.are_all:
             self.prompt(conversation, some_answers)
-        elif self._template and not self._apply(self._template, conversation, some_answers, False):
+        elif self._template and not self._rendered(conversation, some_answers, tokenize=False):
             # Other texts are not tokenized now: it takes long, and hardly any has no tokens.
             raise _without_tokens(conversation)
 
     def prompt(self, conversation: Conversation, answers: Sequence[str]) -> list[int]:
-        """Token ids up to where the next answer begins.
-
-        Args:
-            conversation: whose turns are said.
-            answers: to the turns before the next one.
+        """Token ids up to where the next answer begins, given those before it.
 
         Raises:
             UnusableRow: the chat template refuses the conversation, nothing comes of it, or the
                 target has no embedding of one of the tokens.
         """
-        tokens = self._tokens(conversation, answers)
+        tokens = list(self._rendered(conversation, answers, tokenize=True))
         if not tokens:
             raise _without_tokens(conversation)
         if trouble := self._embedded.trouble(tokens):
             raise UnusableRow(conversation.source, "with a token that has no embedding", trouble)
         return tokens
 
-    def _tokens(self, conversation: Conversation, answers: Sequence[str]) -> list[int]:
-        if self._template is None:
-            return list(self._tokenizer(conversation.turns[0])["input_ids"])
-        return list(self._apply(self._template, conversation, answers, tokenize=True))
-
-    def _apply(
-        self,
-        template: ChatTemplate,
-        conversation: Conversation,
-        answers: Sequence[str],
-        tokenize: bool,
-    ) -> Any:
+    def _rendered(self, conversation: Conversation, answers: Sequence[str], tokenize: bool) -> Any:
         """Token ids or text, up to where the next answer begins."""
+        if self._template is None:
+            return self._tokenizer(conversation.turns[0])["input_ids"]
         try:
-            return template.apply(self.messages(conversation, answers), tokenize)
+            return self._template.apply(self.messages(conversation, answers), tokenize)
         except ConfigError as error:
             kind = "that the target's chat template refuses"
             raise UnusableRow(conversation.source, kind, str(error)) from error
@@ -216,10 +191,8 @@ class Dialogue:
         self.truncated = False
         self.trouble: UnusableRow | None = None
         self.cut_answers = 0
-        self._conversation = conversation
-        self._renderer = renderer
-        self._sampling = sampling
-        self._max_model_len = max_model_len
+        self._conversation, self._renderer = conversation, renderer
+        self._sampling, self._max_model_len = sampling, max_model_len
         self._answers: list[str] = []
         self._rows: list[Row] = []
         self._row: Row | None = None
@@ -238,15 +211,10 @@ class Dialogue:
         if room < 1:
             self.truncated = True
             return None
-        self._say(prompt)
-        sampling = self._sampling
-        return OpenTurn(
-            self.index,
-            turn,
-            prompt,
-            min(sampling.max_tokens, room),
-            answer_seed(sampling.seed, self.index, turn),
-        )
+        self._append_prompt(prompt)
+        max_tokens = min(self._sampling.max_tokens, room)
+        seed = answer_seed(self._sampling.seed, self.index, turn)
+        return OpenTurn(self.index, turn, prompt, max_tokens, seed)
 
     def take(self, answer: TurnAnswer) -> None:
         """Add the target's answer to the last turn."""
@@ -262,7 +230,7 @@ class Dialogue:
         """All rows; none where even the first prompt was too long."""
         return self._rows + ([self._row] if self._row is not None else [])
 
-    def _say(self, prompt: list[int]) -> None:
+    def _append_prompt(self, prompt: list[int]) -> None:
         """Make the row end with the prompt: by appending to it where possible."""
         if self._row is not None:
             known = len(self._row.input_ids)
@@ -281,12 +249,9 @@ class Dialogue:
 
 def _without_tokens(conversation: Conversation) -> UnusableRow:
     # The first token of a sequence is never predicted, so an answer cannot begin there.
-    return UnusableRow(
-        conversation.source,
-        "without tokens",
-        f"the prompt {shortened(conversation.turns[0])} has no tokens, and the tokenizer adds "
-        "none (such as BOS)",
-    )
+    said = shortened(conversation.turns[0])
+    detail = f"the prompt {said} has no tokens, and the tokenizer adds none (such as BOS)"
+    return UnusableRow(conversation.source, "without tokens", detail)
 
 
 def answer_seed(seed: int, conversation: int, turn: int) -> int:

@@ -158,7 +158,8 @@ def validated(
 
     Args:
         request: what is asked for.
-        default_max_nodes: K where none is given; None for the checkpoint's. Called when needed.
+        default_max_nodes: K at most, where nobody says it; None for the checkpoint's, whatever it is.
+            Called where it is needed: it reads the target's configuration.
 
     Raises:
         ConfigError: unknown keys, values out of range, a checkpoint that cannot be served.

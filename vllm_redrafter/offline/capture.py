@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`vllm-redrafter capture`: the target's hidden states for all rows of a data folder.
 
-A shard is written when all its rows are there. A run that is stopped therefore loses at most the
-shards that it was working on, and the next run writes those that are missing.
+A shard is written when all its rows are there; the next run writes missing ones.
 """
 
 from __future__ import annotations
@@ -17,17 +16,16 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from vllm_redrafter.data.capture_settings import CaptureSettings
-from vllm_redrafter.data.folder_info import begin
 from vllm_redrafter.data.hidden_states import (
     SHARD_BYTES,
     StatesInfo,
     StoredStates,
-    finished_shards,
     plan_shards,
     text_fingerprint,
 )
+from vllm_redrafter.data.output_folder import Part
 from vllm_redrafter.data.rows import row_lengths
+from vllm_redrafter.data.settings import CaptureSettings
 from vllm_redrafter.data.source import read_checked
 from vllm_redrafter.data.target import Target
 from vllm_redrafter.heads.target_layers import layers_of
@@ -44,14 +42,9 @@ it, in ascending order), the tokens of the longest text, and a folder for passin
 
 @dataclass(frozen=True)
 class CaptureJob:
-    """What to capture.
+    """What to capture: the states of `target`, a folder or hub id, for the rows of `data`.
 
-    Attributes:
-        target: folder or hub id.
-        data: what generate-data wrote.
-        output: folder of the hidden states.
-        settings: how.
-        other_target: the data may come from another target with the same tokenizer.
+    With `other_target`, another target with the same tokenizer may have written the data.
     """
 
     target: str
@@ -63,11 +56,6 @@ class CaptureJob:
 
 def capture(job: CaptureJob, start_engine: StartEngine, console: Console | None = None) -> None:
     """Write the hidden states that are missing, and compare a sample with transformers.
-
-    Args:
-        job: what to capture.
-        start_engine: starts what runs the target, such as `HiddenStatesEngine` with vLLM.
-        console: where to print.
 
     Raises:
         ConfigError: input that cannot work; the disk is too small; the folder holds other states.
@@ -82,15 +70,11 @@ def capture(job: CaptureJob, start_engine: StartEngine, console: Console | None 
     layers = layers_of(job.settings.target_layers, num_layers, "capture: target_layers")
     info = _describe(job, target, dataset, lengths, ends, layers)
     output = job.output.expanduser()
-    part = job.settings.own_part()
-    scratch_path = output / f".part-{part.number}-of-{part.of}"
-    with part.locked(output), _scratch_folder(scratch_path) as scratch:
-        begin(output, info)
-        shards = dict(enumerate(plan_shards(lengths.tolist(), info.shard_tokens)))
-        own = {number: rows for number, rows in shards.items() if part.has(number)}
-        finished = finished_shards(output)
-        missing = {n: rows for n, rows in own.items() if n not in finished}
-        run = CaptureRun(info, dataset, lengths, missing, output)
+    part = Part.parse(job.settings.part)
+    shards = plan_shards(lengths.tolist(), info.shard_tokens)
+    own = part.shards(len(shards))
+    with info.missing_shards(output, part, len(shards)) as missing:
+        run = CaptureRun(info, dataset, lengths, {n: shards[n] for n in missing}, output)
         _print_plan(console, info, len(shards), len(own), run)
         if missing:
             _check_space(output, run.num_bytes)
@@ -98,14 +82,20 @@ def capture(job: CaptureJob, start_engine: StartEngine, console: Console | None 
             settings = replace(job.settings, dtype=info.dtype)  # type: ignore[arg-type]  # checked there
             longest = int(lengths.max()) - 1
             wanted = [*layers, num_layers]
-            with closing(start_engine(job.target, settings, wanted, longest, scratch)) as engine:
+            with (
+                _scratch_folder(output / f".part-{part.k}-of-{part.n}") as scratch,
+                closing(start_engine(job.target, settings, wanted, longest, scratch)) as engine,
+            ):
                 run.run(engine, final_norm(ends), console)
     if job.settings.check_rows and own:
-        sample = _sample(own, lengths, job.settings.check_rows)
-        if set(shards) - finished_shards(output):
+        rows = [row for shard in own for row in shards[shard] if lengths[row] > 1]
+        if len(info.finished_shards(output)) < len(shards):
             console.print("other parts are missing still: the last part compares a sample")
             return
         states = StoredStates(output, row_lengths(dataset))
+        # Evenly spread from the first to the last.
+        places = np.linspace(0, len(rows) - 1, min(job.settings.check_rows, len(rows)))
+        sample = [rows[place] for place in places.astype(int)]
         apart = check_rows(target, states, {row: dataset[row]["input_ids"] for row in sample})
         console.print(
             f"{len(sample)} rows compared with transformers: at most {apart:.2%} of their length "
@@ -158,18 +148,12 @@ def _describe(
     )
 
 
-def _sample(own: dict[int, range], lengths: np.ndarray, num: int) -> list[int]:
-    """Rows of this part with anything to compare, evenly spread from the first to the last."""
-    rows = [row for shard in own.values() for row in shard if lengths[row] > 1]
-    places = np.linspace(0, len(rows) - 1, min(num, len(rows))).astype(int)
-    return [rows[place] for place in places]
-
-
 def _print_plan(
     console: Console, info: StatesInfo, num_shards: int, num_own: int, run: CaptureRun
 ) -> None:
+    num_bytes = (info.num_tokens - info.num_rows) * info.bytes_per_token
     console.print(
-        f"{info.num_rows} rows, {info.num_tokens:,} tokens: {info.num_bytes / GIB:.2f} GiB of "
+        f"{info.num_rows} rows, {info.num_tokens:,} tokens: {num_bytes / GIB:.2f} GiB of "
         f"hidden states ({info.bytes_per_token:,} bytes a token, {info.dtype}) in {num_shards} "
         "shards"
     )

@@ -42,14 +42,9 @@ class StatesEngine(Protocol):
 
 
 class CaptureRun:
-    """One run: from the missing shards' rows to their files.
+    """One run: from the rows of the missing shards, by shard, to files in `output`.
 
-    Args:
-        info: of all shards.
-        dataset: the data.
-        lengths: of all rows, as they are cut.
-        missing: by number, the rows of each shard to write.
-        output: their folder.
+    All rows are cut to `lengths`.
     """
 
     def __init__(
@@ -122,14 +117,9 @@ class CaptureRun:
 
 @torch.no_grad()
 def check_rows(target: Target, states: StoredStates, rows: Mapping[int, Sequence[int]]) -> float:
-    """Run the target over some rows with transformers, and compare.
+    """Run the target over the tokens of some rows, by number, with transformers, and compare.
 
     It is loaded in the dtype of the states, over all GPUs that there are.
-
-    Args:
-        target: whose states they are.
-        states: what was captured.
-        rows: by number, their tokens.
 
     Returns:
         The largest distance of a row, |captured - computed| / |computed|.

@@ -8,11 +8,11 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from vllm import EngineArgs, RequestOutput, SamplingParams
+from vllm import EngineArgs, SamplingParams
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 
-from vllm_redrafter.data.generation_settings import GenerationSettings
+from vllm_redrafter.data.settings import GenerationSettings
 from vllm_redrafter.data.target import Target
 from vllm_redrafter.data.turns import OpenTurn, TurnAnswer
 from vllm_redrafter.offline.llm import (
@@ -27,7 +27,7 @@ from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.processor import advice_on
 
 CPU_BATCHED_TOKENS = 4096
-"""Tokens of a step that vLLM takes on a CPU where it is not told another number."""
+"""Tokens of a step that vLLM takes on a CPU by default."""
 
 
 def _prefill_arguments(target: str, settings: GenerationSettings) -> dict[str, Any]:
@@ -102,22 +102,8 @@ def sampling_params(turn: OpenTurn, settings: GenerationSettings) -> SamplingPar
     )
 
 
-def _turn_answer(conversation: int, output: RequestOutput) -> TurnAnswer:
-    """What vLLM wrote, as `TargetEngine` gives it."""
-    written = output.outputs[0]
-    return TurnAnswer(
-        conversation=conversation,
-        tokens=list(written.token_ids),
-        ended=written.finish_reason == "stop",
-    )
-
-
 class OfflineEngine:
     """The target in vLLM, writing training data: a `TargetEngine`.
-
-    Args:
-        target: that is to write.
-        settings: how to generate.
 
     Raises:
         ConfigError: vLLM cannot start with them.
@@ -144,29 +130,26 @@ class OfflineEngine:
         return self._settings.in_flight
 
     def answers(self, waiting: deque[OpenTurn]) -> Iterator[TurnAnswer]:
-        """See `TargetEngine`.
-
-        Raises:
-            ConfigError: the engine died.
-        """
+        """See `TargetEngine`; ConfigError where the engine died."""
 
         def next_request() -> EngineRequest | None:
             if not waiting:
                 return None
             turn = waiting.popleft()
-            return EngineRequest(
-                str(turn.conversation), turn.prompt, sampling_params(turn, self._settings)
-            )
+            params = sampling_params(turn, self._settings)
+            return EngineRequest(str(turn.conversation), turn.prompt, params)
 
         with failures_while("generating"):
             engine = self._llm.llm_engine
             for outputs in run_requests(engine, next_request, self._settings.in_flight):
                 for output in outputs:
                     if output.finished:
-                        yield _turn_answer(int(output.request_id), output)
+                        answer = output.outputs[0]
+                        ended = answer.finish_reason == "stop"
+                        yield TurnAnswer(int(output.request_id), list(answer.token_ids), ended)
 
     def tokens_per_step(self) -> float | None:
-        """See `TargetEngine`; from vLLM's own counters."""
+        """From vLLM's own counters."""
         if self._settings.drafter is None:
             return None
         counters = {metric.name: metric for metric in self._llm.get_metrics()}
@@ -175,5 +158,4 @@ class OfflineEngine:
         return 1 + accepted / drafts if drafts else None
 
     def close(self) -> None:
-        """See `TargetEngine`."""
         self._llm.llm_engine.engine_core.shutdown()

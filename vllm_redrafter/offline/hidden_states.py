@@ -2,11 +2,8 @@
 """The target's hidden states of whole texts, from vLLM's own `extract_hidden_states`.
 
 That method keeps what comes out of some layers, of the last one *before* the final norm, in a KV
-cache group of its own; a connector saves a request's rows to a file when the request is finished,
-and names the file in the request's output. Whoever runs the engine reads the file and deletes it.
-
-Prompts are read whole and no prefix is taken from the cache: every row is computed, once, by the
-step that reads its token.
+cache group of its own. A connector saves a finished request's rows to a file and names it in the
+request's output; it is read and deleted here. Prompts are read whole, and not from the cache.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ from vllm.model_executor.models.interfaces import supports_eagle3
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 
-from vllm_redrafter.data.capture_settings import CaptureSettings
+from vllm_redrafter.data.settings import CaptureSettings
 from vllm_redrafter.offline.llm import (
     EngineRequest,
     core_in_this_process,
@@ -47,7 +44,7 @@ from vllm_redrafter.offline.llm import (
 from vllm_redrafter.utils.errors import ConfigError
 
 WRITING_SECONDS = 300.0
-"""A file that is not there so long after the last request is not coming."""
+"""For the files of the last requests."""
 
 BATCHED_TOKENS = 8192
 """Tokens of a step: where prompts are not read in parts, at least the longest."""
@@ -65,18 +62,11 @@ _OUR_OWN = (
 
 
 class HiddenStatesEngine:
-    """The target in vLLM, reading text: a `StatesEngine`.
-
-    Args:
-        target: a folder, or a hub id.
-        settings: how to capture.
-        layers: whose output is wanted, in ascending order.
-        longest: tokens of the longest text.
-        scratch: a folder for vLLM's files, which lie there for a moment.
+    """The target in vLLM, reading text: a `StatesEngine`; see `capture.StartEngine`.
 
     Raises:
-        ConfigError: vLLM cannot start with them, which is also so for a target whose class in
-            vLLM does not hand out hidden states.
+        ConfigError: vLLM cannot start with the settings, or its class of the target does not hand
+            out hidden states.
     """
 
     def __init__(
@@ -131,17 +121,7 @@ class HiddenStatesEngine:
             )
 
     def states(self, texts: Iterable[tuple[int, list[int]]]) -> Iterator[tuple[int, Tensor]]:
-        """The layers' hidden states, without a norm, in the order in which texts are done.
-
-        Args:
-            texts: (a name, its tokens); read when there is room for another.
-
-        Yields:
-            (the name, [tokens, layers * H] in the target's dtype, on the CPU).
-
-        Raises:
-            ConfigError: the engine died, or saves nothing.
-        """
+        """See `StatesEngine`; ConfigError where the engine died, or saves nothing."""
         params = SamplingParams(
             max_tokens=1, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
         )
@@ -168,7 +148,6 @@ class HiddenStatesEngine:
                     raise RuntimeError(f"no hidden states in {saved[0][1]}")
 
     def close(self) -> None:
-        """End the engine; the device is free then."""
         self._llm.llm_engine.engine_core.shutdown()
 
 

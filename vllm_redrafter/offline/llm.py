@@ -18,7 +18,7 @@ from vllm_redrafter.utils.errors import ConfigError, one_line
 from vllm_redrafter.utils.files import check_no_pattern
 
 CPU_MEMORY_SHARE, CPU_MOST_MEMORY = 0.8, 0.92
-"""Of a CPU's memory: what engines take of what is free, and vLLM's own share of all, at most."""
+"""Of a CPU's memory: the share of what is free that engines take, and the most of all."""
 
 
 @contextmanager
@@ -87,13 +87,10 @@ def core_in_this_process() -> Iterator[None]:
 
 
 def memory_arguments(workers: int) -> dict[str, Any]:
-    """Arguments of vLLM with which an engine on a CPU takes of the memory what is free.
+    """Arguments with which a CPU engine of so many workers takes of the memory what is free.
 
     Else it asks for 0.92 of all, and does not start beside programs that have more than the rest.
     VLLM_CPU_KVCACHE_SPACE and `--engine-args` go before.
-
-    Args:
-        workers: how many share the memory.
     """
     if not current_platform.is_cpu():
         return {}
@@ -113,13 +110,10 @@ class EngineRequest(NamedTuple):
 def run_requests(
     engine: Any, next_request: Callable[[], EngineRequest | None], in_flight: int
 ) -> Iterator[list[RequestOutput]]:
-    """Keep up to `in_flight` requests in the engine, and yield what each of its steps puts out.
+    """Keep up to `in_flight` requests in vLLM's LLMEngine, and yield what each step puts out.
 
-    Args:
-        engine: vLLM's LLMEngine.
-        next_request: asked whenever there is room. Where it has none, the engine goes on with
-            those that it has; the iterator ends when there are no others either.
-        in_flight: the most requests at once.
+    `next_request` is asked whenever there is room. Where it has none, the engine goes on with
+    those that it has; the iterator ends when there are no others either.
     """
     running = 0
     while True:
@@ -141,17 +135,9 @@ def decode_all(
     in_flight: int,
     on_finished: Callable[[], None] = lambda: None,
 ) -> list[list[list[int]]]:
-    """Decode all prompts greedily, `in_flight` at a time, keeping what each step output.
+    """Decode all prompts greedily, `in_flight` at a time: per prompt and step, the tokens.
 
-    Args:
-        engine: vLLM's LLMEngine.
-        prompts: token ids.
-        max_tokens: of an answer.
-        in_flight: how many requests the engine holds at once.
-        on_finished: called for each finished answer.
-
-    Returns:
-        Per prompt and step, the step's tokens.
+    `on_finished` is called for each finished answer.
     """
     params = SamplingParams(
         temperature=0.0,

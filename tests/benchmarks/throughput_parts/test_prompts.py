@@ -10,7 +10,7 @@ from jinja2 import TemplateError
 from throughput_parts.methods import InputError
 from throughput_parts.prompts import SUITES, choose, read_dataset, tokenize
 
-from vllm_redrafter.data.vocabulary import EmbeddedTokens
+from vllm_redrafter.data.target import EmbeddedTokens
 
 WORDS = ["<s>", "a", "g", "h", "<system>", "<user>"]
 CONVERSATION = [{"role": "system", "content": "g"}, {"role": "user", "content": "h"}]

@@ -18,12 +18,12 @@ from redrafter_testing.engines.fake_server import FakeServer
 from redrafter_testing.engines.generation_runs import content
 from vllm_redrafter.cli.main import app
 from vllm_redrafter.data.conversation_rows import Conversation
-from vllm_redrafter.data.dataset import finished_shards
+from vllm_redrafter.data.dataset import DatasetInfo
 from vllm_redrafter.data.endpoints import client
 from vllm_redrafter.data.endpoints.engine import EndpointEngine
 from vllm_redrafter.data.endpoints.served_target import ServedTarget
 from vllm_redrafter.data.generation import GenerationSummary, generate_data
-from vllm_redrafter.data.generation_settings import (
+from vllm_redrafter.data.settings import (
     EndpointSettings,
     GenerationSettings,
     SamplingSettings,
@@ -147,7 +147,7 @@ def test_without_any_server_it_ends_with_what_each_of_them_said_and_is_continued
     dead.die()
     with pytest.raises(ConfigError, match=r"no endpoint is left: http.*: Conn.*; http.*: status 5"):
         run(dead, failing)
-    assert 0 < len(finished_shards(run.output)) < 7
+    assert 0 < len(DatasetInfo.finished_shards(run.output)) < 7
     with pytest.raises(ConfigError, match=r"no endpoint is left: http.*same command again"):
         run(dead)
     run(serve())
@@ -180,11 +180,6 @@ def test_what_no_server_would_do_better_ends_the_run(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         run(serve(**values))
-
-
-def test_a_server_with_other_weights_is_refused(serve: Serve, run: Run) -> None:
-    with pytest.raises(ConfigError, match=r"has other weights than http"):
-        run(serve(), serve(weights=1))
 
 
 # The command

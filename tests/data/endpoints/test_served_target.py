@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from vllm_redrafter.data.endpoints.client import EndpointClient, EndpointDown
+from vllm_redrafter.data.endpoints.engine import parsed_addresses
 from vllm_redrafter.data.endpoints.served_target import ServedTarget
-from vllm_redrafter.data.generation_settings import SamplingSettings
+from vllm_redrafter.data.settings import SamplingSettings
 from vllm_redrafter.data.target import Target
 from vllm_redrafter.utils.errors import ConfigError
 
@@ -94,3 +95,11 @@ def test_what_is_no_server_of_vllm_s_is_down(check: Callable[..., str]) -> None:
         check(change=lambda completion: completion.pop("choices"))
     with pytest.raises(EndpointDown, match=r"status 503: .*loading"):
         check(failure=lambda body: (503, "loading"))
+
+
+def test_each_server_is_there_once_and_without_a_path_of_the_api() -> None:
+    given = "http://a:8000/, http://b:8000/v1/,https://d/prefix/v1,http://a:8000"
+    assert parsed_addresses(given) == ["http://a:8000", "http://b:8000", "https://d/prefix"]
+    for wrong in ("", "localhost:8000", "ftp://a:1", "http://", "http://a:port", "http://a:1?x=1"):
+        with pytest.raises(ConfigError, match=r"--endpoint .*: not the address of a server; give"):
+            parsed_addresses(f"http://a:1,{wrong}")

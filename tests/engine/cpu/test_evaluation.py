@@ -17,7 +17,7 @@ from redrafter_testing.models.training_data import PROMPT_LENGTH, write_data
 from redrafter_testing.requests.answers import single_tokens_of
 from redrafter_testing.requests.workloads import Workload
 from vllm_redrafter.config import ReDrafterConfig
-from vllm_redrafter.data.dataset import Row
+from vllm_redrafter.data.rows import Row
 from vllm_redrafter.evaluation.evaluate import CONTEXT_MATCHES, EvaluationJob, evaluate
 from vllm_redrafter.training.run import TrainingJob, train
 from vllm_redrafter.training.training_config import TrainingConfig

@@ -23,7 +23,7 @@ from vllm_redrafter.data.dataset import read_dataset
 from vllm_redrafter.data.endpoints.engine import EndpointEngine
 from vllm_redrafter.data.endpoints.served_target import ServedTarget
 from vllm_redrafter.data.generation import generate_data
-from vllm_redrafter.data.generation_settings import (
+from vllm_redrafter.data.settings import (
     EndpointSettings,
     GenerationSettings,
     SamplingSettings,

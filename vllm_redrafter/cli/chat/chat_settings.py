@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vllm_redrafter.data.text_checks import check_system_prompt
+from vllm_redrafter.data.conversation_rows import check_system_prompt
 from vllm_redrafter.utils.settings import check, setting
 
 

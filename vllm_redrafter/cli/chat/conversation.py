@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from vllm_redrafter.cli.chat.chat_settings import ChatSettings
-from vllm_redrafter.data.text_checks import half_character
+from vllm_redrafter.data.conversation_rows import unpaired_surrogate
 from vllm_redrafter.utils.errors import ConfigError
 
 DRAFTED = "green"
@@ -67,7 +67,7 @@ class Conversation:
 
     def _answer(self, message: str) -> None:
         """Show the answer while it comes; Ctrl-C ends it, and what came of it counts."""
-        if half := half_character(message):
+        if half := unpaired_surrogate(message):
             self._refuse(f"{half} is half of a character")
             return
         given, question = _Answer(), {"role": "user", "content": message}

@@ -22,9 +22,8 @@ from vllm_redrafter.cli.demo.engine import Decoded, Job, Round, decode_in_vllm
 from vllm_redrafter.cli.demo.smollm2_target import get_target
 from vllm_redrafter.cli.serving_backend import Backend, serving_backend
 from vllm_redrafter.data.conversation_rows import Conversation
-from vllm_redrafter.data.target import Target
+from vllm_redrafter.data.target import EmbeddedTokens, Target
 from vllm_redrafter.data.turns import PromptRenderer
-from vllm_redrafter.data.vocabulary import EmbeddedTokens
 from vllm_redrafter.utils.processor import fast_dtype
 from vllm_redrafter.utils.progress import progress_bar
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import openai
 
-from vllm_redrafter.data.generation_settings import SamplingSettings
+from vllm_redrafter.data.settings import SamplingSettings
 from vllm_redrafter.data.turns import OpenTurn, TurnAnswer
 from vllm_redrafter.utils.errors import ConfigError
 
@@ -39,12 +39,7 @@ class EndpointDown(Exception):
 
 
 class EndpointClient:
-    """Asks one server.
-
-    Args:
-        address: without /v1.
-        sampling: how tokens are drawn.
-        seconds: that an answer may take, retries included.
+    """Asks one server, whose address is without /v1; an answer may take `seconds` with retries.
 
     All that it is asked may raise an EndpointDown (another server may answer) or a ConfigError (the
     server refuses the request).
@@ -61,10 +56,7 @@ class EndpointClient:
         )
 
     async def models(self) -> list[tuple[str, str, int]]:
-        """Of each that it serves: (name, folder or hub id, the most tokens of an answered prompt).
-
-        Adapters are left out, being other models.
-        """
+        """Of each model that it serves, adapters left out: (name, folder or hub id, max length)."""
 
         def read(page: Any) -> list[tuple[str, str, int]]:
             models = [(model.id, model.model_extra) for model in page.data]
@@ -93,7 +85,6 @@ class EndpointClient:
         return await self._complete(model, prompt, 1, {"prompt_logprobs": 1}, read)
 
     async def answer(self, model: str, turn: OpenTurn) -> TurnAnswer:
-        """Have a turn answered."""
         sampling = self._sampling
         asked = {
             "temperature": sampling.temperature,
@@ -120,7 +111,6 @@ class EndpointClient:
         return TurnAnswer(turn.conversation, tokens, ended=reason == "stop")
 
     async def close(self) -> None:
-        """Close its connections."""
         await self._openai.close()
 
     async def _complete(

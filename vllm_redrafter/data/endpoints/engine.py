@@ -7,14 +7,38 @@ import asyncio
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from rich.console import Console
 
 from vllm_redrafter.data.endpoints.client import EndpointClient, EndpointDown
 from vllm_redrafter.data.endpoints.served_target import ServedTarget
-from vllm_redrafter.data.generation_settings import EndpointSettings, GenerationSettings
+from vllm_redrafter.data.settings import EndpointSettings, GenerationSettings
 from vllm_redrafter.data.turns import OpenTurn, TurnAnswer
 from vllm_redrafter.utils.errors import ConfigError
+
+
+def parsed_addresses(text: str) -> list[str]:
+    """From `URL[,URL...]`: each address once and in order, without a slash or /v1 at its end.
+
+    Raises:
+        ConfigError: something is no address.
+    """
+    return list(dict.fromkeys(_address(each.strip()) for each in text.split(",")))
+
+
+def _address(text: str) -> str:
+    try:
+        parts = urlsplit(text)
+        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        valid = False
+    if not valid or parts.query or parts.fragment:
+        raise ConfigError(
+            f"--endpoint {text}: not the address of a server; give one such as "
+            "http://localhost:8000, or several with commas between them"
+        )
+    return text.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 @dataclass(eq=False)
@@ -32,7 +56,7 @@ class EndpointEngine:
         target: what they have to serve.
         settings: how to generate; `in_flight` is for each server.
         endpoints: how to ask them.
-        console: where is said that one is left out.
+        console: names servers that are left out.
 
     Raises:
         ConfigError: a server serves something else, or none answers.
@@ -46,7 +70,7 @@ class EndpointEngine:
         endpoints: EndpointSettings,
         console: Console,
     ) -> None:
-        self._target, self._settings, self._console = target, settings, console
+        self._settings, self._console, self.max_model_len = settings, console, target.max_model_len
         self._loop = asyncio.new_event_loop()
         self._clients = [
             EndpointClient(address, settings.sampling, endpoints.request_timeout)
@@ -56,25 +80,17 @@ class EndpointEngine:
         self._troubles: list[str] = []
         self._tasks: set[asyncio.Task[TurnAnswer]] = set()
         try:
-            self._loop.run_until_complete(self._start())
+            self._loop.run_until_complete(self._start(target))
         except BaseException:
             self.close()
             raise
-
-    @property
-    def max_model_len(self) -> int:
-        return self._target.max_model_len
 
     @property
     def in_flight(self) -> int:
         return self._settings.in_flight * max(1, len(self._servers))
 
     def answers(self, waiting: deque[OpenTurn]) -> Iterator[TurnAnswer]:
-        """See `TargetEngine`.
-
-        Raises:
-            ConfigError: no server is left, or one refuses a request.
-        """
+        """See `TargetEngine`; ConfigError where no server is left, or one refuses a request."""
         while waiting or self._tasks:
             while waiting:
                 self._tasks.add(self._loop.create_task(self._answer(waiting.popleft())))
@@ -86,7 +102,7 @@ class EndpointEngine:
                 raise failed[0]
 
     def tokens_per_step(self) -> float | None:
-        """See `TargetEngine`; servers do not say it request by request."""
+        """Servers do not say it request by request."""
         return None
 
     def close(self) -> None:
@@ -95,16 +111,16 @@ class EndpointEngine:
             self._loop.run_until_complete(self._end())
             self._loop.close()
 
-    async def _start(self) -> None:
-        await asyncio.gather(*map(self._check, self._clients))
+    async def _start(self, target: ServedTarget) -> None:
+        async def check(client: EndpointClient) -> None:
+            try:
+                self._servers.append(_Server(client, await target.check(client)))
+            except EndpointDown as error:
+                self._note(client, error)
+
+        await asyncio.gather(*map(check, self._clients))
         if not self._servers:
             raise self._none_left()
-
-    async def _check(self, client: EndpointClient) -> None:
-        try:
-            self._servers.append(_Server(client, await self._target.check(client)))
-        except EndpointDown as error:
-            self._note(client, error)
 
     async def _answer(self, turn: OpenTurn) -> TurnAnswer:
         while self._servers:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Does a server serve the target? Asked of it before it is asked for data.
 
-Its name, length and tokenizer are compared with the target's folder. Its weights cannot be, without
-loading them: they are compared with those of the first server that was asked for this data, by the
-log-probabilities of a fixed text (`served.json`).
+Its name, length and tokenizer are compared with the target's files. Its weights are compared with
+those of the first server that was asked for this data, by the log-probabilities of a fixed text
+(`served.json`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ TEXT = (
 )
 COMPARED_TOKENS = 32
 TOLERANCE = 0.1
-"""Of the mean difference of log-probabilities, in nats: what batches and parallelism of other sizes
-make of the same weights in bf16 is far less, and what other weights make of it more."""
+"""Of the mean difference of log-probabilities, in nats: rounding in bf16 makes far less, other
+weights make more."""
 
 
 class ServedTarget:
@@ -37,7 +37,7 @@ class ServedTarget:
         output: the data's folder, which keeps the first server's log-probabilities.
 
     Raises:
-        ConfigError: the target cannot be read, or nobody says how long its texts may be.
+        ConfigError: the target cannot be read, or its greatest length is unknown.
     """
 
     def __init__(

@@ -20,7 +20,11 @@ from vllm_redrafter.tree.policy import SearchShape
 
 
 class TreeProposer(Proposer[Tensor]):
-    """vLLM's custom proposer (`method="custom_class"`), made by the model runner."""
+    """vLLM's custom proposer (`method="custom_class"`), made by the model runner.
+
+    Attributes:
+        target_layers: that the drafter reads beside the last hidden state.
+    """
 
     def __init__(self, vllm_config: VllmConfig) -> None:
         settings = Settings.of(vllm_config)
@@ -43,7 +47,14 @@ class TreeProposer(Proposer[Tensor]):
         return self.drafter.config.hidden_width if self.drafter is not None else 0
 
     def explore(self, states: Tensor, root_tokens: Tensor, shape: SearchShape) -> ExploredNodes:
-        """Search from `states` [R, (1 + n) H] and the last sampled tokens [R] int64."""
+        """What the drafter finds that continues the roots.
+
+        Args:
+            states: [R, (1 + n) H], the target's hidden state that predicted each root token, then
+                those of its n `target_layers`.
+            root_tokens: [R] int64, the last sampled tokens.
+            shape: the search.
+        """
         assert self.drafter is not None
         ranked = self.drafter.config.num_ranked_tokens
         count = affordable(self.config.candidates, len(root_tokens), shape.beam_length, ranked)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from vllm_redrafter.engine.cpu.heads.packed_head import PackedSelector
+from vllm_redrafter.engine.cpu.heads.selector import PackedSelector
 from vllm_redrafter.engine.cpu.packed_weights import packed
 from vllm_redrafter.heads.selector import Selector, SelectorConfig
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from vllm_redrafter.data.generation_settings import GenerationSettings
+from vllm_redrafter.data.settings import GenerationSettings
 from vllm_redrafter.data.turns import OpenTurn, TurnAnswer
 
 WORDS = ["value", "name", "list", "7", "49", "value 3"]

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from redrafter_testing.engines.fake_engine import FakeEngine
-from vllm_redrafter.data.generation_settings import GenerationSettings
+from vllm_redrafter.data.settings import GenerationSettings
 from vllm_redrafter.data.turns import OpenTurn
 
 Failure = tuple[int, str]

@@ -12,7 +12,7 @@ from redrafter_testing.engines.fake_engine import FakeEngine, Killed
 from redrafter_testing.models.tiny_models import add_tokenizer, make_target
 from vllm_redrafter.data.conversation_rows import Conversation
 from vllm_redrafter.data.generation import GenerationSummary, generate_data
-from vllm_redrafter.data.generation_settings import GenerationSettings, SamplingSettings
+from vllm_redrafter.data.settings import GenerationSettings, SamplingSettings
 from vllm_redrafter.data.target import Target
 
 SETTINGS = GenerationSettings(sampling=SamplingSettings(max_tokens=40), shard_size=3, in_flight=4)

@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer
 
-from vllm_redrafter.data.dataset import DatasetInfo, Row, write_shard
+from vllm_redrafter.data.dataset import DatasetInfo, write_shard
 from vllm_redrafter.data.fingerprint import target_fingerprint, tokenizer_fingerprint
-from vllm_redrafter.data.generation_settings import SamplingSettings
-from vllm_redrafter.data.rows import TextRow
+from vllm_redrafter.data.rows import Row, TextRow
+from vllm_redrafter.data.settings import SamplingSettings
 from vllm_redrafter.data.target import Target
 from vllm_redrafter.replay.target import load_target
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from vllm_redrafter.data.capture_settings import CaptureSettings
 from vllm_redrafter.data.dataset import read_dataset
 from vllm_redrafter.data.fingerprint import target_fingerprint
 from vllm_redrafter.data.hidden_states import StatesInfo, text_fingerprint, write_states
 from vllm_redrafter.data.rows import row_lengths
+from vllm_redrafter.data.settings import CaptureSettings
 from vllm_redrafter.data.target import Target
 from vllm_redrafter.replay.target import hidden_states, load_target
 

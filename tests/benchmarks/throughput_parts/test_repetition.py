@@ -2,8 +2,7 @@
 """How much texts repeat themselves."""
 
 import pytest
-
-from vllm_redrafter.data.repetition import repeated_share
+from throughput_parts.report import repeated_share
 
 
 @pytest.mark.parametrize(

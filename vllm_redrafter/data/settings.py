@@ -1,40 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `generate-data` may be told; a new setting is a new field here, and nothing else."""
+"""Options of `generate-data`, `make-prompts` and `capture`: a field each."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from vllm_redrafter.data.parts import Part
-from vllm_redrafter.data.text_checks import check_system_prompt
+from vllm_redrafter.data.conversation_rows import check_system_prompt
+from vllm_redrafter.data.output_folder import Part
+from vllm_redrafter.heads.target_layers import AUTO, LAYERS_HELP, parsed_layers
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.json_files import parse_json
 from vllm_redrafter.utils.settings import check, setting
 
+MAX_PROMPT_TOKENS = 256
+"""Of a prompt that the target writes; a turn that goes on is left out."""
+
 
 @dataclass(frozen=True)
-class SamplingSettings:
-    """How the target's tokens are drawn; a part of what makes the data what it is.
+class TargetSettings:
+    """What the target's tokens depend on besides the distribution that they are drawn from."""
 
-    Raises:
-        ConfigError: a value is out of range.
-    """
-
-    temperature: float = setting(
-        1.0, "Temperature of the target's distribution; 0 is greedy.", at_least=0
-    )
-    top_p: float = setting(
-        1.0,
-        "Draw among the most probable tokens that have this probability together. Below 1 the "
-        "vocabulary is sorted at every token, which on a CPU takes longer than a small target.",
-        above=0,
-        at_most=1,
-    )
-    top_k: int | None = setting(
-        None, "Draw among this many most probable tokens.", at_least=1, default_text="all"
-    )
-    max_tokens: int = setting(1024, "The most tokens of one answer.", at_least=1)
     seed: int = setting(
         0, "Seed of the data: the seed of all that is written is derived from it.", at_least=0
     )
@@ -52,12 +38,28 @@ class SamplingSettings:
 
 
 @dataclass(frozen=True)
-class EngineSettings:
-    """How vLLM runs in this process; what it computes does not depend on it.
+class SamplingSettings(TargetSettings):
+    """How the target's tokens are drawn; a part of what makes the data what it is."""
 
-    Raises:
-        ConfigError: a value is out of range, or `engine_args` is no JSON object.
-    """
+    temperature: float = setting(
+        1.0, "Temperature of the target's distribution; 0 is greedy.", at_least=0
+    )
+    top_p: float = setting(
+        1.0,
+        "Draw among the most probable tokens that have this probability together. Below 1 the "
+        "vocabulary is sorted at every token, which on a CPU takes longer than a small target.",
+        above=0,
+        at_most=1,
+    )
+    top_k: int | None = setting(
+        None, "Draw among this many most probable tokens.", at_least=1, default_text="all"
+    )
+    max_tokens: int = setting(1024, "The most tokens of one answer.", at_least=1)
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """How vLLM runs in this process; what it computes does not depend on it."""
 
     tensor_parallel_size: int = setting(
         1, "Devices that share the target's layers, as vLLM's --tensor-parallel-size.", at_least=1
@@ -77,38 +79,26 @@ class EngineSettings:
 
     def further_arguments(self) -> dict[str, Any]:
         """`engine_args` as a dictionary."""
-        problem = f"engine_args must be a JSON object, got {self.engine_args!r}"
         try:
             found = parse_json(self.engine_args)
+            problem = "" if isinstance(found, dict) else "no object"
         except ValueError as error:
-            raise ConfigError(f"{problem}: no JSON: {error}") from error
-        if not isinstance(found, dict):
+            problem = f"no JSON: {error}"
+        if problem:
             raise ConfigError(
-                f'{problem}: give a JSON object, such as {{"gpu_memory_utilization": 0.8}}'
+                f"engine_args must be a JSON object, got {self.engine_args!r}: {problem}; give "
+                'one such as {"gpu_memory_utilization": 0.8}'
             )
-        return found
+        return dict(found)
 
 
 @dataclass(frozen=True)
 class GenerationSettings:
-    """How to generate.
-
-    Attributes:
-        sampling: how tokens are drawn.
-        engine: how vLLM runs.
-
-    Raises:
-        ConfigError: a value is out of range.
-    """
+    """How `generate-data` generates."""
 
     sampling: SamplingSettings = field(default_factory=SamplingSettings)
     system_prompt: str | None = setting(
         None, "System message for conversations that have none of their own."
-    )
-    strict: bool = setting(
-        False,
-        "End with an error at the first row of the prompts that cannot be used, instead of leaving "
-        "such rows out.",
     )
     drafter: str | None = setting(
         None, "A ReDrafter checkpoint to generate with. The data is the same, but sooner there."
@@ -133,21 +123,13 @@ class GenerationSettings:
 
     def __post_init__(self) -> None:
         check(self, "generation:")
-        self.own_part()
+        Part.parse(self.part)
         check_system_prompt(self.system_prompt)
-
-    def own_part(self) -> Part:
-        """`part`, parsed."""
-        return Part.parse(self.part, "generation:")
 
 
 @dataclass(frozen=True)
 class EndpointSettings:
-    """How to ask running servers (`generate-data --endpoint`).
-
-    Raises:
-        ConfigError: a value is out of range.
-    """
+    """How to ask running servers (`generate-data --endpoint`)."""
 
     served_name: str | None = setting(
         None,
@@ -165,26 +147,8 @@ class EndpointSettings:
 
 
 @dataclass(frozen=True)
-class PromptSampling(SamplingSettings):
-    """How the tokens of prompts are drawn: never greedily, and not for as long."""
-
-    temperature: float = setting(1.0, "Temperature of the target's distribution.", above=0)
-    max_tokens: int = setting(
-        256, "The most tokens of a prompt; a turn that goes on is left out.", at_least=1
-    )
-
-
-@dataclass(frozen=True)
 class PromptSettings:
-    """How `make-prompts` makes prompts.
-
-    Attributes:
-        sampling: how tokens are drawn.
-        engine: how vLLM runs.
-
-    Raises:
-        ConfigError: a value is out of range.
-    """
+    """How `make-prompts` makes prompts."""
 
     num: int = setting(20_000, "Number of prompts, those of a run before included.", at_least=1)
     system_prompt: str | None = setting(
@@ -192,8 +156,8 @@ class PromptSettings:
         "System message that the target writes the user's turn after, for another language or "
         "subject; it is kept with each prompt.",
     )
-    min_characters: int = setting(12, "Leave out what is shorter.", at_least=1)
-    sampling: PromptSampling = field(default_factory=PromptSampling)
+    temperature: float = setting(1.0, "Temperature of the target's distribution.", above=0)
+    target: TargetSettings = field(default_factory=TargetSettings)
     in_flight: int = setting(
         256, "Number of attempts that the engine works on at once.", at_least=1
     )
@@ -203,7 +167,48 @@ class PromptSettings:
         check(self, "prompts:")
         check_system_prompt(self.system_prompt)
 
-    def recipe(self) -> dict[str, Any]:
-        """What the prompts depend on: not how many there shall be, nor how they are computed."""
-        own = {"system_prompt": self.system_prompt, "min_characters": self.min_characters}
-        return {**own, **asdict(self.sampling)}
+    @property
+    def sampling(self) -> SamplingSettings:
+        """How prompts are drawn: never greedily, or all would be one."""
+        return SamplingSettings(
+            **asdict(self.target), temperature=self.temperature, max_tokens=MAX_PROMPT_TOKENS
+        )
+
+
+@dataclass(frozen=True)
+class CaptureSettings:
+    """How `capture` captures hidden states."""
+
+    max_length: int = setting(
+        2048,
+        "Rows are cut to this many tokens: the longest --block-length that can be trained with.",
+        at_least=2,
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
+        "auto",
+        "Dtype of the target's weights in vLLM and of the hidden states; auto takes that of its "
+        "checkpoint.",
+    )
+    target_layers: str = setting(
+        AUTO,
+        "Capture the hidden states of these layers too, for train --target-layers: "
+        f"{LAYERS_HELP}. Each takes as much disk as the last hidden states.",
+    )
+    part: str = setting(
+        "1/1",
+        "Capture only the k-th of n parts, k/n. Processes with a part each write into the same "
+        "folder: a GPU or a machine for each.",
+    )
+    in_flight: int = setting(64, "Number of rows that the engine works on at once.", at_least=1)
+    check_rows: int = setting(
+        3,
+        "Compute this many rows with transformers as well, when all are captured, and compare. 0 "
+        "where no machine can load the target with transformers.",
+        at_least=0,
+    )
+    engine: EngineSettings = field(default_factory=EngineSettings)
+
+    def __post_init__(self) -> None:
+        check(self, "capture:")
+        Part.parse(self.part)
+        parsed_layers(self.target_layers, "capture: target_layers")
