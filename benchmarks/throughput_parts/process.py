@@ -56,8 +56,7 @@ class EngineProcess(ProcessGroup):
             super().__init__(
                 [sys.executable, "-P", ENGINE_SCRIPT, job_file, self._results],
                 {**os.environ, **variables},
-                stdout=log.file,
-                stderr=log.file,
+                log.file,
             )
 
     def wait_until_started(self) -> None:

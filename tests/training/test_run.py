@@ -198,7 +198,7 @@ def test_a_killed_run_is_resumed_to_the_same_weights(
     target: Path, data: Path, tmp_path: Path
 ) -> None:
     """kill -9 anywhere, and the same command with --resume."""
-    settings = ["--max-steps=60", "--save-every=5", "--spec-tokens=6"]
+    settings = ["--max-steps=60", "--save-every=5"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
 
     def command(output: Path, *more: str) -> list[str]:

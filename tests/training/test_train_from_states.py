@@ -129,7 +129,7 @@ def test_two_processes_train_as_one_does(
     command += ["-m", "vllm_redrafter", "train", str(target), f"--data={data}"]
     command += [f"--output={tmp_path / 'together'}", f"--hidden-states={states}"]
     command += ["--batch-size=2", "--micro-batch-size=1", "--block-length=26", "--unroll-steps=3"]
-    command += ["--warmup-steps=1", "--held-out=4", "--max-steps=4", "--spec-tokens=6"]
+    command += ["--warmup-steps=1", "--held-out=4", "--max-steps=4"]
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",

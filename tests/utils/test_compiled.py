@@ -9,18 +9,6 @@ from pathlib import Path
 import pytest
 
 from vllm_redrafter.utils import compiled as module
-from vllm_redrafter.utils.compiled import compiled
-
-
-def test_a_compiled_function_computes_what_it_says() -> None:
-    @compiled
-    def triangular(number: int) -> int:
-        total = 0
-        for value in range(number + 1):
-            total += value
-        return total
-
-    assert triangular(100) == 5050
 
 
 def test_an_engine_can_start_after_numba_is_loaded() -> None:

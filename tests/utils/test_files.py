@@ -37,12 +37,14 @@ def test_of_several_writers_the_first_one_s_file_stays(
         assert (tmp_path / "file").read_bytes() == b"first" and names(tmp_path) == ["file"]
 
 
-def test_a_folder_takes_its_name_when_it_is_whole(tmp_path: Path) -> None:
+def test_a_folder_takes_its_name_when_it_is_whole_and_is_left_alone_then(tmp_path: Path) -> None:
     path = tmp_path / "some" / "folder"
     with whole_folder(path) as folder:
         (folder / "file").write_text("content")
         assert not path.exists()
-    assert (path / "file").read_text() == "content" and names(tmp_path / "some") == ["folder"]
+    with pytest.raises(OSError), whole_folder(path) as folder:
+        (folder / "other").touch()
+    assert names(path) == ["file"] and names(tmp_path / "some") == ["folder"]
 
 
 @pytest.mark.parametrize("error", [OSError, RuntimeError, KeyboardInterrupt])
@@ -57,12 +59,3 @@ def test_nothing_is_left_of_what_was_not_finished(
         (folder / "file").write_text("half")
         raise error
     assert names(tmp_path) == ["file"] and (tmp_path / "file").read_bytes() == b"old"
-
-
-def test_a_folder_with_other_content_is_left_alone(tmp_path: Path) -> None:
-    path = tmp_path / "folder"
-    path.mkdir()
-    (path / "another's").touch()
-    with pytest.raises(OSError), whole_folder(path) as folder:
-        (folder / "file").touch()
-    assert names(path) == ["another's"] and names(tmp_path) == ["folder"]

@@ -56,7 +56,7 @@ def test_a_path_without_a_folder_is_not_asked_for(silent_hub: None, name: str) -
         check_within_reach(name, "target")
 
 
-COMMANDS = pytest.mark.parametrize(
+@pytest.mark.parametrize(
     ("what", "command"),
     [
         ("drafter", ["inspect", TYPO]),
@@ -75,10 +75,7 @@ COMMANDS = pytest.mark.parametrize(
     ],
     ids=lambda value: value[0] if isinstance(value, list) else value,
 )
-
-
-@COMMANDS
-def test_a_hub_that_does_not_answer_ends_a_command_soon_and_in_one_line(
+def test_a_name_that_is_not_within_reach_ends_a_command_soon_and_in_one_line(
     what: str, command: list[str], silent_hub: None, given: None
 ) -> None:
     started = time.monotonic()
@@ -87,13 +84,7 @@ def test_a_hub_that_does_not_answer_ends_a_command_soon_and_in_one_line(
     assert isinstance(result.exception, SystemExit) and result.exit_code == 1
     assert f"{what} {TYPO!r}: no such folder, and not to be had from the hub" in result.stderr
     assert result.stderr.count("\n") == 1
-
-
-@COMMANDS
-def test_a_folder_that_is_not_there_is_named_for_what_it_is(
-    what: str, command: list[str], given: None
-) -> None:
-    result = CliRunner().invoke(app, ["/no/such" if word == TYPO else word for word in command])
-    assert isinstance(result.exception, SystemExit) and result.exit_code == 1
-    assert result.stderr.startswith(f"error: {what} '/no/such': no such folder")
-    assert result.stderr.count("\n") == 1
+    missing = CliRunner().invoke(app, ["/no/such" if word == TYPO else word for word in command])
+    assert isinstance(missing.exception, SystemExit) and missing.exit_code == 1
+    assert missing.stderr.startswith(f"error: {what} '/no/such': no such folder")
+    assert missing.stderr.count("\n") == 1

@@ -30,13 +30,6 @@ def lines(clock: list[float], terminal: bool, disable: bool = False) -> list[str
     return [line for line in said.getvalue().splitlines() if line.startswith("answers:")]
 
 
-def test_a_file_gets_a_line_every_minute(clock: list[float]) -> None:
+def test_a_file_gets_a_line_every_minute_and_a_terminal_the_bar_alone(clock: list[float]) -> None:
     assert lines(clock, terminal=False) == ["answers: 4 of 10, loss 3", "answers: 8 of 10, loss 7"]
-
-
-def test_a_terminal_gets_the_bar_alone(clock: list[float]) -> None:
-    assert lines(clock, terminal=True) == []
-
-
-def test_what_is_disabled_says_nothing(clock: list[float]) -> None:
-    assert lines(clock, terminal=False, disable=True) == []
+    assert lines(clock, terminal=True) == lines(clock, terminal=False, disable=True) == []

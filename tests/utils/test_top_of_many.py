@@ -15,7 +15,7 @@ def best_of(values: Tensor, most: int) -> tuple[list[float], list[int]]:
     return best[:found].tolist(), index[:found].tolist()
 
 
-@pytest.mark.parametrize("size", [49, 50, 2 * 50 * FOLDS - 1, 2 * 50 * FOLDS, 8191, 8192, 32003])
+@pytest.mark.parametrize("size", [49, 2 * 50 * FOLDS - 1, 2 * 50 * FOLDS, 32003])
 @pytest.mark.parametrize("kinds_of_values", [5, 10**6])
 def test_of_many_values_the_largest_are_found_the_first_of_equal_ones_first(
     size: int, kinds_of_values: int

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vllm_redrafter.cli.options import is_given
+from vllm_redrafter.cli.options import TargetName, is_given, quiet_vllm
 from vllm_redrafter.data.settings import (
     EndpointSettings,
     GenerationSettings,
@@ -30,18 +29,13 @@ OF_THE_SERVERS = (
     "tensor_parallel_size",
     "engine_args",
 )
-"""Options that mean nothing where running servers answer."""
+"""Options that mean nothing with --endpoint: the servers were started with them."""
 OF_ENDPOINTS = ("served_name", "request_timeout")
-"""Options that mean nothing without them."""
+"""Options that mean nothing without --endpoint."""
 
 
 def make_prompts(
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="TARGET", help="The model that is to be drafted for: a folder or a hub id."
-        ),
-    ],
+    target: TargetName,
     output: Annotated[
         Path,
         typer.Option(help="File for the prompts. The same command continues a run stopped before."),
@@ -63,12 +57,7 @@ def make_prompts(
 
 def generate_data(
     context: typer.Context,
-    target: Annotated[
-        str,
-        typer.Argument(
-            metavar="TARGET", help="The model that writes the data: a folder or a hub id."
-        ),
-    ],
+    target: TargetName,
     prompts: Annotated[
         str,
         typer.Option(
@@ -132,8 +121,7 @@ def generate_data(
 
 def start_vllm(target: Target, settings: GenerationSettings) -> Any:
     """The engine that lets the target write, and its advice; vLLM is imported here, not before."""
-    # Its log would run through the progress bar; whoever wants it says so in the environment.
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    quiet_vllm()
     from vllm_redrafter.offline.generation import OfflineEngine
 
     engine = OfflineEngine(target, settings)
@@ -150,7 +138,6 @@ def _ask_servers(
     endpoints: EndpointSettings,
     console: Console,
 ) -> Any:
-    """The servers that let the target write; vLLM is not imported."""
     from vllm_redrafter.data.endpoints.engine import EndpointEngine, parsed_addresses
     from vllm_redrafter.data.endpoints.served_target import ServedTarget
 

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: `vllm-redrafter <command>`.
-
-Commands import what they need when they run, so that `--help` is quick. Settings are dataclasses
-(`settings.py`); their options are made from their fields.
-"""
+"""The command line: commands import what they need when they run, so that `--help` is quick."""
 
 from __future__ import annotations
 
@@ -16,13 +12,12 @@ from typer.core import TyperGroup
 
 from vllm_redrafter.cli import data, training
 from vllm_redrafter.cli.chat.chat_settings import ChatSettings
-from vllm_redrafter.cli.mlx_serve import mlx_serve
-from vllm_redrafter.cli.options import is_given, settings_as_options
-from vllm_redrafter.cli.serving_backend import serving_backend
+from vllm_redrafter.cli.options import TargetName, is_given, settings_as_options
+from vllm_redrafter.cli.serving_backend import require_mlx, serving_backend
 from vllm_redrafter.utils.errors import ConfigError, TrainingError
 
 
-class Commands(TyperGroup):
+class _Commands(TyperGroup):
     """An error that the user can mend ends a command with its message and exit status 1."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -33,7 +28,7 @@ class Commands(TyperGroup):
             raise typer.Exit(1) from error
 
 
-app = typer.Typer(cls=Commands, no_args_is_help=True, add_completion=False)
+app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False)
 
 
 @app.callback()
@@ -141,9 +136,7 @@ def chat(
 
 @app.command()
 def trace(
-    target: Annotated[
-        str, typer.Argument(metavar="TARGET", help="The target: a folder or a hub id.")
-    ],
+    target: TargetName,
     prompt: Annotated[str, typer.Option(help="The question to answer.")],
     html: Annotated[Path, typer.Option(help="The page to write.")],
     drafter: Annotated[
@@ -169,7 +162,42 @@ def trace(
     typer.echo(f"wrote {html}: {steps} steps")
 
 
-app.command(context_settings={"allow_extra_args": True})(mlx_serve)
+@app.command(context_settings={"allow_extra_args": True})
+def mlx_serve(
+    context: typer.Context,
+    target: TargetName,
+    drafter: Annotated[
+        str | None,
+        typer.Option(
+            help="A ReDrafter checkpoint for this target. Without one, prompt-lookup matches alone "
+            "are verified; and TARGET may be a drafter that records its target."
+        ),
+    ] = None,
+    spec_tokens: Annotated[
+        int | None,
+        typer.Option(
+            help="The most tree nodes verified per step, 1 to 127.",
+            show_default="the checkpoint's, at most 7",
+        ),
+    ] = None,
+    context_matches: Annotated[
+        int | None,
+        typer.Option(
+            help="Prompt-lookup matches that are verified beside the drafter's beams, 0 to 4.",
+            show_default="2",
+        ),
+    ] = None,
+) -> None:
+    """Serve a target with ReDrafter on Apple silicon, over mlx-lm's HTTP API.
+
+    What stands behind -- goes to mlx-lm's server: mlx-serve TARGET -- --port 8080 --temp 0.7
+    """
+    require_mlx()
+    from vllm_redrafter.mlx.serve import serve
+
+    given = {"num_speculative_tokens": spec_tokens, "context_matches": context_matches}
+    speculation = {name: value for name, value in given.items() if value is not None}
+    serve(target, drafter, context.args, speculation)
 
 
 @app.command("convert")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from functools import wraps
@@ -13,12 +14,13 @@ import typer
 
 from vllm_redrafter.utils.settings import settings_of
 
+TargetName = Annotated[
+    str, typer.Argument(metavar="TARGET", help="The model to draft for: a folder or a hub id.")
+]
+
 
 def settings_as_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Let a command take whole settings objects; on the command line each setting is an option.
-
-    A parameter whose type is a dataclass becomes the options of that dataclass's settings, and of
-    those dataclasses that are its fields. All other parameters stay as they are.
+    """Let a command take settings dataclasses, and dataclasses of them; each setting is an option.
 
     Raises:
         TypeError: two options have the same name.
@@ -52,14 +54,17 @@ def settings_as_options(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+def quiet_vllm() -> None:
+    """vLLM's log would run through the progress bar; the environment may ask for it."""
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
+
 def is_given(context: typer.Context, option: str) -> bool:
-    """Did the user give this option, and not leave it at its default?"""
     source = context.get_parameter_source(option)
     return source is not None and source.name != "DEFAULT"
 
 
 def _options(owner: Any) -> Iterator[Parameter]:
-    """A parameter for each setting of a dataclass, in the order of its fields."""
     settings, hints = settings_of(owner), get_type_hints(owner)
     for field in fields(owner):
         if field.name in settings:
@@ -81,7 +86,6 @@ def _options(owner: Any) -> Iterator[Parameter]:
 
 
 def _build(owner: Any, values: Mapping[str, Any]) -> Any:
-    """A dataclass with the settings that the command line gave; other fields have defaults."""
     settings, hints = settings_of(owner), get_type_hints(owner)
     given = {name: values[name] for name in settings}
     parts = {

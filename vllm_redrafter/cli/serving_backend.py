@@ -19,14 +19,7 @@ def is_installed(package: str) -> bool:
 
 
 def serving_backend(installed: Callable[[str], bool] = is_installed) -> Backend:
-    """vLLM, if it is installed; else mlx-lm.
-
-    Args:
-        installed: says of a package whether it can be imported.
-
-    Raises:
-        ConfigError: neither is installed.
-    """
+    """vLLM, if it is installed; else mlx-lm; else a ConfigError."""
     if installed("vllm"):
         return "vllm"
     if installed("mlx_lm"):
@@ -38,11 +31,6 @@ def serving_backend(installed: Callable[[str], bool] = is_installed) -> Backend:
 
 
 def require_mlx(installed: Callable[[str], bool] = is_installed) -> None:
-    """Refuse to go on without mlx-lm.
-
-    Raises:
-        ConfigError: mlx-lm is not installed, or has no mlx to run on.
-    """
-    # On Linux mlx-lm comes without mlx.
+    """Raise a ConfigError without mlx-lm or mlx: on Linux the one comes without the other."""
     if missing := [name for name in ("mlx", "mlx_lm") if not installed(name)]:
         raise ConfigError(f"{' and '.join(missing)} not installed: {INSTALL_MLX}")

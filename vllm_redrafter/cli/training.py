@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from vllm_redrafter.cli.options import settings_as_options
+from vllm_redrafter.cli.options import TargetName, quiet_vllm, settings_as_options
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.data.settings import CaptureSettings
 from vllm_redrafter.evaluation.config import EvaluationConfig
@@ -26,13 +25,18 @@ OtherTarget = Annotated[
         "copy of this one.",
     ),
 ]
+HiddenStates = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="Folder that capture wrote from a folder of --data; one for each of them. Of the "
+        "target, only its embedding, final norm and output layer are loaded then."
+    ),
+]
 
 
 @settings_as_options
 def capture(
-    target: Annotated[
-        str, typer.Argument(metavar="TARGET", help="The model to draft for: a folder or a hub id.")
-    ],
+    target: TargetName,
     data: Annotated[Path, typer.Option(help="Folder that generate-data wrote with this target.")],
     output: Annotated[
         Path,
@@ -58,9 +62,7 @@ def capture(
 def _start_vllm(
     target: str, settings: CaptureSettings, layers: Sequence[int], longest: int, scratch: Path
 ) -> Any:
-    """The engine that runs the target's layers; vLLM is imported here and not before."""
-    # Its log would run through the progress bar; whoever wants it says so in the environment.
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    quiet_vllm()
     from vllm_redrafter.offline.hidden_states import HiddenStatesEngine
 
     return HiddenStatesEngine(target, settings, layers, longest, scratch)
@@ -68,9 +70,7 @@ def _start_vllm(
 
 @settings_as_options
 def train(
-    target: Annotated[
-        str, typer.Argument(metavar="TARGET", help="The model to draft for: a folder or a hub id.")
-    ],
+    target: TargetName,
     data: Annotated[
         list[Path],
         typer.Option(
@@ -80,19 +80,7 @@ def train(
     ],
     output: Annotated[Path, typer.Option(help="Folder for the drafter and its checkpoints.")],
     config: TrainingConfig,
-    hidden_states: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Folder that capture wrote from a folder of --data; one for each of them. Of the "
-            "target, only its embedding, final norm and output layer are loaded then."
-        ),
-    ] = None,
-    beam_width: Annotated[
-        int, typer.Option(help="Beam width for the estimate of tokens per target step.")
-    ] = 4,
-    spec_tokens: Annotated[
-        int, typer.Option(help="Tree nodes per step for the estimate of tokens per target step.")
-    ] = 12,
+    hidden_states: HiddenStates = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the newest checkpoint in --output.")
     ] = False,
@@ -124,7 +112,8 @@ def train(
     """
     from vllm_redrafter.training import run
 
-    speculation = ReDrafterConfig(spec_tokens, beam_width, config.unroll_steps, context_matches=0)
+    # For the estimate of tokens per target step, during training.
+    speculation = ReDrafterConfig(12, 4, config.unroll_steps, context_matches=0)
     job = run.TrainingJob(
         target,
         tuple(data),
@@ -141,10 +130,7 @@ def train(
 
 @settings_as_options
 def evaluate(
-    target: Annotated[
-        str,
-        typer.Argument(metavar="TARGET", help="The model to draft for: a folder or a hub id."),
-    ],
+    target: TargetName,
     drafter: Annotated[
         str,
         typer.Argument(metavar="DRAFTER", help="The drafter to evaluate: a folder or a hub id."),
@@ -157,13 +143,7 @@ def evaluate(
         ),
     ],
     config: EvaluationConfig,
-    hidden_states: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Folder that capture wrote from --data, one for each. Of the target, only its "
-            "embedding, final norm and output layer are loaded then."
-        ),
-    ] = None,
+    hidden_states: HiddenStates = None,
     beam_widths: Annotated[
         str, typer.Option(help="Beam widths of the grid, with commas between.")
     ] = "1,2,4,8",

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loops over a few dozen numbers on the host, compiled by numba, which vLLM brings along.
 
-A step of a small target takes a few milliseconds, of which some hundred calls of torch on a few
-dozen numbers are a large part.
+A step of a small target takes milliseconds; a hundred calls of torch would be a large part of it.
 """
 
 from __future__ import annotations
@@ -21,10 +20,9 @@ from vllm_redrafter.utils.patching import patched
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# While it starts, vLLM's CPU worker reads the `__dict__` of whatever stands in any module
+# vLLM's CPU worker reads the `__dict__` of all that stands in any module when it starts
 # (`vllm/triton_utils/dispatcher.py`, 0.32 and 0.33). llvmlite's library object makes a C function
-# of any name that it is asked for, of this one too, and vLLM fails at it: a second engine in one
-# process would not start. It can go when vLLM looks only at what has a dict.
+# of that name, and vLLM fails at it: a second engine in one process would not start.
 getattr(ffi.lib, "_fntab", {}).setdefault("__dict__", {})
 
 

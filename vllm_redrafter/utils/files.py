@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files and folders that take their name when all of them is written, so that none is half there;
-and the end of a log.
+"""Files and folders that get their name when they are complete, and checks of paths.
 
-Until then they have another name beside it, which goes away when the writing fails. What is made
-of an error is left to the callers: they know what a user should do about it.
+Until then they have another name beside it, which is removed when the writing fails.
 """
 
 from __future__ import annotations
@@ -24,11 +22,7 @@ from vllm_redrafter.utils.errors import ConfigError
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write; it is on the disk when it takes its name, from an older one if need be.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """A file to write; it is on the disk when it gets its name, in place of an older one."""
     partial = path.with_name(f".{path.name}.tmp")
     try:
         with partial.open("wb") as file:
@@ -36,17 +30,17 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
-        _sync_folder(path.parent)
+        descriptor = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
     finally:
         partial.unlink(missing_ok=True)
 
 
 def write_once(path: Path, content: bytes) -> None:
-    """Write a file that several processes may write at once: the first one's stays.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write a file that several processes may write at once: the first one's stays."""
     own = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     with whole_file(own) as file:
         file.write(content)
@@ -62,15 +56,7 @@ def write_once(path: Path, content: bytes) -> None:
 
 
 def lock(file: IO[Any], busy: str) -> None:
-    """Keep other processes from what a file stands for, until this one closes it or ends.
-
-    Args:
-        file: open for writing.
-        busy: what to say where another process has locked it.
-
-    Raises:
-        ConfigError: one has.
-    """
+    """Lock a file that is open for writing; ConfigError(busy) where another process has."""
     try:
         # lockf, not flock: child processes must not inherit it.
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -82,11 +68,7 @@ def lock(file: IO[Any], busy: str) -> None:
 
 @contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill; it is made with those above it. An older one must be empty or not exist.
-
-    Raises:
-        OSError: it cannot be made, or `path` has other content.
-    """
+    """A folder to fill; it is made with its parents. OSError where `path` has content."""
     # Named after the process: two that write to the same place do not mix their files.
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     try:
@@ -98,11 +80,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 
 def check_writable(path: Path, option: str) -> None:
-    """Can an option's file be written? To be asked before the work whose result it gets.
-
-    Raises:
-        ConfigError: it cannot; there is no such folder, say.
-    """
+    """Refuse an option's file that cannot be written, before the work whose result it gets."""
     file = path.expanduser()
     try:
         with file.open("a") if file.exists() else TemporaryFile(dir=file.parent):
@@ -114,15 +92,10 @@ def check_writable(path: Path, option: str) -> None:
 
 
 def numbered_files(folder: Path, before: str, after: str) -> list[int]:
-    """The numbers of the files there that are named by a number of at least 5 digits, in order.
-
-    Args:
-        folder: where to look.
-        before, after: what stands around the number in a name.
+    """The numbers of at least 5 digits in the names `before`NUMBER`after` of files, in order.
 
     Raises:
-        ConfigError: a name has a number in more digits than it takes: what is in the file would
-            count twice, or not at all.
+        ConfigError: a number has needless zeros: two files would be the same shard.
     """
     numbers = []
     for path in folder.glob(f"{before}*{after}"):
@@ -139,13 +112,7 @@ def numbered_files(folder: Path, before: str, after: str) -> list[int]:
 
 
 def check_no_pattern(model: str) -> None:
-    """Refuse a model's folder of which vLLM and mlx-lm would read another one's weights.
-
-    Both look for weights by `glob`, with the folder's name in the pattern.
-
-    Raises:
-        ConfigError: there are *, ? or [ in its name.
-    """
+    """Refuse a folder with *, ? or [ in its name: vLLM and mlx-lm look for weights by `glob`."""
     folder = os.path.expanduser(model)
     if folder != glob.escape(folder) and os.path.isdir(folder):
         raise ConfigError(
@@ -160,19 +127,8 @@ def tail(log: Path, lines: int = 15) -> str:
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def user_cache() -> Path:
-    """`$XDG_CACHE_HOME/vllm-redrafter`, in ~/.cache where that is not set.
-
-    Raises:
-        RuntimeError: there is no home.
-    """
+    """`$XDG_CACHE_HOME/vllm-redrafter`, in ~/.cache where that is not set; without a home a
+    RuntimeError."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "vllm-redrafter"

@@ -13,16 +13,7 @@ from vllm_redrafter.utils.errors import ConfigError, one_line
 
 
 def check_within_reach(name: str, what: str, revision: str | None = None) -> None:
-    """Refuse the name of a model that is neither here nor to be had from the hub.
-
-    Args:
-        name: a folder or file, or a hub id.
-        what: the model is, for the message: `target`, say.
-        revision: of the hub repository.
-
-    Raises:
-        ConfigError: nobody has it, or the hub does not answer.
-    """
+    """Refuse a model that is neither here nor at the hub; `what` it is begins the message."""
     if name and Path(os.path.expanduser(name)).exists():
         return
     missing = f"{what} {name!r}: no such folder"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON that others wrote: read whole, unless it is larger or deeper than such files ever are."""
+"""JSON from others' files: read whole, unless it is larger or deeper than such files ever are."""
 
 from __future__ import annotations
 
@@ -8,19 +8,13 @@ from pathlib import Path
 from typing import Any
 
 MOST_BYTES = 16 << 20
-"""The longest file that is parsed. The index of a checkpoint in hundreds of shards has a few MB."""
+"""Of a file. The index of a checkpoint in hundreds of shards has a few MB."""
 MOST_DIGITS = 300
-"""Of an integer: a longer one may be no float any more, and raises an OverflowError wherever it
-becomes one."""
+"""Of an integer. A longer one raises an OverflowError wherever it becomes a float."""
 
 
 def read_json(path: Path) -> Any:
-    """What a file says.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is longer than `MOST_BYTES`, or as in `parse_json`.
-    """
+    """Parse a file; OSError or ValueError where it cannot be read, or is not JSON (UTF-8)."""
     size = path.stat().st_size
     if size > MOST_BYTES:
         raise ValueError(f"it has {size:,} bytes, and at most {MOST_BYTES:,} are read of it")
@@ -28,12 +22,7 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """What a text says.
-
-    Raises:
-        ValueError: it is not JSON in UTF-8, nested too deeply, or has a number of more than
-            `MOST_DIGITS` digits.
-    """
+    """Parse a text; ValueError where it is not JSON (UTF-8), too deep, or has a huge integer."""
     try:
         return json.loads(text, parse_int=_integer)
     except RecursionError as error:

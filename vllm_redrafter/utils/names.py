@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names by which vLLM, checkpoints and the parts of this project find each other."""
+"""Names that vLLM, checkpoints and the parts of this project share."""
 
 METHOD = "redrafter"
 """May be given as the speculative config's `method`, to insist on a ReDrafter checkpoint; our part

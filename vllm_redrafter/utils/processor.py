@@ -14,11 +14,7 @@ def fast_dtype() -> torch.dtype:
 
 
 def advice_on(dtype: torch.dtype) -> str | None:
-    """What to tell whoever computes in this dtype here; None where nothing is wrong with it.
-
-    A processor without instructions for bfloat16 widens all numbers of a matrix at every product,
-    for every few rows anew.
-    """
+    """Advice against computing in this dtype here; None where nothing is wrong with it."""
     if dtype != torch.bfloat16 or fast_dtype() == dtype:
         return None
     return (

@@ -21,7 +21,7 @@ SECONDS_PER_LINE = 60.0
 
 
 class _LoggedProgress(Progress):
-    """A bar on a terminal; where the output is a file, which cannot show one, a line per minute."""
+    """A bar on a terminal; elsewhere `update` prints a line every minute."""
 
     _said = 0.0
 
@@ -42,14 +42,7 @@ class _LoggedProgress(Progress):
 
 
 def progress_bar(console: Console | None = None, disable: bool = False) -> Progress:
-    """A progress bar; each of its tasks needs a `status`, a few words that it ends with.
-
-    Where the console is no terminal, a line is printed every minute, by `update`.
-
-    Args:
-        console: where it is shown; None for rich's own.
-        disable: show nothing.
-    """
+    """A progress bar; each of its tasks needs a `status`, a few words that it ends with."""
     return _LoggedProgress(
         TextColumn("{task.description}"),
         # The bar takes what the rest leaves: on a narrow screen it shrinks, and no figure is cut.

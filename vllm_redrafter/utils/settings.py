@@ -8,8 +8,8 @@
         def __post_init__(self) -> None:
             check(self, "training:")
 
-One line is all that a new setting needs: `check` knows its limits, and the command line makes an
-option of it (`cli/options.py`). Without torch, so that `--help` is quick.
+`check` knows a setting's limits, and the command line makes an option of it (`cli/options.py`).
+Without torch, so that `--help` is quick.
 """
 
 from __future__ import annotations
@@ -26,13 +26,9 @@ _KEY = "vllm_redrafter.setting"
 
 @dataclass(frozen=True)
 class Setting:
-    """What is known of a setting besides its name, type and default.
+    """What is known of a setting besides its name, type and default; limits may be None.
 
     Attributes:
-        help: what it does, in a sentence or two.
-        at_least: the smallest value; None for no such limit.
-        above: all values are greater than this; None for no such limit.
-        at_most: the largest value; None for no such limit.
         default_text: what the default None stands for.
     """
 
@@ -52,7 +48,7 @@ class Setting:
 
     @property
     def limits(self) -> str:
-        """The limits in words: what a value must be."""
+        """In words: what a value must be."""
         if self.at_least is not None and self.at_most is not None:
             return f"between {self.at_least:g} and {self.at_most:g}"
         if self.above == 0 and self.at_most is None:
@@ -70,31 +66,20 @@ def setting(
     at_most: float | None = None,
     default_text: str | None = None,
 ) -> T:
-    """A dataclass field that is a setting; the parameters are those of `Setting`.
-
-    The field's type says more: a `Literal` is a choice, `X | None` allows None, `bool` is a flag.
-    """
+    """A dataclass field that is a setting; its type may be a `Literal`, `X | None` or `bool`."""
     about = Setting(help, at_least, above, at_most, default_text)
     # As `dataclasses.field` itself: to a type checker, a field is a value of its type.
     return field(default=default, metadata={_KEY: about})
 
 
 def settings_of(owner: type) -> dict[str, tuple[Any, Setting]]:
-    """The fields of a dataclass that are settings: by name, the type and what else is known."""
+    """By name, the type of each setting of a dataclass and what else is known of it."""
     hints = get_type_hints(owner)
     return {f.name: (hints[f.name], f.metadata[_KEY]) for f in fields(owner) if _KEY in f.metadata}
 
 
 def check(settings: Any, owner: str) -> None:
-    """Check that each setting is within its limits, and each choice among what there is.
-
-    Args:
-        settings: an instance of a dataclass with settings.
-        owner: how a message begins, such as `training:`.
-
-    Raises:
-        ConfigError: a value is not allowed; the message names it.
-    """
+    """Refuse settings that are beyond their limits; `owner` begins messages: `training:`, say."""
     for name, (kind, about) in settings_of(type(settings)).items():
         value = getattr(settings, name)
         if get_origin(kind) is Literal:
@@ -105,18 +90,7 @@ def check(settings: Any, owner: str) -> None:
 
 
 def require(settings: Any, owner: str, name: str, fits: bool, limit: str) -> None:
-    """Refuse a setting that does not fit, for what a field's limits cannot say.
-
-    Args:
-        settings: whose setting it is.
-        owner: how the message begins, such as `training:`.
-        name: of the setting.
-        fits: whether all is well.
-        limit: what the setting must be.
-
-    Raises:
-        ConfigError: it does not fit.
-    """
+    """Refuse a setting that does not fit, for what a field's limits cannot say."""
     if not fits:
         value = getattr(settings, name)
         raise ConfigError(f"{owner} {name} must be {limit}, got {value!r}")

@@ -18,15 +18,7 @@ FOLDS = 32
 
 @compiled
 def top_of_many(values: Array, best: Array, index: Array) -> int:
-    """The N largest of many values, where comparing them one by one would take too long.
-
-    Args:
-        values: those that are NaN or -inf are left out.
-        best: [N], written: the largest, descending.
-        index: [N] int64, written: where they stand; of equal ones the first comes first.
-
-    Returns:
-        How many there are, at most N.
+    """As `top`, where comparing many values one by one would take too long.
 
     Values stand in columns, FOLDS to each. Of N columns with the largest maxima each has a value at
     least as large as the least of these maxima: what is below that is not among the N largest. The
@@ -66,10 +58,10 @@ def _larger(a: float, b: float) -> float:
 
 @compiled
 def top(values: Array, best: Array, index: Array) -> int:
-    """The N largest of some values above -inf, into `best` and `index` [N]; how many there are.
+    """Write the N largest values into `best` [N] and their places into `index` [N] int64.
 
-    Descending; of equal ones the first comes first. Most values are below the N-th best so far,
-    and cost one comparison.
+    Descending; of equal ones the first comes first. NaN and -inf are left out. Returns how many
+    there are. A value below the N-th best so far costs one comparison.
     """
     most = best.shape[0]
     count = 0

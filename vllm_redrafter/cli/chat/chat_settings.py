@@ -17,12 +17,6 @@ class ChatSettings:
     temperature: float = setting(
         0.7, "Temperature of the target's distribution; 0 is greedy.", at_least=0
     )
-    top_p: float = setting(
-        1.0,
-        "Draw among the most probable tokens that have this probability together.",
-        above=0,
-        at_most=1,
-    )
     max_tokens: int = setting(1024, "The most tokens of one answer.", at_least=1)
 
     def __post_init__(self) -> None:

@@ -95,7 +95,6 @@ class Conversation:
             model=self._model,
             messages=messages,
             temperature=self._settings.temperature,
-            top_p=self._settings.top_p,
             max_tokens=self._settings.max_tokens,
             stream=True,
             logprobs=True,  # they come with the tokens' texts

@@ -37,13 +37,9 @@ SECONDS_BETWEEN_LOOKS = 0.25
 def serve_and_chat(
     model: str, arguments: Sequence[str], settings: ChatSettings, console: Console | None = None
 ) -> None:
-    """Talk to a `vllm serve` that starts and ends with the conversation.
+    """Talk to a vLLM server that starts and ends with the conversation.
 
-    Args:
-        model: what it serves: a drafter that records its target, or any other model.
-        arguments: more of vLLM's; they go before those given here.
-        settings: how answers are drawn.
-        console: where to talk.
+    `model` is a drafter that records its target, or any other model.
 
     Raises:
         ConfigError: vLLM is not installed, or does not start; no such model.

@@ -63,14 +63,7 @@ def run_demo(
     console: Console | None = None,
     backend: Backend | None = None,
 ) -> None:
-    """Run the whole demo.
-
-    Args:
-        cache_dir: where the target and the engines' logs are kept.
-        target: a folder or a hub id to use instead of SmolLM2.
-        drafter: likewise, instead of SmolLM2's, which comes with the package.
-        console: where to print.
-        backend: what decodes; None for what is installed.
+    """Run the whole demo; `cache_dir` keeps the target and the engines' logs.
 
     Raises:
         ConfigError: the target cannot be had, the drafter does not fit, or no engine works.

@@ -26,17 +26,7 @@ PLACE = "__TRACE__"
 
 
 def trace(target: str, drafter: str | None, prompt: str, max_tokens: int, html: Path) -> int:
-    """Answer a prompt greedily and write its page.
-
-    Args:
-        target: a folder, or a hub id.
-        drafter: of the target, likewise; None for the one that comes with the package.
-        prompt: the question.
-        max_tokens: of the answer.
-        html: the page.
-
-    Returns:
-        How many steps the answer took.
+    """Answer a prompt greedily and write its page; returns how many steps the answer took.
 
     Raises:
         ConfigError: target, drafter and prompt do not fit, vLLM cannot start, or the page cannot
@@ -81,14 +71,7 @@ def page_records(
     steps: Sequence[RecordedStep],
     decode: Callable[[list[int]], str],
 ) -> dict[str, Any]:
-    """The page's data, as JSON has it.
-
-    Args:
-        prompt: as the user wrote it.
-        answer: the tokens that vLLM returned; a last step may have had more of them.
-        steps: that made it.
-        decode: token ids to text.
-    """
+    """The page's data, for JSON; the last step may have had more tokens than vLLM returned."""
     records: list[dict[str, Any]] = []
     end = 0
     for step in steps:
