@@ -44,7 +44,7 @@ from vllm_redrafter import ConfigError
 from vllm_redrafter.checkpoints.drafter_files import read_config
 from vllm_redrafter.data.target import EmbeddedTokens
 from vllm_redrafter.mlx import load_drafter, stream_generate
-from vllm_redrafter.mlx.unread_rope import check_rope
+from vllm_redrafter.mlx.target import check_rope
 
 PLAIN, ADAPTIVE = "mlx-lm", "adaptive"
 SEED = 0

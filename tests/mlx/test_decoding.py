@@ -10,8 +10,8 @@ mx = pytest.importorskip("mlx.core")
 from vllm_redrafter.budget.costs import CHAINS, PLAIN, TREES, CostTable, DraftCost, VerifyCost
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.mlx import Drafter, drafter, load_drafter, stream_generate
-from vllm_redrafter.mlx.costs import measure_costs
-from vllm_redrafter.mlx.decoding import RequestText
+from vllm_redrafter.mlx.decoding import _RequestText
+from vllm_redrafter.mlx.drafter import _measure_costs as measure_costs
 
 ANSWER = 60
 
@@ -29,7 +29,7 @@ def with_costs(pair: Any, monkeypatch: pytest.MonkeyPatch, row: float, draft: fl
             tuple(VerifyCost(rows, 1 + row * (rows - 1)) for rows in range(1, 9)),
         )
 
-    monkeypatch.setattr(drafter, "measure_costs", costs)
+    monkeypatch.setattr(drafter, "_measure_costs", costs)
     made = load_drafter(pair.drafter, pair.model, context_matches=0)
     # The table alone speaks: the steps' own times are another machine's.
     monkeypatch.setattr(made.drafting.planner.times, "stepped", lambda *_: None)
@@ -98,7 +98,7 @@ def test_a_step_is_evaluated_once(pair: Any, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_what_followed_the_last_tokens_before_is_found_in_prompt_and_answer() -> None:
-    text = RequestText([1, 2, 3, 4, 5, 6, 9, 2], ReDrafterConfig(4), vocab_size=50)
+    text = _RequestText([1, 2, 3, 4, 5, 6, 9, 2], ReDrafterConfig(4), vocab_size=50)
     found = text.matches()
     assert found is not None
     assert found.tokens[0, 0].tolist() == [3, 4, 5, 6]
@@ -111,4 +111,4 @@ def test_what_followed_the_last_tokens_before_is_found_in_prompt_and_answer() ->
 
 
 def test_nobody_looks_where_no_match_is_asked_for() -> None:
-    assert RequestText([1, 2, 1], ReDrafterConfig(4, context_matches=0), 50).matches() is None
+    assert _RequestText([1, 2, 1], ReDrafterConfig(4, context_matches=0), 50).matches() is None

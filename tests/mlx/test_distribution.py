@@ -22,7 +22,7 @@ from vllm_redrafter.mlx import Drafter, load_drafter
 from vllm_redrafter.mlx import step as steps
 from vllm_redrafter.mlx.decoding import Decoder
 from vllm_redrafter.mlx.sampling import NodeSampler
-from vllm_redrafter.mlx.walk import AcceptedPath, accept_path
+from vllm_redrafter.mlx.step import AcceptedPath, accept_path
 
 VOCAB, TOKENS, SAMPLES = 4, 3, 1500
 PROMPT = [2, 3, 1, 0, 3]

@@ -6,7 +6,7 @@ import pytest
 mx = pytest.importorskip("mlx.core")
 nn = pytest.importorskip("mlx.nn")
 
-from vllm_redrafter.mlx.positions import take_positions
+from vllm_redrafter.mlx.taps import take_positions
 
 POSITIONS = [9, 10, 10, 11, 11]
 

@@ -9,7 +9,7 @@ mx = pytest.importorskip("mlx.core")
 
 from mlx_lm.models.cache import KVCache, LRUPromptCache
 
-from vllm_redrafter.mlx.prompt_cache import PromptCache
+from vllm_redrafter.mlx.serve import PromptCache
 
 
 def cache_of(tokens: list[int]) -> list[KVCache]:

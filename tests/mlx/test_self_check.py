@@ -16,7 +16,7 @@ from mlx_lm.models.base import create_attention_mask
 from mlx_lm.models.cache import KVCache
 
 from redrafter_testing.models.mlx_models import tiny_model
-from vllm_redrafter.mlx import positions, self_check, target
+from vllm_redrafter.mlx import self_check, taps, target
 from vllm_redrafter.mlx.target import TreeTarget
 from vllm_redrafter.mlx.tree_cache import TreeCache, TreeInput
 from vllm_redrafter.utils.errors import ConfigError
@@ -71,7 +71,7 @@ def test_ropes_without_positions_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(target, "take_positions", lambda model: None)
     with pytest.raises(ConfigError, match=r"it fails on a small one: \[rope\] offset"):
         TreeTarget(tiny_model("llama"))
-    monkeypatch.setattr(target, "take_positions", positions.take_positions)
+    monkeypatch.setattr(target, "take_positions", taps.take_positions)
     TreeTarget(tiny_model("llama"))
 
 

@@ -33,8 +33,7 @@ mx = pytest.importorskip("mlx.core")
 import mlx_lm
 
 from vllm_redrafter.mlx.drafter import load_drafter
-from vllm_redrafter.mlx.prompt_cache import CachedText
-from vllm_redrafter.mlx.serve import generate, serve, target_and_drafter
+from vllm_redrafter.mlx.serve import CachedText, generate, serve, target_and_drafter
 
 QUESTIONS = [*ANSWERS, "value 3", "names of lists"]
 OFFLINE = {"HF_HUB_OFFLINE": "1"}

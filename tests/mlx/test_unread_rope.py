@@ -13,7 +13,7 @@ pytest.importorskip("mlx.core")
 
 from mlx_lm.utils import load_model
 
-from vllm_redrafter.mlx.unread_rope import check_rope
+from vllm_redrafter.mlx.target import check_rope
 
 
 @pytest.mark.parametrize("theta", [10_000.0, 500_000.0])

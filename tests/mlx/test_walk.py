@@ -13,7 +13,7 @@ import torch
 mx = pytest.importorskip("mlx.core")
 
 from redrafter_testing.algorithm import naive
-from vllm_redrafter.mlx.walk import AcceptedPath, accept_path
+from vllm_redrafter.mlx.step import AcceptedPath, accept_path
 from vllm_redrafter.tree.acceptance import accept_path as torch_accept_path
 from vllm_redrafter.tree.token_tree import TokenTree
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Beam search in MLX, for one request: `tree/beam_search.py` says it in torch, for a batch."""
+"""Beam search in MLX, for one request; `tree/beam_search.py` is the torch form, for a batch."""
 
 from __future__ import annotations
 
@@ -14,14 +14,7 @@ from vllm_redrafter.mlx.heads import Head
 
 
 class Explored(NamedTuple):
-    """What a beam search visited: L levels, W beams per level, best beam first.
-
-    Attributes:
-        tokens: [L, W] int32, in the target's ids.
-        back_pointers: [L, W] int32, the beam of the level above that a node grew from; 0 on the
-            first level.
-        log_probs: [L, W] float32, cumulative; -inf marks a slot that no beam fills.
-    """
+    """`tree.beam_search.ExploredNodes` of one request, in MLX: each [L, W], int32 or float32."""
 
     tokens: mx.array
     back_pointers: mx.array
@@ -38,17 +31,14 @@ def beam_search(
 ) -> Explored:
     """Search the L tokens that follow the root; nothing is evaluated here.
 
-    Of equally probable nodes of a level, that of the better beam comes first; of one beam's, that
-    of the smaller draft token.
+    Equally probable nodes of a level are ordered by their beam, then by draft token.
 
     Args:
         head: the draft head.
         embed: the target's input embedding, tokens [...] -> [..., H].
-        hidden: [(1 + n) H], the target's, which predicted the root; n layers' are behind the last
-            one's.
+        hidden: [(1 + n) H], the target's, which predicted the root: the last, then n layers'.
         root: [] integer, the last sampled token.
-        beam_width: W.
-        beam_length: L.
+        beam_width, beam_length: W and L.
     """
     condition = head.condition(hidden[None])
     # The first level has one beam, the root itself.
@@ -72,11 +62,7 @@ def beam_search(
 
 
 def log_softmax_of_top(logits: mx.array, num: int) -> tuple[mx.array, mx.array]:
-    """The `num` best tokens, with log-probabilities normalised over the top 50 alone.
-
-    Args:
-        logits: [N, V].
-        num: how many to return; at most 50.
+    """The `num` <= 50 best tokens of logits [N, V], normalised over the top 50 alone.
 
     Returns:
         (log-probabilities [N, num] float32 in descending order, tokens [N, num] uint32, the smaller
@@ -117,10 +103,7 @@ def _top(logits: mx.array, count: int) -> tuple[mx.array, mx.array]:
 
 
 def _group_size(vocab: int, count: int) -> int:
-    """How many tokens a group has: a power of two, of which vocabularies are often multiples.
-
-    Near sqrt(vocab / count), where there are as many maxima as tokens in the best groups.
-    """
+    """A power of two near sqrt(vocab / count): as many maxima as tokens in the best groups."""
     return 1 << round(math.log2(vocab / count) / 2)
 
 

@@ -25,10 +25,10 @@ from vllm_redrafter.tree.policy import SearchShape
 from vllm_redrafter.tree.token_tree import TokenTree
 
 REQUEST = [""]
-"""The only one has no name."""
+"""Names of the requests: there is one."""
 
 
-class RequestText:
+class _RequestText:
     """The tokens of a prompt and of its answer so far."""
 
     def __init__(self, prompt: Sequence[int], config: ReDrafterConfig, vocab_size: int) -> None:
@@ -47,7 +47,7 @@ class RequestText:
         self._length = end
 
     def matches(self) -> ContextMatches | None:
-        """Of the last tokens; None where nobody looks for any."""
+        """Prompt-lookup (n-gram) matches of the last tokens; None where they are off."""
         if self._index is None:
             return None
         return self._index.matches(
@@ -56,12 +56,7 @@ class RequestText:
 
 
 class Token(NamedTuple):
-    """Of an answer.
-
-    Attributes:
-        logprobs: [V], of what it was drawn from.
-        from_draft: it was in a tree.
-    """
+    """One token of an answer, and the log-probabilities [V] that it was drawn from."""
 
     id: int
     logprobs: mx.array
@@ -83,27 +78,27 @@ class Decoder:
         text = [*cached_text, *prompt]
         context = mx.array(text[:-1], mx.uint32)
         self._runner = StepRunner(drafter, caches, sampler, context)
-        self._text = RequestText(text, drafter.config, drafter.target.vocab_size)
+        self._text = _RequestText(text, drafter.config, drafter.target.vocab_size)
         self._root, self._tree, self._kind = prompt[-1], cast(TokenTree | None, None), PLAIN
-        # What the step that comes drafts; None for nothing, or where it is not planned yet.
+        # Of the next step's draft; None for none, or where it is not planned yet.
         self._shape: SearchShape | None = None
         self._samples = np.array([not sampler.is_greedy])
         self._chain = torch.ones(1, dtype=torch.bool) if sampler.needs_chain else None
 
-    def tokens(self, most: int) -> Iterator[Token]:
+    def tokens(self, max_tokens: int) -> Iterator[Token]:
         """The answer, of at most so many tokens."""
-        left = most
+        left = max_tokens
         try:
             while left > 0:
-                found = self._plain_steps(left) if self._is_plain(left) else self._step(left)
-                for token in islice(found, left):
+                output = self._plain_steps(left) if self._is_plain(left) else self._step(left)
+                for token in islice(output, left):
                     left -= 1
                     yield token
         finally:
             self._drafting.forget(*REQUEST)
 
     def _is_plain(self, left: int) -> bool:
-        """Does the next step neither verify a tree nor draft, for all that is settled?"""
+        """Is it settled that the next step neither verifies a tree nor drafts?"""
         if self._tree is not None or self._shape is not None:
             return False
         nodes = self._max_nodes(left)
@@ -113,13 +108,11 @@ class Decoder:
         return self._shape is None
 
     def _max_nodes(self, left: int) -> int:
-        """Of a tree that the step after the next one verifies: none where that one outputs a single
-        token, as the next one outputs one at least."""
+        """Of the tree of the step after next; 0 if that step can output one token at most."""
         return self._config.num_speculative_tokens if left > 2 else 0
 
     def _plain_steps(self, left: int) -> Iterator[Token]:
-        """Decode without drafts while that is settled, each pass begun before the last one's token
-        is read, as mlx-lm does."""
+        """Decode without drafts, each pass begun before the last one's token is read."""
         started = perf_counter()
         following: tuple[mx.array, mx.array] | None
         following = self._runner.begin_plain(mx.array([self._root]))
@@ -151,7 +144,7 @@ class Decoder:
         draft = seconds * self._draft_share(kind, rows, shape)
         if self._tree is not None:
             self._drafting.record_draft_time(draft)
-        if kind != PLAIN:  # else it is no plain step, for the draft that it ended with
+        if kind != PLAIN:  # a step without a tree that drafts is no plain step either
             self._drafting.record_step_time(kind, 1, rows, seconds - draft)
         return [
             Token(token, step.logprobs[node], at + 1 < len(step.path))
@@ -159,28 +152,27 @@ class Decoder:
         ]
 
     def _append(self, tokens: list[int]) -> None:
-        """Tokens are output; the last one is the next root."""
         self._text.append(tokens)
         self._root = tokens[-1]
 
     def _plan(self, nodes: int) -> None:
-        """Choose what the next step drafts, of which so many nodes may be verified."""
+        """Choose the next step's draft, of at most so many nodes."""
         self._shape = self._drafting.plan(REQUEST, self._samples, nodes, nodes) if nodes else None
 
-    def _draft(self, step: Step, shape: SearchShape, most: int) -> None:
-        """Build the tree that the next step verifies, of what the last one searched."""
+    def _draft(self, step: Step, shape: SearchShape, nodes: int) -> None:
+        """Build the tree that the next step verifies, from this step's search."""
         self._tree = self._drafting.draft(
             step.explored,
             torch.tensor([self._root]),
             self._chain,
-            np.array([most]),
+            np.array([nodes]),
             shape,
             self._text.matches(),
         )
         self._kind = CHAINS if shape.beam_width == 1 or self._chain is not None else TREES
 
     def _draft_share(self, kind: int, rows: int, shape: SearchShape | None) -> float:
-        """Of a step's time, by all that is known: of one evaluation nobody can time a part."""
+        """Of a step's time, by the planner: a step is one evaluation, whose parts have no clock."""
         planner = self._drafting.planner
         if shape is None or planner is None:
             return 0.0
@@ -189,11 +181,7 @@ class Decoder:
         return draft / (draft + float(times.step_seconds(kind, 1)[rows]))
 
     def _judge(self, step: Step) -> tuple[int, int]:
-        """Learn from what was accepted.
-
-        Returns:
-            The kind of the step, and its rows.
-        """
+        """Learn from the accepted path; returns the kind of the step, and its rows."""
         tree, length = self._tree, len(step.path)
         rows = 1 if tree is None else int(tree.num_nodes[0])
         if tree is None or rows == 1:

@@ -37,14 +37,7 @@ def generate(
     verbose: bool = False,
     **arguments: Any,
 ) -> str:
-    """The answer to a prompt, as `mlx_lm.generate` gives it.
-
-    Args:
-        model, tokenizer: of `mlx_lm.load`.
-        prompt: text or tokens.
-        verbose: print the answer as it comes.
-        arguments: of `stream_generate`.
-    """
+    """The answer to a prompt, as `mlx_lm.generate`; `arguments` are those of `stream_generate`."""
     text = ""
     for response in stream_generate(model, tokenizer, prompt, **arguments):
         text += response.text
@@ -74,13 +67,12 @@ def stream_generate(
         model, tokenizer: of `mlx_lm.load`.
         prompt: text or tokens.
         max_tokens: of the answer; -1 for no limit.
-        draft_model: of `load_drafter`, for this model; None to decode plainly, by mlx-lm.
+        draft_model: of `load_drafter`, for this model; None to decode by mlx-lm alone.
         sampler: of `mlx_lm.sample_utils`, or another that draws from `mx.random.state`. After
             `mx.random.seed` the same tokens come, whatever is drafted.
         logits_processors: see the tokens up to a node; drafts are chains then.
-        prompt_cache: of this model, with what stands before the prompt; it takes prompt and answer.
-        cached_text: tokens of what stands before the prompt, where known: the answer may repeat it,
-            and logits processors see it.
+        prompt_cache: of this model, with the text before the prompt; it takes prompt and answer.
+        cached_text: tokens before the prompt, where known: for matches and logits processors.
         prefill_step_size: tokens of the prompt that are read at once.
         prompt_progress_callback: is called with the tokens read of the prompt, and all of them.
         refused: mlx-lm's other arguments, which speculation does not take.
@@ -134,7 +126,6 @@ def _check(model: nn.Module, drafter: Drafter, max_tokens: int, refused: dict[st
 
 
 def _encoded(tokenizer: TokenizerWrapper, prompt: str | mx.array | Sequence[int]) -> list[int]:
-    """The prompt's tokens, with special ones where the text does not begin with them."""
     if isinstance(prompt, str):
         bos = tokenizer.bos_token
         prompt = tokenizer.encode(
@@ -151,20 +142,20 @@ def _answer(
     caches: list[TreeCache],
     cached_text: Sequence[int],
     prompt: list[int],
-    most: int,
+    max_tokens: int,
     sampler: NodeSampler,
     prefill_step_size: int,
     progress: Progress,
 ) -> Generator[Token]:
-    """Read the prompt, and decode; ended or closed, it leaves in the caches what was output."""
+    """Read the prompt, and decode; ended or closed, it leaves the output in the caches."""
     known = caches[0].length + len(prompt)
     last, length = prompt[-1], known
     try:
         with mx.stream(generation_stream):
             _prefill(drafter.target, caches, prompt, prefill_step_size, progress)
-        tokens = Decoder(drafter, caches, cached_text, prompt, sampler).tokens(most)
-        for count in range(1, most + 1):
-            # Not around the `yield`: whoever takes a token computes in a stream of their own.
+        tokens = Decoder(drafter, caches, cached_text, prompt, sampler).tokens(max_tokens)
+        for count in range(1, max_tokens + 1):
+            # Not around the `yield`: the caller computes in a stream of its own.
             with mx.stream(generation_stream):
                 token = next(tokens)
             if count == 1:
@@ -175,7 +166,7 @@ def _answer(
                 mx.clear_cache()
         _complete(drafter.target, caches, known, last)
     except GeneratorExit:
-        if caches[0].length == length:  # else somebody has gone on with them since
+        if caches[0].length == length:  # else another answer has used them since
             _complete(drafter.target, caches, known, last)
         raise
     except BaseException:
@@ -185,11 +176,7 @@ def _answer(
 
 
 def _complete(target: TreeTarget, caches: list[TreeCache], known: int, last: int) -> None:
-    """Leave the first `known` tokens of the text in the caches, as mlx-lm does.
-
-    A step may have accepted more than was taken, or a pass have been begun; or the last token was
-    not read yet.
-    """
+    """Leave the first `known` tokens of the text in the caches, whatever was accepted or begun."""
     for cache in caches:
         cache.trim_to(known)
     if caches[0].length < known:
@@ -211,8 +198,7 @@ def _prefill(
     while read < size - 1:
         end = min(read + step_size, size - 1)
         target.forward(mx.array(prompt[read:end]), caches)
-        # The logits are not evaluated: nobody asks for them.
-        mx.eval([cache.state for cache in caches])
+        mx.eval([cache.state for cache in caches])  # not the logits
         read = end
         progress(read, size)
         mx.clear_cache()

@@ -22,23 +22,13 @@ from vllm_redrafter.heads.norm import EPSILON
 from vllm_redrafter.heads.recurrent import RecurrentConfig
 from vllm_redrafter.utils.errors import ConfigError
 
-DTYPES = {
-    mx.float32: torch.float32,
-    mx.bfloat16: torch.bfloat16,
-    mx.float16: torch.float16,
-}
-"""That a head may run in."""
+DTYPES = {mx.float32: torch.float32, mx.bfloat16: torch.bfloat16, mx.float16: torch.float16}
 
 Tensors = Mapping[str, mx.array]
 
 
 class Head(nn.Module, ABC):
-    """What a beam search needs of a head: `heads/head.py` has its methods, and their shapes.
-
-    Args:
-        config: its sizes.
-        tensors: its checkpoint's, by their own names.
-    """
+    """What a beam search needs of a head; `heads/head.py` documents the methods and shapes."""
 
     config: HeadConfig
 
@@ -53,27 +43,22 @@ class Head(nn.Module, ABC):
             self.ranked_tokens = d2t + mx.arange(config.draft_vocab_size, dtype=mx.int32)
 
     @abstractmethod
-    def condition(self, hidden: mx.array) -> mx.array:
-        """Of the target's hidden states [..., (1 + n) H], what is the same for a whole draft."""
+    def condition(self, hidden: mx.array) -> mx.array: ...
 
     @abstractmethod
-    def start(self, condition: mx.array, embedded: mx.array) -> mx.array:
-        """The state [..., S] at the root, whose embedding is [..., H]."""
+    def start(self, condition: mx.array, embedded: mx.array) -> mx.array: ...
 
     @abstractmethod
-    def advance(self, state: mx.array, embedded: mx.array) -> mx.array:
-        """The state [..., S] at a child, from its parent's and its token's embedding [..., H]."""
+    def advance(self, state: mx.array, embedded: mx.array) -> mx.array: ...
 
     @abstractmethod
-    def logits(self, condition: mx.array, state: mx.array, depth: int) -> mx.array:
-        """Of the next draft token, [..., draft tokens], at nodes of this depth."""
+    def logits(self, condition: mx.array, state: mx.array, depth: int) -> mx.array: ...
 
     def target_tokens(self, draft_tokens: mx.array) -> mx.array:
-        """The target's ids of draft tokens [...]."""
         return draft_tokens if self.ranked_tokens is None else self.ranked_tokens[draft_tokens]
 
-    def fused(self, hidden: mx.array) -> mx.array:
-        """One hidden state [..., H] of those that are given: see `heads/fusion.py`."""
+    def _fused(self, hidden: mx.array) -> mx.array:
+        """One hidden state [..., H] of the last and n layers' [..., (1 + n) H]."""
         if not self.config.target_layers:
             return hidden
         size = self.config.hidden_size
@@ -81,9 +66,7 @@ class Head(nn.Module, ABC):
         return hidden[..., :size] + self.fuse(_normed(layers, fusion.EPSILON).flatten(-2))
 
 
-class RecurrentHead(Head):
-    """Apple's head: see `heads/recurrent.py`."""
-
+class _RecurrentHead(Head):
     config: RecurrentConfig
 
     def __init__(self, config: RecurrentConfig, tensors: Tensors) -> None:
@@ -100,7 +83,7 @@ class RecurrentHead(Head):
         self.vocabulary = _linear(tensors[f"lm_head.{config.num_draft_layers}.weight"])
 
     def condition(self, hidden: mx.array) -> mx.array:
-        hidden = self.fused(hidden)
+        hidden = self._fused(hidden)
         return self.project_hidden(hidden) if self.config.has_input_projection else hidden
 
     def start(self, condition: mx.array, embedded: mx.array) -> mx.array:
@@ -121,9 +104,7 @@ class RecurrentHead(Head):
         return self.vocabulary(x)
 
 
-class GatedHead(Head):
-    """The gated head: see `heads/gated.py`."""
-
+class _GatedHead(Head):
     config: GatedConfig
 
     def __init__(self, config: GatedConfig, tensors: Tensors) -> None:
@@ -137,7 +118,7 @@ class GatedHead(Head):
         self._epsilon = EPSILON**2 / config.hidden_size
 
     def condition(self, hidden: mx.array) -> mx.array:
-        return self.fused(hidden)
+        return self._fused(hidden)
 
     def start(self, condition: mx.array, embedded: mx.array) -> mx.array:
         return self.advance(condition, embedded)
@@ -154,22 +135,16 @@ class GatedHead(Head):
 
 
 FORMS: dict[type[HeadConfig], type[Head]] = {
-    RecurrentConfig: RecurrentHead,
-    GatedConfig: GatedHead,
+    RecurrentConfig: _RecurrentHead,
+    GatedConfig: _GatedHead,
 }
-"""The heads that have an MLX form, by their sizes' class."""
 
 
 def load_head(checkpoint: Checkpoint, dtype: mx.Dtype) -> Head:
-    """Read a drafter's weights.
-
-    Args:
-        checkpoint: the drafter's.
-        dtype: of the head's parameters: the target's.
+    """Read a drafter's weights in the target's dtype.
 
     Raises:
-        ConfigError: a head or a dtype that MLX has no form for here, or a checkpoint that
-            `Checkpoint.load` refuses.
+        ConfigError: no MLX form of the head or dtype, or a checkpoint that does not load.
     """
     config, model = checkpoint.head, checkpoint.model
     if (form := FORMS.get(type(config))) is None:

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What mlx-lm's server asks of a request, and what it does not: none ends it.
+"""Checks of HTTP requests beyond mlx-lm's, so that no request ends the server.
 
-mlx-lm checks some types and limits. MLX checks no index, and a token id beyond the vocabulary
-reads or writes beyond an array: another client's answer changes, or the process ends.
+MLX checks no index: a token id beyond the vocabulary reads or writes beyond an array.
 """
 
 from __future__ import annotations
@@ -32,18 +31,14 @@ TYPES: Mapping[str, Any] = {
     "stream_options": dict,
     "draft_model": str,
 }
-"""Of what mlx-lm takes as it comes."""
+"""Of fields that mlx-lm does not check."""
 SERVERS_OWN = {*inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters}
 SERVERS_OWN -= {"self", "documents", "kwargs"}
-"""What `chat_template_kwargs` may not have: other templates, which may never end, or lengths."""
+"""Not allowed in `chat_template_kwargs`: other templates, which may never end, or lengths."""
 
 
 class Handler(server.APIHandler):
-    """Refuses what cannot be kept of a request, as mlx-lm's refuses what is out of range.
-
-    Attributes:
-        body: what was sent, without the fields that are null, which clients send for "not said".
-    """
+    """Refuses more than mlx-lm's handler does; null fields count as unset."""
 
     @property
     def body(self) -> Any:
@@ -61,7 +56,7 @@ class Handler(server.APIHandler):
                     raise _refused(name, value, f"be JSON of UTF-8 ({error})") from None
 
     def do_POST(self) -> None:
-        """As mlx-lm's; what fails ends this request alone, and its client is told."""
+        """As mlx-lm's; a failure ends this request alone, and its client gets the message."""
         try:
             super().do_POST()
         except ConnectionError as error:
@@ -69,26 +64,22 @@ class Handler(server.APIHandler):
         except Exception as error:
             is_read = hasattr(self, "request_id")
             logging.error("A request failed: %s", one_line(error))
-            told = json.dumps({"error": one_line(error) or type(error).__name__}).encode()
+            message = json.dumps({"error": one_line(error) or type(error).__name__}).encode()
             if is_read and self.stream:  # its headers were sent before the first token
-                self.wfile.write(b"data: " + told + b"\n\n")
+                self.wfile.write(b"data: " + message + b"\n\n")
                 return
             self._headers_buffer: list[bytes] = []  # mlx-lm's 200, not sent yet
             self._set_completion_headers(500 if is_read else 400)
             self.end_headers()
-            self.wfile.write(told)
+            self.wfile.write(message)
 
     def _set_completion_headers(self, status_code: int = 200) -> None:
-        """As mlx-lm's, which says 404 of whatever goes wrong before the first token."""
+        """As mlx-lm's, which answers 404 to any error before the first token."""
         is_refused = status_code == 404 and isinstance(sys.exception(), ConfigError)
         super()._set_completion_headers(400 if is_refused else status_code)
 
     def _validate(self, name: str, expected_type: Any, *limits: Any, **more: Any) -> None:
-        """As mlx-lm's, with the value in the message.
-
-        Raises:
-            ConfigError: it is out of range, of another type, or of a size nothing computes with.
-        """
+        """As mlx-lm's, with the value in the message."""
         value = getattr(self, name)
         if isinstance(value, bool) and expected_type is not bool:
             raise _refused(name, value, "be a number or a text, not a bool")
@@ -101,11 +92,6 @@ class Handler(server.APIHandler):
             _check_size(name, value)
 
     def validate_model_parameters(self) -> None:
-        """As mlx-lm's.
-
-        Raises:
-            ConfigError: the client gets the message.
-        """
         for name, kinds in TYPES.items():
             if name in self.body and not isinstance(self.body[name], kinds):
                 kind = getattr(kinds, "__name__", kinds)
@@ -133,11 +119,7 @@ class Handler(server.APIHandler):
             )
 
     def handle_chat_completions(self) -> server.CompletionRequest:
-        """As mlx-lm's, which would fetch images first.
-
-        Raises:
-            ConfigError: the client gets the message.
-        """
+        """As mlx-lm's, which would fetch images first."""
         messages = self.body.get("messages", [])
         try:
             has_images = any(server._image_parts(messages))
@@ -151,7 +133,7 @@ class Handler(server.APIHandler):
 
 
 class Generator(server.ResponseGenerator):
-    """mlx-lm's, in whose thread nothing that fails ends more than its request."""
+    """mlx-lm's, in whose thread a failure ends its own request alone."""
 
     def _serve_single(self, request: Any, stream: Any) -> None:
         answers, _, arguments = request
@@ -165,11 +147,7 @@ class Generator(server.ResponseGenerator):
             answers.put(error if known else RuntimeError(f"the request failed: {one_line(error)}"))
 
     def _tokenize(self, tokenizer: Any, request: Any, args: Any) -> Any:
-        """As mlx-lm's.
-
-        Raises:
-            ConfigError: the text cannot be read, is empty, or has tokens the target does not know.
-        """
+        """As mlx-lm's; no prompt that is empty or has tokens the target does not know."""
         name = "prompt" if request.request_type == "text" else "messages"
         try:
             tokenized = super()._tokenize(tokenizer, request, args)

@@ -2,8 +2,7 @@
 """The target's token at each node, drawn by mlx-lm's samplers with noise of its position alone.
 
 Noise depends on a key of the request and on the position, as in vLLM's V2 runner: a seeded answer
-is the same whatever was drafted. All of mlx-lm's samplers draw from `mx.random.state`, and so may
-anybody's own.
+is the same whatever was drafted. All of mlx-lm's samplers draw from `mx.random.state`.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from mlx_lm.sample_utils import LogitsProcessor, greedy_sampler
 Sampler = Callable[[mx.array], mx.array]
 
 KEYS = 1 << 64
-"""Of `mx.random.seed`."""
+"""Seeds that `mx.random.seed` takes."""
 
 
 class NodeSampler:
-    """Of one request.
+    """Samples the tokens of one request.
 
     Attributes:
         is_greedy: the most probable token is taken, and no noise is drawn.
@@ -48,7 +47,7 @@ class NodeSampler:
         Args:
             logits: [N, V].
             positions: [N], of the nodes.
-            context: [T] integers, the tokens before the root: the prompt's, and what was drawn.
+            context: [T] integers, the tokens before the root.
             nodes: [N] integers, the nodes' tokens: a chain's, if there are processors.
 
         Returns:
@@ -64,7 +63,7 @@ class NodeSampler:
             rows = zip(logprobs, positions, strict=True)
             drawn = [self._draw(row[None], position) for row, position in rows]
         finally:
-            mx.random.seed(before)  # whoever else draws is not to meet these keys
+            mx.random.seed(before)  # others must not draw with these keys
         return mx.concatenate(drawn), logprobs
 
     def _processed(self, logits: mx.array, text: mx.array) -> mx.array:
@@ -79,7 +78,6 @@ class NodeSampler:
         return mx.concatenate(rows)
 
     def _draw(self, logprobs: mx.array, position: int) -> mx.array:
-        """[1] token of [1, V], by the position's own noise."""
         mx.random.seed((self._key + position) % KEYS)
         return self._sampler(logprobs)
 
@@ -91,6 +89,6 @@ def _state() -> mx.array:
 
 
 def _number(key: mx.array) -> int:
-    """What `mx.random.seed` makes this key [2] uint32 of."""
+    """The seed of a key [2] uint32."""
     high, low = (int(word) for word in np.array(key))
     return high << 32 | low

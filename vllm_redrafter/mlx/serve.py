@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """mlx-lm's own HTTP server, with our generation in the place of its draft model's.
 
-Chat templates, stop words, tools, streaming and the prompt cache stay mlx-lm's. Its server has no
-place to put another generation, so `serve` replaces four names in it while it runs.
+Chat templates, stop words, tools and streaming stay mlx-lm's. Its server has no place to put
+another generation, so `serve` replaces four names in it while it runs.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ import huggingface_hub
 from huggingface_hub import CacheNotFound, HFCacheInfo
 from mlx_lm import server
 from mlx_lm.generate import GenerationResponse
+from mlx_lm.models.cache import LRUPromptCache, trim_prompt_cache
 
 from vllm_redrafter.checkpoints.drafter_files import read_config
-from vllm_redrafter.checkpoints.reading import Checkpoint, is_redrafter, verifier_of
+from vllm_redrafter.checkpoints.reading import Checkpoint, verifier_of
 from vllm_redrafter.data.chat_template import of_texts
+from vllm_redrafter.heads.registry import is_head
 from vllm_redrafter.mlx.drafter import load_drafter
 from vllm_redrafter.mlx.generation import stream_generate
 from vllm_redrafter.mlx.http_requests import Generator, Handler
-from vllm_redrafter.mlx.prompt_cache import CachedText, PromptCache
-from vllm_redrafter.mlx.unread_rope import check_rope
+from vllm_redrafter.mlx.target import check_rope
 from vllm_redrafter.utils.errors import ConfigError
 from vllm_redrafter.utils.files import check_no_pattern
 from vllm_redrafter.utils.patching import patched
 
-NOT_SAID = 0
-"""mlx-lm's `num_draft_tokens`, where nobody says any."""
+UNSET = 0
+"""mlx-lm's default of `num_draft_tokens`."""
 
 
 def serve(
@@ -44,10 +45,9 @@ def serve(
 
     Args:
         target: a folder or a hub id; or a drafter that records its target.
-        drafter: of the target; None for none, or if `target` is one. Without a drafter, what the
-            text repeats is verified.
+        drafter: of the target; None to verify matches alone, or if `target` is a drafter.
         arguments: more of mlx-lm's server.
-        speculation: keyword arguments of `load_drafter`; those left out have its defaults.
+        speculation: keyword arguments of `load_drafter`.
 
     Raises:
         ConfigError: something cannot be loaded or served, with the reason.
@@ -55,16 +55,15 @@ def serve(
     target, drafter = target_and_drafter(target, drafter)
     if drafter is not None:
         Checkpoint.open(drafter).checked()  # before the target is loaded
-    command = ["mlx-serve", "--model", target, "--num-draft-tokens", str(NOT_SAID), *arguments]
+    command = ["mlx-serve", "--model", target, "--num-draft-tokens", str(UNSET), *arguments]
     replaced = {
-        "ModelProvider": partial(Provider, drafter=drafter, speculation=speculation),
-        "run": run,
+        "ModelProvider": partial(_Provider, drafter=drafter, speculation=speculation),
+        "run": _run,
         "stream_generate": generate,
-        "scan_cache_dir": scan_cache_dir,
+        "scan_cache_dir": _scan_cache_dir,
     }
     with ExitStack() as stack:
-        # mlx_lm/server.py makes its parser inside `main`, and calls these by name. They can be
-        # handed over as arguments as soon as its `main` takes them.
+        # mlx_lm/server.py makes its parser inside `main`, and calls these by name.
         stack.enter_context(patched(sys, "argv", command))
         for name, replacement in replaced.items():
             stack.enter_context(patched(server, name, replacement))
@@ -72,14 +71,13 @@ def serve(
 
 
 def target_and_drafter(model: str, drafter: str | None) -> tuple[str, str | None]:
-    """What is served, by name: the target, and its drafter or None.
+    """The names of the target and of its drafter, if any; `model` may be a drafter.
 
     Raises:
-        ConfigError: `model` is not within reach; or it is a drafter, and records no target or has
-            another one beside it.
+        ConfigError: `model` is out of reach, or a drafter without a target or beside another one.
     """
     values = read_config(model, what="target")
-    if not is_redrafter(values):
+    if not is_head(values.get("model_type")):
         return model, drafter
     remedy = f"name the target: mlx-serve TARGET --drafter {model}"
     if drafter is not None:
@@ -91,25 +89,16 @@ def target_and_drafter(model: str, drafter: str | None) -> tuple[str, str | None
     return target, model
 
 
-class Provider(server.ModelProvider):
+class _Provider(server.ModelProvider):
     """Loads targets as mlx-lm's server does, each with a drafter of ours.
 
-    Attributes:
-        loaded: done when the default model is there; has the exception if that failed.
-
-    Args:
-        cli_args: mlx-lm's.
-        drafter: of the default model; None for what the text repeats alone.
-        speculation: keyword arguments of `load_drafter`.
-
-    Raises:
-        ConfigError: an argument that cannot be kept.
+    `loaded` is done when the default model is there, and has the exception if that failed.
     """
 
     def __init__(
         self, cli_args: argparse.Namespace, *, drafter: str | None, speculation: Mapping[str, Any]
     ) -> None:
-        check_arguments(cli_args)
+        _check_arguments(cli_args)
         cli_args.draft_model = drafter
         super().__init__(cli_args)
         if self.is_distributed:
@@ -121,12 +110,12 @@ class Provider(server.ModelProvider):
         self.loaded: Future[None] = Future()
 
     def load_default(self) -> None:
-        """As mlx-lm's, in the thread that generates; `loaded` tells the one that waits."""
+        """As mlx-lm's, in the thread that generates; another one waits for `loaded`."""
         try:
             super().load_default()
         except BaseException as error:
             self.loaded.set_exception(error)
-            # Of this thread, without a traceback: `run` raises the error.
+            # Of this thread, without a traceback: `_run` raises the error.
             raise SystemExit from error
         self.loaded.set_result(None)
 
@@ -149,16 +138,12 @@ class Provider(server.ModelProvider):
         self.is_batchable = False
 
 
-def check_arguments(cli_args: argparse.Namespace) -> None:
-    """Refuse what cannot be kept of mlx-lm's arguments.
-
-    Raises:
-        ConfigError: the message names the argument and the remedy.
-    """
+def _check_arguments(cli_args: argparse.Namespace) -> None:
+    """Refuse arguments of mlx-lm's that speculation cannot honour."""
     refused = {
         "--draft-model": (cli_args.draft_model is not None, "say --drafter, in front of --"),
         "--num-draft-tokens": (
-            cli_args.num_draft_tokens != NOT_SAID,
+            cli_args.num_draft_tokens != UNSET,
             "say --spec-tokens, in front of --",
         ),
         "--kv-bits": (
@@ -171,6 +156,30 @@ def check_arguments(cli_args: argparse.Namespace) -> None:
     for name, (is_given, remedy) in refused.items():
         if is_given:
             raise ConfigError(f"mlx-serve: {name} is refused: {remedy}")
+
+
+class CachedText(list[Any]):
+    """The layers' caches, as mlx-lm hands them around, and the tokens in them."""
+
+    def __init__(self, caches: list[Any], tokens: list[int]) -> None:
+        super().__init__(caches)
+        self.tokens = tokens
+
+
+class PromptCache(LRUPromptCache):
+    """mlx-lm's own, whose entries come with their tokens: a draft may repeat them."""
+
+    def fetch_nearest_cache(
+        self, model: Any, tokens: list[int]
+    ) -> tuple[CachedText | None, list[int]]:
+        """As mlx-lm's; but the last token is always left to be computed, for its logits."""
+        cached, rest = super().fetch_nearest_cache(model, tokens)
+        if cached is None:
+            return None, rest
+        if not rest:
+            trim_prompt_cache(cached, 1)
+            rest = tokens[-1:]
+        return CachedText(cached, tokens[: -len(rest)]), rest
 
 
 def generate(
@@ -186,13 +195,8 @@ def generate(
 ) -> Iterator[GenerationResponse]:
     """Our `stream_generate`, called as mlx-lm's server calls its own; logs tokens per step.
 
-    Args:
-        num_draft_tokens: NOT_SAID, which `check_arguments` and `Handler` see to.
-        kv_bits: None, likewise; then neither `kv_group_size` nor `quantized_kv_start` has a use.
-        input_embeddings: None, likewise.
-        stream: the thread's own; `stream_generate` has one of each thread as well.
-        prompt_cache: a new one, or what `PromptCache` found.
-        arguments: what both take alike.
+    `num_draft_tokens` is UNSET, and `kv_bits` and `input_embeddings` are None: `_check_arguments`
+    and `Handler` refuse others. `stream` is the thread's own, as in `stream_generate`.
     """
     cached = prompt_cache.tokens if isinstance(prompt_cache, CachedText) else ()
     num_tokens = num_steps = 0
@@ -205,7 +209,7 @@ def generate(
         logging.info("ReDrafter: %d tokens in %d steps", num_tokens, num_steps)
 
 
-def scan_cache_dir() -> HFCacheInfo:
+def _scan_cache_dir() -> HFCacheInfo:
     """The hub's cache, for the list of models; empty where nothing was ever downloaded."""
     try:
         return huggingface_hub.scan_cache_dir()
@@ -213,14 +217,8 @@ def scan_cache_dir() -> HFCacheInfo:
         return HFCacheInfo(0, frozenset(), frozenset(), [])
 
 
-def run(host: str, port: int, model_provider: Provider) -> None:
-    """Listen as soon as the default model is loaded.
-
-    mlx-lm's own listens at once; where loading fails, it goes on and answers nothing.
-
-    Raises:
-        ConfigError: the target or the drafter cannot be loaded.
-    """
+def _run(host: str, port: int, model_provider: _Provider) -> None:
+    """Listen when the default model is loaded; mlx-lm's own listens even if loading fails."""
     cli_args = model_provider.cli_args
     cache = PromptCache(cli_args.prompt_cache_size)
     if cli_args.prompt_cache_bytes is not None:

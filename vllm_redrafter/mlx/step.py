@@ -16,19 +16,18 @@ from vllm_redrafter.mlx.beam_search import Explored, beam_search
 from vllm_redrafter.mlx.drafter import Drafter
 from vllm_redrafter.mlx.sampling import NodeSampler
 from vllm_redrafter.mlx.tree_cache import TreeCache, TreeInput
-from vllm_redrafter.mlx.walk import accept_path
 from vllm_redrafter.tree.policy import SearchShape
 from vllm_redrafter.tree.token_tree import TokenTree
 
 
 class Step(NamedTuple):
-    """What a step found.
+    """The outcome of a step.
 
     Attributes:
-        path: the nodes that were walked, root first.
-        tokens: the target's at each of them: what is output.
+        path: the accepted nodes, root first.
+        tokens: the target's at each of them: the output.
         logprobs: [N, V], of all nodes.
-        explored: of the search that the step ended with; None where it made none.
+        explored: by the search at the end of the step; None without a search.
     """
 
     path: list[int]
@@ -37,19 +36,55 @@ class Step(NamedTuple):
     explored: Explored | None
 
 
-class StepRunner:
-    """Runs the steps of one request, whose KV cache it moves on.
+class AcceptedPath(NamedTuple):
+    """What a verification step accepted.
+
+    Attributes:
+        path: [D+1] int32, the accepted nodes, root first; beyond the end, the last one again.
+        length: [] int32, how many nodes were accepted; so many tokens are output.
+        last_node: [] int32, the last accepted node.
+    """
+
+    path: mx.array
+    length: mx.array
+    last_node: mx.array
+
+
+def accept_path(
+    tokens: mx.array,
+    parents: mx.array,
+    depths: mx.array,
+    sees: mx.array,
+    sampled: mx.array,
+    max_depth: int,
+) -> AcceptedPath:
+    """Walk a tree along the target's samples, lazily; `tree/acceptance.py` is the torch form.
 
     Args:
-        drafter: with its target.
-        caches: of the target's layers.
-        sampler: of the request.
-        context: [T] integers, the tokens before the first root.
+        tokens, parents, depths: [N] integers; node 0 is the root and its own parent. Siblings
+            carry different tokens.
+        sees: [N, N] bool, entry (i, j): j is i or an ancestor of i.
+        sampled: [N] integers, the target's token at each node.
+        max_depth: D, the largest depth or more.
     """
+    matches = (tokens == sampled[parents]) | (depths == 0)
+    # A node is walked through if it and all its ancestors match what their parents sampled: of
+    # each depth there is one at most.
+    walked = mx.all(matches | ~sees, axis=1)
+    length = walked.sum()
+    last_node = mx.argmax(mx.where(walked, depths, -1)).astype(mx.int32)
+    steps = mx.arange(max_depth + 1, dtype=mx.int32)
+    at_depth = mx.argmax(walked & (depths == steps[:, None]), axis=1).astype(mx.int32)
+    return AcceptedPath(mx.where(steps < length, at_depth, last_node), length, last_node)
+
+
+class StepRunner:
+    """Runs the steps of one request, whose KV cache it moves on."""
 
     def __init__(
         self, drafter: Drafter, caches: Sequence[TreeCache], sampler: NodeSampler, context: mx.array
     ) -> None:
+        """`context`: [T] integers, the tokens before the first root."""
         self._target, self._head = drafter.target, drafter.head
         self._caches, self._sampler, self._context = list(caches), sampler, context
 
@@ -64,12 +99,9 @@ class StepRunner:
         return token, row
 
     def verify(self, root: int, tree: TokenTree | None, shape: SearchShape | None) -> Step:
-        """Verify a tree.
+        """Verify a tree of one request, or the root alone; then search by `shape`, if any.
 
-        Args:
-            root: the last token of the text, which is not in the KV cache yet.
-            tree: of one request; None for the root alone.
-            shape: of the search behind the path; None for none.
+        The root is the last token of the text, which is not in the KV cache yet.
         """
         count = 1 if tree is None else int(tree.num_nodes[0])
         if tree is None or count == 1:
@@ -84,11 +116,12 @@ class StepRunner:
         accepted = accept_path(*walk, max(depths))
         last = accepted.last_node
         explored = self._search(hidden[last], drawn[last], shape)
-        is_chain = depths == [*range(count)]
-        rows = [] if is_chain else [cache.rows_of(accepted.path) for cache in self._caches]
+        is_chain = depths == [*range(count)]  # its accepted rows already lie in order
+        rows = [None if is_chain else cache.rows_of(accepted.path) for cache in self._caches]
         mx.eval(drawn, accepted, explored or (), rows)
         path = cast(list[int], accepted.path.tolist())[: int(cast(int, accepted.length.item()))]
-        self._keep(rows, len(path))
+        for cache, its_rows in zip(self._caches, rows, strict=True):
+            cache.keep(its_rows, len(path))
         self._extend_context(nodes[mx.array(path)])
         tokens = cast(list[int], drawn.tolist())
         return Step(path, [tokens[node] for node in path], logprobs, explored)
@@ -114,19 +147,10 @@ class StepRunner:
     def _search(
         self, hidden: mx.array, root: mx.array, shape: SearchShape | None
     ) -> Explored | None:
-        """What continues the root, lazily; None where no search is planned."""
         if shape is None or not shape.beam_length:
             return None
         assert self._head is not None
         return beam_search(self._head, self._target.embed, hidden, root, *shape)
-
-    def _keep(self, rows: list[tuple[mx.array, ...]], count: int) -> None:
-        """The first `count` nodes of the path are tokens now; a chain's stand where they belong."""
-        for layer, cache in enumerate(self._caches):
-            if rows:
-                cache.keep(rows[layer], count)
-            else:
-                cache.keep_first(count)
 
     def _extend_context(self, tokens: mx.array) -> None:
         if self._sampler.needs_chain:

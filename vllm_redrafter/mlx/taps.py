@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a drafter reads of a target: what enters its layers, and what comes out of the last norm."""
+"""Modules of a model changed in place: taps for hidden states, ropes for positions."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -12,8 +13,8 @@ import mlx.core as mx
 import mlx.nn as nn
 
 
-class Seen:
-    """One pass.
+class _Seen:
+    """Hidden states of one pass.
 
     Attributes:
         inputs: by layer, counted from 0, what entered it: [1, N, H].
@@ -31,7 +32,6 @@ class Seen:
         self.ends_at = ends_at
 
     def enter(self, layer: int, x: mx.array) -> None:
-        """Something enters a layer."""
         self.runs_again |= layer in self.inputs
         self.inputs[layer] = x
         if layer == self.ends_at:
@@ -39,21 +39,21 @@ class Seen:
 
 
 class _Ended(Exception):
-    """The pass was not to go on."""
+    """Ends a pass early."""
 
 
 class Taps:
-    """Of one model, shared by all who read it; outside `watch` nothing is kept."""
+    """Of one model, shared by all its readers; outside `watch` nothing is kept."""
 
     def __init__(self) -> None:
-        self.seen: Seen | None = None
+        self.seen: _Seen | None = None
 
     @contextmanager
     def watch(
         self, replacement: mx.array | None = None, ends_at: int | None = None
-    ) -> Iterator[Seen]:
-        """See one pass through the model; the arguments are those of `Seen`."""
-        seen = self.seen = Seen(replacement, ends_at)
+    ) -> Iterator[_Seen]:
+        """See one pass through the model; the arguments are attributes of what is yielded."""
+        seen = self.seen = _Seen(replacement, ends_at)
         try:
             yield seen
         except _Ended:
@@ -63,25 +63,18 @@ class Taps:
 
 
 def tapped(model: nn.Module, layers: Sequence[int]) -> Taps | None:
-    """The taps of a model, at these of its layers and at the module that has them.
+    """The taps of a model, at these layers and at the module that has them.
 
-    Only the classes of these modules change, to ones derived from their own.
-
-    Args:
-        model: of mlx-lm.
-        layers: counted from 0.
-
-    Returns:
-        None where no module in it has all of `model.layers`.
+    None where no module in it has all of `model.layers`.
     """
     inner = _with_layers(model)
     if inner is None:
         return None
-    if derive(inner, _TappedModel):
+    if _derive(inner, _TappedModel):
         inner.taps = Taps()
     for index in layers:
         layer = model.layers[index]
-        if derive(layer, _TappedLayer):
+        if _derive(layer, _TappedLayer):
             layer.taps, layer.index = inner.taps, index
     return inner.taps
 
@@ -117,13 +110,32 @@ class _TappedLayer(nn.Module):
         return super().__call__(*args, **kwargs)
 
 
-def derive(module: nn.Module, mixin: type) -> bool:
-    """Give a module, in place, a class derived from a mixin and its own; once.
+def take_positions(model: nn.Module) -> None:
+    """Let every rope of a model take the positions [N] of its tokens as `offset`.
+
+    MLX's rope counts on from one offset for each row of a batch. Nodes of a tree are tokens of one
+    row, so they are made rows of a batch while the rope turns them.
+    """
+    for module in model.modules():
+        parameters = inspect.signature(type(module).__call__).parameters
+        if "offset" in parameters and not module.children():
+            _derive(module, _PositionedRope)
+
+
+class _PositionedRope(nn.Module):
+    def __call__(
+        self, x: mx.array, offset: int | mx.array = 0, *args: Any, **kwargs: Any
+    ) -> mx.array:
+        if not isinstance(offset, mx.array) or offset.size == 1 or x.shape[0] > 1:
+            return super().__call__(x, offset, *args, **kwargs)
+        rows = x.swapaxes(0, -2)  # [1, heads, N, size] to [N, heads, 1, size]
+        return super().__call__(rows, offset, *args, **kwargs).swapaxes(0, -2)
+
+
+def _derive(module: nn.Module, mixin: type) -> bool:
+    """Give a module, in place and once, a class derived from a mixin and its own; was it new?
 
     Wrapping it would move its parameters in the model's tree, and hide its attributes.
-
-    Returns:
-        Whether it had none.
     """
     if isinstance(module, mixin):
         return False

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model of mlx-lm as a target: it verifies token trees, and shows a drafter its hidden states."""
+"""A model of mlx-lm as a target: it verifies token trees and gives a drafter hidden states."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -12,9 +12,8 @@ import mlx.nn as nn
 from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
 from vllm_redrafter.heads.target_layers import missing_layers
-from vllm_redrafter.mlx.positions import take_positions
 from vllm_redrafter.mlx.self_check import differences
-from vllm_redrafter.mlx.taps import tapped
+from vllm_redrafter.mlx.taps import take_positions, tapped
 from vllm_redrafter.mlx.tree_cache import TreeCache, TreeInput
 from vllm_redrafter.utils.errors import ConfigError, one_line
 
@@ -33,11 +32,7 @@ class TreeTarget:
     """
 
     def __init__(self, model: nn.Module, target_layers: Sequence[int] = ()) -> None:
-        """Prepare a model in place, and try a small tree on it.
-
-        Args:
-            model: of mlx-lm, with its weights. It may serve other targets at the same time.
-            target_layers: that the drafter reads; see `vllm_redrafter/heads/target_layers.py`.
+        """Prepare a model with its weights in place, and try a small tree on it.
 
         Raises:
             ConfigError: no tree can be verified on it; the message says why.
@@ -48,7 +43,8 @@ class TreeTarget:
         self.layers = tuple(target_layers)
         for reason in _obstacles(model):
             raise _refusal(model, reason)
-        self._windows = windows(model)
+        # By cache, how many positions a token sees, its own counted; None for all.
+        self._windows = [getattr(cache, "max_size", None) for cache in make_prompt_cache(model)]
         taps = tapped(model, (0, *self.layers))
         if taps is None:
             raise _refusal(model, "no module in it has all of its layers")
@@ -58,14 +54,14 @@ class TreeTarget:
             with taps.watch() as seen:
                 logits = model(mx.array([[0]]))
             if not isinstance(seen.output, mx.array):
-                raise TypeError("what its layers end in is not handed on as one array")
+                raise TypeError("the output of its layers is not handed on as one array")
             self.vocab_size = logits.shape[-1]
             self.hidden_size, self.dtype = seen.output.shape[-1], seen.output.dtype
-            found = next(differences(self), None)
-        except Exception as error:  # whatever a model does with what it does not expect
+            difference = next(differences(self), None)
+        except Exception as error:  # a model may do anything with what it does not expect
             raise _refusal(model, f"it fails on a small one: {one_line(error)}") from error
-        if found is not None:
-            raise _refusal(model, found)
+        if difference is not None:
+            raise _refusal(model, difference)
 
     def make_cache(self) -> list[TreeCache]:
         """Empty caches of one request.
@@ -76,10 +72,7 @@ class TreeTarget:
         return [TreeCache(window) for window in self._windows]
 
     def adopt(self, caches: list[KVCache | RotatingKVCache]) -> None:
-        """Make a prompt cache of mlx-lm one for trees, in place and with what is in it.
-
-        Args:
-            caches: of this model; those that are `TreeCache`s stay as they are.
+        """Make a prompt cache of mlx-lm one for trees, in place and with its tokens.
 
         Raises:
             ConfigError: they are of another model, quantised, or have dropped tokens.
@@ -99,7 +92,7 @@ class TreeTarget:
         caches[:] = map(_adopted, caches, self._windows)
 
     def embed(self, tokens: mx.array) -> mx.array:
-        """[..., H], what the model itself begins with for tokens [...]."""
+        """[..., H], the model's own input of its first layer for tokens [...]."""
         with self.taps.watch(ends_at=0) as seen:
             self.model(tokens.reshape(1, -1))
         return seen.inputs[0].reshape(*tokens.shape, -1)
@@ -133,7 +126,6 @@ def _refusal(model: nn.Module, reason: str) -> ConfigError:
 
 
 def _has_all_tokens(cache: Any, window: int | None) -> bool:
-    """Is it a cache with a row of K and V for every token, bounded by nothing but the window?"""
     if type(cache) is RotatingKVCache:
         # Once a token is dropped, the index lags behind.
         return bool(cache.max_size == window and cache._idx == cache.offset)
@@ -152,11 +144,7 @@ def _adopted(cache: KVCache | RotatingKVCache, window: int | None) -> TreeCache:
 
 
 def _obstacles(model: nn.Module) -> Iterator[str]:
-    """Why no tree can be verified on this model; nothing where it may be.
-
-    Args:
-        model: of mlx-lm.
-    """
+    """Why no tree can be verified on this model; nothing where it may be."""
     if (processes := mx.distributed.init().size()) > 1:
         yield f"it is spread over {processes} processes, and a tree is verified by one"
     others = Counter(
@@ -171,10 +159,25 @@ def _obstacles(model: nn.Module) -> Iterator[str]:
         yield "its attention is to blocks of rows (block_sparse), and nodes lie in rows by number"
 
 
-def windows(model: nn.Module) -> list[int | None]:
-    """By cache, how many positions a token sees, its own counted; None for all.
+def check_rope(name: str, config: Mapping[str, Any], arguments: Any) -> None:
+    """Refuse a target whose positions mlx-lm would turn by another angle than it was trained with.
+
+    transformers 5 writes the base of the angles into `rope_parameters`; many of mlx-lm's models
+    look for `rope_theta`, beside it, and else take their default without a word.
 
     Args:
-        model: one without obstacles.
+        name, config: of the target, and its config.json.
+        arguments: `args` of mlx-lm's model.
+
+    Raises:
+        ConfigError: the message has the line to add.
     """
-    return [getattr(cache, "max_size", None) for cache in make_prompt_cache(model)]
+    theta = (config.get("rope_parameters") or {}).get("rope_theta")
+    taken = getattr(arguments, "rope_theta", None)
+    if theta is None or taken is None or hasattr(arguments, "rope_parameters") or taken == theta:
+        return
+    raise ConfigError(
+        f"mlx-lm reads no rope_parameters of {name!r}, and would compute with rope_theta {taken:g} "
+        f'in the place of {theta:g}: write "rope_theta": {theta} into its config.json, outside of '
+        "rope_parameters"
+    )

@@ -21,10 +21,7 @@ class TreeInput:
     """
 
     def __init__(self, parents: Sequence[int] | npt.NDArray[Any]) -> None:
-        """
-        Args:
-            parents: [N], before their children; the root, node 0, is its own.
-        """
+        """`parents`: [N], before their children; the root, node 0, is its own."""
         self.depths = np.zeros(len(parents), np.int32)
         self.sees = np.eye(len(parents), dtype=bool)
         for node, parent in enumerate(parents[1:], 1):
@@ -44,11 +41,9 @@ class TreeInput:
         return self._positions[n]
 
     def mask(self, n: int, window: int | None = None) -> mx.array:
-        """[N, n + N] bool: which of n tokens and N nodes a node sees.
+        """[N, n + N] bool: which of n tokens before the tree and N nodes a node sees.
 
-        Args:
-            n: tokens before the tree.
-            window: positions that a token sees, its own counted; None for all.
+        `window`: positions that a token sees, its own counted; None for all.
         """
         if (n, window) not in self._masks:
             context = mx.ones((len(self), n), mx.bool_)
@@ -77,15 +72,11 @@ class TreeCache(KVCache):
 
     @property
     def length(self) -> int:
-        """n."""
         return self.__dict__["offset"]
 
     @property
     def offset(self) -> int | mx.array:
-        """n; while a tree is verified, the positions [N] of its nodes.
-
-        Attention layers pass it on to their rope, and read it nowhere else.
-        """
+        """n, or positions [N] of a tree's nodes; attention layers only pass it to their rope."""
         return self.length if self.tree is None else self.tree.positions(self.length)
 
     @offset.setter
@@ -93,7 +84,7 @@ class TreeCache(KVCache):
         self.__dict__["offset"] = n
 
     def begin(self, tree: TreeInput) -> None:
-        """Take the next tokens as the nodes of a tree, until `keep`."""
+        """Take the next tokens as nodes of a tree, until `keep`."""
         self.tree = tree
 
     def make_mask(
@@ -119,11 +110,7 @@ class TreeCache(KVCache):
         return self.keys[..., :end, :], self.values[..., :end, :]
 
     def rows_of(self, path: mx.array) -> tuple[mx.array, ...]:
-        """K and V [1, heads, D, size] of nodes, lazily.
-
-        Args:
-            path: [D] int32, nodes.
-        """
+        """K and V [1, heads, D, size] of nodes [D] int32, lazily."""
         rows = self.length + path
         return mx.take(self.keys, rows, axis=-2), mx.take(self.values, rows, axis=-2)
 
@@ -132,23 +119,19 @@ class TreeCache(KVCache):
         self.tree = None
         self.offset = min(self.length, length)
 
-    def keep_first(self, count: int) -> None:
-        """End the tree; its first `count` nodes, a chain, are the next tokens where they stand."""
-        self.tree = None
-        self.offset = self.length + count
-
-    def keep(self, rows: tuple[mx.array, ...], count: int) -> None:
+    def keep(self, rows: tuple[mx.array, ...] | None, count: int) -> None:
         """End the tree; the first `count` of these rows are the next tokens.
 
         Args:
             rows: from `rows_of`, evaluated: MLX copies the whole cache where it has to read rows
-                of it and to write others in one evaluation.
+                of it and to write others in one evaluation. None for a chain, whose rows stay.
             count: at most D.
         """
         self.tree = None
         start, end = self.length, self.length + count
-        self.keys[..., start:end, :] = rows[0][..., :count, :]
-        self.values[..., start:end, :] = rows[1][..., :count, :]
+        if rows is not None:
+            self.keys[..., start:end, :] = rows[0][..., :count, :]
+            self.values[..., start:end, :] = rows[1][..., :count, :]
         self.offset = end
 
 

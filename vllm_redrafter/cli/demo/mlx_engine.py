@@ -13,7 +13,7 @@ import mlx_lm
 from vllm_redrafter.cli.demo.engine import Decoded, Job
 from vllm_redrafter.mlx.drafter import load_drafter
 from vllm_redrafter.mlx.generation import stream_generate
-from vllm_redrafter.mlx.unread_rope import check_rope
+from vllm_redrafter.mlx.target import check_rope
 
 
 def usual_dtype() -> str:

@@ -112,7 +112,7 @@ def _dequantise(gguf: Path, folder: Path) -> None:
     # A model that was read from GGUF counts as quantised, and cannot be saved: a copy can.
     if hasattr(config, "quantization_config"):
         del config.quantization_config
-    # Where mlx-lm looks for it; see vllm_redrafter/mlx/unread_rope.py.
+    # Where mlx-lm looks for it; see vllm_redrafter/mlx/target.py.
     config.rope_theta = config.rope_parameters["rope_theta"]
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.load_state_dict(read.state_dict())
