@@ -23,7 +23,7 @@ from redrafter_testing.models.families.experts import MIXTRAL
 from redrafter_testing.models.tiny_models import add_tokenizer, make_drafter, make_target
 from vllm_redrafter import ConfigError, plugin
 from vllm_redrafter.checkpoints import drafter_files
-from vllm_redrafter.checkpoints.recording import save_shape
+from vllm_redrafter.checkpoints.writing import save_shape
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.engine import published
 from vllm_redrafter.engine.chains import NODES_WITH_STATES

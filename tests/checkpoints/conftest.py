@@ -2,11 +2,13 @@
 """A checkpoint to convert, and a place for what it becomes."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from redrafter_testing.models.checkpoints import PROJECTED
+from vllm_redrafter.checkpoints import drafter_files
 from vllm_redrafter.checkpoints.writing import save_drafter
 from vllm_redrafter.heads.recurrent import RecurrentHead
 
@@ -15,6 +17,16 @@ from vllm_redrafter.heads.recurrent import RecurrentHead
 def hub(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has all repositories that are asked for; the tests say which files."""
     monkeypatch.setattr("vllm_redrafter.utils.hub.model_info", lambda *args, **kwargs: None)
+
+
+@pytest.fixture
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder is read without asking the hub."""
+
+    def refuse(*args: Any, **kwargs: Any) -> str:
+        raise AssertionError(f"the hub was asked for {args}")
+
+    monkeypatch.setattr(drafter_files, "hf_hub_download", refuse)
 
 
 @pytest.fixture

@@ -32,10 +32,7 @@ VALID = {"slope": 0.8, "biases": [0.1], "survival": [[0.7, 0.1]]}
 def test_what_was_written_is_read(measured: PerSampling) -> None:
     config = json.loads(json.dumps({"model_type": "redrafter", **acceptance_entry(measured)}))
     assert acceptance_of(config) == measured
-
-
-def test_nothing_is_written_where_nothing_was_measured() -> None:
-    assert acceptance_entry(NOTHING_RECORDED) == {}
+    assert measured != NOTHING_RECORDED or acceptance_entry(measured) == {}
 
 
 def test_one_kind_stands_for_the_other() -> None:

@@ -2,6 +2,7 @@
 """Conversion changes the form of a checkpoint and no bit of it; what cannot be is refused whole."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.utils.errors import ConfigError
 
 REDUCED = RecurrentConfig(11, 4, exit_dim=6, draft_vocab_size=3)
+FUSED = replace(REDUCED, draft_vocab_size=None, target_layers=(1, 3))
 ALL_TOKENS = [PROJECTED, PLAIN, BARE]
 KEPT = torch.tensor([2, 3, 9])
 TRAINING = {"settings": {"loss": "kl"}, "result": {"steps": 7}}
@@ -106,6 +108,8 @@ def test_our_own_form_keeps_the_draft_vocabulary_and_the_records(
     assert_bits(destination, tensors)
     for name in ("config.json", "README.md"):
         assert (tmp_path / "a" / name).read_text() == (destination / name).read_text()
+    convert(str(tmp_path / "a"), tmp_path / "b", dtype="float16")
+    assert load_drafter(str(tmp_path / "b")).target_tokens(torch.arange(3)).equal(KEPT)
 
 
 @pytest.mark.parametrize("name", [plural_name, numbered_name])
@@ -129,10 +133,7 @@ def test_pytorch_shards_become_one_safetensors_file(source: Path, destination: P
     index.write_text(json.dumps({"weight_map": weight_map}))
     convert(str(source), destination)
     assert_bits(destination, tensors)
-    assert sorted(path.name for path in destination.iterdir()) == [
-        "config.json",
-        "model.safetensors",
-    ]
+    assert files(destination) == ["config.json", "model.safetensors"]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -144,16 +145,6 @@ def test_a_dtype_is_converted_to_and_recorded(
     wanted = getattr(torch, dtype)
     assert_bits(destination, new_drafter(PROJECTED).to(wanted).state_dict())
     assert json.loads((destination / "config.json").read_text())["torch_dtype"] == dtype
-
-
-def test_the_map_of_the_draft_vocabulary_has_no_dtype_to_convert(
-    tmp_path: Path, destination: Path
-) -> None:
-    write(tmp_path / "a", REDUCED)
-    convert(str(tmp_path / "a"), destination, dtype="float16")
-    drafter = load_drafter(str(destination))
-    assert drafter.d2t.dtype == torch.int64
-    assert drafter.target_tokens(torch.arange(3)).tolist() == KEPT.tolist()
 
 
 def test_numbers_too_large_for_a_dtype_are_refused_with_their_tensor(
@@ -211,8 +202,8 @@ def test_transformers_loads_apples_form_whole(
     tmp_path: Path, destination: Path, config: RecurrentConfig
 ) -> None:
     tensors = write(tmp_path / "a", config, verifier="org/target", training=TRAINING)
-    done = convert(str(tmp_path / "a"), destination, to="apple")
-    assert any("training record and verifier" in note for note in done.notes)
+    notes = convert(str(tmp_path / "a"), destination, to="apple")
+    assert any("training record and verifier" in note for note in notes)
     values = json.loads((destination / "config.json").read_text())
     assert values.keys() == APPLE_KEYS
     assert values["architectures"] == ["Drafter"]
@@ -237,27 +228,28 @@ def test_what_transformers_saves_is_converted(tmp_path: Path, destination: Path)
     assert values["speculators_config"]["verifier"] == {"name_or_path": "lmsys/vicuna-7b-v1.3"}
 
 
-def test_a_reduced_draft_vocabulary_is_refused_for_apple(tmp_path: Path, destination: Path) -> None:
-    write(tmp_path / "a", REDUCED)
-    with pytest.raises(ConfigError, match=r"ranks 3 of 11 tokens.*Apple's code ranks all tokens"):
-        convert(str(tmp_path / "a"), destination, to="apple")
-    assert not destination.exists()
-
-
-def test_a_drafter_that_reads_the_target_s_layers_is_refused_for_apple(
-    tmp_path: Path, destination: Path
+@pytest.mark.parametrize(
+    ("config", "verifier", "message"),
+    [
+        (REDUCED, None, r"ranks 3 of 11 tokens.*Apple's code ranks all tokens"),
+        (FUSED, None, r"reads layers 1, 3 of the target, and Apple's code"),
+        (PROJECTED, "org/target", r"--verifier: Apple's config\.json has no place for it"),
+    ],
+    ids=["a draft vocabulary", "the target's layers", "a verifier"],
+)
+def test_what_apples_form_cannot_hold_is_refused(
+    tmp_path: Path,
+    destination: Path,
+    config: RecurrentConfig,
+    verifier: str | None,
+    message: str,
 ) -> None:
-    fused = replace(REDUCED, draft_vocab_size=None, target_layers=(1, 3))
-    write(tmp_path / "a", fused)
-    with pytest.raises(ConfigError, match=r"reads layers 1, 3 of the target, and Apple's code"):
-        convert(str(tmp_path / "a"), destination, to="apple")
+    write(tmp_path / "a", config)
+    with pytest.raises(ConfigError, match=message):
+        convert(str(tmp_path / "a"), destination, to="apple", verifier=verifier)
+    assert not destination.exists()
     convert(str(tmp_path / "a"), destination)
-    assert Checkpoint.open(str(destination)).head == fused
-
-
-def test_a_verifier_is_refused_for_apple(source: Path, destination: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--verifier: Apple's config\.json has no place for it"):
-        convert(str(source), destination, to="apple", verifier="org/target")
+    assert Checkpoint.open(str(destination)).head == config
 
 
 # --- Sizes ---
@@ -278,25 +270,18 @@ def test_sizes_are_read_off_the_tensors(
     (source / "config.json").write_text(json.dumps(known))
     if without_file and config in (PROJECTED, PLAIN):
         (source / "config.json").unlink()
-    done = convert(str(source), destination)
+    notes = convert(str(source), destination)
     assert Checkpoint.open(str(destination)).head == config
     for name in ("hidden_size", "exit_dim", "num_draft_layers", "rnn"):
         value = getattr(config, name)
-        assert f"{name} = {value!r}: not in config.json, read off the tensors" in done.notes
-
-
-def test_what_config_json_says_is_not_called_derived(source: Path, destination: Path) -> None:
-    assert convert(str(source), destination).notes == ["read model.safetensors"]
+        assert f"{name} = {value!r}: not in config.json, read off the tensors" in notes
 
 
 @pytest.mark.parametrize(
     ("name", "value", "told"),
     [
         ("vocab_size", 12, 11),
-        ("hidden_size", 8, 4),
         ("exit_dim", -1, 6),
-        ("num_draft_layers", 1, 2),
-        ("rnn", False, True),
         ("rnn", 1, True),
         ("hidden_size", "4", 4),
         ("draft_vocab_size", 5, None),
@@ -317,16 +302,7 @@ def test_the_targets_vocabulary_cannot_be_read_off_a_reduced_one(
 ) -> None:
     write(tmp_path / "a", REDUCED)
     edit_config(tmp_path / "a", lambda values: values.pop("vocab_size"))
-    with pytest.raises(
-        ConfigError, match="must say vocab_size, the target's: d2t and a last layer"
-    ):
-        convert(str(tmp_path / "a"), destination)
-
-
-def test_an_odd_input_of_the_head_is_refused(tmp_path: Path, destination: Path) -> None:
-    (tmp_path / "a").mkdir()
-    save_file({"lm_head.0.weight": torch.zeros(11, 7)}, tmp_path / "a/model.safetensors")
-    with pytest.raises(ConfigError, match="the head reads 7 numbers"):
+    with pytest.raises(ConfigError, match="must say vocab_size, the target's: d2t and a last l"):
         convert(str(tmp_path / "a"), destination)
 
 
@@ -339,31 +315,32 @@ def test_another_models_config_is_refused(source: Path, destination: Path) -> No
         convert(str(source), destination)
 
 
+NO_DRAFTER = "not a ReDrafter's weights: expected one matrix"
+
+
 @pytest.mark.parametrize(
-    "tensors",
+    ("tensors", "message"),
     [
-        {},
-        {"model.embed.weight": torch.zeros(2, 2)},
-        {"lm_head.weight": torch.zeros(2, 2)},
-        {"lm_head.0.weight": torch.zeros(2, 2), "lm_head.1.weight": torch.zeros(2, 2)},
-        {"lm_head.0.weight": torch.zeros(2)},
+        ({}, NO_DRAFTER),
+        ({"model.embed.weight": torch.zeros(2, 2)}, NO_DRAFTER),
+        ({"lm_head.0.weight": torch.zeros(2, 2), "lm_head.1.weight": torch.eye(2)}, NO_DRAFTER),
+        ({"lm_head.0.weight": torch.zeros(2)}, NO_DRAFTER),
+        ({"lm_head.0.weight": torch.zeros(11, 7)}, "the head reads 7 numbers"),
     ],
-    ids=["nothing", "another", "a target's", "two last layers", "a vector"],
+    ids=["nothing", "another", "two last layers", "a vector", "an odd input"],
 )
 def test_another_models_tensors_are_refused(
-    source: Path, destination: Path, tensors: dict[str, Tensor]
+    source: Path, destination: Path, tensors: dict[str, Tensor], message: str
 ) -> None:
+    (source / "config.json").unlink()
     save_file(tensors, source / "model.safetensors")
-    with pytest.raises(ConfigError, match="not a ReDrafter's weights: expected one matrix"):
+    with pytest.raises(ConfigError, match=message):
         convert(str(source), destination)
 
 
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda t: t.pop("rnn_u.bias"), r"missing rnn_u\.bias"),
-        (lambda t: t.update(medusa=torch.zeros(1)), "unknown medusa"),
-        (lambda t: t.update({"rnn_w.weight": torch.tensor(1.0)}), r"rnn_w\.weight has shape \[\]"),
         (
             lambda t: t.update({"lm_heads.2.weight": torch.zeros(11, 6)}),
             r"(lm_head\.2\.weight and lm_heads|lm_heads\.2\.weight and lm_head)\.2\.weight are the",
@@ -373,7 +350,7 @@ def test_another_models_tensors_are_refused(
             r"weights must be float32.* but rnn_u\.bias is int8",
         ),
     ],
-    ids=["missing", "unknown", "scalar", "twice", "quantised"],
+    ids=["twice", "quantised"],
 )
 def test_damaged_tensors_are_refused(
     source: Path, destination: Path, edit: Callable[[dict[str, Tensor]], object], message: str
@@ -391,6 +368,85 @@ def test_an_impossible_draft_vocabulary_is_refused(tmp_path: Path, destination: 
         convert(str(tmp_path / "a"), destination)
 
 
+# --- The destination: all of a checkpoint or nothing, and no file of the user's is overwritten ---
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_an_empty_folder_a_link_to_one_and_a_new_path_are_taken(
+    source: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    for destination in (tmp_path / "link", tmp_path / "some" / "new" / "folder"):
+        convert(str(source), destination)
+        assert Checkpoint.open(str(destination)).head == PROJECTED
+    assert (tmp_path / "link").is_symlink()
+    assert files(tmp_path / "some/new") == ["folder"]
+    # As any folder that the user makes, not as a temporary one.
+    made = tmp_path / "some"
+    assert (made / "new/folder").stat().st_mode == made.stat().st_mode
+
+
+def test_other_content_is_left_alone(source: Path, destination: Path) -> None:
+    before = {path.name: path.read_bytes() for path in source.iterdir()}
+    with pytest.raises(ConfigError, match="is not empty: give another destination, or delete it"):
+        convert(str(source), source)
+    assert {path.name: path.read_bytes() for path in source.iterdir()} == before
+    destination.write_text("mine")
+    with pytest.raises(ConfigError, match="is a file: give another destination"):
+        convert(str(source), destination)
+    assert destination.read_text() == "mine"
+
+
+@pytest.mark.parametrize("existed", [True, False])
+@pytest.mark.parametrize(
+    ("error", "seen"),
+    [(OSError(28, "No space left on device"), ConfigError), (KeyboardInterrupt(), None)],
+    ids=["a full disk", "an interruption"],
+)
+def test_a_failure_leaves_nothing_behind(
+    source: Path,
+    destination: Path,
+    existed: bool,
+    error: BaseException,
+    seen: type[BaseException] | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if existed:
+        destination.mkdir()
+    (source / "README.md").write_text("the last file to be written")
+
+    def fail(*args: object) -> None:
+        raise error
+
+    monkeypatch.setattr(shutil, "copyfile", fail)
+    with pytest.raises(seen or type(error)):
+        convert(str(source), destination)
+    assert files(source.parent) == (["destination", "source"] if existed else ["source"])
+    assert not existed or not files(destination)
+
+
+def test_a_destination_that_was_filled_meanwhile_is_left_alone(
+    source: Path, destination: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (source / "README.md").write_text("the last file to be written")
+    real = shutil.copyfile
+
+    def copy(*args: Any) -> None:
+        real(*args)
+        destination.mkdir()
+        (destination / "model.safetensors").write_text("another's")
+
+    monkeypatch.setattr(shutil, "copyfile", copy)
+    with pytest.raises(ConfigError, match="could not be written"):
+        convert(str(source), destination)
+    assert [path.read_text() for path in destination.iterdir()] == ["another's"]
+    assert files(source.parent) == ["destination", "source"]
+
+
 # --- The hub, and the command ---
 
 
@@ -403,9 +459,9 @@ def test_a_hub_id_is_converted_without_a_card_that_is_out_of_reach(
         return str(source / name)
 
     monkeypatch.setattr(drafter_files, "hf_hub_download", download)
-    done = convert("org/drafter", destination)
+    notes = convert("org/drafter", destination)
     assert_bits(destination, new_drafter(PROJECTED).state_dict())
-    assert any(note.startswith("its README.md is left out") for note in done.notes)
+    assert any(note.startswith("its README.md is left out") for note in notes)
 
 
 def command(*arguments: object) -> Result:

@@ -5,17 +5,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import safetensors
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import Gemma3Config, LlamaConfig
+from transformers import LlamaConfig
 from typer.testing import CliRunner, Result
 
 from redrafter_testing.models.quantised import FORMATS, quantise
 from redrafter_testing.models.tiny_models import make_drafter, make_small_target
-from vllm_redrafter.checkpoints import inspection
+from vllm_redrafter.checkpoints import inspection, reading
 from vllm_redrafter.checkpoints.inspection import inspect_checkpoint, misfits_with
 from vllm_redrafter.checkpoints.writing import save_drafter
 from vllm_redrafter.cli.main import app
@@ -87,95 +89,43 @@ def test_the_map_of_the_draft_vocabulary_is_no_parameter_but_takes_bytes(reduced
     assert found.num_bytes == 4 * found.num_parameters + 3 * 8
 
 
-def test_dtypes_may_differ_between_tensors(folder: Path) -> None:
+def test_names_and_dtypes_are_those_of_the_file(folder: Path) -> None:
     path = folder / "model.safetensors"
-    tensors = {name: tensor.clone() for name, tensor in load_file(path).items()}
+    tensors = {n.replace("lm_head.", "0."): t.clone() for n, t in load_file(path).items()}
     tensors["rnn_u.bias"] = tensors["rnn_u.bias"].float()
     save_file(tensors, path)
     dtypes = {tensor.name: tensor.dtype for tensor in inspect_checkpoint(str(folder)).tensors}
+    assert dtypes.keys() == tensors.keys()
     assert dtypes.pop("rnn_u.bias") == "float32"
     assert set(dtypes.values()) == {"bfloat16"}
 
 
-def test_names_are_those_of_the_file(folder: Path) -> None:
-    path = folder / "model.safetensors"
-    tensors = load_file(path)
-    save_file({n.replace("lm_head.", "0."): t.clone() for n, t in tensors.items()}, path)
-    names = [tensor.name for tensor in inspect_checkpoint(str(folder)).tensors]
-    assert "0.1.weight" in names and "lm_head.1.weight" not in names
-
-
 def test_weights_are_not_read(reduced: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever opens the file may read d2t, and of other tensors the header alone."""
-    from vllm_redrafter.checkpoints import reading
+    """Of d2t alone more than the header is read."""
+    read, load = [], safetensors.safe_open
 
     class HeadersOnly:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
-            self.file = real(*args, **kwargs)
+            self.file = load(*args, **kwargs)
 
-        def __enter__(self) -> HeadersOnly:
-            self.opened = self.file.__enter__()
-            return self
+        def __enter__(self) -> Any:
+            opened = self.file.__enter__()
+            return SimpleNamespace(
+                keys=opened.keys,
+                get_slice=opened.get_slice,
+                get_tensor=lambda name: (read.append(name), opened.get_tensor(name))[1],
+            )
 
         def __exit__(self, *error: Any) -> None:
             self.file.__exit__(*error)
 
-        def keys(self) -> Any:
-            return self.opened.keys()
-
-        def get_tensor(self, name: str) -> Any:
-            assert name == "d2t", f"{name} was read"
-            return self.opened.get_tensor(name)
-
-        def get_slice(self, name: str) -> Any:
-            return Header(self.opened.get_slice(name))
-
-    class Header:
-        def __init__(self, header: Any) -> None:
-            self.header = header
-
-        def get_shape(self) -> Any:
-            return self.header.get_shape()
-
-        def get_dtype(self) -> Any:
-            return self.header.get_dtype()
-
-        def __getitem__(self, key: slice) -> Any:
-            part = self.header[key]
-            assert part.numel() == 0, "rows were read"
-            return part
-
-    real = inspection.safe_open
-    monkeypatch.setattr(inspection, "safe_open", HeadersOnly)
-    monkeypatch.setattr(reading, "safe_open", HeadersOnly)
+    for module in (inspection, reading):
+        monkeypatch.setattr(module, "safe_open", HeadersOnly)
     assert inspect_checkpoint(str(reduced)).num_parameters == REST + 3 * 6
-
-
-def test_weights_in_another_format_are_refused_with_the_way_to_convert_them(folder: Path) -> None:
-    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
-    (folder / "model.safetensors").unlink()
-    with pytest.raises(ConfigError, match=r"has no model\.safetensors; .*`vllm-redrafter convert`"):
-        inspect_checkpoint(str(folder))
+    assert read == ["d2t"]
 
 
 # --- Targets ---
-
-
-def test_a_target_of_the_same_sizes_fits(tmp_path: Path) -> None:
-    assert misfits_with(CONFIG, save_target(tmp_path)) == []
-
-
-def test_every_difference_is_named(tmp_path: Path) -> None:
-    assert misfits_with(CONFIG, save_target(tmp_path, vocab_size=12, hidden_size=8)) == [
-        "the drafter's hidden size is 4, the target's 8",
-        "the drafter's vocabulary size is 11, the target's 12",
-    ]
-
-
-def test_a_multimodal_target_is_measured_by_its_text_model(tmp_path: Path) -> None:
-    text = {"vocab_size": 11, "hidden_size": 4, "num_attention_heads": 1}
-    Gemma3Config(text_config=text).save_pretrained(tmp_path)
-    assert misfits_with(CONFIG, str(tmp_path)) == []
 
 
 def test_what_is_no_target_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -243,13 +193,21 @@ def test_the_command_advises_against_a_large_draft_vocabulary(
     assert "11 tokens" in json.loads(command(folder, "--json").output)["advice"]
 
 
-@pytest.mark.parametrize("training", ["by hand", {"steps": 3, "lr": {"peak": 0.1}}, [1, 2]])
-def test_a_training_record_of_another_form_is_shown(folder: Path, training: Any) -> None:
+@pytest.mark.parametrize(
+    ("training", "shown"),
+    [
+        ("by hand", "training: by hand"),
+        ({"steps": 3, "lr": {"peak": 0.1}}, "peak"),
+        ([1, 2], "training: [1, 2]"),
+    ],
+)
+def test_a_training_record_of_another_form_is_shown(
+    folder: Path, training: Any, shown: str
+) -> None:
     save_drafter(RecurrentHead(CONFIG), folder, training=training)
     result = command(folder)
     assert result.exit_code == 0, result.output
-    shown = {"by hand": "training: by hand", "[1, 2]": "training: [1, 2]"}
-    assert shown.get(str(training), "peak") in result.output
+    assert shown in result.output
 
 
 def test_json_has_the_same_facts(folder: Path) -> None:
@@ -269,13 +227,6 @@ def test_json_has_the_same_facts(folder: Path) -> None:
     assert facts["target"] == {"hidden_size": 4, "vocab_size": 11, "verifier": "org/target"}
     assert facts["training"] == TRAINING
     assert "target_check" not in facts
-
-
-def test_a_fitting_target_is_confirmed(folder: Path, tmp_path: Path) -> None:
-    target = save_target(tmp_path / "target")
-    result = command(folder, "--target", target)
-    assert result.exit_code == 0, result.output
-    assert result.output.endswith(f"the drafter fits {target}\n")
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -299,9 +250,3 @@ def test_another_target_is_status_1_and_named_with_the_difference(
     if as_json:
         check = json.loads(result.stdout)["target_check"]
         assert check == {"target": target, "differences": [difference]}
-
-
-def test_what_is_no_checkpoint_is_status_1(tmp_path: Path) -> None:
-    result = command(tmp_path)
-    assert result.exit_code == 1
-    assert "error:" in result.output and "has no config.json" in result.output

@@ -12,41 +12,29 @@ from typing import Any, BinaryIO
 import pytest
 
 from redrafter_testing.models.checkpoints import PROJECTED, edit_config
-from vllm_redrafter.checkpoints import drafter_files, recording
-from vllm_redrafter.checkpoints.acceptance import (
-    AcceptanceRecord,
-    PerSampling,
-    acceptance_of,
-)
+from vllm_redrafter.checkpoints import writing
+from vllm_redrafter.checkpoints.acceptance import AcceptanceRecord, PerSampling, acceptance_of
 from vllm_redrafter.checkpoints.conversion import convert
 from vllm_redrafter.checkpoints.drafter_files import read_config
 from vllm_redrafter.checkpoints.reading import shape_of
-from vllm_redrafter.checkpoints.recording import check_recordable, save_shape
-from vllm_redrafter.checkpoints.writing import save_drafter
+from vllm_redrafter.checkpoints.writing import check_recordable, save_drafter, save_shape
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.heads.recurrent import RecurrentHead
 from vllm_redrafter.utils.errors import ConfigError
 
-SHAPE = ReDrafterConfig(num_speculative_tokens=9, beam_width=3, beam_length=4)
+pytestmark = pytest.mark.usefixtures("no_network")
+
 RECORDED = {"num_speculative_tokens": 9, "beam_width": 3, "beam_length": 4}
 OTHER = {"num_speculative_tokens": 12, "beam_width": 2, "beam_length": 6}
-
-
-@pytest.fixture(autouse=True)
-def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: Any, **kwargs: Any) -> str:
-        raise AssertionError(f"the hub was asked for {args}")
-
-    monkeypatch.setattr(drafter_files, "hf_hub_download", refuse)
+SHAPE = ReDrafterConfig(**RECORDED)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A checkpoint that records no shape."""
-    save_drafter(
-        RecurrentHead(PROJECTED), tmp_path / "drafter", "org/target", training={"loss": 1e-05}
-    )
-    return tmp_path / "drafter"
+    folder = tmp_path / "drafter"
+    save_drafter(RecurrentHead(PROJECTED), folder, "org/target", training={"loss": 1e-05})
+    return folder
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -55,15 +43,18 @@ def content(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("before", [None, OTHER], ids=["no shape", "another"])
 def test_the_checkpoint_is_as_if_it_had_been_saved_with_the_shape(
-    tmp_path: Path, before: dict[str, int] | None
+    tmp_path: Path, before: dict[str, int] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drafter = RecurrentHead(PROJECTED)
     for name, shape in (("before", before), ("expected", RECORDED)):
         save_drafter(drafter, tmp_path / name, "org/target", shape, training={"loss": 1e-05})
-    path = save_shape(str(tmp_path / "before"), SHAPE)
-    assert path == tmp_path / "before" / "config.json"
-    assert shape_of(read_config(str(path.parent))) == RECORDED
+    config = tmp_path / "before" / "config.json"
+    config.chmod(0o640)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert save_shape("~/before", SHAPE) == config
+    assert shape_of(read_config(str(config.parent))) == RECORDED
     assert content(tmp_path / "before") == content(tmp_path / "expected")
+    assert config.stat().st_mode & 0o777 == 0o640
 
 
 def test_every_other_entry_stays(folder: Path) -> None:
@@ -90,38 +81,25 @@ def test_how_nodes_are_accepted_is_recorded_where_it_was_measured(folder: Path) 
     assert acceptance_of(read_config(str(folder))) == measured
 
 
-def test_the_weights_and_the_file_s_mode_stay(folder: Path) -> None:
-    before = content(folder)
-    (folder / "config.json").chmod(0o640)
+@pytest.mark.parametrize("empty", [[], None])
+def test_an_empty_list_of_methods_gets_its_first(folder: Path, empty: Any) -> None:
+    edit_config(folder, lambda v: v["speculators_config"].update(proposal_methods=empty))
     save_shape(str(folder), SHAPE)
-    after = content(folder)
-    assert after.pop("config.json") != before.pop("config.json")
-    assert after == before
-    assert (folder / "config.json").stat().st_mode & 0o777 == 0o640
-
-
-def test_an_empty_list_of_methods_gets_its_first(folder: Path) -> None:
-    for empty in ([], None):
-        edit_config(folder, lambda v, e=empty: v["speculators_config"].update(proposal_methods=e))
-        save_shape(str(folder), SHAPE)
-        recorded = read_config(str(folder))["speculators_config"]
-        assert shape_of(read_config(str(folder))) == RECORDED
-        assert recorded["proposal_methods"][0]["proposal_type"] == "redrafter"
-        assert recorded["default_proposal_method"] == "redrafter"
-
-
-def test_a_home_folder_s_sign_is_understood(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(folder.parent))
-    assert save_shape("~/drafter", SHAPE) == folder / "config.json"
+    recorded = read_config(str(folder))["speculators_config"]
+    assert shape_of(read_config(str(folder))) == RECORDED
+    assert recorded["proposal_methods"][0]["proposal_type"] == "redrafter"
+    assert recorded["default_proposal_method"] == "redrafter"
 
 
 # --- Refusals: nothing is written ---
 
 
 def assert_refused(model: str, message: str) -> None:
+    before = content(Path(model)) if Path(model).is_dir() else None
     for refused in (check_recordable, lambda m: save_shape(m, SHAPE)):
         with pytest.raises(ConfigError, match=message):
             refused(model)
+    assert before is None or content(Path(model)) == before
 
 
 @pytest.mark.parametrize("model", ["org/drafter", "./nowhere"])
@@ -130,14 +108,11 @@ def test_what_is_no_folder(model: str) -> None:
 
 
 def test_a_format_without_a_place_for_it(folder: Path, tmp_path: Path) -> None:
-    convert(str(folder), tmp_path / "apple", "apple")
-    before = content(tmp_path / "apple")
-    assert_refused(
-        str(tmp_path / "apple"),
-        rf"apple/config.json has no speculators_config.*convert {tmp_path / 'apple'} FOLDER",
-    )
-    assert content(tmp_path / "apple") == before
-    convert(str(tmp_path / "apple"), tmp_path / "own")
+    apple = tmp_path / "apple"
+    convert(str(folder), apple, "apple")
+    message = rf"apple/config.json has no speculators_config.*convert {apple} FOLDER"
+    assert_refused(str(apple), message)
+    convert(str(apple), tmp_path / "own")
     save_shape(str(tmp_path / "own"), SHAPE)
     assert shape_of(read_config(str(tmp_path / "own"))) == RECORDED
 
@@ -145,21 +120,15 @@ def test_a_format_without_a_place_for_it(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("methods", ["many", {"a": 1}, [3]])
 def test_proposal_methods_of_another_form(folder: Path, methods: Any) -> None:
     edit_config(folder, lambda v: v["speculators_config"].update(proposal_methods=methods))
-    before = content(folder)
-    assert_refused(
-        str(folder), rf"must be a list of objects, got {re.escape(repr(methods))}: delete"
-    )
-    assert content(folder) == before
+    message = rf"must be a list of objects, got {re.escape(repr(methods))}: delete"
+    assert_refused(str(folder), message)
 
 
 def test_a_read_only_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = content(folder)
     # Asked of the system, because root may write to folders of any mode.
     monkeypatch.setattr(os, "access", lambda path, mode: path != folder)
-    assert_refused(
-        str(folder), r"drafter/config.json cannot be written: the folder is read-only; .*a copy"
-    )
-    assert content(folder) == before
+    message = r"drafter/config.json cannot be written: the folder is read-only; .*a copy"
+    assert_refused(str(folder), message)
 
 
 def test_a_full_disk_leaves_the_file_as_it_was(
@@ -171,8 +140,8 @@ def test_a_full_disk_leaves_the_file_as_it_was(
             yield file
             raise OSError(28, "No space left on device")
 
-    whole_file = recording.whole_file
-    monkeypatch.setattr(recording, "whole_file", full)
+    whole_file = writing.whole_file
+    monkeypatch.setattr(writing, "whole_file", full)
     before = content(folder)
     with pytest.raises(ConfigError, match=r"cannot be written: .*No space left on device"):
         save_shape(str(folder), SHAPE)

@@ -46,8 +46,8 @@ def assert_tensors(found: nn.Module, expected: nn.Module) -> None:
 def test_faster_decoding_s_checkpoints_are_converted(file: str, sizes: str, tmp_path: Path) -> None:
     head = medusa(**SIZES[sizes])
     source = write(tmp_path / "source", PUBLISHED, file, faster_decoding(head))
-    done = convert(str(source), tmp_path / "own")
-    assert f"num_heads = {HEADS}: not in config.json, read off the tensors" in done.notes
+    notes = convert(str(source), tmp_path / "own")
+    assert f"num_heads = {HEADS}: not in config.json, read off the tensors" in notes
     assert_tensors(load_drafter(str(tmp_path / "own")), head)
     found = inspect_checkpoint(str(tmp_path / "own"))
     assert found.config == head.config

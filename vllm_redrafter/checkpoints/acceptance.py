@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a drafter's nodes were accepted where it was measured: what a server expects of it at first.
-
-`train` and `evaluate --record` write it into config.json, as `acceptance`.
-"""
+"""A drafter's measured acceptance, `acceptance` in config.json: a server's first estimate."""
 
 from __future__ import annotations
 
@@ -21,9 +18,8 @@ class AcceptanceRecord:
     """Of greedy requests, or of sampled ones.
 
     Attributes:
-        slope, biases: the calibration, the latter of depths 1 to L
-            (`vllm_redrafter/budget/acceptance.py`).
-        survival: [L][W], how probable nodes are to be accepted, by level and rank within it.
+        slope, biases: the calibration (`budget/acceptance.py`), the latter of depths 1 to L.
+        survival: [L][W], probabilities of acceptance, by level and rank within it.
     """
 
     slope: float
@@ -31,10 +27,6 @@ class AcceptanceRecord:
     survival: tuple[tuple[float, ...], ...]
 
     def __post_init__(self) -> None:
-        """
-        Raises:
-            ConfigError: values that no measurement gives.
-        """
         if not (math.isfinite(self.slope) and self.slope >= 0):
             raise ConfigError(f"slope must be a number of at least 0, got {self.slope}")
         if not self.biases or not all(map(math.isfinite, self.biases)):
@@ -47,13 +39,13 @@ class AcceptanceRecord:
 
 
 class PerSampling(NamedTuple):
-    """What is known of either kind of request; None where nothing is."""
+    """By kind of request; None where nothing was measured."""
 
     greedy: AcceptanceRecord | None = None
     sampled: AcceptanceRecord | None = None
 
     def with_fallback(self) -> PerSampling:
-        """What is known of one kind alone stands for the other, too."""
+        """The record of one kind alone stands for the other, too."""
         return PerSampling(self.greedy or self.sampled, self.sampled or self.greedy)
 
 
@@ -61,11 +53,7 @@ NOTHING_RECORDED = PerSampling()
 
 
 def acceptance_of(config: Mapping[str, Any]) -> PerSampling:
-    """What a checkpoint's config.json records.
-
-    Raises:
-        ConfigError: it is no record; the entry is named.
-    """
+    """Read a config.json; a ConfigError names a broken entry."""
     entry = config.get(ENTRY, {})
     if not isinstance(entry, Mapping) or not entry.keys() <= {*PerSampling._fields}:
         raise _broken(
@@ -77,7 +65,7 @@ def acceptance_of(config: Mapping[str, Any]) -> PerSampling:
 
 
 def acceptance_entry(measured: PerSampling) -> dict[str, Any]:
-    """The way back: an entry of config.json; none where nothing was measured."""
+    """The entry of config.json; empty where nothing was measured."""
     known = {kind: asdict(record) for kind, record in measured._asdict().items() if record}
     return {ENTRY: known} if known else {}
 

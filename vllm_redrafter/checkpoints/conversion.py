@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`vllm-redrafter convert`: from every known form of a checkpoint to ours, or to Apple's.
-
-The forms differ in the names of the tensors, the file format of the weights, and the entries of
-config.json. Sizes that config.json does not state are taken from the tensors.
-"""
+"""`vllm-redrafter convert`: from every known form of a checkpoint to ours, or to Apple's."""
 
 from __future__ import annotations
 
@@ -47,20 +43,6 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 @dataclass(frozen=True)
-class Conversion:
-    """What was converted.
-
-    Attributes:
-        drafter: as it was written.
-        notes: what a user should know, a sentence each: which files were read, which sizes came
-            from the tensors, and what was left out.
-    """
-
-    drafter: DraftHead
-    notes: list[str]
-
-
-@dataclass(frozen=True)
 class _Source:
     config: HeadConfig
     tensors: dict[str, Tensor]
@@ -76,17 +58,18 @@ def convert(
     to: Layout = "own",
     verifier: str | None = None,
     dtype: str | None = None,
-) -> Conversion:
+) -> list[str]:
     """Write a checkpoint in another form; if the dtype stays, every number stays bit for bit.
 
     Args:
         source: folder or hub id; our tensor names, Apple's or TensorRT-LLM's, as safetensors or
             as pickled state dict, in one file or in shards.
         destination: folder to make; it appears when it is complete.
-        to: `own`; or `apple`, which has the tensors and config.json entries that Apple's
-            `recurrent_drafting` reads.
-        verifier: the target's name, recorded under `speculators_config`; None keeps the source's.
-        dtype: `float32`, `bfloat16` or `float16`; None keeps the source's.
+        to: `own`; or `apple`, for Apple's `recurrent_drafting`.
+        verifier: the target's name; None keeps the source's, as with `dtype`.
+
+    Returns:
+        Notes, a sentence each: files read, sizes taken from the tensors, and what was left out.
 
     Raises:
         ConfigError: the source is no drafter or contradicts itself, the destination has other
@@ -99,47 +82,48 @@ def convert(
     if to == "apple" and verifier is not None:
         raise ConfigError("--verifier: Apple's config.json has no place for it; leave it out")
     folder = _free_folder(destination)
-    found = _read(source)
-    notes = list(found.notes)
+    read = _read(source)
+    notes = list(read.notes)
     if to == "apple":
-        notes += _check_fits_apple(source, found)
-    tensors = found.tensors if dtype is None else _to_dtype(found.tensors, DTYPES[dtype])
-    drafter = build_drafter(found.config, tensors)
+        notes += _check_fits_apple(source, read)
+    tensors = read.tensors if dtype is None else _to_dtype(read.tensors, DTYPES[dtype])
+    drafter = build_drafter(read.config, tensors)
     card, note = _model_card(source)
     try:
         with whole_folder(folder) as partial:
             if to == "apple":
                 write_files(drafter, partial, to, {})
             else:
-                target = verifier or found.verifier
-                save_drafter(drafter, partial, target, found.shape, **found.records)
+                target = verifier or read.verifier
+                save_drafter(drafter, partial, target, read.shape, **read.records)
             if card:
                 shutil.copyfile(card, partial / CARD_FILE)
     except (OSError, SafetensorError) as error:
         raise ConfigError(
             f"{folder} could not be written: {error}; make room, or give another destination"
         ) from error
-    return Conversion(drafter, notes + note)
+    return notes + note
 
 
 def _sizes(
     where: str, head: type[DraftHead], values: Mapping[str, Any], shapes: Mapping[str, list[int]]
 ) -> tuple[HeadConfig, list[str]]:
-    """What config.json says, completed from the tensors; and what had to be completed."""
-    told = head.sizes_from_tensors(where, shapes)
-    stated = {name: values[name] for name in told if values.get(name) is not None}
+    """The sizes by config.json, completed from the tensors; and a note for each of these."""
+    by_tensors = head.sizes_from_tensors(where, shapes)
+    stated = {name: values[name] for name in by_tensors if values.get(name) is not None}
     # 1 == True, but a size is no truth value.
     if wrong := [
-        f"{name} is {value!r} in config.json, {told[name]!r} by the tensors"
+        f"{name} is {value!r} in config.json, {by_tensors[name]!r} by the tensors"
         for name, value in stated.items()
-        if value != told[name] or type(value) is not type(told[name])
+        if value != by_tensors[name] or type(value) is not type(by_tensors[name])
     ]:
         raise ConfigError(f"{where} does not fit its config.json: {'; '.join(wrong)}")
-    derived = {k: v for k, v in told.items() if v is not None and k not in stated}
-    if "draft_vocab_size" in told and "vocab_size" not in told and values.get("vocab_size") is None:
+    derived = {k: v for k, v in by_tensors.items() if v is not None and k not in stated}
+    reduced = by_tensors.get("draft_vocab_size")
+    if reduced and "vocab_size" not in by_tensors and values.get("vocab_size") is None:
         raise ConfigError(
             f"{where}: config.json must say vocab_size, the target's: d2t and a last layer of "
-            f"{told['draft_vocab_size']} rows leave it open"
+            f"{reduced} rows leave it open"
         )
     config = head.config_class.from_dict(
         {**{k: v for k, v in values.items() if v is not None}, **stated, **derived}
@@ -184,38 +168,31 @@ def _read(source: str) -> _Source:
     return _Source(config, tensors, verifier_of(values), shape_of(values), records, notes)
 
 
-def _check_fits_apple(source: str, found: _Source) -> list[str]:
+def _check_fits_apple(source: str, read: _Source) -> list[str]:
     """Refuse what Apple's code cannot run; say what its config.json cannot hold."""
-    if "apple" not in head_class(found.config).layouts:
-        raise ConfigError(
-            f"{source!r} has a head of model_type {found.config.model_type!r}, which Apple's code "
-            "does not know: leave --to out"
-        )
-    if found.config.draft_vocab_size is not None:
-        raise ConfigError(
-            f"{source!r} ranks {found.config.draft_vocab_size} of {found.config.vocab_size} "
-            "tokens (d2t); Apple's code ranks all tokens and would take a draft token's index "
-            "for a token: train without --draft-vocab-size for it"
-        )
-    if found.config.target_layers:
-        raise ConfigError(
-            f"{source!r} reads layers {', '.join(map(str, found.config.target_layers))} of the "
-            "target, and Apple's code gives its drafters the last hidden state alone: train "
-            "with --target-layers none for it"
-        )
-    if found.config.selector is not None:
-        raise ConfigError(
-            f"{source!r} has a selector, which Apple's code does not know: convert the drafter "
-            "that it was added to"
-        )
-    records = {f"{entry} record": value for entry, value in found.records.items()}
-    entries = {**records, "verifier": found.verifier, "shape": found.shape}
+    config = read.config
+    refusals = {
+        f"has a head of model_type {config.model_type!r}, which Apple's code does not know: leave "
+        "--to out": "apple" not in head_class(config).layouts,
+        f"ranks {config.draft_vocab_size} of {config.vocab_size} tokens (d2t); Apple's code ranks "
+        "all tokens and would take a draft token's index for a token: train without "
+        "--draft-vocab-size for it": config.draft_vocab_size is not None,
+        f"reads layers {', '.join(map(str, config.target_layers))} of the target, and Apple's code "
+        "gives its drafters the last hidden state alone: train with --target-layers none for "
+        "it": bool(config.target_layers),
+        "has a selector, which Apple's code does not know: convert the drafter that it was added "
+        "to": config.selector is not None,
+    }
+    for refusal, applies in refusals.items():
+        if applies:
+            raise ConfigError(f"{source!r} {refusal}")
+    records = {f"{entry} record": value for entry, value in read.records.items()}
+    entries = {**records, "verifier": read.verifier, "shape": read.shape}
     left_out = " and ".join(name for name, value in entries.items() if value)
     return [f"left out, having no place in Apple's config.json: {left_out}"] if left_out else []
 
 
 def _to_dtype(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """All weights in another dtype, unless a number is too large for it."""
     converted = {n: t.to(dtype) if t.is_floating_point() else t for n, t in tensors.items()}
     if overflown := [
         f"{name} (up to {float(tensor.abs().max()):g})"
@@ -230,7 +207,7 @@ def _to_dtype(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Te
 
 
 def _model_card(source: str) -> tuple[Path | None, list[str]]:
-    """The README.md that comes with a checkpoint: it says where the weights are from."""
+    """A checkpoint's README.md, or a note that there is none."""
     try:
         return resolve_file(source, CARD_FILE), []
     except ConfigError as error:
@@ -239,7 +216,7 @@ def _model_card(source: str) -> tuple[Path | None, list[str]]:
 
 
 def _free_folder(destination: str | Path) -> Path:
-    """The folder to write, with links followed: what is put in its place is a folder."""
+    """The folder to write, with links followed."""
     folder = Path(destination).expanduser().resolve()
     if folder.is_dir() and not any(folder.iterdir()):
         return folder

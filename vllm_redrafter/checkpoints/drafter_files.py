@@ -36,10 +36,9 @@ def resolve_file(
     """A file of a checkpoint folder or hub repository; None where the checkpoint has no such file.
 
     Args:
-        model: a folder, or a hub repository's id.
+        model, revision: a folder, or a hub repository's id and revision.
         name: of the file.
-        revision: of the hub repository.
-        what: the user takes the model for, for messages.
+        what: what messages call the model.
 
     Raises:
         ConfigError: there is neither such a folder nor such a repository within reach.
@@ -64,10 +63,7 @@ def resolve_file(
 
 
 def read_config(model: str, revision: str | None = None, what: str = "drafter") -> dict[str, Any]:
-    """A checkpoint's config.json; empty where it has none.
-
-    Args:
-        model, revision, what: see `resolve_file`.
+    """A checkpoint's config.json; empty where it has none. The arguments are `resolve_file`'s.
 
     Raises:
         ConfigError: no such checkpoint, or its config.json is not a JSON object.
@@ -85,11 +81,7 @@ def read_config(model: str, revision: str | None = None, what: str = "drafter") 
 
 
 def weights_path(model: str, revision: str | None = None) -> Path:
-    """A checkpoint's model.safetensors.
-
-    Raises:
-        ConfigError: it has none.
-    """
+    """A checkpoint's model.safetensors, or a ConfigError."""
     path = resolve_file(model, WEIGHTS_FILE, revision)
     if path is None:
         raise ConfigError(
@@ -100,10 +92,6 @@ def weights_path(model: str, revision: str | None = None) -> Path:
 
 
 def weights_digest(model: str) -> str:
-    """The sha256 of a checkpoint's weights.
-
-    Raises:
-        ConfigError: see `weights_path`.
-    """
+    """The sha256 of a checkpoint's weights."""
     with weights_path(model).open("rb") as weights:
         return hashlib.file_digest(weights, "sha256").hexdigest()

@@ -12,12 +12,7 @@ from vllm_redrafter.utils.errors import ConfigError
 
 
 def misfits(head: HeadConfig, hidden_size: int | None, vocab_size: int | None) -> Iterator[str]:
-    """Sizes of a target for which it cannot be drafted, a line each; none if the drafter fits.
-
-    Args:
-        head: the drafter's sizes.
-        hidden_size, vocab_size: the target's; None where its configuration does not say.
-    """
+    """How a drafter's sizes differ from a target's, a line each; None is a size not configured."""
     compared = (
         ("hidden size", head.hidden_size, hidden_size),
         ("vocabulary size", head.vocab_size, vocab_size),
@@ -30,10 +25,7 @@ def misfits(head: HeadConfig, hidden_size: int | None, vocab_size: int | None) -
 def misfits_of(head: HeadConfig, target_config: Any, with_layers: bool = True) -> list[str]:
     """The same by a target's transformers configuration, of which the text model counts.
 
-    Args:
-        head: the drafter's sizes.
-        target_config: the target's.
-        with_layers: ask, too, for the layers that the drafter reads.
+    `with_layers`: check the layers that the drafter reads, too.
     """
     text = target_config.get_text_config()
     sizes = (getattr(text, name, None) for name in ("hidden_size", "vocab_size"))

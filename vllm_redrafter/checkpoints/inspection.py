@@ -1,13 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`vllm-redrafter inspect`: what a checkpoint is, and for which targets, without its weights.
-
-Only the headers of model.safetensors are read, and of its tensors `d2t` alone, to check it.
-"""
+"""`vllm-redrafter inspect`: what a checkpoint is, and for which targets, without its weights."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any
@@ -27,15 +24,8 @@ from vllm_redrafter.utils.hub import check_within_reach
 
 
 @dataclass(frozen=True)
-class TensorHeader:
-    """One tensor of a checkpoint.
-
-    Attributes:
-        name: as the file has it.
-        shape: as the file has it.
-        dtype: by torch's name, such as `bfloat16`.
-        bytes: its size in the file.
-    """
+class _TensorHeader:
+    """One tensor as the file has it; its dtype by torch's name, such as `bfloat16`."""
 
     name: str
     shape: list[int]
@@ -45,19 +35,11 @@ class TensorHeader:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a checkpoint is.
-
-    Attributes:
-        checkpoint: as the user named it.
-        config: the drafter's sizes.
-        tensors: all of the file's, by name.
-        verifier: the target that the checkpoint names, if it does.
-        training: how it was trained, as `train` records it; None where nothing is recorded.
-    """
+    """What a checkpoint is; `verifier` is its target, and `training` the record of `train`."""
 
     checkpoint: str
     config: HeadConfig
-    tensors: list[TensorHeader]
+    tensors: list[_TensorHeader]
     verifier: str | None
     training: Any
 
@@ -68,7 +50,6 @@ class Inspection:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all tensors."""
         return sum(tensor.bytes for tensor in self.tensors)
 
     def facts(self) -> dict[str, Any]:
@@ -96,9 +77,6 @@ class Inspection:
 def inspect_checkpoint(model: str) -> Inspection:
     """Read and check what a checkpoint says of itself.
 
-    Args:
-        model: a folder, or a hub repository's id.
-
     Raises:
         ConfigError: not a checkpoint that vLLM could serve; the message says why.
     """
@@ -109,14 +87,7 @@ def inspect_checkpoint(model: str) -> Inspection:
 
 
 def misfits_with(config: HeadConfig, target: str) -> list[str]:
-    """Why a target cannot be drafted for: vLLM's start-up refuses the same.
-
-    Args:
-        config: the drafter's sizes.
-        target: a folder or hub id; its config.json alone is read.
-
-    Returns:
-        A line for each difference; none if the drafter fits.
+    """`misfits_of` for a target by folder or hub id; its config.json alone is read.
 
     Raises:
         ConfigError: transformers knows no such model.
@@ -137,53 +108,52 @@ def misfits_with(config: HeadConfig, target: str) -> list[str]:
 
 def print_inspection(console: Console, found: Inspection) -> None:
     """Show it to a reader."""
-    config = found.config
-    _say(
-        console,
-        f"{found.checkpoint}: a ReDrafter drafter of {found.num_parameters:,} parameters, "
-        f"{decimal(found.num_bytes)}",
-    )
+    config, training = found.config, found.training
+    size = f"{found.num_parameters:,} parameters, {decimal(found.num_bytes)}"
+    _say(console, f"{found.checkpoint}: a ReDrafter drafter of {size}")
     console.print(_size_table(config))
     console.print(_tensor_table(found.tensors))
-    ranked, all_tokens = config.num_ranked_tokens, config.vocab_size
-    reduced = f"{ranked:,} of the target's {all_tokens:,} tokens ({ranked / all_tokens:.1%}), d2t"
+    for line in _notes(config):
+        _say(console, line)
     _say(
         console,
-        "draft vocabulary: "
-        + (f"all {all_tokens:,} tokens" if config.draft_vocab_size is None else reduced),
+        f"targets: hidden size {config.hidden_size}, vocabulary size {config.vocab_size}; trained "
+        f"for {found.verifier or 'a target that is not recorded'}",
     )
+    if isinstance(training, Mapping) and training:
+        console.print(_training_table(training))
+    else:
+        _say(console, f"training: {training or 'nothing is recorded'}")
+
+
+def _notes(config: HeadConfig) -> Iterator[str]:
+    ranked, total = config.num_ranked_tokens, config.vocab_size
+    if config.draft_vocab_size is None:
+        yield f"draft vocabulary: all {total:,} tokens"
+    else:
+        share = f"{ranked:,} of the target's {total:,} tokens ({ranked / total:.1%})"
+        yield f"draft vocabulary: {share}, d2t"
     if config.target_layers:
-        _say(
-            console,
+        yield (
             f"reads layers {', '.join(map(str, config.target_layers))} of the target beside its "
-            "last hidden state: vLLM must support EAGLE-3 for the target's class",
+            "last hidden state: vLLM must support EAGLE-3 for the target's class"
         )
     if depths := config.selected_depths:
-        _say(
-            console,
-            f"tells candidates for {depths} depths below the root: a draft of at most "
-            f"{1 + depths} tokens reads the vocabulary-wide layer once",
+        yield (
+            f"selects candidates for {depths} depths below the root: a draft of at most "
+            f"{1 + depths} tokens reads the vocabulary-wide layer once"
         )
     if config.advice is not None:
-        _say(console, f"advice: {config.advice}")
-    _say(
-        console,
-        f"targets: hidden size {config.hidden_size}, vocabulary size {all_tokens}; trained for "
-        f"{found.verifier or 'a target that is not recorded'}",
-    )
-    if isinstance(found.training, Mapping) and found.training:
-        console.print(_training_table(found.training))
-    else:
-        _say(console, f"training: {found.training or 'nothing is recorded'}")
+        yield f"advice: {config.advice}"
 
 
-def _header(file: Any, name: str) -> TensorHeader:
+def _header(file: Any, name: str) -> _TensorHeader:
     header = file.get_slice(name)
     # No rows: a tensor that knows its dtype and has read nothing.
     empty = header[:0]
     shape = list(header.get_shape())
     dtype = str(empty.dtype).removeprefix("torch.")
-    return TensorHeader(name, shape, dtype, prod(shape) * empty.element_size())
+    return _TensorHeader(name, shape, dtype, prod(shape) * empty.element_size())
 
 
 def _say(console: Console, text: str) -> None:
@@ -199,7 +169,7 @@ def _size_table(config: HeadConfig) -> Table:
     return table
 
 
-def _tensor_table(tensors: list[TensorHeader]) -> Table:
+def _tensor_table(tensors: list[_TensorHeader]) -> Table:
     table = Table(title="tensors", title_justify="left")
     table.add_column("name", overflow="fold")
     table.add_column("shape")

@@ -42,13 +42,7 @@ The output is the target's own, whatever this head drafts: every token is verifi
 
 
 def model_card(config: HeadConfig, target: str, training: Mapping[str, Any]) -> str:
-    """The text of a README.md.
-
-    Args:
-        config: the drafter's sizes.
-        target: the target's name.
-        training: the `training` entry of the checkpoint's config.json, as `train` records it.
-    """
+    """The text of a README.md; `training` is the entry of config.json that `train` writes."""
     result = _part(training, "result")
     quality = "Not measured: no conversation was held out."
     if isinstance(steps := result.get("tokens_per_step"), float):
@@ -76,7 +70,7 @@ def model_card(config: HeadConfig, target: str, training: Mapping[str, Any]) -> 
 
 
 def _parts(training: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """What is known of the training: titles and tables."""
+    """Titles and tables of the training."""
     yield "Settings", _part(training, "settings")
     yield "The drafter that it went on from", _part(training, "initial_drafter")
     yield "The selector's settings", _part(_part(training, "selector"), "settings")
@@ -89,9 +83,9 @@ def _parts(training: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]
 
 
 def _part(training: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Of a record that another program may have written, a part that is a table."""
-    found = training.get(name)
-    return found if isinstance(found, Mapping) else {}
+    """A part of the record if it is a table: another program may have written it."""
+    part = training.get(name)
+    return part if isinstance(part, Mapping) else {}
 
 
 def _table(values: Mapping[str, Any]) -> str:

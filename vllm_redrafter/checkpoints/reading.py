@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading a drafter's checkpoint: a folder, or a hub repository, with config.json and
-model.safetensors."""
+"""Reading a drafter's checkpoint: config.json and model.safetensors of a folder or hub id."""
 
 from __future__ import annotations
 
@@ -49,23 +48,9 @@ SHAPE_KEYS = {
 }
 """Names of `ReDrafterConfig`, and those in a checkpoint's proposal method."""
 
-DTYPES = {
-    "F64": "float64",
-    "F32": "float32",
-    "BF16": "bfloat16",
-    "F16": "float16",
-    "I64": "int64",
-    "I32": "int32",
-    "I16": "int16",
-    "I8": "int8",
-    "U8": "uint8",
-}
+DTYPES = {"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+DTYPES |= {"I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8"}
 """Names of dtypes in a header of safetensors, and torch's; those that a drafter may have."""
-
-
-def is_redrafter(config: Mapping[str, Any]) -> bool:
-    """Does this config.json belong to a ReDrafter checkpoint?"""
-    return is_head(config.get("model_type"))
 
 
 @dataclass(frozen=True)
@@ -73,11 +58,10 @@ class Checkpoint:
     """A drafter's checkpoint whose config.json has been read, once: passed on in place of its name.
 
     Attributes:
-        model: a folder, or a hub repository's id.
-        revision: of the hub repository.
+        model, revision: a folder, or a hub repository's id and revision.
         values: its config.json.
         head: the drafter's sizes.
-        acceptance: how its nodes were accepted where it was measured.
+        acceptance: its measured acceptance.
     """
 
     model: str
@@ -88,20 +72,12 @@ class Checkpoint:
 
     @classmethod
     def open(cls, model: str, revision: str | None = None) -> Checkpoint:
-        """Read a config.json.
-
-        Raises:
-            ConfigError: no such checkpoint, or not a ReDrafter's.
-        """
+        """Read a config.json; a ConfigError where there is no ReDrafter's."""
         return cls.of(model, revision, read_config(model, revision))
 
     @classmethod
     def of(cls, model: str, revision: str | None, values: Mapping[str, Any]) -> Checkpoint:
-        """The checkpoint whose config.json has these values.
-
-        Raises:
-            ConfigError: not a ReDrafter's, or a broken record of acceptance.
-        """
+        """The checkpoint whose config.json has these values."""
         with _convertible(model, values):
             head = _head_of(model, values)
         try:
@@ -111,40 +87,28 @@ class Checkpoint:
 
     @property
     def shape(self) -> dict[str, Any]:
-        """How it asks to be served: see `shape_of`."""
         return shape_of(self.values)
 
     @property
     def target(self) -> str | None:
-        """The target that it names, if it does."""
         return verifier_of(self.values)
 
     @property
     def config_file(self) -> Path | None:
-        """Its config.json."""
         return resolve_file(self.model, CONFIG_FILE, self.revision)
 
     @cached_property
     def weights(self) -> Path:
-        """Its model.safetensors; ConfigError where there is none."""
         return weights_path(self.model, self.revision)
 
     def checked(self) -> Checkpoint:
-        """This one, its tensors checked by name and shape, without reading them.
-
-        Raises:
-            ConfigError: missing, misshapen or unknown tensors, all of them listed.
-        """
+        """This one, its tensors checked by name and shape; a ConfigError lists what is wrong."""
         with _convertible(self.model, self.values):
             self._check()
         return self
 
     def load(self, dtype: torch.dtype = torch.float32) -> DraftHead:
-        """The drafter, its parameters of this dtype.
-
-        Raises:
-            ConfigError: see `checked`; or weights that are no numbers.
-        """
+        """The drafter in a dtype, checked; a ConfigError where weights are NaN or infinite."""
         self.checked()
         drafter = build_drafter(self.head, load_file(self.weights), dtype)
         _check_finite(str(self.weights), drafter, dtype)
@@ -171,7 +135,7 @@ class Checkpoint:
 
 @contextmanager
 def _convertible(model: str, values: Mapping[str, Any]) -> Iterator[None]:
-    """What is wrong with another program's checkpoint, `convert` may mend."""
+    """Errors of another program's checkpoint name `convert`."""
     try:
         yield
     except ConfigError as error:
@@ -191,7 +155,7 @@ def _head_of(model: str, values: Mapping[str, Any]) -> HeadConfig:
         )
     if (others := foreign_head(values)) is not None:
         return others.config_class.from_dict(others.from_foreign_config(values))
-    if not is_redrafter(values):
+    if not is_head(values.get("model_type")):
         found = repr(values["model_type"]) if "model_type" in values else "none"
         raise ConfigError(
             f"{model!r} is not a ReDrafter checkpoint: its config.json must say "
@@ -203,21 +167,11 @@ def _head_of(model: str, values: Mapping[str, Any]) -> HeadConfig:
 def load_drafter(
     model: str, dtype: torch.dtype = torch.float32, revision: str | None = None
 ) -> DraftHead:
-    """Read a checkpoint and check every tensor's name and shape.
-
-    Args:
-        model: a folder, or a hub repository's id.
-        dtype: of the returned parameters.
-        revision: of the hub repository.
-
-    Raises:
-        ConfigError: see `Checkpoint.open` and `Checkpoint.load`.
-    """
+    """Read a checkpoint, checked, of a folder or a hub id; the parameters get the dtype."""
     return Checkpoint.open(model, revision).load(dtype)
 
 
 def _check_finite(where: str, drafter: DraftHead, dtype: torch.dtype) -> None:
-    """Refuse weights with which every draft would be nonsense."""
     for name, weights in drafter.named_parameters():
         if not torch.stack(weights.aminmax()).isfinite().all():
             raise ConfigError(
@@ -229,13 +183,7 @@ def _check_finite(where: str, drafter: DraftHead, dtype: torch.dtype) -> None:
 def build_drafter(
     config: HeadConfig, tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None
 ) -> DraftHead:
-    """A drafter for inference of these tensors; they are kept, not copied, where dtypes agree.
-
-    Args:
-        config: its sizes.
-        tensors: by any of their names; they have passed `check_tensors`.
-        dtype: of the parameters; None for the tensors' own.
-    """
+    """A drafter for inference of checked tensors by any of their names, in a dtype or their own."""
     with torch.device("meta"):
         drafter = build_head(config)
     own_name = head_class(config).own_name
@@ -256,13 +204,9 @@ def verifier_of(config: Mapping[str, Any]) -> str | None:
 
 
 def shape_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """How a checkpoint's config.json asks to be served, where it does.
+    """How a config.json asks to be served, by the names of `ReDrafterConfig`; unchecked values.
 
-    It stands under `speculators_config`, as in checkpoints of the speculators library; the first
-    proposal method counts.
-
-    Returns:
-        By the names of `ReDrafterConfig`, as they are written: nobody has checked the values.
+    It is the first proposal method under `speculators_config`, as in the speculators library.
     """
     entry = config.get("speculators_config")
     methods = entry.get("proposal_methods") if isinstance(entry, Mapping) else None
@@ -273,12 +217,7 @@ def shape_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def proposal_of(shape: Mapping[str, Any], head: HeadConfig) -> dict[str, Any]:
-    """The way back: entries of a proposal method.
-
-    Args:
-        shape: by the names of `ReDrafterConfig`; what is no part of a shape is left out.
-        head: the drafter's sizes; without candidates to tell, none are recorded.
-    """
+    """The way back: entries of a proposal method, with candidates if the head selects some."""
     entries = {theirs: shape[ours] for ours, theirs in SHAPE_KEYS.items() if ours in shape}
     if not head.selected_depths:
         entries.pop("candidates", None)

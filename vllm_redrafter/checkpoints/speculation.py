@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How to speculate with a drafter: what is asked for, and what its checkpoint records besides."""
+"""How to speculate with a drafter: the user's settings, then those that its checkpoint records."""
 
 from __future__ import annotations
 
@@ -20,22 +20,21 @@ def speculation(
     default_max_nodes: Callable[[], int | None] = lambda: None,
     owner: str = "speculative config",
 ) -> ReDrafterConfig:
-    """The settings, those that nobody gave taken from the checkpoint.
+    """The given settings, completed from the checkpoint.
 
     Args:
-        checkpoint: the drafter's; None to verify continuations found in the text alone.
+        checkpoint: the drafter's; None to verify prompt-lookup (n-gram) matches alone.
         given: by the names of `ReDrafterConfig`.
-        default_max_nodes: K at most, where nobody says it; None for the checkpoint's, whatever it is.
-            Called where it is needed.
+        default_max_nodes: limits K if it is not given; None does not. Called only if needed.
         owner: what messages begin with.
 
     Raises:
-        ConfigError: values out of range, or that the drafter cannot serve; nobody says K.
+        ConfigError: values out of range, or that the drafter cannot serve; or there is no K.
     """
     recorded = {} if checkpoint is None else _recorded_besides(checkpoint, given)
     shape = {**recorded, **given}
-    if NODES not in given and (most := default_max_nodes()) is not None:
-        shape[NODES] = min(shape.get(NODES, most), most)
+    if NODES not in given and (limit := default_max_nodes()) is not None:
+        shape[NODES] = min(shape.get(NODES, limit), limit)
     if NODES not in shape:
         reason = "the checkpoint does not record it" if checkpoint else "there is no drafter"
         raise ConfigError(
@@ -72,7 +71,7 @@ def _with_drafter(
 
 
 def _recorded_besides(checkpoint: Checkpoint, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the checkpoint records and nobody has said. Checked here: the file is to be named."""
+    """The checkpoint's settings beside those given; checked here, where the file can be named."""
     needed = {key: value for key, value in checkpoint.shape.items() if key not in given}
     for key, value in needed.items():
         try:

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tensors of a drafter's checkpoint: their names, which others may spell differently, and their
-shapes."""
+"""The tensors of a drafter's checkpoint: their names, shapes and dtypes."""
 
 from __future__ import annotations
 
@@ -19,11 +18,7 @@ _INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
 
 
 def own_names(where: str, head: type[DraftHead], names: Iterable[str]) -> dict[str, str]:
-    """From our names of tensors to those that a file gives them.
-
-    Raises:
-        ConfigError: the file has a tensor twice, under two of its names.
-    """
+    """From our names of tensors to a file's; a ConfigError where a file has one twice."""
     found: dict[str, str] = {}
     for name in names:
         own = head.own_name(name)
@@ -39,35 +34,27 @@ def check_tensors(
     shapes: Mapping[str, list[int]],
     dtypes: Mapping[str, str],
 ) -> None:
-    """Check that tensors are those of a drafter of these sizes, by what a file's header says.
+    """Check a file's header against a drafter's sizes; a ConfigError lists all differences.
 
-    Args:
-        where: what messages call them.
-        config: the sizes.
-        shapes: of all tensors, by own name.
-        dtypes: likewise, by torch's names such as `bfloat16`.
-
-    Raises:
-        ConfigError: missing, misshapen or unknown tensors, or such of other dtypes; all of them
-            listed.
+    `shapes` and `dtypes`, by torch's names such as `bfloat16`, are those of all tensors by our
+    names. `where` is what messages call the file.
     """
     with torch.device("meta"):
-        expected = build_head(config).state_dict()
-    _check_shapes(where, {name: list(t.shape) for name, t in expected.items()}, shapes)
+        expected = {name: list(t.shape) for name, t in build_head(config).state_dict().items()}
+    problems = [f"missing {name}" for name in expected if name not in shapes]
+    problems += [f"unknown {name}" for name in shapes if name not in expected]
+    problems += [
+        f"{name} has shape {list(shapes[name])}, config.json asks for {want}"
+        for name, want in expected.items()
+        if name in shapes and list(shapes[name]) != want
+    ]
+    if problems:
+        raise ConfigError(f"{where} does not fit its config.json: {'; '.join(problems)}")
     _check_dtypes(where, dtypes)
 
 
 def check_draft_vocabulary(where: str, d2t: Tensor, vocab_size: int) -> None:
-    """Check the map of a draft vocabulary.
-
-    Args:
-        where: what messages call its file.
-        d2t: [draft vocabulary] of any integers; its shape and dtype have passed `check_tensors`.
-        vocab_size: of the target.
-
-    Raises:
-        ConfigError: it points outside the target's vocabulary, or to a token twice.
-    """
+    """Check that d2t, which has passed `check_tensors`, names tokens of the target once each."""
     tokens = torch.arange(len(d2t)) + d2t.long()
     outside = tokens[(tokens < 0) | (tokens >= vocab_size)]
     if len(outside):
@@ -77,20 +64,6 @@ def check_draft_vocabulary(where: str, d2t: Tensor, vocab_size: int) -> None:
         )
     if len(torch.unique(tokens)) < len(tokens):
         raise ConfigError(f"{where}: d2t names a token of the target twice")
-
-
-def _check_shapes(
-    path: str, expected: Mapping[str, list[int]], found: Mapping[str, list[int]]
-) -> None:
-    problems = [f"missing {name}" for name in expected if name not in found]
-    problems += [f"unknown {name}" for name in found if name not in expected]
-    problems += [
-        f"{name} has shape {list(found[name])}, config.json asks for {want}"
-        for name, want in expected.items()
-        if name in found and list(found[name]) != want
-    ]
-    if problems:
-        raise ConfigError(f"{path} does not fit its config.json: {'; '.join(problems)}")
 
 
 def _check_dtypes(path: str, found: Mapping[str, str]) -> None:

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint's weights in every format that Hugging Face and PyTorch write.
-
-Serving reads `model.safetensors` alone; the others (shards, pickles) are for `conversion`.
-"""
+"""A checkpoint's weights in every format of Hugging Face and PyTorch, for `conversion`."""
 
 from __future__ import annotations
 
@@ -31,10 +28,7 @@ _PICKLE_ERRORS = (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.
 
 
 def find_weights(model: str) -> list[Path]:
-    """The files that hold a checkpoint's weights, all of one format.
-
-    Args:
-        model: a folder, or a hub repository's id (the files are downloaded).
+    """The files that hold a checkpoint's weights, all of one format; downloaded from the hub.
 
     Raises:
         ConfigError: no such checkpoint, no weights, a shard missing, or several `*.pt`.
@@ -59,9 +53,7 @@ def find_weights(model: str) -> list[Path]:
 
 
 def read_weights(paths: list[Path]) -> dict[str, Tensor]:
-    """All tensors of these files on the CPU, under the names that the files give them.
-
-    Pickles are read as tensors only: code in them does not run.
+    """All tensors of these files on the CPU, by the files' names; code in pickles does not run.
 
     Raises:
         ConfigError: a file is not readable, holds anything but tensors, or repeats a name.

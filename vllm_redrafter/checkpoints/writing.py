@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing a drafter's checkpoint: a folder with config.json and model.safetensors."""
+"""Writing a drafter's checkpoint, or the shape that it is served in (`evaluate --record`)."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -12,10 +13,16 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from vllm_redrafter.checkpoints.drafter_files import CONFIG_FILE, WEIGHTS_FILE
-from vllm_redrafter.checkpoints.reading import proposal_of
+from vllm_redrafter.checkpoints.acceptance import NOTHING_RECORDED, PerSampling, acceptance_entry
+from vllm_redrafter.checkpoints.drafter_files import CONFIG_FILE, WEIGHTS_FILE, read_config
+from vllm_redrafter.checkpoints.reading import Checkpoint, proposal_of
+from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.heads.head import DraftHead
+from vllm_redrafter.utils.errors import ConfigError
+from vllm_redrafter.utils.files import whole_file
 from vllm_redrafter.utils.names import METHOD
+
+ENTRY = "speculators_config"
 
 
 def save_drafter(
@@ -31,28 +38,20 @@ def save_drafter(
         drafter: what to write.
         folder: made if it does not exist.
         verifier: the target's name or path, recorded under `speculators_config`.
-        shape: how it is to be served where nothing else is said, recorded there as well; see
-            `shape_of`.
+        shape: the default shape for serving, recorded there as well; see `shape_of`.
         extra: further entries of config.json, such as training settings.
     """
     recorded: dict[str, Any] = {"algorithm": METHOD, "verifier": {"name_or_path": verifier}}
     if shape:
-        recorded |= {"default_proposal_method": METHOD}
-        recorded |= {
-            "proposal_methods": [{"proposal_type": METHOD, **proposal_of(shape, drafter.config)}]
-        }
-    further = {"speculators_config": recorded, **extra}
-    write_files(drafter, Path(folder), "own", further)
+        method = {"proposal_type": METHOD, **proposal_of(shape, drafter.config)}
+        recorded |= {"default_proposal_method": METHOD, "proposal_methods": [method]}
+    write_files(drafter, Path(folder), "own", {ENTRY: recorded, **extra})
 
 
 def write_files(drafter: DraftHead, folder: Path, layout: str, further: Mapping[str, Any]) -> None:
-    """Write config.json and model.safetensors.
+    """Write config.json, with further entries, and model.safetensors into a new or old folder.
 
-    Args:
-        drafter: what to write.
-        folder: made if it does not exist.
-        layout: "own", or one of the head's `layouts`.
-        further: entries of config.json besides the sizes.
+    `layout` is "own", or one of the head's `layouts`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: t.detach().contiguous().cpu() for name, t in drafter.state_dict().items()}
@@ -65,5 +64,68 @@ def write_files(drafter: DraftHead, folder: Path, layout: str, further: Mapping[
         **further,
     }
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
-    # safetensors lets nobody else read what it writes, such as the user that a server runs as.
+    # safetensors makes its files readable by their owner alone; a server may run as another user.
     shutil.copymode(folder / CONFIG_FILE, folder / WEIGHTS_FILE)
+
+
+def check_recordable(model: str) -> Path:
+    """A checkpoint's config.json, if a shape can be recorded there; asked before the evaluation.
+
+    Raises:
+        ConfigError: it is no folder, cannot be written to, or has no place for a shape.
+    """
+    folder = Path(os.path.expanduser(model))
+    if not folder.is_dir():
+        raise ConfigError(
+            f"--record: {model!r} is not a folder, and repositories of the hub are not written "
+            "to: download the checkpoint and evaluate its folder, or leave --record out"
+        )
+    path = folder / CONFIG_FILE
+    recorded = read_config(model).get(ENTRY)
+    if not isinstance(recorded, dict):
+        raise ConfigError(
+            f"--record: {path} has no {ENTRY}, where a shape is recorded (Apple's format has no "
+            f"place for one): run `vllm-redrafter convert {model} FOLDER` first, and evaluate "
+            "FOLDER"
+        )
+    methods = recorded.get("proposal_methods") or []
+    if not (isinstance(methods, list) and all(isinstance(method, dict) for method in methods)):
+        raise ConfigError(
+            f"--record: {path}: proposal_methods in {ENTRY} must be a list of objects, got "
+            f"{methods!r}: delete that entry"
+        )
+    if not os.access(folder, os.W_OK):
+        raise _not_writable(path, "the folder is read-only")
+    return path
+
+
+def save_shape(
+    model: str, shape: ReDrafterConfig, acceptance: PerSampling = NOTHING_RECORDED
+) -> Path:
+    """Record a shape, and the acceptance if measured, in a checkpoint folder's config.json.
+
+    The first proposal method gets K, beam width and length, and the candidates of a head with a
+    selector. All other entries stay, and at no time is the file half written.
+    """
+    path = check_recordable(model)
+    try:
+        config = read_config(model)
+        recorded = config[ENTRY]
+        first, *others = recorded.get("proposal_methods") or [{"proposal_type": METHOD}]
+        recorded.setdefault("default_proposal_method", first.get("proposal_type", METHOD))
+        proposal = proposal_of(asdict(shape), Checkpoint.of(model, None, config).head)
+        recorded["proposal_methods"] = [first | proposal, *others]
+        config |= acceptance_entry(acceptance)
+        with whole_file(path) as file:
+            os.fchmod(file.fileno(), path.stat().st_mode)
+            file.write((json.dumps(config, indent=2) + "\n").encode())
+    except OSError as error:
+        raise _not_writable(path, str(error)) from error
+    return path
+
+
+def _not_writable(path: Path, reason: str) -> ConfigError:
+    return ConfigError(
+        f"--record: {path} cannot be written: {reason}; evaluate a copy of the checkpoint that "
+        "you may write to, or leave --record out"
+    )

@@ -236,8 +236,8 @@ def convert_checkpoint(
     """Write a drafter's checkpoint in another form; in the same dtype, bit for bit the same."""
     from vllm_redrafter.checkpoints.conversion import convert
 
-    done = convert(source, destination, to, verifier, dtype)  # type: ignore[arg-type]  # checked there
-    for note in done.notes:
+    notes = convert(source, destination, to, verifier, dtype)  # type: ignore[arg-type]  # checked
+    for note in notes:
         typer.echo(note)
     typer.echo(f"wrote {destination}")
 

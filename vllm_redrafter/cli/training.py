@@ -173,7 +173,7 @@ def evaluate(
     """
     from rich.console import Console
 
-    from vllm_redrafter.checkpoints.recording import check_recordable, save_shape
+    from vllm_redrafter.checkpoints.writing import check_recordable, save_shape
     from vllm_redrafter.evaluation import evaluate as evaluation
     from vllm_redrafter.evaluation import report
 
