@@ -54,7 +54,7 @@ GREEDY = GenerationSettings(
     shard_size=4,
     in_flight=4,
     spec_tokens=15,
-    engine=EngineSettings(enforce_eager=True),
+    engine=EngineSettings(engine_args='{"enforce_eager": true}'),
 )
 SAMPLED = replace(
     GREEDY,
@@ -206,7 +206,8 @@ def command_of_sampled(target: Path, prompts: Path, output: Path) -> list[object
         *("generate-data", target, "--prompts", prompts, "--output", output),
         *("--temperature", sampling.temperature, "--top-p", sampling.top_p),
         *("--top-k", sampling.top_k, "--seed", sampling.seed),
-        *("--max-tokens", MAX_TOKENS, "--dtype", "float32", "--enforce-eager"),
+        *("--max-tokens", MAX_TOKENS, "--dtype", "float32"),
+        *("--engine-args", '{"enforce_eager": true}'),
         *("--shard-size", "4", "--in-flight", "4"),
     ]
 

@@ -64,7 +64,7 @@ def data(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def captured(target: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("states")
     command = ["capture", str(target), f"--data={data}", f"--output={folder}"]
-    command += ["--dtype=float32", "--in-flight=4", "--enforce-eager"]
+    command += ["--dtype=float32", "--in-flight=4", '--engine-args={"enforce_eager": true}']
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     printed = " ".join(result.output.split())

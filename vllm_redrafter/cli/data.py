@@ -25,7 +25,6 @@ OF_THE_SERVERS = (
     "drafter",
     "spec_tokens",
     "dtype",
-    "enforce_eager",
     "tensor_parallel_size",
     "engine_args",
 )

@@ -38,14 +38,6 @@ def main() -> None:
 
 @app.command()
 def demo(
-    cache_dir: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder where the target and logs are kept and used again. Delete it to start "
-            "afresh.  [default: vllm-redrafter/demo in $XDG_CACHE_HOME or ~/.cache]",
-            show_default=False,
-        ),
-    ] = None,
     target: Annotated[
         str | None, typer.Option(help="A folder or a hub id of a target instead of SmolLM2.")
     ] = None,
@@ -60,12 +52,13 @@ def demo(
     """Decode in vLLM without and with ReDrafter, and compare; in mlx-lm where vLLM is missing.
 
     The target is SmolLM2-135M-Instruct, from the hub or else out of a PyPI package (93 MB), with
-    the drafter that comes with this package. Needs no GPU, and a few minutes.
+    the drafter that comes with this package. Needs no GPU, and a few minutes. The target and logs
+    are kept in vllm-redrafter/demo in $XDG_CACHE_HOME or ~/.cache.
     """
     from vllm_redrafter.cli.demo import smollm2
     from vllm_redrafter.utils.files import user_cache
 
-    smollm2.run_demo(cache_dir or user_cache() / "demo", target, drafter)
+    smollm2.run_demo(user_cache() / "demo", target, drafter)
 
 
 @app.command()

@@ -67,10 +67,7 @@ class EngineSettings:
     engine_args: str = setting(
         "{}",
         "More arguments of vLLM's engine, as a JSON object with the names that vllm.LLM knows them "
-        'by, such as {"gpu_memory_utilization": 0.8}.',
-    )
-    enforce_eager: bool = setting(
-        False, "Run vLLM without compilation and without CUDA graphs, as its --enforce-eager."
+        'by, such as {"gpu_memory_utilization": 0.8} or {"enforce_eager": true}.',
     )
 
     def __post_init__(self) -> None:

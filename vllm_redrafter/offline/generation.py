@@ -65,7 +65,6 @@ def engine_arguments(target: str, settings: GenerationSettings) -> dict[str, Any
         "max_model_len": sampling.max_model_len,
         "max_num_seqs": settings.in_flight,
         "speculative_config": speculation,
-        "enforce_eager": settings.engine.enforce_eager,
         "tensor_parallel_size": settings.engine.tensor_parallel_size,
     }
     further = settings.engine.further_arguments()

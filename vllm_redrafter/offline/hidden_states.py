@@ -103,7 +103,6 @@ class HiddenStatesEngine:
                 target,
                 dtype=settings.dtype,
                 tensor_parallel_size=settings.engine.tensor_parallel_size,
-                enforce_eager=settings.engine.enforce_eager,
                 # One token more: vLLM answers every prompt.
                 max_model_len=longest + 1,
                 enable_prefix_caching=False,

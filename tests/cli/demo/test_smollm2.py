@@ -122,11 +122,10 @@ def test_a_target_without_embeddings_of_its_templates_tokens_is_refused(target: 
 
 
 def test_targets_and_drafters_that_cannot_be_used_are_refused(target: Path, tmp_path: Path) -> None:
-    invoke = partial(CliRunner().invoke, app)
-    demo = ["demo", "--cache-dir", str(tmp_path)]
-    nothing = invoke([*demo, "--target", str(tmp_path / "none")])
+    invoke = partial(CliRunner().invoke, app, env={"XDG_CACHE_HOME": str(tmp_path)})
+    nothing = invoke(["demo", "--target", str(tmp_path / "none")])
     assert nothing.exit_code == 1 and "none': no such folder" in nothing.stderr
-    misfit = invoke([*demo, "--target", str(target)])
+    misfit = invoke(["demo", "--target", str(target)])
     assert misfit.exit_code == 1
     assert "smollm2-135m-instruct' does not fit the target" in misfit.stderr
     assert "hidden size is 576, the target's 8" in misfit.stderr
