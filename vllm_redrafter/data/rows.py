@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
@@ -100,5 +99,7 @@ class DatasetRows:
 
 def row_lengths(dataset: Any) -> np.ndarray:
     """[rows], of all rows of a `datasets.Dataset` in tokens."""
+    import pyarrow.compute as pc  # here: a Mac that only decodes may lack it
+
     lengths: np.ndarray = pc.list_value_length(dataset.data.column("input_ids")).to_numpy()
     return lengths
