@@ -5,8 +5,6 @@ import errno
 import json
 import os
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,33 +57,6 @@ def test_rows_survive_the_disk(tmp_path: Path) -> None:
     assert DatasetInfo.finished_shards(tmp_path) == [0, 1, 2]
     assert data[:] == columns([*ROWS, last], data.column_names)
     assert data.features["input_ids"].feature.dtype == "int32"
-
-
-def test_reading_leaves_nothing_in_the_home_or_the_folder(tmp_path: Path) -> None:
-    home, folder, temporary = (tmp_path / name for name in ("home", "data", "tmp"))
-    for path in (home, folder, temporary):
-        path.mkdir()
-    ONE_SHARD.save(folder)
-    write_shard(folder, 0, ROWS)
-    before = sorted(folder.iterdir())
-    program = (
-        "from vllm_redrafter.data.dataset import read_dataset; import sys; "
-        "print(len(read_dataset(sys.argv[1])[1]))"
-    )
-    environment = {**os.environ, "HOME": str(home), "TMPDIR": str(temporary)}
-    for name in ("HF_HOME", "HF_DATASETS_CACHE", "XDG_CACHE_HOME"):
-        environment.pop(name, None)
-    result = subprocess.run(
-        [sys.executable, "-c", program, folder],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert result.stdout == "2\n"
-    assert sorted(folder.iterdir()) == before
-    assert not list(temporary.iterdir())
-    assert not [path for path in home.rglob("*") if path.is_file()]
 
 
 def test_missing_shards_are_named_and_leftovers_of_a_killed_run_are_not_read(

@@ -47,22 +47,6 @@ def test_every_conversation_is_there_once_in_the_order_of_the_prompts(
     assert (summary.truncated, summary.skipped, summary.cut_answers) == (0, 0, 0)
 
 
-def test_a_rewriting_template_gives_a_row_per_turn_with_its_last_answer_marked(
-    targets: dict[str, Path], tmp_path: Path
-) -> None:
-    conversation = Conversation(("list 1", "name 2", "value 3"), system="value 0")
-    _, engine = run(targets["rewriting"], tmp_path, [conversation])
-    _, data = read_dataset(tmp_path)
-    assert len(data) == 3
-    history = "<s>system\n0"
-    for row, said, (request, answer) in zip(data, "123", engine.asked, strict=True):
-        prompt = engine.tokenizer(f"{history}<s>user\n{said}<s>assistant\n")["input_ids"]
-        assert row["input_ids"] == prompt + answer.tokens == request.prompt + answer.tokens
-        assert row["assistant_mask"] == [False] * len(prompt) + [True] * len(answer.tokens)
-        last_word = engine.tokenizer.decode(answer.tokens[:-1]).split(" ")[-1]
-        history += f"<s>user\n{said}<s>assistant\n{last_word}</s>"
-
-
 @pytest.mark.parametrize("name", ["appending", "rewriting"])
 def test_marked_tokens_are_what_the_target_wrote_in_just_that_context(
     name: str, targets: dict[str, Path], tmp_path: Path

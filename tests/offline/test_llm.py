@@ -55,12 +55,6 @@ def test_what_an_output_brings_about_is_asked_for_in_the_next_step() -> None:
     assert engine.seen == [("first", "other"), ("other", "second"), ("other",)]
 
 
-def test_nothing_to_do_is_no_step() -> None:
-    engine = Engine()
-    assert list(run_requests(engine, lambda: None, in_flight=2)) == []
-    assert engine.seen == []
-
-
 @pytest.mark.parametrize("error", [Exception("worker"), ValueError("memory"), RuntimeError("core")])
 def test_vllm_not_starting_is_told_with_the_target(error: Exception) -> None:
     with (

@@ -24,7 +24,7 @@ class CapturedRows:
     Args:
         rows: possibly of several folders, one after the other.
         states: of each of these folders, in the same order.
-        hidden_size: H of the target that they are read with.
+        hidden_size: H of the target.
         layers: whose hidden states are wanted besides the last ones.
 
     Raises:
@@ -96,7 +96,7 @@ def states_of(
 
     Args:
         written: the data.
-        folders: what capture wrote, in any order; one for each data folder.
+        folders: what capture wrote, in any order.
         check_target: False accepts states of another target than the one that wrote the data.
 
     Raises:

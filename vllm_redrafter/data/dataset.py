@@ -53,16 +53,10 @@ class DatasetInfo(FolderInfo):
 
     Attributes:
         target: its folder or hub id, as it was given; only a name.
-        target_fingerprint: of the model that wrote the data.
-        tokenizer_fingerprint: of the tokenizer whose ids these are.
         template_fingerprint: of its chat template; None where the prompts are plain text.
-        prompts_fingerprint: of the conversations.
         num_conversations: prompts asked for; some may have been too long for any row.
         shard_size: conversations per shard.
-        vocab_size: of the target.
         system_prompt: for conversations without one of their own.
-        sampling: how the tokens were drawn.
-        format_version: of the folder.
     """
 
     FILE, COMMAND, SHARD = "dataset.json", "generate-data", ("shard-", ".parquet")

@@ -34,8 +34,7 @@ ARCHITECTURE_FIELDS = (
 
 NUM_PIECES = 64
 PIECE_BYTES = 16 * 1024
-"""A weights file is known by 1 MiB of it: 64 pieces, evenly spread from its first byte to its
-last, so that a model of 100 GB takes a second, and training any of its layers shows."""
+"""1 MiB of a weights file, evenly spread, so that training any of its layers shows."""
 
 WEIGHTS = ("*.safetensors", "*.bin")
 """Weights files, in order of preference: where there are safetensors, nothing else is looked at."""
@@ -63,12 +62,7 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
 def target_fingerprint(target: str | Path, revision: str | None = None) -> str:
     """Which model this is: its architecture, and pieces of each of its weights files.
 
-    The same files give the same fingerprint wherever they lie; a target that was trained further
-    has another one, and so has the same model cut into other files.
-
-    Args:
-        target: a folder, or a hub id; the files of the latter are fetched if they are not there.
-        revision: of the hub repository.
+    The same files give the same fingerprint wherever they lie. Those of a hub id are fetched.
 
     Raises:
         ConfigError: no such model, or one without config.json or weights files.

@@ -33,14 +33,10 @@ class GenerationSummary:
 
     Attributes:
         conversations: finished ones, the skipped ones among them.
-        rows: of data.
-        answers: what the target wrote.
-        tokens: all tokens of these answers.
         cut_answers: those that reached `max_tokens`.
         truncated: conversations that lost turns or tokens, because `max_model_len` was reached.
         skipped: conversations whose first prompt is too long already: they have no row.
         ended: conversations with a turn that could not be asked after the answers before it.
-        kept_shards: of this part, found finished.
         seconds: from the first prompt to the last shard; the start of the engine is not counted.
         tokens_per_step: per request and step of the target; None without a drafter.
     """
@@ -95,9 +91,8 @@ def generate_data(
 ) -> GenerationSummary:
     """Let the target answer the prompts, and write the answers as training data.
 
-    Shards of the very same data that are in the output folder are kept. The same settings give the
-    same data, in one run or in several, by one part or by several (in exact arithmetic: an engine
-    rounds differently in batches of other sizes, which may change a sampled token now and then).
+    Finished shards are kept. The same settings give the same data, in any number of runs and parts,
+    but for what an engine rounds differently in batches of other sizes.
 
     Args:
         target: a folder, or a hub id.
@@ -106,8 +101,8 @@ def generate_data(
         start_engine: starts what lets the target answer, such as `OfflineEngine` with vLLM.
 
     Raises:
-        ConfigError: a setting, prompt, target or folder that cannot work; the disk is full; the
-            folder holds data of other settings, which are named; another process writes this part.
+        ConfigError: a prompt, target or folder that cannot work; the folder holds data of other
+            settings; another process writes this part; the disk is full.
     """
     settings, console = settings or GenerationSettings(), console or Console()
     opened = Target.open(target)

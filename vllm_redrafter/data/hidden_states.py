@@ -43,16 +43,12 @@ class StatesInfo(FolderInfo):
 
     Attributes:
         target: its folder or hub id, as it was given; only a name.
-        target_fingerprint: of the model that computed them.
-        text_fingerprint: of the rows, see `text_fingerprint`.
-        num_rows: of the data.
-        num_tokens: of these rows, each cut to max_length.
+        num_tokens: of the rows, each cut to max_length.
         max_length: rows were cut to this many tokens.
         hidden_size: H.
         dtype: of the hidden states, as torch calls it: `bfloat16`.
         shard_tokens: a shard has rows of at most this many tokens together, or one longer row.
-        target_layers: those n, in ascending order; see `target_layers.py`.
-        format_version: of the folder.
+        target_layers: those n, in ascending order.
     """
 
     FILE, COMMAND, SHARD = "states.json", "capture", ("states-", ".safetensors")

@@ -38,12 +38,10 @@ _OWN_PROMPTS = "give generate-data --prompts of your own, such as a .txt with on
 
 
 @dataclass(frozen=True)
-class TurnPlace:
-    """Where a chat template has the user's turn.
+class _TurnPlace:
+    """What a chat template has before the user's turn, in token ids, and what ends it.
 
-    Attributes:
-        prompt: token ids of all that comes before it.
-        end: what follows it: a special token's id, or text where it is none.
+    That is a special token's id, or text where it is none.
     """
 
     prompt: list[int]
@@ -52,15 +50,7 @@ class TurnPlace:
 
 @dataclass
 class PromptSummary:
-    """What one run did.
-
-    Attributes:
-        prompts: new in the file.
-        found: that were in it before.
-        unfinished: attempts that did not end within the most tokens.
-        short: attempts with too few characters.
-        repeated: attempts that said what is in the file already.
-    """
+    """What one run did: prompts written, prompts found in the file, and attempts left out."""
 
     prompts: int = 0
     found: int = 0
@@ -75,7 +65,7 @@ class PromptSummary:
         )
 
 
-def place_of_turn(tokenizer: Any, system_prompt: str | None) -> TurnPlace:
+def place_of_turn(tokenizer: Any, system_prompt: str | None) -> _TurnPlace:
     """Find the place of the user's turn, behind the system's message where there is one.
 
     Raises:
@@ -104,8 +94,8 @@ def place_of_turn(tokenizer: Any, system_prompt: str | None) -> TurnPlace:
         *(id for id, token in tokenizer.added_tokens_decoder.items() if token.special),
     }
     if first in special:
-        return TurnPlace(prompt, first)
-    return TurnPlace(prompt, after.strip().splitlines()[0])
+        return _TurnPlace(prompt, first)
+    return _TurnPlace(prompt, after.strip().splitlines()[0])
 
 
 def make_prompts(
@@ -162,7 +152,7 @@ class _Attempts:
         self,
         engine: TargetEngine,
         tokenizer: Any,
-        place: TurnPlace,
+        place: _TurnPlace,
         settings: PromptSettings,
         file: PromptFile,
         summary: PromptSummary,

@@ -72,12 +72,9 @@ class SomeRows:
 
 
 class DatasetRows:
-    """Rows of a dataset that `generate-data` wrote, read from disk when they are asked for.
+    """Those rows of a `datasets.Dataset` that `indices` names, read when they are asked for.
 
-    Args:
-        dataset: a `datasets.Dataset` with the columns of `dataset.py`.
-        indices: which rows, in order.
-        max_length: rows are cut to this many tokens.
+    They are cut to `max_length` tokens.
     """
 
     def __init__(self, dataset: Any, indices: Sequence[int], max_length: int) -> None:

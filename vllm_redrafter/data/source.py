@@ -107,11 +107,8 @@ def read_checked(
 ) -> tuple[DatasetInfo, Any]:
     """Read a data folder; refuse data of another target or tokenizer.
 
-    Args:
-        folder: what generate-data wrote.
-        target: that the rows are read with.
-        check_target: False accepts another target with the same tokenizer, such as a quantised
-            copy that wrote the data.
+    With check_target False, another target with the same tokenizer may have written it, such as a
+    quantised copy.
 
     Raises:
         ConfigError: no data there, or another tokenizer's or target's, or a token that the target

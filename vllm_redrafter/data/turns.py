@@ -40,13 +40,7 @@ class OpenTurn:
 
 @dataclass(frozen=True)
 class TurnAnswer:
-    """What the target wrote.
-
-    Attributes:
-        conversation: its index.
-        tokens: n token ids; the last is EOS where the target ended its answer.
-        ended: the target ended its answer; otherwise `max_tokens` were written.
-    """
+    """What the target wrote: token ids, with an EOS where it `ended`, else `max_tokens` of them."""
 
     conversation: int
     tokens: list[int]
@@ -62,7 +56,7 @@ class TargetEngine(Protocol):
 
     @property
     def in_flight(self) -> int:
-        """How many conversations it works on at once; may change while it answers."""
+        """How many conversations it works on at once; may change."""
 
     def answers(self, waiting: deque[OpenTurn]) -> Iterator[TurnAnswer]:
         """Yield answers in the order in which they are finished.
@@ -72,7 +66,7 @@ class TargetEngine(Protocol):
         """
 
     def tokens_per_step(self) -> float | None:
-        """Tokens per verification of a draft; None without a drafter."""
+        """Per verification of a draft; None without a drafter."""
 
     def close(self) -> None:
         """Stop the engine and its processes."""
@@ -168,10 +162,8 @@ class Dialogue:
     """A conversation while it is being written, turn after turn.
 
     A row goes on as long as a turn's prompt begins with exactly the tokens so far, answers
-    included. Where a chat template rewrites what was said before (drops an answer's thoughts,
-    say), or an answer's text has other tokens than those that the target drew, the sequence so
-    far becomes a row of its own: a token counts as the target's in the very context that it was
-    written in, and nowhere else.
+    included. Where a chat template rewrites what was said before, or an answer's text has other
+    tokens than those that were drawn, a new row begins: a token counts in its own context alone.
 
     Attributes:
         truncated: turns or tokens are missing, because `max_model_len` was reached.

@@ -19,7 +19,6 @@ from redrafter_testing.engines.generation_runs import content
 from vllm_redrafter.cli.main import app
 from vllm_redrafter.data.conversation_rows import Conversation
 from vllm_redrafter.data.dataset import DatasetInfo
-from vllm_redrafter.data.endpoints import client
 from vllm_redrafter.data.endpoints.engine import EndpointEngine
 from vllm_redrafter.data.endpoints.served_target import ServedTarget
 from vllm_redrafter.data.generation import GenerationSummary, generate_data
@@ -120,15 +119,6 @@ def test_a_server_that_fails_is_left_out_and_the_others_answer(
     assert re.fullmatch("status 500: .*an assertion failed", run.left_out(failing))
     assert "Connection error" in run.left_out(dead)
     assert not run.left_out(steady)
-
-
-def test_a_request_that_fails_once_is_sent_again(
-    serve: Serve, run: Run, expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client, "RETRIES", 1)
-    server = serve(failure=answers_from(3, 4))
-    run(server)
-    assert content(run.output) == expected and not run.left_out(server)
 
 
 def test_a_server_that_takes_too_long_is_left_out(

@@ -51,12 +51,7 @@ class _Server:
 class EndpointEngine:
     """Servers that let the target answer: a `TargetEngine`.
 
-    Args:
-        addresses: of the servers, without /v1.
-        target: what they have to serve.
-        settings: how to generate; `in_flight` is for each server.
-        endpoints: how to ask them.
-        console: names servers that are left out.
+    The setting `in_flight` is for each server; `console` names those that are left out.
 
     Raises:
         ConfigError: a server serves something else, or none answers.

@@ -32,8 +32,8 @@ class ServedTarget:
 
     Args:
         target: that is to be served.
-        length: the most tokens of a conversation; None for what the target allows.
-        served_name: how the servers call the target; None for its own name.
+        length: of the longest conversation in tokens; None for what the target allows.
+        served_name: the servers' name for the target; None for its own.
         output: the data's folder, which keeps the first server's log-probabilities.
 
     Raises:

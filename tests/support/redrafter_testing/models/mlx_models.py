@@ -83,7 +83,6 @@ LINEAR = dict(
     linear_value_head_dim=16,
     linear_conv_kernel_dim=4,
 )
-HYBRID = ["full_attention", "linear_attention"] * (LAYERS // 2)
 CONV = dict(
     conv_bias=False,
     conv_L_cache=3,
@@ -95,10 +94,6 @@ CONV = dict(
     num_dense_layers=1,
     layer_types=["full_attention", "conv"] * (LAYERS // 2),
 )
-ROPES = {
-    kind: {"rope_theta": 1e4, "rope_type": "default"}
-    for kind in ("full_attention", "sliding_attention")
-}
 YARN = dict(
     rope_type="yarn",
     type="yarn",
@@ -106,16 +101,6 @@ YARN = dict(
     rope_theta=1e4,
     original_max_position_embeddings=256,
     llama_4_scaling_beta=0.1,
-)
-LONGCAT = dict(
-    attention_method="MLA",
-    zero_expert_type="identity",
-    zero_expert_num=1,
-    mla_scale_q_lora=True,
-    mla_scale_kv_lora=True,
-)
-KDA = dict(
-    num_heads=2, head_dim=16, short_conv_kernel_size=4, kda_layers=[1, 3], full_attn_layers=[2, 4]
 )
 
 
@@ -126,19 +111,10 @@ def _text(name: str, **special: Any) -> dict[str, Any]:
 
 SPECIAL: dict[str, dict[str, Any]] = {
     "afm7": dict(num_kv_reuse_layers=2),
-    "apertus": dict(post_norm=False, qk_norm=True),
-    "baichuan_m1": dict(tie_word_embeddings=False, sliding_window_layers=[1, 3], conv_window=2),
-    "bailing_hybrid": dict(layer_group_size=2, group_norm_size=1),
-    "bailing_moe_linear": dict(layer_group_size=2, group_norm_size=1),
-    "dbrx": dict(
-        attn_config=dict(kv_n_heads=2, clip_qkv=8.0, rope_theta=1e4),
-        ffn_config=dict(ffn_hidden_size=64, moe_num_experts=4, moe_top_k=2),
-    ),
     "deepseek_v2": dict(
         rope_scaling=dict(YARN, mscale=1.0, mscale_all_dim=1.0, beta_fast=32, beta_slow=1)
     ),
     "exaone4": dict(sliding_window_pattern="LG"),
-    "exaone_moe": dict(is_moe_layer=[False, True] * (LAYERS // 2)),
     "gemma2": GEMMA,
     "gemma3_text": GEMMA,
     "gemma3": _text("gemma3_text", **GEMMA),
@@ -159,55 +135,9 @@ SPECIAL: dict[str, dict[str, Any]] = {
     ),
     "gemma4": _text("gemma4_text", **GEMMA4),
     "gemma4_text": GEMMA4,
-    "glm_moe_dsa": dict(
-        index_head_dim=16,
-        index_n_heads=2,
-        index_topk=8,
-        rope_parameters={"rope_theta": 1e4, "rope_type": "default"},
-    ),
     "gpt_neox": dict(rotary_emb_base=10000, rotary_pct=0.5),
-    "granitemoehybrid": dict(
-        mamba_n_heads=4,
-        mamba_d_head=32,
-        mamba_proj_bias=False,
-        mamba_d_state=16,
-        mamba_d_conv=4,
-        mamba_n_groups=1,
-        mamba_conv_bias=True,
-        layer_types=["attention", "mamba"] * (LAYERS // 2),
-    ),
-    "hunyuan": dict(
-        use_mixed_mlp_moe=True,
-        use_cla=False,
-        cla_share_factor=2,
-        rope_scaling={"alpha": 10.0, "factor": 1.0, "type": "dynamic"},
-    ),
-    "hunyuan_v1_dense": dict(rope_scaling={"alpha": 10.0, "factor": 1.0, "type": "dynamic"}),
     "iquestloopcoder": dict(loop_window_size=WINDOW),
-    "jamba": dict(
-        attn_layer_offset=1,
-        attn_layer_period=2,
-        expert_layer_offset=1,
-        expert_layer_period=2,
-        mamba_d_conv=4,
-        mamba_d_state=8,
-        mamba_expand=2,
-    ),
-    "kimi_k25": _text("kimi_k2", n_group=1, topk_method="noaux_tc"),
-    "kimi_k3": _text(
-        "kimi_linear",
-        linear_attn_config=KDA,
-        hidden_act="situ",
-        activation_situ_beta=1.0,
-        activation_situ_linear_beta=1.0,
-        num_experts_per_token=2,
-    ),
-    "kimi_linear": dict(linear_attn_config=KDA, model_max_length=512, num_experts_per_token=2),
-    "kimi_vl": _text("kimi_vl"),
     "lfm2": CONV,
-    "lfm2_moe": CONV,
-    "lfm2-vl": _text("lfm2", **CONV),
-    "lille-130m": dict(block_size=512),
     "llama4": _text(
         "llama4_text",
         attention_chunk_size=WINDOW,
@@ -215,13 +145,7 @@ SPECIAL: dict[str, dict[str, Any]] = {
         num_experts_per_tok=1,
     ),
     "llama4_text": dict(no_rope_layers=[1, 1, 1, 0]),
-    "longcat_flash": LONGCAT,
-    "longcat_flash_ngram": LONGCAT,
     "mamba": MAMBA,
-    "mamba2": dict(
-        MAMBA, num_heads=8, head_dim=16, n_groups=1, time_step_limit=(0.001, 100.0), hidden_size=64
-    ),
-    "mellum": dict(rope_parameters=ROPES),
     "mimo_v2_flash": dict(
         hybrid_layer_pattern=[0, 1, 0, 1],
         moe_layer_freq=[0, 1, 1, 1],
@@ -235,30 +159,8 @@ SPECIAL: dict[str, dict[str, Any]] = {
         swa_v_head_dim=16,
     ),
     "minicpm3": dict(rope_scaling={"original_max_position_embeddings": 256}),
-    "minimax_m3_vl": _text(
-        "minimax_m3",
-        dense_intermediate_size=64,
-        index_n_heads=2,
-        index_head_dim=16,
-        index_block_size=4,
-        index_topk_blocks=2,
-        moe_layer_freq=[0, 1, 1, 1],
-        layer_types=None,
-    ),
     "ministral3": dict(rope_parameters=YARN),
     "mistral3": _text("llama"),
-    "mistral4": dict(rope_parameters=YARN),
-    "muse_spark": _text(
-        "muse_spark",
-        post_norm_eps=1e-5,
-        rope_parameters={"rope_theta": 1e4},
-        layer_rope_theta=[1e4] * LAYERS,
-        final_logit_softcapping=30.0,
-        output_multiplier=1.0,
-        moe_hidden_size=64,
-        num_shared_experts=0,
-        mlp_layer_types=["sparse"] * LAYERS,
-    ),
     "nemotron-nas": dict(
         block_configs=[
             {
@@ -268,18 +170,6 @@ SPECIAL: dict[str, dict[str, Any]] = {
             for index in range(LAYERS)
         ]
     ),
-    "nemotron_h": dict(
-        MAMBA,
-        mamba_num_heads=4,
-        mamba_head_dim=16,
-        mamba_proj_bias=False,
-        ssm_state_size=8,
-        n_groups=1,
-        hybrid_override_pattern=["M", "*", "-", "*"],
-        layer_types=None,
-        time_step_limit=(0.001, 100.0),
-    ),
-    "olmo_hybrid": dict(LINEAR, linear_allow_neg_eigval=True, layer_types=HYBRID),
     "openelm": dict(
         ffn_dim_divisor=16,
         num_query_heads=[4] * LAYERS,
@@ -294,25 +184,9 @@ SPECIAL: dict[str, dict[str, Any]] = {
         blocksparse_num_local_blocks=2,
         blocksparse_vert_stride=2,
     ),
-    "pixtral": _text("llama"),
     "plamo": dict(n_shared_head=2),
     "qwen": dict(kv_channels=16),
     "qwen3_next": LINEAR,
-    "qwen3_5": dict(LINEAR, layer_types=None),
-    "qwen3_5_moe": dict(LINEAR, layer_types=None),
-    "qwen2_vl": _text("qwen2"),
-    "qwen3_vl": _text("qwen3"),
-    "qwen3_vl_moe": _text("qwen3_moe"),
-    "recurrent_gemma": dict(
-        conv1d_width=4,
-        logits_soft_cap=30.0,
-        attention_window_size=WINDOW,
-        block_types=["recurrent", "attention"],
-    ),
-    "rwkv7": dict(
-        a_low_rank_dim=8, v_low_rank_dim=8, gate_low_rank_dim=8, decay_low_rank_dim=8, head_dim=16
-    ),
-    "spark2_5": dict(hidden_act="gelu", rope_parameters=ROPES),
     "step3p5": dict(
         num_attention_groups=2, moe_top_k=2, share_expert_dim=64, moe_layers_enum="1,2,3"
     ),
