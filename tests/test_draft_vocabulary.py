@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from vllm_redrafter.checkpoints.reading import Checkpoint, load_drafter
+from vllm_redrafter.checkpoints.reading import Checkpoint
 from vllm_redrafter.checkpoints.writing import save_drafter
 from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 from vllm_redrafter.tree.beam_search import beam_search
@@ -57,25 +57,6 @@ def test_the_search_is_that_of_a_drafter_that_is_forbidden_the_other_tokens() ->
     torch.testing.assert_close(found.log_probs, expected.log_probs)
     trees = [TokenTree.from_explored(roots, explored, 6) for explored in (found, expected)]
     assert torch.equal(trees[0].tokens, trees[1].tokens)
-
-
-def test_a_search_wider_than_the_draft_vocabulary_leaves_slots_dead() -> None:
-    embed = nn.Embedding(V, H).requires_grad_(False)
-    roots = torch.tensor([1])
-    found = beam_search(reduced(), embed, torch.randn(1, H), roots, beam_width=9, beam_length=1)
-    assert found.log_probs[0, 0].isinf().sum() == 9 - len(KEPT)
-
-
-def test_a_checkpoint_keeps_the_map(tmp_path: Path) -> None:
-    save_drafter(reduced(), tmp_path)
-    loaded = load_drafter(str(tmp_path), torch.bfloat16)
-    assert loaded.target_tokens(torch.arange(len(KEPT))).tolist() == KEPT.tolist()
-    assert (
-        loaded.d2t.dtype == torch.int64
-        and loaded.vocabulary_layers[0].weight.dtype == torch.bfloat16
-    )
-    # The convention of EAGLE-3's checkpoints: offsets, not ids.
-    assert load_file(tmp_path / "model.safetensors")["d2t"][:3].tolist() == [3, 3, 7]
 
 
 @pytest.mark.parametrize(

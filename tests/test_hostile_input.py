@@ -513,12 +513,6 @@ def test_weights_that_are_no_numbers_are_refused_when_they_are_read(tmp_path: Pa
         load_drafter(str(tmp_path), torch.float16)
 
 
-@pytest.mark.parametrize("node_limit", [-1, "4", 10**400, True, None, [4]])
-def test_the_most_nodes_are_an_integer_in_range(node_limit: object, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="between 1 and 127"):
-        served(num_speculative_tokens=node_limit)(tmp_path)
-
-
 @pytest.mark.parametrize("target", [5, ["a"], NAN])
 def test_a_target_that_is_no_name_is_refused(target: object, tmp_path: Path) -> None:
     save_drafter(RecurrentHead(PROJECTED), tmp_path)

@@ -122,20 +122,6 @@ def test_tensorrt_llms_names_become_ours(
     assert_bits(destination, tensors)
 
 
-def test_pytorch_shards_become_one_safetensors_file(source: Path, destination: Path) -> None:
-    tensors = load_drafter(str(source)).state_dict()
-    (source / "model.safetensors").unlink()
-    weight_map = {name: f"shard-{i % 2}.bin" for i, name in enumerate(tensors)}
-    for file in set(weight_map.values()):
-        part = {name: t for name, t in tensors.items() if weight_map[name] == file}
-        torch.save(part, source / file)
-    index = source / "pytorch_model.bin.index.json"
-    index.write_text(json.dumps({"weight_map": weight_map}))
-    convert(str(source), destination)
-    assert_bits(destination, tensors)
-    assert files(destination) == ["config.json", "model.safetensors"]
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("to", ["own", "apple"])
 def test_a_dtype_is_converted_to_and_recorded(
@@ -213,19 +199,6 @@ def test_transformers_loads_apples_form_whole(
     assert model.state_dict().keys() == tensors.keys()
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, tensors[name]), name
-
-
-def test_what_transformers_saves_is_converted(tmp_path: Path, destination: Path) -> None:
-    torch.manual_seed(1)
-    model = AppleModel(AppleConfig(11, 4, 8, 1, 2, True))
-    model.save_pretrained(tmp_path / "apple")
-    convert(str(tmp_path / "apple"), destination, verifier="lmsys/vicuna-7b-v1.3")
-    assert_bits(destination, dict(model.state_dict()))
-    assert Checkpoint.open(str(destination)).head == RecurrentConfig(
-        11, 4, 8, num_draft_layers=1, rnn=True, num_lookback_tokens=2
-    )
-    values = json.loads((destination / "config.json").read_text())
-    assert values["speculators_config"]["verifier"] == {"name_or_path": "lmsys/vicuna-7b-v1.3"}
 
 
 @pytest.mark.parametrize(
@@ -359,13 +332,6 @@ def test_damaged_tensors_are_refused(
     with pytest.raises(ConfigError, match=message):
         convert(str(source), destination)
     assert not destination.exists()
-
-
-def test_an_impossible_draft_vocabulary_is_refused(tmp_path: Path, destination: Path) -> None:
-    write(tmp_path / "a", REDUCED)
-    edit_tensors(tmp_path / "a", lambda tensors: tensors["d2t"].fill_(11))
-    with pytest.raises(ConfigError, match="d2t points to token 11"):
-        convert(str(tmp_path / "a"), destination)
 
 
 # --- The destination: all of a checkpoint or nothing, and no file of the user's is overwritten ---

@@ -83,12 +83,6 @@ def test_tensors_are_listed_with_shape_dtype_and_bytes(folder: Path) -> None:
     assert found.num_bytes == 2 * found.num_parameters
 
 
-def test_the_map_of_the_draft_vocabulary_is_no_parameter_but_takes_bytes(reduced: Path) -> None:
-    found = inspect_checkpoint(str(reduced))
-    assert found.num_parameters == REST + 3 * 6
-    assert found.num_bytes == 4 * found.num_parameters + 3 * 8
-
-
 def test_names_and_dtypes_are_those_of_the_file(folder: Path) -> None:
     path = folder / "model.safetensors"
     tensors = {n.replace("lm_head.", "0."): t.clone() for n, t in load_file(path).items()}
@@ -191,23 +185,6 @@ def test_the_command_advises_against_a_large_draft_vocabulary(
     monkeypatch.setattr(head, "LARGE_DRAFT_VOCABULARY", 11)
     assert "--draft-vocab-size 32768" in command(folder).output
     assert "11 tokens" in json.loads(command(folder, "--json").output)["advice"]
-
-
-@pytest.mark.parametrize(
-    ("training", "shown"),
-    [
-        ("by hand", "training: by hand"),
-        ({"steps": 3, "lr": {"peak": 0.1}}, "peak"),
-        ([1, 2], "training: [1, 2]"),
-    ],
-)
-def test_a_training_record_of_another_form_is_shown(
-    folder: Path, training: Any, shown: str
-) -> None:
-    save_drafter(RecurrentHead(CONFIG), folder, training=training)
-    result = command(folder)
-    assert result.exit_code == 0, result.output
-    assert shown in result.output
 
 
 def test_json_has_the_same_facts(folder: Path) -> None:

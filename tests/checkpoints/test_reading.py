@@ -170,12 +170,6 @@ def test_what_is_no_checkpoint_is_named(folder: Path) -> None:
     assert_refused(folder, f"{str(folder)!r} has no config.json")
 
 
-@pytest.mark.parametrize("content", [b"", b'{"vocab_size": ', b"\xff\xfe{}"])
-def test_a_config_that_is_not_json_is_named(folder: Path, content: bytes) -> None:
-    (folder / "config.json").write_bytes(content)
-    assert_refused(folder, f"{folder / 'config.json'}: not readable as JSON")
-
-
 @pytest.mark.parametrize(
     ("entries", "parts"),
     [
@@ -258,9 +252,3 @@ def test_a_hub_out_of_reach_is_an_error_that_names_the_model(
         return
     parts = "'org/drafter': no such folder, and not to be had from the hub", str(problem)
     assert_refused("org/drafter", *parts)
-
-
-def test_what_is_no_hub_id_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The real function: it checks the id before it connects.
-    monkeypatch.undo()
-    assert_refused("no/such/folder", "'no/such/folder': no such folder, and not to be had")

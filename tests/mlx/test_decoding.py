@@ -8,9 +8,7 @@ import pytest
 mx = pytest.importorskip("mlx.core")
 
 from vllm_redrafter.budget.costs import CHAINS, PLAIN, TREES, CostTable, DraftCost, VerifyCost
-from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.mlx import Drafter, drafter, load_drafter, stream_generate
-from vllm_redrafter.mlx.decoding import _RequestText
 from vllm_redrafter.mlx.drafter import _measure_costs as measure_costs
 
 ANSWER = 60
@@ -95,20 +93,3 @@ def test_a_step_is_evaluated_once(pair: Any, monkeypatch: pytest.MonkeyPatch) ->
         # A step's tokens come after its evaluation, the last of them without `from_draft`.
         assert len(evaluated) == steps + response.from_draft
     assert 3 < steps < 15
-
-
-def test_what_followed_the_last_tokens_before_is_found_in_prompt_and_answer() -> None:
-    text = _RequestText([1, 2, 3, 4, 5, 6, 9, 2], ReDrafterConfig(4), vocab_size=50)
-    found = text.matches()
-    assert found is not None
-    assert found.tokens[0, 0].tolist() == [3, 4, 5, 6]
-    for token in range(20, 50):
-        text.append([token])
-    text.append([8, 21])
-    found = text.matches()
-    assert found is not None
-    assert found.tokens[0, 0].tolist() == [22, 23, 24, 25]
-
-
-def test_nobody_looks_where_no_match_is_asked_for() -> None:
-    assert _RequestText([1, 2, 1], ReDrafterConfig(4, context_matches=0), 50).matches() is None

@@ -13,6 +13,7 @@ from mlx_lm.sample_utils import make_sampler
 
 from redrafter_testing.models.checkpoints import edit_config
 from redrafter_testing.models.tiny_models import make_drafter
+from vllm_redrafter.budget.planner import arms_of
 from vllm_redrafter.config import ReDrafterConfig
 from vllm_redrafter.mlx import load_drafter, stream_generate
 from vllm_redrafter.utils.errors import ConfigError
@@ -39,28 +40,6 @@ def test_what_is_not_said_is_the_checkpoint_s_but_at_most_eight_rows(
     assert more.config == ReDrafterConfig(12, beam_width=2, beam_length=4, adaptive=False)
     bare = load_drafter(pair.drafter, pair.model, **FIXED)
     assert bare.config == ReDrafterConfig(7, adaptive=False)
-
-
-def test_a_recorded_number_that_is_none_is_refused(pair: Any, recording: str) -> None:
-    def edit(values: dict[str, Any]) -> None:
-        values["speculators_config"]["proposal_methods"][0]["speculative_tokens"] = "12"
-
-    edit_config(Path(recording), edit)
-    with pytest.raises(ConfigError, match="num_speculative_tokens must be between 1 and 127"):
-        load_drafter(recording, pair.model, **FIXED)
-
-
-def test_the_drafter_has_the_target_s_dtype(pair: Any) -> None:
-    made = load_drafter(pair.drafter, pair.model, **FIXED)
-    assert made.head is not None
-    assert made.head.vocabulary.weight.dtype == made.target.dtype == mx.float32
-
-
-def test_further_layers_are_read_where_the_drafter_reads_them(pair: Any, tmp_path: Path) -> None:
-    fused = make_drafter(tmp_path, target_layers=(1,))
-    made = load_drafter(str(fused), pair.model, **FIXED)
-    _, hidden = made.target.forward(mx.array([3, 4]), made.target.make_cache())
-    assert hidden.shape == (2, 2 * made.target.hidden_size)
 
 
 @pytest.mark.parametrize(
@@ -109,3 +88,13 @@ def test_no_loop_is_compiled_while_an_answer_waits(pair: Any, settings: dict[str
         responses = stream_generate(pair.model, pair.tokenizer, prompt, 30, made, sampler=sampler)
         assert len([*responses]) > 5
     assert compiled_forms() == before
+
+
+@pytest.mark.parametrize("has_drafter", [True, False])
+def test_every_arm_and_every_number_of_rows_has_a_cost(pair: Any, has_drafter: bool) -> None:
+    made = load_drafter(pair.drafter if has_drafter else None, pair.model)
+    table = made.drafting.planner.times.table  # type: ignore[attr-defined]
+    for arm in arms_of(made.config, has_drafter):
+        assert table.draft_seconds(1, *arm) > 0
+    assert (table.verify_seconds(range(1, 9)) > 0).all()
+    assert [*table.verify][-1].rows <= 8

@@ -10,13 +10,11 @@ import pytest
 mx = pytest.importorskip("mlx.core")
 
 import mlx.nn as nn
-import mlx_lm
-from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.sample_utils import make_logits_processors, make_sampler
 
 from redrafter_testing.models.reciting_target import ANSWERS
 from vllm_redrafter.drafting.drafting import Drafting
-from vllm_redrafter.mlx import Drafter, generate, load_drafter, stream_generate
+from vllm_redrafter.mlx import Drafter, load_drafter, stream_generate
 from vllm_redrafter.mlx.drafter import ExploredProposer
 from vllm_redrafter.utils.errors import ConfigError
 
@@ -83,21 +81,6 @@ def test_greedy_answers_are_mlx_lm_s(pair: Any, drafters: dict[str, Drafter], me
         assert steps < 0.9 * num_tokens
 
 
-def test_every_token_of_a_tree_but_a_step_s_last_is_said_to_be_drafted(
-    pair: Any, drafters: dict[str, Drafter]
-) -> None:
-    drafter = drafters["trees"]
-    drafter.stats.reset()
-    responses = answered(pair, drafter, "list values", 20)
-    verified = drafter.stats
-    # The first step has no tree, and of the last one's tokens more may have been accepted.
-    last = verified.sampled_tokens - (len(responses) - 1)
-    assert 0 <= last <= 7
-    drafted = sum(response.from_draft for response in responses)
-    assert 0 <= verified.sampled_tokens - verified.verifications - drafted <= last
-    assert drafted > 10
-
-
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
 def test_a_seed_gives_the_same_answer_whatever_is_drafted(
     pair: Any, drafters: dict[str, Drafter], temperature: float
@@ -114,15 +97,6 @@ def test_a_seed_gives_the_same_answer_whatever_is_drafted(
         other = tokens(answered(pair, drafters["trees"], question, 30, sampler=sampler))
         different |= other != found[0]
     assert different or temperature < 2
-
-
-def test_who_draws_between_tokens_draws_as_if_nobody_else_did(
-    pair: Any, drafters: dict[str, Drafter]
-) -> None:
-    mx.random.seed(5)
-    given = pair.model, pair.tokenizer, pair.prompt("names"), 12, drafters["trees"]
-    drawn = [mx.random.uniform().item() for _ in stream_generate(*given, sampler=make_sampler(0.9))]
-    assert len(set(drawn)) == len(drawn)
 
 
 @pytest.mark.parametrize("method", [*METHODS, "plain"])
@@ -144,24 +118,6 @@ def test_an_answer_has_as_many_tokens_as_were_asked_for(
         responses = answered(pair, drafter, "list values", most)
         assert tokens(responses) == tokens(answered(pair, None, "list values", most))
         assert responses[-1].finish_reason == "length"
-
-
-def test_no_limit_ends_with_the_token_that_ends_the_answer(
-    pair: Any, drafters: dict[str, Drafter]
-) -> None:
-    given = pair.model, pair.tokenizer, pair.prompt("names")
-    text = generate(*given, max_tokens=-1, draft_model=drafters["trees"])
-    assert text == ANSWERS["names"]
-
-
-def test_text_and_arrays_are_prompts_too(pair: Any, drafters: dict[str, Drafter]) -> None:
-    text = "name 7, list"
-    ids = pair.tokenizer.encode(text)
-    forms = [
-        tokens(answered(pair, drafters["trees"], "", 10, prompt=prompt))
-        for prompt in (text, ids, mx.array(ids))
-    ]
-    assert forms[0] == forms[1] == forms[2]
 
 
 @pytest.mark.parametrize("method", [*METHODS, "plain"])
@@ -236,19 +192,6 @@ def test_what_is_read_of_a_token_does_not_wait_for_the_next_one(
         assert response.logprobs[response.token].item() < 0
 
 
-def test_a_prompt_cache_of_mlx_lm_goes_on_with_trees(
-    pair: Any, drafters: dict[str, Drafter]
-) -> None:
-    cache = make_prompt_cache(pair.model)
-    first = tokens(answered(pair, None, "names", 8, prompt_cache=cache))
-    following = [*first[-1:], *pair.tokenizer.encode(" list")]
-    for layer in cache:
-        layer.trim(1)
-    ours = tokens(answered(pair, drafters["trees"], "", 16, prompt=following, prompt_cache=cache))
-    whole = pair.prompt("names") + first[:-1] + following
-    assert ours == tokens(answered(pair, None, "", 16, prompt=whole))
-
-
 @pytest.mark.parametrize("size", [1, 5, 2048])
 def test_progress_is_told_as_mlx_lm_tells_it(
     pair: Any, drafters: dict[str, Drafter], size: int
@@ -291,8 +234,3 @@ def test_what_speculation_does_not_take_is_refused(
         answered(pair, drafter, "names", 0)
     with pytest.raises(ValueError, match="the prompt is empty"):
         [*stream_generate(pair.model, pair.tokenizer, [], 5, drafter)]
-
-
-def test_without_a_drafter_mlx_lm_decodes(pair: Any) -> None:
-    given = pair.model, pair.tokenizer, pair.prompt("names")
-    assert generate(*given, max_tokens=20) == mlx_lm.generate(*given, max_tokens=20)

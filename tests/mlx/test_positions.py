@@ -44,11 +44,3 @@ def test_other_offsets_mean_what_they_did(layer: Layer) -> None:
     assert mx.array_equal(layer.rope(x), plain(x))
     for offset in 4, mx.array(4), mx.array([1, 5, 7]):
         assert mx.array_equal(layer(x, offset), plain(x, offset=offset))
-
-
-def test_only_ropes_change_and_only_once(layer: Layer) -> None:
-    changed = type(layer.rope)
-    take_positions(layer)
-    assert type(layer) is Layer
-    assert type(layer.rope) is changed and isinstance(layer.rope, nn.RoPE)
-    assert repr(layer.rope) == repr(nn.RoPE(8))

@@ -63,9 +63,3 @@ def test_the_text_that_is_cached_is_known_with_it() -> None:
         found, _ = cache.fetch_nearest_cache("model", asked)
         assert found is not None and found.tokens == known
         cache.insert_cache("model", asked, found)
-
-
-def test_mlx_lms_own_cache_leaves_no_token_to_compute_of_a_text_that_it_has() -> None:
-    """Why there is a class of ours: the last token's logits are needed."""
-    _, rest = fetched_after_an_answer(LRUPromptCache, [1, 2, 3, 4, 5, 6])
-    assert rest == []

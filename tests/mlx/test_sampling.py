@@ -42,13 +42,6 @@ def test_positions_and_seeds_have_noise_of_their_own() -> None:
     assert len(set(drawn(seeded(1), same, [7] * 200))) == 1
 
 
-def test_requests_without_a_seed_of_their_own_differ() -> None:
-    mx.random.seed(3)
-    first, second = (NodeSampler(make_sampler(1.0), None) for _ in range(2))
-    same = mx.broadcast_to(logits(1), (50, V))
-    assert drawn(first, same, [*range(50)]) != drawn(second, same, [*range(50)])
-
-
 def test_greedy_sampling_takes_the_most_probable_and_draws_nothing() -> None:
     mx.random.seed(4)
     before = mx.random.state[0].tolist()

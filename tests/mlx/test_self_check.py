@@ -121,9 +121,3 @@ def test_a_layer_that_runs_twice_cannot_be_read() -> None:
     assert len(TreeTarget(other).make_cache()) == 8
     with pytest.raises(ConfigError, match="its layers run more than once in a pass"):
         TreeTarget(other, (1,))
-
-
-def test_the_check_leaves_no_state_behind() -> None:
-    model = tiny_model("llama")
-    first, second = TreeTarget(model), TreeTarget(model)
-    assert first.taps is second.taps and first.taps.seen is None

@@ -4,36 +4,26 @@
 import json
 import re
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from redrafter_testing.engines.fake_chat import Typed
 from redrafter_testing.engines.server import free_port, started
-from redrafter_testing.models.reciting_target import ANSWERS, TEMPLATE, make_reciting_pair
+from redrafter_testing.models.reciting_target import ANSWERS, make_reciting_pair
 from redrafter_testing.models.tiny_models import add_tokenizer, make_drafter, make_target
 from redrafter_testing.requests.chat_client import (
     Message,
     answer,
-    asked,
-    chunks,
-    continued,
     refusal,
     said,
-    streamed,
 )
-from vllm_redrafter.cli.chat.chat_settings import ChatSettings
-from vllm_redrafter.cli.chat.run import chat
 from vllm_redrafter.utils.errors import ConfigError
 
 mx = pytest.importorskip("mlx.core")
 
-import mlx_lm
 
-from vllm_redrafter.mlx.drafter import load_drafter
-from vllm_redrafter.mlx.serve import CachedText, generate, serve, target_and_drafter
+from vllm_redrafter.mlx.serve import serve, target_and_drafter
 
 QUESTIONS = [*ANSWERS, "value 3", "names of lists"]
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
@@ -84,16 +74,6 @@ def test_answers_are_those_of_mlx_lms_own_server(servers: Servers, question: str
     assert ours == plain
 
 
-@pytest.mark.parametrize("question", QUESTIONS)
-def test_streams_are_those_of_mlx_lms_own_server(servers: Servers, question: str) -> None:
-    ours, plain = (
-        streamed(address, said(question), max_tokens=50)
-        for address in (servers.ours, servers.plain)
-    )
-    assert ours[:-1] == plain[:-1]  # the last one is the usage
-    assert ours[-1]["completion_tokens"] == plain[-1]["completion_tokens"]
-
-
 def test_steps_have_several_tokens(servers: Servers) -> None:
     """Else none of these tests would be one of trees."""
     answer(servers.ours, said("names"), max_tokens=40)
@@ -130,33 +110,6 @@ def test_the_next_turn_reuses_what_the_trees_left(servers: Servers) -> None:
         assert before["prompt_tokens"] + before["completion_tokens"] - 1 <= found
 
 
-def test_a_request_that_is_repeated_reads_its_last_token_alone(servers: Servers) -> None:
-    messages = said("value 7 name")
-    first = answer(servers.ours, messages, max_tokens=1)
-    again = answer(servers.ours, messages, max_tokens=1)
-    assert again["choices"] == first["choices"]
-    usage = again["usage"]
-    assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"] - 1
-
-
-def test_two_clients_at_once_have_their_own_answers(servers: Servers) -> None:
-    with ThreadPoolExecutor(2) as pool:
-        ours = list(
-            pool.map(lambda q: answer(servers.ours, said(q), max_tokens=40)["choices"], ANSWERS)
-        )
-    assert ours == [answer(servers.plain, said(q), max_tokens=40)["choices"] for q in ANSWERS]
-
-
-def test_the_server_goes_on_when_a_client_leaves(servers: Servers) -> None:
-    with asked(servers.ours, said("names"), max_tokens=400, stream=True) as response:
-        next(chunks(response))
-    ours, plain = (
-        answer(address, said("names"), max_tokens=20)["choices"]
-        for address in (servers.ours, servers.plain)
-    )
-    assert ours == plain
-
-
 def test_a_tool_is_called(servers: Servers) -> None:
     tools = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
     (choice,) = answer(servers.ours, said("weather in Paris"), tools=tools)["choices"]
@@ -171,92 +124,6 @@ def test_what_a_request_may_not_say_is_told_to_the_client(servers: Servers) -> N
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
     message = {"role": "user", "content": [image]}
     assert "images are refused" in refusal(servers.ours, [message])
-
-
-def test_a_broken_request_is_refused_and_the_server_goes_on(servers: Servers) -> None:
-    for broken in ("text", 7, None):
-        assert refusal(servers.ours, [broken])
-    assert answer(servers.ours, said("names"), max_tokens=5)["choices"]
-
-
-def test_a_text_goes_on_as_with_mlx_lms_own_server(servers: Servers) -> None:
-    ours, plain = (
-        continued(address, "value 1, value 2,", max_tokens=30)
-        for address in (servers.ours, servers.plain)
-    )
-    assert ours == plain
-
-
-@pytest.mark.parametrize("penalty", ["repetition_penalty", "frequency_penalty"])
-def test_penalties_are_those_of_mlx_lms_own_server(servers: Servers, penalty: str) -> None:
-    ours, plain = (
-        answer(address, said("list values"), max_tokens=30, **{penalty: 9.0})["choices"]
-        for address in (servers.ours, servers.plain)
-    )
-    assert ours == plain
-    assert ours != answer(servers.ours, said("list values"), max_tokens=30)["choices"]
-
-
-def test_a_seeded_answer_is_the_same_again(servers: Servers) -> None:
-    draws = {"temperature": 4.0, "max_tokens": 20}
-    first, again, other = (
-        answer(servers.ours, said("value 9"), seed=seed, **draws)["choices"] for seed in (1, 1, 2)
-    )
-    assert first == again != other
-
-
-def test_what_the_cached_text_repeats_is_drafted(pair: tuple[Path, Path]) -> None:
-    """The server hands over what stands behind the cached text alone."""
-    model, tokenizer = mlx_lm.load(str(pair[0]))
-    drafter = load_drafter(None, model, adaptive=False, context_matches=1)
-    turns = [*said("names"), {"role": "assistant", "content": ANSWERS["names"]}, *said("names")]
-    tokens = tokenizer.apply_chat_template(turns, add_generation_prompt=True)
-    before, prompt = tokens[:-4], tokens[-4:]
-    found = []
-    for known in (before, []):
-        cache = drafter.make_cache() + drafter.target.make_cache()
-        mx.eval(drafter.target.forward(mx.array(before), cache))
-        responses = generate(
-            model=model,
-            tokenizer=tokenizer,
-            prompt=prompt,
-            max_tokens=40,
-            draft_model=drafter,
-            prompt_cache=CachedText(cache, known),
-            num_draft_tokens=0,
-            kv_bits=None,
-            kv_group_size=64,
-            quantized_kv_start=0,
-            input_embeddings=None,
-            stream=None,
-        )
-        found.append([(response.token, response.from_draft) for response in responses])
-    with_text, without = found
-    assert [token for token, _ in with_text] == [token for token, _ in without]
-    drafted, by_itself = (sum(is_drafted for _, is_drafted in each) for each in found)
-    assert drafted > max(by_itself, len(with_text) // 2)
-
-
-def test_a_template_of_parts_is_given_the_users_text(
-    servers: Servers, pair: tuple[Path, Path]
-) -> None:
-    parts = "{% for part in m.content %}{{ part.text }}{% endfor %}"
-    template = TEMPLATE.replace("{{ m['content'] }}", parts)
-    assert template != TEMPLATE
-    command = ["-c", SERVE, *map(str, pair), "--chat-template", template]
-    with started(command, OFFLINE) as address:
-        given, expected = (
-            answer(each, said("names"), max_tokens=20) for each in (address, servers.ours)
-        )
-    assert given["choices"] == expected["choices"]
-    assert given["usage"]["prompt_tokens"] == expected["usage"]["prompt_tokens"]
-
-
-def test_the_chat_shows_its_answers(servers: Servers) -> None:
-    console = Typed(["names"])
-    chat(servers.ours, "default_model", ChatSettings(temperature=0.0, max_tokens=50), console)
-    assert ANSWERS["names"] in console.shown()
-    assert re.search(r"\d+ tokens, [\d.]+ per second\x1b", console.shown())
 
 
 def test_a_drafter_that_records_its_target_is_enough(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import torch
 mx = pytest.importorskip("mlx.core")
 mlx_utils = pytest.importorskip("mlx_lm.utils")
 
-from mlx_lm.models.cache import make_prompt_cache
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
@@ -20,7 +19,6 @@ from transformers import (
 )
 
 from redrafter_testing.models.mlx_models import tiny_model
-from vllm_redrafter.mlx.taps import tapped
 from vllm_redrafter.mlx.target import TreeTarget
 from vllm_redrafter.mlx.tree_cache import TreeInput
 
@@ -75,32 +73,3 @@ def test_nodes_have_the_hidden_states_of_their_paths() -> None:
     path = mx.concatenate([context, nodes[mx.array([0, 1, 3])]])
     _, expected = target.forward(path, target.make_cache())
     assert mx.allclose(hidden[mx.array([0, 1, 3])], expected[-3:], atol=1e-5)
-
-
-def test_nothing_is_kept_of_a_pass_that_nobody_watches() -> None:
-    model = tiny_model("llama")
-    taps = tapped(model, [0, 2])
-    assert taps is not None
-    with taps.watch() as seen:
-        model(mx.array([TOKENS]))
-    assert sorted(seen.inputs) == [0, 2] and seen.output.shape == (1, len(TOKENS), 64)
-    model(mx.array([[1, 2]]))
-    assert taps.seen is None and seen.output.shape == (1, len(TOKENS), 64)
-
-
-def test_a_pass_can_end_in_front_of_a_layer() -> None:
-    model = tiny_model("llama")
-    taps, caches = tapped(model, [2]), make_prompt_cache(model)
-    assert taps is not None
-    with taps.watch(ends_at=2) as seen:
-        model(mx.array([TOKENS]), cache=caches)
-    assert list(seen.inputs) == [2] and seen.output is None and taps.seen is None
-    assert [cache.offset for cache in caches] == [len(TOKENS)] * 2 + [0] * 2
-
-
-def test_other_errors_pass_through() -> None:
-    taps = tapped(tiny_model("llama"), [])
-    assert taps is not None
-    with pytest.raises(KeyError), taps.watch():
-        raise KeyError
-    assert taps.seen is None

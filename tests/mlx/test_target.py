@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every model class of mlx-lm: trees are what plain decoding is, or they are refused."""
 
-from collections.abc import Callable
 from copy import deepcopy
 from itertools import product
 from typing import Any
@@ -99,67 +98,6 @@ def test_a_tree_gives_at_each_node_what_decoding_its_path_gives(name: str) -> No
 noise = rng.gumbel(size=(CONTEXT + 80, VOCAB))
 
 
-def drawn(logits: Any, position: int) -> int:
-    """The token at a position, drawn by a seeded sampler whose noise belongs to the position.
-
-    The most probable one would not do: random models repeat it, whatever they see.
-    """
-    return int(np.argmax(to_numpy(logits) + noise[position]))
-
-
-def decoded_by_tokens(model: Any, count: int) -> list[int]:
-    """Behind the context, by mlx-lm alone."""
-    caches, tokens = make_prompt_cache(model), []
-    logits = model(context[None], cache=caches)[0, -1]
-    for position in range(CONTEXT, CONTEXT + count):
-        tokens.append(drawn(logits, position))
-        logits = model(mx.array([tokens[-1:]]), cache=caches)[0, -1]
-    return tokens
-
-
-def decoded_by_trees(
-    target: TreeTarget, plain: list[int], kept: Callable[[list[int]], list[int]]
-) -> tuple[list[int], int]:
-    """The same, and in how many steps; a tree has what follows in `plain` for some depths.
-
-    Args:
-        kept: the nodes whose rows become tokens, of those walked.
-    """
-    caches, draws = target.make_cache(), np.random.default_rng(0)
-    tokens, steps = [drawn(target.forward(context, caches)[0][-1], CONTEXT)], 0
-    while len(tokens) < len(plain):
-        drafted = draws.integers(0, VOCAB, len(PARENTS))
-        right = plain[len(tokens) : len(tokens) + draws.integers(0, len(PATH))]
-        drafted[list(PATH[1 : 1 + len(right)])] = right
-        drafted[0] = tokens[-1]
-        logits, _ = target.forward(mx.array(drafted), caches, TreeInput(PARENTS))
-        path, position = [0], CONTEXT + len(tokens)
-        tokens.append(drawn(logits[0], position))
-        for node, parent in enumerate(PARENTS):
-            if node and parent == path[-1] and drafted[node] == tokens[-1]:
-                path.append(node)
-                tokens.append(drawn(logits[node], position + len(path) - 1))
-        rows = [cache.rows_of(mx.array(kept(path))) for cache in caches]
-        mx.eval(rows)
-        for cache, its_rows in zip(caches, rows, strict=True):
-            cache.keep(its_rows, len(path))
-        steps += 1
-    return tokens[: len(plain)], steps
-
-
-@pytest.mark.parametrize(
-    "name", ["llama", "qwen3_moe", "gemma3_text", "gemma4_text", "gpt_oss", "deepseek_v3"]
-)
-def test_steps_of_trees_give_the_tokens_of_plain_decoding(name: str) -> None:
-    model = tiny_model(name)
-    plain = decoded_by_tokens(model, 60)
-    target = TreeTarget(model)
-    tokens, steps = decoded_by_trees(target, plain, kept=lambda path: path)
-    assert tokens == plain and steps < 40
-    in_order, _ = decoded_by_trees(target, plain, kept=lambda path: list(range(len(path))))
-    assert in_order != plain, "rows that are not compacted are not seen"
-
-
 @pytest.mark.parametrize(
     ("name", "dtype", "bits"),
     [
@@ -235,17 +173,6 @@ def test_a_model_without_trees_is_refused_for_its_reason(reason: str, name: str)
     assert "use mlx_lm.generate without a drafter" in str(refusal.value)
 
 
-def test_a_rope_that_depends_on_the_length_is_refused() -> None:
-    with pytest.raises(ConfigError, match="it fails on a small one"):
-        TreeTarget(tiny_model("llama", rope_scaling=dict(rope_type="dynamic", factor=2.0)))
-
-
-def test_a_model_around_a_refused_one_is_refused() -> None:
-    inner = mlx_models.COMMON | dict(model_type="ministral3", rope_parameters=mlx_models.YARN)
-    with pytest.raises(ConfigError, match="mistral3: it fails on a small one"):
-        TreeTarget(tiny_model("mistral3", text_config=inner))
-
-
 def test_a_model_with_layers_in_no_common_module_is_refused() -> None:
     class Flat(nn.Module):
         def __init__(self) -> None:
@@ -270,32 +197,6 @@ def test_a_model_in_a_distributed_group_is_refused(monkeypatch: pytest.MonkeyPat
 def test_a_layer_that_the_model_lacks_is_refused(layers: tuple[int, ...]) -> None:
     with pytest.raises(ConfigError, match="1 to 3 can be read"):
         TreeTarget(tiny_model("llama"), layers)
-
-
-def test_hidden_states_are_the_last_and_those_that_enter_the_named_layers() -> None:
-    model = tiny_model("llama")
-    target, entered = TreeTarget(model, (1, 3)), [model.model.embed_tokens(nodes)[None]]
-    for layer in model.layers:
-        entered.append(layer(entered[-1], "causal", None))
-    logits, hidden = target.forward(nodes, target.make_cache())
-    expected = [model.model.norm(entered[-1]), entered[1], entered[3]]
-    assert hidden.shape == (8, 3 * target.hidden_size)
-    assert mx.allclose(hidden, mx.concatenate(expected, axis=-1)[0], atol=1e-5)
-    assert mx.allclose(logits, model.model.embed_tokens.as_linear(expected[0])[0], atol=1e-4)
-
-
-def test_targets_of_one_model_each_read_their_own_layers() -> None:
-    model = tiny_model("qwen3")
-    first = TreeTarget(model, (1,))
-    second, third = TreeTarget(model, (2, 3)), TreeTarget(model)
-    caches = [target.make_cache() for target in (first, second, third)]
-    size = first.hidden_size
-    one = first.forward(nodes, caches[0])[1]
-    two = second.forward(nodes, caches[1])[1]
-    assert third.forward(nodes, caches[2])[1].shape == (8, size)
-    assert one.shape == (8, 2 * size) and two.shape == (8, 3 * size)
-    assert mx.array_equal(one[:, :size], two[:, :size])
-    assert not mx.allclose(one[:, size:], two[:, size : 2 * size])
 
 
 def test_the_model_stays_the_one_that_mlx_lm_made() -> None:
@@ -323,11 +224,6 @@ def test_the_embedding_of_a_gemma_is_scaled(name: str) -> None:
     assert target.embed(tokens[0, 0]).shape == (target.hidden_size,)
 
 
-def test_the_embedding_of_a_llama_is_a_row_of_its_table() -> None:
-    model = tiny_model("llama", bits=4)
-    assert mx.array_equal(TreeTarget(model).embed(nodes), model.model.embed_tokens(nodes))
-
-
 @pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt_oss", "starcoder2"])
 @pytest.mark.parametrize("length", [0, 5, CONTEXT])
 def test_a_prompt_cache_of_mlx_lm_is_adopted_with_its_tokens(name: str, length: int) -> None:
@@ -342,21 +238,6 @@ def test_a_prompt_cache_of_mlx_lm_is_adopted_with_its_tokens(name: str, length: 
     for tokens, tree in ((context, None), (nodes, TreeInput(PARENTS))):
         got, right = (target.forward(tokens, its, tree)[0] for its in (caches, expected))
         assert off(to_numpy(got), to_numpy(right)) < 2e-5
-
-
-def test_a_prompt_cache_that_has_dropped_tokens_is_refused() -> None:
-    model = tiny_model("gemma3_text")
-    target, caches = TreeTarget(model), make_prompt_cache(model)
-    model(context[None], cache=caches)
-    model(following[None], cache=caches)
-    with pytest.raises(ConfigError, match="RotatingKVCache that does not keep K and V"):
-        target.adopt(caches)
-
-
-def test_a_prompt_cache_of_bounded_size_is_refused() -> None:
-    model = tiny_model("qwen3")
-    with pytest.raises(ConfigError, match=r"RotatingKVCache .* without kv_bits and max_kv_size"):
-        TreeTarget(model).adopt(make_prompt_cache(model, max_kv_size=512))
 
 
 def test_a_refused_prompt_cache_is_left_as_it_was() -> None:

@@ -2,7 +2,6 @@
 """Trees behind the tokens of a cache: masks, positions, compaction, memory, mlx-lm's own uses."""
 
 from collections.abc import Sequence
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -52,16 +51,6 @@ def same(mask: Any, other: Any) -> bool:
     return mask is other or mask == other
 
 
-@pytest.mark.parametrize("parents", [[0], [0, 0, 1, 2], [0, 0, 0, 0], PARENTS])
-def test_a_node_sees_its_ancestors_and_itself(parents: list[int]) -> None:
-    tree = TreeInput(np.array(parents))
-    for node in range(len(parents)):
-        path = path_of(node, parents)
-        assert np.flatnonzero(tree.sees[node]).tolist() == sorted(path)
-        assert tree.depths[node] == len(path) - 1
-    assert tree.depths.dtype == np.int32
-
-
 @pytest.mark.parametrize("window", [None, 1, 2, 3, 6, 100])
 @pytest.mark.parametrize("n", [0, 5])
 def test_a_window_hides_what_lies_as_many_positions_back(n: int, window: int | None) -> None:
@@ -73,21 +62,6 @@ def test_a_window_hides_what_lies_as_many_positions_back(n: int, window: int | N
             seen = place < n or place - n in path_of(node, PARENTS)
             near = window is None or positions[n + node] - positions[place] < window
             assert mask[node, place] == (seen and near)
-
-
-def test_a_tree_is_positions_and_a_mask_until_it_is_kept() -> None:
-    cache = filled(5)
-    cache.begin(TreeInput(PARENTS))
-    assert cache.offset.tolist() == [5, 6, 6, 7, 8, 7, 9]
-    assert cache.make_mask(N).shape == (N, 5 + N)
-    new = rows(N), rows(N)
-    fetched = cache.update_and_fetch(*new)
-    for got, own in zip(fetched, new, strict=True):
-        assert got.shape[2] == 5 + N and mx.array_equal(got[..., 5:, :], own)
-    assert mx.array_equal(cache.keys_and_values()[0], fetched[0])
-    cache.keep(cache.rows_of(mx.array([0, 1, 3])), 3)
-    assert cache.offset == 8
-    assert cache.make_mask(1) is None and cache.make_mask(2) == "causal"
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
@@ -118,13 +92,6 @@ def test_a_cache_without_window_or_tree_is_mlx_lms() -> None:
             assert mx.array_equal(got, expected)
     assert ours.offset == plain.offset and ours.nbytes == plain.nbytes
     assert ours.trim(4) == 4 and ours.offset == 302
-
-
-def test_a_copy_goes_on_by_itself() -> None:
-    cache = filled(5, window=3)
-    copy = deepcopy(cache)
-    copy.update_and_fetch(rows(2), rows(2))
-    assert (cache.offset, copy.offset, copy.window) == (5, 7, 3)
 
 
 def test_mlx_lm_saves_loads_and_trims_a_prompt_cache(tmp_path: Path) -> None:

@@ -72,29 +72,6 @@ def test_the_accepted_path_is_torchs(seed: int) -> None:
     assert walked(nodes, sampled, spare=spare) == in_torch(nodes, sampled, spare)
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_of_a_small_tree_every_outcome_is_torchs(seed: int) -> None:
-    nodes = random_nodes(random.Random(seed), most=7)
-    for outcome in itertools.product(range(VOCAB), repeat=min(len(nodes[0]), 5)):
-        sampled = [*outcome, *[0] * (len(nodes[0]) - len(outcome))]
-        assert walked(nodes, sampled) == in_torch(nodes, sampled)
-
-
-def test_a_root_alone_yields_one_token() -> None:
-    assert walked(([ROOT], [0]), [ROOT]) == ([0], 1, 0)
-    assert walked(([ROOT], [0]), [7], spare=2) == ([0, 0, 0], 1, 0)
-
-
-def test_the_longest_chain_is_accepted_whole() -> None:
-    nodes = [ROOT, *range(127)], [0, *range(127)]
-    assert walked(nodes, list(range(128))) == (list(range(128)), 128, 127)
-
-
-def test_matches_below_a_rejected_node_do_not_count() -> None:
-    #   root ─ 0 ─ 1 ─ 2     the target samples 1 at the root, which no child carries
-    assert walked(([ROOT, 0, 1, 2], [0, 0, 1, 2]), [1, 1, 2, 0]) == ([0] * 4, 1, 0)
-
-
 def test_nothing_is_evaluated_in_a_walk() -> None:
     """MLX refuses to evaluate anything while it traces a function."""
     chain = mx.array([ROOT, 1, 2]), mx.array([0, 0, 1]), mx.array([0, 1, 2]), mx.tri(3) > 0
