@@ -18,19 +18,13 @@ TOP_TOKENS = 50
 """Draft logits keep their top 50 before the log-softmax (Apple's `warp_logits`)."""
 
 MOST_MATCHES = 4
-"""Continuations of a request's text at most."""
-
-FEWEST_CANDIDATES = 32
-"""Below this, a draft would lose too much of what its head can tell."""
-
-MOST_CANDIDATES = 512
-"""Above this, little is left to lose, and ranking them is no longer cheap."""
-
-USUAL_CANDIDATES = 128
-"""Where neither the user nor the checkpoint says it."""
+"""Prompt-lookup (n-gram) matches per request at most."""
 
 LONGEST_PATH = 8
-"""Tokens of such a continuation."""
+"""Tokens of a match."""
+
+FEWEST_CANDIDATES, USUAL_CANDIDATES, MOST_CANDIDATES = 32, 128, 512
+"""Tokens that the nodes of each level choose from: at least, by default, at most."""
 
 TreeKind = Literal["explored", "beams", "chain"]
 
@@ -61,12 +55,10 @@ class ReDrafterConfig:
         tree: `explored` verifies the K most probable nodes that the search visited; `beams`, of
             these, only those on a finished beam (the paper's prefix dedup); `chain`, a single
             path, as vLLM's own methods do, on whichever of its attention backends.
-        adaptive: K, W and L are maxima: every step verifies as many nodes of the whole batch as
-            pay, and drafts only where drafting pays. Without it, they hold at every step.
-        context_matches: M, how many continuations that a request's own text has of its last tokens
-            are candidates beside the drafter's; 0 for none.
-        candidates: C, how many tokens the nodes of each level below the first choose from, which
-            the head tells for the whole draft at once; 0 ranks the vocabulary at every level.
+        adaptive: K, W and L are maxima, of which every step uses what pays.
+        context_matches: M, prompt-lookup (n-gram) matches beside the drafter's nodes; 0 for none.
+        candidates: C, how many tokens the nodes of each level below the first choose from, ranked
+            for the whole draft at once; 0 ranks the vocabulary at every level.
 
     Raises:
         ConfigError: a value is out of range; the message names the limit.
@@ -81,8 +73,9 @@ class ReDrafterConfig:
     candidates: int = 0
 
     def __post_init__(self) -> None:
-        require_positive("speculative config", beam_width=self.beam_width)
-        require_positive("speculative config", beam_length=self.beam_length)
+        require_positive(
+            "speculative config", beam_width=self.beam_width, beam_length=self.beam_length
+        )
         k = self.num_speculative_tokens
         if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k < MAX_NODES:
             raise ConfigError(

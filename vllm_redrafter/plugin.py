@@ -4,25 +4,16 @@
 vLLM calls `register` (entry point group `vllm.general_plugins`) in each of its processes. Seven of
 vLLM's methods are wrapped, and act only where ReDrafter is asked for:
 
-- `EngineArgs.create_engine_config`: recognise the request, validate, choose our worker.
-  vLLM's own plug-in for proposers (`method="custom_class"`) passes no hidden states and verifies
-  chains; this wrap can go when vLLM lets a plug-in register a speculative method (RFC #36219).
-- `SamplingParams._validate_spec_decode`: vLLM refuses min-p and logit bias when it speculates;
-  our sampler applies them; and a request's own options are checked here, while it can still be
-  refused. It can go when vLLM asks the method what it supports.
-- `VllmConfig._get_v2_model_runner_unsupported_features`: it names all custom proposers, since Model
-  Runner V2 cannot make them; our runner makes its own. It can go with RFC #36219.
-- `VllmConfig.__post_init__`: async scheduling is allowed by a list of methods. Ours keeps its
-  drafts on the device like those. On a CPU vLLM turns it off, whatever the method, but only after
-  it has refused or warned about one that is not listed. It can go when vLLM asks the method what
-  it supports; for Model Runner V2 with vLLM 0.32: 0.33 asks the V1 runner only.
-- `VllmConfig._maybe_disable_dynamic_sd_for_v1` (from 0.33): K by batch size is allowed to the V1
-  runner by a list of methods; our proposer drafts as many nodes as the step asks for. It can go
-  when vLLM asks the method what it supports.
-- `AsyncLLM.__init__`: adds our stat logger to its argument `stat_loggers`. It can go when a stat
-  logger that is an entry point does not turn statistics on in servers that it has no part in.
-- `InputProcessor.process_inputs`: a request whose input comes in pieces gets no drafts. It can go
-  when vLLM's synchronous scheduler forgets accepted tokens behind a stop.
+- `EngineArgs.create_engine_config`: recognise the request, validate, choose our worker. vLLM's
+  `method="custom_class"` passes no hidden states and verifies chains (RFC #36219).
+- `SamplingParams._validate_spec_decode`: min-p and logit bias are allowed, as our sampler applies
+  them; a request's own options are checked.
+- `VllmConfig._get_v2_model_runner_unsupported_features`: it names all custom proposers (#36219).
+- `VllmConfig.__post_init__`: async scheduling is allowed by a list of methods.
+- `VllmConfig._maybe_disable_dynamic_sd_for_v1` (from 0.33): so is K by batch size.
+- `AsyncLLM.__init__`: adds our stat logger to its argument `stat_loggers`.
+- `InputProcessor.process_inputs`: a request whose input comes in pieces gets no drafts, as vLLM's
+  synchronous scheduler keeps accepted tokens behind a stop.
 """
 
 from __future__ import annotations
@@ -74,8 +65,7 @@ def register() -> None:
 
 def _wrap(owner: type, name: str, wrapper: Callable[..., Any]) -> None:
     original = getattr(owner, name, None)
-    # vLLM 0.32 lacks a method, and other versions may lack more; speculating with a version that
-    # is not supported is refused below in any case.
+    # Some versions lack a method.
     if original is None or getattr(original, "_redrafter", False):
         return
 
@@ -152,7 +142,6 @@ def _create_engine_config(
 
 
 def _target(args: EngineArgs, of_target: Mapping[str, Any]) -> ModelConfig:
-    """What vLLM knows of the target by its configuration."""
     with _changed(args, of_target):
         return args.create_model_config()
 
@@ -236,7 +225,6 @@ def _check_backend(args: EngineArgs, engine: Engine) -> None:
 
 
 def _check_target(vllm_config: VllmConfig, drafter: HeadConfig | None, engine: Engine) -> None:
-    """Refuse what cannot work before any process starts."""
     model = vllm_config.model_config
     if drafter is not None:
         _check_fit(drafter, vllm_config)
@@ -275,12 +263,7 @@ def _speculates(vllm_config: VllmConfig) -> bool:
 
 
 def start_front_end(original: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-    """`AsyncLLM.__init__` with our stat logger, where a ReDrafter speculates and is counted.
-
-    Args:
-        original: AsyncLLM's.
-        args, kwargs: its arguments.
-    """
+    """`AsyncLLM.__init__` with our stat logger, where a ReDrafter speculates and is counted."""
     bound = inspect.signature(original).bind(*args, **kwargs)
     given = bound.arguments
     # Of several API servers the first counts for all, as the counters are the whole engine's.

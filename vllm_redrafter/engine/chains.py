@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Targets that verify a chain in place of a tree, on vLLM's own attention: which, and why.
 
-A tree needs layers whose state is a plain paged KV cache that our attention reads. Most of what
-stands against it shows in the target's configuration (`chain_reasons`; the CUDA engine has more),
-the rest in the layers of the loaded target (`layers_without_trees`).
+A tree needs layers whose state is a plain paged KV cache that our attention reads.
 """
 
 from __future__ import annotations
@@ -20,12 +18,11 @@ if TYPE_CHECKING:
     from vllm.v1.attention.backend import AttentionBackend, AttentionMetadataBuilder
 
 NODES_WITH_STATES = 3
-"""K, where nobody says another, of targets that keep a recurrent state behind every node: it has
-megabytes in each layer."""
+"""Default K of targets that keep a recurrent state, of megabytes per layer, for every node."""
 
 
 def chain_reasons(model: ModelConfig) -> Iterator[str]:
-    """Why a tree cannot be verified on this target, by its configuration; nothing where it can."""
+    """Why a tree cannot be verified on this target, by its configuration."""
     if model.use_mla:
         yield "its attention is multi-head latent attention (MLA)"
     if model.is_hybrid:
@@ -35,13 +32,9 @@ def chain_reasons(model: ModelConfig) -> Iterator[str]:
 
 
 def layers_without_trees(vllm_config: VllmConfig, backend: type[AttentionBackend]) -> Iterator[str]:
-    """Why a tree cannot be verified in the layers of the loaded target.
-
-    A layer of another backend keeps or reads its state in another way, and so may a layer whose
-    backend is derived from ours.
+    """Why a tree cannot be verified in layers of the loaded target: they have another backend.
 
     Args:
-        vllm_config: the target's layers have been made.
         backend: ours; its layers may have `tree_obstacles`.
     """
     from vllm.config import get_layers_from_vllm_config
@@ -68,12 +61,7 @@ def layers_without_trees(vllm_config: VllmConfig, backend: type[AttentionBackend
 def recurrent_refusals(
     vllm_config: VllmConfig, builders: tuple[type[AttentionMetadataBuilder[Any]], ...]
 ) -> Iterator[str]:
-    """Which recurrent layers of the loaded target vLLM verifies no drafts in.
-
-    Args:
-        vllm_config: the target's layers have been made.
-        builders: of the metadata of those that it does.
-    """
+    """Recurrent layers of the loaded target whose metadata is of none of these builders."""
     from vllm.config import get_layers_from_vllm_config
     from vllm.model_executor.layers.mamba.abstract import MambaBase
 
@@ -87,11 +75,9 @@ def recurrent_refusals(
 
 
 def as_chain(config: ReDrafterConfig) -> ReDrafterConfig:
-    """The same, with a chain in place of trees: no search is longer than it."""
     length = min(config.beam_length, config.num_speculative_tokens)
     return replace(config, tree="chain", beam_length=length)
 
 
 def announcement(reasons: list[str]) -> str:
-    """What the log says of it at start-up."""
     return f"ReDrafter verifies chains on this target: {'; '.join(reasons)}"

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which KV connectors may ship the cache of an engine that verifies trees.
 
-A tree's accepted rows of K and V are moved to their places at the end of the step that verified
-them. The connectors below ship rows of tokens that a request had when the step was scheduled: the
-last of these is the tree's root, whose row is in its place from the start. What stands behind it
-is shipped a step later.
+A tree's accepted rows are moved to their places at the end of the step that verified them. The
+connectors below ship no row behind the tree's root before the next step.
 """
 
 from __future__ import annotations
@@ -33,11 +31,7 @@ NOT_WITH_LMCACHE = ("save_decode_cache", "use_layerwise")
 
 
 def connector_refusals(vllm_config: VllmConfig, allowed: Collection[str]) -> Iterator[str]:
-    """Why the configured KV connector cannot be used: what it is, and what to do.
-
-    Args:
-        allowed: names of vLLM's connectors, `ON_CUDA` or `ON_CPU`.
-    """
+    """Why the configured KV connector is not one of those `allowed`, and what to do."""
     transfer = vllm_config.kv_transfer_config
     if transfer is None or transfer.kv_connector is None:
         return
@@ -48,13 +42,13 @@ def connector_refusals(vllm_config: VllmConfig, allowed: Collection[str]) -> Ite
 
 
 def _refusals(given: Mapping[str, Any], allowed: Collection[str], remedy: str) -> Iterator[str]:
-    """The same of one connector, by its keys in --kv-transfer-config."""
     name, extra = given.get("kv_connector"), given.get("kv_connector_extra_config") or {}
     if module := given.get("kv_connector_module_path"):
         yield f"the KV connector {name!r} of {module} {EARLY}; leave kv_connector_module_path out"
     elif name not in allowed:
         reason = "needs CUDA" if name in ON_CUDA else EARLY
-        yield f"the KV connector {name!r} {reason}; use one of {_listed(allowed)}, or {remedy}"
+        names = ", ".join(sorted(allowed))
+        yield f"the KV connector {name!r} {reason}; use one of {names}, or {remedy}"
     elif name == MULTI:
         for child in extra.get("connectors", ()):
             yield from _refusals(child, allowed, remedy)
@@ -63,14 +57,12 @@ def _refusals(given: Mapping[str, Any], allowed: Collection[str], remedy: str) -
             yield f"LMCache's {setting} is not supported; leave it out of {source}"
 
 
-def _listed(names: Collection[str]) -> str:
-    return ", ".join(sorted(names))
-
-
 def _set_for_lmcache(extra: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The settings that are not supported, and where they are made: all places LMCache reads."""
+    import yaml  # vLLM's and LMCache's requirement
+
     file = os.environ.get("LMCACHE_CONFIG_FILE")
-    in_file = _read(file) if file else {}
+    in_file = (yaml.safe_load(Path(file).read_text()) or {}) if file else {}
     for name in NOT_WITH_LMCACHE:
         variable = f"LMCACHE_{name.upper()}"
         places = {
@@ -79,12 +71,6 @@ def _set_for_lmcache(extra: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             str(file): in_file.get(name),
         }
         yield from ((name, place) for place, value in places.items() if _is_true(value))
-
-
-def _read(file: str) -> Mapping[str, Any]:
-    import yaml  # vLLM's and LMCache's requirement
-
-    return yaml.safe_load(Path(file).read_text()) or {}
 
 
 def _is_true(value: Any) -> bool:

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A worker's counters where the server's front end can read them: a small file mapped by both.
 
-vLLM carries a fixed set of statistics from its workers to the front end, which has no place for
-ours. So the process that launches the engines names a directory in the environment, which their
-processes inherit; in each data-parallel engine one worker makes a file there. When both ends have
-it mapped the directory is deleted: nothing is left behind, however the processes end.
+The process that launches the engines names a directory in the environment; in each data-parallel
+engine one worker makes a file there. When both ends have mapped it, the directory is deleted.
 """
 
 from __future__ import annotations
@@ -57,7 +55,7 @@ SIZE = len(Counters._fields) * np.dtype(np.float64).itemsize
 
 
 def open_directory() -> None:
-    """Make the directory for the engines that this process launches, and tell them by its name."""
+    """Make the directory for the engines that this process launches."""
     directory = tempfile.mkdtemp(prefix="redrafter-")
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     os.environ[DIRECTORY] = directory
@@ -67,7 +65,7 @@ def open_directory() -> None:
 
 
 def close_directory() -> None:
-    """Delete the directory; whoever has mapped a file goes on with it."""
+    """Delete the directory; files stay mapped."""
     if directory := os.environ.pop(DIRECTORY, None):
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -78,19 +76,10 @@ def is_wanted() -> bool:
 
 
 class Publisher:
-    """The worker's end: totals since its start, whatever is reset in between.
-
-    Where no front end has asked for them (no directory), nothing is done.
-    """
+    """The worker's end: totals since its start; without a directory, nothing is done."""
 
     def __init__(self, engine: int) -> None:
-        """
-        Args:
-            engine: its index among the data-parallel engines.
-
-        Raises:
-            FileExistsError: another worker publishes as this engine.
-        """
+        """FileExistsError where another worker publishes as this data-parallel engine."""
         shared: bytearray | mmap.mmap = bytearray(SIZE)
         self._is_read = False
         if (file := _file(engine)) is not None:
@@ -112,16 +101,8 @@ class Publisher:
 
 
 class Subscriber:
-    """The front end's end."""
-
     def __init__(self, engine: int) -> None:
-        """
-        Args:
-            engine: its index among the data-parallel engines.
-
-        Raises:
-            FileNotFoundError: no worker on this machine publishes as this engine.
-        """
+        """FileNotFoundError where no worker on this machine publishes as this engine."""
         if (file := _file(engine)) is None:
             raise FileNotFoundError(f"{DIRECTORY} names no directory")
         with open(file, "rb") as opened:

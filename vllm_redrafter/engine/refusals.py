@@ -29,10 +29,7 @@ def common_refusals(vllm_config: VllmConfig) -> Iterator[str]:
         yield "KV-sharing fast prefill is not supported; leave --kv-sharing-fast-prefill out"
     if parallel.use_ray or parallel.data_parallel_backend == "ray":
         yield from _refusals_of_ray()
-    for name in (
-        "prefill_context_parallel_size",
-        "decode_context_parallel_size",
-    ):
+    for name in ("prefill_context_parallel_size", "decode_context_parallel_size"):
         if (size := getattr(parallel, name, 1)) > 1:
             yield f"{name} is {size}, it must be 1"
 

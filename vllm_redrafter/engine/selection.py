@@ -49,11 +49,7 @@ UNTESTED = "REDRAFTER_ALLOW_UNTESTED_PLATFORM"
 
 
 def engine_here() -> Engine:
-    """The engine for this platform.
-
-    Raises:
-        ConfigError: there is none, or not for this model runner.
-    """
+    """The engine for this platform; ConfigError where there is none."""
     from vllm import envs
     from vllm.platforms import current_platform
 
@@ -112,14 +108,9 @@ def _is_rocm_let_through() -> bool:
 
 
 def _constant_k(vllm_config: VllmConfig) -> None:
-    """Say that K is the same for all batches.
-
-    Without a schedule, vLLM's scheduler pads a request whose prompt is cached but for a token to K
-    draft tokens. CUDA graphs need steps of equal sizes; here these rows would be read for nothing.
-    """
+    """Set the same K for all batches: without a schedule, vLLM pads some requests to K rows."""
     speculative = vllm_config.speculative_config
     assert speculative is not None
     if speculative.num_speculative_tokens_per_batch_size is None:
-        # From one request on.
-        schedule = [(1, 1, vllm_config.num_speculative_tokens)]
-        speculative.num_speculative_tokens_per_batch_size = schedule
+        k = vllm_config.num_speculative_tokens
+        speculative.num_speculative_tokens_per_batch_size = [(1, 1, k)]  # from one request on

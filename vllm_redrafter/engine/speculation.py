@@ -18,12 +18,8 @@ class Settings:
 
     Attributes:
         model: the drafter's checkpoint, a folder or a hub id; None where there is no drafter.
-        revision: of the hub repository.
-        config: our part of the speculative config.
         own_graph_sizes: the user has set the sizes of CUDA graphs.
-        target_layers: the drafter's; see `vllm_redrafter/heads/target_layers.py`. They are recorded
-            because vLLM compiles another target for others, and finds what it has compiled by
-            its configuration.
+        target_layers: the drafter's; recorded as the compiled target depends on them.
     """
 
     model: str | None

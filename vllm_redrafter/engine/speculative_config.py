@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was asked of vLLM: to speculate with a ReDrafter, in whichever of its ways.
+"""What was asked of vLLM: to speculate with a ReDrafter.
 
 A checkpoint is named by `--spec-model`, by the speculative config's `model`, or alone, in place of
 the target: `vllm serve DRAFTER`.
@@ -31,10 +31,9 @@ class Request:
     """What is asked for.
 
     Attributes:
-        given: the speculative config, wherever it was given.
+        given: the speculative config, with what flags say.
         checkpoint: the drafter's, where it has been opened.
-        of_target: arguments of the engine that it entails: none, but for a drafter that was named
-            alone.
+        of_target: the engine's arguments for the target of a drafter that was named alone.
     """
 
     given: Mapping[str, Any]
@@ -43,14 +42,10 @@ class Request:
 
 
 def request_of(args: Any) -> Request | None:
-    """What is asked for; None where it is not for a ReDrafter.
-
-    Args:
-        args: vLLM's EngineArgs.
+    """What vLLM's EngineArgs ask for; None where it is not for a ReDrafter.
 
     Raises:
-        ConfigError: something is said twice; a drafter that is named alone has no target that is
-            within reach.
+        ConfigError: something is given twice, or the target of a drafter named alone is missing.
     """
     given = _given_to(args)
     moved = given.pop("target", None)
@@ -69,11 +64,7 @@ def request_of(args: Any) -> Request | None:
 
 
 def request_for(given: Mapping[str, Any]) -> Request | None:
-    """The same of a speculative config: ours by its method, by our own keys, or by the checkpoint.
-
-    Raises:
-        ConfigError: a folder or a repository that is not within reach.
-    """
+    """The same of a speculative config: ours by its method, our own keys, or the checkpoint."""
     method, model = given.get("method"), given.get("model")
     keys = ReDrafterConfig.own_keys()
     if method == METHOD or (method is None and any(key in given for key in keys)):
@@ -83,8 +74,7 @@ def request_for(given: Mapping[str, Any]) -> Request | None:
     try:
         values = read_config(model, given.get("revision"))
     except ConfigError:
-        # Not a folder, and not to be had from the hub. A path is ours to refuse clearly; a name
-        # may be one of vLLM's own ("ngram", a dotted class path), which says so itself.
+        # A path is ours to refuse; a name may be one of vLLM's own ("ngram", a class path).
         if "/" in model:
             raise
         return None
@@ -153,14 +143,12 @@ def _given_to(args: Any) -> dict[str, Any]:
 def validated(
     request: Request, default_max_nodes: Callable[[], int | None] = lambda: None
 ) -> tuple[ReDrafterConfig, Checkpoint | None]:
-    """How to speculate, what was not said taken from the checkpoint; and the drafter's checkpoint.
+    """How to speculate, by default as the checkpoint says; and the drafter's checkpoint.
 
-    Without a drafter (None), continuations found in a request's own text are all that is verified.
+    Without a drafter (None), only prompt-lookup (n-gram) matches are verified.
 
     Args:
-        request: what is asked for.
-        default_max_nodes: K at most, where nobody says it; None for the checkpoint's, whatever it is.
-            Called where it is needed: it reads the target's configuration.
+        default_max_nodes: K where none is given; None for the checkpoint's. Called when needed.
 
     Raises:
         ConfigError: unknown keys, values out of range, a checkpoint that cannot be served.

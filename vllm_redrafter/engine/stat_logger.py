@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the batch's budget decided, in vLLM's periodic log and under /metrics.
 
-Runs in the server's front end, beside vLLM's own loggers. `plugin.py` adds it where a ReDrafter
-speculates: as an entry point (`vllm.stat_logger_plugins`) it would be in every server where this
-package is installed, and its presence alone overrides --disable-log-stats.
+`plugin.py` adds it where a ReDrafter speculates: as an entry point (`vllm.stat_logger_plugins`),
+its presence would override --disable-log-stats in every server.
 """
 
 from __future__ import annotations
@@ -79,16 +78,14 @@ class ReDrafterStatLogger(StatLoggerBase):
         self._counted = counters
 
     def log(self) -> None:
-        """Say what happened since the last call; nothing if nothing did."""
         self.record()
         interval = self._counted.since(self._logged)
         if interval.steps or interval.undrafted_steps:
-            logger.info("Engine %03d: ReDrafter: %s", self._engine, described(interval))
+            logger.info("Engine %03d: ReDrafter: %s", self._engine, _described(interval))
         self._logged = self._counted
 
 
-def described(counters: Counters) -> str:
-    """The interval's decisions, and what came of them, in words."""
+def _described(counters: Counters) -> str:
     undrafted = counters.undrafted_steps / (counters.steps + counters.undrafted_steps)
     parts = [f"{100 * undrafted:.1f} % of steps not drafted"]
     if verifications := counters.verifications:

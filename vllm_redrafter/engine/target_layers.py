@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The target's lower layers, for drafters that read them: vLLM's interface for EAGLE-3's heads.
-
-A target that implements it returns (hidden states, [those of the asked layers]) from each pass,
-from recorded CUDA graphs as well, and both runners hand the second on to whoever drafts.
-"""
+"""The target's lower layers, for drafters that read them: vLLM's interface for EAGLE-3's heads."""
 
 from __future__ import annotations
 
@@ -18,11 +14,7 @@ from vllm_redrafter.utils.errors import ConfigError
 
 
 def enable_aux_hidden_states(target: nn.Module, layers: Sequence[int]) -> None:
-    """Let the target return these layers' outputs with each pass.
-
-    Args:
-        target: before it is compiled, or captured in graphs.
-        layers: in ascending order; see `vllm_redrafter/heads/target_layers.py`.
+    """Let the target, not yet compiled, return these layers' outputs with each pass.
 
     Raises:
         ConfigError: its class does not do that.
@@ -38,10 +30,5 @@ def enable_aux_hidden_states(target: nn.Module, layers: Sequence[int]) -> None:
 
 
 def gathered(states: Sequence[Tensor], rows: Tensor) -> Tensor:
-    """[R, (1 + n) H], what R drafts start from.
-
-    Args:
-        states: the last hidden states [.., H], then those of n layers.
-        rows: [R] int64, of these states.
-    """
+    """[R, (1 + n) H], what R drafts start from: rows [R] of 1 + n states [.., H]."""
     return torch.cat([state.index_select(0, rows) for state in states], dim=1)
