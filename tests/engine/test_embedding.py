@@ -70,25 +70,15 @@ def table_of(target: Target) -> VocabParallelEmbedding | None:
     return lookup_table(target, shared_embedding(target))
 
 
-def test_the_embedding_is_the_table_beside_an_output_layer_without_weights() -> None:
-    embed = layer(VocabParallelEmbedding)
-    assert table_of(Target(embed, layer(ParallelLMHead, Codes()))) is embed
-
-
-def test_a_quantised_embedding_is_no_table() -> None:
-    assert table_of(Target(layer(VocabParallelEmbedding, Codes()), layer(ParallelLMHead))) is None
-
-
-def test_a_scaled_embedding_is_no_table_beside_an_output_layer_without_weights() -> None:
-    embed, head = layer(VocabParallelEmbedding), layer(ParallelLMHead, Codes())
-    assert table_of(Target(embed, head, scale=1.5)) is None
-
-
-def test_an_output_layer_of_the_same_rows_is_no_table() -> None:
-    """They are the embedding's until other weights are loaded."""
+def test_the_table_is_an_embedding_that_is_neither_quantised_nor_scaled() -> None:
+    """Nor is it an output layer of the same rows, which are the embedding's until a reload."""
     embed, head = layer(VocabParallelEmbedding), layer(ParallelLMHead)
     assert torch.equal(embed.weight, head.weight)
     assert table_of(Target(embed, head)) is embed
+    bare = layer(ParallelLMHead, Codes())
+    assert table_of(Target(embed, bare)) is embed
+    assert table_of(Target(embed, bare, scale=1.5)) is None
+    assert table_of(Target(layer(VocabParallelEmbedding, Codes()), head)) is None
 
 
 class Text(nn.Module):

@@ -9,7 +9,6 @@ import pytest
 from vllm import SamplingParams
 
 from redrafter_testing.engines.cpu_engine import cpu_engine
-from redrafter_testing.engines.forked_engine import Engine
 from redrafter_testing.engines.interpreted_engine import interpreted_engine
 from redrafter_testing.requests import few_tokens
 from redrafter_testing.requests.answers import assert_logprobs_close, tokens_of
@@ -46,25 +45,14 @@ def test_a_request_gets_the_logprobs_that_plain_vllm_gives_it_alone(
     arguments = {"skip_tokenizer_init": True, "max_logprobs": -1}
     with engine(few_tokens_target, **arguments) as plain:
         alone = [plain.run(asked(kind))[0] for kind in range(len(ASKED))]
-    for tree in ("explored", "chain"):
-        speculative = {
-            "model": str(few_tokens_drafter),
-            "num_speculative_tokens": 6,
-            "beam_width": 3,
-            "beam_length": 4,
-            "adaptive": False,
-            "tree": tree,
-        }
-        with engine(few_tokens_target, speculative_config=speculative, **arguments) as llm:
-            llm.rpc("reset_redrafter_stats")
-            assert_pairs_equal_alone(llm, alone)
-            (stats,) = llm.rpc("redrafter_stats")
-        assert stats["sampled_tokens"] > stats["verifications"] + 20, "little was accepted"
-
-
-def assert_pairs_equal_alone(llm: Engine, alone: list[Any]) -> None:
-    for kinds in combinations_with_replacement(range(len(ASKED)), 2):
-        answers, expected = llm.run(asked(*kinds)), [alone[kind] for kind in kinds]
-        assert tokens_of(answers) == tokens_of(expected), kinds
-        for answer, wanted in zip(answers, expected, strict=True):
-            assert_logprobs_close(answer, wanted)
+    speculative = {"model": str(few_tokens_drafter), "num_speculative_tokens": 6}
+    speculative |= {"beam_width": 3, "beam_length": 4, "adaptive": False}
+    with engine(few_tokens_target, speculative_config=speculative, **arguments) as llm:
+        llm.rpc("reset_redrafter_stats")
+        for kinds in combinations_with_replacement(range(len(ASKED)), 2):
+            answers, expected = llm.run(asked(*kinds)), [alone[kind] for kind in kinds]
+            assert tokens_of(answers) == tokens_of(expected), kinds
+            for answer, wanted in zip(answers, expected, strict=True):
+                assert_logprobs_close(answer, wanted)
+        (stats,) = llm.rpc("redrafter_stats")
+    assert stats["sampled_tokens"] > stats["verifications"] + 20, "little was accepted"

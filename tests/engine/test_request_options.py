@@ -8,6 +8,9 @@ import pytest
 from vllm_redrafter.engine.request_options import check_request, requested_nodes
 from vllm_redrafter.utils.errors import ConfigError
 
+WRONG = [-1, 13, 1.5, "4", True, [4]]
+OTHERS = [4, "4", {"tokens": 4}, {"spec_tokens": 4, "beam_width": 2}]
+
 
 @pytest.mark.parametrize(
     ("extra_args", "nodes"),
@@ -31,22 +34,16 @@ def test_a_step_may_give_less() -> None:
     assert requested_nodes({"redrafter.spec_tokens": 7}, 3) == 3
 
 
-@pytest.mark.parametrize("max_nodes", [-1, 13, 1.5, "4", True, [4]])
-def test_a_number_that_is_none_or_out_of_range_is_named_with_the_limit(max_nodes: object) -> None:
-    for extra_args in (
-        {"redrafter": {"spec_tokens": max_nodes}},
-        {"redrafter.spec_tokens": max_nodes},
-    ):
-        with pytest.raises(ConfigError, match=r"integer from 0 to 12 .* got "):
-            check_request(extra_args, 12)
-
-
-@pytest.mark.parametrize("options", [4, "4", {"tokens": 4}, {"spec_tokens": 4, "beam_width": 2}])
-def test_other_options_are_refused(options: object) -> None:
-    with pytest.raises(ConfigError, match="'spec_tokens' alone"):
-        check_request({"redrafter": options}, 12)
-
-
-def test_both_ways_at_once_are_refused() -> None:
-    with pytest.raises(ConfigError, match="given twice"):
-        check_request({"redrafter": {"spec_tokens": 4}, "redrafter.spec_tokens": 4}, 12)
+@pytest.mark.parametrize(
+    ("extra_args", "message"),
+    [
+        *(({"redrafter": {"spec_tokens": n}}, "integer from 0 to 12 .* got ") for n in WRONG),
+        *(({"redrafter.spec_tokens": n}, "integer from 0 to 12 .* got ") for n in WRONG),
+        *(({"redrafter": options}, "'spec_tokens' alone") for options in OTHERS),
+        ({"redrafter": {"spec_tokens": 4}, "redrafter.spec_tokens": 4}, "given twice"),
+    ],
+    ids=str,
+)
+def test_what_a_request_cannot_have_is_refused(extra_args: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_request(extra_args, 12)

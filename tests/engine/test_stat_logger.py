@@ -31,7 +31,6 @@ FIRST = StepStats(
     matched_tokens=40,
     accepted_matched_tokens=30,
 )
-LATER = StepStats(steps=30, verifications=50, drafted_tokens=170, sampled_tokens=120)
 
 
 @pytest.fixture(autouse=True)
@@ -112,16 +111,6 @@ def test_the_log_tells_of_the_interval_and_is_silent_when_nothing_happened(
         "2.40 tokens, 2.43 expected, 75 % of 40 nodes found in the text accepted",
         "Engine 003: ReDrafter: 100.0 % of steps not drafted",
     ]
-
-
-def test_without_a_budget_no_expectation_is_logged(said: list[str]) -> None:
-    published.open_directory()
-    publisher, logger = Publisher(0), ReDrafterStatLogger(config(), 0)
-    logger.log_engine_initialized()
-    publisher.publish(LATER)
-    logger.log()
-    assert "2.40 tokens" in said[0]
-    assert "expected" not in said[0]
 
 
 def test_a_worker_elsewhere_is_said_once_and_has_no_metrics(said: list[str]) -> None:

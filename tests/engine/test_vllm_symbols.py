@@ -82,15 +82,6 @@ def test_a_new_version_is_compared_with_the_one_before_it(tmp_path: Path) -> Non
     assert "    x has a default" in lines and "    no reason yet" in lines
 
 
-def test_a_folder_s_version_is_read_without_importing_it(tmp_path: Path) -> None:
-    file = tmp_path / "vllm" / "_version.py"
-    file.parent.mkdir()
-    file.write_text("__version__: str\n__version__ = version = '0.40.1+cpu'\n")
-    assert vllm_symbols.version_of(tmp_path) == "0.40.1"
-    with pytest.raises(SystemExit, match=r"no vllm/_version\.py"):
-        vllm_symbols.version_of(tmp_path / "elsewhere")
-
-
 def test_what_is_missing_is_noticed(tmp_path: Path) -> None:
     module = tmp_path / "vllm" / "thing.py"
     module.parent.mkdir()

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from vllm._custom_ops import cpu_attn_reshape_and_cache
 
-from redrafter_testing.engines.cpu_layouts import ORDERS, lay_out, layout_of, write_with
-from vllm_redrafter.engine.cpu.cache_layout import UNIT, as_integers, cache_layout
+from redrafter_testing.engines.cpu_layouts import write_with
+from vllm_redrafter.engine.cpu.cache_layout import as_integers, cache_layout
 from vllm_redrafter.utils.errors import ConfigError
 
 BLOCKS, KV_HEADS = 3, 2
@@ -42,27 +42,6 @@ def test_rows_are_found_where_vllm_writes_them(
         cpu_attn_reshape_and_cache(*by_slot[:, some], *halves, some, isa)
     numbers = as_integers(cache)[..., torch.from_numpy(layout.places)]
     assert torch.equal(numbers, as_integers(torch.cat([*rows], dim=-1)).view_as(numbers))
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("head_size", "block_size"), SIZES)
-@pytest.mark.parametrize("order", ORDERS)
-def test_any_order_is_found_whose_units_lie_apart(
-    order: str, head_size: int, block_size: int, dtype: torch.dtype
-) -> None:
-    layout = layout_of(order, head_size, block_size, dtype)
-    rows = random_rows(block_size, head_size, dtype)
-    cache = as_integers(lay_out(order, rows))
-    expected = as_integers(torch.cat([*rows], dim=-1))
-    found = cache[..., torch.from_numpy(layout.places)]
-    assert torch.equal(found, expected.view_as(found))
-    for half, count in enumerate(layout.rows):
-        of_half = cache.view(BLOCKS, KV_HEADS, 2, count, block_size // UNIT, -1)[:, :, half]
-        for unit in range(block_size // UNIT):
-            tokens = slice(unit * UNIT, (unit + 1) * UNIT)
-            alone = as_integers(lay_out(order, rows[..., tokens, :]))
-            expected = alone.view(BLOCKS, KV_HEADS, 2, count, -1)[:, :, half]
-            assert torch.equal(of_half[..., unit, :], expected)
 
 
 def as_they_are(rows: Tensor) -> Tensor:

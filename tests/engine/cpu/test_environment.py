@@ -46,18 +46,19 @@ def test_what_the_dynamic_linker_finds_is_preloaded_by_name(
     assert cpu_variables({})["LD_PRELOAD"] == "libtcmalloc_minimal.so.4"
 
 
-def test_the_users_own_cache_size_is_kept() -> None:
-    assert cpu_variables({})["VLLM_CPU_KVCACHE_SPACE"] == "1"
-    assert cpu_variables({"VLLM_CPU_KVCACHE_SPACE": "4"})["VLLM_CPU_KVCACHE_SPACE"] == "4"
-
-
 @pytest.mark.parametrize(
-    ("before", "after"),
+    ("name", "before", "after"),
     [
-        ("", "glibc.malloc.hugetlb=1"),
-        ("glibc.malloc.perturb=7", "glibc.malloc.perturb=7:glibc.malloc.hugetlb=1"),
-        ("glibc.malloc.hugetlb=0", "glibc.malloc.hugetlb=0"),
+        ("VLLM_CPU_KVCACHE_SPACE", None, "1"),
+        ("VLLM_CPU_KVCACHE_SPACE", "4", "4"),
+        ("GLIBC_TUNABLES", "", "glibc.malloc.hugetlb=1"),
+        (
+            "GLIBC_TUNABLES",
+            "glibc.malloc.perturb=7",
+            "glibc.malloc.perturb=7:glibc.malloc.hugetlb=1",
+        ),
+        ("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0", "glibc.malloc.hugetlb=0"),
     ],
 )
-def test_memory_is_of_huge_pages_unless_the_user_says_otherwise(before: str, after: str) -> None:
-    assert cpu_variables({"GLIBC_TUNABLES": before})["GLIBC_TUNABLES"] == after
+def test_the_users_own_settings_are_kept(name: str, before: str | None, after: str) -> None:
+    assert cpu_variables({} if before is None else {name: before})[name] == after

@@ -32,20 +32,13 @@ def executor(monkeypatch: pytest.MonkeyPatch) -> TreeExecutor:
     return object.__new__(TreeExecutor)
 
 
-def test_drafts_come_with_the_output_of_a_step_that_sampled_at_once(executor: TreeExecutor) -> None:
+def test_drafts_come_with_the_output_that_has_samples(executor: TreeExecutor) -> None:
     executor.execute_model(future(DRAFTED), non_block=True).result()
     assert executor.take_draft_token_ids() is DRAFTS
-
-
-def test_drafts_come_with_the_samples_where_a_grammar_was_waited_for(
-    executor: TreeExecutor,
-) -> None:
+    # Where a grammar was waited for.
     assert executor.execute_model(future(None), non_block=True).result() is None
     assert executor.sample_tokens(DRAFTED) is DRAFTED
     assert executor.take_draft_token_ids() is DRAFTS
-
-
-def test_an_output_without_drafts_has_none(executor: TreeExecutor) -> None:
     executor.execute_model(future(PLAIN), non_block=True)
     assert executor.take_draft_token_ids() is None
 
@@ -62,13 +55,3 @@ def test_the_worker_samples_at_once_unless_a_grammar_is_worked_out(
     output = worker.execute_model(SimpleNamespace(has_structured_output_requests=grammars))
     assert output == (None if grammars else DRAFTED)
     assert worker.sample_tokens(None) == DRAFTED
-
-
-def test_the_worker_sends_no_drafts_where_nothing_was_drafted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(cpu_worker.CPUWorker, "sample_tokens", lambda self, grammar: PLAIN)
-    worker = object.__new__(ReDrafterCPUWorker)
-    worker.publisher = None
-    monkeypatch.setattr(ReDrafterCPUWorker, "take_draft_token_ids", lambda self: None)
-    assert worker.sample_tokens(None) is PLAIN

@@ -72,17 +72,3 @@ def test_units_are_copied_and_rows_moved_behind_that(
     for (unit, to), (block, place) in kept.items():
         expected[:, unit, :, to] = rows[:, block, :, place]
     assert torch.equal(found, lay_out(order, expected))
-
-
-def test_layers_and_steps_use_the_same_memory() -> None:
-    """As it stays in the caches then."""
-    first = lay_out("vector", random_rows(64, 32, torch.bfloat16))
-    second = first + 1
-    three = np.array([[1, 0], [2, 1], [3, 1]], dtype=np.int64)
-    none, copied = three[:0], CopiedUnits(layout_of("vector", 32, 64, torch.bfloat16))
-    of_first = copied.write(PathCopies(three[:2], none, none), first)
-    of_second = copied.write(PathCopies(three, none, none), second)
-    assert of_second.data_ptr() == of_first.data_ptr()
-    assert torch.equal(of_first, of_second[:2])  # the same memory
-    many = copied.write(PathCopies(np.repeat(three, 9, axis=0), none, none), second)
-    assert torch.equal(many[[0, 9, 18]], of_second)

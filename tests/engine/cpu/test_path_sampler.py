@@ -168,25 +168,6 @@ def test_the_tokens_are_those_of_plain_decoding_whatever_the_parameters(
     assert len(set(accepted.num_sampled.tolist())) > 1
 
 
-def test_nothing_is_drawn_where_no_walk_comes() -> None:
-    drawn: list[int] = []
-
-    class Watched(Sampler):
-        def forward(self, logits: Tensor, *args: Any, **kwargs: Any) -> Any:
-            drawn.append(logits.shape[0])
-            return super().forward(logits, *args, **kwargs)
-
-    parents, tokens = full_tree()
-    trees = token_trees([parents, [0]], len(parents), [tokens, [0]])
-    of_step = metadata([SamplingParams(temperature=0.0)] * 2, [list(BEFORE), list(BEFORE)])
-    logits = target(1, len(parents) + 1)[0]
-    logits[:, VOCAB - 1] = -10.0
-    first = torch.tensor([0, len(parents)])
-    _, accepted = sample_paths(Watched(), logits, trees, first, of_step, np.zeros(2, dtype=bool))
-    assert accepted.num_sampled.tolist() == [4, 1]
-    assert drawn == [2, 1, 1, 1]
-
-
 def greedy_step(params: list[SamplingParams]) -> SamplingMetadata:
     """Of greedy requests, as vLLM's batch gives it."""
     of_step = metadata(params, [list(BEFORE) for _ in params])

@@ -37,27 +37,6 @@ def proposer(tmp_path: Path) -> TreeProposer:
     return made
 
 
-def propose(proposer: TreeProposer, max_nodes: int) -> torch.Tensor:
-    """[R, K+1] parents of the trees that a step of so many nodes gets; -1 beyond their nodes."""
-    most, greedy = np.full(R, max_nodes), np.zeros(R, dtype=np.bool_)
-    shape = proposer.shape(max_nodes)
-    tree = proposer.propose(torch.randn(R, H), torch.arange(R), None, most, greedy, shape).tree
-    assert (tree.num_nodes == max_nodes + 1).all()
-    return tree.parents.masked_fill(~tree.is_node, -1)
-
-
-def test_a_step_of_many_nodes_gets_trees(proposer: TreeProposer) -> None:
-    line = torch.arange(-1, 12).clamp(min=0)
-    assert (propose(proposer, max_nodes=12) != line).any(dim=1).all()
-    assert (propose(proposer, max_nodes=5)[:, :6] != line[:6]).any()
-
-
-def test_a_step_of_fewer_nodes_than_a_beam_gets_chains(proposer: TreeProposer) -> None:
-    for nodes in (1, 2, 4):
-        parents = propose(proposer, nodes)[:, : nodes + 1]
-        assert torch.equal(parents, torch.arange(-1, nodes).clamp(min=0).expand(R, -1))
-
-
 def test_a_policy_decides_alike_with_a_budget_without_one_and_in_evaluate(
     proposer: TreeProposer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

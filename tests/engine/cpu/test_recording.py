@@ -48,23 +48,20 @@ def test_the_command_writes_a_page_with_every_token_of_the_answer(
     assert f"{len(steps)} steps" in done.stdout
 
 
-def test_another_platform_than_a_cpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    on_gpu = SimpleNamespace(is_cpu=lambda: False, device_type="cuda")
-    monkeypatch.setattr(recording, "current_platform", on_gpu)
-    with pytest.raises(ConfigError, match=r"'cuda'.*use vLLM's CPU build"):
-        recording.start_recordable("target", {}, "float32", 8, 8)
+def test_what_cannot_be_recorded_is_refused_before_the_engine_starts(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(prompt_length: int, message: str) -> None:
+        with pytest.raises(ConfigError, match=message):
+            recording.start_recordable(str(target), {}, "float32", prompt_length, 8)
 
-
-def test_a_prompt_that_is_too_long_is_refused_before_the_engine_starts(target: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--prompt has 9999 tokens .* ask a shorter question"):
-        recording.start_recordable(str(target), {}, "float32", 9999, 8)
-
-
-def test_memory_that_is_in_use_is_said(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused(9999, r"--prompt has 9999 tokens .* ask a shorter question")
     left = SimpleNamespace(available=1 << 27)
     monkeypatch.setattr(recording.psutil, "virtual_memory", lambda: left)
-    with pytest.raises(ConfigError, match=r"0\.1 GiB of memory are free, and its KV cache takes 0"):
-        recording.start_recordable(str(target), {}, "float32", 8, 8)
+    refused(8, r"0\.1 GiB of memory are free, and its KV cache takes 0")
+    on_gpu = SimpleNamespace(is_cpu=lambda: False, device_type="cuda")
+    monkeypatch.setattr(recording, "current_platform", on_gpu)
+    refused(8, r"'cuda'.*use vLLM's CPU build")
 
 
 def test_a_recorded_answer_is_plain_vllms(target: Path, drafter: Path) -> None:

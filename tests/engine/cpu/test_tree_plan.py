@@ -118,15 +118,6 @@ def test_every_node_reads_its_context_its_ancestors_and_itself(
             assert len(found[row]) == len(expected)
 
 
-def test_a_chain_is_one_sequence_and_nothing_is_moved() -> None:
-    ends, bounds, lengths, _, copies, sources, _ = Batch([(10, chain(2))], 16, [0]).plan()
-    assert ends.tolist() == [[1, 3, 0]]
-    assert bounds.tolist() == [0, 2]
-    assert lengths.tolist() == [12]
-    assert len(copies) == 3
-    assert not len(sources)
-
-
 def test_nodes_in_line_with_the_root_share_its_sequence_and_its_copy() -> None:
     """Nodes 1 and 2 are a line; 3 and 4 begin paths of their own."""
     batch = Batch([(8, [0, 0, 1, 0, 1])], 16, [7])
@@ -139,12 +130,6 @@ def test_nodes_in_line_with_the_root_share_its_sequence_and_its_copy() -> None:
     assert [tuple(source) for source in sources] == [batch.slot(0, 12), batch.slot(0, 11)]
     assert targets.tolist() == [[2, 2], [3, 1]]
     assert len(copies) == 5
-
-
-def test_a_star_copies_the_end_of_the_context_for_every_leaf() -> None:
-    ends, *_ = Batch([(9, star(5))], 16, [0]).plan()
-    # Four sequences, two units and four leaves, of which one lies where it belongs.
-    assert ends.tolist() == [[4, 2 + 4, 3]]
 
 
 def test_hidden_units_are_not_copied() -> None:
@@ -162,9 +147,3 @@ def test_a_part_copies_no_more_than_it_may_unless_it_is_one_request(
     batch = Batch([(8, star(2))] * 3, 16, [0] * 3)
     ends = batch.plan(most_copies=most_copies)[0]
     assert len(ends) == parts
-
-
-def test_rows_of_others_between_two_requests_end_a_part() -> None:
-    ends, bounds, *_ = Batch([(8, chain(2))] * 3, 16, [0, 0, 1]).plan()
-    assert len(ends) == 2
-    assert bounds.tolist() == [0, 2, 4, 5, 7]
