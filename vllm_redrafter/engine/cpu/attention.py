@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's CPU attention backend, which reads token trees as sequences of its own kernel.
-
-Rows that are no tree (prefill chunks, plain decodes, chains) are read where they lie: linear
-positions and a causal mask are exact for them. Trees are sequences over copied K and V, see
-`tree_sequences.py`.
-"""
+"""vLLM's CPU attention backend, with token trees as sequences over copied K and V."""
 
 from __future__ import annotations
 
@@ -33,13 +28,11 @@ from vllm_redrafter.engine.cpu.verification import VerificationStep
 
 @dataclass(kw_only=True)
 class TreeAttentionMetadata(CPUAttentionMetadata):
-    """vLLM's metadata of a step and KV cache group, where a request has a tree that is no chain.
+    """Metadata of a step that has branching trees.
 
     Attributes:
-        in_place: of what is read where it lies; None where all requests have such trees.
+        in_place: of the other rows, which are read where they lie; None where there are none.
         parts: of the trees, over what is copied for them.
-        copied: the memory for that.
-        stats: where the time spent is added.
     """
 
     in_place: CPUAttentionMetadata | None
@@ -49,8 +42,6 @@ class TreeAttentionMetadata(CPUAttentionMetadata):
 
 
 class TreeAttentionMetadataBuilder(CPUAttentionMetadataBuilder):
-    """Makes vLLM's metadata, to which the runner adds trees where a step has some."""
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         layout = cache_layout(self.isa, self.head_dim, self.block_size, self.dtype)
@@ -59,13 +50,11 @@ class TreeAttentionMetadataBuilder(CPUAttentionMetadataBuilder):
     def with_trees(
         self, plain: CPUAttentionMetadata, step: VerificationStep, stats: StepStats
     ) -> TreeAttentionMetadata:
-        """The metadata of a step that has trees; plain steps are spared even a copy of theirs."""
         branching = step.branching
         tree = step.tree.select(branching)
         in_place = None
         if len(branching) < len(plain.seq_lens):
-            # The kernel reads all rows. Those of the trees, which are written after it, shall see
-            # no more than as many tokens as they are.
+            # The kernel reads all rows; those of the trees are overwritten after it.
             seq_lens = plain.seq_lens.index_copy(0, branching, tree.num_nodes)
             in_place = self._of(plain, plain.query_start_loc, seq_lens, plain.block_table)
         parts = tree_parts(
@@ -92,7 +81,6 @@ class TreeAttentionMetadataBuilder(CPUAttentionMetadataBuilder):
         seq_lens: Tensor,
         block_table: Tensor,
     ) -> CPUAttentionMetadata:
-        """A step's metadata, of other sequences: see `CPUAttentionMetadataBuilder.build`."""
         schedule = cpu_attn_get_scheduler_metadata(
             num_reqs=len(seq_lens),
             num_heads=self.num_heads,
@@ -130,10 +118,9 @@ class TreeAttentionImpl(CPUAttentionBackendImpl):
         output_scale: Tensor | None = None,
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
-        """As vLLM's; for trees, of several batches of sequences, one after another."""
         if attn_metadata is None:
-            # vLLM leaves what was in this memory, by which a mixture would choose its experts while
-            # costs are measured.
+            # vLLM leaves the memory as it was: a mixture would choose experts by it while costs
+            # are measured.
             return output.zero_()
         behind = output, output_scale, output_block_scale
         if not isinstance(attn_metadata, TreeAttentionMetadata):

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where vLLM's attention for CPUs keeps a token's K and V in a block: found out, not known.
+"""Where vLLM's attention for CPUs keeps a token's K and V in a block, found by writing to one.
 
-Per block and KV head, the first half of the memory is K, the second half V. The order of the
-numbers in each half is the one that the processor multiplies fastest: it depends on instruction
-set and dtype, and changes between versions of vLLM.
+Per block and KV head, the first half of the memory is K, the second half V. The order within each
+half depends on instruction set, dtype and vLLM's version.
 """
 
 from __future__ import annotations
@@ -21,11 +20,8 @@ from vllm_redrafter.utils.errors import ConfigError
 UNIT = 32
 """Tokens that vLLM's kernels multiply at once; its block sizes on a CPU are multiples of it."""
 
-WORD_BYTES = 8
-"""Units are copied in words of so many bytes."""
-
-DIGIT = 256
-"""Every dtype of a cache holds whole numbers below it exactly."""
+WORD_BYTES = 8  # units are copied in words
+DIGIT = 256  # every dtype of a cache holds whole numbers below it exactly
 
 
 @dataclass(frozen=True)
@@ -47,10 +43,6 @@ class CacheLayout:
 @cache
 def cache_layout(isa: str, head_size: int, block_size: int, dtype: torch.dtype) -> CacheLayout:
     """Let vLLM write numbers into a block, and find them again.
-
-    Args:
-        isa: vLLM's name for the instruction set, as its attention layers have it.
-        head_size, block_size, dtype: of the cache.
 
     Raises:
         ConfigError: units cannot be copied out of such blocks.
@@ -93,13 +85,7 @@ def _order(isa: str, head_size: int, block_size: int, dtype: torch.dtype) -> Ten
 
 
 def _rows(order: Tensor, order_of_unit: Tensor, itemsize: int) -> int:
-    """How many rows of units K or V of a block is, see `CacheLayout`; 0 where it is none.
-
-    Args:
-        order: [B * head size], see `_order`.
-        order_of_unit: [UNIT * head size], likewise, of a block of one unit.
-        itemsize: bytes of a number.
-    """
+    """Rows of units in K or V of a block (`CacheLayout.rows`); 0 where units lie otherwise."""
     if not all(torch.equal(of.sort()[0], torch.arange(len(of))) for of in (order, order_of_unit)):
         return 0  # Numbers are not stored as they are, each once.
     places = order.argsort()
@@ -113,7 +99,6 @@ def _rows(order: Tensor, order_of_unit: Tensor, itemsize: int) -> int:
 
 
 def _places(order: Tensor, head_size: int) -> Array:
-    """[B, 2 * head size], see `CacheLayout.places`; about `order` see `_order`."""
     keys, values = order.argsort(dim=1).view(2, -1, head_size)
     places: Array = torch.cat([keys, values + keys.numel()], dim=1).numpy()
     return places

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
 
@@ -23,19 +23,14 @@ Draft = Callable[[SearchShape, int], None]
 """Draft by this search, for so many requests."""
 
 MAX_SECONDS = 4.0
-"""Of verification, and as much of drafts: beyond the sizes reached by then, costs are drawn out."""
+"""Of verification, and of drafts; costs of larger sizes are extrapolated."""
 WARM_UP_SECONDS = 1.0
 
 
 def measure_costs(runner: CPUModelRunner, proposer: TreeProposer) -> CostTable:
     """Time drafts, and passes of the target without context, of growing size.
 
-    What a step costs besides, and with context, is learned from the steps themselves
-    (`budget/costs.py`).
-
-    Args:
-        runner: with weights and KV cache in place.
-        proposer: with the drafter's weights in place.
+    What else a step costs is learned from the steps themselves (`budget/costs.py`).
     """
     config = proposer.config
     requests = runner.max_num_reqs
@@ -54,14 +49,10 @@ def measure_costs(runner: CPUModelRunner, proposer: TreeProposer) -> CostTable:
     return CostTable(drafts, tuple(VerifyCost(*timed) for timed in passes))
 
 
-def warm_up_sizes(runner: CPUModelRunner, most: int) -> None:
-    """Run passes of 1, 2, 3... rows, up to the most that a request's step has, for a second.
-
-    oneDNN makes code for each number of rows when it first meets it: the first answers would wait
-    for it, and their steps seem to be so expensive.
-    """
+def warm_up_sizes(runner: CPUModelRunner, max_rows: int) -> None:
+    """Run passes of 1, 2, 3... rows, for a second: oneDNN compiles for each number of rows."""
     ends = perf_counter() + WARM_UP_SECONDS
-    for rows in range(1, most + 1):
+    for rows in range(1, max_rows + 1):
         if perf_counter() > ends:
             break
         _target_pass(runner, rows)
@@ -90,10 +81,7 @@ def _drafts(proposer: TreeProposer, requests: int, vocab_size: int) -> Draft:
 
 @torch.inference_mode()
 def _fill_inputs(runner: CPUModelRunner) -> None:
-    """Give passes without requests tokens drawn at random, where vLLM has token 0 in all rows.
-
-    A mixture of experts would need the same few of them for every row.
-    """
+    """Random tokens for passes without requests: of token 0 alone, few experts are needed."""
     generator = torch.Generator().manual_seed(0)
     tokens = runner.input_ids.gpu
     tokens.random_(runner.model_config.get_vocab_size(), generator=generator)
@@ -108,3 +96,22 @@ def _target_pass(runner: CPUModelRunner, rows: int) -> None:
     # vLLM's layers for adapters expect the logits rows of a step that they were told about.
     if runner.lora_config is None:
         runner.model.compute_logits(hidden[:rows]).argmax(dim=-1)
+
+
+class StepClock:
+    """Time between the ends of steps, vLLM's scheduling and output included."""
+
+    def __init__(self) -> None:
+        self._ended = 0.0
+        self._requests: list[str] = []
+
+    def lap(self, request_ids: Sequence[str]) -> float | None:
+        """Seconds since the last step's end; None where this step has requests that it had not.
+
+        The engine may have waited for those.
+        """
+        before, self._requests = self._requests, list(request_ids)
+        started, self._ended = self._ended, perf_counter()
+        # Mostly they are the same, which is compared sooner.
+        same = before == self._requests or set(before).issuperset(self._requests)
+        return self._ended - started if same else None

@@ -14,10 +14,9 @@ HUGE_PAGES = "glibc.malloc.hugetlb"
 def cpu_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """What is set on top of `environment`, whose own settings are kept: memory and libraries.
 
-    The KV cache gets 1 GiB. Intel's OpenMP runtime (of the package intel-openmp) and tcmalloc, with
-    which vLLM's CPU kernels are fast, only work preloaded. glibc's allocator asks for huge pages:
-    with small ones an engine may be faster or slower than another that is started alike, for all of
-    its life, as luck has it with the places that its memory gets.
+    Intel's OpenMP runtime and tcmalloc, with which vLLM's CPU kernels are fast, only work
+    preloaded. glibc asks for huge pages: with small ones, engines' speeds differ from start to
+    start.
     """
     return {
         "VLLM_CPU_KVCACHE_SPACE": environment.get("VLLM_CPU_KVCACHE_SPACE", "1"),
@@ -27,17 +26,14 @@ def cpu_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _tunables(tuned: str) -> str:
-    """What is tuned already, and huge pages (glibc 2.35 and later; others ignore it)."""
+    # glibc 2.35 and later; others ignore it.
     if HUGE_PAGES in tuned:
         return tuned
     return ":".join(filter(None, [tuned, f"{HUGE_PAGES}=1"]))
 
 
 def _preload(preloaded: str) -> str:
-    """What is preloaded already, then the fast libraries.
-
-    One of a kind: vLLM refuses to run with two OpenMP runtimes.
-    """
+    """What is preloaded already, then fast libraries of other kinds: vLLM refuses two OpenMPs."""
     paths = [path for path in preloaded.split(":") if path]
     kinds = [kind for kind in ("omp", "tcmalloc") if not any(kind in path for path in paths)]
     fast = [path for path in _fast_libraries() if any(kind in Path(path).name for kind in kinds)]
@@ -48,15 +44,11 @@ def _fast_libraries() -> Iterator[str]:
     openmp = Path(sys.prefix, "lib", "libiomp5.so")
     if openmp.is_file():
         yield str(openmp)
-    tcmalloc = _tcmalloc()
-    if tcmalloc is not None:
-        yield tcmalloc
-
-
-def _tcmalloc() -> str | None:
-    """Its path, or its name where only the dynamic linker knows the path."""
     folders = [Path(sys.prefix, "lib"), *Path("/usr/lib").glob("*-linux-gnu"), Path("/usr/lib64")]
     for folder in folders:
         for path in sorted(folder.glob("libtcmalloc_minimal.so.*")):
-            return str(path)
-    return ctypes.util.find_library("tcmalloc_minimal")
+            yield str(path)
+            return
+    # A name, where only the dynamic linker knows the path.
+    if name := ctypes.util.find_library("tcmalloc_minimal"):
+        yield name

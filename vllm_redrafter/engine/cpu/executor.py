@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's executor with one message per step to its workers, where vLLM's own sends three.
 
-On a CPU vLLM runs its workers in processes of their own, and a step of a small target takes no
-more than a few milliseconds. It is asked to run the target, to sample, and for its drafts: three
-times its answer is waited for. Our worker samples at once where no grammar has to be worked out
-meanwhile, and its answer brings the drafts along, if there are any.
+A step of a small target takes a few milliseconds. Our worker samples in the same call unless a
+grammar is computed meanwhile, and its answer brings the drafts.
 """
 
 from __future__ import annotations
@@ -19,11 +17,7 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
 @dataclass
 class DraftedOutput(ModelRunnerOutput):
-    """A step's output, and what was drafted for the next one.
-
-    Attributes:
-        drafts: what the runner's `take_draft_token_ids` gives.
-    """
+    """A step's output, and what was drafted for the next one."""
 
     drafts: DraftTokenIds | None = None
 
@@ -41,6 +35,6 @@ class TreeExecutor(MultiprocExecutor):
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
         output: Any = self._output
-        # Whoever asks has waited for it already.
+        # The caller has waited for it already.
         output = output.result() if isinstance(output, Future) else output
         return output.drafts if isinstance(output, DraftedOutput) else None

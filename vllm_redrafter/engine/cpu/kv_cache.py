@@ -30,21 +30,16 @@ class LayerStack(NamedTuple):
 
     @classmethod
     def of(cls, stack: Tensor, isa: str) -> LayerStack:
-        """Args: stack: see `stack_layers`; isa: see `cache_layout`."""
         block_size, both = stack.shape[-2:]
         layout = cache_layout(isa, both // 2, block_size, stack.dtype)
         return cls(as_integers(stack).numpy(), layout.places)
 
 
 def stack_layers(caches: Iterable[Tensor]) -> list[Tensor]:
-    """View the caches of many layers as few tensors, so that one operation serves all layers.
-
-    vLLM lays the layers of a group evenly into one allocation; layers that are not evenly spaced
-    are left apart.
+    """View evenly spaced caches of one allocation as one tensor; layers may share a cache.
 
     Args:
-        caches: per layer [blocks, KV heads, block size, 2 * head size]; a cache that several
-            layers share may be given more than once.
+        caches: per layer [blocks, KV heads, block size, 2 * head size].
 
     Returns:
         Views [layers, blocks, KV heads, block size, 2 * head size].
@@ -69,13 +64,7 @@ def stack_layers(caches: Iterable[Tensor]) -> list[Tensor]:
 def compact_groups(
     groups: Sequence[Iterable[LayerStack]], block_tables: Any, source: Tensor, destination: Tensor
 ) -> None:
-    """Copy KV rows between rows of the batch, in the layers of all cache groups.
-
-    Args:
-        groups: by cache group, its layers.
-        block_tables: vLLM's, by cache group.
-        source, destination: [N] int64, rows of the batch; see `compact`.
-    """
+    """`compact` between rows [N] int64 of the batch, in the layers of all cache groups."""
     for group, stacks in enumerate(groups):
         # `gpu` is where vLLM writes: its `cpu` twin is the same tensor only until the batch is
         # made anew, for several cache groups, and by 0.33 unless --block-size is given.
@@ -87,11 +76,10 @@ def compact(stacks: Iterable[LayerStack], source: Tensor, destination: Tensor) -
     """Copy KV rows between slots, in all layers.
 
     Args:
-        stacks: of the layers.
         source: [N] int64 slots (block * block size + offset); none is an earlier destination.
         destination: [N] int64 slots, distinct.
     """
-    # Torch shares many rows out among many threads; one thread of our loop moves few sooner.
+    # Torch shares rows out among threads; for few, one thread of our loop is faster.
     many = min(len(source), torch.get_num_threads()) > COMPILED_THREADS
     move = _move_reference if many else _move_rows
     for numbers, places in stacks:
@@ -99,7 +87,6 @@ def compact(stacks: Iterable[LayerStack], source: Tensor, destination: Tensor) -
 
 
 def _move_reference(numbers: Array, places: Array, source: Array, destination: Array) -> None:
-    """As `_move_rows`."""
     layers, _, heads, _ = (torch.arange(size) for size in numbers.shape)
 
     def at(slots: Array) -> tuple[Tensor, ...]:
@@ -114,12 +101,6 @@ def _move_reference(numbers: Array, places: Array, source: Array, destination: A
 
 @compiled
 def _move_rows(numbers: Array, places: Array, source: Array, destination: Array) -> None:
-    """Copy rows of a stack, one after another.
-
-    Args:
-        numbers, places: see `LayerStack`.
-        source, destination: see `compact`.
-    """
     block_size = len(places)
     for layer in range(numbers.shape[0]):
         for head in range(numbers.shape[2]):

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products on packed weights, as vLLM packs those of its own layers on a CPU.
-
-oneDNN reads a matrix in the blocks that it packed once, where torch's product, for some numbers of
-rows, brings it into such an order at every call.
-"""
+"""Products on weights that oneDNN packed once, as those of vLLM's own layers on a CPU."""
 
 from __future__ import annotations
 
@@ -17,12 +13,7 @@ from vllm_redrafter.heads.head import Product
 
 
 def packed(weight: Tensor, bias: Tensor | None = None) -> Product:
-    """The product x [..., in] -> x W^T + b [..., out], as vLLM's own linear layers compute it.
-
-    Args:
-        weight: [out, in]; copied.
-        bias: [out] or None.
-    """
+    """The product x [..., in] -> x W^T + b [..., out], of copies of W [out, in] and b [out]."""
     layer: Any = nn.Module()
     layer.weight = nn.Parameter(
         weight.detach().clone(memory_format=torch.contiguous_format), requires_grad=False

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""K and V of a layer, copied for the sequences of a step's trees: `tree_sequences.py`.
+"""K and V of a layer, copied for the sequences of a step's trees (`tree_sequences.py`).
 
-What is copied is read at once, and the next layer copies into the same memory: it stays in the
-caches, and the kernel reads from there what it would else have read from the KV cache. In units of
-32 tokens, which is what vLLM's kernels multiply at once, little is copied twice.
+The next layer copies into the same memory, which so stays in the processor's caches.
 """
 
 from __future__ import annotations
@@ -19,8 +17,7 @@ from vllm_redrafter.engine.cpu.tree_plan import Array
 from vllm_redrafter.utils.compiled import compiled
 
 COMPILED_THREADS = 8
-"""Up to as many, one thread of our loop is taken for faster than all of torch's copies, of which
-one thread takes several times as long."""
+"""Up to as many threads, torch's copies are slower than one thread of our loop."""
 
 
 @dataclass(frozen=True)
@@ -38,24 +35,17 @@ class PathCopies:
 
 
 class CopiedUnits:
-    """Memory for copies, which layers, parts and steps use one after another.
-
-    The layers have K and V of one shape and dtype.
-    """
+    """Memory for copies, which layers (of one shape and dtype), parts and steps share."""
 
     def __init__(self, layout: CacheLayout) -> None:
-        """Args: layout: of the layers' caches; the copies are laid out alike."""
         self._layout = layout
         self._memory = torch.empty(0)
-        # Of the memory, and of caches by where they lie: to make them takes longer than to copy.
-        self._target: KeyValueWords | None = None
-        self._sources: dict[int, KeyValueWords] = {}
+        # Views of the memory, and of caches by address: making them takes longer than copying.
+        self._target: _KeyValueWords | None = None
+        self._sources: dict[int, _KeyValueWords] = {}
 
     def write(self, copies: PathCopies, kv_cache: Tensor) -> Tensor:
-        """Copy of a layer's K and V what is asked for.
-
-        Args:
-            kv_cache: [blocks, KV heads, block size, 2 * head size], contiguous.
+        """Copy from [blocks, KV heads, block size, 2 * head size], contiguous.
 
         Returns:
             [C, KV heads, UNIT, 2 * head size], laid out alike; overwritten by the next call.
@@ -63,14 +53,14 @@ class CopiedUnits:
         layout = self._layout
         source = self._sources.get(kv_cache.data_ptr())
         if source is None:
-            source = KeyValueWords.of(kv_cache, layout.places, layout.rows)
+            source = _KeyValueWords.of(kv_cache, layout.places, layout.rows)
             self._sources[kv_cache.data_ptr()] = source
         units = len(copies.units)
         if self._target is None or len(self._memory) < units:
-            # By far more than now, as contexts grow from step to step.
+            # With room, as contexts grow from step to step.
             _, heads, _, both = kv_cache.shape
             self._memory = kv_cache.new_empty(1 << units.bit_length(), heads, UNIT, both)
-            self._target = KeyValueWords.of(self._memory, layout.places_in_unit, layout.rows)
+            self._target = _KeyValueWords.of(self._memory, layout.places_in_unit, layout.rows)
         if torch.get_num_threads() > COMPILED_THREADS:
             _write_reference(copies, source, self._target)
         else:
@@ -78,7 +68,7 @@ class CopiedUnits:
         return self._memory[:units]
 
 
-class KeyValueWords(NamedTuple):
+class _KeyValueWords(NamedTuple):
     """Memory of K and V [blocks, KV heads, B, 2 * head size], as it is copied.
 
     Attributes:
@@ -94,16 +84,14 @@ class KeyValueWords(NamedTuple):
     places: Array
 
     @classmethod
-    def of(cls, kv: Tensor, places: Array, rows: tuple[int, int]) -> KeyValueWords:
-        """Views of `kv`, which is contiguous; about `places` and `rows` see `CacheLayout`."""
+    def of(cls, kv: Tensor, places: Array, rows: tuple[int, int]) -> _KeyValueWords:
         blocks, heads, block_size, _ = kv.shape
         words, units = kv.view(torch.int64), block_size // UNIT
         keys, values = (words.view(blocks, heads, 2, count, units, -1).numpy() for count in rows)
         return cls(keys, values, as_integers(kv).numpy(), places)
 
 
-def _write_reference(copies: PathCopies, source: KeyValueWords, target: KeyValueWords) -> None:
-    """As `_write_units`."""
+def _write_reference(copies: PathCopies, source: _KeyValueWords, target: _KeyValueWords) -> None:
     blocks, places = torch.from_numpy(copies.units).unbind(1)
     for half, views in enumerate(("keys", "values")):
         words, to = (torch.from_numpy(getattr(of, views)) for of in (source, target))
@@ -134,13 +122,7 @@ def _write_units(
     to_numbers: Array,
     to_places: Array,
 ) -> None:
-    """Copy units of K and V, and then rows of single tokens.
-
-    Args:
-        units, sources, targets: see `PathCopies`.
-        keys, values, numbers, places: the cache's, see `KeyValueWords`.
-        to_keys, to_values, to_numbers, to_places: of what is written, a unit to a block.
-    """
+    """Copy units of K and V, then rows of single tokens: `PathCopies`, twice `_KeyValueWords`."""
     for at in range(len(units)):
         block, place = units[at]
         for head in range(keys.shape[1]):
@@ -156,10 +138,7 @@ def _write_units(
 
 @compiled
 def _copy_half(half: Array, place: int, to: Array) -> None:
-    """[rows, units, words] to [rows, 1, words].
-
-    Loops whose lengths the compiler knows become a few vector instructions.
-    """
+    """[rows, units, words] to [rows, 1, words]; loops of constant length are vectorised."""
     words = half.shape[2]
     for row in range(len(half)):
         if words == 8:

@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The target's own tokens along a path of each tree, drawn by vLLM's own sampler.
 
-vLLM's rejection sampler knows drafts as chains, and leaves min-p and logit bias out. Here the
-requests go through vLLM's plain `Sampler` as in plain decoding, which writes a token of each; those
-whose tree has the token drawn as a child go through it again, one depth further on, with that token
-in their output, and so on. All parameters act exactly as in plain decoding, and a request with a
-seed draws from its own generator, once per token.
+vLLM's rejection sampler knows drafts as chains, and leaves min-p and logit bias out. Here all
+requests go through vLLM's plain `Sampler`; those whose tree has the sampled token as a child go
+through it again, one depth below, with that token in their output. All parameters act exactly as
+in plain decoding, and a request with a seed draws from its own generator, once per token.
 
-Nothing is drawn at nodes that no walk reaches. To draw at all of them at once would be one call,
-and a CPU would take longer for it: sorting a vocabulary of 49,152 for top-p takes some
-milliseconds, and a tree has a dozen nodes of which two or three are reached. Only where the largest
-of few logits is all that is asked for, one call takes less than one for each depth.
+Sampling at all nodes at once would be one call, but slower on a CPU, as a walk reaches few of them.
+Only the argmax of few logits is computed for all nodes.
 """
 
 from __future__ import annotations
@@ -41,7 +38,7 @@ from vllm_redrafter.tree.token_tree import TokenTree
 T = TypeVar("T")
 
 AT_ONCE = 2**18
-"""Logits whose largest ones take less time to find than it takes to call vLLM's sampler."""
+"""Up to so many logits, one argmax of all is faster than a call of the sampler per depth."""
 
 PENALTIES = (
     "prompt_token_ids",
@@ -49,16 +46,14 @@ PENALTIES = (
     "presence_penalties",
     "repetition_penalties",
 )
-"""What vLLM's sampler reads where any request has a penalty."""
 
 
 def sample_roots(
     sampler: Sampler, logits: Tensor, metadata: SamplingMetadata, discarded: np.ndarray
 ) -> SamplerOutput:
-    """Sample in a step without drafts, as plain decoding does.
+    """Sample in a step without drafts, from logits [R, V], which may be changed in place.
 
     Args:
-        logits: [R, V], the target's, a row of each request; may be changed in place.
         discarded: [R] bool, requests whose sample is not used: their generators stay as they are.
     """
     untouched = _states(metadata, discarded)
@@ -75,13 +70,13 @@ def sample_paths(
     metadata: SamplingMetadata,
     discarded: np.ndarray,
 ) -> tuple[SamplerOutput, AcceptedPath]:
-    """Sample along each request's tree, as far as it goes with what is drawn.
+    """Sample along each request's tree, as far as the sampled tokens are its nodes.
 
     Args:
         logits: [N, V], the target's at each node.
         tree: R trees with T node slots.
         first: [R] int64, the row of each root's logits; its request's other nodes follow it.
-        discarded: [R] bool, as above.
+        discarded: [R] bool, see `sample_roots`.
 
     Returns:
         vLLM's output, tokens [R, T], -1 behind the last one; and the paths.
@@ -113,7 +108,6 @@ def sample_paths(
 
 
 def _only_the_largest(m: SamplingMetadata) -> bool:
-    """Does vLLM's sampler take the largest logit of each row, whatever request it is of?"""
     return (
         m.all_greedy
         and m.no_penalties
@@ -127,7 +121,6 @@ def _only_the_largest(m: SamplingMetadata) -> bool:
 
 
 def _is_busy(processor: LogitsProcessor) -> bool:
-    """Has the processor something to do for any request?"""
     if isinstance(processor, LogitBiasLogitsProcessor):
         return bool(processor.biases)
     if isinstance(processor, MinTokensLogitsProcessor):
@@ -140,7 +133,6 @@ def _unknown(processor: LogitsProcessor) -> str:
 
 
 def _states(metadata: SamplingMetadata, requests: np.ndarray) -> dict[int, Tensor]:
-    """The states of the generators of some requests, [R] bool."""
     return {
         request: generator.get_state()
         for request, generator in metadata.generators.items()
@@ -154,10 +146,7 @@ def _restore(metadata: SamplingMetadata, states: dict[int, Tensor]) -> None:
 
 
 def _sampled(sampler: Sampler, logits: Tensor, m: SamplingMetadata) -> SamplerOutput:
-    """As vLLM's sampler, and each request gets the logprobs that it gets alone.
-
-    Beside a request that names tokens vLLM gives named tokens to all, those who named none too.
-    """
+    """As vLLM's sampler, but named tokens' logprobs are only for requests that name some."""
     if m.max_num_logprobs is None or not m.logprob_token_ids:
         return sampler(logits=logits, sampling_metadata=m)
     of_all_tokens = replace(m, max_num_logprobs=-1, logprob_token_ids=None)
@@ -180,7 +169,7 @@ def _scatter_logprobs(
 ) -> LogprobsTensors:
     """Put the logprobs of some requests, a row of each, into their slots.
 
-    Those found first are of all requests, so that no later ones have more columns.
+    The first call is for all requests: no later one has more columns.
     """
     if so_far is None:
         so_far = LogprobsTensors(*(p.new_zeros(num_slots, *p.shape[1:]) for p in found[:3]))
@@ -190,7 +179,7 @@ def _scatter_logprobs(
 
 
 def _metadata_at_depth(m: SamplingMetadata, requests: Tensor, walk: Walk) -> SamplingMetadata:
-    """The sampling metadata of `walk.requests`, with what was written on their paths."""
+    """The sampling metadata of `walk.requests`, with their paths' tokens as output."""
     if walk.depth == 0:
         return replace(m, spec_token_ids=None)
     row_of = np.full(len(walk.accepted.num_sampled), -1)
@@ -225,17 +214,7 @@ def _metadata_at_depth(m: SamplingMetadata, requests: Tensor, walk: Walk) -> Sam
 def _chosen_processors(
     processors: LogitsProcessors, requests: Tensor, depth: int
 ) -> list[LogitsProcessor]:
-    """vLLM's built-in logits processors that have something to do, acting on some requests.
-
-    Args:
-        processors: of all requests.
-        requests: [A] int64, ascending, which of them.
-        depth: how many tokens each has written since.
-
-    Raises:
-        TypeError: a processor that is not built in; vLLM refuses those at start-up already when
-            it speculates.
-    """
+    """The active built-in processors, for requests [A] int64 ascending, `depth` tokens later."""
     chosen = (_chosen_processor(processor, requests, depth) for processor in processors.all)
     return [processor for processor in chosen if processor is not None]
 
@@ -243,7 +222,7 @@ def _chosen_processors(
 def _chosen_processor(
     processor: LogitsProcessor, requests: Tensor, depth: int
 ) -> LogitsProcessor | None:
-    """None where the processor has nothing to do."""
+    """None where the processor has nothing to do; TypeError for one that is not built in."""
     chosen = copy(processor)
     if isinstance(chosen, MinPLogitsProcessor):
         if not chosen.min_p_count:
@@ -273,10 +252,6 @@ def _chosen_processor(
 def _entries_of(
     entries: tuple[Tensor, Tensor], requests: Tensor
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Those of the entries, (request [E], token [E]), that are of some requests [A].
-
-    Returns:
-        (their indices [E'], (row of the request among the A [E'], token [E'])).
-    """
+    """Entries (request [E], token [E]) of requests [A]: indices [E'], (row in A, token) [E']."""
     index, row = torch.nonzero(entries[0][:, None] == requests, as_tuple=True)
     return index, (row, entries[1][index])

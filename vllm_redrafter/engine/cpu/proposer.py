@@ -20,11 +20,7 @@ from vllm_redrafter.tree.policy import SearchShape
 
 
 class TreeProposer(Proposer[Tensor]):
-    """vLLM's custom proposer (`method="custom_class"`), made by the model runner.
-
-    Attributes:
-        target_layers: that the drafter reads beside the last hidden state.
-    """
+    """vLLM's custom proposer (`method="custom_class"`), made by the model runner."""
 
     def __init__(self, vllm_config: VllmConfig) -> None:
         settings = Settings.of(vllm_config)
@@ -47,14 +43,7 @@ class TreeProposer(Proposer[Tensor]):
         return self.drafter.config.hidden_width if self.drafter is not None else 0
 
     def explore(self, states: Tensor, root_tokens: Tensor, shape: SearchShape) -> ExploredNodes:
-        """What the drafter finds that continues the roots.
-
-        Args:
-            states: [R, (1 + n) H], the target's hidden state that predicted each root token, then
-                those of its n `target_layers`.
-            root_tokens: [R] int64, the last sampled tokens.
-            shape: the search.
-        """
+        """Search from `states` [R, (1 + n) H] and the last sampled tokens [R] int64."""
         assert self.drafter is not None
         ranked = self.drafter.config.num_ranked_tokens
         count = affordable(self.config.candidates, len(root_tokens), shape.beam_length, ranked)

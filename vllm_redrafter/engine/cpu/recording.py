@@ -18,8 +18,7 @@ from vllm_redrafter.offline.llm import decode_all, start_llm, start_of
 from vllm_redrafter.utils.errors import ConfigError
 
 WARM_UP_TOKENS = 32
-CACHE_BYTES = 1 << 28
-"""Of the KV cache, at least."""
+MIN_CACHE_BYTES = 1 << 28
 
 
 def start_recordable(
@@ -29,14 +28,7 @@ def start_recordable(
     prompt_length: int,
     max_tokens: int,
 ) -> Any:
-    """vLLM in this process, for one request at a time.
-
-    Args:
-        target: a folder, or a hub id.
-        speculative_config: how to speculate.
-        dtype: of the target.
-        prompt_length: of the request, in tokens.
-        max_tokens: of its answer.
+    """vLLM in this process, for one request of `prompt_length` tokens at a time.
 
     Raises:
         ConfigError: this vLLM is not its CPU build, or cannot start; or the prompt is too long.
@@ -51,13 +43,13 @@ def start_recordable(
     with start_of(target):
         args = EngineArgs(model=os.path.expanduser(target), dtype=dtype)
         model = args.create_model_config()
-    most = model.max_model_len
-    if prompt_length >= most:
+    if prompt_length >= model.max_model_len:
         raise ConfigError(
-            f"--prompt has {prompt_length} tokens with its template, and the target takes {most}, "
+            f"--prompt has {prompt_length} tokens with its template, and the target takes "
+            f"{model.max_model_len}, "
             "the answer included: ask a shorter question"
         )
-    length = min(most, prompt_length + max_tokens + MAX_NODES)
+    length = min(model.max_model_len, prompt_length + max_tokens + MAX_NODES)
     return start_llm(
         target,
         speculative_config=speculative_config,
@@ -74,16 +66,11 @@ def start_recordable(
 
 
 def _cache_bytes(model: Any, length: int) -> int:
-    """Of a KV cache for one request: by itself, vLLM takes nearly all of the memory or does not
-    start.
-
-    Raises:
-        ConfigError: so much is not free.
-    """
+    """Of a KV cache for one request; ConfigError where so much is not free."""
     parallel = ParallelConfig()
     width = model.get_num_kv_heads(parallel) * model.get_head_size() * model.dtype.itemsize
     # Twice that: blocks are not filled, and layers of other kinds have other states.
-    needed = max(CACHE_BYTES, 2 * length * model.get_num_layers(parallel) * 2 * width)
+    needed = max(MIN_CACHE_BYTES, 2 * length * model.get_num_layers(parallel) * 2 * width)
     if (free := psutil.virtual_memory().available) < needed:
         raise ConfigError(
             f"trace: {free / 2**30:.1f} GiB of memory are free, and its KV cache takes "
@@ -95,11 +82,7 @@ def _cache_bytes(model: Any, length: int) -> int:
 def record_answer(
     llm: Any, prompt: Sequence[int], max_tokens: int
 ) -> tuple[list[int], list[RecordedStep]]:
-    """The greedy answer to a prompt, and the steps that made it.
-
-    A part is answered before, without a record: first steps compile, which would be all that the
-    times show.
-    """
+    """The greedy answer to a prompt, and the steps that made it, after a warm-up that compiles."""
     decode_all(llm.llm_engine, [prompt], min(max_tokens, WARM_UP_TOKENS), 1)
     recorder = DraftRecorder()
     llm.collective_rpc(_attach, args=(recorder,))

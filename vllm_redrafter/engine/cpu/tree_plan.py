@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which sequences give tree attention, and what is copied for them: loops over a few dozen numbers.
-
-The first layer of every decoding step waits for it, so numba compiles it.
+"""Which sequences give tree attention, and what is copied for them.
 
 Throughout, R requests have up to T nodes each, and K and V are copied in units of `unit` tokens.
 """
@@ -37,13 +35,11 @@ def plan_sequences(
     """Lay every tree out as sequences that a causal kernel can read; see `tree_sequences.py`.
 
     Args:
-        num_nodes: [R] int32, roots counted.
-        parents, depths: [R, T] int32 (see `TokenTree`); T may be larger than any tree.
+        num_nodes, parents, depths: see `TokenTree`, int32.
         root_rows: [R] int64, ascending; a request's other nodes follow its root.
         context_lens: [R] int64, n.
         block_table: [R, >= blocks in use] int32.
-        block_size: tokens per block, a multiple of `unit`.
-        unit: see above.
+        block_size: a multiple of `unit`.
         window: keys at least this many positions back are hidden; -1 for none.
         most_copies: units that a part of several requests may copy.
 
@@ -115,7 +111,7 @@ def plan_sequences(
 def _sizes(
     num_nodes: Array, depths: Array, context_lens: Array, unit: int
 ) -> tuple[int, int, int, int]:
-    """At most so many sequences, copies and moves; and the columns of the table."""
+    """Upper bounds of sequences, copies and moves; and the columns of the table."""
     sequences = copies = moves = columns = 0
     for r in range(len(num_nodes)):
         sequences += num_nodes[r]
@@ -155,12 +151,9 @@ def _copy_paths(
     """Copy the last tokens of a request's context for every leaf, and move its ancestors there.
 
     Args:
-        counts: of all that is copied and moved.
         first_copy: of the part.
         n: tokens of context.
         tree: parents and depths, [nodes] int32.
-        blocks: the request's, [blocks] int32.
-        block_size, unit: see `plan_sequences`.
         paths: [T] int64, written: the copied unit of the part in which the context of each node
             ends; those of its path follow it.
         to: `copies`, `sources` and `targets` of `plan_sequences`.

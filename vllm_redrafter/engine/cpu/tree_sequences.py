@@ -7,12 +7,10 @@ ancestors and its own; its position is n + depth(i), which is what RoPE, sliding
 must see instead of the slot.
 
 So node i is the last token of a sequence of n + depth(i) + 1: the context, its ancestors, itself.
-Nodes that follow the root in a line are one such sequence together, with its last rows for a
-query. K and V of the sequences are copied, layer by layer, into memory that stays in a core's
-caches: the context once for all of a request's nodes but for its last few tokens, and these once
-for every leaf, followed by the rows of the leaf's ancestors, at whose positions sequences of the
-inner nodes end. What the kernel then computes, in which precision and how many threads, is what it
-computes for plain decoding.
+Nodes that follow the root in a line share one sequence, with its last rows for a query. K and V are
+copied, layer by layer: the context once for all of a request's nodes but for its last few tokens,
+and these once for every leaf, followed by the rows of the leaf's ancestors, at whose positions
+sequences of the inner nodes end.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from vllm_redrafter.engine.cpu.tree_plan import plan_sequences
 from vllm_redrafter.tree.token_tree import TokenTree
 
 PART_BYTES = 1 << 24
-"""The most K and V that are copied at once, of several requests; of one it is all of a layer's."""
+"""K and V that are copied at once for several requests; a single one may have more."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,6 @@ class TreePart:
 
     @property
     def sequences(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What a kernel is told of them, in the order of the attributes."""
         return self.query_start_loc, self.seq_lens, self.block_table
 
 
@@ -65,17 +62,9 @@ def tree_parts(
     window: int,
     bytes_of_token: int,
 ) -> Iterator[TreePart]:
-    """Lay a step's trees out, once for all layers that share a cache group.
+    """Lay a step's trees out, once for all layers of a cache group; see `plan_sequences`.
 
     Args:
-        tree: R trees.
-        root_rows: [R] int64, ascending: the flat query row of each root, which its other nodes'
-            follow.
-        context_lens: [R] integers, n.
-        block_table: [R, >= blocks in use] integers, of the cache group.
-        block_size: tokens per block.
-        window: keys at least this many positions back are hidden in all of these layers; -1 for
-            none.
         bytes_of_token: of K and V in a layer.
     """
     ends, bounds, lengths, table, *copied = plan_sequences(

@@ -44,11 +44,7 @@ class VerificationStep:
     only_nodes: bool
 
     def place(self, positions: Tensor) -> None:
-        """Give the nodes the positions of their roots + depth, in every dimension of M-RoPE.
-
-        Args:
-            positions: [dimensions, >= rows] int64, the roots' set; changed in place.
-        """
+        """Set the nodes' positions [M-RoPE dimensions, rows] int64 to their roots' + depth."""
         roots = positions[:, self.root_rows].unsqueeze(-1)
         positions[:, self.node_rows] = roots + self.tree.depths
 

@@ -54,7 +54,6 @@ class ReDrafterCPUWorker(cpu_worker.CPUWorker):
             super().init_device()
 
     def compile_or_warm_up_model(self) -> CompilationTimes:
-        """As vLLM does; then measure what the batch's budget reckons with."""
         times = super().compile_or_warm_up_model()
         _warm_up(self.model_runner.proposer)
         self.model_runner.prepare_budget()
@@ -63,32 +62,30 @@ class ReDrafterCPUWorker(cpu_worker.CPUWorker):
         return times
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Any:
-        """As vLLM does; and sample at once, where no grammar is worked out meanwhile."""
+        """As vLLM does; and sample at once, where no grammar is computed meanwhile."""
         output = super().execute_model(scheduler_output)
         waits_for_grammar = scheduler_output.has_structured_output_requests
         return self.sample_tokens(None) if output is None and not waits_for_grammar else output
 
     def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
-        """As vLLM does, with drafts, if any; then tell the front end what was verified."""
         output = super().sample_tokens(*args, **kwargs)
         if self.publisher is not None:
             self.publisher.publish(self.model_runner.stats)
-        if isinstance(output, ModelRunnerOutput):
-            drafts = self.take_draft_token_ids()
-            if drafts is not None:
-                return DraftedOutput(**vars(output), drafts=drafts)
+        is_output = isinstance(output, ModelRunnerOutput)
+        if is_output and (drafts := self.take_draft_token_ids()) is not None:
+            return DraftedOutput(**vars(output), drafts=drafts)
         return output
 
     def redrafter_stats(self) -> dict[str, float]:
-        """Counters since the last reset; `LLM.collective_rpc("redrafter_stats")`."""
+        """Counters since the last reset, for `LLM.collective_rpc`."""
         return asdict(self.model_runner.stats)
 
     def redrafter_costs(self) -> dict[str, list[tuple[float, ...]]]:
-        """The costs measured at start-up; `LLM.collective_rpc("redrafter_costs")`.
+        """The costs measured at start-up, for `LLM.collective_rpc`; empty without `adaptive`.
 
         Returns:
             "draft": requests, beam width, beam length, seconds of each draft; "verify": rows and
-            seconds of each step. Empty where `adaptive` is false.
+            seconds of each step.
         """
         costs = self.model_runner.costs
         if costs is None:
@@ -96,7 +93,7 @@ class ReDrafterCPUWorker(cpu_worker.CPUWorker):
         return {"draft": [*map(tuple, costs.draft)], "verify": [*map(tuple, costs.verify)]}
 
     def reset_redrafter_stats(self) -> None:
-        """Zero the counters; `LLM.collective_rpc("reset_redrafter_stats")`."""
+        """Zero the counters, for `LLM.collective_rpc`."""
         stats = self.model_runner.stats
         if self.publisher is not None:
             self.publisher.carry(stats)

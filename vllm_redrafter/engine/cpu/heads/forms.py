@@ -16,7 +16,7 @@ from vllm_redrafter.heads.head import DraftHead, Pack, Product, SearchHead
 from vllm_redrafter.heads.recurrent import RecurrentHead
 from vllm_redrafter.heads.selector import Selector
 
-FORMS: Mapping[type[DraftHead], Callable[[Any, Pack], SearchHead]] = {
+_FORMS: Mapping[type[DraftHead], Callable[[Any, Pack], SearchHead]] = {
     GatedHead: PackedGatedHead,
     RecurrentHead: PackedRecurrentHead,
 }
@@ -24,12 +24,8 @@ FORMS: Mapping[type[DraftHead], Callable[[Any, Pack], SearchHead]] = {
 
 
 def packed_form(head: DraftHead, pack: Pack) -> SearchHead:
-    """The form of a head on products that `pack` makes.
-
-    Of one that is not listed: what its `packed` brings, or else each linear layer packed.
-    """
-    form = FORMS.get(type(head))
-    if form is not None:
+    """A head on packed products: its class's form, that of its `packed`, or its layers packed."""
+    if (form := _FORMS.get(type(head))) is not None:
         return form(head, pack)
     return head.packed(pack) or with_packed_layers(head, pack)
 
@@ -37,8 +33,7 @@ def packed_form(head: DraftHead, pack: Pack) -> SearchHead:
 def with_packed_layers(head: DraftHead, pack: Pack) -> DraftHead:
     """The same head, with each linear layer replaced by its product.
 
-    It keeps none of the head's matrices but those that candidates need: a selector's, and the
-    vocabulary-wide layer's beside the packed ones, V E numbers.
+    Only matrices that candidates need are kept: a selector's, and the vocabulary-wide layer's.
     """
     # The weights themselves are not copied: at a large vocabulary they would be there twice.
     copy = deepcopy(head, {id(parameter): parameter for parameter in head.parameters()})
@@ -52,12 +47,12 @@ def with_packed_layers(head: DraftHead, pack: Pack) -> DraftHead:
     gathered = copy.vocabulary_layers if head.config.selected_depths else ()
     for module, name, child in replaced:
         weight = child.weight if any(child is layer for layer in gathered) else None
-        setattr(module, name, PackedLinear(pack(child.weight, child.bias), weight))
+        setattr(module, name, _PackedLinear(pack(child.weight, child.bias), weight))
     return copy
 
 
-class PackedLinear(nn.Module):
-    """A linear layer whose weight is with its product; and here as well, where rows are needed."""
+class _PackedLinear(nn.Module):
+    """A linear layer by its product; with its weight where rows of it are needed."""
 
     def __init__(self, product: Product, weight: Tensor | None) -> None:
         super().__init__()

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gated head for few rows on a host: its products, and compiled loops between them.
-
-The mathematics is that of `heads/gated.py`. States are [s ; n(s)] in float32: see `gated_cell.py`.
-"""
+"""`heads/gated.py` on packed products, with states [s ; n(s)] in float32 (`gated_cell.py`)."""
 
 from __future__ import annotations
 
@@ -20,8 +17,6 @@ from vllm_redrafter.heads.norm import normed
 
 
 class PackedGatedHead(PackedHead):
-    """What a search asks of a `GatedHead`, whose methods these are; `pack` makes the products."""
-
     def __init__(self, head: GatedHead, pack: Pack) -> None:
         super().__init__(head, pack)
         self._first_state = PackedFirstState(head.config.hidden_size, head.fuse, pack)
@@ -31,19 +26,15 @@ class PackedGatedHead(PackedHead):
         self._dtype, self._scale = head.scale.dtype, head.scale.float()
 
     def condition(self, hidden: Tensor) -> Tensor:
-        """[..., 2 H] float32: the state before the root's; see `GatedHead.condition`."""
         return self._first_state(hidden)
 
     def start(self, condition: Tensor, embedded: Tensor) -> Tensor:
-        """See `advance`."""
         return self._cell(condition, embedded)
 
     def advance(self, state: Tensor, embedded: Tensor) -> Tensor:
-        """[..., 2 H] float32; see `GatedHead.advance`."""
         return self._cell(state, embedded)
 
     def features(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
-        """See `GatedHead.features`."""
         plain, unit = state.chunk(2, dim=-1)
         for block in self._blocks:
             plain = plain + F.silu(block(unit.to(self._dtype)).float())

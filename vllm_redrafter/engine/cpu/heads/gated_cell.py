@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A gated cell for few rows on a host: its product, a call and two compiled loops.
+"""A gated cell for few rows on a host: a packed product between two compiled loops.
 
-In calls of torch a cell is a dozen on a few thousand numbers. The loops compute in float32,
-whatever the product's dtype is, and so states are float32. A state is [s ; n(s)]: what other
-products read of it, the next cell reads as well.
+The loops compute in float32, whatever the product's dtype is. A state is [s ; n(s)], as both the
+next cell and other products read n(s).
 """
 
 from __future__ import annotations

@@ -1,27 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What packed heads have in common: the vocabulary-wide layer, and what it tells."""
+"""What packed heads have in common: the vocabulary-wide layer, and candidates by it."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from vllm_redrafter.engine.cpu.heads.selector import PackedSelector
 from vllm_redrafter.engine.cpu.heads.shortlist import CompiledShortlist
 from vllm_redrafter.heads.head import DraftHead, HeadConfig, Pack
+from vllm_redrafter.heads.norm import normed
+from vllm_redrafter.heads.selector import Selector
 from vllm_redrafter.heads.shortlist import Shortlist
 
 
 class PackedHead(ABC):
-    """Keeps of the head's tensors `d2t` alone: its weights are freed with the head.
+    """A head with one vocabulary-wide layer, as a search calls it; methods as `DraftHead`'s.
 
-    A head that tells candidates keeps the vocabulary-wide layer as well, whose rows are gathered:
-    V E numbers beside the packed ones.
-
-    Args:
-        head: with one vocabulary-wide layer.
-        pack: makes the products.
+    Keeps of the head's tensors `d2t`, and for candidates the vocabulary-wide layer.
     """
 
     config: HeadConfig
@@ -35,24 +33,35 @@ class PackedHead(ABC):
         self._selector = None if head.selector is None else PackedSelector(head.selector, pack)
 
     @abstractmethod
-    def features(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
-        """See `DraftHead.features`."""
+    def features(self, condition: Tensor, state: Tensor, depth: int) -> Tensor: ...
 
     def logits(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
-        """See `DraftHead.logits`."""
         return self._vocabulary_layer(self.features(condition, state, depth))
 
     def base_features(self, condition: Tensor, state: Tensor, length: int) -> Tensor:
-        """See `DraftHead.base_features`."""
         assert self._selector is not None
         return self._selector(self.features(condition, state, 0), length)
 
     def shortlist(self, condition: Tensor, state: Tensor, length: int, count: int) -> Shortlist:
-        """See `DraftHead.shortlist`."""
         assert self._rows is not None
         features = self.base_features(condition, state, length).squeeze(1)
         return CompiledShortlist.of(self._vocabulary_layer(features), self._rows, count)
 
     def target_tokens(self, draft_tokens: Tensor) -> Tensor:
-        """See `DraftHead.target_tokens`."""
         return draft_tokens if self._d2t is None else draft_tokens + self._d2t[draft_tokens]
+
+
+class PackedSelector:
+    """See `Selector`, of which it keeps no tensor."""
+
+    def __init__(self, selector: Selector, pack: Pack) -> None:
+        self._depths, self._dtype = selector.sizes.depths, selector.up.dtype
+        self._down = pack(selector.down.weight, selector.down.bias)
+        self._ups = [pack(up, None) for up in selector.up]
+
+    def __call__(self, x: Tensor, length: int) -> Tensor:
+        """See `Selector.forward`; x may be wider than the products' dtype."""
+        inner = F.silu(self._down(normed(x).to(self._dtype)))
+        parts = inner.chunk(self._depths, dim=-1)[: length - 1]
+        below = [x + up(part) for up, part in zip(self._ups, parts, strict=False)]
+        return torch.stack([x, *below], dim=-2)

@@ -1,12 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Apple's head in as few products as its mathematics allows, for a device that packs weights.
+"""`heads/recurrent.py` in as few packed products as its mathematics allows.
 
-A draft multiplies a few rows by matrices of millions of numbers: what it costs is reading them,
-and a call per product. The mathematics is that of `heads/recurrent.py`:
-
-    s_t = SiLU([W_w W_u] [e(x_t) ; s_{t-1}] + b_u)
-
-is one product, and of the head, only what depends on s_t is computed at every level.
+s_t = SiLU([W_w W_u] [e(x_t) ; s_{t-1}] + b_u) is one product, and of the head, only what depends
+on s_t is computed at every level.
 """
 
 from __future__ import annotations
@@ -22,9 +18,6 @@ from vllm_redrafter.heads.recurrent import RecurrentConfig, RecurrentHead
 
 
 class PackedRecurrentHead(PackedHead):
-    """What a search asks of a `RecurrentHead`, whose arguments and shapes these methods have;
-    `pack` makes the products."""
-
     config: RecurrentConfig
 
     def __init__(self, head: RecurrentHead, pack: Pack) -> None:
@@ -41,22 +34,18 @@ class PackedRecurrentHead(PackedHead):
         self._blocks = [pack(block.weight, block.bias) for block in head.blocks]
 
     def condition(self, hidden: Tensor) -> Tensor:
-        """See `RecurrentHead.condition`."""
         hidden = fused(hidden, self.config.hidden_size, self._fuse)
         return self._project_hidden(hidden) if self.config.has_input_projection else hidden
 
     def start(self, condition: Tensor, embedded: Tensor) -> Tensor:
-        """See `RecurrentHead.start`."""
         return self.advance(torch.zeros_like(embedded), embedded) if self.config.rnn else embedded
 
     def advance(self, state: Tensor, embedded: Tensor) -> Tensor:
-        """See `RecurrentHead.advance`."""
         if not self.config.rnn:
             return state + embedded
         return F.silu(self._cell(torch.cat([embedded, state], dim=-1)), inplace=True)
 
     def features(self, condition: Tensor, state: Tensor, depth: int) -> Tensor:
-        """See `RecurrentHead.features`."""
         if self.config.has_input_projection:
             x = self._project_state(state).add_(condition)
         else:

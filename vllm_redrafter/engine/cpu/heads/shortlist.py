@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The candidates of a draft on a host: chosen and ranked by compiled loops.
-
-torch chooses the best of a vocabulary in a multiple of the time, and multiplies gathered rows only
-after it has copied them. A loop reads them where they are, and on a busy machine waits for no
-other thread.
-"""
+"""The candidates of a draft on a host: chosen and ranked by compiled loops, which copy no rows."""
 
 from __future__ import annotations
 
@@ -26,18 +21,15 @@ FLOAT32_BITS = {torch.float32: (torch.uint32, 0), torch.bfloat16: (torch.uint16,
 
 
 class CompiledShortlist(Shortlist):
-    """See `Shortlist`; its logits are float32. Where a depth has fewer than C tokens whose logits
-    are numbers, the last of its candidates are -1, and their logits -inf."""
+    """With float32 logits; candidates without a number for a logit are -1, their logits -inf."""
 
     @classmethod
     def of(cls, logits: Tensor, weight: Tensor, count: int) -> Self:
-        """See `Shortlist.of`."""
         logits = logits.float()
         tokens = _best_tokens(logits[:, 1:].numpy(), min(count, logits.shape[-1]))
         return cls(logits[:, :1], torch.from_numpy(tokens), weight)
 
     def logits(self, features: Tensor, depth: int) -> Tensor:
-        """See `Shortlist.logits`."""
         if self.weight.dtype not in FLOAT32_BITS:
             return super().logits(features, depth).float()
         bits, shift = FLOAT32_BITS[self.weight.dtype]

@@ -36,8 +36,8 @@ MLA = {
 STATE = "its Mamba or linear-attention layers keep a state that no tree can share"
 LATENT = r"its attention is multi-head latent attention \(MLA\)"
 REFUSED_ON_CPUS = {
-    STATE: "vLLM's CPU backend verifies no drafts in recurrent layers",
-    LATENT: r"vLLM's CPU backend verifies no drafts in multi-head latent attention \(MLA\)",
+    STATE: "on vLLM's CPU backend recurrent layers verify no drafts",
+    LATENT: r"on vLLM's CPU backend multi-head latent attention \(MLA\) verifies no drafts",
 }
 """By why a target verifies chains elsewhere."""
 CHUNKS = "its attention is local to chunks of 32 tokens"
